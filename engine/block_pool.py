@@ -1,0 +1,130 @@
+"""The one owner of every physical KV block. Knows no request, no token and no device.
+
+A block is in exactly one of three places:
+
+    free     blank: nothing worth keeping is in it
+    cached   nobody uses it, but its content is known by hash and may be asked for again
+    owned    referenced by at least one block table
+
+so `num_blank + num_cached + num_owned == num_blocks`, always. Cached blocks are given away last,
+the least recently used first.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+
+class BlockPool:
+    """Hands out blocks `0 .. num_blocks - 1`, counts references, remembers content by hash."""
+
+    def __init__(self, num_blocks: int) -> None:
+        assert num_blocks >= 0
+        self.num_blocks = num_blocks
+        self._reference_counts = [0] * num_blocks
+        self._hash_of_block: list[bytes | None] = [None] * num_blocks
+        self._block_of_hash: dict[bytes, int] = {}
+        # Popped from the end: a fresh pool hands out 0, 1, 2, ... which makes traces readable.
+        self._blank = list(range(num_blocks - 1, -1, -1))
+        # An OrderedDict is a linked list with constant-time removal from the middle, which a block
+        # needs that is asked for again while it waits to be evicted.
+        self._cached: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def num_blank(self) -> int:
+        return len(self._blank)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that `allocate` can hand out, the cached ones included."""
+        return len(self._blank) + len(self._cached)
+
+    @property
+    def num_owned(self) -> int:
+        return self.num_blocks - self.num_free
+
+    def reference_count(self, block_id: int) -> int:
+        """Number of block tables that hold the block."""
+        return self._reference_counts[block_id]
+
+    def allocate(self, count: int) -> list[int]:
+        """Hand out `count` blocks with one reference each; evicts cached content only when it must.
+
+        The caller has checked `num_free`; asking for more is our bug.
+        """
+        assert 0 <= count <= self.num_free
+        block_ids = [self._blank.pop() if self._blank else self._evict() for _ in range(count)]
+        for block_id in block_ids:
+            self._reference_counts[block_id] = 1
+        return block_ids
+
+    def touch(self, block_ids: Iterable[int]) -> None:
+        """Take one more reference on each block, reviving those that were waiting for eviction."""
+        for block_id in block_ids:
+            if self._reference_counts[block_id] == 0:
+                del self._cached[block_id]
+            self._reference_counts[block_id] += 1
+
+    def free(self, block_ids: Sequence[int]) -> None:
+        """Drop one reference on each block.
+
+        Walks backwards, so that of a freed sequence the tail is evicted before the head: a prefix
+        without its tail is still a prefix, the reverse is worth nothing.
+        """
+        for block_id in reversed(block_ids):
+            assert self._reference_counts[block_id] > 0, f"block {block_id} freed twice"
+            self._reference_counts[block_id] -= 1
+            if self._reference_counts[block_id] == 0:
+                if self._hash_of_block[block_id] is None:
+                    self._blank.append(block_id)
+                else:
+                    self._cached[block_id] = None
+
+    def lookup(self, block_hash: bytes) -> int | None:
+        """The block that holds this content, owned or cached; None if there is none."""
+        return self._block_of_hash.get(block_hash)
+
+    def remember(self, block_id: int, block_hash: bytes) -> None:
+        """Declare that an owned block now holds the content with this hash.
+
+        When two requests computed the same content at the same time, the first one is remembered
+        and the other stays anonymous.
+        """
+        assert self._reference_counts[block_id] > 0
+        if self._hash_of_block[block_id] is None and block_hash not in self._block_of_hash:
+            self._hash_of_block[block_id] = block_hash
+            self._block_of_hash[block_hash] = block_id
+
+    def forget_all(self) -> None:
+        """Drop every remembered content, for instance because the model changed."""
+        self._block_of_hash.clear()
+        self._hash_of_block = [None] * self.num_blocks
+        self._blank.extend(reversed(self._cached))
+        self._cached.clear()
+
+    def violations(self) -> list[str]:
+        """The pool's laws that do not hold; empty when all is well. Linear in the pool."""
+        found = []
+        places = [*self._blank, *self._cached]
+        if len(set(places)) != len(places):
+            found.append("a block is free twice")
+        if any(self._reference_counts[block_id] for block_id in places):
+            found.append("a block is free and owned at once")
+        if sum(count > 0 for count in self._reference_counts) != self.num_owned:
+            found.append("blank + cached + owned != total")
+        if any(self._hash_of_block[block_id] is None for block_id in self._cached):
+            found.append("a cached block has no hash")
+        if any(self._hash_of_block[b] != h for h, b in self._block_of_hash.items()):
+            found.append("the hash tables contradict each other")
+        return found
+
+    def _evict(self) -> int:
+        block_id, _ = self._cached.popitem(last=False)
+        block_hash = self._hash_of_block[block_id]
+        assert block_hash is not None
+        del self._block_of_hash[block_hash]
+        self._hash_of_block[block_id] = None
+        return block_id

@@ -1,0 +1,277 @@
+"""The machine on one page: token ids in, token ids out, one `step()` at a time.
+
+Knows no Redis, no threads but the one that calls it, no clock (readings are arguments) and no
+device: the ModelRunner is passed in. Everything but `abort` belongs to a single thread.
+
+    add_request ──▶ [ waiting ] ──schedule──▶ Batch ──run──▶ tokens ──apply──▶ RequestOutputs
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from engine.batch import Batch, ModelRunner
+from engine.config import EngineConfig
+from engine.errors import DeviceFailed, DuplicateRequest, RequestRejected
+from engine.invariants import violations
+from engine.request import FinishReason, Request
+from engine.scheduler import Scheduler
+from engine.stats import EngineSnapshot, StepKind, StepStats
+from engine.stopping import finish_reason_of
+
+Clock = Callable[[], float]
+#: Deadlines of finished requests that may linger before they are swept out.
+MAX_STALE_DEADLINES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What one step added to one request.
+
+    `start` is the index of the first new token, counted from the first ever published: a request
+    resumed with 57 tokens goes on at 57. `finish_reason` is set on the last output and only there.
+    `request` is the live record, to be read for usage and times and never to be changed.
+    """
+
+    request: Request
+    start: int
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+
+class Engine:
+    """Continuous batching over a paged KV cache: add requests, step, collect outputs."""
+
+    def __init__(self, config: EngineConfig, runner: ModelRunner) -> None:
+        self.config = config
+        self._runner = runner
+        self._scheduler = Scheduler(config)
+        self._aborts: deque[tuple[str, FinishReason, str | None]] = deque()
+        self._deadlines: list[tuple[float, str]] = []
+        self._outputs: list[RequestOutput] = []
+        self._generated_tokens = 0
+        self._steps = 0
+        self._failed_steps = 0
+        self._last_step: StepStats | None = None
+
+    def step(self, clock: Clock) -> list[RequestOutput]:
+        """Compute one batch and return what it added, finished requests included.
+
+        Aborts take effect before the step is planned, and again between the forward pass and its
+        results, so that nothing is reported of a request after it was given up.
+
+        Raises:
+            DeviceFailed: the process must end; nothing of the failed step was reported.
+        """
+        self._apply_aborts(clock())
+        batch = self._scheduler.schedule(now=clock())
+        token_ids = self._run(batch, clock)
+        self._apply_aborts(clock())
+        for request in self._scheduler.apply(batch, token_ids, now=clock()):
+            self._emit_token(request)
+        if self.config.check_invariants:
+            assert not (broken := self.violations()), broken
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def add_request(self, request: Request) -> None:
+        """Take a request in, or refuse it alone.
+
+        One that arrives with published tokens is judged first: its worker may have died between the
+        last token and the terminal record. Then the next `step()` reports its end, and no token.
+
+        Raises:
+            RequestRejected: it can never be served; the field and the reason are named.
+            DuplicateRequest: this id is alive here.
+        """
+        if request.request_id in self._scheduler.requests:
+            raise DuplicateRequest(request.request_id)
+        refuse_if_never_servable(request, self.config)
+        self._scheduler.add(request)
+        if request.deadline is not None:
+            self._watch_deadline(request.request_id, request.deadline)
+        if request.output_token_ids:
+            reason = self._replay(request)
+            if reason is not None:
+                self._finish(request, reason, now=request.arrival_time)
+
+    def abort(
+        self,
+        request_id: str,
+        reason: FinishReason = FinishReason.CANCELLED,
+        *,
+        error: str | None = None,
+    ) -> None:
+        """Give a request up, in whatever state it is; callable from any thread, at any time.
+
+        Its last output comes out of the next `step()`. Unknown and finished ids are ignored: the
+        end of a generation and the wish to end it may cross.
+        """
+        self._aborts.append((request_id, reason, error))
+
+    def has_work(self) -> bool:
+        """A `step()` now would do something."""
+        return bool(self._scheduler.requests or self._aborts or self._outputs)
+
+    def alive_request_ids(self) -> list[str]:
+        """Ids of all requests that are not finished."""
+        return list(self._scheduler.requests)
+
+    def violations(self) -> list[str]:
+        """The laws of `engine.invariants` that do not hold now."""
+        return violations(self._scheduler)
+
+    def snapshot(self) -> EngineSnapshot:
+        """One consistent reading of queues, pools and counters."""
+        scheduler, cache, stats = self._scheduler, self._scheduler.kv_cache, self._scheduler.stats
+        return EngineSnapshot(
+            num_waiting=scheduler.num_waiting,
+            num_running=len(scheduler.running),
+            num_preempted=scheduler.num_preempted,
+            num_blocks=cache.pool.num_blocks,
+            num_blank_blocks=cache.pool.num_blank,
+            num_cached_blocks=cache.pool.num_cached,
+            num_owned_blocks=cache.pool.num_owned,
+            num_promised_blocks=cache.num_promised,
+            num_host_blocks=cache.host_pool.num_blocks,
+            num_owned_host_blocks=cache.host_pool.num_owned,
+            preemptions_recompute=stats.preemptions_recompute,
+            preemptions_swap=stats.preemptions_swap,
+            preempted_tokens=stats.preempted_tokens,
+            prompt_tokens=stats.prompt_tokens,
+            cached_prompt_tokens=stats.cached_prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            steps=self._steps,
+            failed_steps=self._failed_steps,
+            last_step=self._last_step,
+        )
+
+    # -- running a batch --------------------------------------------------------------------------
+
+    def _run(self, batch: Batch, clock: Clock) -> Mapping[str, int]:
+        """Tokens of the rows that sample; a batch that raises costs only its culprit."""
+        if batch.is_empty:
+            return {}
+        started = clock()
+        try:
+            token_ids: Mapping[str, int] = self._runner.run(batch)
+        except DeviceFailed:
+            raise
+        except Exception:  # noqa: BLE001 - whatever a model raises must cost one request, not all.
+            self._failed_steps += 1
+            token_ids = self._run_one_by_one(batch, clock)
+        self._steps += 1
+        kind = kind_of_step(batch)
+        self._last_step = StepStats(kind, len(batch.rows), batch.num_tokens, clock() - started)
+        return token_ids
+
+    def _run_one_by_one(self, batch: Batch, clock: Clock) -> Mapping[str, int]:
+        """Find the rows that fail alone and end them; the runner has already done the swaps."""
+        token_ids: dict[str, int] = {}
+        failures: dict[str, Exception] = {}
+        for row in batch.rows:
+            try:
+                token_ids |= self._runner.run(replace(batch, rows=(row,), swap_out=(), swap_in=()))
+            except DeviceFailed:
+                raise
+            except Exception as error:  # noqa: BLE001 - as above.
+                failures[row.request_id] = error
+        if len(failures) == len(batch.rows) > 1:
+            raise DeviceFailed("every row of a step failed alone") from next(
+                iter(failures.values())
+            )
+        for request_id, failure in failures.items():
+            request = self._scheduler.requests[request_id]
+            self._finish(request, FinishReason.ERROR, now=clock(), error=repr(failure))
+        return token_ids
+
+    # -- reporting --------------------------------------------------------------------------------
+
+    def _emit_token(self, request: Request) -> None:
+        """Report the token that `apply` has just appended, with the text that became certain."""
+        self._generated_tokens += 1
+        self._outputs.append(
+            RequestOutput(
+                request=request,
+                start=request.num_output_tokens - 1,
+                token_ids=(request.output_token_ids[-1],),
+                text=take_text(request, final=request.is_finished),
+                finish_reason=request.finish_reason,
+            )
+        )
+
+    def _finish(
+        self, request: Request, reason: FinishReason, *, now: float, error: str | None = None
+    ) -> None:
+        """End a request outside of `apply` and report it, without a token."""
+        self._scheduler.finish(request, reason, now=now)
+        request.error = error
+        # Who takes a released request over will find the held-back text by itself.
+        text = "" if reason is FinishReason.RELEASED else take_text(request, final=True)
+        output = RequestOutput(request, request.num_output_tokens, (), text, reason, error)
+        self._outputs.append(output)
+
+    def _apply_aborts(self, now: float) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, request_id = heapq.heappop(self._deadlines)
+            self._aborts.append((request_id, FinishReason.DEADLINE, None))
+        while self._aborts:
+            request_id, reason, error = self._aborts.popleft()
+            request = self._scheduler.requests.get(request_id)
+            if request is not None:
+                self._finish(request, reason, now=now, error=error)
+
+    def _watch_deadline(self, request_id: str, deadline: float) -> None:
+        heapq.heappush(self._deadlines, (deadline, request_id))
+        if len(self._deadlines) > 2 * len(self._scheduler.requests) + MAX_STALE_DEADLINES:
+            alive = self._scheduler.requests
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in alive]
+            heapq.heapify(self._deadlines)
+
+    def _replay(self, request: Request) -> FinishReason | None:
+        """Bring text and stop conditions to where the published tokens left them."""
+        stop_string_found = False
+        if request.text is not None:
+            for token_id in request.output_token_ids:
+                stop_string_found = request.text.append(token_id)
+            request.text.take_text(final=False)
+        return finish_reason_of(request, self.config, stop_string_found=stop_string_found)
+
+
+def refuse_if_never_servable(request: Request, config: EngineConfig) -> None:
+    """Raise RequestRejected, naming the field, if no amount of waiting would help."""
+    if not request.prompt_token_ids:
+        raise RequestRejected("prompt", "the prompt is empty")
+    out_of_vocabulary = next(
+        (id_ for id_ in request.all_token_ids if not 0 <= id_ < config.vocab_size), None
+    )
+    if out_of_vocabulary is not None:
+        message = f"token id {out_of_vocabulary} is outside the vocabulary of {config.vocab_size}"
+        raise RequestRejected("prompt", message)
+    num_tokens = request.num_prompt_tokens
+    if num_tokens >= config.max_model_len:
+        message = f"{num_tokens} tokens leave no room in a model length of {config.max_model_len}"
+        raise RequestRejected("prompt", message)
+    if num_tokens >= config.max_request_tokens:
+        message = f"{num_tokens} tokens do not fit a KV cache of {config.max_request_tokens} tokens"
+        raise RequestRejected("prompt", message)
+
+
+def take_text(request: Request, *, final: bool) -> str:
+    """New text of a request, empty where nobody wants text."""
+    return "" if request.text is None else request.text.take_text(final=final)
+
+
+def kind_of_step(batch: Batch) -> StepKind:
+    """What the rows are made of, derived and never stored."""
+    num_decodes = sum(len(row.token_ids) == 1 for row in batch.rows)
+    if num_decodes == len(batch.rows):
+        return "decode"
+    return "mixed" if num_decodes else "prefill"

@@ -1,0 +1,40 @@
+"""The engine's errors; none of them knows the wire.
+
+    EngineError
+    ├── RequestRejected   one request can never be served; names the field, the engine goes on
+    ├── DuplicateRequest  an id that is alive in the engine was added again
+    ├── ModelRefused      the model folder cannot be served; says why in one sentence
+    └── DeviceFailed      the device is beyond repair; the process must end so that its leases are
+    taken over
+
+Our own mistakes are assertions and are not in this tree.
+"""
+
+
+class EngineError(Exception):
+    """Root of the tree above."""
+
+
+class RequestRejected(EngineError):
+    """A request that can never be served, refused alone and at once.
+
+    `field` names the offending input ("prompt", "max_tokens", ...); `message` is one sentence for
+    its author.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message
+
+
+class DuplicateRequest(EngineError):
+    """`request_id` is already alive in this engine."""
+
+
+class ModelRefused(EngineError):
+    """The model cannot be served by this engine."""
+
+
+class DeviceFailed(EngineError):
+    """The device reported an error that outlives the step; no further step can be trusted."""

@@ -1,0 +1,110 @@
+"""A ModelRunner without torch, for tests and simulations. Knows no model, but it has a KV cache.
+
+Each slot remembers which token was written at which position. The next token is a hash of what the
+row's slots hold when they are read back through the block table, so a block handed out twice, lost
+in a swap or cached under the wrong content shows as a wrong token, as it would with a real model.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from engine.batch import Batch, BatchRow
+
+#: Content of a slot nobody has written: (token id, position).
+EMPTY_SLOT = (-1, -1)
+
+
+class FakeRunner:
+    """Deterministic tokens from the fake cache's content; faults by request id or by callback.
+
+    Args:
+        num_blocks, num_host_blocks, block_size: as the engine's configuration says.
+        vocab_size: tokens are drawn from `0 .. vocab_size - 1` without the `never` ids.
+        never: ids that are never produced, such as the end of sequence.
+        before_run: called with each batch first; may raise, wait or record.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_host_blocks: int = 0,
+        vocab_size: int = 1000,
+        never: Collection[int] = (0,),
+        before_run: Callable[[Batch], None] | None = None,
+    ) -> None:
+        self._block_size = block_size
+        self._vocabulary = [id_ for id_ in range(vocab_size) if id_ not in never]
+        self._device = [[EMPTY_SLOT] * block_size for _ in range(num_blocks)]
+        self._host = [[EMPTY_SLOT] * block_size for _ in range(num_host_blocks)]
+        self._before_run = before_run
+        self.script = Script()
+
+    def run(self, batch: Batch) -> dict[str, int]:
+        """Swap, write the rows' tokens into their slots, and hash what can be read back."""
+        if self._before_run is not None:
+            self._before_run(batch)
+        for source, destination in batch.swap_out:
+            self._host[destination] = list(self._device[source])
+        for source, destination in batch.swap_in:
+            self._device[destination] = list(self._host[source])
+        for row in batch.rows:
+            self._write(row)
+        self.script.fail_if_told(batch)
+        return {row.request_id: self._sample(row) for row in batch.rows if row.samples}
+
+    def _write(self, row: BatchRow) -> None:
+        for position, token_id in enumerate(row.token_ids, start=row.start):
+            block_id = row.block_ids[position // self._block_size]
+            self._device[block_id][position % self._block_size] = (token_id, position)
+
+    def _sample(self, row: BatchRow) -> int:
+        slots = [slot for block_id in row.block_ids for slot in self._device[block_id]][: row.end]
+        forced = self.script.forced_token(row)
+        if forced is not None:
+            return forced
+        tokens = [token_id for token_id, _ in slots]
+        positions = [position for _, position in slots]
+        assert positions == list(range(row.end)), f"{row.request_id} reads a corrupted cache"
+        return fake_next_token(tokens, row.sampling.seed, self._vocabulary)
+
+
+@dataclass(slots=True)
+class Script:
+    """What a test wants to happen: forced tokens by output index, and rows that raise."""
+
+    tokens: dict[str, dict[int, int]] = field(default_factory=dict)
+    failing_request_ids: set[str] = field(default_factory=set)
+
+    def forced_token(self, row: BatchRow) -> int | None:
+        return self.tokens.get(row.request_id, {}).get(len(row.output_token_ids))
+
+    def fail_if_told(self, batch: Batch) -> None:
+        for row in batch.rows:
+            if row.request_id in self.failing_request_ids:
+                raise ValueError(f"scripted failure of {row.request_id}")
+
+
+def fake_next_token(token_ids: Sequence[int], seed: int, vocabulary: Sequence[int]) -> int:
+    """The token that follows `token_ids`: a pure function of all of them and the seed."""
+    digest = hashlib.blake2b(array("q", [seed, *token_ids]).tobytes(), digest_size=8).digest()
+    return vocabulary[int.from_bytes(digest, "little") % len(vocabulary)]
+
+
+def fake_generation(
+    prompt_token_ids: Sequence[int],
+    *,
+    num_tokens: int,
+    seed: int = 0,
+    vocab_size: int = 1000,
+    never: Collection[int] = (0,),
+) -> list[int]:
+    """What a FakeRunner generates for a prompt when nothing goes wrong: the oracle of its tests."""
+    vocabulary = [id_ for id_ in range(vocab_size) if id_ not in never]
+    token_ids = list(prompt_token_ids)
+    for _ in range(num_tokens):
+        token_ids.append(fake_next_token(token_ids, seed, vocabulary))
+    return token_ids[len(prompt_token_ids) :]

@@ -1,0 +1,57 @@
+"""The laws of the engine as code. Knows how nothing is done, only what must hold afterwards.
+
+Checked after every step in tests and staging, and whenever an engine goes idle in production, where
+a broken law is logged and counted but never crashes a worker.
+"""
+
+from engine.request import Request, RequestState
+from engine.scheduler import Scheduler
+
+
+def violations(scheduler: Scheduler) -> list[str]:
+    """Every law that does not hold between two steps; empty when all is well.
+
+    Linear in blocks, tables and requests, and so nothing for the inner loop of production.
+    """
+    cache, config, alive = scheduler.kv_cache, scheduler.config, scheduler.requests
+    found = cache.violations(set(alive))
+    if len(scheduler.running) > config.max_num_seqs:
+        found.append("more requests run than max_num_seqs")
+    num_by_place = len(scheduler.running) + scheduler.num_waiting + scheduler.num_preempted
+    if num_by_place != len(alive):
+        found.append("running + waiting + preempted != alive")
+    if not alive and cache.pool.num_owned:
+        found.append("an idle engine owns blocks")
+    for request in alive.values():
+        laws = [*progress_laws(request, scheduler), *holding_laws(request, scheduler)]
+        found += [f"{request.request_id}: {law}" for law in laws]
+    return found
+
+
+def progress_laws(request: Request, scheduler: Scheduler) -> list[str]:
+    """Broken laws about one request's state and counters."""
+    found = []
+    is_running = request.request_id in scheduler.running
+    if (request.state is RequestState.RUNNING) != is_running:
+        found.append(f"state {request.state} contradicts the running set")
+    if not 0 <= request.num_computed_tokens < request.num_tokens:
+        found.append(f"computed {request.num_computed_tokens} of {request.num_tokens} tokens")
+    if request.all_token_ids != request.prompt_token_ids + request.output_token_ids:
+        found.append("the token lists have drifted apart")
+    return found
+
+
+def holding_laws(request: Request, scheduler: Scheduler) -> list[str]:
+    """Broken laws about the blocks of one request: it holds what it needs, to the block."""
+    found = []
+    cache, name = scheduler.kv_cache, request.request_id
+    holds_device = cache.holds(name) and not cache.is_swapped(name)
+    if holds_device != (request.state is RequestState.RUNNING):
+        found.append(f"holds device blocks in state {request.state}")
+    if holds_device:
+        num_slots = len(cache.block_ids(name)) * cache.block_size
+        if num_slots < request.num_computed_tokens:
+            found.append("has fewer slots than computed tokens")
+        if num_slots - request.num_tokens >= cache.block_size:
+            found.append("holds a whole block it does not need")
+    return found

@@ -1,0 +1,235 @@
+"""Which blocks hold the KV of which request. Knows no priorities, no device and no tensor.
+
+Blocks are allocated for tokens about to be computed, never for tokens that may come. What admission
+promises is only counted: a request is admitted when all of its *known* tokens fit, and the blocks
+of the chunks still to come are reserved as a number, so that two half-computed prompts can never
+starve each other.
+
+Every operation either succeeds or leaves the state as it was.
+"""
+
+import hashlib
+from array import array
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from engine.batch import BlockCopy
+from engine.block_pool import BlockPool
+from engine.request import Request
+
+#: Bytes of a content hash. 128 bits: a collision would serve one request another one's KV.
+HASH_BYTES = 16
+
+
+@dataclass(slots=True)
+class BlockTable:
+    """The blocks of one request: on the device, or on the host after a swap, never on both."""
+
+    device_block_ids: list[int] = field(default_factory=list)
+    host_block_ids: list[int] = field(default_factory=list)
+    #: Blocks of known tokens that admission reserved and growth has not taken yet.
+    num_promised: int = 0
+    #: Full blocks whose content the pool has been told.
+    num_remembered: int = 0
+
+
+class KVCache:
+    """Block tables, prefix matching, and swapping to a bounded host pool."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_host_blocks: int = 0,
+        enable_prefix_caching: bool = True,
+    ) -> None:
+        self.block_size = block_size
+        self.pool = BlockPool(num_blocks)
+        self.host_pool = BlockPool(num_host_blocks)
+        self.enable_prefix_caching = enable_prefix_caching
+        self.num_promised = 0
+        self._tables: dict[str, BlockTable] = {}
+        self._host_blocks_in_flight: list[int] = []
+        self._hash_chains: dict[str, list[bytes]] = {}
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that are free and promised to nobody."""
+        return self.pool.num_free - self.num_promised
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens` tokens: 0, 1, 16, 17 -> 0, 1, 1, 2 with 16-token blocks."""
+        return -(-num_tokens // self.block_size)
+
+    def block_ids(self, request_id: str) -> Sequence[int]:
+        """A read-only, live view of the request's device blocks, in position order."""
+        return self._tables[request_id].device_block_ids
+
+    def holds(self, request_id: str) -> bool:
+        return request_id in self._tables
+
+    def is_swapped(self, request_id: str) -> bool:
+        table = self._tables.get(request_id)
+        return table is not None and bool(table.host_block_ids)
+
+    def fits(self, request: Request, *, spare_blocks: int, without: Collection[str] = ()) -> bool:
+        """All known tokens of the request could be held, leaving `spare_blocks` available.
+
+        `without` names requests that are imagined to have given up all they hold: the question a
+        preemption asks before it is committed.
+        """
+        given_up = Counter(b for id_ in without for b in self._tables[id_].device_block_ids)
+        freed = sum(self.pool.reference_count(b) == count for b, count in given_up.items())
+        unpromised = sum(self._tables[id_].num_promised for id_ in without)
+        needed = self._blocks_to_admit(request, given_up)
+        return needed + spare_blocks <= self.num_available + freed + unpromised
+
+    def admit(self, request: Request) -> int:
+        """Open a table, take what the prefix cache has, promise the rest.
+
+        Returns the number of tokens whose KV is already there: a multiple of the block size and
+        less than `num_tokens`, because the last token's logits are still wanted.
+        """
+        assert request.request_id not in self._tables
+        assert self._blocks_to_admit(request) <= self.num_available
+        hits = self._match_prefix(request)
+        self.pool.touch(hits)
+        promised = self.blocks_for(request.num_tokens) - len(hits)
+        self._tables[request.request_id] = BlockTable(
+            device_block_ids=hits, num_promised=promised, num_remembered=len(hits)
+        )
+        self.num_promised += promised
+        return len(hits) * self.block_size
+
+    def grow(self, request_id: str, num_tokens: int) -> bool:
+        """Make the table hold `num_tokens` tokens; False, and unchanged, when the pool cannot."""
+        table = self._tables[request_id]
+        missing = self.blocks_for(num_tokens) - len(table.device_block_ids)
+        if missing <= 0:
+            return True
+        from_promise = min(missing, table.num_promised)
+        if missing - from_promise > self.num_available:
+            return False
+        table.num_promised -= from_promise
+        self.num_promised -= from_promise
+        table.device_block_ids.extend(self.pool.allocate(missing))
+        return True
+
+    def remember(self, request: Request) -> None:
+        """Tell the pool which full blocks are computed; called only after the step succeeded."""
+        if not self.enable_prefix_caching:
+            return
+        table = self._tables[request.request_id]
+        num_full = request.num_computed_tokens // self.block_size
+        if num_full > table.num_remembered:
+            hashes = self._hash_chain(request, num_full)
+            for index in range(table.num_remembered, num_full):
+                self.pool.remember(table.device_block_ids[index], hashes[index])
+            table.num_remembered = num_full
+
+    def free(self, request_id: str) -> None:
+        """Give up everything the request holds, wherever it is; it may hold nothing."""
+        self._hash_chains.pop(request_id, None)
+        table = self._tables.pop(request_id, None)
+        if table is not None:
+            self.num_promised -= table.num_promised
+            self.pool.free(table.device_block_ids)
+            self.host_pool.free(table.host_block_ids)
+
+    def can_swap_out(self, request: Request) -> bool:
+        return 0 < self.blocks_for(request.num_computed_tokens) <= self.host_pool.num_free
+
+    def swap_out(self, request: Request) -> list[BlockCopy]:
+        """Move the computed blocks to the host; returns the copies the runner must make first."""
+        table = self._tables[request.request_id]
+        assert self.can_swap_out(request)
+        assert not table.host_block_ids
+        num_computed = self.blocks_for(request.num_computed_tokens)
+        device_ids, table.device_block_ids = table.device_block_ids, []
+        table.host_block_ids = self.host_pool.allocate(num_computed)
+        self.num_promised -= table.num_promised
+        table.num_promised = table.num_remembered = 0
+        self.pool.free(device_ids)
+        return [BlockCopy(*pair) for pair in zip(device_ids, table.host_block_ids, strict=False)]
+
+    def swap_in(self, request: Request) -> list[BlockCopy]:
+        """Bring the blocks back; returns the copies the runner must make before the step's rows."""
+        table = self._tables[request.request_id]
+        assert table.host_block_ids
+        needed = self._blocks_to_admit(request)
+        assert needed <= self.num_available
+        host_ids, table.host_block_ids = table.host_block_ids, []
+        table.device_block_ids = self.pool.allocate(len(host_ids))
+        table.num_promised = needed - len(host_ids)
+        self.num_promised += table.num_promised
+        # A step swaps out before it swaps in: freed now, these could be overwritten before they
+        # are read.
+        self._host_blocks_in_flight += host_ids
+        return [BlockCopy(*pair) for pair in zip(host_ids, table.device_block_ids, strict=True)]
+
+    def end_of_step(self) -> None:
+        """The copies of the last step are done: the host blocks they read from are free again."""
+        self.host_pool.free(self._host_blocks_in_flight)
+        self._host_blocks_in_flight = []
+
+    def violations(self, alive_request_ids: set[str]) -> list[str]:
+        """The cache's laws that do not hold; empty when all is well. Linear in pool and tables."""
+        found = [f"device: {law}" for law in self.pool.violations()]
+        found += [f"host: {law}" for law in self.host_pool.violations()]
+        for pool, tables in (
+            (self.pool, [table.device_block_ids for table in self._tables.values()]),
+            (
+                self.host_pool,
+                [self._host_blocks_in_flight]
+                + [table.host_block_ids for table in self._tables.values()],
+            ),
+        ):
+            entries = sum(len(block_ids) for block_ids in tables)
+            if sum(map(pool.reference_count, range(pool.num_blocks))) != entries:
+                found.append("sum of references != sum of table entries")
+        if self.num_promised != sum(table.num_promised for table in self._tables.values()):
+            found.append("promised blocks do not add up")
+        if self.num_available < 0:
+            found.append("more blocks are promised than free")
+        if any(t.device_block_ids and t.host_block_ids for t in self._tables.values()):
+            found.append("a request is on the device and on the host at once")
+        if leaked := self._tables.keys() - alive_request_ids:
+            found.append(f"{len(leaked)} finished requests hold blocks")
+        return found
+
+    def _blocks_to_admit(
+        self, request: Request, given_up: Mapping[int, int] = MappingProxyType({})
+    ) -> int:
+        """Blocks that admission takes from `num_available`: new ones, and free ones it revives."""
+        total = self.blocks_for(request.num_tokens)
+        if self.is_swapped(request.request_id):
+            return total
+        hits = self._match_prefix(request)
+        return total - sum(self.pool.reference_count(b) > given_up.get(b, 0) for b in hits)
+
+    def _match_prefix(self, request: Request) -> list[int]:
+        """The longest run of leading blocks whose content is on the device."""
+        if not self.enable_prefix_caching:
+            return []
+        hits: list[int] = []
+        for block_hash in self._hash_chain(request, (request.num_tokens - 1) // self.block_size):
+            block_id = self.pool.lookup(block_hash)
+            if block_id is None:
+                break
+            hits.append(block_id)
+        return hits
+
+    def _hash_chain(self, request: Request, num_blocks: int) -> Sequence[bytes]:
+        """Hashes of the first `num_blocks` full blocks; each covers all tokens before it."""
+        chain = self._hash_chains.setdefault(request.request_id, [])
+        for index in range(len(chain), num_blocks):
+            parent = chain[-1] if chain else request.cache_salt.encode()
+            start = index * self.block_size
+            tokens = array("q", request.all_token_ids[start : start + self.block_size])
+            digest = hashlib.blake2b(parent, digest_size=HASH_BYTES)
+            digest.update(tokens.tobytes())
+            chain.append(digest.digest())
+        return chain[:num_blocks]

@@ -1,0 +1,44 @@
+"""Who comes first. Knows no blocks, no budget and no clock beyond a request's own arrival time.
+
+A policy gives each request one rank, in seconds, at the moment it is added: the lower, the sooner.
+Because waiting moves every rank's neighbourhood by the same second per second, a constant rank that
+starts from the arrival time *is* ageing: a request of a lower class is overtaken only by those that
+arrive within a bounded time after it, so nothing starves and no queue is ever sorted again.
+"""
+
+from collections.abc import Callable
+
+from engine.config import EngineConfig, PolicyName
+from engine.request import Request
+
+Policy = Callable[[Request, EngineConfig], float]
+
+
+def first_come_first_served(request: Request, config: EngineConfig) -> float:  # noqa: ARG001
+    """Order of arrival."""
+    return request.arrival_time
+
+
+def shortest_job_first(request: Request, config: EngineConfig) -> float:
+    """Small jobs overtake; the longest the model takes is overtaken for at most `aging_seconds`."""
+    size = request.num_prompt_tokens + request.sampling.max_tokens
+    return request.arrival_time + config.aging_seconds * min(1.0, size / config.max_model_len)
+
+
+def priority_with_aging(request: Request, config: EngineConfig) -> float:
+    """Each class is worth `aging_seconds` of waiting."""
+    return request.arrival_time - config.aging_seconds * request.priority
+
+
+def adaptive(request: Request, config: EngineConfig) -> float:
+    """Class, age, remaining size, and the slack before the deadline, whichever calls soonest."""
+    rank = shortest_job_first(request, config) - config.aging_seconds * request.priority
+    return rank if request.deadline is None else min(rank, request.deadline - config.aging_seconds)
+
+
+POLICIES: dict[PolicyName, Policy] = {
+    "fcfs": first_come_first_served,
+    "sjf": shortest_job_first,
+    "priority": priority_with_aging,
+    "adaptive": adaptive,
+}

@@ -1,0 +1,167 @@
+"""The engine's mutable record of one generation. Does not know who asked for it.
+
+Only the Scheduler mutates a Request, and its state only through `transition()`. One counter,
+`num_computed_tokens`, chases `num_tokens`; every other quantity is derived from the two, so that
+nothing can drift apart.
+"""
+
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Protocol
+
+from engine.sampling_params import SamplingParams
+
+
+class Priority(IntEnum):
+    """Four classes; a higher value wins."""
+
+    LOW = 0
+    NORMAL = 1
+    HIGH = 2
+    CRITICAL = 3
+
+
+class RequestState(StrEnum):
+    """Where a request is in the engine. FINISHED is absorbing."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended. EOS, a stop condition and the length limit are told apart."""
+
+    EOS = "eos"
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    ERROR = "error"
+    #: The engine gave the request up unfinished (drain); another engine may go on from its tokens.
+    RELEASED = "released"
+
+
+LEGAL_TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
+    RequestState.WAITING: frozenset({RequestState.RUNNING, RequestState.FINISHED}),
+    RequestState.RUNNING: frozenset({RequestState.PREEMPTED, RequestState.FINISHED}),
+    RequestState.PREEMPTED: frozenset({RequestState.RUNNING, RequestState.FINISHED}),
+    RequestState.FINISHED: frozenset(),
+}
+
+
+class TextStream(Protocol):
+    """Turns output token ids into text, one at a time.
+
+    `engine.detokenizer.Detokenizer` is the real one.
+    """
+
+    def append(self, token_id: int) -> bool:
+        """Take the next output token; True if a stop string is now complete."""
+        ...
+
+    def take_text(self, *, final: bool) -> str:
+        """The text that became certain since the last call; all of the rest when `final`."""
+        ...
+
+
+@dataclass(slots=True)
+class RequestTimes:
+    """Readings of the engine's clock in seconds; None until the event happened.
+
+    waiting = first_scheduled - arrival; prefill = first_token - first_scheduled;
+    decode = finished - first_token. They add up to finished - arrival and never move afterwards.
+    """
+
+    arrival: float
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    finished: float | None = None
+    preempted_at: float | None = None
+    preempted_seconds: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One generation. A request taken over from a dead worker simply starts with output tokens.
+
+    Args:
+        request_id: unique among the requests alive in the engine.
+        prompt_token_ids: at least one id, each below the vocabulary size.
+        sampling: when `max_tokens` is reached counts `output_token_ids` from the first one ever
+        published.
+        output_token_ids: tokens already published by an earlier claim; empty for a new request.
+        deadline: reading of the engine's clock after which the generation is given up; None for
+        never.
+        cache_salt: requests share prefix-cache blocks only with requests of the same salt.
+        text: receives every output token, the resumed ones included; None when nobody wants text.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    arrival_time: float
+    priority: Priority = Priority.NORMAL
+    output_token_ids: list[int] = field(default_factory=list)
+    deadline: float | None = None
+    cache_salt: str = ""
+    text: TextStream | None = None
+
+    state: RequestState = RequestState.WAITING
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    num_computed_tokens: int = 0
+    #: Prompt tokens found in the prefix cache at first admission.
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    #: Place in the queue, lower is sooner; given once by the Scheduler, so that preemption keeps
+    #: it.
+    rank: tuple[float, int] = (0.0, 0)
+    #: Length when last admitted; a victim must have grown since, or two requests could thrash.
+    num_tokens_at_admission: int = 0
+    num_resumed_tokens: int = 0
+    all_token_ids: list[int] = field(init=False)
+    times: RequestTimes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.all_token_ids = [*self.prompt_token_ids, *self.output_token_ids]
+        self.num_resumed_tokens = len(self.output_token_ids)
+        self.times = RequestTimes(arrival=self.arrival_time)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.output_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known so far, prompt and output; the KV of the last one is never computed yet."""
+        return len(self.all_token_ids)
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Known tokens whose KV is not computed: 1 in decode, more in any kind of catch-up."""
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        return self.state is RequestState.FINISHED
+
+    @property
+    def progressed_since_admission(self) -> bool:
+        return self.num_tokens > self.num_tokens_at_admission
+
+    def append_token(self, token_id: int) -> None:
+        """Record one sampled token."""
+        self.output_token_ids.append(token_id)
+        self.all_token_ids.append(token_id)
+
+    def transition(self, state: RequestState) -> None:
+        """Move to `state`; an illegal move is our bug."""
+        assert state in LEGAL_TRANSITIONS[self.state], f"{self.request_id}: {self.state} -> {state}"
+        self.state = state

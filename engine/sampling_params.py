@@ -1,0 +1,55 @@
+"""How the next token is chosen and when to stop. Does not know the wire: `service.intake` converts.
+
+Values arrive validated; the assertions here catch our own mistakes, not a caller's.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Immutable sampling and stopping parameters of one request, in the field's standard terms.
+
+    `temperature == 0` is greedy. `top_k == 0`, `top_p == 1` and `min_p == 0` switch the truncation
+    off. `seed` is always set: a request without one gets it at submit, so that a resume repeats the
+    same noise.
+    """
+
+    max_tokens: int
+    seed: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        assert self.max_tokens >= 1
+        assert 0 <= self.min_tokens <= self.max_tokens
+        assert self.temperature >= 0.0
+        assert self.top_k >= 0
+        assert 0.0 < self.top_p <= 1.0
+        assert 0.0 <= self.min_p <= 1.0
+        assert self.repetition_penalty > 0.0
+
+    @property
+    def is_greedy(self) -> bool:
+        """The most likely token is taken and no noise is drawn."""
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        """The logits depend on the tokens so far, so the sampler needs the history."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )

@@ -1,0 +1,288 @@
+"""Decides, step by step, how many tokens of which requests are computed, and who is preempted.
+
+Knows no device, no text and no clock; the same calls with the same arguments give the same plans.
+
+There are no phases. A new prompt, a chunk of a long one, a preempted request, one with a cached
+prefix and one taken over from a dead worker are the same thing: known tokens whose KV is not
+computed yet. `schedule()` plans and allocates, `apply()` commits what the device really did;
+nothing about a request's progress changes in between, so a step that failed can simply be planned
+again.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from engine.batch import Batch, BatchRow, BlockCopy
+from engine.config import EngineConfig
+from engine.kv_cache import KVCache
+from engine.policy import POLICIES
+from engine.request import FinishReason, Request, RequestState
+from engine.stats import SchedulerStats
+from engine.stopping import finish_reason_of
+from engine.waiting_queue import WaitingQueue
+
+
+@dataclass(slots=True)
+class Plan:
+    """The step being planned: what is left of the budget, and what goes into the Batch."""
+
+    budget: int
+    now: float
+    rows: dict[str, BatchRow] = field(default_factory=dict)
+    swap_out: list[BlockCopy] = field(default_factory=list)
+    swap_in: list[BlockCopy] = field(default_factory=list)
+
+    def drop(self, request_id: str) -> None:
+        """Take a preempted request's row back, and its tokens with it."""
+        row = self.rows.pop(request_id, None)
+        if row is not None:
+            self.budget += len(row.token_ids)
+
+
+class Scheduler:
+    """The one place that mutates a Request. Every method runs on the engine thread."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.kv_cache = KVCache(
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            num_host_blocks=config.num_host_blocks,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        self.stats = SchedulerStats()
+        self.requests: dict[str, Request] = {}
+        self.running: dict[str, Request] = {}
+        self._waiting = WaitingQueue()
+        self._preempted_ids: set[str] = set()
+        self._policy = POLICIES[config.policy]
+        self._sequence = count()
+        self._steps = count(1)
+        self._watermark_blocks = int(config.watermark * config.num_blocks)
+        #: Rotates the decodes when there are more of them than budget, so that none starves.
+        self._decode_turn = 0
+
+    @property
+    def num_preempted(self) -> int:
+        """Requests that had the device and wait to have it again."""
+        return len(self._preempted_ids)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that never had the device."""
+        return len(self._waiting) - len(self._preempted_ids)
+
+    def add(self, request: Request) -> None:
+        """Queue a request under the rank its policy gives it now and for ever."""
+        assert request.request_id not in self.requests
+        request.rank = (self._policy(request, self.config), next(self._sequence))
+        self.requests[request.request_id] = request
+        self._waiting.push(request)
+
+    def schedule(self, *, now: float) -> Batch:
+        """Plan one step: decodes first, then whoever has catching up to do, best rank first."""
+        self.kv_cache.end_of_step()
+        plan = Plan(budget=self.config.max_num_batched_tokens, now=now)
+        self._plan_decodes(plan)
+        self._plan_catch_up(plan)
+        return Batch(
+            step=next(self._steps),
+            rows=tuple(plan.rows.values()),
+            swap_out=tuple(plan.swap_out),
+            swap_in=tuple(plan.swap_in),
+        )
+
+    def apply(self, batch: Batch, token_ids: Mapping[str, int], *, now: float) -> list[Request]:
+        """Commit what the device computed; returns the requests that got a token, in batch order.
+
+        A row whose request was aborted while the device computed is ignored.
+        """
+        progressed = []
+        for row in batch.rows:
+            request = self.running.get(row.request_id)
+            if request is None:
+                continue
+            request.num_computed_tokens = row.end
+            self.kv_cache.remember(request)
+            if row.samples:
+                self._append_token(request, token_ids[row.request_id], now)
+                progressed.append(request)
+        return progressed
+
+    def finish(self, request: Request, reason: FinishReason, *, now: float) -> None:
+        """End a request in any state and free all it holds."""
+        if request.state is RequestState.RUNNING:
+            del self.running[request.request_id]
+            request.transition(RequestState.FINISHED)
+        else:
+            self._end_preemption(request, now)
+            request.transition(RequestState.FINISHED)
+            self._waiting.mark_dead()
+        request.finish_reason = reason
+        request.times.finished = now
+        self.kv_cache.free(request.request_id)
+        del self.requests[request.request_id]
+
+    # -- planning ---------------------------------------------------------------------------------
+
+    def _plan_decodes(self, plan: Plan) -> None:
+        """One token for each request that has caught up; long prompts take only what is left."""
+        decodes = [request for request in self.running.values() if request.num_pending_tokens == 1]
+        if len(decodes) > plan.budget:
+            turn = self._decode_turn % len(decodes)
+            self._decode_turn += plan.budget
+            decodes = decodes[turn:] + decodes[:turn]
+        for request in decodes:
+            if plan.budget == 0:
+                break
+            if request.state is RequestState.RUNNING and self._make_room_to_grow(request, plan):
+                self._plan_row(request, plan)
+
+    def _plan_catch_up(self, plan: Plan) -> None:
+        """Chunks for the requests behind, running or waiting: whoever has the better rank."""
+        behind = [r for r in self.running.values() if r.num_pending_tokens > 1]
+        behind.sort(key=lambda request: request.rank, reverse=True)
+        head_is_blocked = False
+        while plan.budget > 0:
+            waiting = None if head_is_blocked else self._waiting.peek()
+            if waiting is not None and (not behind or waiting.rank < behind[-1].rank):
+                if self._admit(waiting, plan):
+                    self._plan_row(waiting, plan)
+                else:
+                    # Nobody overtakes a blocked head, or a large request would starve.
+                    head_is_blocked = True
+            elif behind:
+                request = behind.pop()
+                if request.state is RequestState.RUNNING:
+                    self._plan_row(request, plan)
+            else:
+                break
+
+    def _plan_row(self, request: Request, plan: Plan) -> None:
+        start = request.num_computed_tokens
+        length = min(request.num_pending_tokens, plan.budget, self.config.max_tokens_per_row)
+        end = start + length
+        grown = self.kv_cache.grow(request.request_id, end)
+        assert grown, "admission promised these blocks"
+        plan.budget -= length
+        plan.rows[request.request_id] = BatchRow(
+            request_id=request.request_id,
+            token_ids=request.all_token_ids[start:end],
+            start=start,
+            block_ids=self.kv_cache.block_ids(request.request_id),
+            samples=end == request.num_tokens,
+            sampling=request.sampling,
+            prompt_token_ids=request.prompt_token_ids,
+            output_token_ids=request.output_token_ids,
+        )
+
+    # -- admission --------------------------------------------------------------------------------
+
+    def _admit(self, request: Request, plan: Plan) -> bool:
+        """Move the head of the queue into RUNNING, preempting for it if its class allows."""
+        if not (self._has_room(request) or self._preempt_for(request, plan)):
+            return False
+        self._waiting.pop()
+        self._end_preemption(request, plan.now)
+        if self.kv_cache.is_swapped(request.request_id):
+            plan.swap_in += self.kv_cache.swap_in(request)
+        else:
+            request.num_computed_tokens = self.kv_cache.admit(request)
+        request.transition(RequestState.RUNNING)
+        self.running[request.request_id] = request
+        request.num_tokens_at_admission = request.num_tokens
+        if request.times.first_scheduled is None:
+            request.times.first_scheduled = plan.now
+            request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
+            self.stats.prompt_tokens += request.num_prompt_tokens
+            self.stats.cached_prompt_tokens += request.num_cached_tokens
+        return True
+
+    def _has_room(self, request: Request, without: Sequence[str] = ()) -> bool:
+        """A slot and the blocks of all known tokens, if the requests in `without` were gone."""
+        num_running = len(self.running) - len(without)
+        # Alone, a request may fill the pool; beside others, the running ones need air to grow.
+        spare_blocks = self._watermark_blocks if num_running else 0
+        return num_running < self.config.max_num_seqs and self.kv_cache.fits(
+            request, spare_blocks=spare_blocks, without=without
+        )
+
+    # -- preemption -------------------------------------------------------------------------------
+
+    def _may_preempt(self, request: Request) -> bool:
+        """A request preempted once must have grown before it is preempted again: no livelock."""
+        return request.num_preemptions == 0 or request.progressed_since_admission
+
+    def _preempt_for(self, waiting: Request, plan: Plan) -> bool:
+        """Make room for a request of a strictly better class: check first, then commit."""
+        worse = [
+            request
+            for request in self.running.values()
+            if request.priority < waiting.priority
+            and request.rank > waiting.rank
+            and self._may_preempt(request)
+        ]
+        worse.sort(key=lambda request: request.rank, reverse=True)
+        for num_victims in range(1, len(worse) + 1):
+            victims = worse[:num_victims]
+            if self._has_room(waiting, [victim.request_id for victim in victims]):
+                for victim in victims:
+                    self._preempt(victim, plan)
+                return True
+        return False
+
+    def _make_room_to_grow(self, request: Request, plan: Plan) -> bool:
+        """Get one more slot for a decode; False if the request itself had to give way."""
+        while not self.kv_cache.grow(request.request_id, request.num_tokens):
+            victim = max(
+                (r for r in self.running.values() if r is request or self._may_preempt(r)),
+                key=lambda candidate: candidate.rank,
+            )
+            self._preempt(victim, plan)
+            if victim is request:
+                return False
+        return True
+
+    def _preempt(self, victim: Request, plan: Plan) -> None:
+        """Take the device from a request; it keeps its rank, and so its place in the queue."""
+        plan.drop(victim.request_id)
+        del self.running[victim.request_id]
+        if self._should_swap(victim):
+            plan.swap_out += self.kv_cache.swap_out(victim)
+            self.stats.preemptions_swap += 1
+        else:
+            self.kv_cache.free(victim.request_id)
+            self.stats.preemptions_recompute += 1
+            self.stats.preempted_tokens += victim.num_computed_tokens
+            victim.num_computed_tokens = 0
+        victim.num_preemptions += 1
+        victim.times.preempted_at = plan.now
+        victim.transition(RequestState.PREEMPTED)
+        self._preempted_ids.add(victim.request_id)
+        self._waiting.push(victim)
+
+    def _should_swap(self, victim: Request) -> bool:
+        """Copying costs by the block, recomputing by the token; short requests are recomputed."""
+        mode = self.config.preemption_mode
+        if mode == "recompute" or not self.kv_cache.can_swap_out(victim):
+            return False
+        return mode == "swap" or victim.num_computed_tokens >= self.config.swap_min_tokens
+
+    def _end_preemption(self, request: Request, now: float) -> None:
+        self._preempted_ids.discard(request.request_id)
+        if request.times.preempted_at is not None:
+            request.times.preempted_seconds += now - request.times.preempted_at
+            request.times.preempted_at = None
+
+    # -- progress ---------------------------------------------------------------------------------
+
+    def _append_token(self, request: Request, token_id: int, now: float) -> None:
+        request.append_token(token_id)
+        if request.times.first_token is None:
+            request.times.first_token = now
+        request.times.last_token = now
+        stop_string_found = request.text is not None and request.text.append(token_id)
+        reason = finish_reason_of(request, self.config, stop_string_found=stop_string_found)
+        if reason is not None:
+            self.finish(request, reason, now=now)

@@ -1,0 +1,64 @@
+"""What the engine counts about itself. Knows no metrics library; `service.metrics` reads it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+StepKind = Literal["prefill", "decode", "mixed"]
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """Counters since the start; they only grow."""
+
+    preemptions_recompute: int = 0
+    preemptions_swap: int = 0
+    #: Tokens whose KV was given up and has to be computed again.
+    preempted_tokens: int = 0
+    #: Prompt tokens of admitted requests, and those of them found in the prefix cache.
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """The last step that computed something."""
+
+    kind: StepKind
+    num_rows: int
+    num_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSnapshot:
+    """One consistent reading of the engine, computed and not kept, so that nothing can drift."""
+
+    num_waiting: int
+    num_running: int
+    num_preempted: int
+    num_blocks: int
+    num_blank_blocks: int
+    num_cached_blocks: int
+    num_owned_blocks: int
+    num_promised_blocks: int
+    num_host_blocks: int
+    num_owned_host_blocks: int
+    preemptions_recompute: int
+    preemptions_swap: int
+    preempted_tokens: int
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    generated_tokens: int
+    steps: int
+    failed_steps: int
+    last_step: StepStats | None
+
+    @property
+    def num_alive(self) -> int:
+        """Requests in the engine, whatever their state."""
+        return self.num_waiting + self.num_running + self.num_preempted
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """Owned blocks as a share of the pool, 0.0 to 1.0."""
+        return self.num_owned_blocks / self.num_blocks

@@ -1,0 +1,50 @@
+"""The requests that wait for admission, best rank first. Knows nothing of blocks or budgets."""
+
+import heapq
+
+from engine.request import Request, RequestState
+
+#: States in which an entry of the heap is alive.
+WAITING_STATES = frozenset({RequestState.WAITING, RequestState.PREEMPTED})
+#: Dead entries tolerated before the heap is rebuilt; keeps a storm of aborts from growing it.
+MAX_DEAD_ENTRIES = 64
+
+
+class WaitingQueue:
+    """A heap with lazy deletion: an aborted request stays until it surfaces or the heap is rebuilt.
+
+    Each waiting or preempted request has exactly one entry, so a rank never has to be searched for.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[float, int], Request]] = []
+        self._num_dead = 0
+
+    def __len__(self) -> int:
+        return len(self._heap) - self._num_dead
+
+    def push(self, request: Request) -> None:
+        assert request.state in WAITING_STATES
+        heapq.heappush(self._heap, (request.rank, request))
+
+    def peek(self) -> Request | None:
+        """The request that comes next, left in place."""
+        while self._heap and self._heap[0][1].state not in WAITING_STATES:
+            heapq.heappop(self._heap)
+            self._num_dead -= 1
+        return self._heap[0][1] if self._heap else None
+
+    def pop(self) -> Request:
+        """The request that comes next, taken out; it is still in its waiting state."""
+        request = self.peek()
+        assert request is not None
+        heapq.heappop(self._heap)
+        return request
+
+    def mark_dead(self) -> None:
+        """One of the entries has just left the waiting states without being popped."""
+        self._num_dead += 1
+        if self._num_dead > max(MAX_DEAD_ENTRIES, len(self._heap) // 2):
+            self._heap = [entry for entry in self._heap if entry[1].state in WAITING_STATES]
+            heapq.heapify(self._heap)
+            self._num_dead = 0

@@ -1,0 +1,122 @@
+"""Builders of the engine's tests: short names for what a scenario needs, real objects throughout."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from engine.batch import Batch
+from engine.config import EngineConfig
+from engine.engine import Engine, RequestOutput
+from engine.fake_runner import FakeRunner, fake_generation
+from engine.request import Priority, Request
+from engine.sampling_params import SamplingParams
+
+VOCAB_SIZE = 1000
+EOS = 0
+
+
+def make_config(**overrides) -> EngineConfig:
+    values = {
+        "num_blocks": 64,
+        "block_size": 4,
+        "max_model_len": 256,
+        "vocab_size": VOCAB_SIZE,
+        "eos_token_ids": frozenset({EOS}),
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 32,
+        "watermark": 0.0,
+        "check_invariants": True,
+    }
+    return EngineConfig(**(values | overrides))
+
+
+def make_request(
+    request_id: str = "r",
+    *,
+    prompt: int | Sequence[int] = 5,
+    max_tokens: int = 4,
+    priority: Priority = Priority.NORMAL,
+    arrival: float = 0.0,
+    output: Iterable[int] = (),
+    seed: int = 0,
+    **others,
+) -> Request:
+    """A request whose prompt of a given length is made from its id, so that prompts differ."""
+    if isinstance(prompt, int):
+        salt = sum(map(ord, request_id))
+        prompt = [1 + (salt * 31 + 7 * position) % (VOCAB_SIZE - 1) for position in range(prompt)]
+    request_fields = {name: others.pop(name) for name in ("deadline", "text") if name in others}
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=list(prompt),
+        sampling=SamplingParams(max_tokens=max_tokens, seed=seed, **others),
+        arrival_time=arrival,
+        priority=priority,
+        output_token_ids=list(output),
+        **request_fields,
+    )
+
+
+def expected_tokens(request: Request) -> list[int]:
+    """What the request generates when it runs alone and nothing goes wrong."""
+    return fake_generation(
+        request.prompt_token_ids,
+        num_tokens=request.sampling.max_tokens,
+        seed=request.sampling.seed,
+        vocab_size=VOCAB_SIZE,
+        never=(EOS,),
+    )
+
+
+@dataclass
+class Machine:
+    """An engine over a FakeRunner under a clock that ticks once per step."""
+
+    config: EngineConfig
+    now: float = 0.0
+    batches: list[Batch] = field(default_factory=list)
+    outputs: list[RequestOutput] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.runner = FakeRunner(
+            num_blocks=self.config.num_blocks,
+            num_host_blocks=self.config.num_host_blocks,
+            block_size=self.config.block_size,
+            vocab_size=VOCAB_SIZE,
+            never=(EOS,),
+            before_run=self.batches.append,
+        )
+        self.engine = Engine(self.config, self.runner)
+
+    def add(self, *requests: Request) -> None:
+        for request in requests:
+            self.engine.add_request(request)
+
+    def step(self) -> list[RequestOutput]:
+        self.now += 1.0
+        outputs = self.engine.step(lambda: self.now)
+        self.outputs += outputs
+        return outputs
+
+    def run(self, *, max_steps: int = 1000) -> "Machine":
+        """Step until idle; a machine that does not come to rest is a livelock."""
+        for _ in range(max_steps):
+            if not self.engine.has_work():
+                return self
+            self.step()
+        raise AssertionError(f"still busy after {max_steps} steps: {self.engine.snapshot()}")
+
+    def tokens(self, request_id: str) -> list[int]:
+        """All tokens reported for a request, checked to be contiguous with exactly one end."""
+        outputs = [output for output in self.outputs if output.request_id == request_id]
+        expected_start = outputs[0].start
+        for output in outputs:
+            assert output.start == expected_start
+            expected_start += len(output.token_ids)
+        ends = [output.finish_reason is not None for output in outputs]
+        assert ends == [False] * (len(outputs) - 1) + [True]
+        return [token_id for output in outputs for token_id in output.token_ids]
+
+    def finish_reason(self, request_id: str):
+        return [output for output in self.outputs if output.request_id == request_id][
+            -1
+        ].finish_reason
