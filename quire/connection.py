@@ -1,0 +1,119 @@
+"""Connections to Redis, and the one place where an operation is tried again.
+
+redis-py's defaults retry writes behind the caller's back: during a short stall one XADD makes two
+entries, and one XREADGROUP delivers twice and shows once. So connections made here never retry, and
+`Retrying` repeats only what is safe to repeat, for a bounded time.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    ConnectionError as RedisConnectionError,
+)
+from redis.exceptions import (
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    TryAgainError,
+)
+from redis.exceptions import (
+    TimeoutError as RedisTimeoutError,
+)
+from redis.retry import Retry
+
+from quire.errors import BrokerUnavailable, QueueFull, QuireError
+
+#: The longest a read may block on the server. A blocked reader can hang across a failover.
+MAX_BLOCK_SECONDS = 2.0
+
+#: By how much a socket outlives the longest blocking read before it gives up.
+SOCKET_MARGIN_SECONDS = 3.0
+
+#: How long a TCP connect may take.
+CONNECT_SECONDS = 3.0
+
+#: The pauses between two tries grow from the first to the second, doubling.
+FIRST_PAUSE_SECONDS = 0.02
+LONGEST_PAUSE_SECONDS = 0.5
+
+#: What may pass by itself: a lost connection, a loading or demoted server, a slot in migration.
+TRANSIENT = (RedisConnectionError, RedisTimeoutError, ReadOnlyError, TryAgainError)
+
+_Result = TypeVar("_Result")
+
+
+def connect(url: str, *, block_seconds: float = MAX_BLOCK_SECONDS) -> redis.Redis:
+    """A client that never retries by itself and whose sockets outlive a read of `block_seconds`.
+
+    Nothing is sent yet. A connection used only for calls that do not block (heartbeats, commits)
+    should be made with `block_seconds=0`, so that a dead server is noticed sooner.
+    """
+    return redis.Redis.from_url(
+        url,
+        socket_timeout=block_seconds + SOCKET_MARGIN_SECONDS,
+        socket_connect_timeout=CONNECT_SECONDS,
+        socket_keepalive=True,
+        socket_keepalive_options=_keepalive_options(),
+        retry=Retry(NoBackoff(), 0),
+        decode_responses=False,
+    )
+
+
+def socket_timeout_of(connection: redis.Redis) -> float | None:
+    """The socket timeout the connection's pool was made with. ValueError if it decodes replies."""
+    settings = connection.connection_pool.connection_kwargs
+    if settings.get("decode_responses"):
+        raise ValueError("the connection must not decode responses: bodies are bytes")
+    timeout = settings.get("socket_timeout")
+    return float(timeout) if timeout is not None else None
+
+
+class Retrying:
+    """Runs operations against Redis and turns its errors into ours.
+
+    A repeatable operation is tried again after a transient error, with growing pauses, for at most
+    `seconds` in all; then, as at once for any other operation, BrokerUnavailable is raised.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        # Seeded by the system, apart from the program's own random source.
+        self._random = random.SystemRandom()
+
+    def __call__(self, operation: Callable[[], _Result], *, repeatable: bool = True) -> _Result:
+        give_up = time.monotonic() + (self.seconds if repeatable else 0.0)
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return operation()
+            except TRANSIENT as error:
+                if time.monotonic() + pause >= give_up:
+                    raise translated(error) from error
+            except RedisError as error:
+                raise translated(error) from error
+            # Jitter keeps a fleet that lost its server together from coming back together.
+            time.sleep(pause * self._random.uniform(0.5, 1.0))
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+
+def translated(error: RedisError) -> QuireError:
+    """Our error for one of redis-py's."""
+    if isinstance(error, OutOfMemoryError):
+        return QueueFull("Redis has no memory left")
+    return BrokerUnavailable(f"{type(error).__name__}: {error}")
+
+
+def _keepalive_options() -> dict[int, int]:
+    # The names differ between platforms; what is missing keeps the system's value.
+    wanted = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+    return {
+        getattr(socket, name): seconds for name, seconds in wanted.items() if hasattr(socket, name)
+    }

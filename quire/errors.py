@@ -1,0 +1,133 @@
+"""The typed errors a caller of Quire can meet; every one of them is a `QuireError`.
+
+QuireError
+├── InvalidRequest        a request that cannot be right; names the field
+├── ProtocolError         bytes that are not a message of ours
+│   └── UnsupportedVersion    a message of ours, from a major version this reader does not know
+├── QueueFull             the backlog limit is reached, or Redis has no memory left
+├── UnknownRequest        no request of that id
+│   └── ResultExpired         there was one, and its retention has passed
+├── RequestFailed         the request has ended without completing; carries the Completion
+│   ├── Cancelled             because a caller asked for it
+│   └── DeadlineExceeded      because its deadline passed
+├── OutputRewound         the log is shorter than what this reader has already seen
+├── WaitTimeout           `result(timeout=)` ran out; the request goes on
+└── BrokerUnavailable     Redis cannot be reached, or its reply was lost
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quire.protocol import Completion
+
+
+class QuireError(Exception):
+    """The root of the tree: `except QuireError` catches all that Quire raises on purpose."""
+
+
+class InvalidRequest(QuireError):
+    """A request that cannot be right. `field` is the path of the culprit, such as `body.top_p`."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message
+
+
+class ProtocolError(QuireError):
+    """Bytes that are not a message of this protocol: malformed, foreign, or over a limit."""
+
+
+class UnsupportedVersion(ProtocolError):
+    """A message whose major version this reader does not know; `found` is the version it names."""
+
+    def __init__(self, found: object) -> None:
+        super().__init__(f"protocol version {found!r} is not supported")
+        self.found = found
+
+
+class QueueFull(QuireError):
+    """The backlog limit is reached or Redis is out of memory: what was refused may be tried later.
+
+    `accepted` are the ids of those of many requests submitted together that are in the queue.
+    """
+
+    def __init__(self, message: str, *, accepted: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.accepted = accepted
+
+
+class UnknownRequest(QuireError):
+    """There is no request of this id in the queue: never submitted, or already forgotten."""
+
+    def __init__(self, request_id: str, message: str = "no such request") -> None:
+        super().__init__(f"{request_id}: {message}")
+        self.request_id = request_id
+
+
+class ResultExpired(UnknownRequest):
+    """The request was known to this handle, and its keys are gone: the retention has passed."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(request_id, "its result has expired")
+
+
+class RequestFailed(QuireError):
+    """The request is terminal and did not complete.
+
+    `code` is stable and for programs, `message` for people, `field` names the culprit of a rejected
+    request. `completion` is the terminal record, with the text and tokens published until then when
+    the error comes from `result()`.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        field: str | None = None,
+        *,
+        completion: Completion | None = None,
+    ) -> None:
+        super().__init__(f"{code}: {message}" if field is None else f"{code}: {field}: {message}")
+        self.code = code
+        self.message = message
+        self.field = field
+        self.completion = completion
+
+
+class Cancelled(RequestFailed):
+    """The request was cancelled by a caller."""
+
+
+class DeadlineExceeded(RequestFailed):
+    """The request's deadline, or its longest time in the queue, passed before it was complete."""
+
+
+class OutputRewound(QuireError):
+    """Redis has lost the tail of an output log that this reader had already read.
+
+    `seen` is the number of tokens the reader has, `published` the number the log holds. Reading
+    again from `published` is possible; the tokens that come may differ from the ones already seen.
+    """
+
+    def __init__(self, request_id: str, *, seen: int, published: int) -> None:
+        super().__init__(
+            f"{request_id}: the log holds {published} tokens and this reader has seen {seen}"
+        )
+        self.request_id = request_id
+        self.seen = seen
+        self.published = published
+
+
+class WaitTimeout(QuireError):
+    """`result(timeout=)` ran out of time. The request goes on; waiting again is harmless."""
+
+
+class BrokerUnavailable(QuireError):
+    """Redis cannot be reached, refuses service, or did not answer within the bounded retries.
+
+    Whether the last call took effect is unknown. Every transition but the bare reading of the
+    ingress may be repeated with the same arguments.
+    """

@@ -1,0 +1,204 @@
+"""Reads the ingress streams for one worker: in the order of priority, and what a crash left behind.
+
+Delivery is not a right to run: it only tells a worker what to try to claim. So an entry delivered
+twice does no harm, and an entry whose delivery was lost is found again by `recover`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import redis
+from redis.exceptions import ResponseError
+
+from quire.connection import MAX_BLOCK_SECONDS, Retrying
+from quire.keys import GROUP, Keys
+from quire.protocol import Priority
+from quire.transitions import IngressEntry
+
+#: Every so many reads one entry of the lowest waiting class goes first, so that none starves.
+AGING_PERIOD = 16
+
+#: How often a server that cannot block a group read is asked instead.
+POLL_SECONDS = 0.01
+
+#: How long the probe of that ability waits for an entry that is already there.
+_PROBE_BLOCK_MS = 20
+
+
+# What redis-py takes: stream -> the id to read after.
+Streams = dict[str | bytes | memoryview, str | bytes | int | memoryview]
+
+
+class IngressReader:
+    """Reads one shard's ingress streams. Not for two threads at once."""
+
+    def __init__(self, connection: redis.Redis, keys: Keys, *, retrying: Retrying) -> None:
+        self._connection = connection
+        self._streams = {priority: keys.ingress(priority) for priority in Priority}
+        self._priorities = {name.encode(): priority for priority, name in self._streams.items()}
+        self._probe_key = keys.probe
+        self._retrying = retrying
+        self._reads = 0
+        self._can_block: bool | None = None
+
+    def ensure_groups(self) -> None:
+        """Creates the streams and their group where they are missing; harmless when they are not.
+
+        From id 0, so that requests submitted before the first worker came are delivered too.
+        """
+        for stream in self._streams.values():
+            self._retrying(partial(self._create_group, stream))
+
+    def read(self, worker: str, *, count: int, block_seconds: float) -> list[IngressEntry]:
+        """At most `count` entries never delivered before, most urgent first.
+
+        When there are none, waits up to `block_seconds` (at most MAX_BLOCK_SECONDS) for the next
+        one; entries that come to several streams at that moment may make it a few more than
+        `count`. BrokerUnavailable is raised at once: a lost reply may have delivered something,
+        which stays pending for `recover`.
+        """
+        self._reads += 1
+        entries: list[IngressEntry] = []
+        if self._reads % AGING_PERIOD == 0:
+            entries += self._read_first(worker, sorted(self._streams), count=1)
+        if len(entries) < count:
+            order = sorted(self._streams, reverse=True)
+            entries += self._read_first(worker, order, count=count - len(entries))
+        if entries or block_seconds <= 0:
+            return entries
+        return self._wait(worker, min(block_seconds, MAX_BLOCK_SECONDS))
+
+    def recover(self, worker: str, *, min_idle_seconds: float, count: int) -> list[IngressEntry]:
+        """Entries that were delivered and then left alone, at most `count` of each stream.
+
+        They are all those pending for `worker` itself, which must not be reading in another thread,
+        and those that were pending for anyone for `min_idle_seconds`. That time is no lease: it
+        only bounds how soon an entry left by a crash between read and claim is looked at again.
+        """
+        found: dict[tuple[str, str], IngressEntry] = {}
+        for priority in sorted(self._streams, reverse=True):
+            stream = self._streams[priority]
+            own = self._group_read(worker, {stream: "0"}, count=count)
+            others = self._claim_idle(worker, stream, int(min_idle_seconds * 1000), count)
+            for entry in own + others:
+                found[entry.stream, entry.entry_id] = entry
+        return list(found.values())
+
+    def _read_first(
+        self, worker: str, order: Sequence[Priority], *, count: int
+    ) -> list[IngressEntry]:
+        # COUNT is per stream and XREADGROUP knows no order between streams: so one call per stream.
+        entries: list[IngressEntry] = []
+        for priority in order:
+            wanted = count - len(entries)
+            if wanted <= 0:
+                break
+            entries += self._group_read(worker, {self._streams[priority]: ">"}, count=wanted)
+        return entries
+
+    def _wait(self, worker: str, seconds: float) -> list[IngressEntry]:
+        if self._can_block is None:
+            self._can_block = self._retrying(self._probe_blocking)
+        order = sorted(self._streams, reverse=True)
+        streams = {self._streams[priority]: ">" for priority in order}
+        if self._can_block:
+            return self._group_read(worker, streams, count=1, block_ms=max(1, int(seconds * 1000)))
+        give_up = time.monotonic() + seconds
+        while time.monotonic() < give_up:
+            if entries := self._group_read(worker, streams, count=1):
+                return entries
+            time.sleep(POLL_SECONDS)
+        return []
+
+    def _group_read(
+        self, worker: str, streams: Mapping[str, str], *, count: int, block_ms: int | None = None
+    ) -> list[IngressEntry]:
+        after: Streams = {stream: start for stream, start in streams.items()}  # noqa: C416
+
+        def once() -> Any:
+            return self._connection.xreadgroup(GROUP, worker, after, count=count, block=block_ms)
+
+        def with_groups() -> Any:
+            try:
+                return once()
+            except ResponseError as error:
+                # A flushed or failed-over server has forgotten the group, even while we block.
+                if not str(error).startswith(("NOGROUP", "UNBLOCKED")):
+                    raise
+                for stream in streams:
+                    self._create_group(stream)
+                return once()
+
+        # Not repeatable: a read whose reply was lost has delivered what it read.
+        reply = self._retrying(with_groups, repeatable=False) or []
+        pairs = reply.items() if isinstance(reply, dict) else reply
+        return [entry for stream, part in pairs for entry in self._entries(stream, part)]
+
+    def _claim_idle(
+        self, worker: str, stream: str, min_idle_ms: int, count: int
+    ) -> list[IngressEntry]:
+        def once() -> Any:
+            try:
+                return self._connection.xautoclaim(stream, GROUP, worker, min_idle_ms, count=count)
+            except ResponseError as error:
+                if not str(error).startswith("NOGROUP"):
+                    raise
+                self._create_group(stream)
+                return [b"0-0", []]
+
+        return self._entries(stream.encode(), self._retrying(once)[1])
+
+    def _entries(self, stream: bytes, part: Any) -> list[IngressEntry]:
+        """Parses deliveries; one whose entry was deleted since is acknowledged here and dropped."""
+        entries = []
+        for item in part:
+            if not item or item[0] is None:
+                continue
+            entry_id, fields = item
+            if not fields:
+                self._retrying(partial(self._connection.xack, stream, GROUP, entry_id))
+                continue
+            entries.append(
+                IngressEntry(
+                    stream=stream.decode(),
+                    entry_id=entry_id.decode(),
+                    # A foreign entry has no id. It is claimed like any other, which removes it.
+                    request_id=fields.get(b"id", b"").decode(errors="replace"),
+                    priority=self._priorities[stream],
+                    enqueued_ms=int(entry_id.partition(b"-")[0]),
+                )
+            )
+        return entries
+
+    def _create_group(self, stream: str) -> None:
+        try:
+            self._connection.xgroup_create(stream, GROUP, id="0", mkstream=True)
+        except ResponseError as error:
+            if not str(error).startswith("BUSYGROUP"):
+                raise
+
+    def _probe_blocking(self) -> bool:
+        """Whether XREADGROUP BLOCK can be trusted on this server.
+
+        An in-memory fake returns at once from an empty stream when COUNT is given, and loses what
+        is there when it is not. The probe sees both on a stream of its own.
+        """
+        # A name of its own, or two workers that start together would eat each other's entry.
+        key, read = f"{self._probe_key}:{secrets.token_hex(8)}", self._connection.xreadgroup
+        try:
+            with contextlib.suppress(ResponseError):
+                self._connection.xgroup_create(key, GROUP, id="0", mkstream=True)
+            self._connection.pexpire(key, 60_000)
+            began = time.monotonic()
+            read(GROUP, "probe", {key: ">"}, count=1, block=_PROBE_BLOCK_MS)
+            waited = time.monotonic() - began >= _PROBE_BLOCK_MS / 2000
+            self._connection.xadd(key, {"probe": "1"})
+            return waited and bool(read(GROUP, "probe", {key: ">"}, block=_PROBE_BLOCK_MS))
+        finally:
+            self._connection.delete(key)

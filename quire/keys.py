@@ -1,0 +1,110 @@
+"""Every Redis key of Quire and what lives there: the data model.
+
+All keys of one queue shard begin with `quire:{<queue>.<shard>}`; the braces are a Redis Cluster
+hash tag, so that a whole shard lies in one slot and every transition can be one script.
+
+    in:<priority>       stream   ingress, group `workers` created at id 0. One entry per queued
+                                 request, with the field `id`. Undelivered entries are never
+                                 deleted: that would make the group's lag unknown.
+    r:<id>              hash     the request record: see below.
+    b:<id>              string   the encoded GenerationRequest; deleted when the request ends.
+    o:<id>              stream   the output log. The entry of a chunk has the id
+                                 `<index of its last token>-<epoch>` and the fields `from`, `ids`
+                                 (msgpack array), `text`, and `ends` (see TokenChunk). The last
+                                 entry is the terminal record at `<number of tokens>-<epoch>`, with
+                                 the field `done` (msgpack Completion) and the broker's stamps. A
+                                 reader that has n tokens asks for what lies after `n-0`.
+    lease               zset     request id -> expiry of its lease, unix ms of Redis' clock.
+    dead                stream   dead letters: id, reason, attempts, bytes. Capped.
+    w                   hash     worker -> last seen, state and load (msgpack), parted by spaces.
+    idem:<tenant>:<key> string   idempotency key -> request id.
+
+Fields of the request record; all times are unix ms of Redis' own clock except `deadline_ms`:
+
+    state, priority, tenant, epoch, attempts, resumes, published
+    owner               hex of 128 random bits while running, and after an end written by the owner
+    deadline_ms         0 for none
+    queue_until_ms      the latest claim of a request that waits in the queue
+    submitted_ms, claimed_ms (first claim), first_token_ms, finished_ms
+    cancel              "1" once a caller asked for it
+    fingerprint         of the engine that first claimed it
+    metadata            msgpack map, echoed in the terminal record; absent when empty
+    released            the owner that gave it back last, so that RELEASE can be repeated
+
+Every per-request key has an expiry from birth: the longest time in the queue plus the retention,
+renewed while the request lives, and cut to the retention when it ends. Only `in:*`, `lease` and
+`dead` belong to the queue itself and stay.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+#: The consumer group of every ingress stream.
+GROUP = "workers"
+
+#: How many ingress streams a shard has; the index is the priority, larger is more urgent.
+NUM_PRIORITIES = 4
+
+_QUEUE_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Names the keys of one shard of one queue. ValueError for a name that breaks a hash tag."""
+
+    queue: str = "default"
+    shard: int = 0
+
+    def __post_init__(self) -> None:
+        if not _QUEUE_NAME.fullmatch(self.queue):
+            raise ValueError(f"queue name {self.queue!r} must match {_QUEUE_NAME.pattern}")
+        if self.shard < 0:
+            raise ValueError(f"shard {self.shard} is negative")
+
+    @property
+    def prefix(self) -> str:
+        return f"quire:{{{self.queue}.{self.shard}}}"
+
+    def ingress(self, priority: int) -> str:
+        return f"{self.prefix}:in:{priority:d}"
+
+    @property
+    def all_ingress(self) -> tuple[str, ...]:
+        """The ingress streams in the order of the priorities, lowest first."""
+        return tuple(self.ingress(priority) for priority in range(NUM_PRIORITIES))
+
+    def request(self, request_id: str) -> str:
+        return f"{self.prefix}:r:{request_id}"
+
+    def body(self, request_id: str) -> str:
+        return f"{self.prefix}:b:{request_id}"
+
+    def output(self, request_id: str) -> str:
+        return f"{self.prefix}:o:{request_id}"
+
+    def of_request(self, request_id: str) -> tuple[str, str, str]:
+        """Record, body and output log of one request, in the order the scripts take them."""
+        return self.request(request_id), self.body(request_id), self.output(request_id)
+
+    def idempotency(self, tenant: str, key: str) -> str:
+        """The tenant has no colon (protocol.py sees to it), so no two pairs share a name."""
+        return f"{self.prefix}:idem:{tenant}:{key}"
+
+    @property
+    def lease(self) -> str:
+        return f"{self.prefix}:lease"
+
+    @property
+    def dead(self) -> str:
+        return f"{self.prefix}:dead"
+
+    @property
+    def workers(self) -> str:
+        return f"{self.prefix}:w"
+
+    @property
+    def probe(self) -> str:
+        """A stream that lives for a moment while the server's abilities are probed."""
+        return f"{self.prefix}:probe"

@@ -1,0 +1,66 @@
+"""Reads output logs: one XREAD over many streams, each from the token its reader has come to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from quire.errors import ProtocolError
+from quire.keys import Keys
+from quire.output import Completion, TokenChunk
+
+#: The most entries of one log taken at once; the rest comes with the next read.
+MAX_ENTRIES_PER_READ = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRead:
+    """What one read of a log gave: chunks trimmed to the reader, and the end if it came."""
+
+    chunks: tuple[TokenChunk, ...] = ()
+    completion: Completion | None = None
+
+
+def read_logs(
+    connection: redis.Redis, keys: Keys, seen: Mapping[str, int], *, block_seconds: float | None
+) -> dict[str, OutputRead]:
+    """Reads what lies beyond `seen` (request id -> tokens the reader has) in each log.
+
+    The first chunk of an answer may start beyond `seen` only if the log itself has a gap.
+    ProtocolError for entries that are not ours.
+    """
+    if not seen:
+        return {}
+    # The entry whose last token is n has the id n-<epoch>, and epochs begin at 1.
+    after: dict[str | bytes | memoryview, str | bytes | int | memoryview] = {
+        keys.output(request_id): f"{tokens}-0" if tokens else "0-0"
+        for request_id, tokens in seen.items()
+    }
+    block_ms = None if block_seconds is None else max(1, int(block_seconds * 1000))
+    reply: Any = connection.xread(after, count=MAX_ENTRIES_PER_READ, block=block_ms) or []
+    ids = {keys.output(request_id).encode(): request_id for request_id in seen}
+    pairs = reply.items() if isinstance(reply, dict) else reply
+    return {
+        ids[stream]: read_entries(ids[stream], entries, seen=seen[ids[stream]])
+        for stream, entries in pairs
+    }
+
+
+def read_entries(
+    request_id: str, entries: Iterable[tuple[bytes, Mapping[bytes, bytes]]], *, seen: int
+) -> OutputRead:
+    """Parses the entries of one log in order, leaving out what a reader of `seen` tokens has."""
+    chunks: list[TokenChunk] = []
+    for entry_id, fields in entries:
+        if b"done" in fields:
+            completion = Completion.from_entry(request_id, entry_id, fields=fields)
+            return OutputRead(tuple(chunks), completion)
+        if b"ids" not in fields:
+            raise ProtocolError(f"log entry {entry_id!r} is neither tokens nor an end")
+        if chunk := TokenChunk.from_entry(entry_id, fields).after(seen):
+            chunks.append(chunk)
+            seen = chunk.end
+    return OutputRead(tuple(chunks))

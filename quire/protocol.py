@@ -1,0 +1,148 @@
+"""The messages of protocol version 1: what a producer sends and what comes back.
+
+A GenerationRequest is one msgpack map. Unknown fields of the envelope are kept and passed on,
+unknown fields of the body are refused by name (see sampling.py), and another major version is
+refused before anything else is looked at. What comes back is described in output.py.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from enum import IntEnum
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, field_validator
+
+from quire.errors import InvalidRequest, ProtocolError, UnsupportedVersion
+from quire.output import (
+    Completion,
+    ErrorInfo,
+    FinishReason,
+    State,
+    Timing,
+    TokenChunk,
+    Usage,
+)
+from quire.sampling import Kind, ParsedBody, SamplingParams, parse_body, validated
+from quire.wire import pack, unpack_map
+
+#: The major version written into `v`. A reader refuses every other one.
+PROTOCOL_VERSION: Final = 1
+
+#: The most bytes of the encoded metadata: it is stored with the record and echoed.
+MAX_METADATA_BYTES = 16 << 10
+
+#: The most bytes of the encoded headers.
+MAX_HEADERS_BYTES = 8 << 10
+
+#: What a request id may be: it becomes a part of a key and of a log line.
+REQUEST_ID_PATTERN = r"^[A-Za-z0-9._:-]{1,128}$"
+
+#: A tenant has no colon, so that tenant and idempotency key cannot run into one another.
+TENANT_PATTERN = r"^[A-Za-z0-9._-]{1,64}$"
+
+
+def mint_id() -> str:
+    """A fresh request id: 128 random bits in hex."""
+    return secrets.token_hex(16)
+
+
+class Priority(IntEnum):
+    """The four classes of urgency. A better class is read, admitted and kept first."""
+
+    LOW = 0
+    NORMAL = 1
+    HIGH = 2
+    CRITICAL = 3
+
+    @classmethod
+    def parse(cls, value: object) -> Priority:
+        """Reads a name in any case, or the number. ValueError for anything else."""
+        if isinstance(value, str) and value.upper() in cls.__members__:
+            return cls[value.upper()]
+        if isinstance(value, int) and not isinstance(value, bool):
+            return cls(value)
+        raise ValueError(f"must be one of {', '.join(p.name.lower() for p in cls)}")
+
+
+class GenerationRequest(BaseModel):
+    """One unit of generation a service asks for; immutable, named by an id its caller minted."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+
+    v: Literal[1] = PROTOCOL_VERSION
+    id: Annotated[str, Strict(), Field(pattern=REQUEST_ID_PATTERN)] = Field(default_factory=mint_id)
+    kind: Kind
+    body: dict[str, Any]
+    tenant: Annotated[str, Strict(), Field(pattern=TENANT_PATTERN)] = "default"
+    priority: Annotated[Priority, BeforeValidator(Priority.parse)] = Priority.NORMAL
+    #: Unix milliseconds on the broker's clock.
+    deadline_ms: Annotated[int, Strict(), Field(gt=0, lt=1 << 53)] | None = None
+    idempotency_key: Annotated[str, Strict(), Field(min_length=1, max_length=255)] | None = None
+    headers: dict[str, str] = Field(default_factory=dict)
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    created_ms: Annotated[int, Strict(), Field(ge=0)] = Field(
+        default_factory=lambda: time.time_ns() // 1_000_000
+    )
+
+    @field_validator("metadata")
+    @classmethod
+    def _small_metadata(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return _within(value, MAX_METADATA_BYTES)
+
+    @field_validator("headers")
+    @classmethod
+    def _small_headers(cls, value: dict[str, str]) -> dict[str, str]:
+        return _within(value, MAX_HEADERS_BYTES)
+
+    def encode(self) -> bytes:
+        """The wire form. InvalidRequest when a value cannot be encoded or the cap is passed."""
+        fields = self.model_dump(exclude_none=True)
+        # The dump must not drop nulls inside the caller's own maps.
+        fields |= {"body": self.body, "metadata": self.metadata, "priority": int(self.priority)}
+        return pack(fields, field="body")
+
+    @classmethod
+    def decode(cls, data: bytes) -> GenerationRequest:
+        """Reads the wire form.
+
+        ProtocolError when the bytes are not ours, UnsupportedVersion for another major version,
+        InvalidRequest for a field of the envelope. The body is not looked into: see `parse_body`.
+        """
+        fields = unpack_map(data)
+        if "v" not in fields:
+            raise ProtocolError("message has no protocol version")
+        if type(fields["v"]) is not int or fields["v"] != PROTOCOL_VERSION:
+            raise UnsupportedVersion(fields["v"])
+        return validated(cls, fields)
+
+    def parse_body(self) -> ParsedBody:
+        """Checks the body. Called at submit and again at claim: the wire is never trusted."""
+        return parse_body(self.kind, self.body)
+
+
+def _within(value: dict[str, Any], max_bytes: int) -> dict[str, Any]:
+    try:
+        pack(value, max_bytes=max_bytes)
+    except InvalidRequest as error:
+        raise ValueError(error.message) from error
+    return value
+
+
+__all__ = [
+    "PROTOCOL_VERSION",
+    "Completion",
+    "ErrorInfo",
+    "FinishReason",
+    "GenerationRequest",
+    "Kind",
+    "ParsedBody",
+    "Priority",
+    "SamplingParams",
+    "State",
+    "Timing",
+    "TokenChunk",
+    "Usage",
+    "mint_id",
+]

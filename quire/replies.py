@@ -1,0 +1,78 @@
+"""Turns what scripts and hashes answer into records. Knows their layout and no connection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.output import State
+from quire.output_log import read_entries
+from quire.protocol import Priority
+from quire.transitions import (
+    Claim,
+    Claimed,
+    DeadLetter,
+    NotClaimed,
+    NotClaimedReason,
+    RequestStatus,
+    WorkerInfo,
+)
+from quire.wire import unpack_map
+
+
+def claim_answer(request_id: str, owner: str, reply: Sequence[Any]) -> Claimed | NotClaimed:
+    """Reads the reply of claim.lua."""
+    if reply[0] != b"claimed":
+        reason = NotClaimedReason(reply[0].decode())
+        return NotClaimed(request_id, reason, ended=bool(reply[1]))
+    _, epoch, body, attempts, submitted_ms, fingerprint, cancel, entries = reply
+    log = [(entry_id, _pairs(fields)) for entry_id, fields in entries]
+    return Claimed(
+        claim=Claim(request_id, int(epoch), owner),
+        request_bytes=body,
+        published=read_entries(request_id, log, seen=0).chunks,
+        attempts=int(attempts),
+        enqueued_ms=int(submitted_ms),
+        fingerprint=fingerprint.decode() or None,
+        cancel_requested=bool(cancel),
+    )
+
+
+def status_of(request_id: str, fields: Mapping[bytes, bytes]) -> RequestStatus:
+    """Reads the fields of a request record."""
+    deadline_ms = int(fields[b"deadline_ms"])
+    fingerprint = fields.get(b"fingerprint")
+    return RequestStatus(
+        request_id=request_id,
+        state=State(fields[b"state"].decode()),
+        priority=Priority(int(fields[b"priority"])),
+        published=int(fields[b"published"]),
+        attempts=int(fields[b"attempts"]),
+        resumes=int(fields[b"resumes"]),
+        cancel_requested=fields.get(b"cancel") == b"1",
+        deadline_ms=deadline_ms or None,
+        submitted_ms=int(fields[b"submitted_ms"]),
+        fingerprint=fingerprint.decode() if fingerprint else None,
+    )
+
+
+def dead_letter_of(entry_id: bytes, fields: Mapping[bytes, bytes]) -> DeadLetter:
+    """Reads an entry of the dead stream."""
+    return DeadLetter(
+        entry_id=entry_id.decode(),
+        request_id=fields[b"id"].decode(),
+        reason=fields[b"reason"].decode(),
+        attempts=int(fields[b"attempts"]),
+        original=fields[b"bytes"],
+    )
+
+
+def worker_of(name: bytes, value: bytes, *, now_ms: int) -> WorkerInfo:
+    """Reads a field of the workers hash: last seen, state and load, parted by spaces."""
+    seen_ms, state, load = value.split(b" ", 2)
+    seconds = max(0, now_ms - int(seen_ms)) / 1000
+    return WorkerInfo(name.decode(), state.decode(), seconds, unpack_map(load))
+
+
+def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))

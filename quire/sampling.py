@@ -1,0 +1,174 @@
+"""What a caller asks for in the body of a request: the sampling parameters and the OpenAI bodies.
+
+The names and ranges of the parameters are vLLM's. A field that would change the result and is not
+known is refused by its name: ignoring it silently would give wrong results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, field_validator
+from pydantic_core.core_schema import ValidationInfo
+
+from quire.errors import InvalidRequest
+from quire.wire import MAX_ARRAY_LENGTH, MAX_TOKEN_ID, is_token_ids
+
+#: The most stop strings, and the longest of them in characters: each is searched at every token.
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 256
+
+#: The most stop token ids.
+MAX_STOP_TOKEN_IDS = 256
+
+#: The most messages of one conversation.
+MAX_MESSAGES = 4096
+
+Kind = Literal["tokens", "completions", "chat.completions"]
+
+_Int = Annotated[int, Strict()]
+_Float = Annotated[float, Strict()]
+_Bool = Annotated[bool, Strict()]
+_StopString = Annotated[str, Strict(), Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+_TokenId = Annotated[int, Strict(), Field(ge=0, le=MAX_TOKEN_ID)]
+
+
+class SamplingParams(BaseModel):
+    """How the next token is chosen and when the generation stops, as it travels on the wire."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    max_tokens: _Int = Field(256, ge=1)
+    min_tokens: _Int = Field(0, ge=0)
+    temperature: _Float = Field(1.0, ge=0.0)
+    #: 0 keeps every token; -1 is accepted as the same.
+    top_k: _Int = Field(0, ge=-1)
+    top_p: _Float = Field(1.0, gt=0.0, le=1.0)
+    min_p: _Float = Field(0.0, ge=0.0, le=1.0)
+    repetition_penalty: _Float = Field(1.0, gt=0.0, le=2.0)
+    presence_penalty: _Float = Field(0.0, ge=-2.0, le=2.0)
+    frequency_penalty: _Float = Field(0.0, ge=-2.0, le=2.0)
+    #: None lets the client draw one at submit, so that a resumed generation goes on with it.
+    seed: _Int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
+    stop: tuple[_StopString, ...] = Field((), max_length=MAX_STOP_STRINGS)
+    stop_token_ids: tuple[_TokenId, ...] = Field((), max_length=MAX_STOP_TOKEN_IDS)
+    ignore_eos: _Bool = False
+    include_stop_str_in_output: _Bool = False
+    skip_special_tokens: _Bool = True
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_string_is_a_list_of_one(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("top_k")
+    @classmethod
+    def _minus_one_is_zero(cls, value: int) -> int:
+        return max(value, 0)
+
+    @field_validator("min_tokens")
+    @classmethod
+    def _within_max_tokens(cls, value: int, info: ValidationInfo) -> int:
+        if value > info.data.get("max_tokens", value):
+            raise ValueError("min_tokens is greater than max_tokens")
+        return value
+
+    def to_body(self) -> dict[str, Any]:
+        """The fields that differ from their defaults, as they are written into a body."""
+        fields = self.model_dump(exclude_defaults=True)
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in fields.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedBody:
+    """A body that has been checked. Exactly one of `prompt` and `messages` is not None."""
+
+    prompt: str | list[int] | None
+    messages: list[dict[str, Any]] | None
+    sampling: SamplingParams
+    model: str | None
+
+
+#: OpenAI's fields that do not change the tokens of a request of ours.
+_HARMLESS = frozenset({"model", "stream", "stream_options", "user", "n", "max_completion_tokens"})
+
+
+def parse_body(kind: Kind, body: Mapping[str, Any]) -> ParsedBody:
+    """Checks a body of the given kind. InvalidRequest names the first culprit as `body.<field>`."""
+    subject = "messages" if kind == "chat.completions" else "prompt"
+    for name in body:
+        if name not in SamplingParams.model_fields and name not in _HARMLESS and name != subject:
+            raise InvalidRequest(f"body.{name}", "unknown field")
+    if body.get("n") not in (None, 1) or isinstance(body.get("n"), bool):
+        raise InvalidRequest("body.n", "only n=1 is supported")
+    model = body.get("model")
+    if model is not None and not isinstance(model, str):
+        raise InvalidRequest("body.model", "must be a string")
+    return ParsedBody(
+        prompt=None if subject == "messages" else _prompt(kind, body.get("prompt")),
+        messages=_messages(body.get("messages")) if subject == "messages" else None,
+        sampling=validated(SamplingParams, _sampling_fields(body), prefix="body."),
+        model=model,
+    )
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def validated(model: type[_Model], fields: Mapping[str, Any], *, prefix: str = "") -> _Model:
+    """Builds a pydantic model, turning its ValidationError into InvalidRequest for one field."""
+    try:
+        return model.model_validate(dict(fields))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        path = ".".join(str(part) for part in first["loc"])
+        raise InvalidRequest(f"{prefix}{path}" or model.__name__, first["msg"]) from None
+
+
+def _sampling_fields(body: Mapping[str, Any]) -> dict[str, Any]:
+    # A null means "the default" in OpenAI's bodies.
+    fields = {
+        name: body[name] for name in SamplingParams.model_fields if body.get(name) is not None
+    }
+    alias = body.get("max_completion_tokens")
+    if alias is not None and fields.setdefault("max_tokens", alias) != alias:
+        raise InvalidRequest("body.max_completion_tokens", "contradicts max_tokens")
+    return fields
+
+
+def _prompt(kind: Kind, prompt: object) -> str | list[int]:
+    if isinstance(prompt, str) and prompt and kind == "completions":
+        return prompt
+    if isinstance(prompt, list) and 0 < len(prompt) <= MAX_ARRAY_LENGTH and is_token_ids(prompt):
+        return prompt
+    wanted = "a non-empty array of token ids"
+    if kind == "completions":
+        wanted = f"a non-empty string or {wanted}"
+    raise InvalidRequest("body.prompt", f"must be {wanted}")
+
+
+def _messages(messages: object) -> list[dict[str, Any]]:
+    if not isinstance(messages, list) or not 0 < len(messages) <= MAX_MESSAGES:
+        raise InvalidRequest("body.messages", f"must be an array of 1 to {MAX_MESSAGES} messages")
+    for index, message in enumerate(messages):
+        field = f"body.messages.{index}"
+        if not isinstance(message, dict):
+            raise InvalidRequest(field, "must be a map")
+        if not isinstance(message.get("role"), str):
+            raise InvalidRequest(f"{field}.role", "must be a string")
+        if not _is_text_content(message.get("content")):
+            raise InvalidRequest(f"{field}.content", "must be a string or an array of text parts")
+    return messages
+
+
+def _is_text_content(content: object) -> bool:
+    if isinstance(content, list):
+        return bool(content) and all(
+            isinstance(part, dict)
+            and part.get("type") == "text"
+            and isinstance(part.get("text"), str)
+            for part in content
+        )
+    return isinstance(content, str)

@@ -1,0 +1,116 @@
+"""Loads the Lua transitions and runs them by hash, falling back when the server forgot them.
+
+Every transition is idempotent, so a call whose reply was lost is simply made again (see
+`Retrying`). The source that runs is `common.lua` followed by the transition's own file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib import resources
+from typing import Any
+
+import redis
+from redis.exceptions import NoScriptError, RedisError
+
+from quire.connection import Retrying, translated
+from quire.errors import QuireError
+
+Argument = str | bytes | int
+Command = tuple[int, tuple[Argument, ...]]
+
+#: The most calls sent in one pipeline: a bound on the memory of both sides.
+MAX_CALLS_PER_PIPELINE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One run of a transition: all keys it touches, and its arguments after the settings."""
+
+    keys: Sequence[str]
+    arguments: Sequence[Argument]
+
+
+class ScriptRunner:
+    """Runs transitions on one server, with the broker's settings before each call's arguments.
+
+    `sources` replaces the shipped text of a transition; the tests break one on purpose with it.
+    """
+
+    def __init__(
+        self,
+        connection: redis.Redis,
+        settings: Sequence[Argument],
+        *,
+        retrying: Retrying,
+        sources: Mapping[str, str] | None = None,
+    ) -> None:
+        self._connection = connection
+        self._settings = tuple(settings)
+        self._retrying = retrying
+        self._sources = sources or {}
+
+    def run(self, name: str, call: Call) -> Any:
+        """Runs one transition and returns its reply. BrokerUnavailable, QueueFull."""
+        source = self._sources.get(name) or load_source(name)
+        num_keys, values = self._command(call)
+
+        def once() -> Any:
+            try:
+                return self._connection.evalsha(_sha(source), num_keys, *values)
+            except NoScriptError:
+                return self._connection.eval(source, num_keys, *values)
+
+        return self._retrying(once)
+
+    def run_many(self, name: str, calls: Iterable[Call]) -> list[Any]:
+        """Runs many calls in few round trips; each is atomic, all of them together are not.
+
+        The result of a call that failed alone is its error, as a QuireError in the list.
+        """
+        commands = [self._command(call) for call in calls]
+        replies: list[Any] = []
+        for first in range(0, len(commands), MAX_CALLS_PER_PIPELINE):
+            part = commands[first : first + MAX_CALLS_PER_PIPELINE]
+            replies += self._retrying(partial(self._pipeline, name, part))
+        return [translated(r) if isinstance(r, RedisError) else r for r in replies]
+
+    def _pipeline(self, name: str, commands: Sequence[Command]) -> list[Any]:
+        source = self._sources.get(name) or load_source(name)
+        replies = self._send(source, commands)
+        if any(isinstance(reply, NoScriptError) for reply in replies):
+            self._connection.script_load(source)
+            replies = self._send(source, commands)
+        return replies
+
+    def _send(self, source: str, commands: Sequence[Command]) -> list[Any]:
+        with self._connection.pipeline(transaction=False) as pipeline:
+            for num_keys, values in commands:
+                pipeline.evalsha(_sha(source), num_keys, *values)
+            return list(pipeline.execute(raise_on_error=False))
+
+    def _command(self, call: Call) -> Command:
+        return len(call.keys), (*call.keys, *self._settings, *call.arguments)
+
+
+@cache
+def load_source(name: str) -> str:
+    """The full text of the transition `name`."""
+    folder = resources.files("quire") / "scripts"
+    return "\n".join((folder / file).read_text() for file in ("common.lua", f"{name}.lua"))
+
+
+def raise_if_error(reply: Any) -> Any:
+    """The reply, unless it is one of the errors `run_many` leaves in its list."""
+    if isinstance(reply, QuireError):
+        raise reply
+    return reply
+
+
+@cache
+def _sha(source: str) -> str:
+    # Redis names a script by this hash; nothing secret depends on it.
+    return hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()

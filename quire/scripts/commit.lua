@@ -1,0 +1,63 @@
+-- COMMIT: publish the tokens of many requests, each judged by its own fence.
+--
+-- KEYS  1 lease, then per item record, body, output
+-- ARGV  per item: id, epoch, owner, index of the first token, number of tokens, tokens, text,
+--       text ends or '', terminal record or '', terminal state or ''
+-- Returns per item {ok | fenced | rewind | replayed, tokens in the log, cancel flag}.
+
+local NUM_ARGUMENTS = 10
+local lease = KEYS[1]
+local now = now_ms()
+
+local function append(keys, record, item, published)
+  local last = int(published + item.count - 1)
+  local entry = { 'from', int(item.start), 'ids', item.ids, 'text', item.text }
+  if item.ends ~= '' then
+    entry[7], entry[8] = 'ends', item.ends
+  end
+  redis.call('XADD', keys.output, last .. '-' .. item.epoch, unpack(entry))
+  redis.call('HSET', keys.record, 'published', int(published + item.count))
+  if not record.first_token_ms then
+    redis.call('HSET', keys.record, 'first_token_ms', int(now))
+  end
+end
+
+local function commit(keys, item)
+  local record = fields_of(keys, 'state', 'epoch', 'owner', 'published', 'cancel', 'first_token_ms')
+  local published = tonumber(record.published or '0')
+  local cancel = record.cancel == '1' and 1 or 0
+  if not holds(record, item.epoch, item.owner) then
+    -- The end that this very claim wrote is here already: its reply was lost.
+    local mine = record.state and record.epoch == item.epoch and record.owner == item.owner
+    return { mine and 'replayed' or 'fenced', mine and published or 0, cancel }
+  end
+  local replay = item.start < published
+  local ends_here = item.done ~= '' and item.start + item.count == published
+  if item.start > published then
+    return { 'rewind', published, cancel }
+  elseif replay and not ends_here then
+    return { 'replayed', published, cancel }
+  end
+  if item.count > 0 and not replay then
+    append(keys, record, item, published)
+    published = published + item.count
+  end
+  if item.done ~= '' then
+    write_end(keys, item.id, lease, item.epoch, item.state, item.done, now)
+  else
+    redis.call('ZADD', lease, int(now + LEASE_MS), item.id)
+    keep(keys, keys.output)
+  end
+  return { 'ok', published, cancel }
+end
+
+local replies = {}
+for index = 0, (#KEYS - 1) / 3 - 1 do
+  local at = FIRST + NUM_ARGUMENTS * index
+  replies[index + 1] = commit(keys_at(2 + 3 * index), {
+    id = ARGV[at], epoch = ARGV[at + 1], owner = ARGV[at + 2], start = tonumber(ARGV[at + 3]),
+    count = tonumber(ARGV[at + 4]), ids = ARGV[at + 5], text = ARGV[at + 6], ends = ARGV[at + 7],
+    done = ARGV[at + 8], state = ARGV[at + 9],
+  })
+end
+return replies

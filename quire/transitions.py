@@ -1,0 +1,192 @@
+"""The records that go into and come out of the broker's transitions.
+
+They are frozen: what a transition answered is a fact about one moment of the request. Nothing here
+talks to Redis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from quire.output import Completion, State, TokenChunk
+from quire.protocol import Priority
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """The answer to a submit.
+
+    `request_id` is the id of an earlier request when the idempotency key was known; `created` tells
+    whether this very call enqueued something, which a repeated call cannot know.
+    """
+
+    request_id: str
+    state: State
+    created: bool
+
+
+@dataclass(frozen=True, slots=True)
+class IngressEntry:
+    """One delivery of a queued request to one worker; not yet a right to run it."""
+
+    stream: str
+    entry_id: str
+    request_id: str
+    priority: Priority
+    enqueued_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The fence: the exclusive right to publish for a request, as long as its lease is renewed.
+
+    The epoch alone would not do: when Redis loses its tail, two claims can get the same one.
+    `owner` is the hex of 128 random bits, fresh for every claim.
+    """
+
+    request_id: str
+    epoch: int
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A request that is now this worker's to run.
+
+    `published` are the chunks already in the log, in order and without gaps; the generation goes on
+    after them. `fingerprint` is the one recorded at the first claim, None when this is the first.
+    """
+
+    claim: Claim
+    request_bytes: bytes
+    published: tuple[TokenChunk, ...]
+    attempts: int
+    enqueued_ms: int
+    fingerprint: str | None
+    cancel_requested: bool
+
+    @property
+    def num_published(self) -> int:
+        return self.published[-1].end if self.published else 0
+
+
+class NotClaimedReason(StrEnum):
+    """Why an ingress entry gave no claim. The entry is gone from the stream in every case."""
+
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    ATTEMPTS_SPENT = "attempts_spent"
+    MISSING = "missing"
+    RUNNING = "running"
+
+
+@dataclass(frozen=True, slots=True)
+class NotClaimed:
+    """An entry that gave no claim. `ended` says that this call wrote the terminal record."""
+
+    request_id: str
+    reason: NotClaimedReason
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CommitItem:
+    """One request's part of a commit: the tokens from `start` on, and the end if this is it.
+
+    `text` is what these tokens added to the text; `text_ends` see TokenChunk. With a `completion`
+    the token ids may be empty; without one they may not.
+    """
+
+    claim: Claim
+    start: int
+    token_ids: tuple[int, ...]
+    text: str
+    completion: Completion | None = None
+    text_ends: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert self.start >= 0, "a commit cannot start before the first token"
+        assert self.token_ids or self.completion, "a commit of nothing"
+        assert len(self.text_ends) in (0, len(self.token_ids)), "one text end per token, or none"
+
+
+class CommitStatus(StrEnum):
+    """What became of a commit item.
+
+    OK it is in the log. REPLAYED it was there already. REWIND Redis lost the end of the log, send
+    again from `published`. FENCED the claim is not yours any more: drop the request silently.
+    """
+
+    OK = "ok"
+    FENCED = "fenced"
+    REWIND = "rewind"
+    REPLAYED = "replayed"
+
+
+@dataclass(frozen=True, slots=True)
+class CommitReply:
+    """`published` is the number of tokens in the log now (0 when fenced).
+
+    After REPLAYED with `published` short of the item's end, what lies beyond was not written: send
+    it from there.
+    """
+
+    status: CommitStatus
+    published: int
+    cancel_requested: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReply:
+    """`alive`: the lease was renewed. Otherwise the claim is lost for good."""
+
+    alive: bool
+    cancel_requested: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """A request whose lease had expired: queued again, or ended (`state` is terminal)."""
+
+    request_id: str
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStatus:
+    """A snapshot of the request record. `published` is the number of tokens in the log."""
+
+    request_id: str
+    state: State
+    priority: Priority
+    published: int
+    attempts: int
+    resumes: int
+    cancel_requested: bool
+    deadline_ms: int | None
+    submitted_ms: int
+    fingerprint: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A request that was given up: why, after how many attempts, and its original bytes."""
+
+    entry_id: str
+    request_id: str
+    reason: str
+    attempts: int
+    original: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """The last word of a worker; `seen_seconds` ago on the broker's clock."""
+
+    name: str
+    state: str
+    seen_seconds: float
+    load: Mapping[str, float] = field(default_factory=dict)

@@ -1,0 +1,93 @@
+"""Packs and unpacks msgpack within limits; the only place that calls the codec.
+
+Bytes from Redis are never trusted: whatever they are, `unpack` returns plain Python values or
+raises ProtocolError. No extension types, no keys but strings and bytes, no pickle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import msgpack
+
+from quire.errors import InvalidRequest, ProtocolError
+
+#: The inline cap: the largest encoded message, in bytes. A 128k-token prompt as ids fits in it.
+MAX_MESSAGE_BYTES = 1 << 20
+
+#: The most elements of one array, and so of one prompt given as token ids.
+MAX_ARRAY_LENGTH = 1 << 18
+
+#: The most keys of one map.
+MAX_MAP_LENGTH = 1024
+
+#: The largest token id; every known vocabulary is far below it.
+MAX_TOKEN_ID = (1 << 31) - 1
+
+
+def pack(value: object, *, field: str = "message", max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
+    """Encodes a caller's value. InvalidRequest(field) when it cannot be sent or is over the cap."""
+    try:
+        data: bytes = msgpack.packb(value, use_bin_type=True)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequest(field, f"cannot be encoded: {error}") from error
+    if len(data) > max_bytes:
+        raise InvalidRequest(field, f"takes {len(data)} bytes, the cap is {max_bytes}")
+    return data
+
+
+def unpack(data: bytes, *, max_bytes: int = MAX_MESSAGE_BYTES) -> Any:
+    """Decodes one message. ProtocolError for anything malformed, foreign or over a limit."""
+    if len(data) > max_bytes:
+        raise ProtocolError(f"message takes {len(data)} bytes, the cap is {max_bytes}")
+    try:
+        return msgpack.unpackb(
+            data,
+            raw=False,
+            strict_map_key=True,
+            ext_hook=_refuse_extension,
+            max_str_len=max_bytes,
+            max_bin_len=max_bytes,
+            max_array_len=MAX_ARRAY_LENGTH,
+            max_map_len=MAX_MAP_LENGTH,
+            max_ext_len=0,
+        )
+    except ProtocolError:
+        raise
+    # The codec raises a dozen types, some of them bare ValueErrors, RecursionError among the rest.
+    except Exception as error:
+        raise ProtocolError(f"not a msgpack message: {type(error).__name__}: {error}") from error
+
+
+def unpack_map(data: bytes, *, max_bytes: int = MAX_MESSAGE_BYTES) -> dict[str, Any]:
+    """Like `unpack`, for a message that must be a map with string keys."""
+    value = unpack(data, max_bytes=max_bytes)
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise ProtocolError("message is not a map with string keys")
+    return value
+
+
+def pack_ids(token_ids: Sequence[int]) -> bytes:
+    """Encodes token ids as a msgpack array."""
+    data: bytes = msgpack.packb(list(token_ids))
+    return data
+
+
+def unpack_ids(data: bytes) -> tuple[int, ...]:
+    """Decodes an array of token ids. ProtocolError when it holds anything else."""
+    value = unpack(data)
+    if not is_token_ids(value):
+        raise ProtocolError("message is not an array of token ids")
+    return tuple(value)
+
+
+def is_token_ids(value: object) -> bool:
+    """Whether `value` is a list of token ids. A bool is not a token id although it is an int."""
+    return isinstance(value, list) and all(
+        type(item) is int and 0 <= item <= MAX_TOKEN_ID for item in value
+    )
+
+
+def _refuse_extension(code: int, _data: bytes) -> NoReturn:
+    raise ProtocolError(f"extension type {code} is not part of the protocol")
