@@ -17,7 +17,7 @@ class TokenDecoder(Protocol):
     def step(self, token_id: int) -> str | None: ...
 
     def rest(self) -> str:
-        """What the tokens since the last text decode to by themselves, replacement marks included."""
+        """What the tokens since the last text decode to by themselves, however incomplete."""
         ...
 
 

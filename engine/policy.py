@@ -32,8 +32,10 @@ def priority_with_aging(request: Request, config: EngineConfig) -> float:
 
 def adaptive(request: Request, config: EngineConfig) -> float:
     """Class, age, remaining size, and the slack before the deadline, whichever calls soonest."""
-    rank = shortest_job_first(request, config) - config.aging_seconds * request.priority
-    return rank if request.deadline is None else min(rank, request.deadline - config.aging_seconds)
+    rank = shortest_job_first(request, config)
+    if request.deadline is not None:
+        rank = min(rank, request.deadline - config.aging_seconds)
+    return rank - config.aging_seconds * request.priority
 
 
 POLICIES: dict[PolicyName, Policy] = {

@@ -60,8 +60,9 @@ class Scheduler:
         self._sequence = count()
         self._steps = count(1)
         self._watermark_blocks = int(config.watermark * config.num_blocks)
-        #: Rotates the decodes when there are more of them than budget, so that none starves.
-        self._decode_turn = 0
+        # Never more requests than tokens per step: each that runs gets on in every step, so no
+        # decode waits for a turn and no prompt starves behind decodes.
+        self._max_running = min(config.max_num_seqs, config.max_num_batched_tokens)
 
     @property
     def num_preempted(self) -> int:
@@ -129,13 +130,7 @@ class Scheduler:
     def _plan_decodes(self, plan: Plan) -> None:
         """One token for each request that has caught up; long prompts take only what is left."""
         decodes = [request for request in self.running.values() if request.num_pending_tokens == 1]
-        if len(decodes) > plan.budget:
-            turn = self._decode_turn % len(decodes)
-            self._decode_turn += plan.budget
-            decodes = decodes[turn:] + decodes[:turn]
         for request in decodes:
-            if plan.budget == 0:
-                break
             if request.state is RequestState.RUNNING and self._make_room_to_grow(request, plan):
                 self._plan_row(request, plan)
 
@@ -204,7 +199,7 @@ class Scheduler:
         num_running = len(self.running) - len(without)
         # Alone, a request may fill the pool; beside others, the running ones need air to grow.
         spare_blocks = self._watermark_blocks if num_running else 0
-        return num_running < self.config.max_num_seqs and self.kv_cache.fits(
+        return num_running < self._max_running and self.kv_cache.fits(
             request, spare_blocks=spare_blocks, without=without
         )
 

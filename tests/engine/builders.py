@@ -1,4 +1,4 @@
-"""Builders of the engine's tests: short names for what a scenario needs, real objects throughout."""
+"""Builders of the engine's tests: short names for what a scenario needs, real objects only."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

@@ -1,0 +1,64 @@
+"""The laws can fail: each kind of damage that they exist for is reported."""
+
+import pytest
+
+from engine.request import RequestState
+from tests.engine.builders import Machine, make_config, make_request
+
+
+@pytest.fixture
+def machine() -> Machine:
+    machine = Machine(make_config(check_invariants=False))
+    machine.add(make_request("a", prompt=9, max_tokens=20))
+    machine.step()
+    assert machine.engine.violations() == []
+    return machine
+
+
+def test_a_block_freed_behind_the_back_of_its_table_is_found(machine):
+    cache = machine.engine._scheduler.kv_cache
+    cache.pool.free([cache.block_ids("a")[0]])
+    assert "sum of references != sum of table entries" in machine.engine.violations()
+
+
+def test_a_block_that_is_free_twice_is_found(machine):
+    pool = machine.engine._scheduler.kv_cache.pool
+    pool._blank.append(pool._blank[0])
+    assert any("free twice" in law for law in machine.engine.violations())
+
+
+def test_a_forgotten_promise_is_found(machine):
+    machine.engine._scheduler.kv_cache.num_promised += 1
+    assert "promised blocks do not add up" in machine.engine.violations()
+
+
+def test_a_counter_that_ran_ahead_is_found(machine):
+    request = machine.engine._scheduler.requests["a"]
+    request.num_computed_tokens = request.num_tokens
+    assert any("a: computed 10 of 10" in law for law in machine.engine.violations())
+
+
+def test_a_state_that_contradicts_the_running_set_is_found(machine):
+    machine.engine._scheduler.requests["a"].state = RequestState.WAITING
+    assert any("contradicts the running set" in law for law in machine.engine.violations())
+
+
+def test_a_request_that_vanished_without_giving_its_blocks_back_is_found(machine):
+    scheduler = machine.engine._scheduler
+    del scheduler.requests["a"], scheduler.running["a"]
+    assert "1 finished requests hold blocks" in machine.engine.violations()
+
+
+def test_the_fake_cache_notices_a_corrupted_block(machine):
+    block_ids = machine.engine._scheduler.kv_cache.block_ids("a")
+    machine.runner._device[block_ids[0]] = list(machine.runner._device[block_ids[1]])
+    machine.step()
+    assert "corrupted cache" in machine.outputs[-1].error
+
+
+def test_with_the_check_switched_on_a_broken_law_stops_the_test():
+    machine = Machine(make_config(check_invariants=True))
+    machine.add(make_request("a", max_tokens=20))
+    machine.engine._scheduler.kv_cache.num_promised += 1
+    with pytest.raises(AssertionError, match="promised blocks"):
+        machine.step()

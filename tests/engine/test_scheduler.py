@@ -1,0 +1,216 @@
+"""What the scheduler plans, as literal tables: a change of policy shows as a readable difference.
+
+Each line of a trace is one step: tokens per request, then who waits, who is preempted, free blocks.
+"""
+
+import pytest
+
+from engine.request import Priority
+from tests.engine.builders import Machine, make_config, make_request
+
+
+def trace(machine: Machine) -> list[str]:
+    """Run until idle; one line per step."""
+    lines = []
+    while machine.engine.has_work():
+        machine.step()
+        batch, seen = machine.batches[-1], machine.engine.snapshot()
+        rows = " ".join(f"{row.request_id}:{len(row.token_ids)}" for row in batch.rows)
+        free = seen.num_blank_blocks + seen.num_cached_blocks
+        lines.append(f"{rows} | w{seen.num_waiting} p{seen.num_preempted} f{free}")
+    return lines
+
+
+def test_a_prompt_is_computed_in_chunks_and_its_last_chunk_yields_the_first_token():
+    machine = Machine(make_config(max_num_batched_tokens=4))
+    machine.add(make_request("a", prompt=10, max_tokens=2))
+    assert trace(machine) == [
+        "a:4 | w0 p0 f63",
+        "a:4 | w0 p0 f62",
+        "a:2 | w0 p0 f61",
+        "a:1 | w0 p0 f64",
+    ]
+    assert [len(output.token_ids) for output in machine.outputs] == [1, 1]
+
+
+def test_decodes_come_first_and_a_long_prompt_takes_what_is_left():
+    machine = Machine(make_config(max_num_batched_tokens=6))
+    machine.add(make_request("a", prompt=3, max_tokens=4), make_request("b", prompt=9))
+    assert trace(machine)[:4] == [
+        "a:3 b:3 | w0 p0 f62",
+        "a:1 b:5 | w0 p0 f61",
+        "a:1 b:1 | w0 p0 f59",
+        "a:1 b:1 | w0 p0 f61",
+    ]
+
+
+def test_a_request_joins_while_another_one_runs():
+    machine = Machine(make_config())
+    machine.add(make_request("a", prompt=5, max_tokens=4))
+    machine.step()
+    machine.add(make_request("b", prompt=1, max_tokens=2))
+    machine.step()
+    assert machine.batches[-1].num_tokens == 2
+    assert [row.request_id for row in machine.batches[-1].rows] == ["a", "b"]
+
+
+def test_a_threshold_bounds_the_chunk_of_one_request_so_that_prompts_share_a_step():
+    machine = Machine(make_config(max_num_batched_tokens=8, long_prefill_token_threshold=4))
+    machine.add(make_request("a", prompt=12), make_request("b", prompt=12))
+    machine.step()
+    assert [len(row.token_ids) for row in machine.batches[-1].rows] == [4, 4]
+
+
+def test_no_more_requests_run_than_there_are_slots():
+    machine = Machine(make_config(max_num_seqs=2))
+    machine.add(*(make_request(f"r{index}", max_tokens=2) for index in range(5)))
+    lines = trace(machine)
+    assert max(line.split(" | ")[0].count(":") for line in lines) == 2
+
+
+def test_equal_priorities_are_served_in_the_order_of_arrival():
+    machine = Machine(make_config(max_num_seqs=1))
+    machine.add(*(make_request(name, max_tokens=1) for name in "cab"))
+    machine.run()
+    assert [output.request_id for output in machine.outputs] == list("cab")
+
+
+def test_the_better_class_is_admitted_first():
+    machine = Machine(make_config(max_num_seqs=1))
+    machine.add(
+        make_request("low", max_tokens=1, priority=Priority.LOW),
+        make_request("high", max_tokens=1, priority=Priority.HIGH),
+        make_request("critical", max_tokens=1, priority=Priority.CRITICAL),
+    )
+    machine.run()
+    assert [output.request_id for output in machine.outputs] == ["critical", "high", "low"]
+
+
+def test_nobody_overtakes_a_blocked_head_of_its_own_class():
+    machine = Machine(make_config(num_blocks=4))
+    machine.add(make_request("a", prompt=7, max_tokens=4))
+    machine.step()
+    machine.add(make_request("large", prompt=12, arrival=1), make_request("s", prompt=1, arrival=2))
+    machine.step()
+    assert [row.request_id for row in machine.batches[-1].rows] == ["a"]
+
+
+def test_memory_preemption_takes_the_last_in_the_queue_and_keeps_its_place():
+    machine = Machine(make_config(num_blocks=4, preemption_mode="recompute"))
+    machine.add(
+        make_request("a", prompt=7, max_tokens=6), make_request("b", prompt=7, max_tokens=6)
+    )
+    assert trace(machine) == [
+        "a:7 b:7 | w0 p0 f0",
+        "a:1 b:1 | w0 p0 f0",
+        "a:1 | w0 p1 f1",
+        "a:1 | w0 p1 f1",
+        "a:1 | w0 p1 f1",
+        "a:1 | w0 p1 f4",
+        # The first block of b was never evicted: only five of its nine tokens are computed again.
+        "b:5 | w0 p0 f1",
+        "b:1 | w0 p0 f1",
+        "b:1 | w0 p0 f1",
+        "b:1 | w0 p0 f4",
+    ]
+
+
+def test_preemption_by_swap_moves_blocks_and_computes_nothing_twice():
+    machine = Machine(make_config(num_blocks=4, num_host_blocks=4, preemption_mode="swap"))
+    machine.add(
+        make_request("a", prompt=7, max_tokens=6), make_request("b", prompt=7, max_tokens=6)
+    )
+    machine.run()
+    assert [len(batch.swap_out) for batch in machine.batches if batch.swap_out] == [2]
+    assert [len(batch.swap_in) for batch in machine.batches if batch.swap_in] == [2]
+    assert sum(batch.num_tokens for batch in machine.batches) == 2 * (7 + 6 - 1)
+
+
+def test_auto_recomputes_short_requests_and_swaps_long_ones():
+    for swap_min_tokens, swaps in ((8, 1), (9, 0)):
+        config = make_config(num_blocks=4, num_host_blocks=4, swap_min_tokens=swap_min_tokens)
+        machine = Machine(config)
+        machine.add(make_request("a", prompt=7, max_tokens=6), make_request("b", prompt=7))
+        machine.run()
+        assert machine.engine.snapshot().preemptions_swap == swaps
+
+
+def test_a_waiting_request_preempts_a_strictly_worse_class_for_a_slot():
+    machine = Machine(make_config(max_num_seqs=1))
+    machine.add(make_request("low", max_tokens=8, priority=Priority.LOW))
+    machine.step()
+    machine.add(make_request("high", max_tokens=2, priority=Priority.HIGH, arrival=1.0))
+    machine.step()
+    assert [row.request_id for row in machine.batches[-1].rows] == ["high"]
+    machine.run()
+    assert machine.engine.snapshot().preemptions_recompute == 1
+
+
+def test_a_waiting_request_preempts_a_strictly_worse_class_for_blocks():
+    machine = Machine(make_config(num_blocks=4))
+    machine.add(make_request("low", prompt=12, max_tokens=3, priority=Priority.LOW))
+    machine.step()
+    machine.add(make_request("high", prompt=8, max_tokens=2, priority=Priority.HIGH, arrival=1.0))
+    machine.step()
+    assert [row.request_id for row in machine.batches[-1].rows] == ["high"]
+
+
+def test_equal_classes_never_preempt_each_other_for_admission():
+    machine = Machine(make_config(max_num_seqs=1))
+    machine.add(make_request("a", max_tokens=5))
+    machine.step()
+    machine.add(make_request("b", max_tokens=1, arrival=1.0))
+    machine.run()
+    assert machine.engine.snapshot().preemptions_recompute == 0
+
+
+def test_nobody_is_preempted_when_it_would_not_be_enough():
+    machine = Machine(make_config(num_blocks=6))
+    machine.add(
+        make_request("normal", prompt=12, max_tokens=8),
+        make_request("low", prompt=4, max_tokens=4, priority=Priority.LOW),
+    )
+    machine.step()
+    machine.add(make_request("large", prompt=20, max_tokens=2, arrival=1.0))
+    machine.step()
+    assert machine.engine.snapshot().num_preempted == 0
+
+
+def test_every_running_request_gets_on_in_every_step_however_small_the_budget():
+    machine = Machine(make_config(max_num_seqs=8, max_num_batched_tokens=4))
+    machine.add(*(make_request(f"r{index}", prompt=6, max_tokens=9) for index in range(8)))
+    while machine.engine.has_work():
+        running = set(machine.engine._scheduler.running)
+        machine.step()
+        batch = machine.batches[-1]
+        assert batch.num_tokens <= 4
+        assert running <= {row.request_id for row in batch.rows}
+
+
+def test_a_request_that_fills_the_pool_by_itself_ends_with_length():
+    machine = Machine(make_config(num_blocks=2))
+    machine.add(make_request("a", prompt=5, max_tokens=50))
+    machine.run()
+    assert machine.finish_reason("a") == "length"
+    assert len(machine.tokens("a")) == 3
+
+
+@pytest.mark.parametrize("num_blocks", [8, 9])
+def test_the_watermark_leaves_air_for_the_running_but_not_in_an_empty_engine(num_blocks):
+    machine = Machine(make_config(num_blocks=num_blocks, watermark=0.25))
+    machine.add(make_request("whole", prompt=num_blocks * 4 - 1, max_tokens=1))
+    machine.run()
+    machine.add(make_request("a", prompt=4 * (num_blocks - 3), max_tokens=3))
+    machine.step()
+    machine.add(make_request("b", prompt=4, max_tokens=3, arrival=machine.now))
+    machine.step()
+    assert [row.request_id for row in machine.batches[-1].rows] == ["a"]
+
+
+def test_the_same_calls_give_the_same_plans():
+    def plans():
+        machine = Machine(make_config(num_blocks=6, num_host_blocks=3, max_num_seqs=3))
+        machine.add(*(make_request(f"r{index}", prompt=3 + index) for index in range(6)))
+        return machine.run().batches
+
+    assert plans() == plans()
