@@ -1,0 +1,86 @@
+# `make` prints this help. Every target creates the environment it needs.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+#: Which build of torch: `cpu`, `cuda`, or empty for what pip gives under the constraints.
+TORCH ?=
+#: Where pip finds the `cpu` build of torch, if the configured index does not carry it.
+TORCH_INDEX_URL ?=
+#: Processes that run tests side by side.
+TEST_PROCESSES ?= 2
+#: More arguments for pytest, for instance ARGS="-k resume".
+ARGS ?=
+
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+TORCH_REQUIREMENT := $(if $(filter cpu,$(TORCH)),torch==2.13.0+cpu,torch==2.13.0)
+INSTALL := $(BIN)/python -m pip install --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo test check lint types imports format requests bench bench-scheduler up down clean
+
+help: ## print this help
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/torch.installed: constraints.txt | $(BIN)/python
+	@echo "installing $(TORCH_REQUIREMENT) (large)"
+	$(INSTALL) $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL)) "$(TORCH_REQUIREMENT)"
+	@touch $@
+
+$(VENV)/demo.installed: pyproject.toml constraints.txt | $(VENV)/torch.installed
+	@echo "installing the worker and the demo"
+	$(INSTALL) -e ".[demo]"
+	@touch $@
+
+$(VENV)/dev.installed: pyproject.toml constraints.txt | $(VENV)/torch.installed
+	@echo "installing everything that tests and checks need"
+	$(INSTALL) -e ".[dev]"
+	@touch $@ $(VENV)/demo.installed
+
+env: $(VENV)/dev.installed ## create the environment of tests and checks
+
+demo: $(VENV)/demo.installed ## 200 requests, two workers, one of them killed half-way
+	@$(BIN)/python -m examples.demo
+
+test: $(VENV)/dev.installed ## run all tests; what is skipped is printed with its reason
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
+
+check: lint types imports ## lint, types and import rules
+
+lint: $(VENV)/dev.installed ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/dev.installed ## mypy --strict
+	$(BIN)/mypy
+
+imports: $(VENV)/dev.installed ## who may import whom
+	$(BIN)/lint-imports
+
+format: $(VENV)/dev.installed ## format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+requests: $(VENV)/demo.installed ## write examples/requests.jsonl anew
+	$(BIN)/python -m examples.make_requests
+
+bench: $(VENV)/demo.installed ## engine alone and end to end, workloads W1 and W2
+	$(BIN)/python -m benchmarks.bench_engine
+	$(BIN)/python -m benchmarks.bench_service
+
+bench-scheduler: $(VENV)/demo.installed ## cost of a step with 10,000 waiting and 1,000 running
+	$(BIN)/python -m benchmarks.bench_scheduler
+
+up: ## the whole stack in containers (PROFILE=cpu or gpu)
+	docker compose --profile $(or $(PROFILE),cpu) up --build --detach --wait
+
+down: ## stop the stack
+	docker compose --profile cpu --profile gpu down
+
+clean: ## remove the environment and all caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist

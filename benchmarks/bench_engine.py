@@ -1,0 +1,126 @@
+"""The engine alone: tokens per second, first token and inter-token time, without Redis or text.
+
+    python -m benchmarks.bench_engine [--models TINY,SMALL] [--workloads W1,W2] [--dtype bfloat16]
+
+The gate: every request has exactly the length it asked for, and in float32 some of them, run again
+alone, give the same tokens. A run that fails it prints no figures.
+"""
+
+import argparse
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.figures import Figures, figures_of, machine, median_run
+from benchmarks.models import model_folder
+from benchmarks.workloads import Workload, make_workload
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.model.runner import load_runner
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+
+MAX_NUM_SEQS = 64
+MAX_NUM_BATCHED_TOKENS = 256
+KV_CACHE_BYTES = 2 << 30
+#: Requests that are run again alone to see that batching changed nothing.
+NUM_CHECKED_ALONE = 4
+
+
+class BenchedEngine:
+    """One loaded model, run over and over."""
+
+    def __init__(self, model: str, *, dtype: str) -> None:
+        started = time.perf_counter()
+        runner = load_runner(
+            model_folder(model),
+            dtype=dtype,
+            max_num_seqs=MAX_NUM_SEQS,
+            max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+            kv_cache_memory_bytes=KV_CACHE_BYTES,
+        )
+        self.load_seconds = time.perf_counter() - started
+        facts = runner.config_facts
+        self.vocab_size = facts.vocab_size
+        config = EngineConfig(
+            num_blocks=facts.num_blocks,
+            max_model_len=facts.max_model_len,
+            vocab_size=facts.vocab_size,
+            eos_token_ids=facts.eos_token_ids,
+            block_size=facts.block_size,
+            max_num_seqs=MAX_NUM_SEQS,
+            max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+            # Runs repeat their prompts; what is measured is computing them.
+            enable_prefix_caching=False,
+        )
+        self._engine = Engine(config, runner)
+
+    def run(self, workload: Workload) -> tuple[Figures, dict[str, list[int]]]:
+        """Run a workload from an idle engine; figures and tokens by request id."""
+        for index, item in enumerate(workload.items):
+            self._engine.add_request(
+                Request(
+                    request_id=f"{workload.name}-{index}",
+                    prompt_token_ids=list(item.prompt_token_ids),
+                    sampling=SamplingParams(
+                        max_tokens=item.num_output_tokens, temperature=0.0, ignore_eos=True
+                    ),
+                    arrival_time=0.0,
+                )
+            )
+        arrivals: dict[str, list[tuple[float, int]]] = {}
+        tokens: dict[str, list[int]] = {}
+        started = time.perf_counter()
+        while self._engine.has_work():
+            outputs = self._engine.step(time.perf_counter)
+            now = time.perf_counter() - started
+            for output in outputs:
+                arrivals.setdefault(output.request_id, []).append((now, len(output.token_ids)))
+                tokens.setdefault(output.request_id, []).extend(output.token_ids)
+        return figures_of(arrivals), tokens
+
+
+def check(
+    engine: BenchedEngine, workload: Workload, tokens: dict[str, list[int]], *, exact: bool
+) -> None:
+    """The gate; raises SystemExit when a figure of this run would mean nothing."""
+    for index, item in enumerate(workload.items):
+        if len(tokens[f"{workload.name}-{index}"]) != item.num_output_tokens:
+            raise SystemExit(f"{workload.name}: request {index} has the wrong length")
+    if exact:
+        for index, item in enumerate(workload.items[:NUM_CHECKED_ALONE]):
+            _, alone = engine.run(Workload("alone", (item,)))
+            if alone["alone-0"] != tokens[f"{workload.name}-{index}"]:
+                raise SystemExit(f"{workload.name}: request {index} differs from itself alone")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default="TINY,SMALL")
+    parser.add_argument("--workloads", default="W1,W2")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    record: dict[str, object] = {"machine": machine()}
+    for model in arguments.models.split(","):
+        engine = BenchedEngine(model, dtype=arguments.dtype)
+        print(f"\n{model} {arguments.dtype}, loaded in {engine.load_seconds:.1f} s")
+        print(Figures.header())
+        for name in arguments.workloads.split(","):
+            workload = make_workload(name, vocab_size=engine.vocab_size)
+            runs = []
+            for _ in range(arguments.runs):
+                figures, tokens = engine.run(workload)
+                runs.append(figures)
+            check(engine, workload, tokens, exact=arguments.dtype == "float32")
+            best = median_run(runs)
+            print(best.line(name), flush=True)
+            record[f"{model}-{arguments.dtype}-{name}"] = asdict(best)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

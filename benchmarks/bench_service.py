@@ -1,0 +1,151 @@
+"""End to end: the same workload through Redis, a worker process and a streaming reader.
+
+    python -m benchmarks.bench_service [--models TINY,SMALL] [--dtype bfloat16] [--runs 3]
+
+Runs of the engine alone and of the whole service alternate in one process tree on the same cores,
+and the service's share is the median of the ratios of neighbours. The gate: every request has the
+length it asked for, and both sides generated the same tokens wherever rounding allows (float32).
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.bench_engine import (
+    KV_CACHE_BYTES,
+    MAX_NUM_BATCHED_TOKENS,
+    MAX_NUM_SEQS,
+    BenchedEngine,
+    check,
+)
+from benchmarks.figures import Figures, figures_of, machine, median_run
+from benchmarks.models import model_folder
+from benchmarks.workloads import Workload, make_workload
+from quire import Broker, Client, LocalRedis, connect
+
+READY_SECONDS = 180.0
+POLL_SECONDS = 0.1
+
+
+@contextmanager
+def worker(redis: LocalRedis, broker: Broker, *, model: str, dtype: str) -> Iterator[None]:
+    """A worker process with the engine's own sizes, ready to serve."""
+    flags = {
+        "queue": model.lower(),
+        "model": str(model_folder(model)),
+        "dtype": dtype,
+        "max-num-seqs": str(MAX_NUM_SEQS),
+        "max-num-batched-tokens": str(MAX_NUM_BATCHED_TOKENS),
+        "kv-cache-memory-bytes": str(KV_CACHE_BYTES),
+        "claim-batch": str(MAX_NUM_SEQS),
+        "http-port": "0",
+        "log-level": "warning",
+    }
+    command = [sys.executable, "-m", "service", "--no-enable-prefix-caching"]
+    for name, value in flags.items():
+        command += [f"--{name}", value]
+    process = subprocess.Popen(command, env=os.environ | {"QUIRE_REDIS_URL": redis.url})
+    try:
+        give_up = time.monotonic() + READY_SECONDS
+        while not any(info.state == "ready" for info in broker.workers()):
+            if process.poll() is not None or time.monotonic() > give_up:
+                raise SystemExit("the worker did not start")
+            time.sleep(POLL_SECONDS)
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def run_service(broker: Broker, workload: Workload) -> tuple[Figures, dict[str, list[int]]]:
+    """Submit the workload, read every token as it comes; figures and tokens by request."""
+    requests = [
+        {
+            "prompt": list(item.prompt_token_ids),
+            "sampling": {
+                "max_tokens": item.num_output_tokens,
+                "temperature": 0.0,
+                "ignore_eos": True,
+            },
+        }
+        for item in workload.items
+    ]
+    started = time.perf_counter()
+    handles = Client(broker).submit_many(requests)
+    names = {handle.request_id: f"{workload.name}-{i}" for i, handle in enumerate(handles)}
+    arrivals: dict[str, list[tuple[float, int]]] = {name: [] for name in names.values()}
+    tokens: dict[str, list[int]] = {name: [] for name in names.values()}
+    pending = dict.fromkeys(names, 0)
+    while pending:
+        news = broker.read_output(pending, block_seconds=1.0)
+        now = time.perf_counter() - started
+        for request_id, output in news.items():
+            name = names[request_id]
+            for chunk in output.chunks:
+                arrivals[name].append((now, len(chunk.token_ids)))
+                tokens[name].extend(chunk.token_ids)
+            pending[request_id] = len(tokens[name])
+            if output.completion is not None:
+                del pending[request_id]
+    return figures_of(arrivals), tokens
+
+
+def compare(model: str, workload_name: str, *, dtype: str, runs: int) -> dict[str, object]:
+    """Alternate engine-only and service runs; prints and returns medians and the share."""
+    engine = BenchedEngine(model, dtype=dtype)
+    workload = make_workload(workload_name, vocab_size=engine.vocab_size)
+    alone, served = [], []
+    with LocalRedis.start() as redis, connect(redis.url) as connection:
+        broker = Broker(connection, queue=model.lower())
+        with worker(redis, broker, model=model, dtype=dtype):
+            for _ in range(runs):
+                figures, expected = engine.run(workload)
+                alone.append(figures)
+                figures, tokens = run_service(broker, workload)
+                served.append(figures)
+                check(engine, workload, tokens, exact=False)
+                if dtype == "float32" and tokens != expected:
+                    raise SystemExit(f"{workload_name}: the service changed the tokens")
+    shares = [
+        through.output_tokens_per_second / engine_only.output_tokens_per_second
+        for engine_only, through in zip(alone, served, strict=True)
+    ]
+    print(f"\n{model} {dtype} {workload_name}, broker: {redis.kind}")
+    print(Figures.header())
+    print(median_run(alone).line("engine alone"))
+    print(median_run(served).line("through Redis"))
+    print(f"{'share of the engine':24} {statistics.median(shares):>9.3f}", flush=True)
+    return {
+        "engine": asdict(median_run(alone)),
+        "service": asdict(median_run(served)),
+        "share": statistics.median(shares),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default="TINY,SMALL")
+    parser.add_argument("--workloads", default="W1,W2")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    record: dict[str, object] = {"machine": machine()}
+    for model in arguments.models.split(","):
+        for name in arguments.workloads.split(","):
+            figures = compare(model, name, dtype=arguments.dtype, runs=arguments.runs)
+            record[f"{model}-{arguments.dtype}-{name}"] = figures
+    if arguments.json:
+        arguments.json.write_text(json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

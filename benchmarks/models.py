@@ -1,0 +1,64 @@
+"""The benchmark models: random weights in common shapes, written once as Hugging Face folders.
+
+TINY   12.5 M parameters: 384 wide, 6 layers, 6 heads over 2 KV heads, vocabulary 8 k
+SMALL  134.5 M parameters, the shape of SmolLM2-135M: 576 wide, 30 layers, 9 heads over 3
+"""
+
+from pathlib import Path
+
+BUILD_FOLDER = Path(__file__).resolve().parent.parent / "build" / "models"
+
+SHAPES = {
+    "TINY": {
+        "hidden_size": 384,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "vocab_size": 8192,
+    },
+    "SMALL": {
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49152,
+    },
+}
+
+
+def model_folder(name: str) -> Path:
+    """The folder of the model called `name`, made on first use; weights are stored in bfloat16."""
+    folder = BUILD_FOLDER / name
+    if not (folder / "tokenizer_config.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_weights(name, folder)
+        _write_tokenizer(SHAPES[name]["vocab_size"], folder)
+    return folder
+
+
+def _write_weights(name: str, folder: Path) -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        **SHAPES[name],
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+
+
+def _write_tokenizer(vocab_size: int, folder: Path) -> None:
+    """One word per id, so that detokenizing is part of what is measured."""
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = {f"▁word{index}": index for index in range(vocab_size)}
+    tokenizer = Tokenizer(models.WordLevel(vocab=words, unk_token="▁word0"))
+    tokenizer.decoder = decoders.Metaspace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)

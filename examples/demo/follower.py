@@ -1,0 +1,64 @@
+"""Follows all requests at once through one connection, and notes when each token came."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from quire import Broker, Completion
+
+#: How long one read waits for news; also how often the display moves when nothing comes.
+BLOCK_SECONDS = 0.2
+
+
+@dataclass(slots=True)
+class Followed:
+    """What the follower has of one request."""
+
+    request_id: str
+    prompt: str
+    submitted: float
+    text: str = ""
+    num_tokens: int = 0
+    first_token: float | None = None
+    last_token: float = 0.0
+    #: Seconds between tokens; a piece of several counts as that many equal gaps.
+    gaps: list[float] = field(default_factory=list)
+    completion: Completion | None = None
+
+
+class Follower:
+    """Reads the output of many requests until all have ended."""
+
+    def __init__(self, broker: Broker, requests: Sequence[Followed]) -> None:
+        self._broker = broker
+        self.requests = {request.request_id: request for request in requests}
+
+    @property
+    def open_requests(self) -> list[Followed]:
+        return [request for request in self.requests.values() if request.completion is None]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(request.num_tokens for request in self.requests.values())
+
+    def follow(self, on_news: Callable[[], None]) -> None:
+        """Read until every request has ended; `on_news` is called after each read."""
+        while pending := self.open_requests:
+            seen = {request.request_id: request.num_tokens for request in pending}
+            news = self._broker.read_output(seen, block_seconds=BLOCK_SECONDS)
+            now = time.monotonic()
+            for request_id, output in news.items():
+                request = self.requests[request_id]
+                for chunk in output.chunks:
+                    self._note(request, len(chunk.token_ids), chunk.text, now)
+                request.completion = output.completion
+            on_news()
+
+    def _note(self, request: Followed, count: int, text: str, now: float) -> None:
+        if request.first_token is None:
+            request.first_token = now
+        else:
+            request.gaps += [(now - request.last_token) / count] * count
+        request.last_token = now
+        request.num_tokens += count
+        request.text += text
