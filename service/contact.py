@@ -1,0 +1,65 @@
+"""Calls the broker and keeps the books: when Redis last answered, and how often it did not.
+
+Knows no Redis: the broker repeats what is safe to repeat for a short time and then raises
+`BrokerUnavailable` or `QueueFull`; what to do about it is up to each thread.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import structlog
+
+from quire.errors import BrokerUnavailable, QueueFull
+from service.metrics import Metrics
+from service.vitals import Vitals
+
+#: What a call to the broker raises when Redis is away or full; it may pass by itself.
+UNAVAILABLE = (BrokerUnavailable, QueueFull)
+#: Pauses between two tries of a thread that cannot go on without Redis: from, and at most.
+FIRST_PAUSE_SECONDS = 0.05
+LONGEST_PAUSE_SECONDS = 1.0
+
+_Result = TypeVar("_Result")
+_log = structlog.get_logger("service.contact")
+
+
+class Contact:
+    """The worker's books about Redis; shared by all threads."""
+
+    def __init__(self, vitals: Vitals, metrics: Metrics) -> None:
+        self._vitals = vitals
+        self._metrics = metrics
+
+    def call(self, operation: str, function: Callable[[], _Result]) -> _Result:
+        """What `function` returns. `operation` is one of the register's OPERATIONS.
+
+        Raises:
+            BrokerUnavailable, QueueFull: Redis cannot serve now; counted and logged already.
+        """
+        try:
+            result = function()
+        except UNAVAILABLE as error:
+            kind = kind_of(error)
+            self._metrics.redis_errors[operation, kind].inc()
+            _log.warning("redis unavailable", operation=operation, kind=kind, error=str(error))
+            raise
+        self._vitals.heard_from_redis()
+        return result
+
+
+def kind_of(error: BaseException) -> str:
+    """The error as one of the register's ERROR_KINDS, judged by what caused it."""
+    if isinstance(error, QueueFull):
+        return "memory"
+    cause = type(error.__cause__).__name__
+    if "Timeout" in cause:
+        return "timeout"
+    return "connection" if "Connection" in cause else "other"
+
+
+def pauses() -> Iterator[float]:
+    """Growing pauses for a thread that waits for Redis to come back."""
+    pause = FIRST_PAUSE_SECONDS
+    while True:
+        yield pause
+        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)

@@ -1,0 +1,115 @@
+"""Serves `/livez`, `/readyz` and `/metrics` on a thread of its own.
+
+`/livez` asks for engine progress and nothing else: if it asked Redis too, a broker that blinks
+would restart the whole fleet. `/readyz` is for whoever decides whether this worker takes work.
+"""
+
+import json
+import threading
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from service.vitals import Vitals
+
+#: Seconds a client may take to send its request line and headers.
+REQUEST_TIMEOUT_SECONDS = 5.0
+#: How soon the server notices that it shall stop.
+STOP_POLL_SECONDS = 0.05
+
+
+class HealthServer:
+    """A small HTTP server. `port` 0 takes a free port; `port` then says which."""
+
+    def __init__(
+        self,
+        vitals: Vitals,
+        registry: CollectorRegistry,
+        *,
+        host: str,
+        port: int,
+        contact_limit_seconds: float,
+    ) -> None:
+        self._vitals = vitals
+        self._registry = registry
+        self._contact_limit_seconds = contact_limit_seconds
+        self._server = ThreadingHTTPServer((host, port), self._handler())
+        self._server.daemon_threads = True
+        serve = partial(self._server.serve_forever, poll_interval=STOP_POLL_SECONDS)
+        self._thread = threading.Thread(target=serve, name="health", daemon=True)
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_address[1])
+
+    def start(self) -> None:
+        """Answer from now on."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Close the port; requests under way are cut off."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def live(self) -> tuple[bool, dict[str, Any]]:
+        """Whether the engine makes progress, and the readings that say so."""
+        vitals = self._vitals
+        return vitals.is_alive, {
+            "state": vitals.state,
+            "busy": vitals.is_busy,
+            "seconds_since_turn": round(vitals.seconds_since_turn, 3),
+            "seconds_since_progress": round(vitals.seconds_since_progress, 3),
+            "stall_timeout_seconds": vitals.stall_timeout_seconds,
+        }
+
+    def ready(self) -> tuple[bool, dict[str, Any]]:
+        """Whether this worker takes work, and the readings that say so."""
+        contact = self._vitals.seconds_since_contact
+        is_ready = self._vitals.is_ready(contact_limit_seconds=self._contact_limit_seconds)
+        return is_ready, {
+            "state": self._vitals.state,
+            "alive": self._vitals.is_alive,
+            "seconds_since_redis_answered": None if contact is None else round(contact, 3),
+            "contact_limit_seconds": self._contact_limit_seconds,
+        }
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        health = self
+
+        class Handler(BaseHTTPRequestHandler):
+            """Knows three paths; everything else is 404."""
+
+            timeout = REQUEST_TIMEOUT_SECONDS
+
+            def do_GET(self) -> None:
+                path = urlsplit(self.path).path
+                if path == "/livez":
+                    self._send_check(*health.live())
+                elif path == "/readyz":
+                    self._send_check(*health.ready())
+                elif path == "/metrics":
+                    encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+                    self._send(200, content_type, encode(health._registry))
+                else:
+                    self._send(404, "text/plain; charset=utf-8", b"not found\n")
+
+            def _send_check(self, passed: bool, readings: dict[str, Any]) -> None:  # noqa: FBT001
+                body = json.dumps({"ok": passed, **readings}).encode() + b"\n"
+                self._send(200 if passed else 503, "application/json", body)
+
+            def _send(self, status: int, content_type: str, body: bytes) -> None:
+                self.send_response(status)
+                self.send_header("Content-Type", content_type)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                """Probes come every few seconds; they are not news."""
+
+        return Handler

@@ -1,0 +1,293 @@
+"""Takes requests in: read, claim, check, tokenize, and hand the engine a Request.
+
+The only place that builds engine Requests. Whatever is wrong with a request becomes its typed
+terminal record, naming the field, and the next one is looked at: no input ends the worker.
+"""
+
+import hashlib
+import threading
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+
+import structlog
+
+from engine.request import FinishReason, Priority, Request
+from engine.sampling_params import SamplingParams as EngineSampling
+from quire.broker import Broker
+from quire.errors import InvalidRequest, ProtocolError, QuireError, UnsupportedVersion
+from quire.output import ErrorInfo
+from quire.protocol import GenerationRequest, ParsedBody, SamplingParams
+from quire.transitions import Claim, Claimed, IngressEntry, NotClaimed
+from service.completions import Origin, intake_failure, rejection
+from service.config import Settings
+from service.contact import LONGEST_PAUSE_SECONDS, UNAVAILABLE, Contact
+from service.loop import EngineLoop
+from service.metrics import Metrics
+from service.model import ServedModel
+from service.outbox import Delivery, Outbox
+
+#: How long intake sleeps at most while the line in front of the engine is full.
+FULL_SECONDS = 0.5
+#: In a burst, how long one read may wait while the engine still has work.
+BURST_BLOCK_SECONDS = 0.02
+
+_log = structlog.get_logger("service.intake")
+
+
+class Intake:
+    """Reads one queue shard for one engine. `run` is a thread's work."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        outbox: Outbox,
+        *,
+        loop: EngineLoop,
+        served: ServedModel,
+        settings: Settings,
+        contact: Contact,
+        metrics: Metrics,
+        on_queue_empty: Callable[[], None],
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._broker = broker
+        self._outbox = outbox
+        self._loop = loop
+        self._served = served
+        self._settings = settings
+        self._worker = settings.worker
+        self._contact = contact
+        self._metrics = metrics
+        self._on_queue_empty = on_queue_empty
+        self._clock = clock
+        self._stopping = threading.Event()
+        self._next_recovery = clock()
+
+    def run(self) -> None:
+        """Take requests in until stopped; in a burst, until there are none and all are done."""
+        while not self._stopping.is_set():
+            try:
+                self._round()
+            except QuireError as error:
+                # What a lost reply delivered is found by the next recovery; what it claimed is
+                # renewed by nobody and comes back when its lease ends.
+                if not isinstance(error, UNAVAILABLE):
+                    _log.exception("queue cannot be read")
+                self._stopping.wait(LONGEST_PAUSE_SECONDS)
+
+    def stop(self) -> None:
+        """Return from `run` after at most one read. What that read still claims is given back."""
+        self._stopping.set()
+        self._loop.moved.set()
+
+    def room(self) -> int:
+        """How many requests may be claimed now.
+
+        The rule: the line in front of the engine is never longer than one batch. It empties with
+        every step that has a slot and blocks to spare, so slots fill as fast as they free, and a
+        request that cannot run here yet stays where any worker can claim it.
+        """
+        waiting = self._outbox.num_open - self._loop.num_running
+        return self._settings.claim_batch - max(0, waiting)
+
+    def _round(self) -> None:
+        if self._clock() >= self._next_recovery:
+            self._take_in(self._recover())
+        self._loop.moved.clear()
+        room = self.room()
+        if room <= 0:
+            self._loop.moved.wait(FULL_SECONDS)
+            return
+        was_done = self._outbox.is_empty
+        entries = self._read(room, was_done=was_done)
+        self._take_in(entries)
+        if self._settings.burst and was_done and not entries:
+            self._stopping.set()
+            self._on_queue_empty()
+
+    def _read(self, room: int, *, was_done: bool) -> list[IngressEntry]:
+        block = self._settings.block_seconds
+        if self._settings.burst:
+            block = 0.0 if was_done else min(block, BURST_BLOCK_SECONDS)
+        read = partial(self._broker.read_ingress, self._worker, count=room, block_seconds=block)
+        return self._contact.call("read", read)
+
+    def _recover(self) -> list[IngressEntry]:
+        """Deliveries that nobody claimed: our own from a former life, and others' left alone."""
+        lease = self._settings.lease_seconds
+        recover = partial(
+            self._broker.recover_entries,
+            self._worker,
+            min_idle_seconds=lease,
+            count=self._settings.claim_batch,
+        )
+        entries = self._contact.call("recover", recover)
+        self._next_recovery = self._clock() + lease
+        self._metrics.redelivered.inc(len(entries))
+        return entries
+
+    def _take_in(self, entries: list[IngressEntry]) -> None:
+        if not entries:
+            return
+        claim = partial(self._broker.claim, entries, fingerprint=self._served.fingerprint)
+        answers = self._contact.call("claim", claim)
+        now_ms = self._contact.call("claim", self._broker.now_ms)
+        claimed = []
+        for entry, answer in zip(entries, answers, strict=True):
+            if isinstance(answer, NotClaimed):
+                _log.debug("not claimed", request_id=entry.request_id, reason=str(answer.reason))
+            else:
+                claimed.append((entry, answer))
+        if self._stopping.is_set():
+            # The read was under way when we were told to stop.
+            claims = [answer.claim for _, answer in claimed]
+            self._contact.call("release", partial(self._broker.release, claims))
+            return
+        for entry, answer in claimed:
+            self._admit(entry, answer, now_ms=now_ms)
+
+    def _admit(self, entry: IngressEntry, claimed: Claimed, *, now_ms: int) -> None:
+        """Hand one claimed request to the engine, or end it with a typed record."""
+        priority = entry.priority.name.lower()
+        self._metrics.received[priority].inc()
+        self._metrics.stream_wait_seconds[priority].observe(
+            seconds_since(entry.enqueued_ms, now_ms)
+        )
+        try:
+            request, invalid = decoded(claimed.request_bytes)
+        except ProtocolError as error:
+            self._bury(claimed.claim, error)
+            return
+        origin = self._origin(claimed, request, priority=priority, now_ms=now_ms)
+        delivery = Delivery(key_of(claimed.claim), claimed.claim, origin)
+        delivery.recall(claimed.published)
+        self._outbox.open(delivery)
+        if request is None:
+            assert invalid is not None
+            self._outbox.end(delivery.key, partial(rejection, error=invalid))
+            return
+        try:
+            engine_request = self._request(delivery, request, now_ms=now_ms)
+        except InvalidRequest as error:
+            self._outbox.end(delivery.key, partial(rejection, error=error))
+        except Exception as error:  # noqa: BLE001 - ours or a library's: it costs one request.
+            _log.exception("intake failed", request_id=request.id)
+            self._outbox.end(delivery.key, partial(intake_failure, error=error))
+        else:
+            self._note_resume(origin)
+            self._loop.add(engine_request)
+            if claimed.cancel_requested:
+                self._loop.abort(delivery.key, FinishReason.CANCELLED)
+
+    def _origin(
+        self,
+        claimed: Claimed,
+        request: GenerationRequest | None,
+        *,
+        priority: str,
+        now_ms: int,
+    ) -> Origin:
+        fingerprint = self._served.fingerprint
+        changed = claimed.fingerprint is not None and claimed.fingerprint != fingerprint
+        return Origin(
+            request_id=claimed.claim.request_id,
+            model=self._settings.model_name,
+            priority=priority,
+            tenant=request.tenant if request else "default",
+            kind=request.kind if request else "",
+            attempts=claimed.attempts,
+            received=self._clock(),
+            waited_seconds=seconds_since(claimed.enqueued_ms, now_ms),
+            num_resumed_tokens=claimed.num_published,
+            fingerprint_changed=changed and claimed.num_published > 0,
+        )
+
+    def _request(self, delivery: Delivery, request: GenerationRequest, *, now_ms: int) -> Request:
+        """The engine's record of the request. InvalidRequest names what is wrong with it.
+
+        A request taken over goes on from its published ids: the engine replays them through stop
+        conditions and text, and looks first whether they were the end already.
+        """
+        body = request.parse_body()
+        name = self._settings.model_name
+        if body.model not in (None, name):
+            raise InvalidRequest("body.model", f"this queue serves {name!r}, not {body.model!r}")
+        sampling = engine_sampling(body.sampling, request_id=request.id)
+        origin, deadline = delivery.origin, None
+        if request.deadline_ms is not None:
+            deadline = origin.received + (request.deadline_ms - now_ms) / 1000
+        return Request(
+            request_id=delivery.key,
+            prompt_token_ids=self._prompt_ids(body),
+            sampling=sampling,
+            # Age counts from the submit, so that a request does not lose its place by being taken
+            # over, and workers that share a queue agree on who came first.
+            arrival_time=origin.received - origin.waited_seconds,
+            priority=Priority[origin.priority.upper()],
+            output_token_ids=list(delivery.token_ids),
+            deadline=deadline,
+            cache_salt=request.tenant,
+            text=self._served.tokenizer.text_stream(sampling),
+        )
+
+    def _prompt_ids(self, body: ParsedBody) -> list[int]:
+        if body.messages is not None:
+            return self._served.tokenizer.encode_chat(body.messages)
+        if isinstance(body.prompt, str):
+            return self._served.tokenizer.encode_prompt(body.prompt)
+        assert body.prompt is not None
+        return body.prompt
+
+    def _note_resume(self, origin: Origin) -> None:
+        if origin.num_resumed_tokens == 0:
+            return
+        self._metrics.resumed["changed" if origin.fingerprint_changed else "same"].inc()
+        _log.info(
+            "request resumed",
+            request_id=origin.request_id,
+            tokens=origin.num_resumed_tokens,
+            attempts=origin.attempts,
+            fingerprint_changed=origin.fingerprint_changed,
+        )
+
+    def _bury(self, claim: Claim, error: ProtocolError) -> None:
+        """End a message that cannot be read, its bytes kept for a person."""
+        reason = "unsupported_version" if isinstance(error, UnsupportedVersion) else "undecodable"
+        info = ErrorInfo(reason, str(error))
+        bury = partial(self._broker.dead_letter, claim, f"{reason}: {error}", error=info)
+        self._contact.call("bury", bury)
+        self._metrics.dead_lettered[reason].inc()
+        self._metrics.finished["rejected"].inc()
+        _log.warning("dead letter", request_id=claim.request_id, reason=reason, error=str(error))
+
+
+def decoded(data: bytes) -> tuple[GenerationRequest | None, InvalidRequest | None]:
+    """The request, or what is wrong with its envelope. ProtocolError when it cannot be read."""
+    try:
+        return GenerationRequest.decode(data), None
+    except InvalidRequest as error:
+        return None, error
+
+
+def key_of(claim: Claim) -> str:
+    """The claim's name inside this worker, unlike that of any other claim of the same request."""
+    return f"{claim.request_id}@{claim.epoch}.{claim.owner}"
+
+
+def seconds_since(moment_ms: int, now_ms: int) -> float:
+    """Seconds on the broker's clock, never negative: clocks of a failed-over server may jump."""
+    return max(0, now_ms - moment_ms) / 1000
+
+
+def engine_sampling(wire: SamplingParams, *, request_id: str) -> EngineSampling:
+    """The engine's parameters for those of the wire.
+
+    Clients set a seed at submit. For one that did not, the seed is drawn from the request's id, so
+    that every worker that ever runs the request draws the same.
+    """
+    seed = wire.seed
+    if seed is None:
+        digest = hashlib.blake2b(request_id.encode(), digest_size=8).digest()
+        seed = int.from_bytes(digest, "little", signed=True)
+    return EngineSampling(**wire.model_dump() | {"seed": seed})

@@ -1,0 +1,144 @@
+"""Keeps this worker's claims alive, and takes over those of workers that died.
+
+The heartbeat has a thread of its own, so that nothing slow can delay it, and yet stops when the
+engine makes no progress: a worker that only looks alive must lose its claims.
+"""
+
+import random
+import threading
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import structlog
+
+from quire.broker import Broker
+from service.contact import UNAVAILABLE, Contact
+from service.metrics import Metrics
+from service.outbox import Outbox
+from service.vitals import Vitals
+
+#: Renewals per lease: two may be lost before the third is due.
+BEATS_PER_LEASE = 3
+
+_log = structlog.get_logger("service.leases")
+
+
+class ClaimHolder(Protocol):
+    """What becomes of a claim the heartbeat finds lost or cancelled; the publisher knows."""
+
+    def lose(self, key: str, *, unless_ended: bool) -> None: ...
+
+    def cancel(self, key: str) -> None: ...
+
+
+class Heartbeat:
+    """Renews all leases of this worker every third of a lease. `run` is a thread's work."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        outbox: Outbox,
+        *,
+        holder: ClaimHolder,
+        vitals: Vitals,
+        contact: Contact,
+        lease_seconds: float,
+    ) -> None:
+        self._broker = broker
+        self._outbox = outbox
+        self._holder = holder
+        self._vitals = vitals
+        self._contact = contact
+        self._period_seconds = lease_seconds / BEATS_PER_LEASE
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """Beat until stopped."""
+        while not self._stopping.wait(self._period_seconds):
+            self.beat()
+
+    def stop(self) -> None:
+        """Return from `run`; leases run out by themselves then."""
+        self._stopping.set()
+
+    def beat(self) -> None:
+        """Renew every lease once, unless the engine is stalled; act on what Redis says."""
+        if self._vitals.is_stalled:
+            _log.error(
+                "engine stalled; leases are left to expire",
+                seconds_since_progress=round(self._vitals.seconds_since_progress, 1),
+            )
+            return
+        held = self._outbox.claims()
+        if not held:
+            return
+        claims = [claim for _, claim in held]
+        try:
+            replies = self._contact.call("heartbeat", lambda: self._broker.heartbeat(claims))
+        except UNAVAILABLE:
+            return
+        for (key, _), reply in zip(held, replies, strict=True):
+            if not reply.alive:
+                self._holder.lose(key, unless_ended=True)
+            elif reply.cancel_requested:
+                self._holder.cancel(key)
+
+
+class Housekeeper:
+    """Reaps expired leases and signs the worker registry. `run` is a thread's work.
+
+    Every worker does it, at jittered times and without a leader: the transition is idempotent.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        worker: str,
+        load: Callable[[], Mapping[str, float]],
+        vitals: Vitals,
+        contact: Contact,
+        metrics: Metrics,
+        lease_seconds: float,
+    ) -> None:
+        self._broker = broker
+        self._worker = worker
+        self._load = load
+        self._vitals = vitals
+        self._contact = contact
+        self._metrics = metrics
+        self._lease_seconds = lease_seconds
+        self._stopping = threading.Event()
+        # Seeded by the system: workers started together must not stay together.
+        self._random = random.SystemRandom()
+
+    def run(self) -> None:
+        """Tidy up until stopped, then sign off."""
+        while True:
+            self.tidy()
+            pause = self._lease_seconds * self._random.uniform(0.25, 0.75)
+            if self._stopping.wait(pause):
+                self._sign("stopped")
+                return
+
+    def stop(self) -> None:
+        """Return from `run`."""
+        self._stopping.set()
+
+    def tidy(self) -> None:
+        """Sign the registry, then put what dead workers held back into the queue."""
+        self._sign(self._vitals.state)
+        try:
+            reaped = self._contact.call("reap", self._broker.reap)
+        except UNAVAILABLE:
+            return
+        if reaped:
+            self._metrics.reaped.inc(len(reaped))
+            _log.info("leases reaped", request_ids=[item.request_id for item in reaped])
+
+    def _sign(self, state: str) -> None:
+        load = dict(self._load())
+        try:
+            self._contact.call("beat", lambda: self._broker.beat_worker(self._worker, state, load))
+        except UNAVAILABLE:
+            return

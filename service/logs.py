@@ -1,0 +1,57 @@
+"""Sets up logging: one event per line on stderr, JSON unless a person is watching.
+
+Libraries that log through the standard library come out of the same pipe in the same form. Prompts
+and outputs are never logged; what a line may name is the request's id.
+"""
+
+import logging
+import sys
+from typing import Literal, TextIO
+
+import structlog
+from structlog.typing import Processor
+
+#: Libraries that talk too much below this level.
+QUIET_LIBRARIES = ("httpx", "urllib3", "filelock", "transformers", "asyncio")
+
+
+def configure_logs(
+    *,
+    level: str = "info",
+    style: Literal["auto", "json", "console"] = "auto",
+    stream: TextIO | None = None,
+) -> None:
+    """Send every event of this process to `stream`, stderr by default."""
+    target = sys.stderr if stream is None else stream
+    as_json = style == "json" or (style == "auto" and not target.isatty())
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    if as_json:
+        renderers: list[Processor] = [
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ]
+    else:
+        renderers = [structlog.dev.ConsoleRenderer(colors=target.isatty())]
+    handler = logging.StreamHandler(target)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for name in QUIET_LIBRARIES:
+        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(root.level),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )

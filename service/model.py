@@ -1,0 +1,110 @@
+"""Loads what the worker serves: an engine around a model, and the tokenizer that belongs to it.
+
+The one place of `service` that reaches into `engine.model`, and so into torch; and only inside of a
+function, so that `--help` and the tests of the service never pay for it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from service.config import Settings
+from service.metrics import MemoryReader
+from service.text import ModelTokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A model that is ready to generate.
+
+    `fingerprint` names everything that may move a token: model revision, data type, attention
+    backend, library. It is recorded at the first claim of a request.
+    """
+
+    engine: Engine
+    tokenizer: ModelTokenizer
+    fingerprint: str
+    #: Labels of quire_build_info: torch, device, dtype.
+    build: Mapping[str, str] = field(default_factory=dict)
+    read_memory: MemoryReader | None = None
+
+
+def load_model(settings: Settings) -> ServedModel:
+    """Load what `settings` name; takes seconds to minutes. Call it on the engine thread.
+
+    Raises:
+        ModelRefused: this model cannot be served here; the message says why.
+    """
+    import torch
+
+    from engine.model.runner import load_runner
+
+    device = settings.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    runner = load_runner(
+        settings.model_source,
+        dtype=settings.dtype,
+        device=device,
+        block_size=settings.block_size,
+        num_blocks=settings.num_blocks,
+        kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
+        num_host_blocks=settings.num_host_blocks,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        attention_backend=settings.attention_backend,
+    )
+    facts = runner.config_facts
+    config = engine_config(
+        settings,
+        num_blocks=facts.num_blocks,
+        max_model_len=facts.max_model_len,
+        vocab_size=facts.vocab_size,
+        eos_token_ids=facts.eos_token_ids,
+    )
+
+    def read_memory() -> dict[str, int]:
+        if device == "cpu":
+            return {}
+        free, total = torch.cuda.mem_get_info()
+        return {
+            "allocated": torch.cuda.memory_allocated(),
+            "reserved": total - free,
+            "total": total,
+        }
+
+    return ServedModel(
+        engine=Engine(config, runner),
+        tokenizer=ModelTokenizer.load(str(facts.tokenizer_folder)),
+        fingerprint=facts.fingerprint,
+        build={"torch": torch.__version__, "device": device, "dtype": settings.dtype},
+        read_memory=read_memory,
+    )
+
+
+def engine_config(
+    settings: Settings,
+    *,
+    num_blocks: int,
+    max_model_len: int,
+    vocab_size: int,
+    eos_token_ids: frozenset[int],
+) -> EngineConfig:
+    """The engine's part of the settings, completed by what model and memory decide."""
+    return EngineConfig(
+        num_blocks=num_blocks,
+        max_model_len=min(max_model_len, settings.max_model_len or max_model_len),
+        vocab_size=vocab_size,
+        eos_token_ids=eos_token_ids,
+        block_size=settings.block_size,
+        num_host_blocks=settings.num_host_blocks,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        long_prefill_token_threshold=settings.long_prefill_token_threshold,
+        enable_prefix_caching=settings.enable_prefix_caching,
+        policy=settings.policy,
+        aging_seconds=settings.aging_seconds,
+        preemption_mode=settings.preemption_mode,
+        check_invariants=settings.check_invariants,
+    )

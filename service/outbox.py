@@ -1,0 +1,244 @@
+"""Holds what live claims still owe their readers, between the engine thread and the publisher.
+
+One Delivery per claim. The engine thread adds tokens to it and never waits; the publisher takes
+whatever has gathered, so a slow Redis makes longer chunks and nothing is dropped. The bound is the
+number of live claims, which intake limits, and the length of one generation.
+
+A Delivery keeps all tokens and texts of its request, published ones too: when Redis loses the tail
+of a log, any suffix can be sent again.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+
+from engine.engine import RequestOutput
+from engine.request import FinishReason, Request
+from quire.protocol import Completion, TokenChunk
+from quire.transitions import Claim, CommitItem, CommitReply, CommitStatus
+from service.completions import Origin, completion_of
+
+#: Claims of one commit; more would hold up the other users of Redis for too long.
+MAX_COMMIT_ITEMS = 256
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """What one claim has to publish. Only the Outbox changes it, under its lock.
+
+    `key` names the claim inside this worker, and is the engine's request id: a request that was
+    lost and claimed again must not receive the outputs of its former life.
+    """
+
+    key: str
+    claim: Claim
+    origin: Origin
+    token_ids: list[int] = field(default_factory=list)
+    #: The text that became certain with each token.
+    texts: list[str] = field(default_factory=list)
+    #: Text that became certain without a token, when the request was cut short.
+    tail: str = ""
+    #: Tokens known to be in the log.
+    published: int = 0
+    completion: Completion | None = None
+    is_released: bool = False
+    request: Request | None = None
+    #: When each token not yet accounted for left the engine.
+    token_times: list[float] = field(default_factory=list)
+    #: The latest of those accounted for. Only the publisher touches it.
+    last_token_time: float | None = None
+
+    @property
+    def is_ended(self) -> bool:
+        """The engine is through with it."""
+        return self.completion is not None or self.is_released
+
+    @property
+    def num_unpublished(self) -> int:
+        return len(self.token_ids) - self.published
+
+    def recall(self, published: Sequence[TokenChunk]) -> None:
+        """Begin with what earlier claims have published."""
+        for chunk in published:
+            self.append(chunk.token_ids, chunk.text)
+        self.published = len(self.token_ids)
+
+    def append(self, token_ids: Sequence[int], text: str) -> None:
+        """Add tokens; the text of several belongs to the last of them."""
+        self.token_ids += token_ids
+        if token_ids:
+            self.texts += [""] * (len(token_ids) - 1)
+            self.texts.append(text)
+        else:
+            self.tail += text
+
+    def item(self) -> CommitItem | None:
+        """What there is to commit now; None when all is in the log."""
+        if self.completion is None and self.num_unpublished == 0:
+            return None
+        texts = self.texts[self.published :]
+        if texts:
+            # The log keeps text with tokens. Held-back text that comes loose when a request is cut
+            # short, with all its tokens out already, has no place there.
+            texts[-1] += self.tail
+        text_ends, end = [], 0
+        for text in texts:
+            end += len(text)
+            text_ends.append(end)
+        return CommitItem(
+            claim=self.claim,
+            start=self.published,
+            token_ids=tuple(self.token_ids[self.published :]),
+            text="".join(texts),
+            completion=self.completion,
+            text_ends=tuple(text_ends),
+        )
+
+
+class Outbox:
+    """All deliveries of the worker, by key. Every method may be called from any thread."""
+
+    def __init__(
+        self,
+        *,
+        on_empty: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._on_empty = on_empty
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._deliveries: dict[str, Delivery] = {}
+        #: Keys with something to do for the publisher, oldest first; values unused.
+        self._due: dict[str, None] = {}
+        self._is_closing = False
+
+    def open(self, delivery: Delivery) -> None:
+        """Take a claim in, before the engine may produce anything for it."""
+        with self._changed:
+            assert delivery.key not in self._deliveries
+            self._deliveries[delivery.key] = delivery
+            self._note_due(delivery)
+
+    def put(self, outputs: Iterable[RequestOutput]) -> None:
+        """Add what one engine step brought; outputs of forgotten claims are dropped."""
+        now = self._clock()
+        with self._changed:
+            for output in outputs:
+                delivery = self._deliveries.get(output.request.request_id)
+                if delivery is None or delivery.is_ended:
+                    continue
+                assert not output.token_ids or output.start == len(delivery.token_ids)
+                delivery.append(output.token_ids, output.text)
+                delivery.token_times += [now] * len(output.token_ids)
+                if output.finish_reason is not None:
+                    self._end(delivery, output)
+                self._note_due(delivery)
+
+    def end(self, key: str, make: Callable[[Origin], Completion]) -> None:
+        """End a claim that the engine never ran, with the record `make` writes for it."""
+        with self._changed:
+            delivery = self._deliveries.get(key)
+            if delivery is not None and not delivery.is_ended:
+                delivery.completion = make(delivery.origin)
+                self._note_due(delivery)
+
+    def take(self, *, timeout: float) -> list[tuple[Delivery, CommitItem | None]]:
+        """Due deliveries with what to commit for each; None marks one to release.
+
+        Waits up to `timeout` seconds for the first. A delivery taken is due again only when
+        something new is put, or by `settle`.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._due or self._is_closing, timeout)
+            keys = list(self._due)[:MAX_COMMIT_ITEMS]
+            for key in keys:
+                del self._due[key]
+            return [(delivery := self._deliveries[key], delivery.item()) for key in keys]
+
+    def settle(self, key: str, item: CommitItem, *, reply: CommitReply) -> Delivery | None:
+        """Account for a reply. Returns the delivery if its terminal record is in the log now.
+
+        After a rewind, or a replay that reached less far than the item, what is missing is due
+        again.
+        """
+        with self._changed:
+            delivery = self._deliveries.get(key)
+            if delivery is None or reply.status is CommitStatus.FENCED:
+                return None
+            delivery.published = reply.published
+            reached = reply.published == item.start + len(item.token_ids)
+            if item.completion is not None and reached:
+                return self._remove(key)
+            self._note_due(delivery)
+            return None
+
+    def take_token_times(self, delivery: Delivery) -> list[float]:
+        """When the tokens since the last call left the engine."""
+        with self._changed:
+            times, delivery.token_times = delivery.token_times, []
+            return times
+
+    def forget(self, key: str, *, unless_ended: bool = False) -> Delivery | None:
+        """Drop a claim that is lost or given back; None if it was not there.
+
+        With `unless_ended` a delivery that only waits for its last commit stays: the reply to that
+        commit will tell.
+        """
+        with self._changed:
+            delivery = self._deliveries.get(key)
+            if delivery is None or (unless_ended and delivery.is_ended):
+                return None
+            return self._remove(key)
+
+    def close(self) -> None:
+        """Nothing more will be put: `take` stops waiting."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+
+    def claims(self) -> list[tuple[str, Claim]]:
+        """All claims whose lease must be renewed."""
+        with self._changed:
+            return [(key, delivery.claim) for key, delivery in self._deliveries.items()]
+
+    @property
+    def num_open(self) -> int:
+        """Claims the engine still works on, or will."""
+        with self._changed:
+            return sum(not delivery.is_ended for delivery in self._deliveries.values())
+
+    @property
+    def num_unpublished_tokens(self) -> int:
+        with self._changed:
+            return sum(delivery.num_unpublished for delivery in self._deliveries.values())
+
+    @property
+    def is_empty(self) -> bool:
+        with self._changed:
+            return not self._deliveries
+
+    @property
+    def is_settled(self) -> bool:
+        """Nothing is due: everything put so far is out, or in the publisher's hands."""
+        with self._changed:
+            return not self._due
+
+    def _remove(self, key: str) -> Delivery:
+        self._due.pop(key, None)
+        delivery = self._deliveries.pop(key)
+        if not self._deliveries:
+            self._on_empty()
+        return delivery
+
+    def _end(self, delivery: Delivery, output: RequestOutput) -> None:
+        delivery.request = output.request
+        if output.finish_reason is FinishReason.RELEASED:
+            delivery.is_released = True
+        else:
+            delivery.completion = completion_of(delivery.origin, output)
+
+    def _note_due(self, delivery: Delivery) -> None:
+        if delivery.num_unpublished or delivery.is_ended:
+            self._due[delivery.key] = None
+            self._changed.notify()

@@ -1,0 +1,322 @@
+"""The register: every metric of the worker as one table. Knows no metrics library.
+
+docs/metrics.md is generated from it, dashboards and alerts are compared with it, and
+`service.metrics` builds nothing that does not stand here. Label values are closed sets; no label
+ever names a request, a tenant or the text of an error: such facts belong into the log.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from quire.protocol import Priority
+from service.vitals import WorkerState
+
+#: Seconds a request can spend somewhere.
+LONG = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0),
+    *(10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0),
+)
+#: Seconds between two tokens, of one step, of one commit. Small models need the first ones.
+SHORT = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05),
+    *(0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5),
+)
+#: Seconds to the first token.
+FIRST_TOKEN = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0),
+)
+#: Tokens of a request.
+SIZES = tuple(float(step * 10**power) for power in range(6) for step in (1, 2, 5))
+#: Tokens of a step, requests of a commit.
+FILL = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0, 16384.0)
+
+PRIORITIES = tuple(priority.name.lower() for priority in Priority)
+#: How a claim ends: the reasons of a terminal record, then the two that leave none.
+OUTCOMES = (
+    *("eos", "stop", "length", "cancelled", "deadline", "error", "rejected"),
+    *("released", "lost"),
+)
+PHASES = ("prefill", "decode", "mixed")
+OPERATIONS = ("read", "claim", "commit", "heartbeat", "release", "reap", "recover", "beat", "bury")
+ERROR_KINDS = ("connection", "timeout", "memory", "other")
+DEAD_REASONS = ("undecodable", "unsupported_version")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric as it is documented, exported and looked for by dashboards.
+
+    `labels` gives each label its closed set of values; an empty one is a single value fixed at
+    start, such as the model's name.
+    """
+
+    kind: Literal["counter", "gauge", "histogram"]
+    name: str
+    labels: Mapping[str, Sequence[str]]
+    meaning: str
+    buckets: tuple[float, ...] = ()
+
+
+NONE: Mapping[str, Sequence[str]] = {}
+MODEL: Mapping[str, Sequence[str]] = {"model": ()}
+QUEUE: Mapping[str, Sequence[str]] = {"queue": ()}
+BY_PHASE = {**MODEL, "phase": PHASES}
+BY_PRIORITY = {"priority": PRIORITIES}
+
+#: The register. docs/metrics.md is this table.
+REGISTER: Mapping[str, tuple[Family, ...]] = {
+    "Requests": (
+        Family(
+            "counter",
+            "quire_requests_received_total",
+            {**MODEL, **QUEUE, **BY_PRIORITY},
+            "Requests claimed by this worker.",
+        ),
+        Family(
+            "counter",
+            "quire_requests_finished_total",
+            {**MODEL, "outcome": OUTCOMES},
+            "Claims that ended: terminal records written, requests released at drain, claims lost.",
+        ),
+        Family(
+            "counter",
+            "quire_requests_resumed_total",
+            {**MODEL, "fingerprint": ("same", "changed")},
+            "Requests taken over with published tokens, by whether this engine is like the first.",
+        ),
+        Family(
+            "histogram",
+            "quire_request_stream_wait_seconds",
+            {**QUEUE, **BY_PRIORITY},
+            "From entering the ingress stream to the claim, on wall clocks; never below 0.",
+            LONG,
+        ),
+        Family(
+            "histogram",
+            "quire_request_queue_seconds",
+            MODEL,
+            "From the claim to the first step that computes the request.",
+            LONG,
+        ),
+        Family(
+            "histogram",
+            "quire_time_to_first_token_seconds",
+            MODEL,
+            "From the claim to the commit of the claim's first token.",
+            FIRST_TOKEN,
+        ),
+        Family(
+            "histogram",
+            "quire_inter_token_latency_seconds",
+            MODEL,
+            "Between two tokens of one request as they leave the engine.",
+            SHORT,
+        ),
+        Family(
+            "histogram",
+            "quire_request_prefill_seconds",
+            MODEL,
+            "From the request's first step to its first token.",
+            LONG,
+        ),
+        Family(
+            "histogram",
+            "quire_request_decode_seconds",
+            MODEL,
+            "From the first token to the end.",
+            LONG,
+        ),
+        Family(
+            "histogram",
+            "quire_request_e2e_seconds",
+            {**MODEL, **BY_PRIORITY},
+            "From entering the ingress stream to the commit of the terminal record.",
+            LONG,
+        ),
+        Family(
+            "histogram",
+            "quire_request_prompt_tokens",
+            MODEL,
+            "Prompt length of finished requests.",
+            SIZES,
+        ),
+        Family(
+            "histogram",
+            "quire_request_generation_tokens",
+            MODEL,
+            "Output length of finished requests, tokens of earlier claims included.",
+            SIZES,
+        ),
+    ),
+    "Engine": (
+        Family(
+            "counter",
+            "quire_prompt_tokens_total",
+            {**MODEL, "source": ("computed", "cached")},
+            "Prompt tokens of admitted requests: to be computed, or found in the prefix cache.",
+        ),
+        Family("counter", "quire_generation_tokens_total", MODEL, "Tokens generated."),
+        Family(
+            "gauge",
+            "quire_engine_requests",
+            {**MODEL, "state": ("running", "waiting", "preempted")},
+            "Requests in the engine.",
+        ),
+        Family("counter", "quire_engine_steps_total", BY_PHASE, "Steps that computed something."),
+        Family(
+            "histogram",
+            "quire_engine_step_seconds",
+            BY_PHASE,
+            "Time the device took for one step.",
+            SHORT,
+        ),
+        Family("histogram", "quire_engine_step_tokens", MODEL, "Tokens of one step.", FILL),
+        Family(
+            "counter",
+            "quire_engine_failed_steps_total",
+            MODEL,
+            "Steps that raised and were repeated request by request.",
+        ),
+        Family(
+            "gauge",
+            "quire_engine_last_step_timestamp_seconds",
+            MODEL,
+            "Unix time of the last step; 0 before the first.",
+        ),
+        Family(
+            "gauge",
+            "quire_engine_state",
+            {**MODEL, "state": tuple(WorkerState)},
+            "1 for the state the worker is in, 0 for the others.",
+        ),
+        Family(
+            "counter",
+            "quire_engine_violations_total",
+            MODEL,
+            "Laws of the engine found broken by the check of the idle engine. Must stay 0.",
+        ),
+        Family(
+            "counter",
+            "quire_preemptions_total",
+            {**MODEL, "mode": ("recompute", "swap")},
+            "Running requests that gave way, by what became of their KV.",
+        ),
+        Family(
+            "counter",
+            "quire_preempted_tokens_total",
+            MODEL,
+            "Tokens whose KV was given up and has to be computed again.",
+        ),
+        Family(
+            "gauge",
+            "quire_kv_cache_blocks",
+            {**MODEL, "state": ("used", "cached", "free")},
+            "Blocks used by requests, cached for reuse, and free; they add up to the pool.",
+        ),
+        Family("gauge", "quire_kv_cache_usage_ratio", MODEL, "Used blocks as a share of the pool."),
+        Family(
+            "gauge",
+            "quire_device_memory_bytes",
+            {"device": (), "kind": ("allocated", "reserved", "total")},
+            "Memory of the device; 0 where the device does not tell.",
+        ),
+    ),
+    "Publishing": (
+        Family(
+            "histogram", "quire_publish_seconds", NONE, "One commit, first try to reply.", SHORT
+        ),
+        Family("histogram", "quire_publish_entries", NONE, "Requests of one commit.", FILL),
+        Family(
+            "gauge",
+            "quire_publish_backlog_entries",
+            NONE,
+            "Tokens generated and not committed yet.",
+        ),
+        Family(
+            "counter",
+            "quire_publish_rewinds_total",
+            NONE,
+            "Commits that met a log shorter than what was published: Redis had lost its tail.",
+        ),
+        Family(
+            "counter",
+            "quire_redis_errors_total",
+            {"op": OPERATIONS, "kind": ERROR_KINDS},
+            "Calls to Redis that failed. Nothing is lost by one: idempotent calls are repeated.",
+        ),
+    ),
+    "Queue": (
+        Family(
+            "counter",
+            "quire_messages_redelivered_total",
+            QUEUE,
+            "Ingress entries picked up after their first reader went away before the claim.",
+        ),
+        Family(
+            "counter",
+            "quire_leases_reaped_total",
+            QUEUE,
+            "Expired leases of any worker that this one put back into the queue or ended.",
+        ),
+        Family(
+            "counter",
+            "quire_messages_dead_lettered_total",
+            {**QUEUE, "reason": DEAD_REASONS},
+            "Messages this worker could not read and put aside with their bytes.",
+        ),
+    ),
+    "Worker": (
+        Family(
+            "gauge",
+            "quire_build_info",
+            {"version": (), "torch": (), "device": (), "dtype": ()},
+            "Always 1; the labels say what is running.",
+        ),
+        Family(
+            "gauge",
+            "quire_engine_config_info",
+            {"max_num_seqs": (), "block_size": (), "num_blocks": ()},
+            "Always 1; the labels are the sizes of the engine.",
+        ),
+    ),
+}
+
+
+def families() -> dict[str, Family]:
+    """The register by name."""
+    return {family.name: family for section in REGISTER.values() for family in section}
+
+
+def render_markdown() -> str:
+    """docs/metrics.md, whole."""
+    lines = [
+        "# Metrics of the worker",
+        "",
+        "Generated from `service/register.py` by `python -m service.register`; do not edit.",
+        "",
+        "Served at `/metrics`. Every label value exists from the first scrape. The gauges of the",
+        "queue itself are exported once per queue, not by every worker.",
+    ]
+    for section, members in REGISTER.items():
+        lines += [
+            "",
+            f"## {section}",
+            "",
+            "| name | type | labels | meaning |",
+            "|---|---|---|---|",
+        ]
+        for family in members:
+            labels = ", ".join(_label_text(*item) for item in family.labels.items())
+            lines.append(f"| `{family.name}` | {family.kind} | {labels} | {family.meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def _label_text(label: str, values: Sequence[str]) -> str:
+    return f"`{label}` ({', '.join(values)})" if values else f"`{label}`"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render_markdown())

@@ -1,0 +1,82 @@
+"""Turns prompts and chats into token ids, and gives each generation its stream of text.
+
+Knows no requests. What the model's own files say about chats decides; nothing is guessed for a
+model that ships no template.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from engine.detokenizer import Detokenizer, StreamDecoder
+from engine.sampling_params import SamplingParams
+from quire.errors import InvalidRequest
+
+Messages = Sequence[dict[str, Any]]
+
+
+class ModelTokenizer:
+    """The tokenizer of one model. Safe for the intake thread and the engine thread at once."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, render_chat: Callable[[Messages], str] | None = None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._render_chat = render_chat
+
+    @classmethod
+    def load(cls, source: str) -> "ModelTokenizer":
+        """The tokenizer of a model folder or name, with its chat template if it has one."""
+        # The import takes a second and brings torch along.
+        from transformers import AutoTokenizer
+
+        loaded = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+
+        def render(messages: Messages) -> str:
+            return str(
+                loaded.apply_chat_template(
+                    list(messages), tokenize=False, add_generation_prompt=True
+                )
+            )
+
+        return cls(loaded.backend_tokenizer, render_chat=render if loaded.chat_template else None)
+
+    def encode_prompt(self, prompt: str) -> list[int]:
+        """Ids of a plain prompt, with the special tokens the tokenizer adds itself."""
+        return list(self._tokenizer.encode(prompt).ids)
+
+    def encode_chat(self, messages: Messages) -> list[int]:
+        """Ids of a chat as the model's template renders it, ready for the answer.
+
+        Raises:
+            InvalidRequest: the model has no template, or its template refuses these messages.
+        """
+        if self._render_chat is None:
+            raise InvalidRequest("kind", "this model has no chat template")
+        try:
+            text = self._render_chat([_with_plain_content(message) for message in messages])
+        except Exception as error:
+            # A template is a program of the model's author and raises whatever it likes.
+            message = f"the model's chat template refuses the messages: {error}"
+            raise InvalidRequest("body.messages", message) from error
+        # The template has written the special tokens already.
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def text_stream(self, sampling: SamplingParams) -> Detokenizer:
+        """A fresh stream of text for one generation."""
+        decoder = StreamDecoder(self._tokenizer, skip_special_tokens=sampling.skip_special_tokens)
+        return Detokenizer(
+            decoder,
+            stop=sampling.stop,
+            include_stop_str_in_output=sampling.include_stop_str_in_output,
+            min_tokens=sampling.min_tokens,
+        )
+
+
+def _with_plain_content(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with its text parts joined: most templates know only plain strings."""
+    content = message["content"]
+    if isinstance(content, str):
+        return message
+    return {**message, "content": "".join(part["text"] for part in content)}

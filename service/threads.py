@@ -1,0 +1,38 @@
+"""Threads that tell when they die: a worker with one thread less is worse than none.
+
+A part of the worker that raises is reported to the worker, which then ends the process.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadDied:
+    """A thread of the worker ended by an exception."""
+
+    name: str
+    error: BaseException
+
+
+class Supervised(threading.Thread):
+    """Runs one part of the worker and reports its death.
+
+    Daemonic, because a thread stuck in a device call must not keep a dead process alive; the
+    orderly way out joins every thread explicitly.
+    """
+
+    def __init__(
+        self, name: str, part: Callable[[], None], *, report: Callable[[ThreadDied], None]
+    ) -> None:
+        super().__init__(name=name, daemon=True)
+        self._part = part
+        self._report = report
+
+    def run(self) -> None:
+        """Run the part; anything it raises is reported, not printed."""
+        try:
+            self._part()
+        except BaseException as error:  # noqa: BLE001 - whatever ended the thread ends the worker.
+            self._report(ThreadDied(self.name, error))

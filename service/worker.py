@@ -1,0 +1,318 @@
+"""Wires the worker together and takes it through its life: start, serve, drain, stop. No policy.
+
+    main      waits for a signal, the end of a burst, or the death of a thread
+    engine    service.loop       owns torch and the Engine
+    intake    service.intake     reads, claims, tokenizes
+    publisher service.publisher  commits
+    heartbeat service.leases     renews leases
+    keeper    service.leases     reaps expired leases, signs the registry
+    health    service.health     /livez /readyz /metrics
+
+The threads share three objects, each with its own lock or none to need: the Outbox, the Vitals and
+the broker. A thread that dies ends the process: leases hand the work over, and a half-alive worker
+would hold it back.
+"""
+
+import queue
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic
+
+import redis
+import structlog
+
+from quire.broker import Broker
+from quire.connection import connect as connect_redis
+from service.config import Settings
+from service.contact import Contact
+from service.health import HealthServer
+from service.intake import Intake
+from service.leases import Heartbeat, Housekeeper
+from service.loop import EngineLoop
+from service.metrics import Metrics
+from service.model import ServedModel, load_model
+from service.outbox import Outbox
+from service.publisher import Publisher
+from service.threads import Supervised, ThreadDied
+from service.vitals import Vitals, WorkerState
+
+#: How long the engine may take to end its step and release what is left.
+RELEASE_SECONDS = 10.0
+#: How long the publisher may take to bring out the last tokens and releases.
+FLUSH_SECONDS = 10.0
+#: The same when the engine has died: what it said before is still true, and worth a short try.
+LAST_WORDS_SECONDS = 2.0
+#: How long any other thread may take to end.
+JOIN_SECONDS = 10.0
+
+EXIT_OK = 0
+#: A thread died, or work was left behind. Leases hand it over.
+EXIT_FAILED = 1
+
+_log = structlog.get_logger("service.worker")
+
+
+class StopAsked:
+    """Somebody wants the worker to end: a signal, or the end of a burst."""
+
+
+class OutboxEmpty:
+    """The last open claim has just been settled."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoaded:
+    """The engine thread is ready to serve."""
+
+    served: ServedModel
+
+
+Event = StopAsked | OutboxEmpty | ModelLoaded | ThreadDied
+
+
+class WorkerDied(Exception):
+    """A thread of the worker died; the process must end."""
+
+    def __init__(self, death: ThreadDied) -> None:
+        super().__init__(f"thread {death.name} died: {death.error!r}")
+        self.death = death
+
+
+class Worker:
+    """One worker process: `run` is its life, `stop` asks for the end of it.
+
+    `load` and `connect` are replaced by tests, which bring an engine without a model and a Redis
+    without a server.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        load: Callable[[Settings], ServedModel] = load_model,
+        connect: Callable[..., redis.Redis] = connect_redis,
+    ) -> None:
+        self._settings = settings
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._threads: dict[str, Supervised] = {}
+        self._vitals = Vitals(stall_timeout_seconds=settings.stall_timeout_seconds)
+        self.metrics = Metrics(model=settings.model_name, queue=settings.queue)
+        self.metrics.watch_state(self._vitals)
+        self._contact = Contact(self._vitals, self.metrics)
+        self._outbox = Outbox(on_empty=lambda: self._events.put(OutboxEmpty()))
+        # Commits and heartbeats must notice a dead server sooner than a blocking read may.
+        self._reading_broker = _broker(settings, connect, block_seconds=settings.block_seconds)
+        self._broker = _broker(settings, connect, block_seconds=0.0)
+        self._loop = EngineLoop(
+            partial(load, settings),
+            self._outbox,
+            vitals=self._vitals,
+            metrics=self.metrics,
+            on_loaded=lambda served: self._events.put(ModelLoaded(served)),
+        )
+        self._publisher = Publisher(
+            self._broker,
+            self._outbox,
+            engine=self._loop,
+            contact=self._contact,
+            metrics=self.metrics,
+            interval_seconds=settings.publish_interval_seconds,
+        )
+        self._heartbeat = Heartbeat(
+            self._broker,
+            self._outbox,
+            holder=self._publisher,
+            vitals=self._vitals,
+            contact=self._contact,
+            lease_seconds=settings.lease_seconds,
+        )
+        self._keeper = Housekeeper(
+            self._broker,
+            worker=settings.worker,
+            load=self._load,
+            vitals=self._vitals,
+            contact=self._contact,
+            metrics=self.metrics,
+            lease_seconds=settings.lease_seconds,
+        )
+        self._intake: Intake | None = None
+        self._health = HealthServer(
+            self._vitals,
+            self.metrics.registry,
+            host=settings.http_host,
+            port=settings.http_port,
+            contact_limit_seconds=max(settings.lease_seconds, 2 * settings.block_seconds),
+        )
+
+    def run(self) -> int:
+        """Serve until asked to stop; returns the exit code of the process."""
+        try:
+            self._start()
+            self._serve()
+            self._drain()
+            self._release()
+        except WorkerDied as error:
+            self._fail(error)
+            return EXIT_FAILED
+        finally:
+            self._stop()
+        return EXIT_OK if self._outbox.is_empty else EXIT_FAILED
+
+    def stop(self) -> None:
+        """Ask for the end: drain first; asked again while draining, release everything at once.
+
+        May be called from any thread and from a signal handler.
+        """
+        self._events.put(StopAsked())
+
+    @property
+    def http_port(self) -> int:
+        """The port of the health server."""
+        return self._health.port
+
+    def _start(self) -> None:
+        """Start what needs no model; the health server first, so that loading can be watched."""
+        self._health.start()
+        self._launch("engine", self._loop.run)
+        self._launch("publisher", self._publisher.run)
+        self._launch("heartbeat", self._heartbeat.run)
+        self._launch("keeper", self._keeper.run)
+
+    def _serve(self) -> None:
+        """Take requests in as soon as the model is loaded; return when asked to stop."""
+        while not isinstance(event := self._next_event(), StopAsked):
+            if isinstance(event, ModelLoaded):
+                self._open(event.served)
+
+    def _drain(self) -> None:
+        """Take nothing new in, and let the engine finish within the grace period."""
+        give_up = monotonic() + self._settings.drain_seconds
+        self._vitals.state = WorkerState.DRAINING
+        _log.info("draining", claims=len(self._outbox.claims()))
+        if self._intake is not None:
+            self._intake.stop()
+            self._join("intake", JOIN_SECONDS)
+        while not self._outbox.is_empty:
+            event = self._next_event(timeout=give_up - monotonic())
+            if event is None or isinstance(event, StopAsked):
+                break
+
+    def _release(self) -> None:
+        """Give back what is unfinished, with every token it has."""
+        # The engine ends before the publisher: its last outputs and the releases are put by then,
+        # and the publisher commits the tokens of a claim before it gives the claim back.
+        self._loop.stop()
+        if self._intake is not None:
+            self._join("engine", RELEASE_SECONDS)
+        self._flush(FLUSH_SECONDS)
+
+    def _stop(self) -> None:
+        """End the helpers. In this order, and after the publisher, for a reason each.
+
+        Leases are renewed until the last commit: it must not find itself fenced after a slow drain.
+        The keeper signs off when nothing is held any more. Health answers to the end, so that a
+        drain can be watched.
+        """
+        self._heartbeat.stop()
+        self._join("heartbeat", JOIN_SECONDS)
+        self._keeper.stop()
+        self._join("keeper", JOIN_SECONDS)
+        self._health.stop()
+        _log.info("worker stopped", claims_left=len(self._outbox.claims()))
+
+    def _fail(self, error: WorkerDied) -> None:
+        """Say why, and bring out the tokens that were generated before.
+
+        Nothing is released: if a request killed this worker, giving it back would not count as an
+        attempt, and it would kill every worker there is. Leases hand the work over.
+        """
+        self._vitals.state = WorkerState.FAILED
+        _log.critical("worker died", thread=error.death.name, exc_info=error.death.error)
+        if self._intake is not None:
+            self._intake.stop()
+        self._flush(LAST_WORDS_SECONDS)
+
+    def _open(self, served: ServedModel) -> None:
+        """Begin to take requests in."""
+        config = served.engine.config
+        sizes = {
+            "max_num_seqs": config.max_num_seqs,
+            "block_size": config.block_size,
+            "num_blocks": config.num_blocks,
+        }
+        self.metrics.describe(build=served.build, sizes=sizes)
+        if served.read_memory is not None:
+            self.metrics.watch_memory(served.build.get("device", ""), served.read_memory)
+        self._intake = Intake(
+            self._reading_broker,
+            self._outbox,
+            loop=self._loop,
+            served=served,
+            settings=self._settings,
+            contact=self._contact,
+            metrics=self.metrics,
+            on_queue_empty=self.stop,
+        )
+        self._launch("intake", self._intake.run)
+        self._vitals.state = WorkerState.READY
+        _log.info(
+            "worker ready",
+            worker=self._settings.worker,
+            queue=self._settings.queue,
+            model=self._settings.model_name,
+            fingerprint=served.fingerprint,
+            http_host=self._settings.http_host,
+            http_port=self.http_port,
+            max_model_len=config.max_model_len,
+            **sizes,
+        )
+
+    def _flush(self, seconds: float) -> None:
+        """Let the publisher bring out what was put; after `seconds` it gives up."""
+        self._publisher.stop()
+        if not self._join("publisher", seconds):
+            self._publisher.give_up()
+            self._join("publisher", JOIN_SECONDS)
+
+    def _next_event(self, *, timeout: float | None = None) -> Event | None:
+        """The next event, or None after `timeout` seconds. WorkerDied when a thread has died."""
+        try:
+            event = self._events.get(timeout=None if timeout is None else max(0.0, timeout))
+        except queue.Empty:
+            return None
+        if isinstance(event, ThreadDied):
+            raise WorkerDied(event)
+        return event
+
+    def _launch(self, name: str, part: Callable[[], None]) -> None:
+        self._threads[name] = Supervised(name, part, report=self._events.put)
+        self._threads[name].start()
+
+    def _join(self, name: str, seconds: float) -> bool:
+        """Wait for a thread's end; False if it was never started or takes longer."""
+        thread = self._threads.get(name)
+        if thread is None:
+            return False
+        thread.join(seconds)
+        if thread.is_alive():
+            _log.error("thread does not end", thread=name, waited_seconds=seconds)
+        return not thread.is_alive()
+
+    def _load(self) -> dict[str, float]:
+        """What the registry tells about this worker."""
+        return {"claims": len(self._outbox.claims()), "running": self._loop.num_running}
+
+
+def _broker(
+    settings: Settings, connect: Callable[..., redis.Redis], *, block_seconds: float
+) -> Broker:
+    return Broker(
+        connect(settings.connection_url, block_seconds=block_seconds),
+        queue=settings.queue,
+        shard=settings.shard,
+        lease_seconds=settings.lease_seconds,
+        max_attempts=settings.max_attempts,
+        max_queue_seconds=settings.max_queue_seconds,
+        retention_seconds=settings.retention_seconds,
+    )

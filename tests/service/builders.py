@@ -1,0 +1,381 @@
+"""Builders of the tests of the service: real workers on a real Redis, a fake device where due.
+
+`fake_model` serves without torch; `WorkerThread` runs a whole worker inside the test, and
+`WorkerProcess` one in a process of its own that can be stopped and killed. `Queue` is the callers'
+side: it submits, reads and judges.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+import redis
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from engine.batch import Batch
+from engine.engine import Engine
+from engine.fake_runner import FakeRunner, fake_generation
+from quire.broker import Broker
+from quire.connection import connect
+from quire.protocol import Completion, GenerationRequest, TokenChunk
+from service.config import EMBEDDED_MODEL, Settings
+from service.model import ServedModel, engine_config
+from service.text import Messages, ModelTokenizer
+from service.worker import Worker
+
+CHECKOUT = EMBEDDED_MODEL.parents[1]
+EOS_ID = 0
+#: The end of sequence, then the 256 bytes.
+VOCAB_SIZE = 257
+MAX_MODEL_LEN = 1024
+#: How long a condition may take until a test calls it false. Only failing tests wait so long.
+PATIENCE_SECONDS = 30.0
+#: Short enough for quick takeovers, long enough to be renewed on a busy machine.
+LEASE_SECONDS = 1.5
+
+_Value = TypeVar("_Value")
+
+
+def eventually(
+    read: Callable[[], _Value], what: str = "", *, seconds: float = PATIENCE_SECONDS
+) -> _Value:
+    """The first true value of `read`; fails the test when none comes."""
+    give_up = time.monotonic() + seconds
+    pause = threading.Event()
+    while not (value := read()):
+        assert time.monotonic() < give_up, f"never came true: {what or read}"
+        pause.wait(0.005)
+    return value
+
+
+# -- a model without a device ---------------------------------------------------------------------
+
+
+class StepGate:
+    """Lets a FakeRunner make as many steps as a test allows; open from the start unless told."""
+
+    def __init__(self, *, steps: int | None = None) -> None:
+        self._allowed = threading.Semaphore(steps or 0)
+        self._is_open = threading.Event()
+        self._has_arrived = threading.Event()
+        self.batches: list[Batch] = []
+        if steps is None:
+            self._is_open.set()
+
+    def __call__(self, batch: Batch) -> None:
+        self.batches.append(batch)
+        self._has_arrived.set()
+        give_up = time.monotonic() + PATIENCE_SECONDS
+        while not self._is_open.is_set() and not self._allowed.acquire(timeout=0.01):
+            assert time.monotonic() < give_up, "a closed gate was forgotten"
+
+    def allow(self, steps: int) -> None:
+        self._allowed.release(steps)
+
+    def open(self) -> None:
+        self._is_open.set()
+
+    def wait_for_arrival(self) -> None:
+        """Return once the engine stands in a step."""
+        assert self._has_arrived.wait(PATIENCE_SECONDS)
+
+
+@cache
+def byte_tokenizer() -> Tokenizer:
+    """A token for each byte and one for the end; random tokens break characters all the time."""
+    symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {"<eos>": EOS_ID} | {symbol: 1 + n for n, symbol in enumerate(symbols)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def text_of(token_ids: Sequence[int]) -> str:
+    """What the tokens spell when they are decoded all at once."""
+    text: str = byte_tokenizer().decode(list(token_ids))
+    return text
+
+
+def render_chat(messages: Messages) -> str:
+    """A chat template in one line; refuses what it does not know, as templates do."""
+    if any(message["role"] not in ("system", "user", "assistant") for message in messages):
+        raise ValueError("unknown role")
+    return "".join(f"{message['role']}:{message['content']}\n" for message in messages)
+
+
+def fake_model(
+    settings: Settings,
+    *,
+    before_run: Callable[[Batch], None] | None = None,
+    fingerprint: str = "fake-1",
+    num_blocks: int = 512,
+    with_chat: bool = True,
+) -> ServedModel:
+    """A served model whose tokens are a pure function of prompt and seed, without torch."""
+    config = engine_config(
+        settings,
+        num_blocks=settings.num_blocks or num_blocks,
+        max_model_len=MAX_MODEL_LEN,
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=frozenset({EOS_ID}),
+    )
+    runner = FakeRunner(
+        num_blocks=config.num_blocks,
+        block_size=config.block_size,
+        num_host_blocks=config.num_host_blocks,
+        vocab_size=VOCAB_SIZE,
+        never=(EOS_ID,),
+        before_run=before_run,
+    )
+    return ServedModel(
+        engine=Engine(config, runner),
+        tokenizer=ModelTokenizer(byte_tokenizer(), render_chat=render_chat if with_chat else None),
+        fingerprint=fingerprint,
+        build={"device": "none", "dtype": "none", "torch": "none"},
+    )
+
+
+def expected_tokens(prompt: Sequence[int], *, max_tokens: int, seed: int = 0) -> tuple[int, ...]:
+    """What a fake model generates for the prompt when nothing goes wrong."""
+    tokens = fake_generation(
+        prompt, num_tokens=max_tokens, seed=seed, vocab_size=VOCAB_SIZE, never=(EOS_ID,)
+    )
+    return tuple(tokens)
+
+
+# -- workers --------------------------------------------------------------------------------------
+
+
+def make_settings(redis_url: str, queue: str, **overrides: Any) -> Settings:
+    """Settings of a test's worker: a free port, short leases, every law checked."""
+    values: dict[str, Any] = {
+        "redis_url": redis_url,
+        "queue": queue,
+        "worker_name": f"worker-{uuid.uuid4().hex[:8]}",
+        "served_model_name": "fake",
+        "http_port": 0,
+        "lease_seconds": LEASE_SECONDS,
+        "block_seconds": 0.05,
+        "drain_seconds": PATIENCE_SECONDS,
+        "check_invariants": True,
+    }
+    return Settings(**(values | overrides))
+
+
+class WorkerThread:
+    """A whole worker inside the test; a context manager that stops it and keeps its exit code."""
+
+    def __init__(self, settings: Settings, **model: Any) -> None:
+        self.settings = settings
+        self.worker = Worker(settings, load=lambda known: fake_model(known, **model))
+        self.exit_code: int | None = None
+        self._thread = threading.Thread(target=self._run, name="worker under test")
+
+    def __enter__(self) -> "WorkerThread":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> int:
+        """Ask for a drain, and wait for the end."""
+        self.worker.stop()
+        return self.wait()
+
+    def wait(self) -> int:
+        """Wait for the end; returns the exit code."""
+        self._thread.join(PATIENCE_SECONDS)
+        assert not self._thread.is_alive(), "the worker does not end"
+        assert self.exit_code is not None
+        return self.exit_code
+
+    def get(self, path: str) -> tuple[int, str]:
+        return http_get(self.worker.http_port, path)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The value of one sample, as a scraper sees it."""
+        value = self.worker.metrics.registry.get_sample_value(name, labels)
+        assert value is not None, f"{name}{labels} is not exported"
+        return value
+
+    def _run(self) -> None:
+        self.exit_code = self.worker.run()
+
+
+class WorkerProcess:
+    """A worker in a process of its own: `python -m service`, or the fake one of these tests."""
+
+    def __init__(self, redis_url: str, queue: str, *flags: str, module: str) -> None:
+        command = [sys.executable, "-m", module, "--redis-url", redis_url, "--queue", queue]
+        command += ["--http-port", "0", "--lease-seconds", str(LEASE_SECONDS)]
+        command += ["--block-seconds", "0.05", "--log-format", "json", *flags]
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("QUIRE_")}
+        environ |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        self.log: list[dict[str, Any]] = []
+        self.raw_log: list[str] = []
+        self.process = subprocess.Popen(
+            command, cwd=CHECKOUT, env=environ, stderr=subprocess.PIPE, text=True
+        )
+        self._reader = threading.Thread(target=self._read_log, daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> "WorkerProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+        self.process.wait()
+        self._reader.join()
+
+    def wait_until_ready(self) -> dict[str, Any]:
+        """The line that says where the worker listens."""
+        return self.wait_for_event("worker ready")
+
+    def wait_for_event(self, event: str) -> dict[str, Any]:
+        """The first log line of that event; fails when the process ends without it."""
+
+        def find() -> dict[str, Any] | None:
+            found = next((line for line in self.log if line["event"] == event), None)
+            assert found or self.process.poll() is None, "".join(self.raw_log)
+            return found
+
+        line = eventually(find, f"log line {event!r}", seconds=2 * PATIENCE_SECONDS)
+        assert line is not None
+        return line
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        code = self.process.wait(2 * PATIENCE_SECONDS)
+        self._reader.join()
+        return code
+
+    def _read_log(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.raw_log.append(line)
+            if line.startswith("{"):
+                self.log.append(json.loads(line))
+
+
+def http_get(port: int, path: str) -> tuple[int, str]:
+    """Status and body, whatever the status is."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5.0) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+# -- the callers' side ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Output:
+    """A whole output log, joined, and checked to be contiguous with one end."""
+
+    chunks: tuple[TokenChunk, ...]
+    completion: Completion
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(id_ for chunk in self.chunks for id_ in chunk.token_ids)
+
+    @property
+    def text(self) -> str:
+        return "".join(chunk.text for chunk in self.chunks)
+
+
+class Queue:
+    """One queue of a test's own, with the connection for looking behind the broker's back."""
+
+    def __init__(self, connection: redis.Redis, *, url: str = "") -> None:
+        self.name = f"test-{uuid.uuid4().hex[:12]}"
+        self.url = url
+        self.connection = connection
+        self.broker = Broker(connection, queue=self.name, lease_seconds=LEASE_SECONDS)
+        self.keys = self.broker.keys
+        self.broker.ensure_groups()
+
+    @classmethod
+    def at(cls, url: str) -> "Queue":
+        return cls(connect(url, block_seconds=1.0), url=url)
+
+    def settings(self, **overrides: Any) -> Settings:
+        return make_settings(self.url, self.name, **overrides)
+
+    def submit(
+        self, prompt: Any = (1, 2, 3), *, kind: str = "tokens", max_tokens: int = 8, **others: Any
+    ) -> str:
+        """Put a request into the queue without any check; returns its id.
+
+        Keywords that are fields of the envelope go there, all others into the body.
+        """
+        envelope = {k: others.pop(k) for k in list(others) if k in GenerationRequest.model_fields}
+        subject = "messages" if kind == "chat.completions" else "prompt"
+        value = list(prompt) if isinstance(prompt, tuple) else prompt
+        body = {subject: value, "max_tokens": max_tokens, "seed": 0, **others}
+        request = GenerationRequest(kind=kind, body=body, **envelope)
+        self.broker.submit(request)
+        return request.id
+
+    def submit_bytes(self, data: bytes) -> str:
+        """Put a message into the queue that no client of ours would send."""
+        request_id = self.submit()
+        self.connection.set(self.keys.body(request_id), data, keepttl=True)
+        return request_id
+
+    def published(self, request_id: str) -> int:
+        return self.broker.status(request_id).published
+
+    def wait_for_tokens(self, request_id: str, count: int) -> None:
+        eventually(lambda: self.published(request_id) >= count, f"{count} tokens published")
+
+    def wait_for_state(self, request_id: str, state: str) -> None:
+        eventually(lambda: self.broker.status(request_id).state == state, f"{request_id} {state}")
+
+    def result(self, request_id: str) -> Output:
+        """Wait for the end of a request; returns its joined log."""
+
+        def read() -> Output | None:
+            news = self.broker.read_output({request_id: 0}).get(request_id)
+            if news is None or news.completion is None:
+                return None
+            return Output(tuple(news.chunks), news.completion)
+
+        output = eventually(read, f"the end of {request_id}")
+        assert output is not None
+        starts = [0]
+        for chunk in output.chunks:
+            assert chunk.start == starts[-1], "the log has a gap or an overlap"
+            starts.append(chunk.end)
+        assert output.completion.usage.completion_tokens == starts[-1]
+        return output
+
+    def assert_at_rest(self) -> None:
+        """Nothing waits, nothing is claimed, and every key of a request will expire."""
+        assert sum(self.broker.queue_depth().values()) == 0
+        assert self.connection.zcard(self.keys.lease) == 0
+        for stream in self.keys.all_ingress:
+            assert self.connection.xpending(stream, "workers")["pending"] == 0
+        lasting = {self.keys.lease, self.keys.dead, self.keys.workers, *self.keys.all_ingress}
+        for key in self.connection.scan_iter(match=f"{self.keys.prefix}:*"):
+            assert key.decode() in lasting or self.connection.ttl(key) > 0, f"{key} never expires"
