@@ -1,0 +1,50 @@
+"""The demo's audit can find what it looks for, and its requests are the ones on file."""
+
+import json
+
+import msgpack
+import pytest
+
+from examples.demo.audit import count_faults
+from examples.demo.report import percentile
+from examples.make_requests import NUM_REQUESTS, REQUESTS_FILE, make_lines
+from models.abacus.tasks import answer, is_held_out
+
+
+def entry(start: int, *ids: int) -> tuple[bytes, dict[bytes, bytes]]:
+    return b"0-1", {b"from": b"%d" % start, b"ids": msgpack.packb(list(ids)), b"text": b""}
+
+
+END = (b"9-1", {b"done": b""})
+
+
+@pytest.mark.parametrize(
+    ("entries", "faults"),
+    [
+        ([entry(0, 5, 6), entry(2, 7), END], (0, 0)),
+        ([entry(0, 5), entry(2, 7), END], (1, 0)),
+        ([entry(0, 5, 6), entry(1, 6, 7), END], (0, 1)),
+        ([entry(0, 5, 6, 7), entry(3, 8), END], (0, 1)),
+        ([END], (3, 0)),
+    ],
+    ids=["whole", "a gap", "an overlap", "beyond the end", "nothing"],
+)
+def test_the_audit_counts_lost_and_repeated_tokens(entries, faults):
+    assert count_faults(entries, num_tokens=3) == faults
+
+
+def test_the_requests_on_file_are_the_ones_their_program_makes():
+    assert REQUESTS_FILE.read_text().splitlines() == make_lines()
+    assert len(make_lines()) == NUM_REQUESTS
+
+
+def test_every_request_has_a_checkable_answer_that_training_never_saw():
+    for line in make_lines():
+        request = json.loads(line)
+        assert is_held_out(request["prompt"])
+        assert len(answer(request["prompt"])) < request["max_tokens"]
+
+
+def test_percentiles_are_values_that_occurred():
+    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert percentile([3.0, 1.0, 2.0], 0.99) == 3.0

@@ -1,0 +1,111 @@
+"""The house rules that no linter knows: sizes, registers, and what may never be written down."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+import quire
+
+ROOT = Path(__file__).resolve().parents[2]
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+#: Functions that are promised to fit a screen.
+ONE_SCREEN = {("engine/engine.py", "step"): 30, ("service/worker.py", "run"): 40}
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """Files that git tracks or would track."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return [ROOT / name for name in listed.stdout.splitlines() if (ROOT / name).exists()]
+
+
+def functions(path: Path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def test_no_file_is_longer_than_a_reader_can_hold():
+    long = {p.name: n for p in tracked("*.py") if (n := p.read_text().count("\n")) > MAX_FILE_LINES}
+    assert long == {}
+
+
+def test_no_function_is_longer_than_a_screen_and_a_half():
+    long = {
+        f"{path.relative_to(ROOT)}:{name}": lines
+        for path in tracked("*.py")
+        for name, lines in functions(path)
+        if lines > MAX_FUNCTION_LINES
+    }
+    assert long == {}
+
+
+@pytest.mark.parametrize(("where", "most"), ONE_SCREEN.items(), ids=str)
+def test_the_page_that_tells_the_story_fits_a_screen(where, most):
+    file, name = where
+    (lines,) = [lines for found, lines in functions(ROOT / file) if found == name]
+    assert lines <= most
+
+
+def test_every_module_of_the_engine_is_under_the_import_rule_that_keeps_torch_out():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    rule = next(c for c in contracts["contracts"] if c["name"].startswith("2."))
+    modules = {f"engine.{path.stem}" for path in (ROOT / "engine").glob("[!_]*.py")}
+    assert modules == set(rule["source_modules"])
+
+
+def test_every_module_of_the_service_is_under_the_import_rule_of_the_metrics_library():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    rule = next(c for c in contracts["contracts"] if c["name"].startswith("4."))
+    allowed = {"service.metrics", "service.health"}
+    modules = {f"service.{path.stem}" for path in (ROOT / "service").glob("[!_]*.py")}
+    assert modules - allowed == set(rule["source_modules"])
+
+
+def test_every_public_name_of_the_contract_exists():
+    assert all(hasattr(quire, name) for name in quire.__all__)
+
+
+def test_nothing_outside_the_project_is_written_down():
+    """Machine paths and package hosts have no place in a project that others clone."""
+    forbidden = re.compile(r"/(?:work|farm)/|\b(?:pypi|pythonhosted)\.org|download\.pytorch")
+    offenders = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in tracked()
+        if path.suffix not in {".safetensors", ".bin"} and path != Path(__file__)
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), start=1)
+        if forbidden.search(line)
+    ]
+    assert offenders == []
+
+
+def test_the_pinned_versions_satisfy_every_range():
+    pinned = dict(
+        line.lower().replace("_", "-").split("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    )
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    for requirement in [*project["dependencies"], *chain.from_iterable(extras)]:
+        name, _, least = re.sub(r"\[.*\]", "", requirement).partition(">=")
+        if name != "quire":
+            assert version(pinned[name.lower()]) >= version(least), name
+
+
+def version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text.split("+", maxsplit=1)[0]))
+
+
+@pytest.mark.parametrize("module", ["quire", "service.config", "engine.engine"])
+def test_importing_a_room_that_computes_nothing_costs_no_torch(module):
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    command = [sys.executable, "-c", code]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
