@@ -1,0 +1,209 @@
+"""Paged attention from batched torch operations. Knows no model; made for a CPU, runs anywhere.
+
+Rows of one token (decodes) are attended together in groups of similar context length; longer rows
+(chunks of a prompt) one by one. A group's blocks are gathered and attended while they are still in
+the processor's cache. Which rows share a group changes a row's result by rounding at most.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.model.attention.dense import additive, attend, visible
+from engine.model.attention.interface import AttentionMetadata, IntArray, StepAttention
+
+#: Keys gathered for one group of decodes: more would leave the processor's cache before they are
+#: read again.
+MAX_GROUP_BYTES = 3 * 1024 * 1024
+#: A row joins a group if its blocks are at least this share of the longest row's, ...
+MIN_FILL_SHARE = 0.75
+#: ... or at most this many blocks fewer: a call into torch costs more than a few blocks of padding.
+MAX_PADDING_BLOCKS = 4
+
+
+class CpuAttention:
+    """Groups of decodes and single chunks, each through one dense attention."""
+
+    name = "cpu"
+
+    def prepare(self, metadata: AttentionMetadata) -> StepAttention:
+        return _CpuStep(metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Rows attended by one call; a chunk is a group of its own.
+
+    Args:
+        tokens: which tokens of the step: indices for decodes, a slice for a chunk.
+        num_rows: rows of the group, 1 for a chunk.
+        cache_rows: [num_rows * kv_heads * blocks], in the cache seen as [num_blocks * kv_heads,
+            slots * dim].
+        num_keys: gathered slots that are attended to; the tail of a chunk's last block is left out.
+        bias: [num_rows, 1, queries, num_keys], or None when the attention is plainly causal.
+    """
+
+    tokens: torch.Tensor | slice
+    num_rows: int
+    cache_rows: torch.Tensor
+    num_keys: int
+    bias: torch.Tensor | None
+
+    @property
+    def is_chunk(self) -> bool:
+        return isinstance(self.tokens, slice)
+
+
+class _CpuStep:
+    """One step; groups are laid out once for all layers of the same window and cache shape."""
+
+    def __init__(self, metadata: AttentionMetadata) -> None:
+        self._metadata = metadata
+        self._layouts: dict[tuple[object, ...], list[_Group]] = {}
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        *,
+        scaling: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        kv_heads = key_cache.shape[1]
+        output = query.new_empty(*query.shape[:2], value_cache.shape[-1])
+        for group in self._groups(key_cache, sliding_window):
+            attended = attend(
+                _fold(query[group.tokens], group, kv_heads),
+                _gather(key_cache, group),
+                _gather(value_cache, group),
+                bias=group.bias,
+                scaling=scaling,
+                softcap=softcap,
+            )
+            output[group.tokens] = _unfold(attended, group)
+        return output
+
+    def _groups(self, cache: torch.Tensor, sliding_window: int | None) -> list[_Group]:
+        layout = (sliding_window, cache.shape[1:], cache.dtype)
+        if layout not in self._layouts:
+            self._layouts[layout] = list(
+                _Layout(self._metadata, cache, sliding_window=sliding_window).groups()
+            )
+        return self._layouts[layout]
+
+
+class _Layout:
+    """Lays the rows of a step out in groups, for one window size and one shape of the cache."""
+
+    def __init__(
+        self, metadata: AttentionMetadata, cache: torch.Tensor, *, sliding_window: int | None
+    ) -> None:
+        self._metadata = metadata
+        self._window = sliding_window
+        self._dtype = cache.dtype
+        self._kv_heads = cache.shape[1]
+        self._max_group_blocks = max(1, MAX_GROUP_BYTES // cache[0].nbytes)
+        first_visible = np.zeros_like(metadata.starts)
+        if sliding_window is not None:
+            first_visible = np.maximum(0, metadata.starts - sliding_window + 1)
+        self._first_blocks: IntArray = first_visible // metadata.block_size
+        self._last_blocks: IntArray = (metadata.context_lens - 1) // metadata.block_size
+
+    def groups(self) -> Iterator[_Group]:
+        for row in np.flatnonzero(self._metadata.query_lens > 1):
+            yield self._chunk(int(row))
+        for rows in self._similar_decodes():
+            yield self._decodes(rows)
+
+    def _similar_decodes(self) -> Iterator[IntArray]:
+        """Decodes, longest first, cut where padding or the gathered bytes would grow too large."""
+        num_blocks = self._last_blocks - self._first_blocks + 1
+        decodes = np.flatnonzero(self._metadata.query_lens == 1)
+        decodes = decodes[np.argsort(-num_blocks[decodes], kind="stable")]
+        while len(decodes):
+            longest = int(num_blocks[decodes[0]])
+            fewest = min(longest * MIN_FILL_SHARE, longest - MAX_PADDING_BLOCKS)
+            size = int(np.count_nonzero(num_blocks[decodes] >= fewest))
+            size = max(1, min(size, self._max_group_blocks // longest))
+            yield decodes[:size]
+            decodes = decodes[size:]
+
+    def _decodes(self, rows: IntArray) -> _Group:
+        metadata = self._metadata
+        blocks = self._block_indices(rows)
+        key_positions = self._positions(blocks)
+        query_positions = torch.from_numpy(metadata.starts[rows][:, None])
+        mask = visible(query_positions, torch.from_numpy(key_positions), self._window)
+        return _Group(
+            tokens=torch.from_numpy(metadata.offsets[rows]).to(metadata.device),
+            num_rows=len(rows),
+            cache_rows=self._cache_rows(rows, blocks),
+            num_keys=key_positions.shape[1],
+            bias=additive(mask, self._dtype).unsqueeze(1).to(metadata.device),
+        )
+
+    def _chunk(self, row: int) -> _Group:
+        metadata = self._metadata
+        rows = np.array([row])
+        blocks = self._block_indices(rows)
+        start, end = int(metadata.starts[row]), int(metadata.context_lens[row])
+        offset = int(metadata.offsets[row])
+        key_positions = np.arange(int(blocks[0, 0]) * metadata.block_size, end)
+        bias = None
+        if start > 0 or (self._window is not None and self._window < end):
+            mask = visible(torch.arange(start, end), torch.from_numpy(key_positions), self._window)
+            bias = additive(mask, self._dtype)[None, None].to(metadata.device)
+        return _Group(
+            tokens=slice(offset, offset + end - start),
+            num_rows=1,
+            cache_rows=self._cache_rows(rows, blocks),
+            num_keys=len(key_positions),
+            bias=bias,
+        )
+
+    def _block_indices(self, rows: IntArray) -> IntArray:
+        """[rows, blocks], visible blocks as indices into the rows' tables.
+
+        A shorter row repeats its last index. Its own blocks hold finite numbers, which no block of
+        another request is trusted to, and the positions they stand for are beyond its context.
+        """
+        first, last = self._first_blocks[rows][:, None], self._last_blocks[rows][:, None]
+        blocks: IntArray = np.minimum(first + np.arange(int((last - first).max()) + 1), last)
+        return blocks
+
+    def _positions(self, blocks: IntArray) -> IntArray:
+        """[rows, slots], the position of every gathered slot, running on past the context."""
+        slots = np.arange(blocks.shape[1] * self._metadata.block_size)
+        return blocks[:, :1] * self._metadata.block_size + slots
+
+    def _cache_rows(self, rows: IntArray, blocks: IntArray) -> torch.Tensor:
+        table = self._metadata.block_tables[rows[:, None], blocks]
+        heads = np.arange(self._kv_heads)[None, :, None]
+        cache_rows = table[:, None, :] * self._kv_heads + heads
+        return torch.from_numpy(cache_rows.reshape(-1)).to(self._metadata.device)
+
+
+def _gather(cache: torch.Tensor, group: _Group) -> torch.Tensor:
+    """[rows, kv_heads, keys, dim], a copy of the group's blocks in the order of their positions."""
+    kv_heads, _, dim = cache.shape[1:]
+    gathered = cache.flatten(0, 1).flatten(1).index_select(0, group.cache_rows)
+    return gathered.view(group.num_rows, kv_heads, -1, dim)[:, :, : group.num_keys]
+
+
+def _fold(query: torch.Tensor, group: _Group, kv_heads: int) -> torch.Tensor:
+    """[rows, heads, queries, dim] of a group's tokens, [tokens, heads, dim].
+
+    The heads of a decode that share a key head become its queries, so that no key is repeated.
+    """
+    if group.is_chunk:
+        return query.transpose(0, 1).unsqueeze(0)
+    return query.view(group.num_rows, kv_heads, -1, query.shape[-1])
+
+
+def _unfold(attended: torch.Tensor, group: _Group) -> torch.Tensor:
+    """[tokens, heads, dim], the inverse."""
+    return attended[0].transpose(0, 1) if group.is_chunk else attended.flatten(1, 2)

@@ -1,0 +1,81 @@
+"""Dense attention, which backends built from torch operations share. Knows no block tables."""
+
+import torch
+import torch.nn.functional as functional
+
+
+def visible(
+    query_positions: torch.Tensor, key_positions: torch.Tensor, sliding_window: int | None
+) -> torch.Tensor:
+    """Which key a query may see, [..., queries, keys]: itself and earlier ones inside the window.
+
+    Args:
+        query_positions: [..., queries].
+        key_positions: [..., keys].
+        sliding_window: keys seen at most, the query's own included; None for no limit.
+    """
+    queries, keys = query_positions.unsqueeze(-1), key_positions.unsqueeze(-2)
+    mask = keys <= queries
+    if sliding_window is not None:
+        mask &= keys > queries - sliding_window
+    return mask
+
+
+def additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """0 where `mask` is true and minus infinity elsewhere: what a score is increased by."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(
+        ~mask, float("-inf")
+    )
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    bias: torch.Tensor | None,
+    scaling: float,
+    softcap: float | None,
+) -> torch.Tensor:
+    """Attention of [batch, heads, queries, dim] to [batch, kv_heads, keys, dim].
+
+    `bias` is added to the scores. Without one, queries and keys are of the same tokens and the
+    attention is plainly causal.
+    """
+    if softcap is not None:
+        return _attend_capped(query, key, value, bias=bias, scaling=scaling, softcap=softcap)
+    return functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=bias,
+        is_causal=bias is None,
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+
+
+def _attend_capped(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    bias: torch.Tensor | None,
+    scaling: float,
+    softcap: float,
+) -> torch.Tensor:
+    """The same with capped scores, which no fused kernel of torch knows; softmax in float32."""
+    batch, heads, queries, _ = query.shape
+    groups = heads // key.shape[1]
+    if bias is None:
+        positions = torch.arange(queries, device=query.device)
+        bias = additive(visible(positions, positions, None), query.dtype)
+    if groups > 1:
+        # Query heads that share a key head are folded into the query axis: nothing is repeated.
+        query = query.reshape(batch, heads // groups, groups * queries, -1)
+        bias = bias.expand(*bias.shape[:-2], queries, -1)
+        bias = torch.cat([bias] * groups, dim=-2)
+    scores = torch.matmul(query, key.transpose(-1, -2)) * scaling
+    scores = torch.tanh(scores / softcap) * softcap + bias
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    return torch.matmul(weights, value).reshape(batch, heads, queries, -1)

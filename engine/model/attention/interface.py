@@ -1,0 +1,99 @@
+"""What every paged attention backend takes and promises. Knows no model and no request.
+
+A backend is asked twice: once per step (`prepare`, which may plan from the lengths on the host),
+and then once per layer with the tensors of that layer. Two steps never overlap, so a backend may
+keep scratch memory between them.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMetadata:
+    """Which tokens of a step see which slots of the cache; host arrays, the same for every layer.
+
+    Row r owns `query_lens[r]` consecutive tokens of the flattened step, at positions
+    `context_lens[r] - query_lens[r] .. context_lens[r] - 1`, and the token at position p attends to
+    0..p.
+
+    Args:
+        block_size: slots per block.
+        query_lens: [rows], each at least 1.
+        context_lens: [rows], the length including this step's tokens.
+        block_tables: [rows, most blocks of any row]; position p of row r lies in block
+            `block_tables[r, p // block_size]`. Entries past a row's context may be anything.
+        device: where the cache and the queries are.
+    """
+
+    block_size: int
+    query_lens: IntArray
+    context_lens: IntArray
+    block_tables: IntArray
+    device: torch.device
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.query_lens)
+
+    @property
+    def starts(self) -> IntArray:
+        """[rows], the position of each row's first token."""
+        return self.context_lens - self.query_lens
+
+    @property
+    def offsets(self) -> IntArray:
+        """[rows], where each row begins in the flattened step."""
+        return np.cumsum(self.query_lens) - self.query_lens
+
+
+class StepAttention(Protocol):
+    """The attention of one step; called once per layer, after its keys and values were written."""
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        *,
+        scaling: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """Causal attention of every token of the step through the block tables.
+
+        Slots past a row's context are never weighted, but they may be read: in the blocks of a row
+        they must hold finite numbers (`KVPool.clear` sees to it); other blocks may hold anything.
+
+        Args:
+            query: [tokens, heads, key_dim], rows one after the other.
+            key_cache: [num_blocks, kv_heads, block_size, key_dim]; heads is a multiple of kv_heads.
+            value_cache: [num_blocks, kv_heads, block_size, value_dim].
+            scaling: factor of the scores before the softmax.
+            sliding_window: a token sees itself and the `sliding_window - 1` tokens before it; None
+                sees all.
+            softcap: scores become `softcap * tanh(score / softcap)` before masking.
+
+        Returns:
+            [tokens, heads, value_dim], contiguous.
+        """
+        ...
+
+
+class AttentionBackend(Protocol):
+    """One way to compute paged attention on one kind of device."""
+
+    @property
+    def name(self) -> str:
+        """The name it is asked for by, and part of the engine's fingerprint."""
+        ...
+
+    def prepare(self, metadata: AttentionMetadata) -> StepAttention:
+        """Plan one step; what it returns is valid until the next call."""
+        ...

@@ -1,0 +1,58 @@
+"""Paged attention one request at a time: the oracle every other backend is measured against.
+
+Knows no batching and no tricks: the slots of a row are looked up one by one and handed to dense
+attention.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.model.attention.dense import additive, attend, visible
+from engine.model.attention.interface import AttentionMetadata, StepAttention
+
+
+class ReferenceAttention:
+    """Slow and plain, on any device."""
+
+    name = "reference"
+
+    def prepare(self, metadata: AttentionMetadata) -> StepAttention:
+        return _ReferenceStep(metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class _ReferenceStep:
+    metadata: AttentionMetadata
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        *,
+        scaling: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        metadata = self.metadata
+        outputs = []
+        for row in range(metadata.num_rows):
+            end, length = int(metadata.context_lens[row]), int(metadata.query_lens[row])
+            offset = int(metadata.offsets[row])
+            key_positions = torch.arange(end, device=query.device)
+            table = torch.from_numpy(metadata.block_tables[row]).to(query.device)
+            blocks = table[key_positions // metadata.block_size]
+            slots = key_positions % metadata.block_size
+            mask = visible(key_positions[end - length :], key_positions, sliding_window)
+            outputs.append(
+                attend(
+                    query[offset : offset + length].transpose(0, 1).unsqueeze(0),
+                    key_cache[blocks, :, slots].transpose(0, 1).unsqueeze(0),
+                    value_cache[blocks, :, slots].transpose(0, 1).unsqueeze(0),
+                    bias=additive(mask, query.dtype),
+                    scaling=scaling,
+                    softcap=softcap,
+                )[0].transpose(0, 1)
+            )
+        return torch.cat(outputs)

@@ -1,0 +1,56 @@
+"""The one interface between the runner and a model, whichever of the two paths computes it.
+
+Knows no request and no sampling: a flattened step goes in, the logits of the rows due a token come
+out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from engine.model.attention.interface import StepAttention
+from engine.model.kv_pool import KVPool, LayerShape, Slots
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """The tensors of one step, rows one after the other; [tokens] unless said otherwise.
+
+    Args:
+        token_ids: what is computed.
+        positions: each token's place in its own request.
+        slots: where its key and value go.
+        logit_rows: [rows due a token], indices of the tokens whose logits are wanted.
+        attention: the step's attention, planned once for all layers.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slots: Slots
+    logit_rows: torch.Tensor
+    attention: StepAttention
+
+
+class CausalModel(Protocol):
+    """A decoder on a device."""
+
+    @property
+    def name(self) -> str:
+        """Which path computes it; part of the engine's fingerprint."""
+        ...
+
+    @property
+    def layer_shapes(self) -> Sequence[LayerShape]:
+        """What each layer keeps of a token, in the order of the pool's layers."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits; every token id below it may be fed and sampled."""
+        ...
+
+    def forward(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
+        """Write the step's keys and values to `kv_pool`; return [rows due a token, vocab_size]."""
+        ...

@@ -1,0 +1,147 @@
+"""The keys and values of all blocks, on the device and in a bounded pool on the host.
+
+Knows which tensors there are, not which block belongs to whom: `engine.block_pool` owns the blocks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.batch import BlockCopy
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one layer keeps of a token: `kv_heads` keys of `key_dim` and values of `value_dim`."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+
+
+class KVPool:
+    """Two tensors per layer and place, [num_blocks, kv_heads, block_size, dim].
+
+    A block is a contiguous run of every tensor, so copying one is a handful of long copies and a
+    kernel that reads a key head's block reads memory in order.
+
+    Args:
+        shapes: one per layer that attends, in the order the model calls them.
+        num_blocks: blocks on `device`.
+        block_size: token slots per block.
+        dtype: of keys and values; the model's own, so that nothing is rounded on the way.
+        num_host_blocks: blocks on the host, for requests preempted by swap.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[LayerShape],
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        num_host_blocks: int = 0,
+    ) -> None:
+        assert num_blocks >= 1 and block_size >= 1 and num_host_blocks >= 0
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.num_host_blocks = num_host_blocks
+
+        # Zeros rather than whatever the allocator holds: an attention weight of zero times a
+        # leftover NaN is NaN. On a CPU they cost nothing until a block is first used.
+        def tensors(count: int, place: torch.device | str) -> list[torch.Tensor]:
+            return [
+                torch.zeros(count, shape.kv_heads, block_size, dim, dtype=dtype, device=place)
+                for shape in shapes
+                for dim in (shape.key_dim, shape.value_dim)
+            ]
+
+        self._device_tensors = tensors(num_blocks, device)
+        self._host_tensors = tensors(num_host_blocks, "cpu")
+
+    def key_cache(self, layer: int) -> torch.Tensor:
+        """[num_blocks, kv_heads, block_size, key_dim]."""
+        return self._device_tensors[2 * layer]
+
+    def value_cache(self, layer: int) -> torch.Tensor:
+        """[num_blocks, kv_heads, block_size, value_dim]."""
+        return self._device_tensors[2 * layer + 1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return sum(tensor.nbytes for tensor in self._device_tensors)
+
+    @property
+    def host_nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._host_tensors)
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block, all layers, from the tensors themselves."""
+        return self.nbytes // self.num_blocks
+
+    def write(self, layer: int, *, key: torch.Tensor, value: torch.Tensor, slots: "Slots") -> None:
+        """Store [tokens, kv_heads, dim] of one layer at the step's slots."""
+        self.key_cache(layer)[slots.blocks, :, slots.offsets] = key
+        self.value_cache(layer)[slots.blocks, :, slots.offsets] = value
+
+    def clear(self, block_ids: torch.Tensor) -> None:
+        """Zero blocks that are begun but not filled by this step.
+
+        Attention reads whole blocks and weighs the unwritten slots with zero, so what an earlier
+        owner left there must be finite: without this, one request's NaN would reach the next.
+        """
+        for tensor in self._device_tensors:
+            tensor.index_fill_(0, block_ids, 0)
+
+    def swap_out(self, copies: Sequence[BlockCopy]) -> None:
+        """Device to host, bit for bit."""
+        _copy_blocks(self._device_tensors, self._host_tensors, copies)
+
+    def swap_in(self, copies: Sequence[BlockCopy]) -> None:
+        """Host to device, bit for bit."""
+        _copy_blocks(self._host_tensors, self._device_tensors, copies)
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Device to device; all sources are read before any destination is written."""
+        _copy_blocks(self._device_tensors, self._device_tensors, copies)
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Where each token of a step keeps its key and value: two [tokens] index tensors."""
+
+    blocks: torch.Tensor
+    offsets: torch.Tensor
+
+
+def bytes_per_block(shapes: Sequence[LayerShape], *, block_size: int, dtype: torch.dtype) -> int:
+    """What one block of such a pool will take: asked of a pool of one block without storage."""
+    return KVPool(
+        shapes, num_blocks=1, block_size=block_size, dtype=dtype, device="meta"
+    ).bytes_per_block
+
+
+def num_blocks_for(
+    memory_bytes: int, shapes: Sequence[LayerShape], *, block_size: int, dtype: torch.dtype
+) -> int:
+    """How many blocks fit in `memory_bytes`; possibly none."""
+    return max(0, memory_bytes) // bytes_per_block(shapes, block_size=block_size, dtype=dtype)
+
+
+def _copy_blocks(
+    sources: Sequence[torch.Tensor],
+    destinations: Sequence[torch.Tensor],
+    copies: Sequence[BlockCopy],
+) -> None:
+    if not copies:
+        return
+    source_ids, destination_ids = torch.tensor(copies, dtype=torch.int64).unbind(1)
+    for source, destination in zip(sources, destinations, strict=True):
+        blocks = source.index_select(0, source_ids.to(source.device))
+        destination.index_copy_(
+            0, destination_ids.to(destination.device), blocks.to(destination.device)
+        )

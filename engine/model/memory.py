@@ -1,0 +1,63 @@
+"""How much memory a KV pool may take. Knows what is free on the device, not what it is for."""
+
+from pathlib import Path
+
+import torch
+
+from engine.errors import ModelRefused
+
+#: Share of the free memory a pool takes by default. A CPU's memory belongs to the whole machine.
+CPU_MEMORY_SHARE = 0.4
+CUDA_MEMORY_SHARE = 0.9
+
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """Bytes that can still be allocated on `device`.
+
+    Raises:
+        ModelRefused: the system does not say; the caller must be told a size.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    available = [_meminfo_available(MEMINFO), _cgroup_available(CGROUP)]
+    known = [value for value in available if value is not None]
+    if not known:
+        raise ModelRefused("this system does not say how much memory is free: set kv_cache_memory")
+    return min(known)
+
+
+def memory_share(device: torch.device) -> float:
+    """The part of the free memory that a pool takes when nobody says how much."""
+    return CUDA_MEMORY_SHARE if device.type == "cuda" else CPU_MEMORY_SHARE
+
+
+def _meminfo_available(path: Path) -> int | None:
+    """MemAvailable: what can be had without swapping, caches that can be dropped included."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _cgroup_available(path: Path) -> int | None:
+    """What the container's own limit leaves (control groups, version 2); None when there is none.
+
+    /proc/meminfo speaks of the machine: a pool sized by it alone is killed in a smaller container.
+    """
+    try:
+        limit = (path / "memory.max").read_text().strip()
+        used = int((path / "memory.current").read_text())
+        statistics = (path / "memory.stat").read_text().splitlines()
+    except (OSError, ValueError):
+        return None
+    if limit == "max":
+        return None
+    values = dict(line.split() for line in statistics)
+    return max(0, int(limit) - used + int(values.get("inactive_file", 0)))

@@ -1,0 +1,234 @@
+"""Executes a Batch: block copies, tensors, forward pass, sampler. Knows no request beyond its row.
+
+`load_runner` is the way from a model folder to a runner; `ModelRunner.run` is a step.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.batch import Batch, BatchRow
+from engine.errors import DeviceFailed, ModelRefused
+from engine.model.attention import choose_backend
+from engine.model.attention.interface import AttentionBackend
+from engine.model.attention.self_check import AttentionCheckFailed
+from engine.model.causal_model import CausalModel
+from engine.model.kv_pool import KVPool, bytes_per_block, num_blocks_for
+from engine.model.loader import LoadedModel, load_model
+from engine.model.memory import free_memory_bytes, memory_share
+from engine.model.probe import probe
+from engine.model.sampler import Sampler
+from engine.model.step import build_step
+
+#: Copies of a step's activations that are alive at once at most, when memory is set aside for them.
+LIVE_ACTIVATIONS = 16
+#: Copies of the logits that the sampler makes at most, in float32 equivalents.
+LIVE_LOGITS = 6
+
+#: What a sticky CUDA error looks like where torch has no type of its own for it.
+_STICKY_MESSAGES = ("CUDA error", "CUBLAS_STATUS_EXECUTION_FAILED", "device-side assert")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigFacts:
+    """What the model and its device decide about an EngineConfig.
+
+    Args:
+        fingerprint: of weights, precision, libraries and code path; where it differs, a resumed
+            generation may leave the path it was on at a near-tie.
+        tokenizer_folder: where the tokenizer files are.
+    """
+
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+    num_blocks: int
+    num_host_blocks: int
+    block_size: int
+    fingerprint: str
+    tokenizer_folder: Path
+
+
+class ModelRunner:
+    """One model, its KV pool, an attention backend and a sampler.
+
+    Runs on one thread at a time; several runners may live in one process.
+    """
+
+    def __init__(
+        self,
+        model: CausalModel,
+        kv_pool: KVPool,
+        *,
+        backend: AttentionBackend,
+        facts: ConfigFacts,
+        device: torch.device,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+    ) -> None:
+        self.config_facts = facts
+        self.kv_pool = kv_pool
+        self.model = model
+        self._backend = backend
+        self._device = device
+        self._sampler = Sampler(facts.eos_token_ids)
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> dict[str, int]:
+        """Next token id of every row that samples, by request id.
+
+        Raises:
+            DeviceFailed: a sticky device error, or block copies that stopped half-way.
+            Exception: the rows failed; the copies are done and must not be repeated.
+        """
+        assert len(batch.rows) <= self._max_num_seqs
+        assert batch.num_tokens <= self._max_num_batched_tokens
+        self._move_blocks(batch)
+        if not batch.rows:
+            return {}
+        try:
+            return self._compute(batch.rows)
+        except Exception as error:
+            if is_device_failure(error):
+                raise DeviceFailed(f"the device failed in step {batch.step}: {error}") from error
+            raise
+
+    def _move_blocks(self, batch: Batch) -> None:
+        try:
+            self.kv_pool.swap_out(batch.swap_out)
+            self.kv_pool.swap_in(batch.swap_in)
+            self.kv_pool.copy(batch.copies)
+        except (RuntimeError, IndexError) as error:
+            raise DeviceFailed(f"block copies of step {batch.step} failed: {error}") from error
+
+    def _compute(self, rows: Sequence[BatchRow]) -> dict[str, int]:
+        inputs, begun_blocks = build_step(
+            rows, block_size=self.kv_pool.block_size, backend=self._backend, device=self._device
+        )
+        if len(begun_blocks):
+            self.kv_pool.clear(begun_blocks)
+        logits = self.model.forward(inputs, self.kv_pool)
+        due = [row for row in rows if row.samples]
+        if not due:
+            return {}
+        # Logits may be wider than the vocabulary: padding that no token stands for is cut off.
+        tokens = self._sampler.sample(logits[:, : self.model.vocab_size], due)
+        return {row.request_id: token for row, token in zip(due, tokens, strict=True)}
+
+
+def load_runner(
+    path: str | Path,
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    dtype: str = "auto",
+    device: str = "cpu",
+    block_size: int = 16,
+    num_blocks: int | None = None,
+    kv_cache_memory_bytes: int | None = None,
+    num_host_blocks: int = 0,
+    attention_backend: str = "auto",
+) -> ModelRunner:
+    """Load a model, check it and the attention backend on this machine, and size its KV pool.
+
+    The pool has `num_blocks`; or as many as fit in `kv_cache_memory_bytes`; or, when neither is
+    given, a share of what is free after the weights, but no more than `max_num_seqs` requests of
+    full length could use.
+
+    Raises:
+        ModelRefused: the model, the backend or the memory does not allow it.
+    """
+    place = torch.device(device)
+    loaded = load_model(path, dtype=dtype, device=place)
+    try:
+        backend = choose_backend(
+            attention_backend, dtype=loaded.dtype, device=place, block_size=block_size
+        )
+    except (AttentionCheckFailed, ValueError) as error:
+        raise ModelRefused(str(error)) from error
+    model = probe(loaded.model, max_model_len=loaded.max_model_len)
+    if num_blocks is None:
+        num_blocks = _num_blocks(
+            loaded,
+            model,
+            block_size=block_size,
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+        )
+    kv_pool = KVPool(
+        model.layer_shapes,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        dtype=loaded.dtype,
+        device=place,
+        num_host_blocks=num_host_blocks,
+    )
+    facts = ConfigFacts(
+        vocab_size=model.vocab_size,
+        max_model_len=loaded.max_model_len,
+        eos_token_ids=loaded.eos_token_ids,
+        num_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
+        block_size=block_size,
+        fingerprint=f"{loaded.fingerprint}-{model.name}-{backend.name}-{place.type}",
+        tokenizer_folder=loaded.folder,
+    )
+    return ModelRunner(
+        model,
+        kv_pool,
+        backend=backend,
+        facts=facts,
+        device=place,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
+
+
+def is_device_failure(error: BaseException) -> bool:
+    """Whether a CUDA error outlives its step.
+
+    Running out of memory fails one allocation and leaves the device as it was; an illegal address,
+    a failed assertion in a kernel or a lost device poisons every call that follows.
+    """
+    if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
+        return False
+    sticky_type = getattr(torch, "AcceleratorError", None)
+    if sticky_type is not None and isinstance(error, sticky_type):
+        return True
+    return isinstance(error, RuntimeError) and any(
+        message in str(error) for message in _STICKY_MESSAGES
+    )
+
+
+def _num_blocks(
+    loaded: LoadedModel,
+    model: CausalModel,
+    *,
+    block_size: int,
+    kv_cache_memory_bytes: int | None,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+) -> int:
+    """The size of the pool from the memory it may take."""
+    shapes, dtype = model.layer_shapes, loaded.dtype
+    useful = max_num_seqs * -(-loaded.max_model_len // block_size)
+    memory = kv_cache_memory_bytes
+    if memory is None:
+        device = loaded.model.device
+        hidden_size = int(loaded.model.config.get_text_config().hidden_size)
+        activations = LIVE_ACTIVATIONS * max_num_batched_tokens * hidden_size * dtype.itemsize
+        logits = LIVE_LOGITS * max_num_seqs * model.vocab_size * torch.float32.itemsize
+        free = free_memory_bytes(device) - activations - logits
+        memory = int(free * memory_share(device))
+    else:
+        useful = memory
+    fitting = num_blocks_for(memory, shapes, block_size=block_size, dtype=dtype)
+    if fitting < 1:
+        size = bytes_per_block(shapes, block_size=block_size, dtype=dtype)
+        raise ModelRefused(f"{memory} bytes are left for the KV cache, and one block takes {size}")
+    return min(fitting, useful)

@@ -1,0 +1,232 @@
+"""From logits to the next token of every row: per-row parameters in one batched pass, in float32.
+
+Knows no request states and draws no random numbers of its own: `engine.model.noise` makes them from
+the seed. A row's token depends on that row alone, never on its neighbours. The order of the steps
+and the meaning of every parameter are vLLM's: bans, penalties, the greedy branch, temperature,
+min_p, top_k, top_p, draw.
+
+What survives min_p, top_k and top_p is always "every token whose scaled logit reaches a threshold",
+tokens tied with the last one included. So the few best candidates decide alone whenever the
+threshold lies above the worst of them, and only the other rows look at the whole vocabulary. Both
+ways give the same token, because the threshold is the same and the noise belongs to the token.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from engine.batch import BatchRow
+from engine.model.noise import gumbel, noise_keys
+from engine.sampling_params import SamplingParams
+
+#: Candidates that are sorted and hashed before the whole vocabulary is.
+MAX_CANDIDATES = 256
+#: Below this temperature float32 cannot divide by it; the draw is the most likely token long
+#: before.
+MIN_TEMPERATURE = 1e-30
+
+#: In place of a token id: the candidates did not decide, or the logits are not numbers.
+_UNDECIDED, _NOT_FINITE = -1, -2
+
+
+class Sampler:
+    """Chooses tokens; has no state but its limits.
+
+    Args:
+        eos_token_ids: banned, together with `stop_token_ids`, until `min_tokens` are out.
+            `ignore_eos` says what an EOS does, not whether it may come, and changes nothing here.
+        max_candidates: see above; only the speed depends on it.
+    """
+
+    def __init__(
+        self, eos_token_ids: frozenset[int], *, max_candidates: int = MAX_CANDIDATES
+    ) -> None:
+        self._eos_token_ids = eos_token_ids
+        self._max_candidates = max_candidates
+
+    def sample(self, logits: torch.Tensor, rows: Sequence[BatchRow]) -> list[int]:
+        """One token id per row; overwrites `logits`, [rows, vocabulary].
+
+        Waits for the device once, for the ids; a second time only if candidates did not decide.
+
+        Raises:
+            ArithmeticError: a row has no finite best logit; names the requests.
+        """
+        assert logits.shape[0] == len(rows)
+        logits = logits.float()
+        self._ban_early_stops(logits, rows)
+        _penalize(logits, rows)
+        tokens = logits.argmax(dim=-1)
+        best = logits.gather(1, tokens[:, None])
+        drawn = [index for index, row in enumerate(rows) if not row.sampling.is_greedy]
+        scaled = None
+        if drawn:
+            scaled = _scale(logits, best, [rows[index].sampling for index in drawn], drawn)
+            tokens[torch.tensor(drawn, device=tokens.device)] = self._draw(
+                scaled, [rows[index] for index in drawn]
+            )
+        chosen: list[int] = tokens.masked_fill(~best[:, 0].isfinite(), _NOT_FINITE).tolist()
+        self._refuse_broken(chosen, rows)
+        for position, index in enumerate(drawn):
+            if chosen[index] == _UNDECIDED:
+                assert scaled is not None
+                row = scaled[position : position + 1]
+                chosen[index] = int(_draw_candidates(row, [rows[index]], row.shape[1]))
+        return chosen
+
+    def _ban_early_stops(self, logits: torch.Tensor, rows: Sequence[BatchRow]) -> None:
+        """No EOS and no stop token before `min_tokens`."""
+        vocab_size = logits.shape[1]
+        banned = [
+            (index, token)
+            for index, row in enumerate(rows)
+            if len(row.output_token_ids) < row.sampling.min_tokens
+            for token in self._eos_token_ids.union(row.sampling.stop_token_ids)
+            if token < vocab_size
+        ]
+        if banned:
+            where = torch.tensor(banned, device=logits.device)
+            logits[where[:, 0], where[:, 1]] = -math.inf
+
+    def _draw(self, scaled: torch.Tensor, rows: Sequence[BatchRow]) -> torch.Tensor:
+        """[rows] tokens, `_UNDECIDED` where the candidates were too few."""
+        vocab_size = scaled.shape[1]
+        size = min(self._max_candidates, vocab_size)
+        truncated = [index for index, row in enumerate(rows) if _truncates(row.sampling)]
+        tokens = torch.empty(len(rows), dtype=torch.int64, device=scaled.device)
+        if truncated:
+            where = torch.tensor(truncated, device=scaled.device)
+            tokens[where] = _draw_candidates(
+                scaled[where], [rows[index] for index in truncated], size
+            )
+        # The vocabulary of one row fits in the processor's cache, that of the batch does not.
+        for index in set(range(len(rows))).difference(truncated):
+            tokens[index] = _draw_any(scaled[index : index + 1], rows[index])
+        return tokens
+
+    @staticmethod
+    def _refuse_broken(chosen: Sequence[int], rows: Sequence[BatchRow]) -> None:
+        broken = [
+            row.request_id for row, token in zip(rows, chosen, strict=True) if token == _NOT_FINITE
+        ]
+        if broken:
+            raise ArithmeticError(f"no finite logit to choose from for {', '.join(broken)}")
+
+
+def _truncates(sampling: SamplingParams) -> bool:
+    return sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
+
+
+def _scale(
+    logits: torch.Tensor, best: torch.Tensor, sampling: Sequence[SamplingParams], index: list[int]
+) -> torch.Tensor:
+    """[drawn, vocabulary], logits over temperature; the best is moved to 0, so none overflows."""
+    where = torch.tensor(index, device=logits.device)
+    temperatures = _column(
+        sampling, lambda one: max(one.temperature, MIN_TEMPERATURE), logits.device
+    )
+    return (logits[where] - best[where]).div_(temperatures)
+
+
+def _draw_candidates(scaled: torch.Tensor, rows: Sequence[BatchRow], size: int) -> torch.Tensor:
+    """[rows] tokens drawn from the `size` best of each; `_UNDECIDED` where that is too few."""
+    values, token_ids = scaled.topk(size, dim=-1)
+    threshold = _threshold(scaled, values, [row.sampling for row in rows])
+    scores = values.double() + gumbel(token_ids.int(), _keys(rows, scaled.device))
+    scores.masked_fill_(values < threshold, -math.inf)
+    tokens = token_ids.gather(1, scores.argmax(dim=-1, keepdim=True))[:, 0]
+    if size == scaled.shape[1]:
+        return tokens
+    top_k = _column([row.sampling for row in rows], lambda one: one.top_k, scaled.device)
+    decided = (threshold > values[:, -1:]) & (top_k <= size)
+    return tokens.masked_fill_(~decided[:, 0], _UNDECIDED)
+
+
+def _draw_any(scaled: torch.Tensor, row: BatchRow) -> torch.Tensor:
+    """One token drawn from the whole distribution of one row, [1, vocabulary]."""
+    token_ids = torch.arange(scaled.shape[1], dtype=torch.int32, device=scaled.device)
+    noise = gumbel(token_ids, _keys([row], scaled.device))
+    return noise.add_(scaled).argmax()
+
+
+def _threshold(
+    scaled: torch.Tensor, values: torch.Tensor, sampling: Sequence[SamplingParams]
+) -> torch.Tensor:
+    """[rows, 1], the smallest scaled logit that survives min_p, then top_k, then top_p.
+
+    `values` are the candidates of `scaled`, best first. The probability mass that top_p is a share
+    of is that of all survivors so far in the whole vocabulary, summed in double precision.
+    """
+    device, size = values.device, values.shape[1]
+    threshold = _column(
+        sampling, lambda one: math.log(one.min_p) if one.min_p > 0.0 else -math.inf, device
+    )
+    if any(one.top_k for one in sampling):
+        top_k = _column(sampling, lambda one: min(one.top_k, size), device).long()
+        worst = values.gather(1, (top_k - 1).clamp_(min=0))
+        threshold = torch.where(top_k > 0, torch.maximum(threshold, worst), threshold)
+    if any(one.top_p < 1.0 for one in sampling):
+        top_p = _column(sampling, lambda one: one.top_p, device, torch.float64)
+        mass = torch.where(scaled >= threshold, scaled.exp(), 0.0).sum(
+            dim=-1, keepdim=True, dtype=torch.float64
+        )
+        probabilities = values.exp().double()
+        before = probabilities.cumsum(dim=-1) - probabilities
+        kept = (before < top_p * mass) & (values >= threshold)
+        last = (kept.sum(dim=-1, keepdim=True) - 1).clamp_(min=0)
+        worst = values.gather(1, last)
+        threshold = torch.where(top_p < 1.0, torch.maximum(threshold, worst), threshold)
+    return threshold
+
+
+def _penalize(logits: torch.Tensor, rows: Sequence[BatchRow]) -> None:
+    """Repetition over prompt and output, then frequency and presence over the output, in place.
+
+    A repetition penalty divides positive logits and multiplies negative ones (Keskar et al., CTRL,
+    2019). Only the tokens that occur are touched.
+    """
+    indices, tokens, factors, discounts = [], [], [], []
+    for index, row in enumerate(rows):
+        if not row.sampling.has_penalties:
+            continue
+        output = np.fromiter(row.output_token_ids, dtype=np.int64)
+        prompt = np.fromiter(row.prompt_token_ids, dtype=np.int64)
+        seen = np.unique(np.concatenate((prompt, output)))
+        generated, times = np.unique(output, return_counts=True)
+        discount = np.zeros(len(seen))
+        discount[np.searchsorted(seen, generated)] = (
+            row.sampling.frequency_penalty * times + row.sampling.presence_penalty
+        )
+        indices.append(np.full(len(seen), index))
+        tokens.append(seen)
+        factors.append(np.full(len(seen), row.sampling.repetition_penalty))
+        discounts.append(discount)
+    if not indices:
+        return
+    where, which = (
+        torch.from_numpy(np.concatenate(parts)).to(logits.device) for parts in (indices, tokens)
+    )
+    factor, discount_all = (
+        torch.from_numpy(np.concatenate(parts)).float().to(logits.device)
+        for parts in (factors, discounts)
+    )
+    scores = logits[where, which]
+    scores = torch.where(scores > 0, scores / factor, scores * factor)
+    logits[where, which] = scores - discount_all
+
+
+def _keys(rows: Sequence[BatchRow], device: torch.device) -> torch.Tensor:
+    draws = [(row.sampling.seed, len(row.output_token_ids)) for row in rows]
+    return torch.from_numpy(noise_keys(draws)).to(device)
+
+
+def _column(
+    sampling: Sequence[SamplingParams],
+    parameter: Callable[[SamplingParams], float],
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """[rows, 1], one parameter of every row."""
+    return torch.tensor([[parameter(one)] for one in sampling], dtype=dtype, device=device)

@@ -1,0 +1,223 @@
+"""Builders of the model room's tests: tiny random models, rows, and engines over them."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from engine.batch import Batch, BatchRow
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.model.runner import ModelRunner, load_runner
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+from engine.stats import EngineSnapshot
+
+ROOT = Path(__file__).parents[3]
+VOCAB_SIZE = 211
+EOS = 1
+#: Wide enough that the most likely token stands out and the outputs wander.
+INITIALIZER_RANGE = 0.3
+
+_COMMON = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "initializer_range": INITIALIZER_RANGE,
+    "bos_token_id": 0,
+    "eos_token_id": EOS,
+    "pad_token_id": 2,
+}
+_GROUPED = _COMMON | {"num_key_value_heads": 2, "intermediate_size": 96}
+
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "llama": transformers.LlamaConfig(**_GROUPED),
+    "qwen3": transformers.Qwen3Config(**_GROUPED, head_dim=16),
+    # A window shorter than most prompts of the tests.
+    "mistral": transformers.MistralConfig(**_GROUPED, sliding_window=13),
+    # Soft-capped scores, and a window in every other layer.
+    "gemma2": transformers.Gemma2Config(
+        **_GROUPED, head_dim=16, sliding_window=13, query_pre_attn_scalar=16
+    ),
+    "gpt2": transformers.GPT2Config(
+        vocab_size=VOCAB_SIZE,
+        n_embd=64,
+        n_layer=2,
+        n_head=4,
+        n_positions=256,
+        initializer_range=INITIALIZER_RANGE,
+        bos_token_id=0,
+        eos_token_id=EOS,
+    ),
+    "mixtral": transformers.MixtralConfig(
+        **_GROUPED, num_local_experts=4, num_experts_per_tok=2, sliding_window=None
+    ),
+    # Keys and values of different widths.
+    "deepseek": transformers.DeepseekV3Config(
+        **(_GROUPED | {"num_key_value_heads": 4}),
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        moe_intermediate_size=32,
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=16,
+        v_head_dim=12,
+        first_k_dense_replace=1,
+    ),
+}
+
+
+def save_model(config: PreTrainedConfig, folder: Path, *, seed: int = 0) -> Path:
+    """A model of this config with random weights, in a folder as a user would have it."""
+    torch.manual_seed(seed)
+    model_class = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    model_class(config).save_pretrained(folder)
+    return folder
+
+
+def make_runner(folder: Path, **overrides) -> ModelRunner:
+    values = {
+        "dtype": "float32",
+        "block_size": 4,
+        "num_blocks": 128,
+        "num_host_blocks": 64,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 512,
+    }
+    return load_runner(folder, **(values | overrides))
+
+
+def make_row(
+    prompt: Sequence[int] = (5, 6, 7),
+    *,
+    request_id: str = "r",
+    output: Sequence[int] = (),
+    start: int = 0,
+    end: int | None = None,
+    block_ids: Sequence[int] = range(64),
+    **sampling,
+) -> BatchRow:
+    """The tokens from `start` to `end` of a request, by default all that are known."""
+    tokens = [*prompt, *output]
+    end = len(tokens) if end is None else end
+    return BatchRow(
+        request_id=request_id,
+        token_ids=tokens[start:end],
+        start=start,
+        block_ids=block_ids,
+        samples=end == len(tokens),
+        sampling=SamplingParams(**({"max_tokens": 64, "temperature": 0.0} | sampling)),
+        prompt_token_ids=list(prompt),
+        output_token_ids=list(output),
+    )
+
+
+def run_rows(runner: ModelRunner, *rows: BatchRow, **moves) -> dict[str, int]:
+    return runner.run(Batch(step=1, rows=rows, **moves))
+
+
+def make_prompt(length: int, *, salt: int = 0) -> list[int]:
+    """Different tokens for every salt, none of them special."""
+    return [
+        3 + (salt * 37 + position * (13 + salt)) % (VOCAB_SIZE - 3) for position in range(length)
+    ]
+
+
+def poison(runner: ModelRunner) -> None:
+    """Fill the whole pool with NaN: whatever is read without having been written shows."""
+    for layer in range(len(runner.model.layer_shapes)):
+        runner.kv_pool.key_cache(layer).fill_(torch.nan)
+        runner.kv_pool.value_cache(layer).fill_(torch.nan)
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What an engine did: the new tokens of every request, and its counters at the end."""
+
+    tokens: dict[str, list[int]]
+    snapshot: EngineSnapshot
+
+
+def make_request(
+    request_id: str, prompt: Sequence[int], *, output: Sequence[int] = (), **sampling
+) -> Request:
+    """A request that goes on to its last token; greedy unless said otherwise."""
+    defaults = {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True}
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=list(prompt),
+        sampling=SamplingParams(**(defaults | sampling)),
+        arrival_time=0.0,
+        output_token_ids=list(output),
+    )
+
+
+def generate(
+    runner: ModelRunner, *waves: Sequence[Request], max_steps: int = 2000, **overrides
+) -> Generated:
+    """Run waves of requests through one engine, each wave when the one before has ended."""
+    facts = runner.config_facts
+    values = {
+        "num_blocks": facts.num_blocks,
+        "num_host_blocks": facts.num_host_blocks,
+        "block_size": facts.block_size,
+        "vocab_size": facts.vocab_size,
+        "max_model_len": facts.max_model_len,
+        "eos_token_ids": facts.eos_token_ids,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 512,
+        "watermark": 0.0,
+        "check_invariants": True,
+    }
+    poison(runner)
+    engine = Engine(EngineConfig(**(values | overrides)), runner)
+    tokens: dict[str, list[int]] = {}
+    now = 0.0
+    for wave in waves:
+        for request in wave:
+            engine.add_request(request)
+        for _ in range(max_steps):
+            if not engine.has_work():
+                break
+            now += 1.0
+            for output in engine.step(functools.partial(float, now)):
+                assert output.error is None, output.error
+                tokens.setdefault(output.request_id, []).extend(output.token_ids)
+        assert not engine.has_work(), engine.snapshot()
+    return Generated(tokens, engine.snapshot())
+
+
+class Oracle:
+    """transformers' own `generate` on one request alone, with the model's own attention."""
+
+    def __init__(self, folder: Path) -> None:
+        self._model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager"
+        )
+        self._model.generation_config.eos_token_id = None
+        self.greedy = functools.cache(self._greedy)
+
+    def _greedy(self, prompt: tuple[int, ...], num_tokens: int) -> list[int]:
+        """The continuation; refuses to be an oracle where two tokens are nearly as likely."""
+        output = self._model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        for logits in output.logits:
+            first, second = logits[0].topk(2).values.tolist()
+            assert first - second > 1e-4, f"a near-tie after {prompt}: choose another seed"
+        return output.sequences[0, len(prompt) :].tolist()

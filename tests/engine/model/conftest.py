@@ -1,0 +1,46 @@
+"""Model folders and runners, built once for the whole room."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers.utils import logging
+
+from engine.model.runner import ModelRunner
+from tests.engine.model.builders import CONFIGS, make_runner, save_model
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _quiet_and_single_threaded():
+    """Tiny matrices: a second thread would only wait, and twice as long on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory):
+    """The folder of a tiny model by the name of its config in `builders`."""
+    folders: dict[str, Path] = {}
+
+    def folder(name: str) -> Path:
+        if name not in folders:
+            folders[name] = save_model(CONFIGS[name], tmp_path_factory.mktemp(name))
+        return folders[name]
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def runner_of(model_folder):
+    """A runner over a tiny model, shared by all tests that leave nothing behind but its pool."""
+    runners: dict[str, ModelRunner] = {}
+
+    def runner(name: str) -> ModelRunner:
+        if name not in runners:
+            runners[name] = make_runner(model_folder(name))
+        return runners[name]
+
+    return runner

@@ -1,0 +1,252 @@
+"""The runner by hand-made batches: the order of a step, and what may not leak between requests."""
+
+import threading
+
+import pytest
+import torch
+
+from engine.batch import Batch, BlockCopy, ModelRunner
+from engine.errors import DeviceFailed, ModelRefused
+from engine.model.kv_pool import bytes_per_block
+from engine.model.runner import is_device_failure
+from tests.engine.model.builders import (
+    CONFIGS,
+    EOS,
+    VOCAB_SIZE,
+    Oracle,
+    make_prompt,
+    make_row,
+    make_runner,
+    poison,
+    run_rows,
+)
+
+
+def greedy_by_hand(runner: ModelRunner, prompt, count: int, block_ids=range(64)) -> list[int]:
+    """One request, the whole prompt at once and then token by token."""
+    output: list[int] = []
+    start = 0
+    for _ in range(count):
+        row = make_row(prompt, output=output, start=start, block_ids=block_ids)
+        output.append(run_rows(runner, row)["r"])
+        start = row.end
+    return output
+
+
+@pytest.fixture(scope="module")
+def oracle(model_folder):
+    return Oracle(model_folder("llama"))
+
+
+def test_a_request_by_hand_generates_what_transformers_generates(runner_of, oracle):
+    prompt = make_prompt(21)
+    runner = runner_of("llama")
+    poison(runner)
+    assert greedy_by_hand(runner, prompt, 10) == oracle.greedy(tuple(prompt), 10)
+
+
+def test_only_rows_that_sample_have_a_token(runner_of):
+    runner = runner_of("llama")
+    filling = make_row(make_prompt(9), request_id="filling", end=5, block_ids=range(8))
+    sampling = make_row(make_prompt(9), request_id="sampling", block_ids=range(8, 16))
+    assert set(run_rows(runner, filling, sampling)) == {"sampling"}
+    assert run_rows(runner, filling) == {}
+
+
+def test_running_the_same_rows_twice_gives_the_same_tokens(runner_of):
+    runner = runner_of("llama")
+    rows = [
+        make_row(make_prompt(9), request_id="a", block_ids=range(8)),
+        make_row(make_prompt(6), request_id="b", block_ids=range(8, 16), temperature=1.0, seed=3),
+    ]
+    first = run_rows(runner, *rows)
+    assert run_rows(runner, *rows) == first
+    assert {**run_rows(runner, rows[0]), **run_rows(runner, rows[1])} == first
+
+
+def test_a_block_may_be_swapped_out_and_reused_within_one_step(runner_of, oracle):
+    """swap_out, swap_in, copies, then the rows: any other order loses the first request."""
+    runner = runner_of("llama")
+    poison(runner)
+    evicted, newcomer = make_prompt(8), make_prompt(7, salt=1)
+    first = run_rows(runner, make_row(evicted, block_ids=[2, 3, 4]))["r"]
+    run_rows(
+        runner,
+        make_row(newcomer, request_id="new", block_ids=[2, 3]),
+        swap_out=(BlockCopy(2, 0), BlockCopy(3, 1)),
+    )
+    second = run_rows(
+        runner,
+        make_row(evicted, output=[first], start=8, block_ids=[10, 11, 12]),
+        swap_in=(BlockCopy(0, 9), BlockCopy(1, 11)),
+        copies=(BlockCopy(9, 10),),
+    )["r"]
+    assert [first, second] == oracle.greedy(tuple(evicted), 2)
+
+
+def test_a_forked_block_is_written_by_one_side_only(runner_of, oracle):
+    runner = runner_of("llama")
+    poison(runner)
+    prompt = make_prompt(6)
+    run_rows(runner, make_row(prompt, block_ids=[0, 1]))
+    other = run_rows(
+        runner,
+        make_row(prompt, output=[9], start=6, request_id="other", block_ids=[0, 2]),
+        copies=(BlockCopy(1, 2),),
+    )["other"]
+    one = run_rows(runner, make_row(prompt, output=[8], start=6, block_ids=[0, 1]))["r"]
+    assert one == oracle.greedy((*prompt, 8), 1)[0]
+    assert other == oracle.greedy((*prompt, 9), 1)[0]
+
+
+def test_a_batch_may_only_move_blocks(runner_of):
+    runner = runner_of("llama")
+    batch = Batch(step=1, rows=(), swap_out=(BlockCopy(0, 0),), copies=(BlockCopy(1, 2),))
+    assert runner.run(batch) == {}
+
+
+def test_what_is_not_a_number_in_one_request_reaches_no_other(runner_of, oracle):
+    """A broken request leaves blocks full of NaN; their unwritten slots must not show."""
+    runner = runner_of("llama")
+    prompt = make_prompt(5)
+    expected = oracle.greedy(tuple(prompt), 6)
+    embeddings = runner.model.model.get_input_embeddings().weight
+    healthy = embeddings[200].clone()
+    try:
+        embeddings[200] = torch.nan
+        with pytest.raises(ArithmeticError, match="broken"):
+            run_rows(runner, make_row([200] * 11, request_id="broken", block_ids=range(64)))
+        assert runner.kv_pool.key_cache(0)[2].isnan().any()
+        assert greedy_by_hand(runner, prompt, 6) == expected
+    finally:
+        embeddings[200] = healthy
+
+
+def test_a_row_that_is_not_a_number_fails_the_step_and_then_only_itself(runner_of):
+    runner = runner_of("llama")
+    embeddings = runner.model.model.get_input_embeddings().weight
+    healthy = embeddings[200].clone()
+    good = make_row(make_prompt(5), request_id="good", block_ids=range(4))
+    bad = make_row([200, 5], request_id="bad", block_ids=range(4, 8))
+    expected = run_rows(runner, good)
+    try:
+        embeddings[200] = torch.nan
+        with pytest.raises(ArithmeticError, match="bad"):
+            run_rows(runner, good, bad)
+        assert run_rows(runner, good) == expected
+    finally:
+        embeddings[200] = healthy
+
+
+def test_block_copies_that_fail_end_the_process(runner_of):
+    with pytest.raises(DeviceFailed, match="block copies of step 1 failed"):
+        run_rows(runner_of("llama"), swap_out=(BlockCopy(10_000, 0),))
+
+
+def test_several_models_run_in_one_process_at_once(runner_of, model_folder):
+    """Interleaved on one thread and at the same time on two: a step never meets another's pool."""
+    names = ("llama", "gpt2", "mistral")
+    prompt = make_prompt(17)
+    expected = {name: Oracle(model_folder(name)).greedy(tuple(prompt), 8) for name in names}
+    found: dict[str, list[int]] = {}
+
+    def run(name: str) -> None:
+        found[name] = greedy_by_hand(runner_of(name), prompt, 8)
+
+    for name in names:
+        run(name)
+    assert found == expected
+    found.clear()
+    threads = [threading.Thread(target=run, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == expected
+
+
+def test_backends_give_the_same_tokens(model_folder, runner_of):
+    prompt = make_prompt(30)
+    reference = make_runner(model_folder("mistral"), attention_backend="reference")
+    assert greedy_by_hand(reference, prompt, 12) == greedy_by_hand(runner_of("mistral"), prompt, 12)
+
+
+def test_facts_are_those_of_the_folder_and_the_pool(model_folder):
+    runner = make_runner(model_folder("llama"), num_blocks=9, num_host_blocks=2)
+    facts = runner.config_facts
+    assert facts.vocab_size == VOCAB_SIZE
+    assert facts.max_model_len == CONFIGS["llama"].max_position_embeddings
+    assert facts.eos_token_ids == {EOS}
+    assert (facts.num_blocks, facts.num_host_blocks, facts.block_size) == (9, 2, 4)
+    assert facts.tokenizer_folder == model_folder("llama")
+    assert (runner.kv_pool.num_blocks, runner.kv_pool.num_host_blocks) == (9, 2)
+
+
+def test_the_fingerprint_names_the_attention_backend(model_folder):
+    fingerprints = {
+        make_runner(model_folder("llama"), attention_backend=name).config_facts.fingerprint
+        for name in ("auto", "cpu", "reference")
+    }
+    assert len(fingerprints) == 2
+
+
+def test_the_pool_is_as_large_as_the_memory_it_may_take(model_folder):
+    runner = make_runner(model_folder("llama"), num_blocks=None, kv_cache_memory_bytes=1_000_000)
+    assert runner.kv_pool.nbytes <= 1_000_000
+    assert runner.kv_pool.nbytes + runner.kv_pool.bytes_per_block > 1_000_000
+
+
+def test_by_default_the_pool_is_no_larger_than_requests_could_use(model_folder):
+    runner = make_runner(model_folder("llama"), num_blocks=None, max_num_seqs=3)
+    assert runner.config_facts.num_blocks == 3 * 256 // 4
+
+
+def test_by_default_the_pool_takes_a_share_of_what_is_free(model_folder, monkeypatch):
+    shapes = make_runner(model_folder("llama")).model.layer_shapes
+    size = bytes_per_block(shapes, block_size=4, dtype=torch.float32)
+    monkeypatch.setattr("engine.model.runner.free_memory_bytes", lambda device: 10_000_000)
+    runner = make_runner(model_folder("llama"), num_blocks=None, max_num_seqs=1000)
+    assert 0 < runner.config_facts.num_blocks < 0.4 * 10_000_000 / size
+
+
+def test_too_little_memory_is_refused_with_both_numbers(model_folder):
+    with pytest.raises(ModelRefused, match=r"100 bytes are left .* one block takes 2048"):
+        make_runner(model_folder("llama"), num_blocks=None, kv_cache_memory_bytes=100)
+
+
+@pytest.mark.parametrize(
+    ("error", "sticky"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), False),
+        (RuntimeError("CUDA error: out of memory"), False),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("CUDA error in the text of something else"), False),
+    ],
+)
+def test_running_out_of_memory_is_ordinary_and_a_poisoned_device_is_not(error, sticky):
+    assert is_device_failure(error) is sticky
+
+
+class Failing:
+    """A model whose forward pass raises what it is told to."""
+
+    vocab_size = VOCAB_SIZE
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def forward(self, inputs, kv_pool):
+        raise self._error
+
+
+def test_a_sticky_error_of_the_forward_pass_becomes_device_failed(model_folder):
+    runner = make_runner(model_folder("llama"))
+    row = make_row()
+    runner.model = Failing(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    with pytest.raises(DeviceFailed, match="illegal memory access"):
+        run_rows(runner, row)
+    runner.model = Failing(torch.OutOfMemoryError("CUDA out of memory"))
+    with pytest.raises(torch.OutOfMemoryError):
+        run_rows(runner, row)
