@@ -1,0 +1,69 @@
+"""Where the files of the operations room are, and the programs that judge them."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPOSE_FILE = ROOT / "docker-compose.yml"
+PROMETHEUS = ROOT / "ops" / "prometheus"
+RULES = sorted((PROMETHEUS / "rules").glob("*.yml"))
+RULE_TESTS = sorted((PROMETHEUS / "tests").glob("*.yml"))
+GRAFANA = ROOT / "ops" / "grafana"
+DASHBOARD = GRAFANA / "dashboards" / "quire.json"
+RUNBOOK = ROOT / "docs" / "runbook.md"
+
+
+def load_yaml(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def load_dashboard() -> dict[str, Any]:
+    return json.loads(DASHBOARD.read_text(encoding="utf-8"))
+
+
+def panels() -> list[dict[str, Any]]:
+    """Every panel that draws something: rows are only titles."""
+    return [panel for panel in load_dashboard()["panels"] if panel["type"] != "row"]
+
+
+def panel_queries() -> list[tuple[str, str]]:
+    """(name for a test, query) of every target of every panel."""
+    return [
+        (f"{panel['title']} {target['refId']}", target["expr"])
+        for panel in panels()
+        for target in panel["targets"]
+    ]
+
+
+def rules() -> list[dict[str, Any]]:
+    """Every recording and alerting rule."""
+    return [
+        rule for path in RULES for group in load_yaml(path)["groups"] for rule in group["rules"]
+    ]
+
+
+def alerts() -> list[dict[str, Any]]:
+    return [rule for rule in rules() if "alert" in rule]
+
+
+def program(name: str) -> str:
+    """The path of a program beside this Python or on PATH; the test is skipped without it."""
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    """The finished command with its output; the caller judges the exit code."""
+    return subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )

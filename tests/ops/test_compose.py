@@ -1,0 +1,151 @@
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.config import load_settings
+from service.worker import FLUSH_SECONDS, JOIN_SECONDS, RELEASE_SECONDS
+from tests.ops.checkout import COMPOSE_FILE, ROOT, load_yaml, program, run
+
+COMPOSE: dict[str, Any] = load_yaml(COMPOSE_FILE)
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+WORKERS = ["worker-cpu", "worker-gpu"]
+
+
+def interpolated(text: str) -> str:
+    """`text` as compose reads it when no variable is set: `${NAME:-default}` is the default."""
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+
+
+def seconds(duration: str) -> float:
+    units = {"s": 1, "m": 60, "h": 3600}
+    return sum(int(count) * units[unit] for count, unit in re.findall(r"(\d+)([smh])", duration))
+
+
+def bind_sources(service: dict[str, Any]) -> list[Path]:
+    mounts = [interpolated(mount).split(":")[0] for mount in service.get("volumes", [])]
+    return [ROOT / source for source in mounts if source.startswith(".")]
+
+
+def check_schema(path: Path) -> int:
+    checker = program("check-jsonschema")
+    return run(checker, "--builtin-schema", "vendor.compose-spec", path).returncode
+
+
+def test_the_file_follows_the_compose_specification():
+    assert check_schema(COMPOSE_FILE) == 0
+
+
+def test_a_misspelt_key_would_be_noticed(tmp_path):
+    wrong = tmp_path / "docker-compose.yml"
+    text = COMPOSE_FILE.read_text(encoding="utf-8")
+    wrong.write_text(text.replace("stop_grace_period:", "stop_grace_perod:"), encoding="utf-8")
+
+    assert check_schema(wrong) == 1
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_service_runs_with_no_more_rights_than_it_needs(name):
+    service = SERVICES[name]
+
+    user, _, group = service["user"].partition(":")
+    assert user.isdigit() and int(user) > 0 and group.isdigit()
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert "privileged" not in service and "cap_add" not in service
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_service_has_limits_and_comes_back(name):
+    service = SERVICES[name]
+
+    assert service["pids_limit"] > 0 and service["mem_limit"]
+    assert service["restart"] == "unless-stopped" and service["init"] is True
+    assert set(service["logging"]["options"]) == {"max-size", "max-file"}
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_ports_are_published_on_loopback_only(name):
+    assert all(port.startswith("127.0.0.1:") for port in SERVICES[name].get("ports", []))
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_service_says_when_it_is_healthy(name):
+    check = SERVICES[name]["healthcheck"]
+
+    assert {"interval", "timeout", "retries", "start_period", "start_interval"} <= set(check)
+    assert seconds(check["start_interval"]) < seconds(check["interval"])
+    # A worker's test is the HEALTHCHECK of its image.
+    assert ("test" in check) is (name not in WORKERS)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_images_are_pinned_to_a_version(name):
+    image = SERVICES[name]["image"]
+
+    version = r":v?\d+\.\d+\.\d+" if name not in WORKERS else ":(cpu|gpu)"
+    assert re.search(version, image)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_mounted_file_is_in_the_checkout(name):
+    assert all(source.exists() for source in bind_sources(SERVICES[name]))
+
+
+@pytest.mark.parametrize("name", WORKERS)
+def test_workers_have_no_way_out_of_the_internal_network(name):
+    assert COMPOSE["networks"]["backend"]["internal"] is True
+    assert list(SERVICES[name]["networks"]) == ["backend"]
+    assert "ports" not in SERVICES[name]
+
+
+@pytest.mark.parametrize("name", WORKERS)
+def test_a_worker_understands_its_environment_and_has_time_to_drain(name, monkeypatch, tmp_path):
+    secret = tmp_path / "redis_password"
+    secret.write_text("as in the file\n", encoding="utf-8")
+    environment = {key: interpolated(text) for key, text in SERVICES[name]["environment"].items()}
+    assert environment["QUIRE_REDIS_PASSWORD_FILE"] == "/run/secrets/redis_password"
+    environment["QUIRE_REDIS_PASSWORD_FILE"] = str(secret)
+    for key, text in environment.items():
+        monkeypatch.setenv(key, text)
+    monkeypatch.chdir(tmp_path)
+
+    settings = load_settings([])
+
+    assert settings.redis_password is not None
+    assert settings.redis_password.get_secret_value() == "as in the file"
+    assert settings.device == {"worker-cpu": "cpu", "worker-gpu": "cuda"}[name]
+    grace = seconds(SERVICES[name]["stop_grace_period"])
+    assert grace > settings.drain_seconds + JOIN_SECONDS + RELEASE_SECONDS + FLUSH_SECONDS
+
+
+def test_profiles_choose_the_device():
+    assert {name: SERVICES[name].get("profiles") for name in SERVICES} == {
+        "redis": None,
+        "worker-cpu": ["cpu"],
+        "worker-gpu": ["gpu"],
+        "prometheus": None,
+        "grafana": None,
+    }
+    (device,) = SERVICES["worker-gpu"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+
+
+def test_secrets_are_made_once_and_readable_by_the_containers(tmp_path):
+    script = tmp_path / "make-secrets.sh"
+    script.write_bytes((ROOT / "ops" / "make-secrets.sh").read_bytes())
+
+    assert run("sh", script).returncode == 0
+    made = {path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()}
+    assert run("sh", script).returncode == 0
+
+    folder = tmp_path / "secrets"
+    assert {path.name: path.read_text() for path in folder.iterdir()} == made
+    assert {Path(secret["file"]).name for secret in COMPOSE["secrets"].values()} == set(made)
+    assert all(re.fullmatch("[0-9a-f]{48}", text) for text in made.values())
+    assert len(set(made.values())) == len(made)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o444}

@@ -1,0 +1,86 @@
+import re
+
+import yaml
+
+from tests.ops.checkout import COMPOSE_FILE, ROOT, load_yaml, program, run
+
+DOCKERFILE = ROOT / "ops" / "Dockerfile"
+TEXT = DOCKERFILE.read_text(encoding="utf-8")
+#: Instructions with their continuation lines joined, comments left out.
+INSTRUCTIONS = [
+    line for line in TEXT.replace("\\\n", " ").splitlines() if line and not line.startswith("#")
+]
+
+
+def arguments(instruction: str) -> list[str]:
+    """What follows each use of `instruction`, from top to bottom."""
+    pattern = re.compile(rf"\s*{instruction}\s+(.*)")
+    return [match.group(1) for line in INSTRUCTIONS if (match := pattern.fullmatch(line))]
+
+
+def test_hadolint_finds_nothing():
+    result = run(program("hadolint"), DOCKERFILE)
+
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_hadolint_would_notice_a_shell_around_the_worker(tmp_path):
+    wrong = tmp_path / "Dockerfile"
+    wrong.write_text(TEXT.replace('CMD ["python", "-m", "service"]', "CMD python -m service"))
+
+    assert "DL3025" in run(program("hadolint"), wrong).stdout
+
+
+def test_there_is_a_target_for_every_build_of_the_compose_file():
+    stages = {stage.partition(" AS ")[2] for stage in arguments("FROM")}
+    services = load_yaml(COMPOSE_FILE)["services"].values()
+    builds = [service["build"] for service in services if "build" in service]
+
+    assert {build["target"] for build in builds} == {"cpu", "gpu"} <= stages
+    declared = {argument.partition("=")[0] for argument in arguments("ARG")}
+    assert {name for build in builds for name in build["args"]} <= declared
+
+
+def test_the_worker_gets_signals_itself_and_is_nobody_special():
+    assert arguments("USER") == ["10001:10001"]
+    assert arguments("STOPSIGNAL") == ["SIGTERM"]
+    assert arguments("ENTRYPOINT") == []
+    assert yaml.safe_load(arguments("CMD")[-1]) == ["python", "-m", "service"]
+
+
+def test_health_is_asked_of_readyz_without_extra_programs():
+    (check,) = arguments("HEALTHCHECK")
+
+    assert "/readyz" in check and "urllib" in check
+    assert not re.search(r"\b(curl|wget)\b", check)
+
+
+def test_torch_is_installed_before_everything_that_changes_more_often():
+    steps = [line for line in INSTRUCTIONS if "pip install" in line or line.startswith("COPY")]
+    (torch,) = [index for index, line in enumerate(steps) if re.search(r" torch\b", line)]
+
+    assert steps[:torch] == ["COPY constraints.txt ./"]
+    assert all("--constraint constraints.txt" in line for line in steps if "pip install" in line)
+
+
+def test_only_the_default_index_is_assumed():
+    assert 'TORCH_INDEX_URL=""' in arguments("ARG")
+    assert not re.search(r"https?://(?!127\.0\.0\.1)", TEXT)
+
+
+def test_every_copied_path_is_let_through_by_dockerignore():
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    patterns = [line for line in lines if not line.startswith("#")]
+    allowed = {pattern.removeprefix("!") for pattern in patterns if pattern.startswith("!")}
+    copied = {copy.split()[0] for copy in arguments("COPY") if not copy.startswith("--")}
+
+    assert patterns[0] == "*"
+    assert copied <= allowed
+    assert all((ROOT / path).exists() for path in copied)
+
+
+def test_yaml_is_written_in_one_manner():
+    yamllint = program("yamllint")
+    result = run(yamllint, "--strict", "-c", "ops/yamllint.yml", "ops", "docker-compose.yml")
+
+    assert result.returncode == 0, result.stdout
