@@ -1,0 +1,78 @@
+import pytest
+
+from tests.ops.checkout import (
+    PROMETHEUS,
+    RULE_TESTS,
+    RULES,
+    alerts,
+    load_yaml,
+    program,
+    rules,
+    run,
+)
+
+SEVERITIES = {"page", "ticket", "none"}
+#: (alert, severity) of every alerting rule; one alert may have a rule per severity.
+ALERTS = sorted((rule["alert"], rule["labels"]["severity"]) for rule in alerts())
+CASES = [
+    (case["alertname"], expected["exp_labels"]["severity"] if expected else None)
+    for path in RULE_TESTS
+    for scenario in load_yaml(path)["tests"]
+    for case in scenario["alert_rule_test"]
+    for expected in (case["exp_alerts"] or [None])
+]
+
+
+def test_prometheus_accepts_its_configuration():
+    result = run(program("promtool"), "check", "config", PROMETHEUS / "prometheus.yml")
+
+    assert result.returncode == 0, result.stderr
+    assert f"{len(RULES)} rule files found" in result.stdout
+
+
+def test_prometheus_accepts_the_rules():
+    result = run(program("promtool"), "check", "rules", *RULES)
+
+    assert result.returncode == 0, result.stderr
+
+
+def test_every_alert_fires_and_keeps_silent_as_its_scenarios_say():
+    result = run(program("promtool"), "test", "rules", *RULE_TESTS)
+
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_a_scenario_that_is_wrong_would_be_noticed(tmp_path):
+    (tmp_path / "rules").symlink_to(PROMETHEUS / "rules")
+    (tmp_path / "tests").mkdir()
+    for path in RULE_TESTS:
+        text = path.read_text(encoding="utf-8").replace("severity: page", "severity: ticket")
+        (tmp_path / "tests" / path.name).write_text(text, encoding="utf-8")
+
+    result = run(program("promtool"), "test", "rules", *sorted((tmp_path / "tests").iterdir()))
+
+    assert result.returncode == 1
+
+
+@pytest.mark.parametrize(("alert", "severity"), ALERTS)
+def test_every_alert_is_seen_firing_in_a_scenario(alert, severity):
+    assert (alert, severity) in CASES
+
+
+@pytest.mark.parametrize("alert", sorted({alert for alert, _ in ALERTS} - {"Watchdog"}))
+def test_every_alert_is_seen_silent_in_a_scenario(alert):
+    assert (alert, None) in CASES
+
+
+@pytest.mark.parametrize("rule", alerts(), ids=lambda rule: rule["alert"])
+def test_every_alert_says_what_it_is_about(rule):
+    assert rule["labels"]["severity"] in SEVERITIES
+    assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
+    assert all(text.strip() for text in rule["annotations"].values())
+
+
+def test_every_recorded_series_is_used():
+    recorded = {rule["record"] for rule in rules() if "record" in rule}
+    queries = " ".join(rule["expr"] for rule in alerts())
+
+    assert {name for name in recorded if name not in queries} == set()

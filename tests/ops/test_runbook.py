@@ -1,0 +1,53 @@
+import re
+
+import pytest
+
+from service.config import Settings
+from tests.ops.checkout import COMPOSE_FILE, RUNBOOK, alerts, panels
+
+TEXT = RUNBOOK.read_text(encoding="utf-8")
+SECTIONS = {
+    section.partition("\n")[0]: section.partition("\n")[2] for section in TEXT.split("\n## ")[1:]
+}
+
+
+def test_there_is_one_section_per_alert_and_no_other():
+    assert set(SECTIONS) == {rule["alert"] for rule in alerts()}
+
+
+@pytest.mark.parametrize("rule", alerts(), ids=lambda rule: rule["alert"])
+def test_the_link_of_an_alert_leads_to_its_section(rule):
+    # GitHub's anchor of a heading of one word is the word in small letters.
+    assert rule["annotations"]["runbook_url"] == f"docs/runbook.md#{rule['alert'].lower()}"
+
+
+@pytest.mark.parametrize("alert", SECTIONS)
+def test_every_section_says_meaning_check_and_do(alert):
+    steps = re.findall(r"^- \*\*(\w+)\*\*: ", SECTIONS[alert], re.MULTILINE)
+
+    assert steps == ["Meaning", "Check", "Do"]
+
+
+@pytest.mark.parametrize("alert", SECTIONS)
+def test_every_section_begins_with_the_severities_of_its_alert(alert):
+    severities = {rule["labels"]["severity"] for rule in alerts() if rule["alert"] == alert}
+    stated = re.match(r"\s*\*([a-z ]+)\.\*", SECTIONS[alert])
+
+    assert stated is not None
+    assert set(stated.group(1).split(" or ")) == severities
+
+
+def test_every_setting_it_names_exists():
+    compose = COMPOSE_FILE.read_text(encoding="utf-8")
+    named = set(re.findall(r"QUIRE_[A-Z_]+", TEXT))
+    settings = {f"QUIRE_{name.upper()}" for name in Settings.model_fields}
+
+    assert {name for name in named - settings if f"${{{name}:-" not in compose} == set()
+
+
+def test_every_panel_it_names_exists():
+    # A panel is named in italics that begin with a capital letter.
+    named = set(re.findall(r"(?<!\*)\*([A-Z][^*\n→]+)\*(?!\*)", TEXT))
+    titles = {panel["title"] for panel in panels()}
+
+    assert named and named <= titles
