@@ -1,0 +1,144 @@
+"""Writes the dashboard: `python -m ops.grafana.generate`, or `--check` to compare only.
+
+The JSON is checked in, since that is what Grafana reads; `traffic_rows.py` and
+`worker_rows.py` are what people read. A test compares the two.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ops.grafana.panel import DATASOURCE, lay_out
+from ops.grafana.queries import WORKERS, selector
+from ops.grafana.traffic_rows import LATENCY_ROW, QUEUE_ROW, THROUGHPUT_ROW
+from ops.grafana.worker_rows import KV_CACHE_ROW, PREEMPTIONS_ROW, PUBLISH_ROW, WORKER_ROW
+
+#: The file Grafana's provisioning mounts.
+OUTPUT = Path(__file__).resolve().parent / "dashboards" / "quire.json"
+#: The uid that ops/grafana/provisioning gives the data source.
+DEFAULT_DATASOURCE = "prometheus"
+#: Older Grafanas migrate up to their own version; this one is understood since Grafana 11.
+SCHEMA_VERSION = 39
+#: Grafana's name for: ask again whenever the time range changes, since workers come and go.
+ON_TIME_RANGE_CHANGE = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write or compare the file; 1 means that the file in the checkout is out of date."""
+    parser = argparse.ArgumentParser(prog="python -m ops.grafana.generate", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare, write nothing")
+    is_check = parser.parse_args(argv).check
+    text = json.dumps(dashboard(), indent=2) + "\n"
+    if not is_check:
+        OUTPUT.write_text(text, encoding="utf-8")
+        return 0
+    if OUTPUT.read_text(encoding="utf-8") == text:
+        return 0
+    print(f"{OUTPUT.name} is out of date: run python -m ops.grafana.generate", file=sys.stderr)
+    return 1
+
+
+def dashboard() -> dict[str, Any]:
+    """The whole dashboard as Grafana's provisioning reads it."""
+    return {
+        "uid": "quire",
+        "title": "Quire",
+        "description": "Workers, queue, latency, throughput, KV cache, preemptions and publishing.",
+        "tags": ["quire"],
+        "schemaVersion": SCHEMA_VERSION,
+        "editable": False,
+        "graphTooltip": 1,
+        "refresh": "10s",
+        "time": {"from": "now-30m", "to": "now"},
+        "timezone": "browser",
+        "annotations": {"list": [_annotation(*annotation) for annotation in ANNOTATIONS]},
+        "templating": {"list": [_datasource_variable(), *(_variable(*row) for row in VARIABLES)]},
+        "panels": lay_out(ROWS),
+    }
+
+
+#: The dashboard from top to bottom.
+ROWS = (
+    WORKER_ROW,
+    QUEUE_ROW,
+    LATENCY_ROW,
+    THROUGHPUT_ROW,
+    KV_CACHE_ROW,
+    PREEMPTIONS_ROW,
+    PUBLISH_ROW,
+)
+#: Title, colour and query of the marks across all panels.
+ANNOTATIONS = (
+    (
+        "Worker started",
+        "blue",
+        f"changes({selector('process_start_time_seconds', WORKERS)}[$__rate_interval]) > 0",
+    ),
+    (
+        "Alert",
+        "red",
+        'max by (alertname) (ALERTS{alertstate="firing", alertname=~".+", alertname!="Watchdog"})',
+    ),
+)
+#: Name, label and source of the variables; each one narrows the next.
+VARIABLES = (
+    ("job", "Job", "label_values(quire_build_info, job)"),
+    ("instance", "Worker", 'label_values(quire_build_info{job=~"$job"}, instance)'),
+    (
+        "model",
+        "Model",
+        'label_values(quire_engine_state{job=~"$job", instance=~"$instance"}, model)',
+    ),
+)
+
+
+def _annotation(title: str, color: str, expr: str) -> dict[str, Any]:
+    return {
+        "name": title,
+        "datasource": DATASOURCE,
+        "enable": True,
+        "iconColor": color,
+        "expr": expr,
+        "titleFormat": title,
+        "textFormat": "{{instance}}{{alertname}}",
+        "step": "15s",
+    }
+
+
+def _datasource_variable() -> dict[str, Any]:
+    return {
+        "name": "datasource",
+        "label": "Data source",
+        "type": "datasource",
+        "query": "prometheus",
+        "current": {"text": "Prometheus", "value": DEFAULT_DATASOURCE},
+        "hide": 0,
+        "includeAll": False,
+        "multi": False,
+        "refresh": 1,
+    }
+
+
+def _variable(name: str, label: str, query: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "label": label,
+        "type": "query",
+        "datasource": DATASOURCE,
+        "definition": query,
+        "query": {"query": query, "refId": f"variable-{name}"},
+        "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
+        "includeAll": True,
+        "allValue": ".*",
+        "multi": True,
+        "refresh": ON_TIME_RANGE_CHANGE,
+        "sort": 1,
+        "hide": 0,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""The forms of PromQL that panels are written in. Every query keeps to the chosen workers.
+
+`by` lists labels to keep; without it everything is one line.
+"""
+
+from ops.grafana.panel import Target
+
+#: Every query is limited to the chosen workers, and to the chosen models where there is a label.
+WORKERS = 'job=~"$job", instance=~"$instance"'
+MODELS = f'{WORKERS}, model=~"$model"'
+#: Grafana has no unit for this one.
+TOKENS_PER_SECOND = "suffix: tok/s"
+
+
+def selector(metric: str, where: str = MODELS, **labels: str) -> str:
+    """The series of `metric` of the chosen workers."""
+    terms = [where, *(f'{name}="{value}"' for name, value in labels.items())]
+    return f"{metric}{{{', '.join(terms)}}}"
+
+
+def rate(metric: str, by: str = "", where: str = MODELS, **labels: str) -> str:
+    """How fast a counter grows, summed over workers, or one line per value of `by`."""
+    return f"sum{_by(by)}(rate({selector(metric, where, **labels)}[$__rate_interval]))"
+
+
+def total(metric: str, by: str = "", where: str = MODELS, **labels: str) -> str:
+    """A gauge summed over workers."""
+    return f"sum{_by(by)}({selector(metric, where, **labels)})"
+
+
+def quantile(share: float, metric: str, by: str = "", where: str = MODELS) -> str:
+    """A quantile of a histogram over all chosen workers."""
+    labels = f"le, {by}" if by else "le"
+    return f"histogram_quantile({share}, {rate(metric + '_bucket', labels, where)})"
+
+
+def mean(metric: str, where: str = MODELS) -> str:
+    """The mean of a histogram's observations."""
+    return f"{rate(metric + '_sum', '', where)} / {rate(metric + '_count', '', where)}"
+
+
+def quantiles(metric: str, where: str = MODELS) -> list[Target]:
+    """The usual three lines."""
+    return [
+        Target(quantile(share, metric, "", where), legend)
+        for share, legend in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
+    ]
+
+
+def heat(metric: str) -> list[Target]:
+    """One cell per bucket and interval."""
+    series = selector(f"{metric}_bucket")
+    return [Target(f"sum by (le) (increase({series}[$__rate_interval]))", "{{le}}")]
+
+
+def _by(labels: str) -> str:
+    return f" by ({labels}) " if labels else ""

@@ -1,0 +1,268 @@
+"""How the workers are: their lives, KV cache, preemptions, and what they write to Redis."""
+
+from ops.grafana.panel import Panel, Row, Target
+from ops.grafana.queries import (
+    MODELS,
+    TOKENS_PER_SECOND,
+    WORKERS,
+    mean,
+    quantile,
+    quantiles,
+    rate,
+    selector,
+    total,
+)
+
+FINISHED = "quire_requests_finished_total"
+#: Releases and lost claims end a claim, not a request.
+ENDED = f'{MODELS}, outcome!~"released|lost"'
+ERROR_RATIO = f"{rate(FINISHED, outcome='error')} / {rate(FINISHED, where=ENDED)}"
+#: A state timeline shows numbers under their names.
+STATE_NUMBERS = (
+    (1, "loading", "blue"),
+    (2, "ready", "green"),
+    (3, "draining", "orange"),
+    (4, "failed", "red"),
+)
+STATES = " + ".join(
+    f"{number} * {total('quire_engine_state', 'instance', state=state)}"
+    for number, state, _ in STATE_NUMBERS
+)
+#: Seconds without a step while there is work; 0 for an idle worker.
+STALLED = (
+    f"(time() - {selector('quire_engine_last_step_timestamp_seconds')})"
+    f" * on (job, instance, model) ({selector('quire_engine_requests', state='running')} > bool 0)"
+)
+
+WORKER_ROW = Row(
+    "Workers",
+    [
+        Panel(
+            title="Workers ready",
+            description="Workers that are loaded, in contact with Redis and not draining.",
+            unit="short",
+            targets=[Target(total("quire_engine_state", state="ready"))],
+            kind="stat",
+            width=4,
+            height=4,
+            thresholds=((None, "red"), (1, "green")),
+        ),
+        Panel(
+            title="Error ratio",
+            description="Share of ended requests that failed by our own fault. Rejected and "
+            "cancelled ones are the caller's and do not count.",
+            unit="percentunit",
+            targets=[Target(f"{ERROR_RATIO} or vector(0)")],
+            kind="stat",
+            width=4,
+            height=4,
+            thresholds=((None, "green"), (0.01, "orange"), (0.05, "red")),
+        ),
+        Panel(
+            title="Generating",
+            description="Tokens generated per second by all chosen workers.",
+            unit=TOKENS_PER_SECOND,
+            targets=[Target(rate("quire_generation_tokens_total"))],
+            kind="stat",
+            width=4,
+            height=4,
+        ),
+        Panel(
+            title="State",
+            description="The life of each worker: loading, ready, draining, failed.",
+            unit="none",
+            targets=[Target(STATES, "{{instance}}")],
+            kind="state-timeline",
+            width=12,
+            height=4,
+            mappings=STATE_NUMBERS,
+        ),
+        Panel(
+            title="Time since the last step, while there is work",
+            description="Grows when the device hangs. Zero for a worker that has nothing to do. "
+            "After a minute EngineStalled fires; after stall_timeout_seconds the worker gives up "
+            "its leases.",
+            unit="s",
+            targets=[Target(STALLED, "{{instance}}")],
+        ),
+        Panel(
+            title="Engine faults",
+            description="Steps that raised and were repeated request by request, and laws of the "
+            "engine found broken. The second must stay 0.",
+            unit="cps",
+            targets=[
+                Target(rate("quire_engine_failed_steps_total", "instance"), "failed {{instance}}"),
+                Target(rate("quire_engine_violations_total", "instance"), "broken {{instance}}"),
+            ],
+        ),
+        Panel(
+            title="Processor",
+            description="Cores in use by each worker process.",
+            unit="short",
+            targets=[
+                Target(rate("process_cpu_seconds_total", "instance", WORKERS), "{{instance}}"),
+            ],
+        ),
+        Panel(
+            title="Host memory",
+            description="Resident memory of each worker process.",
+            unit="bytes",
+            targets=[
+                Target(total("process_resident_memory_bytes", "instance", WORKERS), "{{instance}}"),
+            ],
+        ),
+        Panel(
+            title="Device memory",
+            description="Memory of the device by kind; 0 where the device does not tell.",
+            unit="bytes",
+            targets=[
+                Target(
+                    total("quire_device_memory_bytes", "instance, kind", WORKERS),
+                    "{{kind}} {{instance}}",
+                ),
+            ],
+        ),
+        Panel(
+            title="What is running",
+            description="Version, torch, device and data type of each worker.",
+            unit="short",
+            targets=[
+                Target(
+                    total("quire_build_info", "instance, version, torch, device, dtype", WORKERS)
+                ),
+            ],
+            kind="table",
+            width=4,
+        ),
+        Panel(
+            title="Sizes",
+            description="Rows per step, tokens per block and blocks of each worker's engine.",
+            unit="short",
+            targets=[
+                Target(
+                    total(
+                        "quire_engine_config_info",
+                        "instance, max_num_seqs, block_size, num_blocks",
+                        WORKERS,
+                    )
+                ),
+            ],
+            kind="table",
+            width=4,
+        ),
+    ],
+)
+
+KV_CACHE_ROW = Row(
+    "KV cache",
+    [
+        Panel(
+            title="Blocks",
+            description="Blocks used by requests, kept for their prefixes, and free. They add up "
+            "to the pool.",
+            unit="short",
+            targets=[Target(total("quire_kv_cache_blocks", "state"), "{{state}}")],
+            is_stacked=True,
+        ),
+        Panel(
+            title="Usage",
+            description="Blocks used by requests as a share of the pool. At 1 the next token "
+            "preempts somebody.",
+            unit="percentunit",
+            targets=[
+                Target(
+                    f"max by (instance) ({selector('quire_kv_cache_usage_ratio')})", "{{instance}}"
+                ),
+            ],
+            maximum=1.0,
+        ),
+        Panel(
+            title="Prefix hits",
+            description="Share of prompt tokens whose KV was found in the prefix cache.",
+            unit="percentunit",
+            targets=[
+                Target(
+                    f"{rate('quire_prompt_tokens_total', source='cached')} / "
+                    f"{rate('quire_prompt_tokens_total')}",
+                    "hits",
+                ),
+            ],
+            maximum=1.0,
+        ),
+    ],
+)
+
+PREEMPTIONS_ROW = Row(
+    "Preemptions",
+    [
+        Panel(
+            title="Preemptions",
+            description="Running requests that gave way per second, by what became of their KV.",
+            unit="cps",
+            targets=[Target(rate("quire_preemptions_total", "mode"), "{{mode}}")],
+            is_stacked=True,
+            width=12,
+        ),
+        Panel(
+            title="Work thrown away",
+            description="Tokens given up by preemptions, per token generated. Above 0.2 a fifth of "
+            "the work is done twice: PreemptionThrash.",
+            unit="percentunit",
+            targets=[
+                Target(
+                    f"{rate('quire_preempted_tokens_total')} / "
+                    f"{rate('quire_generation_tokens_total')}",
+                    "thrown away",
+                ),
+            ],
+            width=12,
+        ),
+    ],
+)
+
+PUBLISH_ROW = Row(
+    "Publish",
+    [
+        Panel(
+            title="Commit time",
+            description="One commit to Redis, from the first try to the reply.",
+            unit="s",
+            targets=quantiles("quire_publish_seconds", WORKERS),
+        ),
+        Panel(
+            title="Requests per commit",
+            description="How many requests one commit serves. Grows when Redis is slow, since "
+            "tokens then gather.",
+            unit="short",
+            targets=[
+                Target(mean("quire_publish_entries", WORKERS), "mean"),
+                Target(quantile(0.95, "quire_publish_entries", "", WORKERS), "p95"),
+            ],
+        ),
+        Panel(
+            title="Backlog",
+            description="Tokens generated and not committed yet.",
+            unit="short",
+            targets=[
+                Target(total("quire_publish_backlog_entries", "instance", WORKERS), "{{instance}}"),
+            ],
+        ),
+        Panel(
+            title="Redis errors",
+            description="Calls to Redis that failed, by operation and kind. They are repeated.",
+            unit="cps",
+            targets=[
+                Target(rate("quire_redis_errors_total", "op, kind", WORKERS), "{{op}} {{kind}}"),
+            ],
+            width=12,
+        ),
+        Panel(
+            title="Rewinds",
+            description="Commits that met a log shorter than what was published: Redis had lost "
+            "its tail, and the worker wrote it again.",
+            unit="cps",
+            targets=[Target(rate("quire_publish_rewinds_total", "instance", WORKERS))],
+            width=12,
+        ),
+    ],
+)

@@ -1,0 +1,216 @@
+"""A Prometheus that scrapes a real worker under load, on ports and in folders of its own."""
+
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from quire.client import Client, Handle
+from quire.local_redis import LocalRedis
+from quire.protocol import Priority
+from tests.ops.checkout import PROMETHEUS, ROOT, load_yaml
+
+#: Loading torch and the model on a busy machine takes most of it.
+WORKER_START_SECONDS = 90.0
+PROMETHEUS_START_SECONDS = 20.0
+#: After SIGTERM; the drain has nothing to wait for once the load has stopped.
+STOP_SECONDS = 30.0
+POLL_SECONDS = 0.1
+REQUESTS_IN_FLIGHT = 12
+
+
+class Prometheus:
+    """Asks a running Prometheus. `url` is where it listens."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def get(self, path: str, **parameters: str) -> Any:
+        """The `data` of an answer; ValueError with Prometheus' own words for a refused query."""
+        address = f"{self._url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        try:
+            with urllib.request.urlopen(address, timeout=10) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            raise ValueError(json.load(error)["error"]) from error
+
+    def values(self, expr: str) -> list[float]:
+        """The numbers `expr` gives now that are numbers; empty for no series or only NaN."""
+        data = self.get("query", query=expr)
+        pairs = (
+            [data["result"]]
+            if data["resultType"] == "scalar"
+            else [series["value"] for series in data["result"]]
+        )
+        return [number for _, text in pairs if not math.isnan(number := float(text))]
+
+
+class Load:
+    """Keeps requests of all priorities in flight until it is stopped."""
+
+    def __init__(self, redis_url: str) -> None:
+        self._redis_url = redis_url
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="load")
+        self.failure: BaseException | None = None
+        self.finished = 0
+
+    def __enter__(self) -> "Load":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            with Client(self._redis_url) as client:
+                self._produce(client)
+        except Exception as error:  # noqa: BLE001 - the test that waits for the load tells it.
+            self.failure = error
+
+    def _produce(self, client: Client) -> None:
+        in_flight: deque[Handle] = deque()
+        for number in range(10**9):
+            if self._stopping.is_set():
+                break
+            in_flight.append(
+                client.submit(
+                    prompt=f"{number % 90 + 10}+{number % 80 + 11}=",
+                    sampling={"max_tokens": 24, "ignore_eos": True, "seed": number},
+                    priority=Priority(number % len(Priority)),
+                )
+            )
+            if len(in_flight) == REQUESTS_IN_FLIGHT:
+                in_flight.popleft().result(timeout=60)
+                self.finished += 1
+        for handle in in_flight:
+            handle.result(timeout=60)
+
+
+def wait_until(
+    condition: Callable[[], bool], *, seconds: float, what: str, process: subprocess.Popen[Any]
+) -> None:
+    """Poll until `condition`; AssertionError with the reason when time or the process runs out."""
+    give_up = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, f"{what}: the process ended with {process.returncode}"
+        assert time.monotonic() < give_up, f"{what}: not within {seconds:.0f} s"
+        time.sleep(POLL_SECONDS)
+
+
+@contextmanager
+def running_stack(folder: Path) -> Iterator[tuple[Prometheus, Load]]:
+    """Redis, a worker, Prometheus and load; everything is stopped again at the end."""
+    with ExitStack() as stack:
+        redis = stack.enter_context(LocalRedis.start())
+        port = stack.enter_context(_worker(redis.url, folder))
+        prometheus = stack.enter_context(_prometheus(port, folder))
+        load = stack.enter_context(Load(redis.url))
+        yield prometheus, load
+
+
+@contextmanager
+def _worker(redis_url: str, folder: Path) -> Iterator[int]:
+    """`python -m service`, ready; the port of its metrics."""
+    port = _free_port()
+    environment = os.environ | {
+        "QUIRE_REDIS_URL": redis_url,
+        "QUIRE_HTTP_PORT": str(port),
+        "QUIRE_DEVICE": "cpu",
+        # A small pool and few rows, so that preemptions can happen under a small load.
+        "QUIRE_NUM_BLOCKS": "64",
+        "QUIRE_MAX_NUM_SEQS": "8",
+    }
+    log = folder / "worker.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "service"],
+            cwd=ROOT,
+            env=environment,
+            stderr=output,
+            stdout=output,
+        )
+    try:
+        ready = f"http://127.0.0.1:{port}/readyz"
+        wait_until(
+            lambda: _answers(ready),
+            seconds=WORKER_START_SECONDS,
+            what=f"worker ready (its log: {log})",
+            process=process,
+        )
+        yield port
+    finally:
+        _stop(process)
+
+
+@contextmanager
+def _prometheus(worker_port: int, folder: Path) -> Iterator[Prometheus]:
+    """Prometheus with the stack's own configuration, but a scrape a second of one known worker."""
+    configuration = load_yaml(PROMETHEUS / "prometheus.yml")
+    configuration["global"] = dict.fromkeys(configuration["global"], "1s")
+    configuration["rule_files"] = [str(PROMETHEUS / rules) for rules in configuration["rule_files"]]
+    job = next(job for job in configuration["scrape_configs"] if "dns_sd_configs" in job)
+    del job["dns_sd_configs"]
+    job["static_configs"] = [{"targets": [f"127.0.0.1:{worker_port}"]}]
+    configuration["scrape_configs"] = [job]
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration), encoding="utf-8")
+    address = f"127.0.0.1:{_free_port()}"
+    command = [
+        "prometheus",
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address={address}",
+        "--log.level=warn",
+    ]
+    with (folder / "prometheus.log").open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+    try:
+        wait_until(
+            lambda: _answers(f"http://{address}/-/ready"),
+            seconds=PROMETHEUS_START_SECONDS,
+            what="Prometheus ready",
+            process=process,
+        )
+        yield Prometheus(f"http://{address}")
+    finally:
+        _stop(process)
+
+
+def _stop(process: subprocess.Popen[Any]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(timeout=STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

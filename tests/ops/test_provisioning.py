@@ -1,0 +1,85 @@
+"""The files Grafana and Prometheus are started with must agree with each other and with compose."""
+
+from pathlib import PurePosixPath
+
+from tests.ops.checkout import (
+    COMPOSE_FILE,
+    DASHBOARD,
+    GRAFANA,
+    PROMETHEUS,
+    ROOT,
+    load_dashboard,
+    load_yaml,
+)
+
+SERVICES = load_yaml(COMPOSE_FILE)["services"]
+SCRAPE = load_yaml(PROMETHEUS / "prometheus.yml")
+(DATASOURCE,) = load_yaml(GRAFANA / "provisioning" / "datasources" / "prometheus.yml")[
+    "datasources"
+]
+(PROVIDER,) = load_yaml(GRAFANA / "provisioning" / "dashboards" / "quire.yml")["providers"]
+
+
+def mounts(service: str) -> dict[str, PurePosixPath]:
+    """Path in the container -> path in the checkout, of everything mounted from the checkout."""
+    entries = [entry.split(":") for entry in SERVICES[service]["volumes"]]
+    return {parts[1]: PurePosixPath(parts[0]) for parts in entries if parts[0].startswith("./")}
+
+
+def test_the_dashboard_opens_with_the_provisioned_data_source():
+    (variable,) = [
+        variable
+        for variable in load_dashboard()["templating"]["list"]
+        if variable["type"] == "datasource"
+    ]
+
+    assert variable["current"]["value"] == DATASOURCE["uid"]
+    assert variable["query"] == DATASOURCE["type"]
+
+
+def test_the_data_source_is_the_prometheus_of_the_stack():
+    (port,) = SERVICES["prometheus"]["ports"]
+
+    assert DATASOURCE["url"] == f"http://prometheus:{port.rpartition(':')[2]}"
+    assert DATASOURCE["isDefault"] is True and DATASOURCE["editable"] is False
+
+
+def test_the_data_source_knows_the_scrape_interval():
+    assert DATASOURCE["jsonData"]["timeInterval"] == SCRAPE["global"]["scrape_interval"]
+
+
+def test_grafana_reads_the_folder_the_dashboard_is_mounted_in():
+    mounted = mounts("grafana")
+
+    assert ROOT / mounted[PROVIDER["options"]["path"]] == DASHBOARD.parent
+    assert ROOT / mounted["/etc/grafana/provisioning"] == GRAFANA / "provisioning"
+    home = SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert home == f"{PROVIDER['options']['path']}/{DASHBOARD.name}"
+
+
+def test_a_dashboard_from_a_file_cannot_be_changed_in_the_browser():
+    assert PROVIDER["allowUiUpdates"] is False and PROVIDER["disableDeletion"] is True
+
+
+def test_prometheus_reads_the_rules_that_are_mounted():
+    mounted = mounts("prometheus")
+    (command,) = [
+        argument.partition("=")[2]
+        for argument in SERVICES["prometheus"]["command"]
+        if argument.startswith("--config.file=")
+    ]
+
+    assert ROOT / mounted[command] == PROMETHEUS / "prometheus.yml"
+    folder = PurePosixPath(command).parent / "rules"
+    assert ROOT / mounted[str(folder)] == PROMETHEUS / "rules"
+    assert SCRAPE["rule_files"] == ["rules/*.yml"]
+
+
+def test_prometheus_finds_the_workers_by_their_alias_and_port():
+    (job,) = [job for job in SCRAPE["scrape_configs"] if job["job_name"] == "quire-worker"]
+    (discovery,) = job["dns_sd_configs"]
+
+    for name in ("worker-cpu", "worker-gpu"):
+        assert SERVICES[name]["networks"]["backend"]["aliases"] == discovery["names"]
+        assert SERVICES[name]["environment"]["QUIRE_HTTP_PORT"] == str(discovery["port"])
+    assert "backend" in SERVICES["prometheus"]["networks"]

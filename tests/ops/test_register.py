@@ -1,0 +1,99 @@
+"""Dashboards and alerts speak of metrics, labels and values that the worker has.
+
+Each test lists what is wrong, by the name of the panel or rule.
+"""
+
+from promql_parser import VectorSelector
+
+from service.register import Family, families
+from tests.ops.checkout import load_dashboard, panel_queries, rules
+from tests.ops.promql import HISTOGRAM_SUFFIXES, family_name, matchers, selectors
+
+FAMILIES = families()
+RECORDED = {rule["record"] for rule in rules() if "record" in rule}
+#: Not ours: written by Prometheus itself, and by every process that has its client library.
+FOREIGN = {
+    "up",
+    "ALERTS",
+    "process_cpu_seconds_total",
+    "process_resident_memory_bytes",
+    "process_start_time_seconds",
+}
+#: Labels Prometheus adds to whatever it scrapes.
+SCRAPED = {"job", "instance"}
+RULE_QUERIES = [(rule.get("record") or rule["alert"], rule["expr"]) for rule in rules()]
+ANNOTATIONS = [(mark["name"], mark["expr"]) for mark in load_dashboard()["annotations"]["list"]]
+#: (panel, annotation or rule; one of its selectors)
+SELECTORS = [
+    (name, selector)
+    for name, expr in [*panel_queries(), *ANNOTATIONS, *RULE_QUERIES]
+    for selector in selectors(expr)
+]
+#: The same where the metric is the worker's own, with what the register says of it.
+REGISTERED = [
+    (name, selector, FAMILIES[family])
+    for name, selector in SELECTORS
+    if (family := family_name(selector.name, FAMILIES)) in FAMILIES
+]
+
+
+def wrong_matchers(selector: VectorSelector, family: Family) -> list[str]:
+    """Matchers by a label the family lacks, or by a value the label never has."""
+    labels = {*family.labels, *SCRAPED, *(["le"] if family.kind == "histogram" else [])}
+    wrong = []
+    for label, sign, value in matchers(selector):
+        values = {str(bound) for bound in family.buckets} if label == "le" else None
+        if label in family.labels:
+            values = set(family.labels[label]) or None
+        chosen = set(value.split("|")) if "~" in sign else {value}
+        if label not in labels or (values is not None and value != ".*" and chosen - values):
+            wrong.append(f"{selector.name}{{{label}{sign}{value}}}")
+    return wrong
+
+
+def test_every_metric_a_query_names_is_registered():
+    known = {*FAMILIES, *RECORDED, *FOREIGN}
+
+    assert [
+        (name, selector.name)
+        for name, selector in SELECTORS
+        if family_name(selector.name, FAMILIES) not in known
+    ] == []
+
+
+def test_histograms_and_only_histograms_are_asked_for_by_their_series():
+    assert [
+        (name, selector.name)
+        for name, selector, family in REGISTERED
+        if (family.kind == "histogram") is not selector.name.endswith(HISTOGRAM_SUFFIXES)
+    ] == []
+
+
+def test_every_label_and_value_a_query_chooses_by_exists():
+    assert [
+        (name, wrong)
+        for name, selector, family in REGISTERED
+        for wrong in wrong_matchers(selector, family)
+    ] == []
+
+
+def test_a_wrong_label_value_or_bucket_would_be_noticed():
+    planted = {
+        'quire_requests_finished_total{outcome="eos|failed"}': 1,
+        'quire_requests_finished_total{outcome=~"eos|failed"}': 1,
+        'quire_requests_finished_total{reason="eos"}': 1,
+        'quire_publish_seconds_bucket{le="0.55"}': 1,
+        'quire_requests_finished_total{job="any", outcome=~"eos|error"}': 0,
+        'quire_publish_seconds_bucket{le="0.5"}': 0,
+    }
+
+    found = {}
+    for expr in planted:
+        (selector,) = selectors(expr)
+        family = FAMILIES[family_name(selector.name, FAMILIES)]
+        found[expr] = len(wrong_matchers(selector, family))
+    assert found == planted
+
+
+def test_every_registered_metric_is_shown_or_watched():
+    assert set(FAMILIES) - {family.name for _, _, family in REGISTERED} == set()
