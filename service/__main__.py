@@ -14,15 +14,15 @@ def main() -> int:
     """Run a worker with the settings of this process; returns the exit code."""
     try:
         settings = load_settings()
+        # Only now: `--help` and mistakes are answered without loading the rest.
+        from service.logs import configure_logs
+        from service.worker import Worker
+
+        configure_logs(level=settings.log_level, style=settings.log_format)
+        worker = Worker(settings)
     except ConfigurationError as error:
         sys.stderr.write(f"configuration: {error}\n")
         return EXIT_USAGE
-    # Only now: `--help` and mistakes are answered without loading the rest.
-    from service.logs import configure_logs
-    from service.worker import Worker
-
-    configure_logs(level=settings.log_level, style=settings.log_format)
-    worker = Worker(settings)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: worker.stop())
     return worker.run()

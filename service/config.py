@@ -57,6 +57,7 @@ class Settings(BaseSettings):
         "Queue",
         "Where Redis is: `redis://`, `rediss://` or `unix://`.",
         default="redis://127.0.0.1:6379/0",
+        pattern=r"^(redis|rediss|unix)://",
         repr=False,
     )
     redis_password: SecretStr | None = setting(
@@ -64,7 +65,9 @@ class Settings(BaseSettings):
         "Password, if it is not part of the URL. Has no flag: `ps` shows flags.",
         default=None,
     )
-    queue: str = setting("Queue", "Queue to serve.", default="default", min_length=1)
+    queue: str = setting(
+        "Queue", "Queue to serve.", default="default", pattern=r"^[A-Za-z0-9._-]{1,64}$"
+    )
     shard: int = setting("Queue", "Shard of the queue to serve.", default=0, ge=0)
     worker_name: str = setting(
         "Queue",
@@ -120,6 +123,12 @@ class Settings(BaseSettings):
         "After SIGTERM, how long running requests may go on before they are released to other "
         "workers, their tokens kept.",
         default=30.0,
+        ge=0.0,
+    )
+    flush_seconds: float = setting(
+        "Leases",
+        "After the drain, how long the last commits and releases may wait for Redis.",
+        default=10.0,
         ge=0.0,
     )
     publish_interval_seconds: float = setting(

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from service.sources import ConfigurationError
 from service.vitals import Vitals
 
 #: Seconds a client may take to send its request line and headers.
@@ -23,7 +24,11 @@ STOP_POLL_SECONDS = 0.05
 
 
 class HealthServer:
-    """A small HTTP server. `port` 0 takes a free port; `port` then says which."""
+    """A small HTTP server. `port` 0 takes a free port; `port` then says which.
+
+    Raises:
+        ConfigurationError: the address cannot be had.
+    """
 
     def __init__(
         self,
@@ -37,7 +42,11 @@ class HealthServer:
         self._vitals = vitals
         self._registry = registry
         self._contact_limit_seconds = contact_limit_seconds
-        self._server = ThreadingHTTPServer((host, port), self._handler())
+        try:
+            self._server = ThreadingHTTPServer((host, port), self._handler())
+        except OSError as error:
+            message = f"http_host, http_port: cannot listen on {host}:{port}: {error}"
+            raise ConfigurationError(message) from error
         self._server.daemon_threads = True
         serve = partial(self._server.serve_forever, poll_interval=STOP_POLL_SECONDS)
         self._thread = threading.Thread(target=serve, name="health", daemon=True)

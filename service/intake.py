@@ -19,16 +19,19 @@ from quire.errors import InvalidRequest, ProtocolError, QuireError, UnsupportedV
 from quire.output import ErrorInfo
 from quire.protocol import GenerationRequest, ParsedBody, SamplingParams
 from quire.transitions import Claim, Claimed, IngressEntry, NotClaimed
-from service.completions import Origin, intake_failure, rejection
+from service.completions import Origin, own_failure, rejection
 from service.config import Settings
 from service.contact import LONGEST_PAUSE_SECONDS, UNAVAILABLE, Contact
 from service.loop import EngineLoop
 from service.metrics import Metrics
 from service.model import ServedModel
 from service.outbox import Delivery, Outbox
+from service.vitals import Vitals
 
-#: How long intake sleeps at most while the line in front of the engine is full.
-FULL_SECONDS = 0.5
+#: How often a full line in front of the engine is looked at again.
+FULL_SECONDS = 0.02
+#: Pause after looking for an urgent request brought another one.
+BETTER_PAUSE_SECONDS = 0.2
 #: In a burst, how long one read may wait while the engine still has work.
 BURST_BLOCK_SECONDS = 0.02
 
@@ -46,6 +49,7 @@ class Intake:
         loop: EngineLoop,
         served: ServedModel,
         settings: Settings,
+        vitals: Vitals,
         contact: Contact,
         metrics: Metrics,
         on_queue_empty: Callable[[], None],
@@ -57,12 +61,13 @@ class Intake:
         self._served = served
         self._settings = settings
         self._worker = settings.worker
+        self._vitals = vitals
         self._contact = contact
         self._metrics = metrics
         self._on_queue_empty = on_queue_empty
         self._clock = clock
         self._stopping = threading.Event()
-        self._next_recovery = clock()
+        self._next_recovery = self._next_better = clock()
 
     def run(self) -> None:
         """Take requests in until stopped; in a burst, until there are none and all are done."""
@@ -79,42 +84,70 @@ class Intake:
     def stop(self) -> None:
         """Return from `run` after at most one read. What that read still claims is given back."""
         self._stopping.set()
-        self._loop.moved.set()
 
-    def room(self) -> int:
-        """How many requests may be claimed now.
+    def room(self, least: Priority = Priority.LOW) -> int:
+        """How many requests of class `least` may be claimed now; 0 or less for none.
 
-        The rule: the line in front of the engine is never longer than one batch. It empties with
-        every step that has a slot and blocks to spare, so slots fill as fast as they free, and a
-        request that cannot run here yet stays where any worker can claim it.
+        The rule: of each class and all better ones together, no more than one batch waits in front
+        of the engine. That line empties with every step that has a slot and blocks to spare, so
+        slots fill as fast as they free, and what cannot run here yet stays where any worker can
+        claim it. What runs is taken to be of the best classes: if it is not, it can be preempted.
         """
-        waiting = self._outbox.num_open - self._loop.num_running
-        return self._settings.claim_batch - max(0, waiting)
+        held = self._outbox.num_open(least)
+        return self._settings.claim_batch - max(0, held - self._loop.num_running)
 
     def _round(self) -> None:
+        if self._vitals.is_stalled:
+            # It would take back what its own leases have just lost, and hold that too.
+            self._stopping.wait(FULL_SECONDS)
+            return
         if self._clock() >= self._next_recovery:
             self._take_in(self._recover())
-        self._loop.moved.clear()
-        room = self.room()
-        if room <= 0:
-            self._loop.moved.wait(FULL_SECONDS)
-            return
         was_done = self._outbox.is_empty
-        entries = self._read(room, was_done=was_done)
+        if (room := self.room()) > 0:
+            entries = self._read(room, block_seconds=self._block_seconds(was_done=was_done))
+        else:
+            entries = self._read_better()
         self._take_in(entries)
         if self._settings.burst and was_done and not entries:
             self._stopping.set()
             self._on_queue_empty()
 
-    def _read(self, room: int, *, was_done: bool) -> list[IngressEntry]:
+    def _read_better(self) -> list[IngressEntry]:
+        """With the line full, still read requests of a better class than what makes it full.
+
+        Without this a line of bulk requests would keep an urgent one from ever reaching the engine,
+        which could preempt for it.
+        """
+        entries: list[IngressEntry] = []
+        if self._clock() >= self._next_better:
+            depth = self._contact.call("read", self._broker.queue_depth)
+            best = max((priority for priority, count in depth.items() if count), default=None)
+            if best is not None and (room := min(self.room(Priority(best)), depth[best])) > 0:
+                entries = self._read(room, block_seconds=0.0)
+                if any(entry.priority < best for entry in entries):
+                    # The urgent one was delivered to somebody before; bulk must not slip in for it.
+                    self._next_better = self._clock() + BETTER_PAUSE_SECONDS
+        if not entries:
+            self._stopping.wait(FULL_SECONDS)
+        return entries
+
+    def _block_seconds(self, *, was_done: bool) -> float:
         block = self._settings.block_seconds
-        if self._settings.burst:
-            block = 0.0 if was_done else min(block, BURST_BLOCK_SECONDS)
-        read = partial(self._broker.read_ingress, self._worker, count=room, block_seconds=block)
+        if not self._settings.burst:
+            return block
+        return 0.0 if was_done else min(block, BURST_BLOCK_SECONDS)
+
+    def _read(self, count: int, *, block_seconds: float) -> list[IngressEntry]:
+        read = partial(
+            self._broker.read_ingress, self._worker, count=count, block_seconds=block_seconds
+        )
         return self._contact.call("read", read)
 
     def _recover(self) -> list[IngressEntry]:
         """Deliveries that nobody claimed: our own from a former life, and others' left alone."""
+        # Also after a flush or a failover; autoscalers watch the group before there is any entry.
+        self._contact.call("recover", self._broker.ensure_groups)
         lease = self._settings.lease_seconds
         recover = partial(
             self._broker.recover_entries,
@@ -131,8 +164,8 @@ class Intake:
         if not entries:
             return
         claim = partial(self._broker.claim, entries, fingerprint=self._served.fingerprint)
-        answers = self._contact.call("claim", claim)
         now_ms = self._contact.call("claim", self._broker.now_ms)
+        answers = self._contact.call("claim", claim)
         claimed = []
         for entry, answer in zip(entries, answers, strict=True):
             if isinstance(answer, NotClaimed):
@@ -149,16 +182,16 @@ class Intake:
 
     def _admit(self, entry: IngressEntry, claimed: Claimed, *, now_ms: int) -> None:
         """Hand one claimed request to the engine, or end it with a typed record."""
-        priority = entry.priority.name.lower()
-        self._metrics.received[priority].inc()
-        self._metrics.stream_wait_seconds[priority].observe(
-            seconds_since(entry.enqueued_ms, now_ms)
-        )
+        label = entry.priority.name.lower()
+        waited = seconds_since(entry.enqueued_ms, now_ms)
+        self._metrics.received[label].inc()
+        self._metrics.stream_wait_seconds[label].observe(waited)
         try:
             request, invalid = decoded(claimed.request_bytes)
         except ProtocolError as error:
             self._bury(claimed.claim, error)
             return
+        priority = Priority(entry.priority)
         origin = self._origin(claimed, request, priority=priority, now_ms=now_ms)
         delivery = Delivery(key_of(claimed.claim), claimed.claim, origin)
         delivery.recall(claimed.published)
@@ -173,7 +206,7 @@ class Intake:
             self._outbox.end(delivery.key, partial(rejection, error=error))
         except Exception as error:  # noqa: BLE001 - ours or a library's: it costs one request.
             _log.exception("intake failed", request_id=request.id)
-            self._outbox.end(delivery.key, partial(intake_failure, error=error))
+            self._outbox.end(delivery.key, partial(own_failure, error=error))
         else:
             self._note_resume(origin)
             self._loop.add(engine_request)
@@ -185,7 +218,7 @@ class Intake:
         claimed: Claimed,
         request: GenerationRequest | None,
         *,
-        priority: str,
+        priority: Priority,
         now_ms: int,
     ) -> Origin:
         fingerprint = self._served.fingerprint
@@ -224,7 +257,7 @@ class Intake:
             # Age counts from the submit, so that a request does not lose its place by being taken
             # over, and workers that share a queue agree on who came first.
             arrival_time=origin.received - origin.waited_seconds,
-            priority=Priority[origin.priority.upper()],
+            priority=origin.priority,
             output_token_ids=list(delivery.token_ids),
             deadline=deadline,
             cache_salt=request.tenant,

@@ -15,7 +15,7 @@ import structlog
 from engine.engine import Engine
 from engine.errors import RequestRejected
 from engine.request import FinishReason, Request
-from service.completions import refusal
+from service.completions import own_failure, refusal
 from service.metrics import Metrics
 from service.model import ServedModel
 from service.outbox import Outbox
@@ -56,8 +56,6 @@ class EngineLoop:
         self._num_steps = 0
         #: Requests in the running state after the last step.
         self.num_running = 0
-        #: Set after every step: there may be room for more requests.
-        self.moved = threading.Event()
 
     def run(self) -> None:
         """Load the model, then step while there is work, until stopped.
@@ -120,6 +118,10 @@ class EngineLoop:
                 engine.add_request(mail)
             except RequestRejected as error:
                 self._outbox.end(mail.request_id, partial(refusal, error=error))
+            except Exception as error:  # noqa: BLE001 - as in intake: it costs one request.
+                _log.exception("request cannot be added")
+                self._outbox.end(mail.request_id, partial(own_failure, error=error))
+                engine.abort(mail.request_id, FinishReason.ERROR)
         elif mail is not None:
             key, reason = mail
             engine.abort(key, reason)
@@ -132,7 +134,6 @@ class EngineLoop:
             self._vitals.progressed()
         self._num_steps = snapshot.steps
         self.num_running = snapshot.num_running
-        self.moved.set()
         self._metrics.observe_engine(snapshot)
 
     def _release_all(self, engine: Engine) -> None:

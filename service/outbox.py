@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from engine.engine import RequestOutput
-from engine.request import FinishReason, Request
+from engine.request import FinishReason, Priority, Request
 from quire.protocol import Completion, TokenChunk
 from quire.transitions import Claim, CommitItem, CommitReply, CommitStatus
 from service.completions import Origin, completion_of
@@ -61,7 +61,10 @@ class Delivery:
     def recall(self, published: Sequence[TokenChunk]) -> None:
         """Begin with what earlier claims have published."""
         for chunk in published:
-            self.append(chunk.token_ids, chunk.text)
+            ends = chunk.text_ends or (0,) * (len(chunk.token_ids) - 1) + (len(chunk.text),)
+            starts = (0, *ends[:-1])
+            self.token_ids += chunk.token_ids
+            self.texts += [chunk.text[start:end] for start, end in zip(starts, ends, strict=True)]
         self.published = len(self.token_ids)
 
     def append(self, token_ids: Sequence[int], text: str) -> None:
@@ -202,11 +205,13 @@ class Outbox:
         with self._changed:
             return [(key, delivery.claim) for key, delivery in self._deliveries.items()]
 
-    @property
-    def num_open(self) -> int:
-        """Claims the engine still works on, or will."""
+    def num_open(self, least: Priority) -> int:
+        """Claims of class `least` or better that the engine still works on, or will."""
         with self._changed:
-            return sum(not delivery.is_ended for delivery in self._deliveries.values())
+            return sum(
+                not delivery.is_ended and delivery.origin.priority >= least
+                for delivery in self._deliveries.values()
+            )
 
     @property
     def num_unpublished_tokens(self) -> int:

@@ -174,7 +174,7 @@ class Publisher:
         assert completion is not None
         seconds = self._clock() - origin.received
         metrics.finished[completion.finish_reason].inc()
-        metrics.e2e_seconds[origin.priority].observe(origin.waited_seconds + seconds)
+        metrics.e2e_seconds[origin.priority_name].observe(origin.waited_seconds + seconds)
         facts: dict[str, object] = {}
         if delivery.request is not None:
             metrics.request_prompt_tokens.observe(completion.usage.prompt_tokens)
@@ -188,7 +188,7 @@ class Publisher:
             request_id=origin.request_id,
             outcome=str(completion.finish_reason),
             kind=origin.kind,
-            priority=origin.priority,
+            priority=origin.priority_name,
             tenant=origin.tenant,
             prompt_tokens=completion.usage.prompt_tokens,
             completion_tokens=completion.usage.completion_tokens,

@@ -39,8 +39,6 @@ from service.vitals import Vitals, WorkerState
 
 #: How long the engine may take to end its step and release what is left.
 RELEASE_SECONDS = 10.0
-#: How long the publisher may take to bring out the last tokens and releases.
-FLUSH_SECONDS = 10.0
 #: The same when the engine has died: what it said before is still true, and worth a short try.
 LAST_WORDS_SECONDS = 2.0
 #: How long any other thread may take to end.
@@ -137,13 +135,7 @@ class Worker:
             lease_seconds=settings.lease_seconds,
         )
         self._intake: Intake | None = None
-        self._health = HealthServer(
-            self._vitals,
-            self.metrics.registry,
-            host=settings.http_host,
-            port=settings.http_port,
-            contact_limit_seconds=max(settings.lease_seconds, 2 * settings.block_seconds),
-        )
+        self._health = _health(settings, self._vitals, self.metrics)
 
     def run(self) -> int:
         """Serve until asked to stop; returns the exit code of the process."""
@@ -205,7 +197,7 @@ class Worker:
         self._loop.stop()
         if self._intake is not None:
             self._join("engine", RELEASE_SECONDS)
-        self._flush(FLUSH_SECONDS)
+        self._flush(self._settings.flush_seconds)
 
     def _stop(self) -> None:
         """End the helpers. In this order, and after the publisher, for a reason each.
@@ -250,6 +242,7 @@ class Worker:
             loop=self._loop,
             served=served,
             settings=self._settings,
+            vitals=self._vitals,
             contact=self._contact,
             metrics=self.metrics,
             on_queue_empty=self.stop,
@@ -302,6 +295,17 @@ class Worker:
     def _load(self) -> dict[str, float]:
         """What the registry tells about this worker."""
         return {"claims": len(self._outbox.claims()), "running": self._loop.num_running}
+
+
+def _health(settings: Settings, vitals: Vitals, metrics: Metrics) -> HealthServer:
+    return HealthServer(
+        vitals,
+        metrics.registry,
+        host=settings.http_host,
+        port=settings.http_port,
+        # The keeper alone calls Redis more often than once per lease.
+        contact_limit_seconds=max(settings.lease_seconds, 2 * settings.block_seconds),
+    )
 
 
 def _broker(

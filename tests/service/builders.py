@@ -5,6 +5,7 @@
 side: it submits, reads and judges.
 """
 
+import ctypes
 import json
 import os
 import signal
@@ -59,6 +60,15 @@ def eventually(
     return value
 
 
+def stays(read: Callable[[], bool], what: str = "", *, seconds: float = 0.3) -> None:
+    """Watch for a while that something which must not happen does not."""
+    give_up = time.monotonic() + seconds
+    pause = threading.Event()
+    while time.monotonic() < give_up:
+        assert read(), f"did not stay so: {what or read}"
+        pause.wait(0.01)
+
+
 # -- a model without a device ---------------------------------------------------------------------
 
 
@@ -85,6 +95,10 @@ class StepGate:
 
     def open(self) -> None:
         self._is_open.set()
+
+    def step_until(self, condition: Callable[[], Any]) -> None:
+        """Allow one step after another, slowly, until the condition is true."""
+        eventually(lambda: condition() or self.allow(1))
 
     def wait_for_arrival(self) -> None:
         """Return once the engine stands in a step."""
@@ -175,12 +189,24 @@ def make_settings(redis_url: str, queue: str, **overrides: Any) -> Settings:
     return Settings(**(values | overrides))
 
 
+class ScriptedDeath(BaseException):
+    """What a test raises in a thread that is to die."""
+
+
 class WorkerThread:
     """A whole worker inside the test; a context manager that stops it and keeps its exit code."""
 
-    def __init__(self, settings: Settings, **model: Any) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        load: Callable[[Settings], ServedModel] | None = None,
+        connect: Callable[..., redis.Redis] = connect,
+        **model: Any,
+    ) -> None:
         self.settings = settings
-        self.worker = Worker(settings, load=lambda known: fake_model(known, **model))
+        load = load or (lambda known: fake_model(known, **model))
+        self.worker = Worker(settings, load=load, connect=connect)
         self.exit_code: int | None = None
         self._thread = threading.Thread(target=self._run, name="worker under test")
 
@@ -202,6 +228,17 @@ class WorkerThread:
         assert not self._thread.is_alive(), "the worker does not end"
         assert self.exit_code is not None
         return self.exit_code
+
+    @property
+    def has_ended(self) -> bool:
+        return self.exit_code is not None
+
+    def kill_thread(self, part: str) -> None:
+        """Raise an error in one of the worker's threads, out of nowhere, as a bug would."""
+        thread = self.worker._threads[part]
+        error = ctypes.py_object(ScriptedDeath)
+        assert thread.ident is not None
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), error)
 
     def get(self, path: str) -> tuple[int, str]:
         return http_get(self.worker.http_port, path)

@@ -1,0 +1,202 @@
+"""Where settings come from, which source wins, and what is refused."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from service.config import EMBEDDED_MODEL, Settings, build_parser, load_settings
+from service.sources import ConfigurationError
+from tests.service.builders import CHECKOUT
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """No variable of ours, and a working directory without a file."""
+    import os
+
+    for name in [name for name in os.environ if name.startswith("QUIRE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def write_file(text: str, name: str = "quire.toml") -> Path:
+    path = Path(name)
+    path.write_text(text)
+    return path
+
+
+def test_without_any_source_every_setting_has_its_default():
+    settings = load_settings([])
+    assert settings == Settings()
+    assert settings.model_source == str(EMBEDDED_MODEL)
+    assert settings.model_name == "abacus"
+
+
+def test_a_flag_wins_over_a_variable_over_the_file_over_the_default(monkeypatch):
+    write_file("[worker]\nmax_num_seqs = 2\nblock_size = 4\npolicy = 'sjf'\n")
+    monkeypatch.setenv("QUIRE_MAX_NUM_SEQS", "3")
+    monkeypatch.setenv("QUIRE_BLOCK_SIZE", "8")
+    settings = load_settings(["--max-num-seqs", "5"])
+    assert settings.max_num_seqs == 5
+    assert settings.block_size == 8
+    assert settings.policy == "sjf"
+    assert settings.max_num_batched_tokens == Settings().max_num_batched_tokens
+
+
+def test_switches_can_be_turned_on_and_off_from_the_command_line(monkeypatch):
+    monkeypatch.setenv("QUIRE_BURST", "1")
+    assert load_settings([]).burst
+    assert not load_settings(["--no-burst"]).burst
+    assert not load_settings(["--no-enable-prefix-caching"]).enable_prefix_caching
+
+
+def test_shared_keys_may_stand_above_the_tables_and_the_table_wins():
+    write_file(
+        "queue = 'shared'\nlog_level = 'error'\n[worker]\nqueue = 'mine'\n[gateway]\nx = 1\n"
+    )
+    settings = load_settings([])
+    assert (settings.queue, settings.log_level) == ("mine", "error")
+
+
+def test_the_file_can_be_named_by_flag_or_variable(monkeypatch):
+    monkeypatch.setenv("QUIRE_CONFIG_FILE", str(write_file("[worker]\nshard = 1\n", "a.toml")))
+    assert load_settings([]).shard == 1
+    named = write_file("[worker]\nshard = 2\n", "b.toml")
+    assert load_settings(["--config-file", str(named)]).shard == 2
+
+
+def test_a_secret_is_read_from_the_file_its_variable_names(monkeypatch):
+    monkeypatch.setenv("QUIRE_REDIS_PASSWORD_FILE", str(write_file("s/cr@t\n", "password")))
+    monkeypatch.setenv(
+        "QUIRE_REDIS_URL_FILE", str(write_file("rediss://user@redis-7:1/2\n", "url"))
+    )
+    settings = load_settings([])
+    assert settings.connection_url == "rediss://user:s%2Fcr%40t@redis-7:1/2"
+    assert "s/cr@t" not in repr(settings)
+    assert "redis-7" not in repr(settings)
+
+
+def test_a_password_joins_a_url_without_user_information(monkeypatch):
+    monkeypatch.setenv("QUIRE_REDIS_PASSWORD", "pass")
+    assert load_settings([]).connection_url == "redis://:pass@127.0.0.1:6379/0"
+
+
+@pytest.mark.parametrize(
+    ("variable", "hint"),
+    [("QUIRE_MAX_NUM_SEQ", "QUIRE_MAX_NUM_SEQS"), ("QUIRE_REDIS_PASWORD_FILE", "QUIRE_REDIS")],
+)
+def test_an_unknown_variable_is_refused_with_a_hint(monkeypatch, variable: str, hint: str):
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(ConfigurationError, match=f"{variable}.*{hint}"):
+        load_settings([])
+
+
+def test_variables_of_other_parts_of_quire_are_not_ours_to_judge(monkeypatch):
+    monkeypatch.setenv("QUIRE_GATEWAY_PORT", "8000")
+    monkeypatch.setenv("QUIRE_TEST_SOMETHING", "x")
+    load_settings([])
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[worker]\nmax_num_sequences = 3\n", "max_num_sequences"),
+        ("max_num_seqs = 3\n", "max_num_seqs"),
+        ("[wroker]\nqueue = 'a'\n", "wroker"),
+        ("worker = 3\n", "worker"),
+        ("[worker\n", "cannot read"),
+    ],
+)
+def test_a_file_with_an_unknown_key_is_refused(text: str, named: str):
+    write_file(text)
+    with pytest.raises(ConfigurationError, match=named):
+        load_settings([])
+
+
+def test_a_named_file_that_is_missing_is_refused():
+    with pytest.raises(ConfigurationError, match="nowhere"):
+        load_settings(["--config-file", "nowhere.toml"])
+
+
+def test_an_unknown_flag_is_refused(capsys):
+    with pytest.raises(SystemExit) as end:
+        load_settings(["--max-num-seq", "3"])
+    assert end.value.code == 2
+    assert "--max-num-seq" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("QUIRE_MAX_NUM_SEQS", "0"),
+        ("QUIRE_MAX_NUM_SEQS", "many"),
+        ("QUIRE_POLICY", "lottery"),
+        ("QUIRE_HTTP_PORT", "70000"),
+        ("QUIRE_QUEUE", "a{b}"),
+        ("QUIRE_REDIS_URL", "http://host"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_the_name_of_its_setting(monkeypatch, variable, value):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigurationError, match=variable.removeprefix("QUIRE_").lower()):
+        load_settings([])
+
+
+def test_a_wrong_url_is_not_repeated_in_the_message_because_it_may_hold_a_password(monkeypatch):
+    monkeypatch.setenv("QUIRE_REDIS_URL", "http://:hunter2@host")
+    with pytest.raises(ConfigurationError) as error:
+        load_settings([])
+    assert "hunter2" not in str(error.value)
+
+
+def test_a_setting_and_its_file_cannot_both_be_given(monkeypatch):
+    monkeypatch.setenv("QUIRE_QUEUE", "a")
+    monkeypatch.setenv("QUIRE_QUEUE_FILE", str(write_file("b", "queue")))
+    with pytest.raises(ConfigurationError, match="both"):
+        load_settings([])
+
+
+def test_two_ways_to_size_the_pool_exclude_each_other():
+    with pytest.raises(ConfigurationError, match="not both"):
+        load_settings(["--num-blocks", "3", "--kv-cache-memory-bytes", "3000"])
+
+
+def test_settings_cannot_be_changed_afterwards():
+    with pytest.raises(ValueError, match="frozen"):
+        Settings().queue = "other"
+
+
+def test_every_setting_but_the_secrets_has_a_flag():
+    flags = {action.dest for action in build_parser()._actions} - {"help"}
+    assert flags == Settings.model_fields.keys() - {"redis_password"}
+
+
+def test_help_answers_without_loading_torch_or_redis():
+    code = (
+        "import sys, runpy\n"
+        "sys.argv = ['service', '--help']\n"
+        "try: runpy.run_module('service', run_name='__main__')\n"
+        "except SystemExit as end: code = end.code\n"
+        "loaded = {'torch', 'redis', 'prometheus_client', 'transformers'} & set(sys.modules)\n"
+        "sys.exit(f'loaded {loaded}' if loaded else code)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--max-num-seqs" in done.stdout
+
+
+def test_a_mistake_in_the_configuration_exits_with_2_and_one_line():
+    done = subprocess.run(
+        [sys.executable, "-m", "service", "--policy", "fcfs", "--block-size", "0"],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("configuration: block_size")
+    assert len(done.stderr.splitlines()) == 1

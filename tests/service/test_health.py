@@ -1,0 +1,157 @@
+"""What /livez, /readyz and /metrics say, and about whom."""
+
+import json
+import socket
+
+import pytest
+
+from service.health import HealthServer
+from service.metrics import Metrics
+from service.sources import ConfigurationError
+from service.vitals import LOOP_TURN_SECONDS, Vitals, WorkerState
+from tests.service.builders import (
+    Queue,
+    StepGate,
+    WorkerThread,
+    eventually,
+    http_get,
+    make_settings,
+)
+
+
+class Clock:
+    """A clock that a test turns."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def vitals(clock: Clock) -> Vitals:
+    return Vitals(stall_timeout_seconds=120.0, clock=clock)
+
+
+def test_a_worker_that_loads_its_model_is_alive_for_as_long_as_it_takes(vitals, clock):
+    clock.now += 3600.0
+    assert vitals.is_alive
+    assert not vitals.is_ready(contact_limit_seconds=10.0)
+
+
+def test_an_idle_engine_that_goes_round_is_alive_and_one_that_does_not_is_dead(vitals, clock):
+    vitals.state = WorkerState.READY
+    vitals.turned(is_busy=False)
+    clock.now += LOOP_TURN_SECONDS
+    assert vitals.is_alive
+    clock.now += 0.1
+    assert not vitals.is_alive
+    assert not vitals.is_stalled
+
+
+def test_a_busy_engine_may_take_up_to_the_stall_timeout_for_one_step(vitals, clock):
+    vitals.state = WorkerState.READY
+    vitals.turned(is_busy=True)
+    clock.now += 120.0
+    assert vitals.is_alive
+    assert not vitals.is_stalled
+    clock.now += 0.1
+    assert vitals.is_stalled
+    assert not vitals.is_alive
+
+
+def test_an_engine_that_spins_without_progress_is_stalled(vitals, clock):
+    vitals.state = WorkerState.READY
+    for _ in range(200):
+        vitals.turned(is_busy=True)
+        clock.now += 1.0
+    assert vitals.is_stalled
+    vitals.progressed()
+    assert not vitals.is_stalled
+
+
+def test_waiting_idle_for_long_is_not_held_against_the_first_step(vitals, clock):
+    vitals.state = WorkerState.READY
+    vitals.turned(is_busy=False)
+    clock.now += 1000.0
+    vitals.turned(is_busy=False)
+    vitals.turned(is_busy=True)
+    assert not vitals.is_stalled
+
+
+def test_ready_needs_an_answer_from_redis_lately_and_alive_does_not(vitals, clock):
+    vitals.state = WorkerState.READY
+    vitals.turned(is_busy=False)
+    assert not vitals.is_ready(contact_limit_seconds=10.0)
+    vitals.heard_from_redis()
+    assert vitals.is_ready(contact_limit_seconds=10.0)
+    clock.now += 10.1
+    assert not vitals.is_ready(contact_limit_seconds=10.0)
+    assert vitals.is_alive
+
+
+@pytest.mark.parametrize("state", [WorkerState.LOADING, WorkerState.DRAINING, WorkerState.FAILED])
+def test_only_the_ready_state_is_ready(vitals, state):
+    vitals.turned(is_busy=False)
+    vitals.heard_from_redis()
+    vitals.state = state
+    assert not vitals.is_ready(contact_limit_seconds=10.0)
+    assert vitals.is_alive == (state is not WorkerState.FAILED)
+
+
+def test_a_worker_is_ready_while_it_serves_and_not_while_it_drains(queue: Queue):
+    gate = StepGate(steps=1)
+    request_id = queue.submit(max_tokens=50)
+    with WorkerThread(queue.settings(), before_run=gate) as worker:
+        queue.wait_for_tokens(request_id, 1)
+        status, body = worker.get("/readyz")
+        assert (status, json.loads(body)["ok"]) == (200, True)
+        worker.worker.stop()
+        eventually(lambda: worker.get("/readyz")[0] == 503)
+        assert json.loads(worker.get("/readyz")[1])["state"] == "draining"
+        assert worker.get("/livez")[0] == 200
+        gate.open()
+
+
+def test_a_dead_redis_makes_a_worker_unready_and_leaves_it_alive(queue: Queue):
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        url = f"redis://127.0.0.1:{nobody.getsockname()[1]}/0"
+        settings = make_settings(url, queue.name, flush_seconds=0.0, drain_seconds=0.0)
+        with WorkerThread(settings) as worker:
+            eventually(lambda: json.loads(worker.get("/readyz")[1])["state"] == "ready")
+            assert worker.get("/readyz")[0] == 503
+            assert worker.get("/livez")[0] == 200
+
+
+def test_the_metrics_page_is_served_and_other_paths_are_404(queue: Queue):
+    with WorkerThread(queue.settings()) as worker:
+        ready = 'quire_engine_state{model="fake",state="ready"} 1.0'
+        eventually(lambda: ready in worker.get("/metrics")[1])
+        assert worker.get("/metrics?name[]=x")[0] == 200
+        assert worker.get("/")[0] == 404
+
+
+def test_a_taken_port_is_a_mistake_of_the_configuration(vitals):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        registry = Metrics(model="m", queue="q").registry
+        with pytest.raises(ConfigurationError, match="cannot listen"):
+            HealthServer(vitals, registry, host="127.0.0.1", port=port, contact_limit_seconds=1.0)
+
+
+def test_a_slow_client_does_not_keep_others_from_being_answered(queue: Queue):
+    with WorkerThread(queue.settings()) as worker:
+        port = worker.worker.http_port
+        slow = socket.create_connection(("127.0.0.1", port))
+        slow.sendall(b"GET /li")
+        assert http_get(port, "/livez")[0] == 200
+        slow.close()

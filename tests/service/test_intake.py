@@ -1,0 +1,221 @@
+"""What intake makes of requests: every bad one gets a typed record, and the worker goes on."""
+
+from typing import Any
+
+import msgpack
+import pytest
+
+from engine.request import Priority
+from quire.protocol import SamplingParams
+from service.intake import engine_sampling
+from tests.service.builders import (
+    MAX_MODEL_LEN,
+    VOCAB_SIZE,
+    Output,
+    Queue,
+    StepGate,
+    WorkerThread,
+    eventually,
+    expected_tokens,
+    text_of,
+)
+
+CHAT = [{"role": "user", "content": "hi"}]
+
+#: What is wrong, the request, and the field its record must name.
+BAD_REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
+    "an empty prompt of ids": ({"prompt": ()}, "body.prompt"),
+    "an empty text": ({"prompt": "", "kind": "completions"}, "body.prompt"),
+    "a prompt of the wrong type": ({"prompt": 7}, "body.prompt"),
+    "text where ids are due": ({"prompt": "abc", "kind": "tokens"}, "body.prompt"),
+    "no token wanted": ({"max_tokens": 0}, "body.max_tokens"),
+    "more tokens at least than at most": ({"max_tokens": 2, "min_tokens": 3}, "body.min_tokens"),
+    "an unknown sampling field": ({"tempurature": 0.5}, "body.tempurature"),
+    "a temperature below zero": ({"temperature": -1.0}, "body.temperature"),
+    "several choices": ({"n": 3}, "body.n"),
+    "an id beyond the vocabulary": ({"prompt": (1, VOCAB_SIZE)}, "body.prompt"),
+    "a prompt longer than the model": ({"prompt": (1,) * MAX_MODEL_LEN}, "body.prompt"),
+    "a prompt longer than the pool": ({"prompt": (1,) * 600}, "body.prompt"),
+    "a chat longer than the pool": (
+        {"prompt": [{"role": "user", "content": "x" * 600}], "kind": "chat.completions"},
+        "body.messages",
+    ),
+    "another model": ({"model": "gpt-17"}, "body.model"),
+    "a chat the template refuses": (
+        {"prompt": [{"role": "martian", "content": "hi"}], "kind": "chat.completions"},
+        "body.messages",
+    ),
+    "a chat without messages": ({"prompt": [], "kind": "chat.completions"}, "body.messages"),
+}
+
+
+def finish_beside_a_good_one(queue: Queue, bad: str, **model: Any) -> Output:
+    """The record of a bad request, after a good one behind it was served as if nothing were."""
+    good = queue.submit((3, 4), max_tokens=5)
+    with WorkerThread(queue.settings(num_blocks=32), **model) as worker:
+        bad_output, good_output = queue.result(bad), queue.result(good)
+        rejected = {"model": "fake", "outcome": "rejected"}
+        eventually(lambda: worker.metric("quire_requests_finished_total", **rejected) == 1)
+    assert good_output.token_ids == expected_tokens((3, 4), max_tokens=5)
+    queue.assert_at_rest()
+    return bad_output
+
+
+@pytest.mark.parametrize(("request_", "field"), BAD_REQUESTS.values(), ids=BAD_REQUESTS)
+def test_a_request_that_cannot_be_right_is_rejected_by_the_name_of_its_field(
+    queue: Queue, request_: dict[str, Any], field: str
+):
+    bad = queue.submit(**{"metadata": {"line": 12}, **request_})
+    completion = finish_beside_a_good_one(queue, bad).completion
+    assert (completion.state, completion.finish_reason) == ("failed", "rejected")
+    assert completion.error is not None
+    assert (completion.error.code, completion.error.field) == ("invalid_request", field)
+    assert completion.error.message
+    assert completion.metadata == {"line": 12}
+
+
+def test_a_chat_for_a_model_without_a_template_is_rejected(queue: Queue):
+    bad = queue.submit(CHAT, kind="chat.completions")
+    completion = finish_beside_a_good_one(queue, bad, with_chat=False).completion
+    assert completion.error is not None
+    assert completion.error.field == "kind"
+
+
+def test_an_envelope_that_cannot_be_right_is_rejected_by_the_name_of_its_field(queue: Queue):
+    envelope = {"v": 1, "id": "x", "kind": "poems", "body": {}, "created_ms": 1}
+    bad = queue.submit_bytes(msgpack.packb(envelope))
+    completion = finish_beside_a_good_one(queue, bad).completion
+    assert completion.error is not None
+    assert (completion.error.code, completion.error.field) == ("invalid_request", "kind")
+
+
+UNREADABLE = {
+    "undecodable": (b"\xc1 not msgpack", b"\x81\xa1v", b"", msgpack.packb([1, 2])),
+    "unsupported_version": (
+        msgpack.packb({"v": 2, "id": "x", "kind": "tokens", "body": {}}),
+        msgpack.packb({"v": "1.0", "id": "x"}),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("reason", "data"),
+    [(reason, data) for reason, messages in UNREADABLE.items() for data in messages],
+)
+def test_bytes_that_cannot_be_read_become_a_dead_letter_and_a_typed_record(
+    queue: Queue, reason: str, data: bytes
+):
+    bad = queue.submit_bytes(data)
+    completion = finish_beside_a_good_one(queue, bad).completion
+    assert completion.state == "failed"
+    assert completion.error is not None
+    assert completion.error.code == reason
+    (letter,) = queue.broker.dead_letters()
+    assert (letter.request_id, letter.original) == (bad, data)
+    assert letter.reason.startswith(reason)
+
+
+def test_an_ingress_entry_that_names_no_request_is_dropped(queue: Queue):
+    queue.connection.xadd(queue.keys.ingress(Priority.NORMAL), {"id": "nobody"})
+    queue.connection.xadd(queue.keys.ingress(Priority.NORMAL), {"something": "else"})
+    good = queue.submit((3, 4), max_tokens=5)
+    with WorkerThread(queue.settings()):
+        assert queue.result(good).completion.state == "completed"
+    queue.assert_at_rest()
+
+
+# -- resume ---------------------------------------------------------------------------------------
+
+
+def interrupted(queue: Queue, *, tokens: int, **request: Any) -> str:
+    """A request some tokens of which are published by a worker that then released it."""
+    gate = StepGate(steps=tokens)
+    request_id = queue.submit((5, 6, 7), **request)
+    with WorkerThread(queue.settings(drain_seconds=0.0), before_run=gate) as worker:
+        queue.wait_for_tokens(request_id, tokens)
+        worker.worker.stop()
+        gate.step_until(lambda: worker.has_ended)
+    assert queue.broker.status(request_id).state == "queued"
+    return request_id
+
+
+def test_a_resumed_text_goes_on_in_the_middle_of_a_character(queue: Queue):
+    # Random bytes: most of them leave a character open.
+    request_id = interrupted(queue, tokens=9, max_tokens=200)
+    with WorkerThread(queue.settings()):
+        output = queue.result(request_id)
+    assert output.token_ids == expected_tokens((5, 6, 7), max_tokens=200)
+    assert output.text == text_of(output.token_ids)
+
+
+def test_a_stop_string_begun_before_the_interruption_still_stops(queue: Queue):
+    tokens = expected_tokens((5, 6, 7), max_tokens=200)
+    whole = text_of(tokens)
+    # Held back for long: the stop string is half of the whole text.
+    stop = whole[10:100]
+    request_id = interrupted(queue, tokens=30, max_tokens=200, stop=[stop])
+    assert queue.broker.read_output({request_id: 0})[request_id].chunks
+    with WorkerThread(queue.settings()):
+        output = queue.result(request_id)
+    assert output.completion.finish_reason == "stop"
+    assert output.text == whole[: whole.index(stop)]
+
+
+def test_resuming_under_another_fingerprint_goes_on_and_is_recorded(queue: Queue):
+    request_id = interrupted(queue, tokens=4, max_tokens=100)
+    with WorkerThread(queue.settings(), fingerprint="fake-2") as worker:
+        output = queue.result(request_id)
+        changed = {"model": "fake", "fingerprint": "changed"}
+        assert worker.metric("quire_requests_resumed_total", **changed) == 1
+    assert output.completion.resumed_fingerprint_changed
+    assert output.token_ids == expected_tokens((5, 6, 7), max_tokens=100)
+
+
+def test_a_request_whose_last_token_was_published_without_its_end_gets_the_end(queue: Queue):
+    """The crash fell between the last token and the terminal record: nothing may be generated."""
+    request_id = interrupted(queue, tokens=6, max_tokens=100)
+    body = queue.connection.get(queue.keys.body(request_id))
+    assert isinstance(body, bytes)
+    request = msgpack.unpackb(body)
+    request["body"]["max_tokens"] = published = queue.published(request_id)
+    queue.connection.set(queue.keys.body(request_id), msgpack.packb(request), keepttl=True)
+    gate = StepGate(steps=0)
+    with WorkerThread(queue.settings(), before_run=gate):
+        output = queue.result(request_id)
+    assert gate.batches == []
+    assert output.completion.finish_reason == "length"
+    assert output.token_ids == expected_tokens((5, 6, 7), max_tokens=published)
+
+
+# -- conversion -----------------------------------------------------------------------------------
+
+
+def test_every_sampling_parameter_of_the_wire_reaches_the_engine():
+    wire = SamplingParams(
+        max_tokens=9,
+        min_tokens=2,
+        temperature=0.25,
+        top_k=7,
+        top_p=0.5,
+        min_p=0.125,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=0.75,
+        seed=-4,
+        stop=("a", "b"),
+        stop_token_ids=(1, 2),
+        ignore_eos=True,
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+    )
+    assert set(wire.model_fields_set) == set(SamplingParams.model_fields), "a field is not covered"
+    converted = engine_sampling(wire, request_id="r")
+    for name, value in wire.model_dump().items():
+        assert getattr(converted, name) == value
+
+
+@pytest.mark.parametrize("name", ["LOW", "NORMAL", "HIGH", "CRITICAL"])
+def test_the_priorities_of_wire_and_engine_are_the_same(name: str):
+    from quire.protocol import Priority as WirePriority
+
+    assert int(Priority[name]) == int(WirePriority[name])

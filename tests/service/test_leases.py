@@ -1,0 +1,90 @@
+"""Who keeps a claim and who loses it: heartbeat, watchdog, reaper."""
+
+from tests.service.builders import (
+    LEASE_SECONDS,
+    Queue,
+    StepGate,
+    WorkerThread,
+    eventually,
+    expected_tokens,
+    stays,
+)
+
+
+def test_a_claim_is_kept_through_a_step_longer_than_its_lease(queue: Queue):
+    gate = StepGate(steps=2)
+    request_id = queue.submit((6, 6), max_tokens=20)
+    with WorkerThread(queue.settings(), before_run=gate):
+        queue.wait_for_tokens(request_id, 2)
+        with WorkerThread(queue.settings()):
+            # A second worker stands ready to reap, and nothing is committed meanwhile.
+            stays(lambda: queue.broker.status(request_id).attempts == 1, seconds=2 * LEASE_SECONDS)
+            gate.open()
+            output = queue.result(request_id)
+    assert output.completion.attempts == 1
+
+
+def test_a_stalled_engine_loses_its_claims_and_another_worker_goes_on(queue: Queue):
+    gate = StepGate(steps=3)
+    request_id = queue.submit((6, 7), max_tokens=20)
+    settings = queue.settings(stall_timeout_seconds=0.2)
+    with WorkerThread(settings, before_run=gate) as stalled:
+        queue.wait_for_tokens(request_id, 3)
+        eventually(lambda: stalled.get("/livez")[0] == 503)
+        with WorkerThread(queue.settings()):
+            output = queue.result(request_id)
+            assert output.token_ids == expected_tokens((6, 7), max_tokens=20)
+            assert output.completion.attempts == 2
+            assert (output.completion.resumes, output.chunks[-1].epoch > 1) == (1, True)
+        gate.open()
+        lost = {"model": "fake", "outcome": "lost"}
+        eventually(lambda: stalled.metric("quire_requests_finished_total", **lost) == 1)
+        eventually(lambda: stalled.get("/livez")[0] == 200)
+    assert queue.result(request_id) == output
+
+
+def test_a_worker_takes_its_own_request_again_without_mixing_the_two_lives(queue: Queue):
+    """Its lease ran out while the engine stood still, and nobody else was there to take over."""
+    gate = StepGate(steps=3)
+    request_id = queue.submit((6, 8), max_tokens=40)
+    settings = queue.settings(stall_timeout_seconds=0.2, max_num_seqs=4)
+    with WorkerThread(settings, before_run=gate) as worker:
+        queue.wait_for_tokens(request_id, 3)
+        queue.wait_for_state(request_id, "queued")
+        stays(lambda: queue.broker.status(request_id).state == "queued")
+        gate.open()
+        output = queue.result(request_id)
+        assert worker.metric("quire_leases_reaped_total", queue=queue.name) >= 1
+    assert output.token_ids == expected_tokens((6, 8), max_tokens=40)
+    assert output.completion.attempts == 2
+    queue.assert_at_rest()
+
+
+def test_entries_a_dead_reader_never_claimed_are_found_and_served(queue: Queue):
+    request_id = queue.submit((6, 9), max_tokens=5)
+    (entry,) = queue.broker.read_ingress("a-worker-that-died", count=1, block_seconds=0.0)
+    assert entry.request_id == request_id
+    with WorkerThread(queue.settings()) as worker:
+        output = queue.result(request_id)
+        assert worker.metric("quire_messages_redelivered_total", queue=queue.name) == 1
+    assert output.completion.state == "completed"
+    queue.assert_at_rest()
+
+
+def test_a_worker_finds_what_its_former_life_had_read_at_once(queue: Queue):
+    request_id = queue.submit((6, 9), max_tokens=5)
+    queue.broker.read_ingress("stable-name", count=1, block_seconds=0.0)
+    settings = queue.settings(worker_name="stable-name", lease_seconds=600.0)
+    with WorkerThread(settings):
+        assert queue.result(request_id).completion.state == "completed"
+
+
+def test_workers_sign_the_registry_with_state_and_load(queue: Queue):
+    settings = queue.settings(worker_name="signed")
+    with WorkerThread(settings):
+        eventually(lambda: [w.state for w in queue.broker.workers()] == ["ready"])
+        (info,) = queue.broker.workers()
+        assert info.name == "signed"
+        assert set(info.load) == {"claims", "running"}
+    (info,) = queue.broker.workers()
+    assert info.state == "stopped"

@@ -1,0 +1,128 @@
+"""The register against what is exported and what is documented; then what a workload counts."""
+
+import re
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from service import register
+from service.config import render_markdown
+from service.metrics import Metrics
+from service.vitals import Vitals
+from tests.service.builders import CHECKOUT, Queue, StepGate, WorkerThread, eventually
+
+#: What every Prometheus client of Python brings along.
+LIBRARY_PREFIXES = ("python_", "process_")
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    metrics = Metrics(model="abacus", queue="default", registry=CollectorRegistry())
+    metrics.watch_state(Vitals(stall_timeout_seconds=1.0))
+    metrics.watch_memory("cpu", dict)
+    sizes = {"max_num_seqs": 1, "block_size": 2, "num_blocks": 3}
+    metrics.describe(build={"device": "cpu"}, sizes=sizes)
+    return metrics
+
+
+def exported(metrics: Metrics) -> dict[str, object]:
+    """Families by the name the register gives them."""
+    return {
+        family.name + ("_total" if family.type == "counter" else ""): family
+        for family in metrics.registry.collect()
+        if not family.name.startswith(LIBRARY_PREFIXES)
+    }
+
+
+def test_every_metric_of_the_register_is_exported_and_no_other(metrics: Metrics):
+    assert exported(metrics).keys() == register.families().keys()
+
+
+def test_kinds_and_meanings_are_those_of_the_register(metrics: Metrics):
+    for name, family in register.families().items():
+        found = exported(metrics)[name]
+        assert (found.type, found.documentation) == (family.kind, family.meaning)
+
+
+def test_every_label_value_exists_from_the_first_scrape(metrics: Metrics):
+    for name, family in register.families().items():
+        expected = 1
+        for closed in family.labels.values():
+            expected *= len(closed) or 1
+        sets = {
+            tuple(sorted((k, v) for k, v in sample.labels.items() if k != "le"))
+            for sample in exported(metrics)[name].samples
+        }
+        assert len(sets) == expected, name
+
+
+def test_names_follow_the_rules_of_prometheus():
+    for name, family in register.families().items():
+        assert re.fullmatch(r"quire_[a-z0-9_]+", name)
+        assert name.endswith("_total") == (family.kind == "counter")
+        assert bool(family.buckets) == (family.kind == "histogram")
+        assert list(family.buckets) == sorted(set(family.buckets))
+        assert family.meaning.endswith(".")
+        assert not {"request_id", "tenant", "user", "error"} & family.labels.keys()
+
+
+def test_the_metrics_page_of_the_documentation_is_the_register():
+    documented = (CHECKOUT / "docs" / "metrics.md").read_text()
+    assert documented == register.render_markdown(), "run: python -m service.register"
+
+
+def test_the_configuration_page_of_the_documentation_is_the_settings():
+    documented = (CHECKOUT / "docs" / "configuration.md").read_text()
+    assert documented == render_markdown(), "run: python -m service.config"
+
+
+def test_a_workload_is_counted_once_in_every_metric_it_touches(queue: Queue):
+    ids = [queue.submit((n, 2, 3), max_tokens=10, priority="high") for n in (1, 2, 3)]
+    model = {"model": "fake"}
+    with WorkerThread(queue.settings()) as worker:
+        for request_id in ids:
+            queue.result(request_id)
+        finished = {**model, "outcome": "length"}
+        eventually(lambda: worker.metric("quire_requests_finished_total", **finished) == 3)
+        received = {**model, "queue": queue.name, "priority": "high"}
+        assert worker.metric("quire_requests_received_total", **received) == 3
+        assert worker.metric("quire_generation_tokens_total", **model) == 30
+        computed = {**model, "source": "computed"}
+        assert worker.metric("quire_prompt_tokens_total", **computed) == 9
+        for name in (
+            "quire_request_queue_seconds",
+            "quire_time_to_first_token_seconds",
+            "quire_request_prefill_seconds",
+            "quire_request_decode_seconds",
+            "quire_request_prompt_tokens",
+            "quire_request_generation_tokens",
+        ):
+            assert worker.metric(f"{name}_count", **model) == 3, name
+        assert worker.metric("quire_inter_token_latency_seconds_count", **model) == 3 * 9
+        assert worker.metric("quire_request_generation_tokens_sum", **model) == 30
+        e2e = {**model, "priority": "high"}
+        assert worker.metric("quire_request_e2e_seconds_count", **e2e) == 3
+        steps = sum(
+            worker.metric("quire_engine_steps_total", phase=phase, **model)
+            for phase in register.PHASES
+        )
+        assert worker.metric("quire_engine_step_tokens_count", **model) == steps >= 10
+        blocks = {
+            state: worker.metric("quire_kv_cache_blocks", state=state, **model)
+            for state in ("used", "cached", "free")
+        }
+        assert sum(blocks.values()) == 512
+        assert blocks["used"] == 0
+        assert worker.metric("quire_engine_violations_total", **model) == 0
+        assert worker.metric("quire_publish_backlog_entries") == 0
+
+
+def test_requests_in_the_engine_are_seen_by_state(queue: Queue):
+    gate = StepGate(steps=1)
+    for n in range(5):
+        queue.submit((n + 1,), max_tokens=10)
+    with WorkerThread(queue.settings(max_num_seqs=2), before_run=gate) as worker:
+        state = {"model": "fake", "state": "running"}
+        eventually(lambda: worker.metric("quire_engine_requests", **state) == 2)
+        gate.open()
+        eventually(lambda: worker.metric("quire_engine_requests", **state) == 0)

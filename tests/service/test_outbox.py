@@ -1,0 +1,183 @@
+"""The outbox by itself: nothing is dropped, nothing said twice, any suffix can be said again."""
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.engine import RequestOutput
+from engine.request import FinishReason, Priority, Request
+from engine.sampling_params import SamplingParams
+from quire.protocol import TokenChunk
+from quire.transitions import Claim, CommitReply, CommitStatus
+from service.completions import Origin
+from service.outbox import Delivery, Outbox
+
+
+def make_delivery(key: str = "a", *, priority: Priority = Priority.NORMAL) -> Delivery:
+    origin = Origin(request_id=key, model="fake", priority=priority)
+    return Delivery(key, Claim(key, 1, "owner"), origin)
+
+
+def output(
+    start: int, token_ids: Sequence[int], *, key: str = "a", end: FinishReason | None = None
+) -> RequestOutput:
+    """What a step would say; the text of token n is "<n>"."""
+    request = Request(key, [1], SamplingParams(max_tokens=99), arrival_time=0.0)
+    text = "".join(f"<{id_}>" for id_ in token_ids)
+    return RequestOutput(request, start, tuple(token_ids), text, end)
+
+
+def take_item(outbox: Outbox):
+    ((_, item),) = outbox.take(timeout=0.0)
+    return item
+
+
+def test_outputs_of_several_steps_merge_into_one_item():
+    outbox = Outbox()
+    outbox.open(make_delivery())
+    for n in range(5):
+        outbox.put([output(n, [10 + n])])
+    item = take_item(outbox)
+    assert (item.start, item.token_ids) == (0, (10, 11, 12, 13, 14))
+    assert item.text == "<10><11><12><13><14>"
+    assert item.text_ends == (4, 8, 12, 16, 20)
+    assert outbox.take(timeout=0.0) == []
+
+
+def test_what_comes_during_a_commit_is_due_after_it():
+    outbox = Outbox()
+    outbox.open(make_delivery())
+    outbox.put([output(0, [10])])
+    item = take_item(outbox)
+    outbox.put([output(1, [11])])
+    outbox.settle("a", item, reply=CommitReply(CommitStatus.OK, 1, cancel_requested=False))
+    assert take_item(outbox).token_ids == (11,)
+
+
+def test_a_rewind_makes_the_lost_suffix_due_again():
+    outbox = Outbox()
+    outbox.open(make_delivery())
+    outbox.put([output(0, [10, 11, 12])])
+    outbox.settle(
+        "a", take_item(outbox), reply=CommitReply(CommitStatus.OK, 3, cancel_requested=False)
+    )
+    outbox.put([output(3, [13])])
+    item = take_item(outbox)
+    outbox.settle("a", item, reply=CommitReply(CommitStatus.REWIND, 1, cancel_requested=False))
+    again = take_item(outbox)
+    assert (again.start, again.token_ids) == (1, (11, 12, 13))
+
+
+def test_a_rewind_may_reach_into_what_an_earlier_claim_published():
+    outbox = Outbox()
+    delivery = make_delivery()
+    delivery.recall(
+        [TokenChunk(0, (7, 8), "<7><8>", 1, text_ends=(3, 6)), TokenChunk(2, (9,), "<9>", 1)]
+    )
+    outbox.open(delivery)
+    outbox.put([output(3, [10])])
+    item = take_item(outbox)
+    assert (item.start, item.text) == (3, "<10>")
+    outbox.settle("a", item, reply=CommitReply(CommitStatus.REWIND, 1, cancel_requested=False))
+    again = take_item(outbox)
+    assert (again.start, again.token_ids, again.text) == (1, (8, 9, 10), "<8><9><10>")
+
+
+def test_a_released_delivery_is_due_for_release_only_after_its_tokens_are_out():
+    outbox = Outbox()
+    outbox.open(make_delivery())
+    outbox.put([output(0, [10]), output(1, [], end=FinishReason.RELEASED)])
+    item = take_item(outbox)
+    assert item.token_ids == (10,)
+    assert item.completion is None
+    outbox.settle("a", item, reply=CommitReply(CommitStatus.OK, 1, cancel_requested=False))
+    assert take_item(outbox) is None
+
+
+def test_a_lost_claim_that_only_waits_for_its_last_commit_is_left_to_that_commit():
+    outbox = Outbox()
+    outbox.open(make_delivery())
+    outbox.put([output(0, [10], end=FinishReason.EOS)])
+    assert outbox.forget("a", unless_ended=True) is None
+    assert outbox.forget("a") is not None
+    outbox.put([output(1, [11])])
+    assert outbox.is_empty
+
+
+def test_only_claims_that_are_not_ended_count_as_open_and_better_classes_count_alone():
+    outbox = Outbox()
+    for n, priority in enumerate(Priority):
+        outbox.open(make_delivery(str(n), priority=priority))
+    outbox.put([output(0, [1], key="3", end=FinishReason.LENGTH)])
+    assert [outbox.num_open(least) for least in Priority] == [3, 2, 1, 0]
+
+
+def test_the_last_delivery_that_leaves_is_announced():
+    left = threading.Event()
+    outbox = Outbox(on_empty=left.set)
+    outbox.open(make_delivery("a"))
+    outbox.open(make_delivery("b"))
+    outbox.forget("a")
+    assert not left.is_set()
+    outbox.forget("b")
+    assert left.is_set()
+
+
+def test_closing_wakes_a_publisher_that_waits():
+    outbox = Outbox()
+    taken: list[object] = []
+    waiter = threading.Thread(target=lambda: taken.append(outbox.take(timeout=60.0)))
+    waiter.start()
+    outbox.close()
+    waiter.join(10.0)
+    assert taken == [[]]
+
+
+@pytest.mark.parametrize("claims", [1, 3])
+@given(data=st.data())
+def test_whatever_redis_answers_a_log_gets_every_token_once_and_in_order(
+    claims: int, data: st.DataObject
+):
+    """A log that loses its tail, misses commits, and is asked again: in the end it is whole."""
+    outbox = Outbox()
+    keys = [str(n) for n in range(claims)]
+    wanted: dict[str, list[int]] = {key: [] for key in keys}
+    logs: dict[str, list[int]] = {key: [] for key in keys}
+    for key in keys:
+        outbox.open(make_delivery(key))
+    for step in range(data.draw(st.integers(1, 12))):
+        outputs = [output(len(wanted[key]), [step], key=key) for key in keys]
+        for key in keys:
+            wanted[key].append(step)
+        outbox.put(outputs)
+        if data.draw(st.booleans()):
+            commit(
+                outbox, logs, fault=data.draw(st.sampled_from(["none", "tail lost", "repeated"]))
+            )
+    outbox.put([output(len(wanted[key]), [], key=key, end=FinishReason.LENGTH) for key in keys])
+    for _ in range(50):
+        commit(outbox, logs, fault="none")
+    assert logs == wanted
+    assert outbox.is_empty
+
+
+def commit(outbox: Outbox, logs: dict[str, list[int]], *, fault: str) -> None:
+    """One commit into logs that follow the protocol's rules, with something gone wrong."""
+    for delivery, item in outbox.take(timeout=0.0):
+        assert item is not None
+        log = logs[delivery.key]
+        if fault == "tail lost":
+            del log[len(log) // 2 :]
+        for _ in range(2 if fault == "repeated" else 1):
+            if item.start > len(log):
+                status = CommitStatus.REWIND
+            elif item.start < len(log):
+                status = CommitStatus.REPLAYED
+            else:
+                status = CommitStatus.OK
+                log += item.token_ids
+        reply = CommitReply(status, len(log), cancel_requested=False)
+        outbox.settle(delivery.key, item, reply=reply)
