@@ -143,7 +143,7 @@ class Broker:
                 failure = failure or error
         if isinstance(failure, QueueFull):
             accepted = tuple(answer.request_id for answer in submitted)
-            raise QueueFull(str(failure), accepted=accepted) from failure
+            raise QueueFull(str(failure), accepted=accepted) from failure.__cause__
         if failure:
             raise failure
         return submitted

@@ -105,10 +105,12 @@ class Retrying:
 
 
 def translated(error: RedisError) -> QuireError:
-    """Our error for one of redis-py's."""
+    """Our error for one of redis-py's, which stays its cause."""
+    ours: QuireError = BrokerUnavailable(f"{type(error).__name__}: {error}")
     if isinstance(error, OutOfMemoryError):
-        return QueueFull("Redis has no memory left")
-    return BrokerUnavailable(f"{type(error).__name__}: {error}")
+        ours = QueueFull("Redis has no memory left")
+    ours.__cause__ = error
+    return ours
 
 
 def _keepalive_options() -> dict[int, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from redis.exceptions import ResponseError
 
 from quire.connection import MAX_BLOCK_SECONDS, Retrying
 from quire.keys import GROUP, Keys
+from quire.output_log import entries_by_stream
 from quire.protocol import Priority
 from quire.transitions import IngressEntry
 
@@ -124,35 +125,19 @@ class IngressReader:
         def once() -> Any:
             return self._connection.xreadgroup(GROUP, worker, after, count=count, block=block_ms)
 
-        def with_groups() -> Any:
-            try:
-                return once()
-            except ResponseError as error:
-                # A flushed or failed-over server has forgotten the group, even while we block.
-                if not str(error).startswith(("NOGROUP", "UNBLOCKED")):
-                    raise
-                for stream in streams:
-                    self._create_group(stream)
-                return once()
-
         # Not repeatable: a read whose reply was lost has delivered what it read.
-        reply = self._retrying(with_groups, repeatable=False) or []
-        pairs = reply.items() if isinstance(reply, dict) else reply
-        return [entry for stream, part in pairs for entry in self._entries(stream, part)]
+        read = partial(self._with_groups, once, streams=streams)
+        found = entries_by_stream(self._retrying(read, repeatable=False))
+        return [entry for stream, part in found for entry in self._entries(stream, part)]
 
     def _claim_idle(
         self, worker: str, stream: str, min_idle_ms: int, count: int
     ) -> list[IngressEntry]:
         def once() -> Any:
-            try:
-                return self._connection.xautoclaim(stream, GROUP, worker, min_idle_ms, count=count)
-            except ResponseError as error:
-                if not str(error).startswith("NOGROUP"):
-                    raise
-                self._create_group(stream)
-                return [b"0-0", []]
+            return self._connection.xautoclaim(stream, GROUP, worker, min_idle_ms, count=count)
 
-        return self._entries(stream.encode(), self._retrying(once)[1])
+        reply = self._retrying(partial(self._with_groups, once, streams=[stream]))
+        return self._entries(stream.encode(), reply[1])
 
     def _entries(self, stream: bytes, part: Any) -> list[IngressEntry]:
         """Parses deliveries; one whose entry was deleted since is acknowledged here and dropped."""
@@ -175,6 +160,17 @@ class IngressReader:
                 )
             )
         return entries
+
+    def _with_groups(self, read: Callable[[], Any], *, streams: Iterable[str]) -> Any:
+        try:
+            return read()
+        except ResponseError:
+            # A flushed or failed-over server has forgotten the group, and says so in several ways
+            # (NOGROUP, UNBLOCKED). An error reply has delivered nothing, so the read may be made
+            # again; an error of another kind will come again and is raised then.
+            for stream in streams:
+                self._create_group(stream)
+            return read()
 
     def _create_group(self, stream: str) -> None:
         try:

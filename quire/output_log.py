@@ -40,13 +40,22 @@ def read_logs(
         for request_id, tokens in seen.items()
     }
     block_ms = None if block_seconds is None else max(1, int(block_seconds * 1000))
-    reply: Any = connection.xread(after, count=MAX_ENTRIES_PER_READ, block=block_ms) or []
+    reply = connection.xread(after, count=MAX_ENTRIES_PER_READ, block=block_ms)
     ids = {keys.output(request_id).encode(): request_id for request_id in seen}
-    pairs = reply.items() if isinstance(reply, dict) else reply
     return {
         ids[stream]: read_entries(ids[stream], entries, seen=seen[ids[stream]])
-        for stream, entries in pairs
+        for stream, entries in entries_by_stream(reply)
     }
+
+
+def entries_by_stream(reply: Any) -> list[tuple[bytes, Any]]:
+    """The reply to XREAD or XREADGROUP as pairs of stream and entries.
+
+    The protocols 2 and 3 of Redis have different shapes for it, and for an empty one.
+    """
+    if isinstance(reply, dict):
+        return [(stream, entries) for stream, (entries,) in reply.items()]
+    return [(stream, entries) for stream, entries in reply or []]
 
 
 def read_entries(

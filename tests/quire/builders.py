@@ -1,0 +1,132 @@
+"""What the tests of the contract arrange: requests, claims, commits, and Redis losing its tail."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from quire.broker import Broker
+from quire.output import Completion, FinishReason, State, TokenChunk, Usage
+from quire.protocol import GenerationRequest
+from quire.transitions import Claim, Claimed, CommitItem, NotClaimed
+
+#: Keys that belong to a queue and not to a request; every other key must have an expiry.
+WITHOUT_EXPIRY = ("in:0", "in:1", "in:2", "in:3", "lease", "dead")
+
+
+def make_request(**changes: Any) -> GenerationRequest:
+    fields: dict[str, Any] = {"kind": "tokens", "body": {"prompt": [1, 2, 3]}}
+    return GenerationRequest(**(fields | changes))
+
+
+def token_at(index: int) -> int:
+    """The token every honest worker generates at this index."""
+    return (7919 * index + 13) % 1000
+
+
+def text_of(index: int) -> str:
+    return chr(ord("a") + index % 26)
+
+
+def make_item(claim: Claim, start: int, end: int, *, final: bool = False) -> CommitItem:
+    """The commit of the honest tokens `start .. end`."""
+    texts = [text_of(index) for index in range(start, end)]
+    return CommitItem(
+        claim,
+        start,
+        tuple(token_at(index) for index in range(start, end)),
+        "".join(texts),
+        text_ends=tuple(range(1, end - start + 1)),
+        completion=make_completion(claim.request_id) if final else None,
+    )
+
+
+def make_completion(request_id: str, **changes: Any) -> Completion:
+    fields: dict[str, Any] = {
+        "state": State.COMPLETED,
+        "finish_reason": FinishReason.LENGTH,
+        "usage": Usage(prompt_tokens=3),
+    }
+    return Completion(request_id, **(fields | changes))
+
+
+def read_and_claim(broker: Broker, *, worker: str = "w", **options: Any) -> Claimed | NotClaimed:
+    """Reads exactly one entry and claims it."""
+    entries = broker.read_ingress(worker, count=1, block_seconds=0)
+    (answer,) = broker.claim(entries, **options)
+    return answer
+
+
+def claim_next(broker: Broker, *, worker: str = "w", **options: Any) -> Claimed:
+    answer = read_and_claim(broker, worker=worker, **options)
+    assert isinstance(answer, Claimed), answer
+    return answer
+
+
+def submit_and_claim(broker: Broker, **changes: Any) -> Claimed:
+    broker.submit(make_request(**changes))
+    return claim_next(broker)
+
+
+def read_all(broker: Broker, request_id: str) -> tuple[list[TokenChunk], Completion | None]:
+    """The whole log of a request."""
+    chunks: list[TokenChunk] = []
+    while True:
+        seen = chunks[-1].end if chunks else 0
+        read = broker.read_output({request_id: seen}).get(request_id)
+        if read is None:
+            return chunks, None
+        chunks += read.chunks
+        if read.completion is not None:
+            return chunks, read.completion
+
+
+def token_ids_of(chunks: list[TokenChunk]) -> list[int]:
+    return [token for chunk in chunks for token in chunk.token_ids]
+
+
+@dataclass
+class Clockwork:
+    """Moves the broker's clock for one queue by moving what is compared with it."""
+
+    connection: redis.Redis
+    broker: Broker
+
+    def expire_lease(self, request_id: str) -> None:
+        self.connection.zadd(self.broker.keys.lease, {request_id: 1})
+
+    def expire_queue_time(self, request_id: str) -> None:
+        self.connection.hset(self.broker.keys.request(request_id), "queue_until_ms", "1")
+
+
+def queue_keys(connection: redis.Redis, broker: Broker) -> list[bytes]:
+    return list(connection.scan_iter(match=f"{broker.keys.prefix}:*", count=1000))
+
+
+def leaked_keys(connection: redis.Redis, broker: Broker) -> list[str]:
+    """Keys of this queue that would stay for ever and are not on the list of those that may."""
+    allowed = {f"{broker.keys.prefix}:{name}".encode() for name in WITHOUT_EXPIRY}
+    return [
+        key.decode()
+        for key in queue_keys(connection, broker)
+        if key not in allowed and connection.pttl(key) == -1
+    ]
+
+
+class Snapshot:
+    """What Redis had on disk; `restore` makes it forget everything after that."""
+
+    def __init__(self, connection: redis.Redis, broker: Broker) -> None:
+        self._connection, self._broker = connection, broker
+        self._dumps = [
+            (key, connection.dump(key), max(0, connection.pttl(key)))
+            for key in queue_keys(connection, broker)
+        ]
+
+    def restore(self) -> None:
+        for key in queue_keys(self._connection, self._broker):
+            self._connection.delete(key)
+        for key, dump, expiry in self._dumps:
+            self._connection.restore(key, expiry, dump)

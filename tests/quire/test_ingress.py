@@ -1,0 +1,173 @@
+"""Reading the ingress: priorities, waiting, and what crashes and amnesia leave behind."""
+
+import threading
+import time
+
+import pytest
+
+from quire.ingress import AGING_PERIOD
+from quire.protocol import Priority
+from quire.transitions import NotClaimedReason
+from tests.quire.builders import claim_next, make_item, make_request, read_and_claim
+
+
+def read_ids(broker, *, count=10, worker="w", block_seconds=0.0):
+    entries = broker.read_ingress(worker, count=count, block_seconds=block_seconds)
+    return [entry.request_id for entry in entries]
+
+
+def test_the_most_urgent_are_read_first_and_no_more_than_asked_for(broker):
+    broker.submit_many(
+        [make_request(id=f"{name}{n}", priority=name) for n in "12" for name in
+         ("low", "normal", "high", "critical")]
+    )  # fmt: skip
+    assert read_ids(broker, count=3) == ["critical1", "critical2", "high1"]
+    assert read_ids(broker, count=10) == ["high2", "normal1", "normal2", "low1", "low2"]
+
+
+def test_an_entry_names_its_stream_its_class_and_its_time(broker):
+    broker.submit(make_request(id="a", priority="high"))
+    (entry,) = broker.read_ingress("w", count=1, block_seconds=0)
+    assert (entry.request_id, entry.priority) == ("a", Priority.HIGH)
+    assert entry.stream == broker.keys.ingress(Priority.HIGH)
+    assert abs(entry.enqueued_ms - broker.now_ms()) < 60_000
+
+
+def test_the_lowest_class_is_not_starved_by_a_steady_flow_of_better_ones(broker):
+    broker.submit(make_request(id="patient", priority="low"))
+    seen = []
+    for _ in range(AGING_PERIOD):
+        broker.submit(make_request(priority="critical"))
+        seen += read_ids(broker, count=1)
+    assert "patient" in seen
+
+
+@pytest.mark.parametrize("priority", list(Priority))
+def test_a_waiting_reader_wakes_for_every_class(broker, priority):
+    woken: list[str] = []
+    reader = threading.Thread(
+        target=lambda: woken.extend(read_ids(broker, block_seconds=2.0)), daemon=True
+    )
+    reader.start()
+    broker.submit(make_request(id="a", priority=priority))
+    reader.join(10)
+    # On a slow machine the request may have come before the reader: it is read all the same.
+    assert woken == ["a"]
+
+
+def test_a_reader_without_work_waits_and_does_not_spin(broker):
+    began = time.monotonic()
+    assert read_ids(broker, block_seconds=0.2) == []
+    assert time.monotonic() - began >= 0.15
+
+
+def test_a_group_that_the_server_forgot_is_made_again(broker, connection):
+    connection.delete(*broker.keys.all_ingress)
+    assert read_ids(broker) == []
+    connection.delete(*broker.keys.all_ingress)
+    assert read_ids(broker, block_seconds=0.05) == []
+    connection.delete(*broker.keys.all_ingress)
+    assert broker.recover_entries("w", min_idle_seconds=0, count=10) == []
+    broker.submit(make_request(id="a"))
+    assert read_ids(broker) == ["a"]
+
+
+def test_requests_submitted_before_the_first_worker_are_delivered_to_it(broker, connection):
+    connection.delete(*broker.keys.all_ingress)
+    broker.submit(make_request(id="early"))
+    broker.ensure_groups()
+    assert read_ids(broker) == ["early"]
+
+
+def test_creating_the_groups_again_delivers_nothing_again(broker):
+    broker.submit(make_request(id="a"))
+    assert read_ids(broker) == ["a"]
+    broker.ensure_groups()
+    assert read_ids(broker) == []
+
+
+def test_a_worker_that_died_between_read_and_claim_finds_its_entries_at_its_start(broker):
+    broker.submit_many([make_request(id="a"), make_request(id="b", priority="critical")])
+    assert read_ids(broker) == ["b", "a"]
+    found = broker.recover_entries("w", min_idle_seconds=3600, count=10)
+    assert [entry.request_id for entry in found] == ["b", "a"]
+    assert [answer.claim.request_id for answer in broker.claim(found)] == ["b", "a"]
+    assert broker.recover_entries("w", min_idle_seconds=0, count=10) == []
+
+
+def test_entries_of_a_worker_that_never_came_back_go_to_another_one(broker):
+    broker.submit(make_request(id="a"))
+    assert read_ids(broker, worker="dead") == ["a"]
+    assert broker.recover_entries("other", min_idle_seconds=3600, count=10) == []
+    (entry,) = broker.recover_entries("other", min_idle_seconds=0, count=10)
+    assert broker.claim([entry])[0].claim.request_id == "a"
+
+
+def test_stealing_an_entry_from_a_live_worker_gives_the_request_to_one_of_them(broker):
+    broker.submit(make_request(id="a"))
+    entries = broker.read_ingress("slow", count=1, block_seconds=0)
+    stolen = broker.recover_entries("eager", min_idle_seconds=0, count=10)
+    (winner,) = broker.claim(stolen)
+    (loser,) = broker.claim(entries)
+    assert winner.claim.request_id == "a"
+    assert loser.reason is NotClaimedReason.RUNNING
+
+
+def test_a_pending_entry_that_was_deleted_is_cleared_away(broker, connection):
+    broker.submit(make_request(id="a"))
+    (entry,) = broker.read_ingress("w", count=1, block_seconds=0)
+    connection.xdel(entry.stream, entry.entry_id)
+    assert broker.recover_entries("w", min_idle_seconds=0, count=10) == []
+    assert connection.xpending(entry.stream, "workers")["pending"] == 0
+
+
+def test_at_rest_nothing_is_queued_pending_or_leased(broker, connection):
+    broker.submit_many([make_request(priority=priority) for priority in Priority])
+    for _ in Priority:
+        broker.commit([make_item(claim_next(broker).claim, 0, 2, final=True)])
+    assert sum(broker.queue_depth().values()) == 0
+    assert connection.zcard(broker.keys.lease) == 0
+    for stream in broker.keys.all_ingress:
+        (group,) = connection.xinfo_groups(stream)
+        assert (group["pending"], group.get("lag", 0)) == (0, 0)
+
+
+def test_cancelling_in_the_queue_leaves_the_lag_known(broker, connection):
+    broker.submit_many([make_request(id=name) for name in "abc"])
+    broker.cancel("b")
+    (group,) = connection.xinfo_groups(broker.keys.ingress(Priority.NORMAL))
+    assert group.get("lag", 3) == 3
+    for _ in range(3):
+        read_and_claim(broker)
+    (group,) = connection.xinfo_groups(broker.keys.ingress(Priority.NORMAL))
+    assert group.get("lag", 0) == 0
+
+
+def test_the_depth_of_the_queue_is_told_by_class(broker):
+    broker.submit_many([make_request(priority="high"), make_request(), make_request()])
+    depth = broker.queue_depth()
+    assert depth == {Priority.LOW: 0, Priority.NORMAL: 2, Priority.HIGH: 1, Priority.CRITICAL: 0}
+
+
+def test_workers_are_listed_with_their_last_word(broker):
+    broker.beat_worker("b", "draining", {"running": 3})
+    broker.beat_worker("a", "serving", {"running": 1, "waiting": 0.5})
+    broker.beat_worker("b", "stopped", {})
+    first, second = broker.workers()
+    assert (first.name, first.state, first.load) == ("a", "serving", {"running": 1, "waiting": 0.5})
+    assert (second.name, second.state) == ("b", "stopped")
+    assert 0 <= first.seen_seconds < 60
+
+
+def test_a_worker_silent_for_a_day_is_forgotten_but_not_what_is_pending_for_it(broker, connection):
+    broker.submit(make_request(id="a"))
+    assert read_ids(broker, worker="busy") == ["a"]
+    assert read_ids(broker, worker="idle") == []
+    for name in ("busy", "idle"):
+        broker.beat_worker(name, "serving", {})
+        connection.hset(broker.keys.workers, name, b"1000 serving \x80")
+    broker.beat_worker("alive", "serving", {})
+    assert [info.name for info in broker.workers()] == ["alive", "busy"]
+    stream = broker.keys.ingress(Priority.NORMAL)
+    assert [info["name"] for info in connection.xinfo_consumers(stream, "workers")] == [b"busy"]
+    assert len(broker.recover_entries("alive", min_idle_seconds=0, count=1)) == 1

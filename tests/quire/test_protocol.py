@@ -1,0 +1,185 @@
+"""Requests on the wire: the envelope, the bodies, and the parameters they may carry."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.errors import InvalidRequest, ProtocolError, UnsupportedVersion
+from quire.protocol import GenerationRequest, Priority, SamplingParams
+from quire.sampling import MAX_STOP_STRINGS, parse_body
+from quire.wire import pack, unpack
+from tests.quire.builders import make_request
+
+integers = st.integers(-(1 << 63), (1 << 64) - 1)
+
+requests = st.builds(
+    GenerationRequest,
+    id=st.from_regex(r"[A-Za-z0-9._:-]{1,128}", fullmatch=True),
+    kind=st.sampled_from(["tokens", "completions", "chat.completions"]),
+    body=st.dictionaries(st.text(max_size=10), st.integers(0, 100) | st.none(), max_size=4),
+    tenant=st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True),
+    priority=st.sampled_from(Priority),
+    deadline_ms=st.none() | st.integers(1, (1 << 53) - 1),
+    idempotency_key=st.none() | st.text(min_size=1, max_size=255),
+    headers=st.dictionaries(st.text(max_size=10), st.text(max_size=10), max_size=3),
+    metadata=st.dictionaries(st.text(max_size=10), st.none() | integers, max_size=3),
+)
+
+
+@given(requests)
+def test_a_request_comes_back_as_it_was(request):
+    assert GenerationRequest.decode(request.encode()) == request
+
+
+@given(st.binary(max_size=100))
+def test_bytes_that_are_no_request_raise_a_typed_error(data):
+    with pytest.raises((ProtocolError, InvalidRequest)):
+        GenerationRequest.decode(data)
+
+
+@given(st.dictionaries(st.text(max_size=12), st.none() | integers | st.text(), max_size=4))
+def test_any_map_in_place_of_a_request_raises_a_typed_error(fields):
+    with pytest.raises((ProtocolError, InvalidRequest)):
+        GenerationRequest.decode(pack({"v": 1, **fields}))
+
+
+def test_unknown_fields_of_the_envelope_are_kept_and_passed_on():
+    fields = unpack(make_request(id="a").encode()) | {"colour": "blue"}
+    decoded = GenerationRequest.decode(pack(fields))
+    assert unpack(decoded.encode())["colour"] == "blue"
+
+
+def test_nulls_inside_the_callers_own_maps_survive():
+    request = make_request(metadata={"none": None}, body={"prompt": [1], "seed": None})
+    decoded = GenerationRequest.decode(request.encode())
+    assert decoded.metadata == {"none": None} and "seed" in decoded.body
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", 1.0, True, None])
+def test_another_major_version_is_refused_before_anything_else(version):
+    with pytest.raises(UnsupportedVersion) as caught:
+        GenerationRequest.decode(pack({"v": version, "kind": 17}))
+    assert caught.value.found == version
+
+
+def test_a_message_without_a_version_is_not_ours():
+    with pytest.raises(ProtocolError, match="no protocol version"):
+        GenerationRequest.decode(pack({"id": "a"}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("id", "has space"),
+        ("id", ""),
+        ("id", "x" * 129),
+        ("id", "line\n"),
+        ("tenant", "a:b"),
+        ("kind", "embeddings"),
+        ("body", [1]),
+        ("priority", 4),
+        ("priority", "urgent"),
+        ("priority", True),
+        ("deadline_ms", 0),
+        ("deadline_ms", "soon"),
+        ("idempotency_key", ""),
+        ("headers", {"a": 1}),
+        ("metadata", {"a": "x" * 20_000}),
+    ],
+)
+def test_a_wrong_envelope_is_refused_by_the_name_of_the_field(field, value):
+    message = unpack(make_request().encode()) | {field: value}
+    with pytest.raises(InvalidRequest) as caught:
+        GenerationRequest.decode(pack(message))
+    assert caught.value.field.split(".")[0] == field
+
+
+@pytest.mark.parametrize("value", ["high", "HIGH", 2, Priority.HIGH])
+def test_a_priority_is_read_by_name_or_number(value):
+    assert make_request(priority=value).priority is Priority.HIGH
+
+
+def test_a_text_a_list_of_ids_and_a_conversation_are_the_three_subjects():
+    assert parse_body("completions", {"prompt": "hi"}).prompt == "hi"
+    assert parse_body("completions", {"prompt": [1, 2]}).prompt == [1, 2]
+    assert parse_body("tokens", {"prompt": [1, 2]}).prompt == [1, 2]
+    messages = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    parsed = parse_body("chat.completions", {"messages": messages})
+    assert parsed.messages == messages and parsed.prompt is None
+
+
+def test_openai_fields_that_change_no_token_are_accepted():
+    body = {
+        "prompt": "hi", "model": "abacus", "stream": True, "stream_options": {}, "user": "u",
+        "n": 1, "max_completion_tokens": 5, "temperature": None,
+    }  # fmt: skip
+    parsed = parse_body("completions", body)
+    assert (parsed.model, parsed.sampling) == ("abacus", SamplingParams(max_tokens=5))
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "field"),
+    [
+        ("tokens", {"prompt": [1], "logit_bias": {}}, "body.logit_bias"),
+        ("tokens", {"prompt": [1], "max_token": 5}, "body.max_token"),
+        ("tokens", {"prompt": [1], "messages": []}, "body.messages"),
+        ("tokens", {"prompt": "text"}, "body.prompt"),
+        ("tokens", {"prompt": [True]}, "body.prompt"),
+        ("tokens", {"prompt": []}, "body.prompt"),
+        ("tokens", {}, "body.prompt"),
+        ("completions", {"prompt": ""}, "body.prompt"),
+        ("completions", {"prompt": ["a", "b"]}, "body.prompt"),
+        ("chat.completions", {"messages": []}, "body.messages"),
+        ("chat.completions", {"messages": ["hi"]}, "body.messages.0"),
+        ("chat.completions", {"messages": [{"content": "hi"}]}, "body.messages.0.role"),
+        ("chat.completions", {"messages": [{"role": "user"}]}, "body.messages.0.content"),
+        ("tokens", {"prompt": [1], "n": 2}, "body.n"),
+        ("tokens", {"prompt": [1], "n": True}, "body.n"),
+        ("tokens", {"prompt": [1], "model": 3}, "body.model"),
+        ("tokens", {"prompt": [1], "max_tokens": 4, "max_completion_tokens": 5},
+         "body.max_completion_tokens"),
+        ("tokens", {"prompt": [1], "max_tokens": 0}, "body.max_tokens"),
+        ("tokens", {"prompt": [1], "max_tokens": "5"}, "body.max_tokens"),
+        ("tokens", {"prompt": [1], "min_tokens": 5, "max_tokens": 4}, "body.min_tokens"),
+        ("tokens", {"prompt": [1], "temperature": -0.1}, "body.temperature"),
+        ("tokens", {"prompt": [1], "temperature": math.nan}, "body.temperature"),
+        ("tokens", {"prompt": [1], "temperature": math.inf}, "body.temperature"),
+        ("tokens", {"prompt": [1], "top_p": 0.0}, "body.top_p"),
+        ("tokens", {"prompt": [1], "top_k": -2}, "body.top_k"),
+        ("tokens", {"prompt": [1], "min_p": 1.5}, "body.min_p"),
+        ("tokens", {"prompt": [1], "repetition_penalty": 0}, "body.repetition_penalty"),
+        ("tokens", {"prompt": [1], "presence_penalty": 3}, "body.presence_penalty"),
+        ("tokens", {"prompt": [1], "seed": 1 << 63}, "body.seed"),
+        ("tokens", {"prompt": [1], "stop": [""]}, "body.stop.0"),
+        ("tokens", {"prompt": [1], "stop": ["s"] * (MAX_STOP_STRINGS + 1)}, "body.stop"),
+        ("tokens", {"prompt": [1], "stop_token_ids": [-1]}, "body.stop_token_ids.0"),
+        ("tokens", {"prompt": [1], "ignore_eos": 1}, "body.ignore_eos"),
+    ],
+)  # fmt: skip
+def test_a_wrong_body_is_refused_by_the_name_of_the_field(kind, body, field):
+    with pytest.raises(InvalidRequest) as caught:
+        parse_body(kind, body)
+    assert caught.value.field == field
+
+
+def test_one_stop_string_is_a_list_of_one_and_top_k_of_minus_one_is_off():
+    params = SamplingParams(stop="END", top_k=-1)
+    assert (params.stop, params.top_k) == (("END",), 0)
+
+
+@given(
+    st.builds(
+        SamplingParams,
+        max_tokens=st.integers(1, 1000),
+        temperature=st.floats(0, 10),
+        top_p=st.floats(0.01, 1),
+        seed=st.none() | st.integers(-(1 << 63), (1 << 63) - 1),
+        stop=st.lists(st.text(min_size=1, max_size=9), max_size=4),
+        ignore_eos=st.booleans(),
+    )
+)
+def test_parameters_written_into_a_body_come_back_as_they_were(params):
+    request = make_request(body={"prompt": [1], **params.to_body()})
+    assert GenerationRequest.decode(request.encode()).parse_body().sampling == params
