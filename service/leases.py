@@ -115,30 +115,37 @@ class Housekeeper:
     def run(self) -> None:
         """Tidy up until stopped, then sign off."""
         while True:
-            self.tidy()
+            is_heard = self.tidy()
             pause = self._lease_seconds * self._random.uniform(0.25, 0.75)
             if self._stopping.wait(pause):
-                self._sign("stopped")
+                if is_heard:
+                    self._sign("stopped")
                 return
 
     def stop(self) -> None:
         """Return from `run`."""
         self._stopping.set()
 
-    def tidy(self) -> None:
-        """Sign the registry, then put what dead workers held back into the queue."""
-        self._sign(self._vitals.state)
+    def tidy(self) -> bool:
+        """Sign the registry, then put what dead workers held back into the queue.
+
+        False when Redis did not answer.
+        """
+        if not self._sign(self._vitals.state):
+            return False
         try:
             reaped = self._contact.call("reap", self._broker.reap)
         except UNAVAILABLE:
-            return
+            return False
         if reaped:
             self._metrics.reaped.inc(len(reaped))
             _log.info("leases reaped", request_ids=[item.request_id for item in reaped])
+        return True
 
-    def _sign(self, state: str) -> None:
+    def _sign(self, state: str) -> bool:
         load = dict(self._load())
         try:
             self._contact.call("beat", lambda: self._broker.beat_worker(self._worker, state, load))
         except UNAVAILABLE:
-            return
+            return False
+        return True

@@ -41,6 +41,9 @@ from service.vitals import Vitals, WorkerState
 RELEASE_SECONDS = 10.0
 #: The same when the engine has died: what it said before is still true, and worth a short try.
 LAST_WORDS_SECONDS = 2.0
+#: How long the broker repeats a call by itself. Short: every thread knows better what to do while
+#: Redis is away, and none may be stuck in a call when the worker ends.
+RETRY_SECONDS = 0.5
 #: How long any other thread may take to end.
 JOIN_SECONDS = 10.0
 
@@ -319,4 +322,5 @@ def _broker(
         max_attempts=settings.max_attempts,
         max_queue_seconds=settings.max_queue_seconds,
         retention_seconds=settings.retention_seconds,
+        retry_seconds=RETRY_SECONDS,
     )

@@ -259,7 +259,9 @@ class WorkerProcess:
     def __init__(self, redis_url: str, queue: str, *flags: str, module: str) -> None:
         command = [sys.executable, "-m", module, "--redis-url", redis_url, "--queue", queue]
         command += ["--http-port", "0", "--lease-seconds", str(LEASE_SECONDS)]
-        command += ["--block-seconds", "0.05", "--log-format", "json", *flags]
+        self.name = f"process-{uuid.uuid4().hex[:8]}"
+        command += ["--block-seconds", "0.05", "--worker-name", self.name]
+        command += ["--log-format", "json", *flags]
         environ = {k: v for k, v in os.environ.items() if not k.startswith("QUIRE_")}
         environ |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         self.log: list[dict[str, Any]] = []

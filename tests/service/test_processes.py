@@ -1,0 +1,199 @@
+"""Real worker processes, asked to stop, killed and paused in the middle of their work."""
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quire.client import Client
+from service.config import EMBEDDED_MODEL
+from tests.service.builders import (
+    LEASE_SECONDS,
+    Queue,
+    WorkerProcess,
+    eventually,
+    expected_tokens,
+    text_of,
+)
+
+pytestmark = pytest.mark.processes
+
+#: Long enough to be interrupted in the middle, at some hundred steps a second.
+MAX_TOKENS = 400
+
+
+@contextlib.contextmanager
+def fake_worker(queue: Queue, *flags: str) -> Iterator[WorkerProcess]:
+    """A process without a model whose every step takes a few milliseconds."""
+    module = "tests.service.fake_worker"
+    with WorkerProcess(queue.url, queue.name, *flags, module=module) as process:
+        yield process
+
+
+def submit_some(queue: Queue, *, max_tokens: int = MAX_TOKENS) -> dict[str, tuple[int, ...]]:
+    """Three requests, with the tokens that each must end with."""
+    prompts = [(n, n + 1, n + 2) for n in (10, 20, 30)]
+    return {
+        queue.submit(prompt, max_tokens=max_tokens): expected_tokens(prompt, max_tokens=max_tokens)
+        for prompt in prompts
+    }
+
+
+def assert_answered(queue: Queue, requests: dict[str, tuple[int, ...]]) -> None:
+    for request_id, tokens in requests.items():
+        output = queue.result(request_id)
+        assert output.token_ids == tokens
+        assert output.text == text_of(tokens)
+    queue.assert_at_rest()
+
+
+def test_sigterm_drains_and_exits_with_0_and_what_is_released_is_continued(queue: Queue):
+    requests = submit_some(queue)
+    with fake_worker(queue, "--drain-seconds", "0.1") as first:
+        ready = first.wait_until_ready()
+        assert ready["http_port"] > 0
+        for request_id in requests:
+            queue.wait_for_tokens(request_id, 20)
+        first.signal(signal.SIGTERM)
+        assert first.wait() == 0
+    for request_id in requests:
+        status = queue.broker.status(request_id)
+        assert (status.state, status.attempts) == ("queued", 0)
+        assert 20 <= status.published < MAX_TOKENS
+    with fake_worker(queue, "--burst") as second:
+        assert second.wait() == 0
+    assert_answered(queue, requests)
+
+
+def test_a_second_sigterm_does_not_wait_for_the_grace_period(queue: Queue):
+    requests = submit_some(queue, max_tokens=900)
+    with fake_worker(queue, "--drain-seconds", "3600") as process:
+        for request_id in requests:
+            queue.wait_for_tokens(request_id, 5)
+        process.signal(signal.SIGTERM)
+        process.wait_for_event("draining")
+        process.signal(signal.SIGTERM)
+        assert process.wait() == 0
+    assert {queue.broker.status(request_id).state for request_id in requests} == {"queued"}
+
+
+def test_a_worker_killed_in_the_middle_is_succeeded_without_a_gap_or_an_overlap(queue: Queue):
+    requests = submit_some(queue)
+    with fake_worker(queue) as first:
+        for request_id in requests:
+            queue.wait_for_tokens(request_id, 30)
+        first.signal(signal.SIGKILL)
+        assert first.wait() == -signal.SIGKILL
+        with fake_worker(queue):
+            assert_answered(queue, requests)
+    for request_id in requests:
+        completion = queue.result(request_id).completion
+        assert (completion.attempts, completion.resumes) == (2, 1)
+
+
+def test_a_worker_that_wakes_up_after_its_lease_is_fenced_and_goes_on_with_other_work(queue: Queue):
+    requests = submit_some(queue)
+    with fake_worker(queue) as zombie:
+        for request_id in requests:
+            queue.wait_for_tokens(request_id, 30)
+        zombie.signal(signal.SIGSTOP)
+        with fake_worker(queue) as heir:
+            eventually(
+                lambda: all(queue.broker.status(id_).attempts == 2 for id_ in requests),
+                "every request taken over",
+                seconds=20 * LEASE_SECONDS,
+            )
+            heir.wait_until_ready()
+            zombie.signal(signal.SIGCONT)
+            assert zombie.wait_for_event("claim lost")["request_id"] in requests
+            assert_answered(queue, requests)
+            outputs = {request_id: queue.result(request_id) for request_id in requests}
+            heir.signal(signal.SIGTERM)
+            assert heir.wait() == 0
+        later = queue.submit((77,), max_tokens=5)
+        assert queue.result(later).token_ids == expected_tokens((77,), max_tokens=5)
+        zombie.signal(signal.SIGTERM)
+        assert zombie.wait() == 0
+    # Nothing the zombie said after it woke up is in any log.
+    assert {request_id: queue.result(request_id) for request_id in requests} == outputs
+
+
+def test_the_log_has_one_canonical_line_for_a_request_and_never_its_content(queue: Queue):
+    request_id = queue.submit("confidential", kind="completions", max_tokens=3)
+    with fake_worker(queue, "--burst") as process:
+        assert process.wait() == 0
+    lines = [line for line in process.log if line.get("request_id") == request_id]
+    (finished,) = [line for line in lines if line["event"] == "request finished"]
+    assert finished["outcome"] == "length"
+    assert (finished["prompt_tokens"], finished["completion_tokens"]) == (12, 3)
+    assert finished["level"] == "info"
+    assert "confidential" not in "".join(process.raw_log)
+
+
+# -- with a real model ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model, or a random one of the same shape where it is not trained yet."""
+    if (EMBEDDED_MODEL / "model.safetensors").exists():
+        return EMBEDDED_MODEL
+    import torch
+    from transformers import LlamaForCausalLM
+
+    from models.abacus.architecture import configuration, save_folder
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("model") / "random"
+    save_folder(LlamaForCausalLM(configuration()), folder)
+    return folder
+
+
+def real_worker(queue: Queue, folder: Path, *flags: str) -> WorkerProcess:
+    """`python -m service` itself, small enough for a test."""
+    sizes = ("--max-num-seqs", "4", "--num-blocks", "128", "--dtype", "float32", "--device", "cpu")
+    arguments = ("--model", str(folder), "--served-model-name", "served", *sizes, *flags)
+    return WorkerProcess(queue.url, queue.name, *arguments, module="service")
+
+
+def test_the_real_worker_with_a_real_model_survives_a_kill_with_the_very_same_output(
+    queue: Queue, model_folder: Path
+):
+    sampling = {"max_tokens": 600, "temperature": 0.8, "seed": 11, "ignore_eos": True}
+    with Client(queue.url, queue=queue.name) as client:
+        handle = client.submit("12+34=", sampling=sampling)
+        with (
+            real_worker(queue, model_folder) as first,
+            real_worker(queue, model_folder) as second,
+        ):
+            queue.wait_for_tokens(handle.request_id, 10)
+            victim, heir = by_claim(queue, handle.request_id, first, second)
+            victim.signal(signal.SIGKILL)
+            interrupted = handle.result(timeout=60)
+            heir.wait_until_ready()
+            whole = client.submit("12+34=", sampling=sampling).result(timeout=60)
+            heir.signal(signal.SIGTERM)
+            assert heir.wait() == 0
+    assert (interrupted.attempts, interrupted.resumes) == (2, 1)
+    assert (whole.attempts, whole.resumes) == (1, 0)
+    assert not interrupted.resumed_fingerprint_changed
+    assert len(whole.token_ids) == 600
+    assert interrupted.token_ids == whole.token_ids
+    assert interrupted.text == whole.text
+    assert interrupted.model == "served"
+
+
+def by_claim(
+    queue: Queue, request_id: str, *workers: WorkerProcess
+) -> tuple[WorkerProcess, WorkerProcess]:
+    """The worker that runs the request, and the other one."""
+
+    def holders() -> list[WorkerProcess]:
+        claims = {info.name: info.load["claims"] for info in queue.broker.workers()}
+        return [worker for worker in workers if claims.get(worker.name, 0) > 0]
+
+    holder = eventually(holders, "a worker says that it holds the claim")[0]
+    (other,) = (worker for worker in workers if worker is not holder)
+    return holder, other
