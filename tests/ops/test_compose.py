@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 from service.config import load_settings
-from service.worker import FLUSH_SECONDS, JOIN_SECONDS, RELEASE_SECONDS
 from tests.ops.checkout import COMPOSE_FILE, ROOT, load_yaml, program, run
 
 COMPOSE: dict[str, Any] = load_yaml(COMPOSE_FILE)
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 WORKERS = ["worker-cpu", "worker-gpu"]
+#: Longer than a worker needs after its drain, to release requests and commit the last tokens.
+AFTER_DRAIN_SECONDS = 30
 
 
 def interpolated(text: str) -> str:
@@ -119,7 +120,7 @@ def test_a_worker_understands_its_environment_and_has_time_to_drain(name, monkey
     assert settings.redis_password.get_secret_value() == "as in the file"
     assert settings.device == {"worker-cpu": "cpu", "worker-gpu": "cuda"}[name]
     grace = seconds(SERVICES[name]["stop_grace_period"])
-    assert grace > settings.drain_seconds + JOIN_SECONDS + RELEASE_SECONDS + FLUSH_SECONDS
+    assert grace >= settings.drain_seconds + AFTER_DRAIN_SECONDS
 
 
 def test_profiles_choose_the_device():
