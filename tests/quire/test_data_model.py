@@ -1,16 +1,24 @@
 """Keys and scripts: one slot, all keys declared, one clock; and any Redis client can take part."""
 
+import contextlib
 import re
+import time
 from importlib import resources
 
 import msgpack
 import pytest
 from redis.crc import key_slot
 
+from quire.broker import Broker
+from quire.connection import connect
+from quire.errors import BrokerUnavailable
 from quire.keys import Keys
+from quire.local_redis import URL_VARIABLE, LocalRedis
 from quire.output import State
 from quire.script_runner import load_source
+from quire.transitions import Claimed
 from tests.quire.builders import (
+    Clockwork,
     leaked_keys,
     make_item,
     make_request,
@@ -49,6 +57,82 @@ def test_no_script_makes_up_a_key_or_looks_at_another_clock(name):
     assert "quire:" not in code, "a key that is not declared cannot be found in a cluster"
     assert not re.search(r"\bos\.|\bmath\.random|cmsgpack|cjson|struct\.", code)
     assert not re.search(r"redis\.call\('(KEYS|SCAN|INFO|CONFIG|EVAL|SELECT)'", code)
+
+
+#: Put before a script: every key a command names must be among the declared ones.
+_WATCH_KEYS = """
+local declared, server = {}, redis
+for _, key in ipairs(KEYS) do declared[key] = true end
+local function watched(send)
+  return function(command, ...)
+    local key = ({ ... })[(command == 'XGROUP' or command == 'XINFO') and 2 or 1]
+    if command ~= 'TIME' and not declared[key] then
+      error('undeclared key ' .. tostring(key) .. ' in ' .. command)
+    end
+    return send(command, ...)
+  end
+end
+local redis = { call = watched(server.call), pcall = watched(server.pcall) }
+"""
+
+
+def go_through_everything(broker, clockwork):
+    """A life of requests that takes every transition and most of their branches."""
+    broker.submit_many([make_request(id=f"r{n}", metadata={"n": n}) for n in range(6)])
+    for _ in range(2):
+        broker.submit(make_request(id="key", idempotency_key="k"))
+        broker.submit(make_request(idempotency_key="k"))
+    broker.cancel("r5")
+    answers = broker.claim(broker.read_ingress("w", count=9, block_seconds=0))
+    claims = [answer.claim for answer in answers if isinstance(answer, Claimed)]
+    finished, released, reaped, buried, cancelled, _ = claims
+    broker.cancel(cancelled.request_id)
+    broker.commit([make_item(claim, 0, 2) for claim in claims])
+    broker.commit([make_item(finished, 2, 3, final=True), make_item(released, 2, 3)])
+    broker.heartbeat(claims)
+    broker.release([released])
+    for lost in (reaped, cancelled):
+        clockwork.expire_lease(lost.request_id)
+    broker.reap()
+    broker.dead_letter(buried, "tired of it")
+    broker.beat_worker("w", "serving", {})
+    clockwork.connection.hset(broker.keys.workers, "w", b"1000 serving \x80")
+    broker.beat_worker("other", "serving", {})
+    states = {claim.request_id: str(broker.status(claim.request_id).state) for claim in claims}
+    assert states == {
+        "r0": "completed", "r1": "queued", "r2": "queued", "r3": "failed", "r4": "cancelled",
+        "key": "running",
+    }  # fmt: skip
+
+
+def test_every_script_declares_all_keys_it_touches(make_broker, clockwork):
+    sources = {name: _WATCH_KEYS + load_source(name) for name in TRANSITIONS}
+    go_through_everything(make_broker(max_backlog=100, sources=sources), clockwork)
+
+
+def test_a_key_that_is_not_declared_would_be_noticed(make_broker):
+    source = _WATCH_KEYS + load_source("submit").replace(
+        "return { 'created'", "redis.call('GET', 'other') return { 'created'"
+    )
+    with pytest.raises(BrokerUnavailable, match="undeclared key other"):
+        make_broker(sources={"submit": source}).submit(make_request())
+
+
+@pytest.mark.real_redis
+@pytest.mark.timeout(60)
+def test_a_server_in_cluster_mode_runs_every_script(monkeypatch):
+    monkeypatch.delenv(URL_VARIABLE, raising=False)
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(LocalRedis.start(options=["--cluster-enabled", "yes"]))
+        if not server.is_real:
+            pytest.skip("no real Redis to start on this machine")
+        connection = stack.enter_context(connect(server.url))
+        connection.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
+        while connection.execute_command("CLUSTER INFO")["cluster_state"] != "ok":
+            time.sleep(0.02)
+        broker = Broker(connection, queue="cluster")
+        broker.ensure_groups()
+        go_through_everything(broker, Clockwork(connection, broker))
 
 
 def test_every_transition_of_the_protocol_has_its_script():
