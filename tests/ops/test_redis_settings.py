@@ -1,5 +1,7 @@
 """Starts a real Redis with the stack's configuration, moved to a folder of the test."""
 
+import os
+import shutil
 import socket
 import subprocess
 from pathlib import Path
@@ -25,7 +27,7 @@ def moved(text: str, folder: Path) -> str:
 @pytest.fixture
 def server(tmp_path):
     """A client of a Redis started by start.sh, as compose starts it."""
-    program("redis-server")
+    folder = Path(shutil.which("redis-server") or program("redis-server")).parent
     for name in ("redis.conf", "start.sh"):
         text = (ROOT / "ops" / "redis" / name).read_text(encoding="utf-8")
         moved_text = moved(text, tmp_path)
@@ -36,7 +38,8 @@ def server(tmp_path):
         port = probe.getsockname()[1]
     start = ["sh", str(tmp_path / "etc" / "redis" / "start.sh")]
     limits = ["--maxmemory", "64mb", "--bind", "127.0.0.1", "--port", str(port)]
-    process = subprocess.Popen([*start, *limits], stdout=subprocess.DEVNULL)
+    environment = os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    process = subprocess.Popen([*start, *limits], stdout=subprocess.DEVNULL, env=environment)
     client = redis.Redis(
         port=port,
         password=PASSWORD,
