@@ -41,9 +41,13 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "qwen3": transformers.Qwen3Config(**_GROUPED, head_dim=16),
     # A window shorter than most prompts of the tests.
     "mistral": transformers.MistralConfig(**_GROUPED, sliding_window=13),
-    # Soft-capped scores, and a window in every other layer.
+    # Scores capped where they would often go further, and a window in every other layer.
     "gemma2": transformers.Gemma2Config(
-        **_GROUPED, head_dim=16, sliding_window=13, query_pre_attn_scalar=16
+        **_GROUPED,
+        head_dim=16,
+        sliding_window=13,
+        query_pre_attn_scalar=16,
+        attn_logit_softcapping=1.0,
     ),
     "gpt2": transformers.GPT2Config(
         vocab_size=VOCAB_SIZE,

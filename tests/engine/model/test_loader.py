@@ -218,6 +218,13 @@ def test_the_probe_finds_every_layer_s_window(name, windows, model_folder):
     assert [layer.sliding_window for layer in model.layers] == windows
 
 
+def test_a_layer_that_contradicts_its_own_mask_is_refused(model_folder):
+    loaded = load_model(model_folder("gemma2"))
+    loaded.model.model.layers[0].self_attn.sliding_window = 5
+    with pytest.raises(ModelRefused, match="names a window of 5 tokens and masks one of 13"):
+        probe(loaded.model, max_model_len=256)
+
+
 def test_a_window_as_long_as_the_model_is_none(model_folder):
     model = probe(load_model(model_folder("mistral")).model, max_model_len=13)
     assert [layer.sliding_window for layer in model.layers] == [None, None]

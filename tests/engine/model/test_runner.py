@@ -84,6 +84,18 @@ def test_a_block_may_be_swapped_out_and_reused_within_one_step(runner_of, oracle
     assert [first, second] == oracle.greedy(tuple(evicted), 2)
 
 
+def test_a_block_may_be_swapped_out_and_another_into_its_place_within_one_step(runner_of):
+    pool = runner_of("llama").kv_pool
+    first, second = torch.randn(2, *pool.key_cache(0).shape[1:])
+    pool.key_cache(0)[2] = second
+    pool.swap_out([BlockCopy(2, 1)])
+    pool.key_cache(0)[2] = first
+    run_rows(runner_of("llama"), swap_out=(BlockCopy(2, 0),), swap_in=(BlockCopy(1, 2),))
+    assert torch.equal(pool.key_cache(0)[2], second)
+    run_rows(runner_of("llama"), swap_in=(BlockCopy(0, 3),))
+    assert torch.equal(pool.key_cache(0)[3], first)
+
+
 def test_a_forked_block_is_written_by_one_side_only(runner_of, oracle):
     runner = runner_of("llama")
     poison(runner)
@@ -97,6 +109,16 @@ def test_a_forked_block_is_written_by_one_side_only(runner_of, oracle):
     one = run_rows(runner, make_row(prompt, output=[8], start=6, block_ids=[0, 1]))["r"]
     assert one == oracle.greedy((*prompt, 8), 1)[0]
     assert other == oracle.greedy((*prompt, 9), 1)[0]
+
+
+def test_padding_of_the_logits_is_never_sampled(model_folder):
+    runner = make_runner(model_folder("llama"))
+    runner.model.vocab_size = 20
+    rows = [
+        make_row(request_id=str(n), block_ids=range(4 * n, 4 * n + 4), temperature=9.0, seed=n)
+        for n in range(8)
+    ]
+    assert max(run_rows(runner, *rows).values()) < 20
 
 
 def test_a_batch_may_only_move_blocks(runner_of):

@@ -148,6 +148,56 @@ def test_sampled_tokens_follow_the_truncated_distribution():
     assert chi_square < 16.3
 
 
+@pytest.mark.parametrize(
+    ("parameters", "survivors"),
+    [
+        ({"top_p": 0.4999}, {0}),
+        ({"top_p": 0.5001}, {0, 1}),
+        ({"top_p": 0.7999}, {0, 1}),
+        ({"top_p": 0.8001}, {0, 1, 2}),
+        ({"top_p": 0.9501}, {0, 1, 2, 3}),
+        # Shares of what top_k and min_p left, not of the whole.
+        ({"top_p": 0.62, "top_k": 2}, {0}),
+        ({"top_p": 0.63, "top_k": 2}, {0, 1}),
+        ({"top_p": 0.62, "min_p": 0.59}, {0}),
+        ({"min_p": 0.59}, {0, 1}),
+        ({"min_p": 0.61}, {0}),
+        ({"top_k": 3}, {0, 1, 2}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("max_candidates", [4, 256])
+def test_exactly_the_survivors_are_ever_drawn(parameters, survivors, max_candidates):
+    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05] + [1e-9] * 10]).log()
+    rows = [make_row(temperature=1.0, seed=n, **parameters) for n in range(400)]
+    sampler = Sampler(frozenset(), max_candidates=max_candidates)
+    assert set(sampler.sample(logits.repeat(len(rows), 1), rows)) == survivors
+
+
+def test_repetition_counts_the_prompt_and_the_other_penalties_only_the_output():
+    logits = torch.zeros(1, VOCABULARY)
+    logits[0, 50], logits[0, 60], logits[0, 70] = 5.0, 4.0, 3.0
+
+    def token(prompt, output, **sampling) -> int:
+        row = make_row(prompt, output=output, **sampling)
+        return Sampler(EOS).sample(logits.clone(), [row])[0]
+
+    assert token([50, 1], [1], repetition_penalty=1.5) == 60
+    assert token([50, 1], [60], repetition_penalty=2.0) == 70
+    assert token([50, 1], [1], presence_penalty=2.0) == 50
+    assert token([1], [50], presence_penalty=1.5) == 60
+    assert token([1], [50, 50], presence_penalty=0.5) == 50
+    assert token([1], [50], frequency_penalty=0.7) == 50
+    assert token([1], [50, 50], frequency_penalty=0.7) == 60
+
+
+def test_a_repetition_penalty_makes_unlikely_tokens_less_likely_too():
+    logits = torch.full((1, VOCABULARY), -9.0)
+    logits[0, 50], logits[0, 60] = -1.0, -1.5
+    row = make_row([50], repetition_penalty=2.0)
+    assert Sampler(EOS).sample(logits, [row]) == [60]
+
+
 def test_min_tokens_bans_eos_and_stop_tokens_and_then_lets_them_come():
     logits = torch.zeros(1, VOCABULARY)
     logits[0, [7, 9, 3]] = torch.tensor([3.0, 2.0, 4.0])

@@ -1,0 +1,143 @@
+// Sixteen lanes of float or of words, and the two element types. Knows no model and no cache.
+//
+// A word is 32 bits of a row: one float, or two bfloat16 that lie next to each other. Everything is
+// laid out and counted in words, so that both types run through the same code. The compiler lowers
+// the vectors to whatever the target has; only the dot product of bfloat16 pairs names instructions.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+namespace quire {
+
+constexpr int LANES = 16;
+
+typedef float Vector __attribute__((vector_size(64)));
+typedef uint32_t Words __attribute__((vector_size(64)));
+typedef int32_t Integers __attribute__((vector_size(64)));
+typedef uint16_t Halves __attribute__((vector_size(32)));
+
+template <class V>
+inline V load(const void* from) {
+  V value;
+  std::memcpy(&value, from, sizeof(V));
+  return value;
+}
+
+template <class V>
+inline void store(void* to, const V& value) {
+  std::memcpy(to, &value, sizeof(V));
+}
+
+inline Vector broadcast(float value) { return value - Vector{}; }
+inline Words broadcast_word(uint32_t value) { return value - Words{}; }
+
+inline float sum_of(Vector v) {
+  // A fixed tree: the same sum whatever the target.
+  for (int width = 8; width > 0; width /= 2)
+    for (int lane = 0; lane < width; lane++) v[lane] += v[lane + width];
+  return v[0];
+}
+
+inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
+
+inline float largest_of(Vector v) {
+  float best = v[0];
+  for (int lane = 1; lane < LANES; lane++) best = v[lane] > best ? v[lane] : best;
+  return best;
+}
+
+// exp for arguments up to 88, within two units in the last place; below -87 the result stays at the
+// smallest normal number. Range reduction by Cody and Waite, polynomial as in Cephes' expf.
+inline Vector exponential(Vector x) {
+  const Vector low = broadcast(-87.0f);
+  x = x < low ? low : x;
+  const Vector shift = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer.
+  const Vector rounded = x * 1.44269504088896341f + shift;
+  const Vector n = rounded - shift;
+  const Vector r = x - n * 0.693359375f - n * -2.12194440e-4f;
+  Vector p = broadcast(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  const Integers exponent = ((Integers)rounded - (Integers)shift) << 23;
+  return (Vector)((Integers)p + exponent);
+}
+
+struct Float32 {
+  typedef float Element;
+  static constexpr int PER_WORD = 1;
+
+  static Vector dot(Vector sum, uint32_t word, Words words) {
+    float value;
+    std::memcpy(&value, &word, sizeof value);
+    return sum + value * (Vector)words;
+  }
+  static float widen(Element value) { return value; }
+  static Vector widen16(const Element* from) { return load<Vector>(from); }
+  static void narrow16(Element* to, Vector value) { store(to, value); }
+  static Element narrow(float value) { return value; }
+  // Sixteen words whose elements are the same column of consecutive rows.
+  static Words across_rows(const Element* const* rows, int64_t column, int64_t left) {
+    (void)left;
+    return load<Words>(rows[0] + column);
+  }
+};
+
+struct BFloat16 {
+  typedef uint16_t Element;
+  static constexpr int PER_WORD = 2;
+
+  static Vector dot(Vector sum, uint32_t word, Words words) {
+#if defined(__AVX512BF16__)
+    return (Vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32((int)word),
+                                    (__m512bh)(__m512i)words);
+#else
+    const uint32_t first = word << 16, second = word & 0xffff0000u;
+    float a, b;
+    std::memcpy(&a, &first, sizeof a);
+    std::memcpy(&b, &second, sizeof b);
+    sum += a * (Vector)(words << 16);
+    return sum + b * (Vector)(words & 0xffff0000u);
+#endif
+  }
+  static float widen(Element value) {
+    const uint32_t bits = (uint32_t)value << 16;
+    float result;
+    std::memcpy(&result, &bits, sizeof result);
+    return result;
+  }
+  static Vector widen16(const Element* from) {
+    return (Vector)(__builtin_convertvector(load<Halves>(from), Words) << 16);
+  }
+  static void narrow16(Element* to, Vector value) {
+#if defined(__AVX512BF16__)
+    store(to, _mm512_cvtneps_pbh((__m512)value));
+#else
+    const Words bits = (Words)value;
+    const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    // A NaN keeps its sign and stays one: rounding could carry it over into infinity.
+    const Words quiet = (bits >> 16) | 0x40u;
+    store(to, __builtin_convertvector((Words)(value == value ? (Integers)rounded : (Integers)quiet),
+                                      Halves));
+#endif
+  }
+  static Element narrow(float value) {
+    Element lanes[LANES];
+    narrow16(lanes, broadcast(value));
+    return lanes[0];
+  }
+  static Words across_rows(const Element* const* rows, int64_t column, int64_t left) {
+    Words words = __builtin_convertvector(load<Halves>(rows[0] + column), Words);
+    if (left > 1) words |= __builtin_convertvector(load<Halves>(rows[1] + column), Words) << 16;
+    return words;
+  }
+};
+
+}  // namespace quire
