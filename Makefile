@@ -77,6 +77,7 @@ bench-scheduler: $(VENV)/demo.installed ## cost of a step with 10,000 waiting an
 	$(BIN)/python -m benchmarks.bench_scheduler
 
 up: ## the whole stack in containers (PROFILE=cpu or gpu)
+	sh ops/make-secrets.sh
 	docker compose --profile $(or $(PROFILE),cpu) up --build --detach --wait
 
 down: ## stop the stack
