@@ -54,7 +54,8 @@ class ConfigFacts:
 class ModelRunner:
     """One model, its KV pool, an attention backend and a sampler.
 
-    Runs on one thread at a time; several runners may live in one process.
+    Runs on one thread at a time; several runners may live in one process. The two limits are those
+    of the EngineConfig beside it: the pool's default size was chosen by them.
     """
 
     def __init__(
@@ -144,12 +145,7 @@ def load_runner(
     """
     place = torch.device(device)
     loaded = load_model(path, dtype=dtype, device=place)
-    try:
-        backend = choose_backend(
-            attention_backend, dtype=loaded.dtype, device=place, block_size=block_size
-        )
-    except (AttentionCheckFailed, ValueError) as error:
-        raise ModelRefused(str(error)) from error
+    backend = _backend(attention_backend, loaded, block_size=block_size)
     model = probe(loaded.model, max_model_len=loaded.max_model_len)
     if num_blocks is None:
         num_blocks = _num_blocks(
@@ -203,6 +199,16 @@ def is_device_failure(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(
         message in str(error) for message in _STICKY_MESSAGES
     )
+
+
+def _backend(name: str, loaded: LoadedModel, *, block_size: int) -> AttentionBackend:
+    """The attention backend of this name, or the reason why the model cannot be served with it."""
+    try:
+        return choose_backend(
+            name, dtype=loaded.dtype, device=loaded.model.device, block_size=block_size
+        )
+    except (AttentionCheckFailed, ValueError) as error:
+        raise ModelRefused(str(error)) from error
 
 
 def _num_blocks(
