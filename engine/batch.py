@@ -52,18 +52,16 @@ class BatchRow(NamedTuple):
 class Batch:
     """The plan of one step.
 
-    The runner does swap_out, then swap_in, then copies, then computes the rows, in this order: a
-    block may be swapped out and handed to another request within the same step.
+    The runner does swap_out, then swap_in, then computes the rows, in this order: a block may be
+    swapped out and handed to another request within the same step.
 
-    swap_out: device block -> host block; swap_in: host block -> device block; copies: device ->
-    device.
+    swap_out: device block -> host block; swap_in: host block -> device block.
     """
 
     step: int
     rows: tuple[BatchRow, ...]
     swap_out: tuple[BlockCopy, ...] = ()
     swap_in: tuple[BlockCopy, ...] = ()
-    copies: tuple[BlockCopy, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -71,7 +69,7 @@ class Batch:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.rows or self.swap_out or self.swap_in or self.copies)
+        return not (self.rows or self.swap_out or self.swap_in)
 
 
 class ModelRunner(Protocol):

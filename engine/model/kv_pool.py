@@ -105,10 +105,6 @@ class KVPool:
         """Host to device, bit for bit."""
         _copy_blocks(self._host_tensors, self._device_tensors, copies)
 
-    def copy(self, copies: Sequence[BlockCopy]) -> None:
-        """Device to device; all sources are read before any destination is written."""
-        _copy_blocks(self._device_tensors, self._device_tensors, copies)
-
 
 @dataclass(frozen=True, slots=True)
 class Slots:

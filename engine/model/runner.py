@@ -102,7 +102,6 @@ class ModelRunner:
         try:
             self.kv_pool.swap_out(batch.swap_out)
             self.kv_pool.swap_in(batch.swap_in)
-            self.kv_pool.copy(batch.copies)
         except (RuntimeError, IndexError) as error:
             raise DeviceFailed(f"block copies of step {batch.step} failed: {error}") from error
 

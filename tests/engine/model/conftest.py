@@ -7,7 +7,7 @@ import torch
 from transformers.utils import logging
 
 from engine.model.runner import ModelRunner
-from tests.engine.model.builders import CONFIGS, make_runner, save_model
+from tests.engine.model.builders import CONFIGS, Oracle, make_runner, save_model
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -44,3 +44,9 @@ def runner_of(model_folder):
         return runners[name]
 
     return runner
+
+
+@pytest.fixture(scope="session")
+def oracle(model_folder):
+    """What transformers itself generates with the tiny Llama."""
+    return Oracle(model_folder("llama"))

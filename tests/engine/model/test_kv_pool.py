@@ -74,15 +74,6 @@ def test_a_swap_there_and_back_changes_no_bit_and_no_other_block():
         assert bits(pool, untouched) == before[untouched]
 
 
-def test_copies_read_all_sources_before_they_write():
-    pool = make_pool()
-    scramble(pool)
-    before = {block: bits(pool, block) for block in range(6)}
-    pool.copy([BlockCopy(0, 1), BlockCopy(1, 2)])
-    assert bits(pool, 1) == before[0]
-    assert bits(pool, 2) == before[1]
-
-
 def test_clearing_zeroes_whole_blocks_of_every_layer():
     pool = make_pool()
     scramble(pool)

@@ -33,11 +33,6 @@ def greedy_by_hand(runner: ModelRunner, prompt, count: int, block_ids=range(64))
     return output
 
 
-@pytest.fixture(scope="module")
-def oracle(model_folder):
-    return Oracle(model_folder("llama"))
-
-
 def test_a_request_by_hand_generates_what_transformers_generates(runner_of, oracle):
     prompt = make_prompt(21)
     runner = runner_of("llama")
@@ -65,7 +60,7 @@ def test_running_the_same_rows_twice_gives_the_same_tokens(runner_of):
 
 
 def test_a_block_may_be_swapped_out_and_reused_within_one_step(runner_of, oracle):
-    """swap_out, swap_in, copies, then the rows: any other order loses the first request."""
+    """swap_out, swap_in, then the rows: any other order loses the first request."""
     runner = runner_of("llama")
     poison(runner)
     evicted, newcomer = make_prompt(8), make_prompt(7, salt=1)
@@ -78,8 +73,7 @@ def test_a_block_may_be_swapped_out_and_reused_within_one_step(runner_of, oracle
     second = run_rows(
         runner,
         make_row(evicted, output=[first], start=8, block_ids=[10, 11, 12]),
-        swap_in=(BlockCopy(0, 9), BlockCopy(1, 11)),
-        copies=(BlockCopy(9, 10),),
+        swap_in=(BlockCopy(0, 10), BlockCopy(1, 11)),
     )["r"]
     assert [first, second] == oracle.greedy(tuple(evicted), 2)
 
@@ -96,21 +90,6 @@ def test_a_block_may_be_swapped_out_and_another_into_its_place_within_one_step(r
     assert torch.equal(pool.key_cache(0)[3], first)
 
 
-def test_a_forked_block_is_written_by_one_side_only(runner_of, oracle):
-    runner = runner_of("llama")
-    poison(runner)
-    prompt = make_prompt(6)
-    run_rows(runner, make_row(prompt, block_ids=[0, 1]))
-    other = run_rows(
-        runner,
-        make_row(prompt, output=[9], start=6, request_id="other", block_ids=[0, 2]),
-        copies=(BlockCopy(1, 2),),
-    )["other"]
-    one = run_rows(runner, make_row(prompt, output=[8], start=6, block_ids=[0, 1]))["r"]
-    assert one == oracle.greedy((*prompt, 8), 1)[0]
-    assert other == oracle.greedy((*prompt, 9), 1)[0]
-
-
 def test_padding_of_the_logits_is_never_sampled(model_folder):
     runner = make_runner(model_folder("llama"))
     runner.model.vocab_size = 20
@@ -123,7 +102,7 @@ def test_padding_of_the_logits_is_never_sampled(model_folder):
 
 def test_a_batch_may_only_move_blocks(runner_of):
     runner = runner_of("llama")
-    batch = Batch(step=1, rows=(), swap_out=(BlockCopy(0, 0),), copies=(BlockCopy(1, 2),))
+    batch = Batch(step=1, rows=(), swap_out=(BlockCopy(0, 0),))
     assert runner.run(batch) == {}
 
 
