@@ -36,7 +36,11 @@ def configure_logs(
             structlog.processors.JSONRenderer(),
         ]
     else:
-        renderers = [structlog.dev.ConsoleRenderer(colors=target.isatty())]
+        # The default traceback shows local variables, and among those would be prompts.
+        plain = structlog.dev.plain_traceback
+        renderers = [
+            structlog.dev.ConsoleRenderer(colors=target.isatty(), exception_formatter=plain)
+        ]
     handler = logging.StreamHandler(target)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
