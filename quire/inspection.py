@@ -1,0 +1,181 @@
+"""Looks at queues from outside: how much waits, how long, who is there. Changes nothing.
+
+Plain reads in two round trips for any number of queues, so that one reader can watch them all. The
+numbers of one look belong to neighbouring moments, not to one: a request may be claimed between the
+two round trips.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+from redis.exceptions import ResponseError
+
+from quire.connection import Retrying
+from quire.keys import GROUP, Keys
+from quire.protocol import Priority
+from quire.replies import worker_of
+from quire.transitions import WorkerInfo
+
+#: Deliveries looked at per stream for the one that waits longest for its claim. More than workers
+#: hold between read and claim, unless many hundreds of them die at once.
+MAX_PENDING_SEEN = 256
+
+
+@dataclass(frozen=True, slots=True)
+class IngressState:
+    """One ingress stream. A request that was put back into the queue counts from then on.
+
+    `undelivered_seconds`: since the first undelivered entry came into the stream.
+    `pending_seconds`: since the delivery of the one that waits longest for its claim. 0 where there
+    is none.
+    """
+
+    priority: Priority
+    num_undelivered: int
+    num_pending: int
+    undelivered_seconds: float
+    pending_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ShardState:
+    """One shard of a queue: its streams by priority, its leases, dead letters and workers.
+
+    `num_expired_leases` are those of `num_leases` that nobody has renewed or reaped in time.
+    `workers` are those of the registry, silent ones included.
+    """
+
+    ingress: tuple[IngressState, ...]
+    num_leases: int
+    num_expired_leases: int
+    num_dead_letters: int
+    workers: tuple[WorkerInfo, ...]
+
+
+def inspect_shards(connection: redis.Redis, shards: Sequence[Keys]) -> list[ShardState]:
+    """The state of each shard, in the order given; one without any key is empty, not an error.
+
+    Tries once, so that it takes no longer than the connection's timeouts allow: BrokerUnavailable.
+    """
+    return Retrying(0.0)(lambda: _inspect(connection, shards))
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """What the first round trip tells of a stream; `lag` is None where the server cannot tell."""
+
+    last_delivered: bytes
+    length: int
+    pending: int
+    lag: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """What the first round trip tells of a shard; `workers` as they stand in the registry."""
+
+    groups: tuple[_Group, ...]
+    num_leases: int
+    num_dead_letters: int
+    workers: Mapping[bytes, bytes]
+
+
+def _inspect(connection: redis.Redis, shards: Sequence[Keys]) -> list[ShardState]:
+    replies = _answers(connection, lambda pipeline: _ask_sizes(pipeline, shards))
+    seconds, microseconds = next(replies)
+    now_ms = int(seconds) * 1000 + int(microseconds) // 1000
+    sizes = [_read_sizes(replies) for _ in shards]
+    replies = _answers(connection, lambda pipeline: _ask_heads(pipeline, shards, sizes, now_ms))
+    return [_read_heads(replies, known, now_ms=now_ms) for known in sizes]
+
+
+def _ask_sizes(pipeline: Any, shards: Sequence[Keys]) -> None:
+    pipeline.time()
+    for keys in shards:
+        for stream in keys.all_ingress:
+            pipeline.xinfo_groups(stream)
+            pipeline.xlen(stream)
+        pipeline.zcard(keys.lease)
+        pipeline.xlen(keys.dead)
+        pipeline.hgetall(keys.workers)
+
+
+def _read_sizes(replies: Iterator[Any]) -> _Sizes:
+    groups = tuple(_group_of(next(replies), int(next(replies))) for _ in Priority)
+    return _Sizes(groups, int(next(replies)), int(next(replies)), next(replies))
+
+
+def _ask_heads(pipeline: Any, shards: Sequence[Keys], sizes: Sequence[_Sizes], now_ms: int) -> None:
+    for keys, known in zip(shards, sizes, strict=True):
+        for stream, group in zip(keys.all_ingress, known.groups, strict=True):
+            pipeline.xrange(stream, min=b"(" + group.last_delivered, count=1)
+            pipeline.xpending_range(stream, GROUP, min="-", max="+", count=MAX_PENDING_SEEN)
+        pipeline.zcount(keys.lease, "-inf", now_ms)
+
+
+def _read_heads(replies: Iterator[Any], known: _Sizes, *, now_ms: int) -> ShardState:
+    ingress = [
+        _ingress_of(priority, group, next(replies), next(replies), now_ms=now_ms)
+        for priority, group in zip(Priority, known.groups, strict=True)
+    ]
+    return ShardState(
+        ingress=tuple(ingress),
+        num_leases=known.num_leases,
+        num_expired_leases=int(next(replies)),
+        num_dead_letters=known.num_dead_letters,
+        workers=tuple(worker_of(*row, now_ms=now_ms) for row in known.workers.items()),
+    )
+
+
+def _answers(connection: redis.Redis, ask: Callable[[Any], None]) -> Iterator[Any]:
+    """The replies of one round trip. A stream or group that is missing is an empty reply.
+
+    Redis makes a stream with its first request and its group with the first worker, so that neither
+    says anything about the queue but that nobody was there yet.
+    """
+    with connection.pipeline(transaction=False) as pipeline:
+        ask(pipeline)
+        replies = pipeline.execute(raise_on_error=False)
+    for reply in replies:
+        if isinstance(reply, Exception) and not _is_missing(reply):
+            raise reply
+    return iter([[] if isinstance(reply, Exception) else reply for reply in replies])
+
+
+def _is_missing(error: Exception) -> bool:
+    text = str(error).lower()
+    return isinstance(error, ResponseError) and ("no such key" in text or "nogroup" in text)
+
+
+def _group_of(rows: Sequence[Mapping[str, Any]], length: int) -> _Group:
+    for row in rows:
+        if row["name"] == GROUP.encode():
+            lag = row.get("lag")
+            return _Group(
+                last_delivered=row["last-delivered-id"],
+                length=length,
+                pending=int(row["pending"]),
+                lag=None if lag is None else int(lag),
+            )
+    return _Group(last_delivered=b"0-0", length=length, pending=0, lag=None)
+
+
+def _ingress_of(
+    priority: Priority, group: _Group, waiting: Any, pending: Any, *, now_ms: int
+) -> IngressState:
+    # Servers before 7.0 know no lag, others lose it when somebody deletes an entry. A claim removes
+    # its entry, so what is in the stream and not pending is undelivered.
+    lag = max(0, group.length - group.pending) if group.lag is None else group.lag
+    entered_ms = int(waiting[0][0].partition(b"-")[0]) if waiting else now_ms
+    idle_ms = max((int(row["time_since_delivered"]) for row in pending), default=0)
+    return IngressState(
+        priority=priority,
+        num_undelivered=lag,
+        num_pending=group.pending,
+        undelivered_seconds=max(0, now_ms - entered_ms) / 1000,
+        pending_seconds=idle_ms / 1000,
+    )
