@@ -1,73 +1,43 @@
-"""The worker's settings: flags, before `QUIRE_*` variables, before `quire.toml`, before defaults.
+"""Every setting of the service, as two lists: the worker's and the exporter's.
 
-The fields of `Settings` are the only list of settings there is: flags, variables, file keys and
-docs/configuration.md are all derived from them. Importing this module costs no torch, so that
-`--help` answers at once.
+The fields of `Settings` and `ExporterSettings` are the only lists there are: flags, variables, file
+keys and docs/configuration.md are all derived from them by `service.settings`.
 """
 
 import argparse
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
-from urllib.parse import quote
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, SecretStr, ValidationError, model_validator
-from pydantic.config import JsonDict
-from pydantic.fields import FieldInfo
-from pydantic_settings import (
-    BaseSettings,
-    InitSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import SettingsConfigDict
 
 from engine.config import PolicyName, PreemptionMode
-from service.sources import (
-    DEFAULT_FILE,
-    ENV_PREFIX,
-    SHARED_KEYS,
-    ConfigurationError,
-    read_environment,
-    read_file,
-)
+from service.settings import ProcessSettings, load, make_parser, markdown_tables, setting
+from service.sources import ENV_PREFIX, SHARED_KEYS, read_environment
 
 #: The model that ships with the checkout.
 EMBEDDED_MODEL = Path(__file__).resolve().parent.parent / "models" / "abacus"
 
 
-def setting(section: str, description: str, *, default: Any, **constraints: Any) -> Any:
-    """One field of Settings with the section of docs/configuration.md it stands in."""
-    extra: JsonDict = {"section": section}
-    return Field(default, description=description, json_schema_extra=extra, **constraints)
+#: Names a queue; the braces of a Redis key's hash tag must stay outside.
+QUEUE_PATTERN = r"^[A-Za-z0-9._-]{1,64}$"
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["auto", "json", "console"]
+LOG_LEVEL_TEXT = "Least severe event that is logged."
+LOG_FORMAT_TEXT = "`auto` is console on a terminal and JSON elsewhere."
 
 
-class Settings(BaseSettings):
+class Settings(ProcessSettings):
     """Everything a worker is told at start. Frozen: "auto" values resolve into other objects."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX)
+    file_table: ClassVar[str] = "worker"
 
-    config_file: Path | None = setting(
-        "Files", f"TOML file to read; unset: `{DEFAULT_FILE}` if it exists here.", default=None
-    )
-
-    redis_url: str = setting(
-        "Queue",
-        "Where Redis is: `redis://`, `rediss://` or `unix://`.",
-        default="redis://127.0.0.1:6379/0",
-        pattern=r"^(redis|rediss|unix)://",
-        repr=False,
-    )
-    redis_password: SecretStr | None = setting(
-        "Queue",
-        "Password, if it is not part of the URL. Has no flag: `ps` shows flags.",
-        default=None,
-    )
-    queue: str = setting(
-        "Queue", "Queue to serve.", default="default", pattern=r"^[A-Za-z0-9._-]{1,64}$"
-    )
+    queue: str = setting("Queue", "Queue to serve.", default="default", pattern=QUEUE_PATTERN)
     shard: int = setting("Queue", "Shard of the queue to serve.", default=0, ge=0)
     worker_name: str = setting(
         "Queue",
@@ -210,29 +180,14 @@ class Settings(BaseSettings):
         ge=0,
         le=65_535,
     )
-    log_level: Literal["debug", "info", "warning", "error"] = setting(
-        "Observability", "Least severe event that is logged.", default="info"
-    )
-    log_format: Literal["auto", "json", "console"] = setting(
-        "Observability", "`auto` is console on a terminal and JSON elsewhere.", default="auto"
-    )
+    log_level: LogLevel = setting("Observability", LOG_LEVEL_TEXT, default="info")
+    log_format: LogFormat = setting("Observability", LOG_FORMAT_TEXT, default="auto")
 
     @model_validator(mode="after")
     def _agree(self) -> "Settings":
         if self.num_blocks is not None and self.kv_cache_memory_bytes is not None:
             raise ValueError("set num_blocks or kv_cache_memory_bytes, not both")
         return self
-
-    @property
-    def connection_url(self) -> str:
-        """The Redis URL with the password in it."""
-        if self.redis_password is None:
-            return self.redis_url
-        scheme, _, rest = self.redis_url.partition("://")
-        user, at, place = rest.rpartition("@")
-        user = user.partition(":")[0]
-        secret = quote(self.redis_password.get_secret_value(), safe="")
-        return f"{scheme}://{user}:{secret}@{place if at else rest}"
 
     @property
     def model_source(self) -> str:
@@ -249,74 +204,120 @@ class Settings(BaseSettings):
         """The worker's name as others see it."""
         return self.worker_name or f"{socket.gethostname()}-{os.getpid()}"
 
+
+class ExporterSettings(ProcessSettings):
+    """Everything the queue exporter is told at start.
+
+    What the exporter shares with the worker it also takes from the worker's variables, so that both
+    can be given the same environment.
+    """
+
+    model_config = SettingsConfigDict(env_prefix=f"{ENV_PREFIX}EXPORTER_")
+    file_table: ClassVar[str] = "exporter"
+    shared: ClassVar[Mapping[str, str]] = {
+        **ProcessSettings.shared,
+        "queue": "queues",
+    }
+
+    queues: tuple[Annotated[str, Field(pattern=QUEUE_PATTERN)], ...] = setting(
+        "Queue",
+        "Queues to watch, parted by commas. The worker's `QUIRE_QUEUE` counts where "
+        "`QUIRE_EXPORTER_QUEUES` is not set.",
+        default=("default",),
+        min_length=1,
+        max_length=64,
+    )
+    num_shards: int = setting(
+        "Queue", "Shards of each queue, from 0 on; their numbers are added up.", default=1, ge=1
+    )
+    worker_fresh_seconds: float = setting(
+        "Queue",
+        "A worker that signed the registry within so long counts as a consumer. Workers sign about "
+        "twice per lease.",
+        default=30.0,
+        gt=0.0,
+    )
+    timeout_seconds: float = setting(
+        "Queue",
+        "How long a scrape waits for Redis; shorter than Prometheus waits for the scrape.",
+        default=3.0,
+        gt=0.0,
+    )
+    http_host: str = setting("Observability", "Address of the HTTP server.", default="127.0.0.1")
+    http_port: int = setting(
+        "Observability",
+        "Port of `/livez` and `/metrics`; 0 takes a free one and logs it.",
+        default=9101,
+        ge=0,
+        le=65_535,
+    )
+    log_level: LogLevel = setting("Observability", LOG_LEVEL_TEXT, default="info")
+    log_format: LogFormat = setting("Observability", LOG_FORMAT_TEXT, default="auto")
+
+    @field_validator("queues", mode="before")
     @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Take the flags, which come as arguments, and our own strict readers of the rest."""
-        # Pydantic's readers ignore names that they do not know.
-        del env_settings, dotenv_settings, file_secret_settings
-        environment = read_environment(os.environ, settings_cls.model_fields)
-        named = init_settings().get("config_file") or environment.get("config_file")
-        file = read_file(named, settings_cls.model_fields)
-        return (
-            init_settings,
-            InitSettingsSource(settings_cls, init_kwargs=dict(environment)),
-            InitSettingsSource(settings_cls, init_kwargs=file),
-        )
+    def _split(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return tuple(name.strip() for name in value.split(","))
+        return value
+
+    @field_validator("queues")
+    @classmethod
+    def _differ(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(value)) < len(value):
+            raise ValueError("a queue is named twice")
+        return value
+
+    @classmethod
+    def read_variables(cls, environ: Mapping[str, str]) -> dict[str, str]:
+        """Our own variables, before those of the worker's that we share."""
+        worker = read_environment(environ, Settings.model_fields)
+        shared = {**cls.shared, "config_file": "config_file", "redis_password": "redis_password"}
+        common = {shared[name]: text for name, text in worker.items() if name in shared}
+        prefix = str(cls.model_config["env_prefix"])
+        return common | read_environment(environ, cls.model_fields, prefix=prefix)
 
 
 def load_settings(argv: Sequence[str] | None = None) -> Settings:
-    """The settings of this process, from `argv`, `os.environ` and the file.
+    """The worker's settings, from `argv`, `os.environ` and the file: see `service.settings.load`.
 
     Raises:
         ConfigurationError: a key is unknown or a value is wrong.
         SystemExit: `--help`, or a flag argparse cannot read.
     """
-    flags = vars(build_parser().parse_args(argv))
-    try:
-        return Settings(**flags)
-    except ValidationError as error:
-        raise ConfigurationError(_describe(error)) from error
+    return load(Settings, build_parser(), argv)
+
+
+def load_exporter_settings(argv: Sequence[str] | None = None) -> ExporterSettings:
+    """The same for the exporter."""
+    return load(ExporterSettings, build_exporter_parser(), argv)
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line: one flag per field, absent from the result unless given."""
-    parser = argparse.ArgumentParser(
+    """The worker's command line."""
+    return make_parser(
+        Settings,
         prog="python -m service",
         description="Run a worker: claim requests from Redis, generate, publish every token.",
         epilog="Each flag can also be set as QUIRE_<NAME> or in quire.toml; flags win.",
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
     )
-    groups: dict[str, argparse._ArgumentGroup] = {}
-    for name, field in Settings.model_fields.items():
-        if SecretStr in get_args(field.annotation):
-            continue
-        section = _section(field)
-        if section not in groups:
-            groups[section] = parser.add_argument_group(section)
-        flag = "--" + name.replace("_", "-")
-        text = f"{field.description} [{_default_text(field)}]".replace("%", "%%")
-        if field.annotation is bool:
-            groups[section].add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
-        else:
-            choices = _choices(field) or None
-            metavar = None if choices else _type_text(field).upper()
-            groups[section].add_argument(flag, choices=choices, metavar=metavar, help=text)
-    return parser
+
+
+def build_exporter_parser() -> argparse.ArgumentParser:
+    """The exporter's command line."""
+    return make_parser(
+        ExporterSettings,
+        prog="python -m service.exporter",
+        description="Export the state of queues to Prometheus. Run one for all workers.",
+        epilog="Each flag can also be set as QUIRE_EXPORTER_<NAME> or in quire.toml; flags win.",
+    )
 
 
 def render_markdown() -> str:
     """docs/configuration.md, whole."""
     shared = ", ".join(f"`{name}`" for name in sorted(SHARED_KEYS))
     lines = [
-        "# Configuration of the worker",
+        "# Configuration",
         "",
         "Generated from `service/config.py` by `python -m service.config`; do not edit.",
         "",
@@ -326,53 +327,19 @@ def render_markdown() -> str:
         f"table `[worker]`; these may also stand above all tables: {shared}.",
         "`QUIRE_<NAME>_FILE` names a file that holds the value, for secrets. Unknown names are",
         "refused in all three places.",
+        "",
+        "## Worker",
+        *markdown_tables(Settings),
+        "",
+        "## Exporter",
+        "",
+        "`python -m service.exporter`, one for all workers. Its variables begin with",
+        "`QUIRE_EXPORTER_`, its table is `[exporter]`. Of the worker's variables and of the keys",
+        "above all tables it takes what it shares with the worker: where Redis and the file are,",
+        "the queue, and the two settings of the log.",
+        *markdown_tables(ExporterSettings),
     ]
-    section = ""
-    for name, field in Settings.model_fields.items():
-        if _section(field) != section:
-            section = _section(field)
-            lines += ["", f"## {section}", ""]
-            lines += ["| name | type | default | meaning |", "|---|---|---|---|"]
-        row = [f"`{name}`", _type_text(field), _default_text(field), field.description]
-        lines.append(f"| {' | '.join(str(cell) for cell in row)} |")
     return "\n".join(lines) + "\n"
-
-
-def _section(field: FieldInfo) -> str:
-    assert isinstance(field.json_schema_extra, dict)
-    return str(field.json_schema_extra["section"])
-
-
-def _default_text(field: FieldInfo) -> str:
-    if field.default is None or field.default == "":
-        return "unset"
-    if isinstance(field.default, bool):
-        return "on" if field.default else "off"
-    return str(field.default)
-
-
-def _choices(field: FieldInfo) -> tuple[str, ...]:
-    """The words a Literal allows; empty for every other type."""
-    options = get_args(field.annotation)
-    return options if options and all(isinstance(option, str) for option in options) else ()
-
-
-def _type_text(field: FieldInfo) -> str:
-    if choices := _choices(field):
-        return ", ".join(choices)
-    kinds = [kind for kind in get_args(field.annotation) if kind is not type(None)]
-    kind: Any = kinds[0] if kinds else field.annotation
-    names = {SecretStr: "secret", bool: "flag", int: "integer", float: "number", str: "text"}
-    return names.get(kind, "path")
-
-
-def _describe(error: ValidationError) -> str:
-    """One clause per wrong setting. Values are left out: one of them may be a secret."""
-    clauses = []
-    for item in error.errors(include_input=False, include_url=False):
-        name = ".".join(str(part) for part in item["loc"])
-        clauses.append(f"{name}: {item['msg']}" if name else str(item["msg"]))
-    return "; ".join(clauses)
 
 
 if __name__ == "__main__":

@@ -25,11 +25,10 @@ FOREIGN_PREFIXES = (
 )
 #: Read when no file is named and it exists in the working directory.
 DEFAULT_FILE = "quire.toml"
-#: The table of the file that is ours; keys of SHARED_KEYS may also stand above all tables.
-FILE_TABLE = "worker"
+#: The tables of the file, one for each part of Quire.
+TABLES = frozenset({"client", "exporter", "gateway", "worker"})
+#: Keys of the file that may also stand above all tables.
 SHARED_KEYS = frozenset({"redis_url", "queue", "log_level", "log_format"})
-#: Tables of the file that belong to other parts of Quire.
-FOREIGN_TABLES = frozenset({"client", "exporter", "gateway"})
 #: Bytes of a file named by a `*_FILE` variable; a longer one is a mistake.
 MAX_SECRET_BYTES = 65_536
 
@@ -38,28 +37,36 @@ class ConfigurationError(Exception):
     """The settings cannot be right; the message names the setting and where it came from."""
 
 
-def read_environment(environ: Mapping[str, str], known: Collection[str]) -> dict[str, str]:
+def read_environment(
+    environ: Mapping[str, str], known: Collection[str], *, prefix: str = ENV_PREFIX
+) -> dict[str, str]:
     """Values of our variables by setting; `QUIRE_X_FILE` names a file that holds X's value."""
     values: dict[str, str] = {}
+    foreign = tuple(other for other in FOREIGN_PREFIXES if other != prefix)
     for variable, text in environ.items():
-        if not variable.startswith(ENV_PREFIX) or variable.startswith(FOREIGN_PREFIXES):
+        if not variable.startswith(prefix) or variable.startswith(foreign):
             continue
-        name = variable.removeprefix(ENV_PREFIX).lower()
+        name = variable.removeprefix(prefix).lower()
         from_file = name not in known and variable.endswith(FILE_SUFFIX)
         if from_file:
             name = name.removesuffix(FILE_SUFFIX.lower())
         if name not in known:
-            hint = _hint(variable, [ENV_PREFIX + key.upper() for key in known])
+            hint = _hint(variable, [prefix + key.upper() for key in known])
             raise ConfigurationError(f"unknown variable {variable}{hint}")
         if name in values:
-            plain = ENV_PREFIX + name.upper()
+            plain = prefix + name.upper()
             raise ConfigurationError(f"{plain} and {plain}{FILE_SUFFIX} are both set")
         values[name] = _read_secret(variable, text) if from_file else text
     return values
 
 
-def read_file(named: str | Path | None, known: Collection[str]) -> dict[str, Any]:
-    """The worker's values in the TOML file; empty if none is named and there is no default file."""
+def read_file(
+    named: str | Path | None, known: Collection[str], *, table: str, shared: Mapping[str, str]
+) -> dict[str, Any]:
+    """Our values in the TOML file; empty if none is named and there is no default file.
+
+    `table` is ours, and `shared` says which of our settings a key above all tables gives.
+    """
     path = Path(named) if named else Path(DEFAULT_FILE)
     if not named and not path.exists():
         return {}
@@ -67,13 +74,13 @@ def read_file(named: str | Path | None, known: Collection[str]) -> dict[str, Any
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigurationError(f"cannot read {path}: {error}") from error
-    table = content.pop(FILE_TABLE, {})
-    if not isinstance(table, dict):
-        raise ConfigurationError(f"{FILE_TABLE} in {path} is not a table")
-    shared = {key: value for key, value in content.items() if key not in FOREIGN_TABLES}
-    _refuse_unknown(shared, SHARED_KEYS, place=str(path))
-    _refuse_unknown(table, known, place=f"[{FILE_TABLE}] of {path}")
-    return shared | table
+    own = content.pop(table, {})
+    if not isinstance(own, dict):
+        raise ConfigurationError(f"{table} in {path} is not a table")
+    common = {key: value for key, value in content.items() if key not in TABLES}
+    _refuse_unknown(common, shared, place=str(path))
+    _refuse_unknown(own, known, place=f"[{table}] of {path}")
+    return {shared[key]: value for key, value in common.items()} | own
 
 
 def _refuse_unknown(table: Mapping[str, Any], known: Collection[str], *, place: str) -> None:
