@@ -21,6 +21,9 @@ ENDS = {
     EngineReason.DEADLINE: (State.EXPIRED, FinishReason.DEADLINE),
     EngineReason.ERROR: (State.FAILED, FinishReason.ERROR),
 }
+#: The longest message of an error in a record, in characters; some libraries write pages.
+MAX_MESSAGE_LENGTH = 500
+
 #: Ends before the generation was complete, in the words the broker uses for queued requests.
 EARLY_ENDS = {
     FinishReason.CANCELLED: ErrorInfo("cancelled", "the request was cancelled"),
@@ -61,7 +64,8 @@ def completion_of(origin: Origin, output: RequestOutput) -> Completion:
     request = output.request
     error = EARLY_ENDS.get(reason)
     if reason is FinishReason.ERROR:
-        error = ErrorInfo("engine_error", output.error or "the engine gave no reason")
+        message = output.error or "the engine gave no reason"
+        error = ErrorInfo("engine_error", message[:MAX_MESSAGE_LENGTH])
     return Completion(
         request_id=origin.request_id,
         state=state,

@@ -22,7 +22,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 import redis
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from engine.batch import Batch
 from engine.engine import Engine
@@ -36,9 +36,10 @@ from service.text import Messages, ModelTokenizer
 from service.worker import Worker
 
 CHECKOUT = EMBEDDED_MODEL.parents[1]
-EOS_ID = 0
-#: The end of sequence, then the 256 bytes.
-VOCAB_SIZE = 257
+#: The end of sequence, then the 256 bytes, then the beginning.
+EOS_ID, BOS_ID, VOCAB_SIZE = 0, 257, 258
+#: What a fake model never says by itself.
+NEVER = (EOS_ID, BOS_ID)
 MAX_MODEL_LEN = 1024
 #: How long a condition may take until a test calls it false. Only failing tests wait so long.
 PATIENCE_SECONDS = 30.0
@@ -107,11 +108,14 @@ class StepGate:
 
 @cache
 def byte_tokenizer() -> Tokenizer:
-    """A token for each byte and one for the end; random tokens break characters all the time."""
+    """A token for each byte and two special ones; random tokens break characters all the time."""
     symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {"<eos>": EOS_ID} | {symbol: 1 + n for n, symbol in enumerate(symbols)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary | {"<bos>": BOS_ID}, merges=[]))
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<eos>", "<bos>")])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", BOS_ID)]
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
@@ -136,7 +140,7 @@ def fake_model(
     before_run: Callable[[Batch], None] | None = None,
     fingerprint: str = "fake-1",
     num_blocks: int = 512,
-    with_chat: bool = True,
+    tokenizer: ModelTokenizer | None = None,
 ) -> ServedModel:
     """A served model whose tokens are a pure function of prompt and seed, without torch."""
     config = engine_config(
@@ -151,12 +155,12 @@ def fake_model(
         block_size=config.block_size,
         num_host_blocks=config.num_host_blocks,
         vocab_size=VOCAB_SIZE,
-        never=(EOS_ID,),
+        never=NEVER,
         before_run=before_run,
     )
     return ServedModel(
         engine=Engine(config, runner),
-        tokenizer=ModelTokenizer(byte_tokenizer(), render_chat=render_chat if with_chat else None),
+        tokenizer=tokenizer or ModelTokenizer(byte_tokenizer(), render_chat=render_chat),
         fingerprint=fingerprint,
         build={"device": "none", "dtype": "none", "torch": "none"},
     )
@@ -165,7 +169,7 @@ def fake_model(
 def expected_tokens(prompt: Sequence[int], *, max_tokens: int, seed: int = 0) -> tuple[int, ...]:
     """What a fake model generates for the prompt when nothing goes wrong."""
     tokens = fake_generation(
-        prompt, num_tokens=max_tokens, seed=seed, vocab_size=VOCAB_SIZE, never=(EOS_ID,)
+        prompt, num_tokens=max_tokens, seed=seed, vocab_size=VOCAB_SIZE, never=NEVER
     )
     return tuple(tokens)
 

@@ -8,6 +8,7 @@ import pytest
 from engine.request import Priority
 from quire.protocol import SamplingParams
 from service.intake import engine_sampling
+from service.text import ModelTokenizer
 from tests.service.builders import (
     MAX_MODEL_LEN,
     VOCAB_SIZE,
@@ -15,6 +16,7 @@ from tests.service.builders import (
     Queue,
     StepGate,
     WorkerThread,
+    byte_tokenizer,
     eventually,
     expected_tokens,
     text_of,
@@ -76,9 +78,30 @@ def test_a_request_that_cannot_be_right_is_rejected_by_the_name_of_its_field(
 
 def test_a_chat_for_a_model_without_a_template_is_rejected(queue: Queue):
     bad = queue.submit(CHAT, kind="chat.completions")
-    completion = finish_beside_a_good_one(queue, bad, with_chat=False).completion
+    without_template = ModelTokenizer(byte_tokenizer())
+    completion = finish_beside_a_good_one(queue, bad, tokenizer=without_template).completion
     assert completion.error is not None
     assert completion.error.field == "kind"
+
+
+class BrokenTokenizer(ModelTokenizer):
+    """A tokenizer with a bug that one text brings out."""
+
+    def encode_prompt(self, prompt: str) -> list[int]:
+        raise RuntimeError(f"index out of range in {prompt!r}")
+
+
+def test_a_bug_of_ours_costs_one_request_and_does_not_tell_what_the_request_said(queue: Queue):
+    bad = queue.submit("secret", kind="completions")
+    good = queue.submit((3, 4), max_tokens=5)
+    with WorkerThread(queue.settings(), tokenizer=BrokenTokenizer(byte_tokenizer())):
+        completion = queue.result(bad).completion
+        assert queue.result(good).completion.state == "completed"
+    assert completion.state == "failed"
+    assert completion.error is not None
+    assert completion.error.code == "internal_error"
+    assert "RuntimeError" in completion.error.message
+    assert "secret" not in completion.error.message
 
 
 def test_an_envelope_that_cannot_be_right_is_rejected_by_the_name_of_its_field(queue: Queue):

@@ -60,6 +60,24 @@ def test_a_worker_takes_its_own_request_again_without_mixing_the_two_lives(queue
     queue.assert_at_rest()
 
 
+def test_a_claim_lost_and_made_again_by_the_same_busy_engine_gets_only_its_own_tokens(
+    queue: Queue,
+):
+    gate = StepGate(steps=3)
+    request_id = queue.submit((6, 8), max_tokens=40)
+    with WorkerThread(queue.settings(lease_seconds=60.0), before_run=gate):
+        queue.wait_for_tokens(request_id, 3)
+        queue.connection.zadd(queue.keys.lease, {request_id: 1})
+        assert [item.request_id for item in queue.broker.reap()] == [request_id]
+        # The engine stands in a step of the first life while intake brings the second.
+        eventually(lambda: queue.broker.status(request_id).attempts == 2)
+        gate.open()
+        output = queue.result(request_id)
+    assert output.token_ids == expected_tokens((6, 8), max_tokens=40)
+    assert output.completion.attempts == 2
+    queue.assert_at_rest()
+
+
 def test_entries_a_dead_reader_never_claimed_are_found_and_served(queue: Queue):
     request_id = queue.submit((6, 9), max_tokens=5)
     (entry,) = queue.broker.read_ingress("a-worker-that-died", count=1, block_seconds=0.0)

@@ -1,11 +1,55 @@
-"""What a log line may hold, in both forms."""
+"""The form of the log, and what a line may hold."""
 
 import io
+import json
 import logging
+import subprocess
+import sys
 
 import pytest
 
 from service.logs import configure_logs
+from tests.service.builders import CHECKOUT
+
+PROGRAM = """
+import logging, structlog
+from service.logs import configure_logs
+configure_logs(level={level!r}, style={style!r})
+log = structlog.get_logger("test")
+log.debug("too quiet")
+log.info("finished", request_id="r-1", tokens=3)
+logging.getLogger("library").warning("from a library")
+try:
+    1 / 0
+except ZeroDivisionError:
+    log.exception("failed")
+"""
+
+
+def stderr_of_a_program(*, level: str = "info", style: str = "auto") -> str:
+    program = PROGRAM.format(level=level, style=style)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=CHECKOUT, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "", "stdout is for data"
+    return done.stderr
+
+
+def test_where_nobody_watches_every_event_is_one_line_of_json():
+    events = [json.loads(line) for line in stderr_of_a_program().splitlines()]
+    assert [event["event"] for event in events] == ["finished", "from a library", "failed"]
+    assert events[0]["request_id"] == "r-1"
+    assert events[0]["level"] == "info"
+    assert events[0]["timestamp"].endswith("Z")
+    assert "ZeroDivisionError" in events[2]["exception"]
+
+
+def test_the_level_and_the_form_can_be_chosen():
+    assert "too quiet" in stderr_of_a_program(level="debug")
+    text = stderr_of_a_program(level="error", style="console")
+    assert "failed" in text
+    assert "finished" not in text
+    assert not text.startswith("{")
 
 
 @pytest.fixture(autouse=True)
@@ -21,10 +65,14 @@ def test_a_traceback_shows_where_and_never_what_was_in_the_variables(style):
     stream = io.StringIO()
     configure_logs(style=style, stream=stream)
     try:
-        prompt = "a secret prompt"
-        raise ValueError(len(prompt))
+        fail_over("a secret prompt")
     except ValueError:
         logging.getLogger("somewhere").exception("it broke")
-    assert "ValueError: 15" in stream.getvalue()
     assert "it broke" in stream.getvalue()
-    assert "a secret" not in stream.getvalue().replace('prompt = "a secret prompt"', "")
+    assert "ValueError: 15" in stream.getvalue()
+    assert "len(prompt)" in stream.getvalue()
+    assert stream.getvalue().count("a secret prompt") == stream.getvalue().count("fail_over(")
+
+
+def fail_over(prompt: str) -> None:
+    raise ValueError(len(prompt))

@@ -82,8 +82,10 @@ def test_a_workload_is_counted_once_in_every_metric_it_touches(queue: Queue):
     with WorkerThread(queue.settings()) as worker:
         for request_id in ids:
             queue.result(request_id)
+        # The last thing the publisher observes of a request.
+        eventually(lambda: worker.metric("quire_request_decode_seconds_count", **model) == 3)
         finished = {**model, "outcome": "length"}
-        eventually(lambda: worker.metric("quire_requests_finished_total", **finished) == 3)
+        assert worker.metric("quire_requests_finished_total", **finished) == 3
         received = {**model, "queue": queue.name, "priority": "high"}
         assert worker.metric("quire_requests_received_total", **received) == 3
         assert worker.metric("quire_generation_tokens_total", **model) == 30

@@ -2,9 +2,10 @@
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.engine import RequestOutput
@@ -12,7 +13,7 @@ from engine.request import FinishReason, Priority, Request
 from engine.sampling_params import SamplingParams
 from quire.protocol import TokenChunk
 from quire.transitions import Claim, CommitReply, CommitStatus
-from service.completions import Origin
+from service.completions import Origin, own_failure
 from service.outbox import Delivery, Outbox
 
 
@@ -107,6 +108,15 @@ def test_a_lost_claim_that_only_waits_for_its_last_commit_is_left_to_that_commit
     assert outbox.is_empty
 
 
+def test_what_the_engine_says_of_an_ended_claim_is_not_published():
+    outbox = Outbox()
+    outbox.open(make_delivery())
+    outbox.end("a", partial(own_failure, error=ValueError("bug")))
+    outbox.put([output(0, [], end=FinishReason.ERROR)])
+    item = take_item(outbox)
+    assert item.completion.error.code == "internal_error"
+
+
 def test_only_claims_that_are_not_ended_count_as_open_and_better_classes_count_alone():
     outbox = Outbox()
     for n, priority in enumerate(Priority):
@@ -137,6 +147,8 @@ def test_closing_wakes_a_publisher_that_waits():
 
 
 @pytest.mark.parametrize("claims", [1, 3])
+# A machine under load is no property of the outbox.
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_whatever_redis_answers_a_log_gets_every_token_once_and_in_order(
     claims: int, data: st.DataObject

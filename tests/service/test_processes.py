@@ -127,7 +127,7 @@ def test_the_log_has_one_canonical_line_for_a_request_and_never_its_content(queu
     lines = [line for line in process.log if line.get("request_id") == request_id]
     (finished,) = [line for line in lines if line["event"] == "request finished"]
     assert finished["outcome"] == "length"
-    assert (finished["prompt_tokens"], finished["completion_tokens"]) == (12, 3)
+    assert (finished["prompt_tokens"], finished["completion_tokens"]) == (13, 3)
     assert finished["level"] == "info"
     assert "confidential" not in "".join(process.raw_log)
 

@@ -7,6 +7,7 @@ from engine.batch import Batch
 from engine.errors import DeviceFailed, ModelRefused
 from quire.client import Client
 from tests.service.builders import (
+    BOS_ID,
     Queue,
     StepGate,
     WorkerThread,
@@ -71,6 +72,8 @@ def test_text_prompts_and_chats_are_tokenized_by_the_model(queue: Queue):
         client.submit(messages=chat, sampling=sampling).result(timeout=20)
     prompts = [row.prompt_token_ids for batch in gate.batches for row in batch.rows]
     assert [text_of(prompt) for prompt in prompts] == ["ab", "user:hi\n"]
+    # A plain prompt gets the special tokens of the tokenizer; a template writes its own.
+    assert [prompt[0] == BOS_ID for prompt in prompts] == [True, False]
 
 
 def test_a_request_without_a_seed_gets_the_same_one_wherever_it_runs(queue: Queue):
