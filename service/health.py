@@ -6,6 +6,7 @@ would restart the whole fleet. `/readyz` is for whoever decides whether this wor
 
 import json
 import threading
+from collections.abc import Callable, Mapping
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -23,25 +24,22 @@ REQUEST_TIMEOUT_SECONDS = 5.0
 STOP_POLL_SECONDS = 0.05
 
 
-class HealthServer:
-    """A small HTTP server. `port` 0 takes a free port; `port` then says which.
+#: Whether a check passes, and the readings that say so.
+Check = Callable[[], tuple[bool, dict[str, Any]]]
+
+
+class ProbeServer:
+    """A small HTTP server for checks by path, and the metrics. `port` 0 takes a free port.
 
     Raises:
         ConfigurationError: the address cannot be had.
     """
 
     def __init__(
-        self,
-        vitals: Vitals,
-        registry: CollectorRegistry,
-        *,
-        host: str,
-        port: int,
-        contact_limit_seconds: float,
+        self, registry: CollectorRegistry, checks: Mapping[str, Check], *, host: str, port: int
     ) -> None:
-        self._vitals = vitals
         self._registry = registry
-        self._contact_limit_seconds = contact_limit_seconds
+        self._checks = checks
         try:
             self._server = ThreadingHTTPServer((host, port), self._handler())
         except OSError as error:
@@ -53,6 +51,7 @@ class HealthServer:
 
     @property
     def port(self) -> int:
+        """The port that is listened on."""
         return int(self._server.server_address[1])
 
     def start(self) -> None:
@@ -64,6 +63,58 @@ class HealthServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        registry, checks = self._registry, self._checks
+
+        class Handler(BaseHTTPRequestHandler):
+            """Knows the checks and the metrics; everything else is 404."""
+
+            timeout = REQUEST_TIMEOUT_SECONDS
+
+            def do_GET(self) -> None:
+                path = urlsplit(self.path).path
+                if path in checks:
+                    self._send_check(*checks[path]())
+                elif path == "/metrics":
+                    encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+                    self._send(200, content_type, encode(registry))
+                else:
+                    self._send(404, "text/plain; charset=utf-8", b"not found\n")
+
+            def _send_check(self, passed: bool, readings: dict[str, Any]) -> None:  # noqa: FBT001
+                body = json.dumps({"ok": passed, **readings}).encode() + b"\n"
+                self._send(200 if passed else 503, "application/json", body)
+
+            def _send(self, status: int, content_type: str, body: bytes) -> None:
+                self.send_response(status)
+                self.send_header("Content-Type", content_type)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                """Probes come every few seconds; they are not news."""
+
+        return Handler
+
+
+class HealthServer(ProbeServer):
+    """The worker's server: `/livez`, `/readyz` and `/metrics`."""
+
+    def __init__(
+        self,
+        vitals: Vitals,
+        registry: CollectorRegistry,
+        *,
+        host: str,
+        port: int,
+        contact_limit_seconds: float,
+    ) -> None:
+        self._vitals = vitals
+        self._contact_limit_seconds = contact_limit_seconds
+        checks = {"/livez": self.live, "/readyz": self.ready}
+        super().__init__(registry, checks, host=host, port=port)
 
     def live(self) -> tuple[bool, dict[str, Any]]:
         """Whether the engine makes progress, and the readings that say so."""
@@ -86,39 +137,3 @@ class HealthServer:
             "seconds_since_redis_answered": None if contact is None else round(contact, 3),
             "contact_limit_seconds": self._contact_limit_seconds,
         }
-
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        health = self
-
-        class Handler(BaseHTTPRequestHandler):
-            """Knows three paths; everything else is 404."""
-
-            timeout = REQUEST_TIMEOUT_SECONDS
-
-            def do_GET(self) -> None:
-                path = urlsplit(self.path).path
-                if path == "/livez":
-                    self._send_check(*health.live())
-                elif path == "/readyz":
-                    self._send_check(*health.ready())
-                elif path == "/metrics":
-                    encode, content_type = choose_encoder(self.headers.get("Accept", ""))
-                    self._send(200, content_type, encode(health._registry))
-                else:
-                    self._send(404, "text/plain; charset=utf-8", b"not found\n")
-
-            def _send_check(self, passed: bool, readings: dict[str, Any]) -> None:  # noqa: FBT001
-                body = json.dumps({"ok": passed, **readings}).encode() + b"\n"
-                self._send(200 if passed else 503, "application/json", body)
-
-            def _send(self, status: int, content_type: str, body: bytes) -> None:
-                self.send_response(status)
-                self.send_header("Content-Type", content_type)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-                """Probes come every few seconds; they are not news."""
-
-        return Handler

@@ -1,8 +1,9 @@
-"""The register: every metric of the worker as one table. Knows no metrics library.
+"""The register: every metric of the worker and of the exporter. Knows no metrics library.
 
-docs/metrics.md is generated from it, dashboards and alerts are compared with it, and
-`service.metrics` builds nothing that does not stand here. Label values are closed sets; no label
-ever names a request, a tenant or the text of an error: such facts belong into the log.
+docs/metrics.md is generated from it, dashboards and alerts are compared with it, and neither
+`service.metrics` nor `service.exporter` builds what does not stand here. Label values are closed
+sets; no label ever names a request, a tenant or the text of an error: such facts belong into the
+log.
 """
 
 import sys
@@ -285,33 +286,92 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
 }
 
 
+#: What the exporter tells, once for all workers: were it theirs, a sum over them would count the
+#: same backlog many times.
+EXPORTER_REGISTER: tuple[Family, ...] = (
+    Family(
+        "gauge",
+        "quire_exporter_up",
+        NONE,
+        "1 if Redis answered in time; 0 if not, and then the scrape holds nothing else.",
+    ),
+    Family(
+        "gauge",
+        "quire_queue_lag_messages",
+        {**QUEUE, **BY_PRIORITY},
+        "Requests in the ingress stream that no worker has read.",
+    ),
+    Family(
+        "gauge",
+        "quire_queue_pending_messages",
+        {**QUEUE, **BY_PRIORITY},
+        "Requests that a worker has read and not claimed yet.",
+    ),
+    Family(
+        "gauge",
+        "quire_queue_oldest_message_age_seconds",
+        {**QUEUE, **BY_PRIORITY, "state": ("undelivered", "pending")},
+        "Of the oldest such request; undelivered: since it entered the stream, pending: since it "
+        "was read. 0 if there is none.",
+    ),
+    Family(
+        "gauge",
+        "quire_queue_leases",
+        {**QUEUE, "state": ("live", "expired")},
+        "Requests that run somewhere; expired: their worker is gone and nobody took them over yet.",
+    ),
+    Family(
+        "gauge",
+        "quire_queue_consumers",
+        QUEUE,
+        "Workers that have lately signed the registry as ready.",
+    ),
+    Family("gauge", "quire_dead_letter_messages", QUEUE, "Dead letters kept for a person to see."),
+)
+
+
 def families() -> dict[str, Family]:
-    """The register by name."""
+    """The worker's metrics by name."""
     return {family.name: family for section in REGISTER.values() for family in section}
+
+
+def exporter_families() -> dict[str, Family]:
+    """The exporter's metrics by name."""
+    return {family.name: family for family in EXPORTER_REGISTER}
 
 
 def render_markdown() -> str:
     """docs/metrics.md, whole."""
     lines = [
-        "# Metrics of the worker",
+        "# Metrics",
         "",
         "Generated from `service/register.py` by `python -m service.register`; do not edit.",
         "",
-        "Served at `/metrics`. Every label value exists from the first scrape. The gauges of the",
-        "queue itself are exported once per queue, not by every worker.",
+        "Served at `/metrics`. Every label value exists from the first scrape.",
+        "",
+        "## Worker",
     ]
     for section, members in REGISTER.items():
-        lines += [
-            "",
-            f"## {section}",
-            "",
-            "| name | type | labels | meaning |",
-            "|---|---|---|---|",
-        ]
-        for family in members:
-            labels = ", ".join(_label_text(*item) for item in family.labels.items())
-            lines.append(f"| `{family.name}` | {family.kind} | {labels} | {family.meaning} |")
+        lines += ["", f"### {section}", "", *_table(members)]
+    lines += [
+        "",
+        "## Exporter",
+        "",
+        "What is true of a queue as a whole, read from Redis at each scrape by one process,",
+        "`python -m service.exporter`. Were every worker to tell it, a sum over workers would",
+        "count the same backlog many times.",
+        "",
+        *_table(EXPORTER_REGISTER),
+    ]
     return "\n".join(lines) + "\n"
+
+
+def _table(members: Sequence[Family]) -> list[str]:
+    lines = ["| name | type | labels | meaning |", "|---|---|---|---|"]
+    for family in members:
+        labels = ", ".join(_label_text(*item) for item in family.labels.items())
+        lines.append(f"| `{family.name}` | {family.kind} | {labels} | {family.meaning} |")
+    return lines
 
 
 def _label_text(label: str, values: Sequence[str]) -> str:
