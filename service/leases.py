@@ -15,7 +15,7 @@ from quire.broker import Broker
 from service.contact import UNAVAILABLE, Contact
 from service.metrics import Metrics
 from service.outbox import Outbox
-from service.vitals import Vitals
+from service.vitals import Vitals, WorkerState
 
 #: Renewals per lease: two may be lost before the third is due.
 BEATS_PER_LEASE = 3
@@ -119,7 +119,8 @@ class Housekeeper:
             pause = self._lease_seconds * self._random.uniform(0.25, 0.75)
             if self._stopping.wait(pause):
                 if is_heard:
-                    self._sign("stopped")
+                    has_failed = self._vitals.state is WorkerState.FAILED
+                    self._sign("failed" if has_failed else "stopped")
                 return
 
     def stop(self) -> None:
