@@ -1,0 +1,148 @@
+"""A model without a device, for the tests of the service: known tokens, and steps on command."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, TypeVar
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+from engine.batch import Batch
+from engine.engine import Engine
+from engine.fake_runner import FakeRunner, fake_generation
+from service.config import Settings
+from service.model import ServedModel, engine_config
+from service.text import Messages, ModelTokenizer
+
+#: The end of sequence, then the 256 bytes, then the beginning.
+EOS_ID, BOS_ID, VOCAB_SIZE = 0, 257, 258
+#: What a fake model never says by itself.
+NEVER = (EOS_ID, BOS_ID)
+MAX_MODEL_LEN = 1024
+#: How long a condition may take until a test calls it false. Only failing tests wait so long.
+PATIENCE_SECONDS = 30.0
+
+_Value = TypeVar("_Value")
+
+
+def eventually(
+    read: Callable[[], _Value], what: str = "", *, seconds: float = PATIENCE_SECONDS
+) -> _Value:
+    """The first true value of `read`; fails the test when none comes."""
+    give_up = time.monotonic() + seconds
+    pause = threading.Event()
+    while not (value := read()):
+        assert time.monotonic() < give_up, f"never came true: {what or read}"
+        pause.wait(0.005)
+    return value
+
+
+def stays(read: Callable[[], bool], what: str = "", *, seconds: float = 0.3) -> None:
+    """Watch for a while that something which must not happen does not."""
+    give_up = time.monotonic() + seconds
+    pause = threading.Event()
+    while time.monotonic() < give_up:
+        assert read(), f"did not stay so: {what or read}"
+        pause.wait(0.01)
+
+
+class StepGate:
+    """Lets a FakeRunner make as many steps as a test allows; open from the start unless told."""
+
+    def __init__(self, *, steps: int | None = None) -> None:
+        self._allowed = threading.Semaphore(steps or 0)
+        self._is_open = threading.Event()
+        self._has_arrived = threading.Event()
+        self.batches: list[Batch] = []
+        if steps is None:
+            self._is_open.set()
+
+    def __call__(self, batch: Batch) -> None:
+        self.batches.append(batch)
+        self._has_arrived.set()
+        give_up = time.monotonic() + PATIENCE_SECONDS
+        while not self._is_open.is_set() and not self._allowed.acquire(timeout=0.01):
+            assert time.monotonic() < give_up, "a closed gate was forgotten"
+
+    def allow(self, steps: int) -> None:
+        self._allowed.release(steps)
+
+    def open(self) -> None:
+        self._is_open.set()
+
+    def step_until(self, condition: Callable[[], Any]) -> None:
+        """Allow one step after another, slowly, until the condition is true."""
+        eventually(lambda: condition() or self.allow(1))
+
+    def wait_for_arrival(self) -> None:
+        """Return once the engine stands in a step."""
+        assert self._has_arrived.wait(PATIENCE_SECONDS)
+
+
+@cache
+def byte_tokenizer() -> Tokenizer:
+    """A token for each byte and two special ones; random tokens break characters all the time."""
+    symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {"<eos>": EOS_ID} | {symbol: 1 + n for n, symbol in enumerate(symbols)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary | {"<bos>": BOS_ID}, merges=[]))
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<eos>", "<bos>")])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", BOS_ID)]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def text_of(token_ids: Sequence[int]) -> str:
+    """What the tokens spell when they are decoded all at once."""
+    text: str = byte_tokenizer().decode(list(token_ids))
+    return text
+
+
+def render_chat(messages: Messages) -> str:
+    """A chat template in one line; refuses what it does not know, as templates do."""
+    if any(message["role"] not in ("system", "user", "assistant") for message in messages):
+        raise ValueError("unknown role")
+    return "".join(f"{message['role']}:{message['content']}\n" for message in messages)
+
+
+def fake_model(
+    settings: Settings,
+    *,
+    before_run: Callable[[Batch], None] | None = None,
+    fingerprint: str = "fake-1",
+    num_blocks: int = 512,
+    tokenizer: ModelTokenizer | None = None,
+) -> ServedModel:
+    """A served model whose tokens are a pure function of prompt and seed, without torch."""
+    config = engine_config(
+        settings,
+        num_blocks=settings.num_blocks or num_blocks,
+        max_model_len=MAX_MODEL_LEN,
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=frozenset({EOS_ID}),
+    )
+    runner = FakeRunner(
+        num_blocks=config.num_blocks,
+        block_size=config.block_size,
+        num_host_blocks=config.num_host_blocks,
+        vocab_size=VOCAB_SIZE,
+        never=NEVER,
+        before_run=before_run,
+    )
+    return ServedModel(
+        engine=Engine(config, runner),
+        tokenizer=tokenizer or ModelTokenizer(byte_tokenizer(), render_chat=render_chat),
+        fingerprint=fingerprint,
+        build={"device": "none", "dtype": "none", "torch": "none"},
+    )
+
+
+def expected_tokens(prompt: Sequence[int], *, max_tokens: int, seed: int = 0) -> tuple[int, ...]:
+    """What a fake model generates for the prompt when nothing goes wrong."""
+    tokens = fake_generation(
+        prompt, num_tokens=max_tokens, seed=seed, vocab_size=VOCAB_SIZE, never=NEVER
+    )
+    return tuple(tokens)
