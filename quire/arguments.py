@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, TypedDict
 
 from quire.errors import InvalidRequest
@@ -12,6 +13,9 @@ from quire.sampling import SamplingParams, validated
 
 #: A drawn seed has this many bits.
 SEED_BITS = 63
+
+#: The farthest moment a request may name, counted from now: a year.
+MAX_AHEAD_SECONDS = 31_536_000
 
 
 class RequestOptions(TypedDict, total=False):
@@ -22,6 +26,9 @@ class RequestOptions(TypedDict, total=False):
     priority: str | int | Priority
     #: Seconds from now.
     deadline: float | None
+    #: Seconds from now before which it is not queued; or the moment itself, with a time zone.
+    delay_seconds: float | None
+    not_before: datetime | None
     model: str | None
     tenant: str | None
     #: Minted when missing.
@@ -58,14 +65,17 @@ def build_request(
     if arguments.get("model") is not None:
         body["model"] = arguments["model"]
     fields = {name: arguments.get(name) for name in _ENVELOPE} | {"id": arguments.get("request_id")}
-    if (deadline := arguments.get("deadline")) is not None:
-        assert now_ms is not None, "a deadline needs the broker's clock"
-        fields["deadline_ms"] = now_ms + _milliseconds(deadline)
+    fields |= _times(arguments, now_ms=now_ms)
     given = {name: value for name, value in fields.items() if value is not None}
     message = {"tenant": tenant, **given, "kind": kind, "body": body}
     request = validated(GenerationRequest, message)
     request.parse_body()
     return request
+
+
+def needs_clock(arguments: RequestArguments) -> bool:
+    """Whether `build_request` must be told the broker's clock for these arguments."""
+    return any(arguments.get(name) is not None for name in ("deadline", "delay_seconds"))
 
 
 _ARGUMENTS = frozenset(RequestArguments.__optional_keys__)
@@ -83,7 +93,28 @@ def _subject(
     return "tokens", {"prompt": list(prompt or ())}
 
 
-def _milliseconds(deadline: float) -> int:
-    if not 0 < deadline < float("inf"):
-        raise InvalidRequest("deadline", "must be a positive number of seconds")
-    return max(1, int(deadline * 1000))
+def _times(arguments: RequestArguments, *, now_ms: int | None) -> dict[str, int]:
+    """The moments a request names, as unix milliseconds on the broker's clock."""
+    times: dict[str, int] = {}
+    if (deadline := arguments.get("deadline")) is not None:
+        times["deadline_ms"] = _after(now_ms, "deadline", deadline)
+    if (delay := arguments.get("delay_seconds")) is not None:
+        times["not_before_ms"] = _after(now_ms, "delay_seconds", delay)
+    if (moment := arguments.get("not_before")) is not None:
+        if delay is not None:
+            raise InvalidRequest("not_before", "give either a delay or a moment")
+        if moment.tzinfo is None:
+            raise InvalidRequest("not_before", "must have a time zone")
+        times["not_before_ms"] = int(moment.timestamp() * 1000)
+    if "deadline_ms" in times and times["deadline_ms"] <= times.get("not_before_ms", 0):
+        raise InvalidRequest("deadline", "passes before the request may be queued")
+    return times
+
+
+def _after(now_ms: int | None, field: str, seconds: float) -> int:
+    assert now_ms is not None, "a moment counted from now needs the broker's clock"
+    if not 0 < seconds <= MAX_AHEAD_SECONDS:
+        raise InvalidRequest(
+            field, f"must be a positive number of seconds up to {MAX_AHEAD_SECONDS}"
+        )
+    return now_ms + max(1, int(seconds * 1000))

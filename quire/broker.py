@@ -8,69 +8,31 @@ told in keys.py.
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import redis
 
-from quire.calls import (
-    claim_call,
-    commit_call,
-    dead_letter_call,
-    heartbeat_call,
-    reap_call,
-    release_call,
-    submit_call,
-)
+from quire.calls import cancel_call, submit_call
 from quire.connection import MAX_BLOCK_SECONDS, Retrying, socket_timeout_of
 from quire.endings import ENDINGS
 from quire.errors import BrokerUnavailable, QueueFull, QuireError, UnknownRequest
 from quire.ingress import IngressReader
 from quire.keys import Keys
-from quire.output import Completion, ErrorInfo, FinishReason, State
+from quire.operating import Operating
+from quire.output import State
 from quire.output_log import OutputRead, read_logs
-from quire.protocol import GenerationRequest, Priority
-from quire.replies import (
-    claim_answer,
-    dead_letter_of,
-    status_of,
-    worker_of,
-)
-from quire.script_runner import Argument, Call, ScriptRunner, raise_if_error
-from quire.transitions import (
-    Claim,
-    Claimed,
-    CommitItem,
-    CommitReply,
-    CommitStatus,
-    DeadLetter,
-    HeartbeatReply,
-    IngressEntry,
-    NotClaimed,
-    Reaped,
-    RequestStatus,
-    Submitted,
-    WorkerInfo,
-)
-from quire.wire import pack
-
-#: The most items of one Lua call: two to three milliseconds of the server's one thread.
-MAX_ITEMS_PER_CALL = 256
-
-#: The longest reason stored with a dead letter, in characters.
-MAX_REASON_LENGTH = 500
-
-#: A worker that was silent for this long is forgotten, with its consumers.
-WORKER_MEMORY_SECONDS = 86_400.0
+from quire.protocol import GenerationRequest
+from quire.replies import full_queue, status_of
+from quire.script_runner import Argument, ScriptRunner, raise_if_error
+from quire.transitions import RequestStatus, Submitted
+from quire.working import Working
 
 #: How often the holder of an idempotency key may change during one submit.
 MAX_HOLDER_CHANGES = 3
 
-_Item = TypeVar("_Item")
 
-
-class Broker:
+class Broker(Working, Operating):
     """The transitions of one queue shard over one Redis connection (see `connection.connect`).
 
     Safe to share between threads, except that `read_ingress` and `recover_entries` belong to one
@@ -78,8 +40,9 @@ class Broker:
 
     `lease_seconds`: how long a claim lives without a heartbeat or commit. `max_attempts`: claims
     until a request is given up. `max_queue_seconds`: the longest wait in the queue.
-    `retention_seconds`: how long a finished request can be read. `max_backlog`: the most entries
-    waiting in the ingress streams, None for no limit. `retry_seconds`: how long a call is repeated.
+    `retention_seconds`: how long a finished request can be read. `max_backlog`: the most requests
+    waiting, counted by their entries in the ingress streams and the delay set, None for no limit
+    but those set by `set_limits`. `retry_seconds`: how long a call is repeated.
     """
 
     def __init__(
@@ -143,7 +106,9 @@ class Broker:
                 failure = failure or error
         if isinstance(failure, QueueFull):
             accepted = tuple(answer.request_id for answer in submitted)
-            raise QueueFull(str(failure), accepted=accepted) from failure.__cause__
+            raise QueueFull(
+                str(failure), limit=failure.limit, accepted=accepted
+            ) from failure.__cause__
         if failure:
             raise failure
         return submitted
@@ -151,11 +116,10 @@ class Broker:
     def cancel(self, request_id: str) -> State:
         """Asks for the end of a request; returns its state after that.
 
-        A queued request is `cancelled` at once; a running one stays `running` until its worker sees
+        One that waits is `cancelled` at once; a running one stays `running` until its worker sees
         the flag on its next commit or heartbeat; a terminal one stays as it is. UnknownRequest.
         """
-        call = Call((*self.keys.of_request(request_id), self.keys.lease), (request_id,))
-        state = self._scripts.run("cancel", call)
+        state = self._scripts.run("cancel", cancel_call(self.keys, request_id))
         if not state:
             raise UnknownRequest(request_id)
         return State(state.decode())
@@ -181,163 +145,6 @@ class Broker:
             lambda: read_logs(self._connection, self.keys, seen, block_seconds=block)
         )
 
-    def now_ms(self) -> int:
-        """The broker's clock in unix milliseconds: the one deadlines are measured on."""
-        seconds, microseconds = self._retrying(self._connection.time)
-        return int(seconds) * 1000 + int(microseconds) // 1000
-
-    # What a worker needs.
-
-    def ensure_groups(self) -> None:
-        """Creates the ingress streams and their consumer group where they are missing."""
-        self._ingress.ensure_groups()
-
-    def read_ingress(self, worker: str, *, count: int, block_seconds: float) -> list[IngressEntry]:
-        """Up to `count` fresh deliveries for `worker`, most urgent first; see IngressReader.read.
-
-        BrokerUnavailable is raised without a retry; what a lost reply has delivered is found by
-        `recover_entries`.
-        """
-        block = min(block_seconds, self._longest_block)
-        return self._ingress.read(worker, count=count, block_seconds=block)
-
-    def recover_entries(
-        self, worker: str, *, min_idle_seconds: float, count: int
-    ) -> list[IngressEntry]:
-        """Deliveries nobody claimed: all of `worker`'s own, and any left for `min_idle_seconds`.
-
-        Call it at the start and now and then. Harmless for entries that someone is just claiming:
-        the claim decides.
-        """
-        return self._ingress.recover(worker, min_idle_seconds=min_idle_seconds, count=count)
-
-    def claim(
-        self, entries: Sequence[IngressEntry], *, fingerprint: str | None = None
-    ) -> list[Claimed | NotClaimed]:
-        """Turns deliveries into claims, one answer per entry in the same order.
-
-        Either the request is this worker's now, with its lease running, or the answer says why not.
-        The entry is removed from the stream in both cases. `fingerprint` names the engine and is
-        recorded at the first claim.
-        """
-        owners = [secrets.token_hex(16) for _ in entries]
-        calls = [
-            claim_call(self.keys, entry, owner=owner, fingerprint=fingerprint)
-            for entry, owner in zip(entries, owners, strict=True)
-        ]
-        replies = self._scripts.run_many("claim", calls)
-        return [
-            claim_answer(entry.request_id, owner, raise_if_error(reply))
-            for entry, owner, reply in zip(entries, owners, replies, strict=True)
-        ]
-
-    def commit(self, items: Sequence[CommitItem]) -> list[CommitReply]:
-        """Publishes tokens and ends, one answer per item in the same order.
-
-        All items of one call of up to 256 are applied at one moment; each is judged alone. At most
-        one item per request. Renews the leases of what it accepts.
-        """
-        replies: list[CommitReply] = []
-        for part in _parts(items):
-            rows = self._scripts.run("commit", commit_call(self.keys, part))
-            replies += [
-                CommitReply(CommitStatus(status.decode()), int(published), bool(cancel))
-                for status, published, cancel in rows
-            ]
-        return replies
-
-    def heartbeat(self, claims: Sequence[Claim]) -> list[HeartbeatReply]:
-        """Renews the leases still held, one answer per claim in the same order."""
-        replies: list[HeartbeatReply] = []
-        for part in _parts(claims):
-            rows = self._scripts.run("heartbeat", heartbeat_call(self.keys, part))
-            replies += [HeartbeatReply(bool(alive), bool(cancel)) for alive, cancel in rows]
-        return replies
-
-    def release(self, claims: Sequence[Claim]) -> list[bool]:
-        """Gives claims back: the requests are queued again, their tokens kept, no attempt counted.
-
-        False where the claim was not held any more. A request that a caller wants cancelled ends.
-        """
-        replies: list[bool] = []
-        for part in _parts(claims):
-            rows = self._scripts.run("release", release_call(self.keys, part))
-            replies += [bool(row) for row in rows]
-        return replies
-
-    def reap(self, *, limit: int = MAX_ITEMS_PER_CALL) -> list[Reaped]:
-        """Takes requests from workers whose lease expired; any worker may call it at any time.
-
-        Each is queued again, its tokens kept, or ended when it was cancelled, is past its deadline
-        or has spent its attempts (a dead letter then). At most `limit`, oldest lease first.
-        """
-        reaped: list[Reaped] = []
-        now = self.now_ms()
-        lease = self.keys.lease
-        rows: Any = self._retrying(
-            lambda: self._connection.zrangebyscore(lease, "-inf", now, start=0, num=limit)
-        )
-        # The script looks at each lease again: it may have been renewed since.
-        for part in _parts([row.decode() for row in rows]):
-            states = self._scripts.run("reap", reap_call(self.keys, part))
-            reaped += [
-                Reaped(request_id, State(state.decode()))
-                for request_id, state in zip(part, states, strict=True)
-                if state
-            ]
-        return reaped
-
-    def dead_letter(self, claim: Claim, reason: str, *, error: ErrorInfo | None = None) -> bool:
-        """Ends a claimed request that can never run and keeps its original bytes for a person.
-
-        For bytes that cannot be read, or an unknown major version. The caller of the request gets a
-        `failed` record with `error` (code `undecodable` by default). False when fenced.
-        """
-        reason = reason[:MAX_REASON_LENGTH]
-        completion = Completion(
-            request_id=claim.request_id,
-            state=State.FAILED,
-            finish_reason=FinishReason.REJECTED,
-            error=error or ErrorInfo("undecodable", reason),
-        )
-        call = dead_letter_call(self.keys, claim, reason, done=completion.encode())
-        return bool(self._scripts.run("dead_letter", call))
-
-    # What an operator needs.
-
-    def dead_letters(self, *, count: int = 100) -> list[DeadLetter]:
-        """The newest dead letters, newest first."""
-        key = self.keys.dead
-        rows: Any = self._retrying(lambda: self._connection.xrevrange(key, count=count))
-        return [dead_letter_of(entry_id, fields) for entry_id, fields in rows]
-
-    def queue_depth(self) -> dict[Priority, int]:
-        """Entries in each ingress stream: waiting, or delivered and not yet claimed."""
-
-        def lengths() -> list[int]:
-            with self._connection.pipeline(transaction=False) as pipeline:
-                for stream in self.keys.all_ingress:
-                    pipeline.xlen(stream)
-                return pipeline.execute()
-
-        return dict(zip(Priority, self._retrying(lengths), strict=True))
-
-    def beat_worker(self, worker: str, state: str, load: Mapping[str, float]) -> None:
-        """Notes that a worker lives; forgets those silent for a day, with their idle consumers."""
-        call = Call(
-            (self.keys.workers, *self.keys.all_ingress),
-            (worker, state, pack(dict(load), field="load"), int(WORKER_MEMORY_SECONDS * 1000)),
-        )
-        self._scripts.run("beat_worker", call)
-
-    def workers(self) -> list[WorkerInfo]:
-        """The last word of every worker heard within a day, sorted by name."""
-        key = self.keys.workers
-        rows: Any = self._retrying(lambda: self._connection.hgetall(key))
-        now = self.now_ms()
-        found = [worker_of(name, value, now_ms=now) for name, value in rows.items()]
-        return sorted(found, key=lambda info: info.name)
-
     def _submitted(self, request: GenerationRequest, reply: Any) -> Submitted:
         outcome, request_id, state = (part.decode() for part in raise_if_error(reply))
         for _ in range(MAX_HOLDER_CHANGES):
@@ -348,12 +155,7 @@ class Broker:
             reply = self._scripts.run("submit", call)
             outcome, request_id, state = (part.decode() for part in reply)
         if outcome == "full":
-            raise QueueFull("the backlog limit of the queue is reached")
+            raise full_queue(limit=state)
         if outcome == "held":
             raise BrokerUnavailable("the idempotency key changed hands too often")
         return Submitted(request_id, State(state), created=outcome == "created")
-
-
-def _parts(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
-    for first in range(0, len(items), MAX_ITEMS_PER_CALL):
-        yield items[first : first + MAX_ITEMS_PER_CALL]

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from quire.keys import Keys
 from quire.protocol import GenerationRequest
 from quire.script_runner import Argument, Call
-from quire.transitions import Claim, CommitItem, IngressEntry
+from quire.sizes import estimated_tokens
+from quire.transitions import BackOff, Claim, CommitItem, DeadLetter, IngressEntry
 from quire.wire import pack, pack_ids
 
 
 def submit_call(keys: Keys, request: GenerationRequest, *, holder: str | None = None) -> Call:
     """For submit.lua. `holder` is the id found under the idempotency key, to be looked at too."""
-    record, body, _ = keys.of_request(request.id)
-    names = [record, body, *keys.all_ingress]
+    names = [*keys.of_producers, *keys.of_scripts(request.id)]
     if request.idempotency_key is not None:
         names.append(keys.idempotency(request.tenant, request.idempotency_key))
         names += [keys.request(holder)] if holder else []
@@ -29,24 +29,30 @@ def submit_call(keys: Keys, request: GenerationRequest, *, holder: str | None = 
             metadata,
             request.encode(),
             holder or "",
+            request.not_before_ms or 0,
+            estimated_tokens(request),
         ),
     )
+
+
+def cancel_call(keys: Keys, request_id: str) -> Call:
+    """For cancel.lua."""
+    return Call((*keys.of_producers, *keys.of_scripts(request_id)), (request_id,))
 
 
 def claim_call(keys: Keys, entry: IngressEntry, *, owner: str, fingerprint: str | None) -> Call:
     """For claim.lua."""
     return Call(
-        (*keys.of_request(entry.request_id), keys.lease, keys.dead, entry.stream),
-        (entry.request_id, entry.entry_id, owner, fingerprint or ""),
+        (*keys.of_workers, *keys.of_scripts(entry.request_id)),
+        (entry.request_id, entry.entry_id, owner, fingerprint or "", int(entry.priority)),
     )
 
 
 def commit_call(keys: Keys, items: Sequence[CommitItem]) -> Call:
     """For commit.lua."""
-    names, arguments = [keys.lease], list[Argument]()
+    arguments = list[Argument]()
     for item in items:
         done = item.completion
-        names += keys.of_request(item.claim.request_id)
         arguments += (
             *_fence(item.claim),
             item.start,
@@ -57,44 +63,66 @@ def commit_call(keys: Keys, items: Sequence[CommitItem]) -> Call:
             done.encode() if done else b"",
             str(done.state) if done else "",
         )
-    return Call(names, arguments)
+    return Call(_names(keys, (item.claim.request_id for item in items)), arguments)
 
 
 def heartbeat_call(keys: Keys, claims: Sequence[Claim]) -> Call:
     """For heartbeat.lua."""
-    return _of_claims(keys, claims, names=[keys.lease])
+    return _of_claims(keys, claims)
 
 
 def release_call(keys: Keys, claims: Sequence[Claim]) -> Call:
     """For release.lua."""
-    return _of_claims(keys, claims, names=_queue_keys(keys))
+    return _of_claims(keys, claims)
 
 
 def reap_call(keys: Keys, request_ids: Sequence[str]) -> Call:
     """For reap.lua."""
-    names = _queue_keys(keys)
-    for request_id in request_ids:
-        names += keys.of_request(request_id)
-    return Call(names, request_ids)
+    return Call(_names(keys, request_ids), request_ids)
+
+
+def promote_call(keys: Keys, request_ids: Sequence[str]) -> Call:
+    """For promote.lua."""
+    return Call(_names(keys, request_ids), request_ids)
 
 
 def dead_letter_call(keys: Keys, claim: Claim, reason: str, *, done: bytes) -> Call:
     """For dead_letter.lua."""
-    names = (*keys.of_request(claim.request_id), keys.lease, keys.dead)
-    return Call(names, (*_fence(claim), reason, done))
+    return Call(_names(keys, [claim.request_id]), (*_fence(claim), reason, done))
 
 
-def _of_claims(keys: Keys, claims: Sequence[Claim], *, names: list[str]) -> Call:
+def fail_call(keys: Keys, claim: Claim, *, retry: BackOff | None, reason: str, done: bytes) -> Call:
+    """For fail.lua. Without a `retry` the request ends."""
+    pauses = (retry.first_ms, retry.longest_ms, retry.draw()) if retry else (0, 0, 0)
+    arguments = (*_fence(claim), int(retry is not None), reason, done, *pauses)
+    return Call(_names(keys, [claim.request_id]), arguments)
+
+
+def requeue_call(keys: Keys, letter: DeadLetter, *, keep_tokens: bool) -> Call:
+    """For requeue.lua."""
+    arguments = (letter.request_id, letter.entry_id, int(keep_tokens))
+    return Call(_names(keys, [letter.request_id]), arguments)
+
+
+def beat_call(keys: Keys, worker: str, *, state: str, load: bytes, memory_seconds: float) -> Call:
+    """For beat_worker.lua."""
+    arguments = (worker, state, load, int(memory_seconds * 1000))
+    return Call((keys.workers, *keys.all_ingress), arguments)
+
+
+def _of_claims(keys: Keys, claims: Sequence[Claim]) -> Call:
     arguments: list[Argument] = []
     for claim in claims:
-        names += keys.of_request(claim.request_id)
         arguments += _fence(claim)
-    return Call(names, arguments)
+    return Call(_names(keys, (claim.request_id for claim in claims)), arguments)
+
+
+def _names(keys: Keys, request_ids: Iterable[str]) -> list[str]:
+    names = list(keys.of_workers)
+    for request_id in request_ids:
+        names += keys.of_scripts(request_id)
+    return names
 
 
 def _fence(claim: Claim) -> tuple[str, int, str]:
     return claim.request_id, claim.epoch, claim.owner
-
-
-def _queue_keys(keys: Keys) -> list[str]:
-    return [keys.lease, keys.dead, *keys.all_ingress]

@@ -20,7 +20,7 @@ from typing import Unpack
 
 import redis
 
-from quire.arguments import RequestArguments, RequestOptions, build_request
+from quire.arguments import RequestArguments, RequestOptions, build_request, needs_clock
 from quire.broker import Broker
 from quire.connection import MAX_BLOCK_SECONDS, connect
 from quire.errors import (
@@ -87,7 +87,8 @@ class Client:
         """Enqueues one request: a text, token ids, or the `messages` of a conversation.
 
         `sampling` is a SamplingParams or a map of its fields, `priority` a name or a Priority,
-        `deadline` in seconds from now. `request_id` makes a call repeatable across processes. With
+        `deadline` in seconds from now. With `delay_seconds` or a moment `not_before` it is
+        scheduled, and queued then. `request_id` makes a call repeatable across processes. With
         an `idempotency_key` the tenant has used before, the handle is that of the earlier request.
         InvalidRequest, QueueFull.
         """
@@ -106,8 +107,8 @@ class Client:
                 item.parse_body()
                 ready.append(item)
                 continue
-            if now_ms is None and item.get("deadline") is not None:
-                # Deadlines are measured on the broker's clock; one look serves them all.
+            if now_ms is None and needs_clock(item):
+                # Such moments are measured on the broker's clock; one look serves them all.
                 now_ms = self._broker.now_ms()
             ready.append(build_request(item, tenant=self._tenant, now_ms=now_ms))
         submitted = self._broker.submit_many(ready)

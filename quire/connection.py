@@ -108,7 +108,7 @@ def translated(error: RedisError) -> QuireError:
     """Our error for one of redis-py's, which stays its cause."""
     ours: QuireError = BrokerUnavailable(f"{type(error).__name__}: {error}")
     if isinstance(error, OutOfMemoryError):
-        ours = QueueFull("Redis has no memory left")
+        ours = QueueFull("Redis has no memory left", limit="memory")
     ours.__cause__ = error
     return ours
 

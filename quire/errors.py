@@ -4,7 +4,7 @@ QuireError
 ├── InvalidRequest        a request that cannot be right; names the field
 ├── ProtocolError         bytes that are not a message of ours
 │   └── UnsupportedVersion    a message of ours, from a major version this reader does not know
-├── QueueFull             the backlog limit is reached, or Redis has no memory left
+├── QueueFull             a limit of the queue is reached, or Redis has no memory left
 ├── UnknownRequest        no request of that id
 │   └── ResultExpired         there was one, and its retention has passed
 ├── RequestFailed         the request has ended without completing; carries the Completion
@@ -49,13 +49,17 @@ class UnsupportedVersion(ProtocolError):
 
 
 class QueueFull(QuireError):
-    """The backlog limit is reached or Redis is out of memory: what was refused may be tried later.
+    """A limit is reached: what was refused may be tried later.
 
-    `accepted` are the ids of those of many requests submitted together that are in the queue.
+    `limit` tells which: `requests` or `tokens` that wait, those of the `tenant`, or the `memory` of
+    Redis. `accepted` are the ids of those of many requests submitted together that are queued.
     """
 
-    def __init__(self, message: str, *, accepted: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, message: str, *, limit: str = "requests", accepted: tuple[str, ...] = ()
+    ) -> None:
         super().__init__(message)
+        self.limit = limit
         self.accepted = accepted
 
 

@@ -15,9 +15,24 @@ hash tag, so that a whole shard lies in one slot and every transition can be one
                                  the field `done` (msgpack Completion) and the broker's stamps. A
                                  reader that has n tokens asks for what lies after `n-0`.
     lease               zset     request id -> expiry of its lease, unix ms of Redis' clock.
-    dead                stream   dead letters: id, reason, attempts, bytes. Capped.
+    delay               zset     request id -> when a scheduled request is due, in the same unit.
+    dead                stream   dead letters: id, reason, attempts, bytes, and what a new life of
+                                 the request needs: priority, tenant, deadline_ms, metadata,
+                                 tokens. Capped.
+    open                hash     request id -> `<state> <tokens> <tenant>` of every request that has
+                                 not ended: the books, from which every count is kept.
+    counts              hash     `tokens`: of the requests that wait, scheduled or queued;
+                                 `tenant:<tenant>`: its open requests. Absent means 0.
+    control             hash     what operators set: the limits `max_requests`, `max_tokens`,
+                                 `max_per_tenant`, `max_of:<tenant>`, and `paused` with a reason.
+    g:<group>           hash     state -> number of the group's requests in it.
+    gm:<group>          set      the group's requests that have not ended.
+    ge:<group>          stream   the group's ends in the order they came: id, state.
     w                   hash     worker -> last seen, state and load (msgpack), parted by spaces.
     idem:<tenant>:<key> string   idempotency key -> request id.
+
+A request belongs to a group when its id is `<group>~<member>`: so every script's caller can tell
+the group's keys from the id alone.
 
 Fields of the request record; all times are unix ms of Redis' own clock except `deadline_ms`:
 
@@ -32,8 +47,9 @@ Fields of the request record; all times are unix ms of Redis' own clock except `
     released            the owner that gave it back last, so that RELEASE can be repeated
 
 Every per-request key has an expiry from birth: the longest time in the queue plus the retention,
-renewed while the request lives, and cut to the retention when it ends. Only `in:*`, `lease` and
-`dead` belong to the queue itself and stay.
+renewed while the request lives, and cut to the retention when it ends. The keys of a group live as
+long as its longest living request. Only `in:*`, `lease`, `delay`, `dead`, `open`, `counts` and
+`control` belong to the queue itself and stay.
 """
 
 from __future__ import annotations
@@ -43,6 +59,9 @@ from dataclasses import dataclass
 
 #: The consumer group of every ingress stream.
 GROUP = "workers"
+
+#: Stands in a request id between its group and the rest.
+GROUP_SEPARATOR = "~"
 
 #: How many ingress streams a shard has; the index is the priority, larger is more urgent.
 NUM_PRIORITIES = 4
@@ -88,6 +107,26 @@ class Keys:
         """Record, body and output log of one request, in the order the scripts take them."""
         return self.request(request_id), self.body(request_id), self.output(request_id)
 
+    def of_group(self, group: str) -> tuple[str, str, str]:
+        """Counts, open members and ends of a group, in the order the scripts take them."""
+        return f"{self.prefix}:g:{group}", f"{self.prefix}:gm:{group}", f"{self.prefix}:ge:{group}"
+
+    def of_scripts(self, request_id: str) -> tuple[str, ...]:
+        """All keys of a request that a script takes: its own, and those of its group."""
+        group, separator, _ = request_id.partition(GROUP_SEPARATOR)
+        own = self.of_request(request_id)
+        return (*own, *self.of_group(group)) if separator else own
+
+    @property
+    def of_producers(self) -> tuple[str, ...]:
+        """The keys of the queue that SUBMIT and CANCEL take before those of requests."""
+        return (self.open, self.counts, self.delay, self.control, *self.all_ingress)
+
+    @property
+    def of_workers(self) -> tuple[str, ...]:
+        """The keys of the queue that all other transitions take before those of requests."""
+        return (*self.of_producers, self.lease, self.dead)
+
     def idempotency(self, tenant: str, key: str) -> str:
         """The tenant has no colon (protocol.py sees to it), so no two pairs share a name."""
         return f"{self.prefix}:idem:{tenant}:{key}"
@@ -95,6 +134,22 @@ class Keys:
     @property
     def lease(self) -> str:
         return f"{self.prefix}:lease"
+
+    @property
+    def delay(self) -> str:
+        return f"{self.prefix}:delay"
+
+    @property
+    def open(self) -> str:
+        return f"{self.prefix}:open"
+
+    @property
+    def counts(self) -> str:
+        return f"{self.prefix}:counts"
+
+    @property
+    def control(self) -> str:
+        return f"{self.prefix}:control"
 
     @property
     def dead(self) -> str:

@@ -37,7 +37,9 @@ MAX_METADATA_BYTES = 16 << 10
 MAX_HEADERS_BYTES = 8 << 10
 
 #: What a request id may be: it becomes a part of a key and of a log line.
-REQUEST_ID_PATTERN = r"^[A-Za-z0-9._:-]{1,128}$"
+#: With a tilde it is `<group>~<member>`; see keys.py.
+REQUEST_ID_PATTERN = r"^(?:[A-Za-z0-9._:-]{1,64}~)?[A-Za-z0-9._:-]+$"
+MAX_REQUEST_ID_LENGTH = 128
 
 #: A tenant has no colon, so that tenant and idempotency key cannot run into one another.
 TENANT_PATTERN = r"^[A-Za-z0-9._-]{1,64}$"
@@ -72,13 +74,17 @@ class GenerationRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
 
     v: Literal[1] = PROTOCOL_VERSION
-    id: Annotated[str, Strict(), Field(pattern=REQUEST_ID_PATTERN)] = Field(default_factory=mint_id)
+    id: Annotated[
+        str, Strict(), Field(pattern=REQUEST_ID_PATTERN, max_length=MAX_REQUEST_ID_LENGTH)
+    ] = Field(default_factory=mint_id)
     kind: Kind
     body: dict[str, Any]
     tenant: Annotated[str, Strict(), Field(pattern=TENANT_PATTERN)] = "default"
     priority: Annotated[Priority, BeforeValidator(Priority.parse)] = Priority.NORMAL
     #: Unix milliseconds on the broker's clock.
     deadline_ms: Annotated[int, Strict(), Field(gt=0, lt=1 << 53)] | None = None
+    #: The earliest time it may be queued, unix milliseconds on the broker's clock.
+    not_before_ms: Annotated[int, Strict(), Field(gt=0, lt=1 << 53)] | None = None
     idempotency_key: Annotated[str, Strict(), Field(min_length=1, max_length=255)] | None = None
     headers: dict[str, str] = Field(default_factory=dict)
     metadata: dict[str, Any] = Field(default_factory=dict)

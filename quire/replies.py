@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quire.errors import QueueFull
 from quire.output import State
 from quire.output_log import read_entries
 from quire.protocol import Priority
@@ -54,6 +55,19 @@ def status_of(request_id: str, fields: Mapping[bytes, bytes]) -> RequestStatus:
         submitted_ms=int(fields[b"submitted_ms"]),
         fingerprint=fingerprint.decode() if fingerprint else None,
     )
+
+
+#: What each limit of SUBMIT is about.
+_LIMITS = {
+    "requests": "the backlog limit of the queue is reached: too many requests wait",
+    "tokens": "the backlog limit of the queue is reached: too many tokens wait",
+    "tenant": "the tenant has as many requests in the queue as it may",
+}
+
+
+def full_queue(*, limit: str) -> QueueFull:
+    """The refusal of submit.lua."""
+    return QueueFull(_LIMITS[limit], limit=limit)
 
 
 def dead_letter_of(entry_id: bytes, fields: Mapping[bytes, bytes]) -> DeadLetter:

@@ -1,7 +1,7 @@
 """Loads the Lua transitions and runs them by hash, falling back when the server forgot them.
 
 Every transition is idempotent, so a call whose reply was lost is simply made again (see
-`Retrying`). The source that runs is `common.lua` followed by the transition's own file.
+`Retrying`). The source that runs is that of the shared parts followed by the transition's own file.
 """
 
 from __future__ import annotations
@@ -21,6 +21,12 @@ from quire.errors import QuireError
 
 Argument = str | bytes | int
 Command = tuple[int, tuple[Argument, ...]]
+
+#: The shared parts that come before the text of a transition.
+_PARTS = ("common", "request", "running")
+
+#: Transitions that take fewer of them, because they may be called by those who touch fewer keys.
+_PARTS_OF = {"submit": _PARTS[:2], "cancel": _PARTS[:2], "beat_worker": _PARTS[:1]}
 
 #: The most calls sent in one pipeline: a bound on the memory of both sides.
 MAX_CALLS_PER_PIPELINE = 256
@@ -100,7 +106,8 @@ class ScriptRunner:
 def load_source(name: str) -> str:
     """The full text of the transition `name`."""
     folder = resources.files("quire") / "scripts"
-    return "\n".join((folder / file).read_text() for file in ("common.lua", f"{name}.lua"))
+    files = (*_PARTS_OF.get(name, _PARTS), name)
+    return "\n".join((folder / f"{file}.lua").read_text() for file in files)
 
 
 def raise_if_error(reply: Any) -> Any:

@@ -6,6 +6,7 @@ talks to Redis.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -73,7 +74,10 @@ class Claimed:
 
 
 class NotClaimedReason(StrEnum):
-    """Why an ingress entry gave no claim. The entry is gone from the stream in every case."""
+    """Why an ingress entry gave no claim.
+
+    The entry is gone from the stream in every case; PAUSED has put another in its place.
+    """
 
     FINISHED = "finished"
     CANCELLED = "cancelled"
@@ -81,6 +85,8 @@ class NotClaimedReason(StrEnum):
     ATTEMPTS_SPENT = "attempts_spent"
     MISSING = "missing"
     RUNNING = "running"
+    SCHEDULED = "scheduled"
+    PAUSED = "paused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +159,42 @@ class Reaped:
 
     request_id: str
     state: State
+
+
+@dataclass(frozen=True, slots=True)
+class Promoted:
+    """A scheduled request that was due: queued, or ended (`state` is terminal)."""
+
+    request_id: str
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class BackOff:
+    """How long to wait before the next attempt: the first pause, doubling up to the longest.
+
+    Half of each pause is drawn at random, so that requests that failed together do not come back
+    together.
+    """
+
+    first_seconds: float = 1.0
+    longest_seconds: float = 300.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.first_seconds <= self.longest_seconds < float("inf"):
+            raise ValueError("pauses must be positive and the first not longer than the longest")
+
+    @property
+    def first_ms(self) -> int:
+        return max(1, int(self.first_seconds * 1000))
+
+    @property
+    def longest_ms(self) -> int:
+        return max(1, int(self.longest_seconds * 1000))
+
+    def draw(self) -> int:
+        """The random part of one pause, in thousandths of its half."""
+        return secrets.randbelow(1001)
 
 
 @dataclass(frozen=True, slots=True)

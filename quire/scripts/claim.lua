@@ -1,19 +1,19 @@
 -- CLAIM: turn one delivered ingress entry into the right to run its request, or say why not.
 --
--- KEYS  1 record, 2 body, 3 output, 4 lease, 5 dead, 6 the ingress stream of the entry
--- ARGV  id, entry id, owner (fresh, so that a repeated call is recognised), fingerprint or ''
+-- KEYS  those of running.lua with one request
+-- ARGV  id, entry id, owner (fresh, so that a repeated call is recognised), fingerprint or '',
+--       priority of the entry's stream
 -- Returns {'claimed', epoch, body, attempts, submitted, fingerprint before, cancel, log entries} or
 -- {reason, 1 when this call ended the request}. The entry is acknowledged and deleted in any case:
 -- it was delivered, so deleting it leaves the group's lag known.
 
 local id, entry_id, owner = ARGV[FIRST], ARGV[FIRST + 1], ARGV[FIRST + 2]
-local fingerprint = ARGV[FIRST + 3]
-local keys, lease, dead, stream = keys_at(1), KEYS[4], KEYS[5], KEYS[6]
-local now = now_ms()
+local fingerprint, stream = ARGV[FIRST + 3], ingress_of(ARGV[FIRST + 4])
+local keys, now = take_keys(id), now_ms()
 
 local function drop_entry()
   redis.call('XACK', stream, 'workers', entry_id)
-  redis.call('XDEL', stream, entry_id)
+  return redis.call('XDEL', stream, entry_id)
 end
 
 local function refuse(reason, ended)
@@ -33,13 +33,14 @@ end
 if record.state == 'running' and record.owner == owner then
   -- The reply to this very call was lost.
   return answer(record.epoch, record.attempts)
-elseif record.state == 'running' then
-  return refuse('running', 0)
+elseif record.state == 'running' or record.state == 'scheduled' then
+  return refuse(record.state, 0)
 elseif record.state == 'cancelled' or record.state == 'expired' then
   return refuse(record.state, 0)
 elseif record.state and record.state ~= 'queued' then
   return refuse('finished', 0)
 elseif not record.state or redis.call('EXISTS', keys.body) == 0 then
+  forget(keys, id)
   return refuse('missing', 0)
 end
 
@@ -48,13 +49,21 @@ if not reason and now >= tonumber(record.queue_until_ms) then
   reason = 'queue_timeout'
 end
 if reason then
-  local state = end_for(reason, keys, id, lease, dead, record, now)
+  local state = end_for(reason, keys, id, record, now)
   return refuse(state == 'failed' and 'attempts_spent' or state, 1)
 end
 
+if redis.call('HEXISTS', CONTROL, 'paused') == 1 then
+  -- Delivered just before the pause. Back into the stream, once however often this is called.
+  if drop_entry() == 1 then
+    redis.call('XADD', stream, '*', 'id', id)
+  end
+  return { 'paused', 0 }
+end
+
 local epoch, attempts = int(tonumber(record.epoch) + 1), int(tonumber(record.attempts) + 1)
-redis.call('HSET', keys.record, 'state', 'running', 'epoch', epoch, 'owner', owner,
-  'attempts', attempts)
+redis.call('HSET', keys.record, 'epoch', epoch, 'owner', owner, 'attempts', attempts)
+enter(keys, id, 'running')
 if tonumber(record.published) > 0 then
   redis.call('HINCRBY', keys.record, 'resumes', 1)
 end
@@ -64,7 +73,7 @@ end
 if not record.fingerprint and fingerprint ~= '' then
   redis.call('HSET', keys.record, 'fingerprint', fingerprint)
 end
-redis.call('ZADD', lease, int(now + LEASE_MS), id)
+redis.call('ZADD', LEASE, int(now + LEASE_MS), id)
 keep(keys, keys.record)
 drop_entry()
 return answer(epoch, attempts)

@@ -1,12 +1,11 @@
 -- COMMIT: publish the tokens of many requests, each judged by its own fence.
 --
--- KEYS  1 lease, then per item record, body, output
+-- KEYS  those of running.lua with one request per item
 -- ARGV  per item: id, epoch, owner, index of the first token, number of tokens, tokens, text,
 --       text ends or '', terminal record or '', terminal state or ''
 -- Returns per item {ok | fenced | rewind | replayed, tokens in the log, cancel flag}.
 
 local NUM_ARGUMENTS = 10
-local lease = KEYS[1]
 local now = now_ms()
 
 local function append(keys, record, item, published)
@@ -43,18 +42,18 @@ local function commit(keys, item)
     published = published + item.count
   end
   if item.done ~= '' then
-    write_end(keys, item.id, lease, item.epoch, item.state, item.done, now)
+    redis.call('ZREM', LEASE, item.id)
+    write_end(keys, item.id, item.epoch, item.state, item.done, now)
   else
-    redis.call('ZADD', lease, int(now + LEASE_MS), item.id)
+    redis.call('ZADD', LEASE, int(now + LEASE_MS), item.id)
     keep(keys, keys.output)
   end
   return { 'ok', published, cancel }
 end
 
 local replies = {}
-for index = 0, (#KEYS - 1) / 3 - 1 do
-  local at = FIRST + NUM_ARGUMENTS * index
-  replies[index + 1] = commit(keys_at(2 + 3 * index), {
+for at = FIRST, #ARGV, NUM_ARGUMENTS do
+  replies[#replies + 1] = commit(take_keys(ARGV[at]), {
     id = ARGV[at], epoch = ARGV[at + 1], owner = ARGV[at + 2], start = tonumber(ARGV[at + 3]),
     count = tonumber(ARGV[at + 4]), ids = ARGV[at + 5], text = ARGV[at + 6], ends = ARGV[at + 7],
     done = ARGV[at + 8], state = ARGV[at + 9],

@@ -1,16 +1,20 @@
 -- SUBMIT: enqueue a request once, however often this is called.
 --
--- KEYS  1 record, 2 body, 3..6 ingress by priority, [7 idempotency key, [8 record of its holder]]
--- ARGV  id, priority, tenant, deadline or 0, metadata or '', body, id of the holder or ''
--- Returns {outcome, id, state}: created | known | full, or `held` with the id under the idempotency
--- key, whose record the caller must then declare as KEYS[8] and call again.
+-- KEYS  those of request.lua with one request, [then idempotency key, [then record of its holder]]
+-- ARGV  id, priority, tenant, deadline or 0, metadata or '', body, id of the holder or '',
+--       not before or 0, tokens
+-- Returns {outcome, id, state}: created | known | full with the limit in place of the state, or
+-- `held` with the id under the idempotency key, whose record the caller must then declare and call
+-- again.
 
 local id, priority, tenant = ARGV[FIRST], ARGV[FIRST + 1], ARGV[FIRST + 2]
 local deadline, metadata = tonumber(ARGV[FIRST + 3]), ARGV[FIRST + 4]
 local body, holder = ARGV[FIRST + 5], ARGV[FIRST + 6]
-local record_key, body_key, idempotency_key, holder_key = KEYS[1], KEYS[2], KEYS[7], KEYS[8]
+local not_before, tokens = tonumber(ARGV[FIRST + 7]), tonumber(ARGV[FIRST + 8])
+local keys = take_keys(id)
+local idempotency_key, holder_key = KEYS[next_key], KEYS[next_key + 1]
 
-local state = redis.call('HGET', record_key, 'state')
+local state = redis.call('HGET', keys.record, 'state')
 if state then
   return { 'known', id, state }
 end
@@ -29,31 +33,61 @@ if idempotency_key then
   end
 end
 
-if MAX_BACKLOG > 0 then
-  local waiting = 0
-  for index = 3, 6 do
-    waiting = waiting + redis.call('XLEN', KEYS[index])
+-- An earlier life of this id that has expired counts no more.
+forget(keys, id)
+
+-- The limit that stands in the way, or nil. A limit of 0 is none.
+local function limit_reached()
+  local limits = redis.call('HMGET', CONTROL, 'max_requests', 'max_tokens', 'max_per_tenant',
+    'max_of:' .. tenant)
+  local counts = redis.call('HMGET', COUNTS, 'tokens', 'tenant:' .. tenant)
+  local function most(index)
+    return tonumber(limits[index] or '0')
   end
-  if waiting >= MAX_BACKLOG then
-    return { 'full', id, '' }
+  local waiting = redis.call('ZCARD', DELAY)
+  for level = 0, 3 do
+    waiting = waiting + redis.call('XLEN', ingress_of(level))
   end
+  local per_tenant = most(limits[4] and 4 or 3)
+  if (MAX_BACKLOG > 0 and waiting >= MAX_BACKLOG) or (most(1) > 0 and waiting >= most(1)) then
+    return 'requests'
+  elseif most(2) > 0 and tonumber(counts[1] or '0') + tokens > most(2) then
+    return 'tokens'
+  elseif per_tenant > 0 and tonumber(counts[2] or '0') >= per_tenant then
+    return 'tenant'
+  end
+  return nil
+end
+
+local limit = limit_reached()
+if limit then
+  return { 'full', id, limit }
 end
 
 local now = now_ms()
+local start = math.max(now, not_before)
 local wait = MAX_QUEUE_MS
 if deadline > 0 then
-  wait = math.max(0, math.min(wait, deadline - now))
+  wait = math.max(0, math.min(wait, deadline - start))
 end
-redis.call('HSET', record_key, 'state', 'queued', 'epoch', '0', 'owner', '', 'published', '0',
-  'attempts', '0', 'resumes', '0', 'priority', priority, 'tenant', tenant,
-  'deadline_ms', int(deadline), 'submitted_ms', int(now), 'queue_until_ms', int(now + MAX_QUEUE_MS))
+local life = start - now + wait + RETENTION_MS
+redis.call('SET', keys.body, body, 'PX', int(life))
+redis.call('HSET', keys.record, 'epoch', '0', 'owner', '', 'published', '0', 'attempts', '0',
+  'resumes', '0', 'priority', priority, 'tenant', tenant, 'deadline_ms', int(deadline),
+  'submitted_ms', int(now), 'queue_until_ms', int(start + MAX_QUEUE_MS))
 if metadata ~= '' then
-  redis.call('HSET', record_key, 'metadata', metadata)
+  redis.call('HSET', keys.record, 'metadata', metadata)
 end
-redis.call('PEXPIRE', record_key, int(wait + RETENTION_MS))
-redis.call('SET', body_key, body, 'PX', int(wait + RETENTION_MS))
 if idempotency_key then
-  redis.call('SET', idempotency_key, id, 'PX', int(SPAN_MS))
+  redis.call('SET', idempotency_key, id, 'PX', int(start - now + SPAN_MS))
 end
-redis.call('XADD', KEYS[3 + tonumber(priority)], '*', 'id', id)
-return { 'created', id, 'queued' }
+state = start > now and 'scheduled' or 'queued'
+book(keys, id, '', state, tokens, tenant)
+redis.call('HSET', keys.record, 'state', state)
+live_for(keys, life)
+if state == 'scheduled' then
+  redis.call('ZADD', DELAY, int(start), id)
+else
+  redis.call('XADD', ingress_of(priority), '*', 'id', id)
+end
+return { 'created', id, state }

@@ -13,7 +13,9 @@ from quire.protocol import GenerationRequest
 from quire.transitions import Claim, Claimed, CommitItem, NotClaimed
 
 #: Keys that belong to a queue and not to a request; every other key must have an expiry.
-WITHOUT_EXPIRY = ("in:0", "in:1", "in:2", "in:3", "lease", "dead")
+WITHOUT_EXPIRY = (
+    "in:0", "in:1", "in:2", "in:3", "lease", "delay", "dead", "open", "counts", "control",
+)  # fmt: skip
 
 
 def make_request(**changes: Any) -> GenerationRequest:
@@ -96,6 +98,9 @@ class Clockwork:
 
     def expire_lease(self, request_id: str) -> None:
         self.connection.zadd(self.broker.keys.lease, {request_id: 1})
+
+    def expire_delay(self, request_id: str) -> None:
+        self.connection.zadd(self.broker.keys.delay, {request_id: 1}, xx=True)
 
     def expire_queue_time(self, request_id: str) -> None:
         self.connection.hset(self.broker.keys.request(request_id), "queue_until_ms", "1")

@@ -9,19 +9,25 @@ from collections.abc import Iterator
 
 
 class LossyProxy:
-    """Forwards to a server; `lose_next_reply` cuts the connection in place of one reply."""
+    """Forwards to a server; `lose_next_reply` cuts the connection in place of one reply.
+
+    The reply that is lost is the next one, or the next one to the command named by `to`.
+    """
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._lose = threading.Event()
+        self._awaited: bytes | None = None
         self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
         #: Replies that were swallowed so far.
         self.num_lost = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def lose_next_reply(self) -> None:
-        self._lose.set()
+    def lose_next_reply(self, *, to: str | None = None) -> None:
+        if to is None:
+            self._lose.set()
+        self._awaited = to.encode() if to else None
 
     def close(self) -> None:
         self._listener.close()
@@ -40,6 +46,9 @@ class LossyProxy:
     def _forward(self, source: socket.socket, sink: socket.socket, *, replies: bool) -> None:
         with contextlib.suppress(OSError), source, sink:
             while data := source.recv(1 << 16):
+                if not replies and self._awaited and self._awaited in data:
+                    self._awaited = None
+                    self._lose.set()
                 if replies and self._lose.is_set():
                     self._lose.clear()
                     self.num_lost += 1

@@ -47,7 +47,7 @@ def test_of_two_workers_with_the_same_entry_one_gets_the_request(broker):
 def test_a_claim_whose_reply_was_lost_is_answered_again(broker, monkeypatch):
     broker.submit(make_request())
     entries = broker.read_ingress("w", count=1, block_seconds=0)
-    monkeypatch.setattr("quire.broker.secrets.token_hex", lambda _: "ab" * 16)
+    monkeypatch.setattr("quire.working.secrets.token_hex", lambda _: "ab" * 16)
     (first,), (again,) = broker.claim(entries), broker.claim(entries)
     assert isinstance(first, Claimed) and again == first
 
@@ -118,7 +118,7 @@ def test_a_lease_renewed_between_the_look_and_the_reaping_is_left_alone(
         assert broker.heartbeat([claimed.claim])[0].alive
         return reap_call(keys, request_ids)
 
-    monkeypatch.setattr("quire.broker.reap_call", renew_and_build)
+    monkeypatch.setattr("quire.working.reap_call", renew_and_build)
     assert broker.reap() == []
     assert broker.status("a").state is State.RUNNING
 

@@ -155,7 +155,7 @@ def test_a_read_whose_reply_is_lost_is_not_repeated_and_its_delivery_is_recovere
 ):
     shaky.read_ingress("w", count=1, block_seconds=0.05)
     real_broker.submit_many([make_request(id="a", priority=3), make_request(id="b", priority=3)])
-    proxy.lose_next_reply()
+    proxy.lose_next_reply(to="XREADGROUP")
     with pytest.raises(BrokerUnavailable):
         shaky.read_ingress("w", count=1, block_seconds=block_seconds)
     recovered = shaky.recover_entries("w", min_idle_seconds=3600, count=10)

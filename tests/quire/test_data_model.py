@@ -14,9 +14,9 @@ from quire.connection import connect
 from quire.errors import BrokerUnavailable
 from quire.keys import Keys
 from quire.local_redis import URL_VARIABLE, LocalRedis
-from quire.output import State
+from quire.output import ErrorInfo, State
 from quire.script_runner import load_source
-from quire.transitions import Claimed
+from quire.transitions import BackOff, Claimed
 from tests.quire.builders import (
     Clockwork,
     leaked_keys,
@@ -26,18 +26,20 @@ from tests.quire.builders import (
     submit_and_claim,
 )
 
+SHARED_PARTS = {"common.lua", "request.lua", "running.lua"}
+
 TRANSITIONS = sorted(
     file.name.removesuffix(".lua")
     for file in (resources.files("quire") / "scripts").iterdir()
-    if file.name.endswith(".lua") and file.name != "common.lua"
+    if file.name.endswith(".lua") and file.name not in SHARED_PARTS
 )
 
 
 def test_all_keys_of_a_shard_lie_in_one_slot():
     keys = Keys("a-queue", 3)
     names = [
-        *keys.all_ingress, *keys.of_request("r{2}"), keys.idempotency("t", "k{3}"), keys.lease,
-        keys.dead, keys.workers, keys.probe,
+        *keys.of_workers, *keys.of_scripts("r{2}"), *keys.of_group("g"),
+        keys.idempotency("t", "k{3}"), keys.workers, keys.probe,
     ]  # fmt: skip
     assert len({key_slot(name.encode()) for name in names}) == 1
     assert len(set(names)) == len(names)
@@ -95,14 +97,35 @@ def go_through_everything(broker, clockwork):
         clockwork.expire_lease(lost.request_id)
     broker.reap()
     broker.dead_letter(buried, "tired of it")
+    broker.requeue(broker.dead_letters()[0], keep_tokens=True)
+    go_through_delays(broker, clockwork)
     broker.beat_worker("w", "serving", {})
     clockwork.connection.hset(broker.keys.workers, "w", b"1000 serving \x80")
     broker.beat_worker("other", "serving", {})
     states = {claim.request_id: str(broker.status(claim.request_id).state) for claim in claims}
     assert states == {
-        "r0": "completed", "r1": "queued", "r2": "queued", "r3": "failed", "r4": "cancelled",
+        "r0": "completed", "r1": "queued", "r2": "queued", "r3": "queued", "r4": "cancelled",
         "key": "running",
     }  # fmt: skip
+
+
+def go_through_delays(broker, clockwork):
+    soon = broker.now_ms() + 60_000
+    later = [make_request(id=f"g~{n}", not_before_ms=soon, priority="critical") for n in range(4)]
+    broker.submit_many(later)
+    broker.cancel("g~0")
+    clockwork.connection.delete(*broker.keys.of_request("g~1"))
+    for name in ("g~1", "g~2", "g~3"):
+        clockwork.expire_delay(name)
+    broker.promote()
+    broker.pause("repairs")
+    entries = broker._ingress.read("w", count=1, block_seconds=0)
+    assert [answer.reason for answer in broker.claim(entries)] == ["paused"]
+    broker.resume()
+    answers = broker.claim(broker.read_ingress("w", count=2, block_seconds=0))
+    error = ErrorInfo("device_failed", "gone")
+    states = [broker.fail(answer.claim, error, retry=BackOff()) for answer in answers]
+    assert states == ["scheduled"] * 2
 
 
 def test_every_script_declares_all_keys_it_touches(make_broker, clockwork):
@@ -137,8 +160,8 @@ def test_a_server_in_cluster_mode_runs_every_script(monkeypatch):
 
 def test_every_transition_of_the_protocol_has_its_script():
     assert TRANSITIONS == [
-        "beat_worker", "cancel", "claim", "commit", "dead_letter", "heartbeat", "reap", "release",
-        "submit",
+        "beat_worker", "cancel", "claim", "commit", "dead_letter", "fail", "heartbeat", "promote",
+        "reap", "release", "requeue", "submit",
     ]  # fmt: skip
 
 
@@ -152,9 +175,8 @@ def test_another_language_can_submit_with_the_script_and_msgpack_alone(broker, c
     )  # fmt: skip
     settings = [10_000, 86_400_000, 3_600_000, 5, 0, b"", b"", b"", b""]
     reply = connection.eval(
-        load_source("submit"), 6,
-        keys.request("foreign"), keys.body("foreign"), *keys.all_ingress, *settings,
-        "foreign", 2, "default", 0, b"", body, "",
+        load_source("submit"), 11, *keys.of_producers, *keys.of_request("foreign"), *settings,
+        "foreign", 2, "default", 0, b"", body, "", 0, 19,
     )  # fmt: skip
     assert reply == [b"created", b"foreign", b"queued"]
     (entry,) = broker.read_ingress("w", count=1, block_seconds=0)

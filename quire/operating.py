@@ -1,0 +1,75 @@
+"""What an operator asks of the broker: dead letters, pauses, limits, and who is there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.calls import requeue_call
+from quire.errors import UnknownRequest
+from quire.output import State
+from quire.protocol import Priority
+from quire.replies import dead_letter_of, worker_of
+from quire.shard import Shard
+from quire.transitions import DeadLetter, WorkerInfo
+
+#: The longest reason of a pause, in characters.
+MAX_REASON_LENGTH = 500
+
+
+class Operating(Shard):
+    """The operator's side of a Broker."""
+
+    def dead_letters(self, *, count: int = 100) -> list[DeadLetter]:
+        """The newest dead letters, newest first."""
+        key = self.keys.dead
+        rows: Any = self._retrying(lambda: self._connection.xrevrange(key, count=count))
+        return [dead_letter_of(entry_id, fields) for entry_id, fields in rows]
+
+    def requeue(self, letter: DeadLetter, *, keep_tokens: bool) -> State:
+        """Gives the request of a dead letter another life under its id; returns its state then.
+
+        It is `queued` with all its attempts before it, and the letter is gone. The tokens it has
+        published are kept and continued, or dropped; they are gone anyway once its retention has
+        passed. Its deadline stands. A request that has found another life already is left alone.
+        UnknownRequest when there is neither letter nor request.
+        """
+        call = requeue_call(self.keys, letter, keep_tokens=keep_tokens)
+        state = self._scripts.run("requeue", call)
+        if not state:
+            raise UnknownRequest(letter.request_id, "no such dead letter")
+        return State(state.decode())
+
+    def pause(self, reason: str = "") -> None:
+        """Lets no request of this shard be claimed from now on; what runs goes on."""
+        key = self.keys.control
+        self._retrying(lambda: self._connection.hset(key, "paused", reason[:MAX_REASON_LENGTH]))
+
+    def resume(self) -> None:
+        """Ends a pause; harmless when there is none."""
+        key = self.keys.control
+        self._retrying(lambda: self._connection.hdel(key, "paused"))
+
+    def pause_reason(self) -> str | None:
+        """Why the shard is paused, None when it is not."""
+        key = self.keys.control
+        reason: Any = self._retrying(lambda: self._connection.hget(key, "paused"))
+        return None if reason is None else reason.decode()
+
+    def queue_depth(self) -> dict[Priority, int]:
+        """Entries in each ingress stream: waiting, or delivered and not yet claimed."""
+
+        def lengths() -> list[int]:
+            with self._connection.pipeline(transaction=False) as pipeline:
+                for stream in self.keys.all_ingress:
+                    pipeline.xlen(stream)
+                return pipeline.execute()
+
+        return dict(zip(Priority, self._retrying(lengths), strict=True))
+
+    def workers(self) -> list[WorkerInfo]:
+        """The last word of every worker heard within a day, sorted by name."""
+        key = self.keys.workers
+        rows: Any = self._retrying(lambda: self._connection.hgetall(key))
+        now = self.now_ms()
+        found = [worker_of(name, value, now_ms=now) for name, value in rows.items()]
+        return sorted(found, key=lambda info: info.name)

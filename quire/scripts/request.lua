@@ -1,0 +1,145 @@
+-- What the transitions of a request share: its keys, its place in the books, and its end.
+--
+-- KEYS  1 open, 2 counts, 3 delay, 4 control, 5..8 ingress by priority; the scripts that workers
+--       and operators call have two more (see running.lua); then the keys of each request in turn.
+
+local OPEN, COUNTS, DELAY, CONTROL = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+
+-- The states before the end, and whether the request waits in them.
+local WAITS = { scheduled = true, queued = true, running = false }
+
+local next_key = 9
+
+-- The keys of the next request: three, and three of its group, which its id tells if it has one.
+local function take_keys(id)
+  local first, keys = next_key, {}
+  keys.record, keys.body, keys.output = KEYS[first], KEYS[first + 1], KEYS[first + 2]
+  next_key = first + 3
+  if string.find(id, '~', 1, true) then
+    keys.group, keys.members, keys.ended = KEYS[first + 3], KEYS[first + 4], KEYS[first + 5]
+    next_key = first + 6
+  end
+  return keys
+end
+
+local function ingress_of(priority)
+  return KEYS[5 + tonumber(priority)]
+end
+
+-- The wanted fields of a record by name; a missing field is false.
+local function fields_of(keys, ...)
+  local values = redis.call('HMGET', keys.record, ...)
+  local fields = {}
+  for index, name in ipairs({ ... }) do
+    fields[name] = values[index]
+  end
+  return fields
+end
+
+-- Sets the life of all keys of a request. Those of its group outlive every member.
+local function live_for(keys, milliseconds)
+  for _, key in ipairs({ keys.record, keys.body, keys.output }) do
+    redis.call('PEXPIRE', key, int(milliseconds))
+  end
+  for _, key in ipairs({ keys.group, keys.members, keys.ended }) do
+    if redis.call('PTTL', key) < milliseconds then
+      redis.call('PEXPIRE', key, int(milliseconds))
+    end
+  end
+end
+
+-- Adds to a count; a count of nothing has no field.
+local function add(name, change)
+  if change ~= 0 and redis.call('HINCRBY', COUNTS, name, int(change)) == 0 then
+    redis.call('HDEL', COUNTS, name)
+  end
+end
+
+-- What the books say of an open request: its state, its tokens and its tenant.
+local function booked(id)
+  local entry = redis.call('HGET', OPEN, id)
+  if not entry then
+    return { state = '', tokens = '0', tenant = '' }
+  end
+  local state, tokens, tenant = string.match(entry, '^(%a+) (%d+) (.*)$')
+  return { state = state, tokens = tokens, tenant = tenant }
+end
+
+local function book_in_group(keys, id, from, to)
+  -- A request that comes back from its end may find that its group was forgotten.
+  if tonumber(redis.call('HGET', keys.group, from) or '0') > 0 then
+    redis.call('HINCRBY', keys.group, from, -1)
+  end
+  redis.call('HINCRBY', keys.group, to, 1)
+  if WAITS[to] ~= nil then
+    redis.call('SADD', keys.members, id)
+  else
+    redis.call('SREM', keys.members, id)
+    redis.call('XADD', keys.ended, '*', 'id', id, 'state', to)
+  end
+end
+
+-- Books that a request went `from` one state ('' for none) `to` another. Every count there is, is
+-- kept here and nowhere else, from what the books say and never from the record: so they agree
+-- even about a request whose record has expired.
+local function book(keys, id, from, to, tokens, tenant)
+  local was_open, is_open = WAITS[from] ~= nil, WAITS[to] ~= nil
+  add('tokens', (WAITS[to] and tokens or 0) - (WAITS[from] and tokens or 0))
+  if was_open ~= is_open then
+    add('tenant:' .. tenant, is_open and 1 or -1)
+  end
+  if is_open then
+    redis.call('HSET', OPEN, id, to .. ' ' .. int(tokens) .. ' ' .. tenant)
+  else
+    redis.call('HDEL', OPEN, id)
+  end
+  if keys.group and from ~= to then
+    book_in_group(keys, id, from, to)
+  end
+end
+
+-- Brings a request into another state.
+local function enter(keys, id, state)
+  local now = booked(id)
+  if now.state ~= '' then
+    book(keys, id, now.state, state, tonumber(now.tokens), now.tenant)
+  end
+  redis.call('HSET', keys.record, 'state', state)
+end
+
+-- Strikes out a request whose keys have expired before its end.
+local function forget(keys, id)
+  local now = booked(id)
+  if now.state ~= '' then
+    book(keys, id, now.state, 'expired', tonumber(now.tokens), now.tenant)
+    live_for(keys, RETENTION_MS)
+  end
+end
+
+-- Writes the terminal entry, with what only the broker saw stamped beside the author's message.
+local function write_end(keys, id, epoch, state, done, now)
+  local record = fields_of(keys, 'published', 'attempts', 'resumes', 'submitted_ms', 'claimed_ms',
+    'first_token_ms', 'metadata')
+  local entry = { 'done', done, 'attempts', record.attempts, 'resumes', record.resumes,
+    'submitted_ms', record.submitted_ms, 'finished_ms', int(now) }
+  for _, name in ipairs({ 'claimed_ms', 'first_token_ms', 'metadata' }) do
+    if record[name] then
+      entry[#entry + 1] = name
+      entry[#entry + 1] = record[name]
+    end
+  end
+  redis.call('XADD', keys.output, record.published .. '-' .. epoch, unpack(entry))
+  redis.call('HSET', keys.record, 'epoch', epoch, 'finished_ms', int(now))
+  redis.call('HDEL', keys.record, 'metadata')
+  enter(keys, id, state)
+  redis.call('DEL', keys.body)
+  live_for(keys, RETENTION_MS)
+end
+
+-- Ends a request without a worker. A new epoch and no owner: whoever still runs it is fenced, and
+-- the entry gets an id above all others even if the request was never claimed.
+local function end_without_worker(keys, id, epoch, ending, now)
+  redis.call('HSET', keys.record, 'owner', '')
+  write_end(keys, id, int(tonumber(epoch) + 1), ending.state, ending.done, now)
+  return ending.state
+end

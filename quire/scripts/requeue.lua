@@ -1,0 +1,40 @@
+-- REQUEUE: give the request of a dead letter another life, under the same id.
+--
+-- KEYS  those of running.lua with one request
+-- ARGV  id, entry id of the dead letter, 1 to keep the tokens that are published
+-- Returns the state after this, '' when there is neither letter nor request. The record may be gone
+-- by now: everything needed is in the letter.
+
+local id, letter_id, keeps_tokens = ARGV[FIRST], ARGV[FIRST + 1], ARGV[FIRST + 2] == '1'
+local keys, now = take_keys(id), now_ms()
+local record = fields_of(keys, 'state', 'epoch')
+local found = redis.call('XRANGE', DEAD, letter_id, letter_id)[1]
+local letter = found and table_of(found[2])
+
+if not letter or letter.id ~= id or (record.state and record.state ~= 'failed') then
+  -- Done already, or the id has found another life without us.
+  return record.state or ''
+end
+
+if record.state and keeps_tokens then
+  -- The end is taken back. What is published after it has a higher epoch, and so a higher id.
+  local last = redis.call('XREVRANGE', keys.output, '+', '-', 'COUNT', 1)[1]
+  if last and table_of(last[2]).done then
+    redis.call('XDEL', keys.output, last[1])
+  end
+else
+  redis.call('DEL', keys.output)
+  redis.call('HDEL', keys.record, 'first_token_ms', 'fingerprint')
+  redis.call('HSET', keys.record, 'published', '0', 'resumes', '0')
+end
+redis.call('SET', keys.body, letter.bytes)
+redis.call('HDEL', keys.record, 'cancel', 'released', 'finished_ms', 'claimed_ms')
+redis.call('HSET', keys.record, 'owner', '', 'attempts', '0', 'submitted_ms', int(now),
+  'epoch', int(tonumber(record.epoch or '0') + 1), 'priority', letter.priority,
+  'tenant', letter.tenant, 'deadline_ms', letter.deadline_ms)
+if letter.metadata ~= '' then
+  redis.call('HSET', keys.record, 'metadata', letter.metadata)
+end
+book(keys, id, 'failed', 'queued', tonumber(letter.tokens), letter.tenant)
+redis.call('XDEL', DEAD, letter_id)
+return enqueue(keys, id, letter.priority, now)

@@ -1,0 +1,27 @@
+"""What the sides of a Broker share: one queue shard, and how it is reached."""
+
+from __future__ import annotations
+
+import redis
+
+from quire.connection import Retrying
+from quire.ingress import IngressReader
+from quire.keys import Keys
+from quire.script_runner import ScriptRunner
+
+
+class Shard:
+    """The base of the sides; `Broker` sets it up."""
+
+    keys: Keys
+    lease_seconds: float
+    _connection: redis.Redis
+    _retrying: Retrying
+    _scripts: ScriptRunner
+    _ingress: IngressReader
+    _longest_block: float
+
+    def now_ms(self) -> int:
+        """The broker's clock in unix milliseconds: the one deadlines are measured on."""
+        seconds, microseconds = self._retrying(self._connection.time)
+        return int(seconds) * 1000 + int(microseconds) // 1000

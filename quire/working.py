@@ -1,0 +1,231 @@
+"""What a worker asks of the broker: deliveries, claims, commits, and looking after the others."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from quire.calls import (
+    beat_call,
+    claim_call,
+    commit_call,
+    dead_letter_call,
+    fail_call,
+    heartbeat_call,
+    promote_call,
+    reap_call,
+    release_call,
+)
+from quire.keys import Keys
+from quire.output import Completion, ErrorInfo, FinishReason, State
+from quire.replies import claim_answer
+from quire.script_runner import Call, raise_if_error
+from quire.shard import Shard
+from quire.transitions import (
+    BackOff,
+    Claim,
+    Claimed,
+    CommitItem,
+    CommitReply,
+    CommitStatus,
+    HeartbeatReply,
+    IngressEntry,
+    NotClaimed,
+    Promoted,
+    Reaped,
+)
+from quire.wire import pack
+
+#: The most items of one Lua call: two to three milliseconds of the server's one thread.
+MAX_ITEMS_PER_CALL = 256
+
+#: The longest reason stored with a dead letter, in characters.
+MAX_REASON_LENGTH = 500
+
+#: A worker that was silent for this long is forgotten, with its consumers.
+WORKER_MEMORY_SECONDS = 86_400.0
+
+#: How often a paused queue is looked at by one who waits for it.
+PAUSE_POLL_SECONDS = 0.1
+
+_Item = TypeVar("_Item")
+
+
+class Working(Shard):
+    """The worker's side of a Broker."""
+
+    def ensure_groups(self) -> None:
+        """Creates the ingress streams and their consumer group where they are missing."""
+        self._ingress.ensure_groups()
+
+    def read_ingress(self, worker: str, *, count: int, block_seconds: float) -> list[IngressEntry]:
+        """Up to `count` fresh deliveries for `worker`, most urgent first; see IngressReader.read.
+
+        None while the queue is paused. BrokerUnavailable is raised without a retry; what a lost
+        reply has delivered is found by `recover_entries`.
+        """
+        give_up = time.monotonic() + min(block_seconds, self._longest_block)
+        while self._is_paused():
+            left = give_up - time.monotonic()
+            if left <= 0:
+                return []
+            time.sleep(min(left, PAUSE_POLL_SECONDS))
+        block = max(0.0, give_up - time.monotonic()) if block_seconds > 0 else 0.0
+        return self._ingress.read(worker, count=count, block_seconds=block)
+
+    def recover_entries(
+        self, worker: str, *, min_idle_seconds: float, count: int
+    ) -> list[IngressEntry]:
+        """Deliveries nobody claimed: all of `worker`'s own, and any left for `min_idle_seconds`.
+
+        Call it at the start and now and then. Harmless for entries that someone is just claiming:
+        the claim decides.
+        """
+        return self._ingress.recover(worker, min_idle_seconds=min_idle_seconds, count=count)
+
+    def claim(
+        self, entries: Sequence[IngressEntry], *, fingerprint: str | None = None
+    ) -> list[Claimed | NotClaimed]:
+        """Turns deliveries into claims, one answer per entry in the same order.
+
+        Either the request is this worker's now, with its lease running, or the answer says why not.
+        The entry is removed from the stream in both cases. `fingerprint` names the engine and is
+        recorded at the first claim.
+        """
+        owners = [secrets.token_hex(16) for _ in entries]
+        calls = [
+            claim_call(self.keys, entry, owner=owner, fingerprint=fingerprint)
+            for entry, owner in zip(entries, owners, strict=True)
+        ]
+        replies = self._scripts.run_many("claim", calls)
+        return [
+            claim_answer(entry.request_id, owner, raise_if_error(reply))
+            for entry, owner, reply in zip(entries, owners, replies, strict=True)
+        ]
+
+    def commit(self, items: Sequence[CommitItem]) -> list[CommitReply]:
+        """Publishes tokens and ends, one answer per item in the same order.
+
+        All items of one call of up to 256 are applied at one moment; each is judged alone. At most
+        one item per request. Renews the leases of what it accepts.
+        """
+        replies: list[CommitReply] = []
+        for part in _parts(items):
+            rows = self._scripts.run("commit", commit_call(self.keys, part))
+            replies += [
+                CommitReply(CommitStatus(status.decode()), int(published), bool(cancel))
+                for status, published, cancel in rows
+            ]
+        return replies
+
+    def heartbeat(self, claims: Sequence[Claim]) -> list[HeartbeatReply]:
+        """Renews the leases still held, one answer per claim in the same order."""
+        replies: list[HeartbeatReply] = []
+        for part in _parts(claims):
+            rows = self._scripts.run("heartbeat", heartbeat_call(self.keys, part))
+            replies += [HeartbeatReply(bool(alive), bool(cancel)) for alive, cancel in rows]
+        return replies
+
+    def release(self, claims: Sequence[Claim]) -> list[bool]:
+        """Gives claims back: the requests are queued again, their tokens kept, no attempt counted.
+
+        False where the claim was not held any more. A request that a caller wants cancelled ends.
+        """
+        replies: list[bool] = []
+        for part in _parts(claims):
+            rows = self._scripts.run("release", release_call(self.keys, part))
+            replies += [bool(row) for row in rows]
+        return replies
+
+    def reap(self, *, limit: int = MAX_ITEMS_PER_CALL) -> list[Reaped]:
+        """Takes requests from workers whose lease expired; any worker may call it at any time.
+
+        Each is queued again, its tokens kept, or ended when it was cancelled, is past its deadline
+        or has spent its attempts (a dead letter then). At most `limit`, oldest lease first.
+        """
+        return [
+            Reaped(*moved)
+            for moved in self._move("reap", reap_call, times=self.keys.lease, limit=limit)
+        ]
+
+    def promote(self, *, limit: int = MAX_ITEMS_PER_CALL) -> list[Promoted]:
+        """Queues the scheduled requests that are due; any worker may call it at any time.
+
+        One that is past its deadline ends. At most `limit`, the longest due first.
+        """
+        return [
+            Promoted(*moved)
+            for moved in self._move("promote", promote_call, times=self.keys.delay, limit=limit)
+        ]
+
+    def fail(self, claim: Claim, error: ErrorInfo, *, retry: BackOff | None = None) -> State | None:
+        """Says that an attempt went wrong. Returns the state after it, None when fenced.
+
+        With a `retry` the request is `scheduled` for another attempt after a pause that doubles
+        with each, its tokens kept; when its attempts are spent it ends as `failed` with `error`,
+        and leaves a dead letter. Without one it ends at once, and leaves none: for an error that
+        another attempt would only meet again. One that a caller wants cancelled, or that is past
+        its deadline, ends as that.
+        """
+        completion = Completion(claim.request_id, State.FAILED, FinishReason.ERROR, error=error)
+        reason = f"{error.code}: {error.message}"[:MAX_REASON_LENGTH]
+        call = fail_call(self.keys, claim, retry=retry, reason=reason, done=completion.encode())
+        state = self._scripts.run("fail", call)
+        return State(state.decode()) if state else None
+
+    def dead_letter(self, claim: Claim, reason: str, *, error: ErrorInfo | None = None) -> bool:
+        """Ends a claimed request that can never run and keeps its original bytes for a person.
+
+        For bytes that cannot be read, or an unknown major version. The caller of the request gets a
+        `failed` record with `error` (code `undecodable` by default). False when fenced.
+        """
+        reason = reason[:MAX_REASON_LENGTH]
+        completion = Completion(
+            request_id=claim.request_id,
+            state=State.FAILED,
+            finish_reason=FinishReason.REJECTED,
+            error=error or ErrorInfo("undecodable", reason),
+        )
+        call = dead_letter_call(self.keys, claim, reason, done=completion.encode())
+        return bool(self._scripts.run("dead_letter", call))
+
+    def beat_worker(self, worker: str, state: str, load: Mapping[str, float]) -> None:
+        """Notes that a worker lives; forgets those silent for a day, with their idle consumers."""
+        data = pack(dict(load), field="load")
+        call = beat_call(
+            self.keys, worker, state=state, load=data, memory_seconds=WORKER_MEMORY_SECONDS
+        )
+        self._scripts.run("beat_worker", call)
+
+    def _is_paused(self) -> bool:
+        control = self.keys.control
+        look = partial(self._connection.hexists, control, "paused")
+        return bool(self._retrying(look, repeatable=False))
+
+    def _move(
+        self,
+        transition: str,
+        call: Callable[[Keys, Sequence[str]], Call],
+        *,
+        times: str,
+        limit: int,
+    ) -> Iterator[tuple[str, State]]:
+        """Runs a transition on the requests whose time in a sorted set has come."""
+        now = self.now_ms()
+        rows: Any = self._retrying(
+            lambda: self._connection.zrangebyscore(times, "-inf", now, start=0, num=limit)
+        )
+        # The script looks at each time again: it may have changed since.
+        for part in _parts([row.decode() for row in rows]):
+            states = self._scripts.run(transition, call(self.keys, part))
+            for request_id, state in zip(part, states, strict=True):
+                if state:
+                    yield request_id, State(state.decode())
+
+
+def _parts(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
+    for first in range(0, len(items), MAX_ITEMS_PER_CALL):
+        yield items[first : first + MAX_ITEMS_PER_CALL]

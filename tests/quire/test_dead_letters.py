@@ -1,0 +1,103 @@
+"""REQUEUE: a dead letter is given another life, with its tokens or without them."""
+
+from dataclasses import replace
+
+import pytest
+
+from quire.errors import UnknownRequest
+from quire.output import ErrorInfo, State
+from tests.quire.builders import (
+    claim_next,
+    make_item,
+    make_request,
+    read_all,
+    submit_and_claim,
+    token_at,
+    token_ids_of,
+)
+
+
+def bury(broker, *, tokens=3, **changes):
+    """A request that was given up after some tokens; returns its letter."""
+    claimed = submit_and_claim(broker, **{"id": "a", "metadata": {"row": 1}, **changes})
+    if tokens:
+        broker.commit([make_item(claimed.claim, 0, tokens)])
+    broker.dead_letter(claimed.claim, "nobody knows")
+    return broker.dead_letters()[0]
+
+
+def finish(broker, claimed, *, tokens=5):
+    broker.commit([make_item(claimed.claim, claimed.num_published, tokens, final=True)])
+    return read_all(broker, claimed.claim.request_id)
+
+
+def test_a_requeued_letter_goes_on_after_the_tokens_it_kept(broker):
+    letter = bury(broker, priority="high")
+    assert broker.requeue(letter, keep_tokens=True) is State.QUEUED
+    assert broker.dead_letters() == []
+    claimed = claim_next(broker)
+    assert (claimed.num_published, claimed.attempts) == (3, 1)
+    assert claimed.request_bytes == letter.original
+    chunks, completion = finish(broker, claimed)
+    assert token_ids_of(chunks) == [token_at(index) for index in range(5)]
+    assert (completion.state, completion.metadata) == (State.COMPLETED, {"row": 1})
+
+
+def test_a_requeued_letter_begins_anew_when_its_tokens_are_dropped(broker):
+    letter = bury(broker)
+    assert broker.requeue(letter, keep_tokens=False) is State.QUEUED
+    claimed = claim_next(broker)
+    assert (claimed.num_published, claimed.claim.epoch > 1) == (0, True)
+    chunks, completion = finish(broker, claimed)
+    assert (len(token_ids_of(chunks)), completion.state) == (5, State.COMPLETED)
+
+
+def test_a_reader_of_the_first_life_goes_on_with_the_second(broker):
+    letter = bury(broker)
+    assert broker.read_output({"a": 3})["a"].completion.state is State.FAILED
+    broker.requeue(letter, keep_tokens=True)
+    assert broker.read_output({"a": 3}) == {}
+    claimed = claim_next(broker)
+    broker.commit([make_item(claimed.claim, 3, 4)])
+    assert [chunk.end for chunk in broker.read_output({"a": 3})["a"].chunks] == [4]
+
+
+def test_a_letter_is_requeued_once(broker):
+    letter = bury(broker)
+    assert [broker.requeue(letter, keep_tokens=True) for _ in range(2)] == [State.QUEUED] * 2
+    assert sum(broker.queue_depth().values()) == 1
+
+
+@pytest.mark.parametrize("keep_tokens", [True, False])
+def test_a_letter_outlives_the_record_of_its_request(broker, connection, keep_tokens):
+    letter = bury(broker, tenant="t", priority="critical", deadline_ms=broker.now_ms() + 99_000)
+    before = broker.status("a")
+    connection.delete(*broker.keys.of_request("a"))
+    assert broker.requeue(letter, keep_tokens=keep_tokens) is State.QUEUED
+    after = broker.status("a")
+    assert (after.priority, after.deadline_ms) == (before.priority, before.deadline_ms)
+    chunks, completion = finish(broker, claim_next(broker))
+    assert (len(token_ids_of(chunks)), completion.metadata) == (5, {"row": 1})
+
+
+def test_a_request_that_found_another_life_is_left_alone(broker, connection):
+    letter = bury(broker)
+    connection.delete(*broker.keys.of_request("a"))
+    submit_and_claim(broker, id="a")
+    assert broker.requeue(letter, keep_tokens=False) is State.RUNNING
+    assert len(broker.dead_letters()) == 1
+
+
+def test_a_letter_nobody_wrote_is_unknown(broker):
+    letter = bury(broker)
+    with pytest.raises(UnknownRequest, match="no such dead letter"):
+        broker.requeue(replace(letter, request_id="other"), keep_tokens=True)
+
+
+def test_bytes_that_cannot_be_read_today_are_requeued_as_they_are(broker, connection):
+    broker.submit(make_request(id="a"))
+    connection.set(broker.keys.body("a"), b"\xc1 of another version", keepttl=True)
+    claimed = claim_next(broker)
+    broker.dead_letter(claimed.claim, "unreadable", error=ErrorInfo("unsupported", "v 2"))
+    broker.requeue(broker.dead_letters()[0], keep_tokens=True)
+    assert claim_next(broker).request_bytes == b"\xc1 of another version"
