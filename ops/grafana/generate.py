@@ -1,7 +1,7 @@
 """Writes the dashboard: `python -m ops.grafana.generate`, or `--check` to compare only.
 
-The JSON is checked in, since that is what Grafana reads; `traffic_rows.py` and
-`worker_rows.py` are what people read. A test compares the two.
+The JSON is checked in, since that is what Grafana reads; the rows in `queue_row.py`,
+`traffic_rows.py` and `worker_rows.py` are what people read. A test compares the two.
 """
 
 import argparse
@@ -13,7 +13,8 @@ from typing import Any
 
 from ops.grafana.panel import DATASOURCE, lay_out
 from ops.grafana.queries import WORKERS, selector
-from ops.grafana.traffic_rows import LATENCY_ROW, QUEUE_ROW, THROUGHPUT_ROW
+from ops.grafana.queue_row import QUEUE_ROW
+from ops.grafana.traffic_rows import LATENCY_ROW, THROUGHPUT_ROW
 from ops.grafana.worker_rows import KV_CACHE_ROW, PREEMPTIONS_ROW, PUBLISH_ROW, WORKER_ROW
 
 #: The file Grafana's provisioning mounts.
@@ -83,7 +84,8 @@ ANNOTATIONS = (
         'max by (alertname) (ALERTS{alertstate="firing", alertname=~".+", alertname!="Watchdog"})',
     ),
 )
-#: Name, label and source of the variables; each one narrows the next.
+#: Name, label and source of the variables; each one narrows the next, except that queues are
+#: told of by the exporter and not by workers.
 VARIABLES = (
     ("job", "Job", "label_values(quire_build_info, job)"),
     ("instance", "Worker", 'label_values(quire_build_info{job=~"$job"}, instance)'),
@@ -92,6 +94,7 @@ VARIABLES = (
         "Model",
         'label_values(quire_engine_state{job=~"$job", instance=~"$instance"}, model)',
     ),
+    ("queue", "Queue", "label_values(quire_queue_consumers, queue)"),
 )
 
 

@@ -1,4 +1,4 @@
-"""The forms of PromQL that panels are written in. Every query keeps to the chosen workers.
+"""The forms of PromQL that panels are written in. Every query keeps to what was chosen above.
 
 `by` lists labels to keep; without it everything is one line.
 """
@@ -8,12 +8,14 @@ from ops.grafana.panel import Target
 #: Every query is limited to the chosen workers, and to the chosen models where there is a label.
 WORKERS = 'job=~"$job", instance=~"$instance"'
 MODELS = f'{WORKERS}, model=~"$model"'
+#: What the exporter tells belongs to a queue and to no worker, so only queues are chosen there.
+QUEUES = 'queue=~"$queue"'
 #: Grafana has no unit for this one.
 TOKENS_PER_SECOND = "suffix: tok/s"
 
 
 def selector(metric: str, where: str = MODELS, **labels: str) -> str:
-    """The series of `metric` of the chosen workers."""
+    """The series of `metric` that `where` chooses."""
     terms = [where, *(f'{name}="{value}"' for name, value in labels.items())]
     return f"{metric}{{{', '.join(terms)}}}"
 
@@ -26,6 +28,11 @@ def rate(metric: str, by: str = "", where: str = MODELS, **labels: str) -> str:
 def total(metric: str, by: str = "", where: str = MODELS, **labels: str) -> str:
     """A gauge summed over workers."""
     return f"sum{_by(by)}({selector(metric, where, **labels)})"
+
+
+def largest(metric: str, by: str, where: str, **labels: str) -> str:
+    """The largest value of a gauge, one line per value of `by`."""
+    return f"max{_by(by)}({selector(metric, where, **labels)})"
 
 
 def quantile(share: float, metric: str, by: str = "", where: str = MODELS) -> str:

@@ -1,4 +1,4 @@
-"""What requests meet on their way: queue, latency, throughput."""
+"""What requests meet on their way through the workers: latency and throughput."""
 
 from ops.grafana.panel import Panel, Row, Target
 from ops.grafana.queries import (
@@ -9,67 +9,6 @@ from ops.grafana.queries import (
     quantile,
     quantiles,
     rate,
-    total,
-)
-
-QUEUE_ROW = Row(
-    "Queue",
-    [
-        Panel(
-            title="Claimed requests",
-            description="Requests taken from the queue per second, by priority.",
-            unit="reqps",
-            targets=[Target(rate("quire_requests_received_total", "priority"), "{{priority}}")],
-            is_stacked=True,
-        ),
-        Panel(
-            title="Wait in the queue, p95",
-            description="From entering the ingress stream to the claim, by priority. Says nothing "
-            "of requests that no worker has claimed yet.",
-            unit="s",
-            targets=[
-                Target(
-                    quantile(0.95, "quire_request_stream_wait_seconds", "priority", WORKERS),
-                    "{{priority}}",
-                ),
-            ],
-        ),
-        Panel(
-            title="Requests in the engines",
-            description="Running, waiting for a first step, and preempted. A worker claims only "
-            "what it can soon run, so the backlog itself is in Redis.",
-            unit="short",
-            targets=[Target(total("quire_engine_requests", "state"), "{{state}}")],
-            is_stacked=True,
-        ),
-        Panel(
-            title="Taken over",
-            description="Entries whose reader went away before the claim, and expired leases put "
-            "back. Both mean that a worker died or hung.",
-            unit="cps",
-            targets=[
-                Target(rate("quire_messages_redelivered_total", "", WORKERS), "redelivered"),
-                Target(rate("quire_leases_reaped_total", "", WORKERS), "leases reaped"),
-            ],
-        ),
-        Panel(
-            title="Resumed",
-            description="Requests continued from their published tokens, by whether this engine is "
-            "like the one that began them.",
-            unit="reqps",
-            targets=[
-                Target(rate("quire_requests_resumed_total", "fingerprint"), "{{fingerprint}}"),
-            ],
-        ),
-        Panel(
-            title="Dead letters",
-            description="Messages nobody can read, put aside with their bytes, by reason.",
-            unit="cps",
-            targets=[
-                Target(rate("quire_messages_dead_lettered_total", "reason", WORKERS), "{{reason}}"),
-            ],
-        ),
-    ],
 )
 
 LATENCY_ROW = Row(

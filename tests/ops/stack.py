@@ -1,4 +1,4 @@
-"""A Prometheus that scrapes a real worker under load, on ports and in folders of its own."""
+"""A Prometheus that scrapes a real worker under load and the exporter, on ports of their own."""
 
 import json
 import math
@@ -117,11 +117,13 @@ def wait_until(
 
 @contextmanager
 def running_stack(folder: Path) -> Iterator[tuple[Prometheus, Load]]:
-    """Redis, a worker, Prometheus and load; everything is stopped again at the end."""
+    """Redis, a worker, the exporter, Prometheus and load; all are stopped again at the end."""
     with ExitStack() as stack:
         redis = stack.enter_context(LocalRedis.start())
-        port = stack.enter_context(_worker(redis.url, folder))
-        prometheus = stack.enter_context(_prometheus(port, folder))
+        exporter_port = stack.enter_context(_exporter(redis.url, folder))
+        worker_port = stack.enter_context(_worker(redis.url, folder))
+        ports = {"quire-worker": worker_port, "quire-exporter": exporter_port}
+        prometheus = stack.enter_context(_prometheus(ports, folder))
         load = stack.enter_context(Load(redis.url))
         yield prometheus, load
 
@@ -130,46 +132,68 @@ def running_stack(folder: Path) -> Iterator[tuple[Prometheus, Load]]:
 def _worker(redis_url: str, folder: Path) -> Iterator[int]:
     """`python -m service`, ready; the port of its metrics."""
     port = _free_port()
-    environment = os.environ | {
-        "QUIRE_REDIS_URL": redis_url,
+    variables = {
         "QUIRE_HTTP_PORT": str(port),
         "QUIRE_DEVICE": "cpu",
         # A small pool and few rows, so that preemptions can happen under a small load.
         "QUIRE_NUM_BLOCKS": "64",
         "QUIRE_MAX_NUM_SEQS": "8",
     }
-    log = folder / "worker.log"
+    ready = f"http://127.0.0.1:{port}/readyz"
+    with _python("service", variables, redis_url=redis_url, ready=ready, folder=folder):
+        yield port
+
+
+@contextmanager
+def _exporter(redis_url: str, folder: Path) -> Iterator[int]:
+    """`python -m service.exporter`, listening; the port of its metrics."""
+    port = _free_port()
+    variables = {"QUIRE_EXPORTER_HTTP_PORT": str(port)}
+    ready = f"http://127.0.0.1:{port}/livez"
+    with _python("service.exporter", variables, redis_url=redis_url, ready=ready, folder=folder):
+        yield port
+
+
+@contextmanager
+def _python(
+    module: str, variables: dict[str, str], *, redis_url: str, ready: str, folder: Path
+) -> Iterator[None]:
+    """`python -m <module>` once `ready` answers, until the end of the block."""
+    log = folder / f"{module}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "service"],
+            [sys.executable, "-m", module],
             cwd=ROOT,
-            env=environment,
+            env=os.environ | {"QUIRE_REDIS_URL": redis_url} | variables,
             stderr=output,
             stdout=output,
         )
     try:
-        ready = f"http://127.0.0.1:{port}/readyz"
         wait_until(
             lambda: _answers(ready),
             seconds=WORKER_START_SECONDS,
-            what=f"worker ready (its log: {log})",
+            what=f"{module} ready (its log: {log})",
             process=process,
         )
-        yield port
+        yield
     finally:
         _stop(process)
 
 
 @contextmanager
-def _prometheus(worker_port: int, folder: Path) -> Iterator[Prometheus]:
-    """Prometheus with the stack's own configuration, but a scrape a second of one known worker."""
+def _prometheus(ports: dict[str, int], folder: Path) -> Iterator[Prometheus]:
+    """Prometheus with the stack's own configuration, but a scrape a second.
+
+    Each job of `ports` has one known target instead of those it would look for. No other job runs.
+    """
     configuration = load_yaml(PROMETHEUS / "prometheus.yml")
     configuration["global"] = dict.fromkeys(configuration["global"], "1s")
     configuration["rule_files"] = [str(PROMETHEUS / rules) for rules in configuration["rule_files"]]
-    job = next(job for job in configuration["scrape_configs"] if "dns_sd_configs" in job)
-    del job["dns_sd_configs"]
-    job["static_configs"] = [{"targets": [f"127.0.0.1:{worker_port}"]}]
-    configuration["scrape_configs"] = [job]
+    jobs = {job["job_name"]: job for job in configuration["scrape_configs"]}
+    for name, port in ports.items():
+        jobs[name].pop("dns_sd_configs", None)
+        jobs[name]["static_configs"] = [{"targets": [f"127.0.0.1:{port}"]}]
+    configuration["scrape_configs"] = [jobs[name] for name in ports]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration), encoding="utf-8")
     address = f"127.0.0.1:{_free_port()}"
     command = [

@@ -5,12 +5,15 @@ from typing import Any
 
 import pytest
 
-from service.config import load_settings
+from service.config import load_exporter_settings, load_settings
 from tests.ops.checkout import COMPOSE_FILE, ROOT, load_yaml, program, run
 
+DOCKERFILE = ROOT / "ops" / "Dockerfile"
 COMPOSE: dict[str, Any] = load_yaml(COMPOSE_FILE)
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 WORKERS = ["worker-cpu", "worker-gpu"]
+#: Services of our own image.
+OURS = [*WORKERS, "exporter"]
 #: Longer than a worker needs after its drain, to release requests and commit the last tokens.
 AFTER_DRAIN_SECONDS = 30
 
@@ -87,7 +90,7 @@ def test_every_service_says_when_it_is_healthy(name):
 def test_images_are_pinned_to_a_version(name):
     image = SERVICES[name]["image"]
 
-    version = r":v?\d+\.\d+\.\d+" if name not in WORKERS else ":(cpu|gpu)"
+    version = r":v?\d+\.\d+\.\d+" if name not in OURS else ":(cpu|gpu)"
     assert re.search(version, image)
 
 
@@ -96,23 +99,35 @@ def test_every_mounted_file_is_in_the_checkout(name):
     assert all(source.exists() for source in bind_sources(SERVICES[name]))
 
 
-@pytest.mark.parametrize("name", WORKERS)
-def test_workers_have_no_way_out_of_the_internal_network(name):
+@pytest.mark.parametrize("name", OURS)
+def test_our_services_have_no_way_out_of_the_internal_network(name):
     assert COMPOSE["networks"]["backend"]["internal"] is True
     assert list(SERVICES[name]["networks"]) == ["backend"]
     assert "ports" not in SERVICES[name]
 
 
+@pytest.fixture
+def enter(monkeypatch, tmp_path):
+    """Sets the environment of a service, with its secret in a file that this test can write."""
+
+    def enter_service(name: str) -> None:
+        secret = tmp_path / "redis_password"
+        secret.write_text("as in the file\n", encoding="utf-8")
+        given = SERVICES[name]["environment"]
+        # Without a value a variable is passed on from whoever calls compose, if it is set there.
+        environment = {key: interpolated(text) for key, text in given.items() if text is not None}
+        assert environment["QUIRE_REDIS_PASSWORD_FILE"] == "/run/secrets/redis_password"
+        environment["QUIRE_REDIS_PASSWORD_FILE"] = str(secret)
+        for key, text in environment.items():
+            monkeypatch.setenv(key, text)
+        monkeypatch.chdir(tmp_path)
+
+    return enter_service
+
+
 @pytest.mark.parametrize("name", WORKERS)
-def test_a_worker_understands_its_environment_and_has_time_to_drain(name, monkeypatch, tmp_path):
-    secret = tmp_path / "redis_password"
-    secret.write_text("as in the file\n", encoding="utf-8")
-    environment = {key: interpolated(text) for key, text in SERVICES[name]["environment"].items()}
-    assert environment["QUIRE_REDIS_PASSWORD_FILE"] == "/run/secrets/redis_password"
-    environment["QUIRE_REDIS_PASSWORD_FILE"] = str(secret)
-    for key, text in environment.items():
-        monkeypatch.setenv(key, text)
-    monkeypatch.chdir(tmp_path)
+def test_a_worker_understands_its_environment_and_has_time_to_drain(name, enter):
+    enter(name)
 
     settings = load_settings([])
 
@@ -123,11 +138,27 @@ def test_a_worker_understands_its_environment_and_has_time_to_drain(name, monkey
     assert grace >= settings.drain_seconds + AFTER_DRAIN_SECONDS
 
 
+def test_the_exporter_understands_its_environment_and_the_images(enter, monkeypatch):
+    for key, text in re.findall(r"(QUIRE_\w+)=(\S+)", DOCKERFILE.read_text(encoding="utf-8")):
+        monkeypatch.setenv(key, text)
+    enter("exporter")
+
+    settings = load_exporter_settings([])
+
+    assert settings.connection_url == "redis://:as%20in%20the%20file@redis:6379/0"
+    assert settings.queues == ("default",)
+    monkeypatch.setenv("QUIRE_EXPORTER_QUEUES", "default,bulk")
+    assert load_exporter_settings([]).queues == ("default", "bulk")
+    assert SERVICES["exporter"]["image"] == SERVICES["worker-cpu"]["image"]
+    assert SERVICES["exporter"]["build"] == SERVICES["worker-cpu"]["build"]
+
+
 def test_profiles_choose_the_device():
     assert {name: SERVICES[name].get("profiles") for name in SERVICES} == {
         "redis": None,
         "worker-cpu": ["cpu"],
         "worker-gpu": ["gpu"],
+        "exporter": None,
         "prometheus": None,
         "grafana": None,
     }

@@ -6,7 +6,7 @@ import pytest
 from promql_parser import AggregateExpr, Call, MatrixSelector, VectorSelector
 
 from ops.grafana import generate
-from service.register import families
+from service.register import exporter_families, families
 from tests.ops.checkout import load_dashboard, panel_queries, panels
 from tests.ops.promql import RATE_INTERVAL, family_name, matchers, nodes, parse, selectors
 
@@ -24,7 +24,7 @@ PROCESS_COUNTERS = {"process_cpu_seconds_total"}
 
 
 def is_counter(selector: VectorSelector) -> bool:
-    registered = families()
+    registered = families() | exporter_families()
     name = family_name(selector.name, registered)
     if name not in registered:
         return name in PROCESS_COUNTERS
@@ -46,12 +46,20 @@ def shows_raw_counter(expr: str) -> bool:
     return not len(counters) == len(rated) == len(calls) <= len(sums)
 
 
-def forgets_workers(expr: str) -> bool:
-    """Whether a selector is not limited to the chosen jobs and instances."""
+def forgets_the_choice(expr: str) -> bool:
+    """Whether a selector is not limited to what was chosen.
+
+    That is jobs and instances of workers, and queues where the exporter is asked.
+    """
     # "$job" reads ".*" once the variables are replaced.
-    wanted = {("job", "=~", ".*"), ("instance", "=~", ".*")}
-    chosen = [set(matchers(selector)) for selector in selectors(expr)]
-    return not chosen or any(wanted - present for present in chosen)
+    workers = {("job", "=~", ".*"), ("instance", "=~", ".*")}
+    queues = {("queue", "=~", ".*")}
+    exporter = exporter_families()
+    chosen = [
+        (queues if selector.name in exporter else workers, set(matchers(selector)))
+        for selector in selectors(expr)
+    ]
+    return not chosen or any(wanted - present for wanted, present in chosen)
 
 
 def test_the_file_is_what_the_generator_writes():
@@ -88,12 +96,12 @@ def test_the_dashboard_has_its_seven_rows():
 
 
 def test_the_first_variable_chooses_the_data_source():
-    assert list(VARIABLES) == ["datasource", "job", "instance", "model"]
+    assert list(VARIABLES) == ["datasource", "job", "instance", "model", "queue"]
     assert VARIABLES["datasource"]["type"] == "datasource"
     assert VARIABLES["datasource"]["query"] == "prometheus"
 
 
-@pytest.mark.parametrize("name", ["job", "instance", "model"])
+@pytest.mark.parametrize("name", ["job", "instance", "model", "queue"])
 def test_a_variable_offers_all_and_follows_the_time_range(name):
     variable = VARIABLES[name]
 
@@ -151,9 +159,10 @@ def test_every_counter_is_shown_as_a_rate_and_summed():
     assert shows_raw_counter("rate(quire_generation_tokens_total[$__rate_interval])")
 
 
-def test_every_target_is_limited_to_the_chosen_jobs_and_instances():
-    assert [name for name, expr in QUERIES if forgets_workers(expr)] == []
-    assert forgets_workers('sum(quire_engine_requests{job=~"$job"})')
+def test_every_target_is_limited_to_the_chosen_jobs_and_instances_or_queues():
+    assert [name for name, expr in QUERIES if forgets_the_choice(expr)] == []
+    assert forgets_the_choice('sum(quire_engine_requests{job=~"$job"})')
+    assert forgets_the_choice("max(quire_queue_consumers)")
 
 
 def test_panels_have_ids_of_their_own_and_do_not_overlap():

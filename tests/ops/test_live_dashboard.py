@@ -1,4 +1,4 @@
-"""Every panel and rule against a real Prometheus that scrapes a real worker under load.
+"""Every panel and rule against a real Prometheus that scrapes a real worker and the exporter.
 
 What this cannot show is how Grafana draws the panels.
 """

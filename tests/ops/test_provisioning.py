@@ -2,6 +2,7 @@
 
 from pathlib import PurePosixPath
 
+from service.config import ExporterSettings
 from tests.ops.checkout import (
     COMPOSE_FILE,
     DASHBOARD,
@@ -83,3 +84,24 @@ def test_prometheus_finds_the_workers_by_their_alias_and_port():
         assert SERVICES[name]["networks"]["backend"]["aliases"] == discovery["names"]
         assert SERVICES[name]["environment"]["QUIRE_HTTP_PORT"] == str(discovery["port"])
     assert "backend" in SERVICES["prometheus"]["networks"]
+
+
+def test_prometheus_finds_the_one_exporter_by_its_name_and_port():
+    (job,) = [job for job in SCRAPE["scrape_configs"] if job["job_name"] == "quire-exporter"]
+    (target,) = [target for group in job["static_configs"] for target in group["targets"]]
+
+    host, _, port = target.partition(":")
+    assert SERVICES[host]["command"] == ["python", "-m", "service.exporter"]
+    assert SERVICES[host]["environment"]["QUIRE_EXPORTER_HTTP_PORT"] == port
+    assert port in " ".join(SERVICES[host]["healthcheck"]["test"])
+    assert "backend" in SERVICES[host]["networks"]
+    exporters = [
+        name for name in SERVICES if "service.exporter" in SERVICES[name].get("command", [])
+    ]
+    assert exporters == [host]
+
+
+def test_a_scrape_outlasts_the_exporters_patience_with_redis():
+    timeout = SCRAPE["global"]["scrape_timeout"]
+
+    assert ExporterSettings().timeout_seconds < float(timeout.removesuffix("s"))

@@ -1,15 +1,15 @@
-"""Dashboards and alerts speak of metrics, labels and values that the worker has.
+"""Dashboards and alerts speak of metrics, labels and values that worker and exporter have.
 
 Each test lists what is wrong, by the name of the panel or rule.
 """
 
 from promql_parser import VectorSelector
 
-from service.register import Family, families
+from service.register import Family, exporter_families, families
 from tests.ops.checkout import load_dashboard, panel_queries, rules
 from tests.ops.promql import HISTOGRAM_SUFFIXES, family_name, matchers, selectors
 
-FAMILIES = families()
+FAMILIES = families() | exporter_families()
 RECORDED = {rule["record"] for rule in rules() if "record" in rule}
 #: Not ours: written by Prometheus itself, and by every process that has its client library.
 FOREIGN = {
@@ -29,7 +29,7 @@ SELECTORS = [
     for name, expr in [*panel_queries(), *ANNOTATIONS, *RULE_QUERIES]
     for selector in selectors(expr)
 ]
-#: The same where the metric is the worker's own, with what the register says of it.
+#: The same where the metric is our own, with what the register says of it.
 REGISTERED = [
     (name, selector, FAMILIES[family])
     for name, selector in SELECTORS

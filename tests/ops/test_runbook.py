@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from service.config import Settings
+from service.config import ExporterSettings, Settings
 from tests.ops.checkout import COMPOSE_FILE, RUNBOOK, alerts, panels
 
 TEXT = RUNBOOK.read_text(encoding="utf-8")
@@ -40,7 +40,10 @@ def test_every_section_begins_with_the_severities_of_its_alert(alert):
 def test_every_setting_it_names_exists():
     compose = COMPOSE_FILE.read_text(encoding="utf-8")
     named = set(re.findall(r"QUIRE_[A-Z_]+", TEXT))
-    settings = {f"QUIRE_{name.upper()}" for name in Settings.model_fields}
+    settings = {
+        *(f"QUIRE_{name.upper()}" for name in Settings.model_fields),
+        *(f"QUIRE_EXPORTER_{name.upper()}" for name in ExporterSettings.model_fields),
+    }
 
     assert {name for name in named - settings if f"${{{name}:-" not in compose} == set()
 
