@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from engine.model.attention.interface import StepAttention
+from engine.model.attention.interface import AttentionMetadata, StepAttention
 from engine.model.kv_pool import KVPool, LayerShape, Slots
 
 
@@ -23,6 +23,7 @@ class StepInputs:
         positions: each token's place in its own request.
         slots: where its key and value go.
         logit_rows: [rows due a token], indices of the tokens whose logits are wanted.
+        metadata: which tokens see which slots.
         attention: the step's attention, planned once for all layers.
     """
 
@@ -30,6 +31,7 @@ class StepInputs:
     positions: torch.Tensor
     slots: Slots
     logit_rows: torch.Tensor
+    metadata: AttentionMetadata
     attention: StepAttention
 
 
@@ -39,6 +41,11 @@ class CausalModel(Protocol):
     @property
     def name(self) -> str:
         """Which path computes it; part of the engine's fingerprint."""
+        ...
+
+    @property
+    def reads_unwritten_slots(self) -> bool:
+        """Slots without a token must hold finite numbers, though they count for nothing."""
         ...
 
     @property

@@ -15,6 +15,7 @@ from engine.model.attention import choose_backend
 from engine.model.attention.interface import AttentionBackend
 from engine.model.attention.self_check import AttentionCheckFailed
 from engine.model.causal_model import CausalModel
+from engine.model.fast_path import ModelPath, choose_model
 from engine.model.kv_pool import KVPool, bytes_per_block, num_blocks_for
 from engine.model.loader import LoadedModel, load_model
 from engine.model.memory import free_memory_bytes, memory_share
@@ -109,7 +110,7 @@ class ModelRunner:
         inputs, begun_blocks = build_step(
             rows, block_size=self.kv_pool.block_size, backend=self._backend, device=self._device
         )
-        if len(begun_blocks):
+        if len(begun_blocks) and self.model.reads_unwritten_slots:
             self.kv_pool.clear(begun_blocks)
         logits = self.model.forward(inputs, self.kv_pool)
         due = [row for row in rows if row.samples]
@@ -132,12 +133,14 @@ def load_runner(
     kv_cache_memory_bytes: int | None = None,
     num_host_blocks: int = 0,
     attention_backend: str = "auto",
+    model_path: ModelPath = "auto",
 ) -> ModelRunner:
     """Load a model, check it and the attention backend on this machine, and size its KV pool.
 
     The pool has `num_blocks`; or as many as fit in `kv_cache_memory_bytes`; or, when neither is
     given, a share of what is free after the weights, but no more than `max_num_seqs` requests of
-    full length could use.
+    full length could use. A backend asked for by name is the one that attends: the compiled form of
+    the fast path, which has its own, is then left out.
 
     Raises:
         ModelRefused: the model, the backend or the memory does not allow it.
@@ -145,7 +148,12 @@ def load_runner(
     place = torch.device(device)
     loaded = load_model(path, dtype=dtype, device=place)
     backend = _backend(attention_backend, loaded, block_size=block_size)
-    model = probe(loaded.model, max_model_len=loaded.max_model_len)
+    model = choose_model(
+        probe(loaded.model, max_model_len=loaded.max_model_len),
+        model_path=model_path,
+        block_size=block_size,
+        compiled=attention_backend == "auto",
+    )
     if num_blocks is None:
         num_blocks = _num_blocks(
             loaded,
@@ -163,21 +171,12 @@ def load_runner(
         device=place,
         num_host_blocks=num_host_blocks,
     )
-    facts = ConfigFacts(
-        vocab_size=model.vocab_size,
-        max_model_len=loaded.max_model_len,
-        eos_token_ids=loaded.eos_token_ids,
-        num_blocks=num_blocks,
-        num_host_blocks=num_host_blocks,
-        block_size=block_size,
-        fingerprint=f"{loaded.fingerprint}-{model.name}-{backend.name}-{place.type}",
-        tokenizer_folder=loaded.folder,
-    )
+    fingerprint = f"{loaded.fingerprint}-{model.name}-{backend.name}-{place.type}"
     return ModelRunner(
         model,
         kv_pool,
         backend=backend,
-        facts=facts,
+        facts=_facts(loaded, model, kv_pool, fingerprint),
         device=place,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -197,6 +196,21 @@ def is_device_failure(error: BaseException) -> bool:
         return True
     return isinstance(error, RuntimeError) and any(
         message in str(error) for message in _STICKY_MESSAGES
+    )
+
+
+def _facts(
+    loaded: LoadedModel, model: CausalModel, kv_pool: KVPool, fingerprint: str
+) -> ConfigFacts:
+    return ConfigFacts(
+        vocab_size=model.vocab_size,
+        max_model_len=loaded.max_model_len,
+        eos_token_ids=loaded.eos_token_ids,
+        num_blocks=kv_pool.num_blocks,
+        num_host_blocks=kv_pool.num_host_blocks,
+        block_size=kv_pool.block_size,
+        fingerprint=fingerprint,
+        tokenizer_folder=loaded.folder,
     )
 
 

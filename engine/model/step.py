@@ -55,6 +55,7 @@ def build_step(
         positions=tensor(positions),
         slots=Slots(tensor(blocks), tensor(positions % block_size)),
         logit_rows=tensor(logit_rows),
+        metadata=metadata,
         attention=backend.prepare(metadata),
     )
     return inputs, tensor(_begun_blocks(metadata))

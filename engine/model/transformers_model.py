@@ -75,6 +75,8 @@ class TransformersModel:
     """
 
     name = "transformers"
+    #: The attention backends read whole blocks.
+    reads_unwritten_slots = True
 
     def __init__(
         self,

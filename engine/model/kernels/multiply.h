@@ -1,4 +1,5 @@
 // Rows times packed columns: the one matrix product behind every linear layer and the attention.
+// Knows no layer.
 //
 // The packed side is a sequence of strips of 16 columns; a strip is, word after word along the inner
 // dimension, the 16 columns' words next to each other. One row streams the weights at the speed of
@@ -21,30 +22,103 @@ constexpr int TILE_STRIPS = 4;
 // take has to stay in the second-level cache while all rows pass by.
 constexpr int64_t INNER_BLOCK = 1024;
 // Rows that share one pass over the strips: so many stay in the cache beside them.
-constexpr int64_t ROW_BLOCK = 192;
+constexpr int64_t ROW_BLOCK = 256;
+// Sums kept between inner blocks, in floats.
+constexpr int64_t SUMS_SIZE = ROW_BLOCK * TILE_STRIPS * LANES;
+// How far ahead of a single tile its own weights are fetched, in words of the inner dimension.
+constexpr int64_t FETCH_AHEAD = 16;
 
 struct Rows {
   const uint32_t* words;
   int64_t stride;  // In words.
   int64_t count;
-
-  const uint32_t* row(int64_t index) const { return words + index * stride; }
 };
 
+// sums[r][s] (+)= rows[r] . strips[s]; `fetch` is where memory is needed next, one line per word.
 template <class T, int R, int S>
-inline void multiply_tile(const uint32_t* __restrict rows, int64_t stride,
-                          const uint32_t* const* __restrict strips, int64_t inner,
-                          Vector (&sums)[R][S], const char* prefetch) {
+void multiply_tile(const uint32_t* rows, int64_t stride, const uint32_t* const* strips,
+                   int64_t inner, float* sums, int64_t sums_stride, bool add, const char* fetch) {
+  Vector total[R][S];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+    for (int s = 0; s < S; s++)
+      total[r][s] = add ? load<Vector>(sums + r * sums_stride + s * LANES) : Vector{};
+  const uint32_t* strip[S];
+  for (int s = 0; s < S; s++) strip[s] = strips[s];
   for (int64_t k = 0; k < inner; k++) {
     Words columns[S];
 #pragma GCC unroll 4
-    for (int s = 0; s < S; s++) columns[s] = load<Words>(strips[s] + k * LANES);
-    if (prefetch != nullptr) __builtin_prefetch(prefetch + k * 64, 0, 2);
+    for (int s = 0; s < S; s++) columns[s] = load<Words>(strip[s] + k * LANES);
+    __builtin_prefetch(fetch + k * 64, 0, 2);
+    if (R == 1) {
+#pragma GCC unroll 4
+      for (int s = 0; s < S; s++) __builtin_prefetch(strip[s] + (k + FETCH_AHEAD) * LANES, 0, 3);
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
       const uint32_t word = rows[r * stride + k];
 #pragma GCC unroll 4
-      for (int s = 0; s < S; s++) sums[r][s] = T::dot(sums[r][s], word, columns[s]);
+      for (int s = 0; s < S; s++) total[r][s] = T::dot(total[r][s], word, columns[s]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+    for (int s = 0; s < S; s++) store(sums + r * sums_stride + s * LANES, total[r][s]);
+}
+
+typedef void (*Tile)(const uint32_t*, int64_t, const uint32_t* const*, int64_t, float*, int64_t,
+                     bool, const char*);
+
+template <class T>
+inline Tile tile_of(int64_t rows, int64_t strips) {
+#define QUIRE_TILES(R) \
+  { multiply_tile<T, R, 1>, multiply_tile<T, R, 2>, multiply_tile<T, R, 3>, multiply_tile<T, R, 4> }
+  static constexpr Tile tiles[TILE_ROWS][TILE_STRIPS] = {QUIRE_TILES(1), QUIRE_TILES(2),
+                                                         QUIRE_TILES(3), QUIRE_TILES(4),
+                                                         QUIRE_TILES(5), QUIRE_TILES(6)};
+#undef QUIRE_TILES
+  return tiles[rows - 1][strips - 1];
+}
+
+// Calls body(first, count) for `total` rows cut into tiles that differ by one row at most.
+template <class Body>
+inline void for_each_tile(int64_t total, const Body& body) {
+  const int64_t tiles = (total + TILE_ROWS - 1) / TILE_ROWS;
+  for (int64_t i = 0, first = 0; i < tiles; i++) {
+    const int64_t last = total * (i + 1) / tiles;
+    body(first, last - first);
+    first = last;
+  }
+}
+
+// Every row times the strips first .. last-1, where each strip takes inner * 16 words of `packed`.
+// done(row, strip, values, count): `values` are count vectors of sums, for strips strip, strip+1...
+// The cuts are at multiples of four strips from `first`, so an even range never cuts a pair.
+template <class T, class Done>
+void multiply(const Rows& rows, const uint32_t* packed, int64_t inner, int64_t first, int64_t last,
+              float* sums, const Done& done) {
+  constexpr int64_t WIDTH = TILE_STRIPS * LANES;
+  for (int64_t row = 0; row < rows.count; row += ROW_BLOCK) {
+    const int64_t num_rows = std::min(ROW_BLOCK, rows.count - row);
+    for (int64_t strip = first; strip < last; strip += TILE_STRIPS) {
+      const int64_t count = std::min<int64_t>(TILE_STRIPS, last - strip);
+      const uint32_t* base = packed + strip * inner * LANES;
+      // What is needed next is fetched line by line while this is computed.
+      const char* fetch = (const char*)(base + count * inner * LANES);
+      for (int64_t k = 0; k < inner; k += INNER_BLOCK) {
+        const int64_t length = std::min(INNER_BLOCK, inner - k);
+        const uint32_t* strips[TILE_STRIPS];
+        for (int64_t s = 0; s < count; s++) strips[s] = base + (s * inner + k) * LANES;
+        for_each_tile(num_rows, [&](int64_t r, int64_t n) {
+          tile_of<T>(n, count)(rows.words + (row + r) * rows.stride + k, rows.stride, strips, length,
+                               sums + r * WIDTH, WIDTH, k > 0, fetch);
+          fetch += length * 64;
+          if (k + length < inner) return;
+          for (int64_t i = r; i < r + n; i++) done(row + i, strip, sums + i * WIDTH, count);
+        });
+      }
     }
   }
 }

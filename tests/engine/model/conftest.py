@@ -36,12 +36,13 @@ def model_folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def runner_of(model_folder):
     """A runner over a tiny model, shared by all tests that leave nothing behind but its pool."""
-    runners: dict[str, ModelRunner] = {}
+    runners: dict[tuple[str, str], ModelRunner] = {}
 
-    def runner(name: str) -> ModelRunner:
-        if name not in runners:
-            runners[name] = make_runner(model_folder(name))
-        return runners[name]
+    def runner(name: str, model_path: str = "auto") -> ModelRunner:
+        key = (name, model_path)
+        if key not in runners:
+            runners[key] = make_runner(model_folder(name), model_path=model_path)
+        return runners[key]
 
     return runner
 

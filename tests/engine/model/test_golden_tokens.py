@@ -16,7 +16,20 @@ from tests.engine.model.builders import (
     make_runner,
 )
 
-MODELS = ["llama", "qwen3", "mistral", "gemma2", "gpt2", "mixtral", "deepseek", "abacus"]
+#: Each by the path it is served by; "wide" in the name insists on that one.
+MODELS = [
+    "llama",
+    "llama wide",
+    "qwen3",
+    "qwen3 wide",
+    "mistral",
+    "mistral wide",
+    "gemma2",
+    "gpt2",
+    "mixtral",
+    "deepseek",
+    "abacus",
+]
 ABACUS = ROOT / "models" / "abacus"
 
 #: Shorter than, as long as and longer than blocks, windows and chunks.
@@ -29,8 +42,8 @@ SCARCE_BLOCKS = 20
 class Subject:
     """A model under test: its runner, its oracle, and prompts made of tokens that it knows."""
 
-    def __init__(self, folder) -> None:
-        self.runner = make_runner(folder)
+    def __init__(self, folder, *, model_path: str = "auto") -> None:
+        self.runner = make_runner(folder, model_path=model_path)
         self._oracle = Oracle(folder)
         vocab_size = self.runner.config_facts.vocab_size
         self.prompts = [[3 + t % (vocab_size - 3) for t in prompt] for prompt in PROMPTS]
@@ -51,8 +64,9 @@ class Subject:
 
 @pytest.fixture(scope="module", params=MODELS)
 def subject(request, model_folder):
-    if request.param != "abacus":
-        return Subject(model_folder(request.param))
+    name, _, path = request.param.partition(" ")
+    if name != "abacus":
+        return Subject(model_folder(name), model_path=path or "auto")
     if not (ABACUS / "model.safetensors").exists():
         pytest.skip("models/abacus/model.safetensors is not there yet")
     return Subject(ABACUS)

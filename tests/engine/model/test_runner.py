@@ -106,12 +106,13 @@ def test_a_batch_may_only_move_blocks(runner_of):
     assert runner.run(batch) == {}
 
 
-def test_what_is_not_a_number_in_one_request_reaches_no_other(runner_of, oracle):
+@pytest.mark.parametrize("path", ["wide", "fast"])
+def test_what_is_not_a_number_in_one_request_reaches_no_other(path, runner_of, oracle):
     """A broken request leaves blocks full of NaN; their unwritten slots must not show."""
-    runner = runner_of("llama")
+    runner = runner_of("llama", path)
     prompt = make_prompt(5)
     expected = oracle.greedy(tuple(prompt), 6)
-    embeddings = runner.model.model.get_input_embeddings().weight
+    embeddings = embedding_of(runner)
     healthy = embeddings[200].clone()
     try:
         embeddings[200] = torch.nan
@@ -123,9 +124,10 @@ def test_what_is_not_a_number_in_one_request_reaches_no_other(runner_of, oracle)
         embeddings[200] = healthy
 
 
-def test_a_row_that_is_not_a_number_fails_the_step_and_then_only_itself(runner_of):
-    runner = runner_of("llama")
-    embeddings = runner.model.model.get_input_embeddings().weight
+@pytest.mark.parametrize("path", ["wide", "fast"])
+def test_a_row_that_is_not_a_number_fails_the_step_and_then_only_itself(path, runner_of):
+    runner = runner_of("llama", path)
+    embeddings = embedding_of(runner)
     healthy = embeddings[200].clone()
     good = make_row(make_prompt(5), request_id="good", block_ids=range(4))
     bad = make_row([200, 5], request_id="bad", block_ids=range(4, 8))
@@ -183,12 +185,12 @@ def test_facts_are_those_of_the_folder_and_the_pool(model_folder):
     assert (runner.kv_pool.num_blocks, runner.kv_pool.num_host_blocks) == (9, 2)
 
 
-def test_the_fingerprint_names_the_attention_backend(model_folder):
+def test_the_fingerprint_names_what_computes_the_model_and_its_attention(model_folder):
     fingerprints = {
         make_runner(model_folder("llama"), attention_backend=name).config_facts.fingerprint
         for name in ("auto", "cpu", "reference")
     }
-    assert len(fingerprints) == 2
+    assert len(fingerprints) == 3
 
 
 def test_the_pool_is_as_large_as_the_memory_it_may_take(model_folder):
@@ -230,10 +232,16 @@ def test_running_out_of_memory_is_ordinary_and_a_poisoned_device_is_not(error, s
     assert is_device_failure(error) is sticky
 
 
+def embedding_of(runner):
+    wide = getattr(runner.model, "model", None)
+    return runner.model.embedding if wide is None else wide.get_input_embeddings().weight
+
+
 class Failing:
     """A model whose forward pass raises what it is told to."""
 
     vocab_size = VOCAB_SIZE
+    reads_unwritten_slots = True
 
     def __init__(self, error: Exception) -> None:
         self._error = error

@@ -1,0 +1,111 @@
+"""The fast path's portable form: the common decoder in torch operations, on any device.
+
+Knows no family: what differs between them is in `DecoderConfig`. It is what the compiled form is
+measured against, and what serves where that cannot be built.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as functional
+
+from engine.model.causal_model import StepInputs
+from engine.model.decoder_config import DecoderConfig
+from engine.model.decoder_weights import DecoderWeights, LayerWeights, Linear
+from engine.model.kv_pool import KVPool, LayerShape
+
+
+class Decoder:
+    """The common decoder; rounds where the transformers models round."""
+
+    name = "decoder-torch"
+    #: The attention backends read whole blocks.
+    reads_unwritten_slots = True
+
+    def __init__(self, config: DecoderConfig, weights: DecoderWeights) -> None:
+        self.config = config
+        self.vocab_size = config.vocab_size
+        shape = LayerShape(config.num_kv_heads, config.head_dim, config.head_dim)
+        self.layer_shapes: Sequence[LayerShape] = (shape,) * config.num_layers
+        self.embedding = weights.embedding
+        self._weights = weights
+        self._frequencies = config.inverse_frequencies.to(weights.embedding.device)
+
+    def forward(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
+        config, weights = self.config, self._weights
+        hidden = functional.embedding(inputs.token_ids, weights.embedding)
+        hidden = hidden * config.embedding_multiplier
+        angles = inputs.positions[:, None].float() * self._frequencies
+        # [tokens, 1, rotary_dim / 2], the same for all heads.
+        cosines, sines = (
+            (function(angles) * config.rotary_scaling).to(hidden.dtype)[:, None]
+            for function in (torch.cos, torch.sin)
+        )
+        for index, layer in enumerate(weights.layers):
+            attended = self._attend(
+                index, self._norm(hidden, layer.attention_norm), inputs, kv_pool, (cosines, sines)
+            )
+            attended = self._norm(attended, layer.attention_post_norm)
+            hidden = hidden + attended * config.residual_multiplier
+            activated = self._mlp(layer, self._norm(hidden, layer.mlp_norm))
+            activated = self._norm(activated, layer.mlp_post_norm)
+            hidden = hidden + activated * config.residual_multiplier
+        hidden = self._norm(hidden[inputs.logit_rows], weights.final_norm)
+        return _linear(hidden, weights.head) / config.logits_divisor
+
+    def _attend(
+        self,
+        index: int,
+        hidden: torch.Tensor,
+        inputs: StepInputs,
+        kv_pool: KVPool,
+        rotary: tuple[torch.Tensor, torch.Tensor],
+    ) -> torch.Tensor:
+        config, layer = self.config, self._weights.layers[index]
+        heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        query, key, value = torch.split(
+            _linear(hidden, layer.qkv), [count * config.head_dim for count in heads], dim=-1
+        )
+        if config.norms_whole_projections:
+            query, key = self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)
+        query, key, value = (
+            part.reshape(len(part), -1, config.head_dim) for part in (query, key, value)
+        )
+        if not config.norms_whole_projections:
+            query, key = self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)
+        if config.rotates[index]:
+            query, key = _rotate(query, *rotary), _rotate(key, *rotary)
+        kv_pool.write(index, key=key, value=value, slots=inputs.slots)
+        attended = inputs.attention(
+            query,
+            kv_pool.key_cache(index),
+            kv_pool.value_cache(index),
+            scaling=config.scaling,
+            sliding_window=config.windows[index],
+        )
+        return _linear(attended.flatten(1), layer.output)
+
+    def _mlp(self, layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
+        gate, up = _linear(hidden, layer.gate_up).chunk(2, dim=-1)
+        return _linear(functional.silu(gate) * up, layer.down)
+
+    def _norm(self, hidden: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        """Root mean square norm over the last dimension, in float32; None leaves it as it is."""
+        if weight is None:
+            return hidden
+        wide = hidden.float()
+        wide = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.config.epsilon)
+        return weight * wide.to(hidden.dtype)
+
+
+def _linear(inputs: torch.Tensor, linear: Linear) -> torch.Tensor:
+    return functional.linear(inputs, linear.weight, linear.bias)
+
+
+def _rotate(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    """Rotate the pairs (i, i + half) of [tokens, heads, dim] by the angles of their positions."""
+    half = cosines.shape[-1]
+    first, second, rest = torch.split(heads, [half, half, heads.shape[-1] - 2 * half], dim=-1)
+    return torch.cat(
+        (first * cosines - second * sines, second * cosines + first * sines, rest), dim=-1
+    )

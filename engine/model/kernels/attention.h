@@ -1,0 +1,250 @@
+// Causal attention through block tables, for chunks and decodes alike. Knows no layer's weights.
+//
+// Inside its block a key head lies transposed: strips of 16 slots, word after word along the head,
+// so that 16 scores are one multiply_tile and need no sum across lanes. Values lie slot after slot.
+//
+// A unit of work is some tokens of one row with the query heads of one key head. It walks over the
+// context in spans of SPAN keys: scores, softmax within the span, weighted sum of the values, and
+// then folds the span into what it has so far. Spans begin at multiples of SPAN whatever the
+// request's neighbours and chunks, and a masked key adds an exact zero: a token's result depends on
+// its own context alone, bit for bit. When there are fewer units than threads could use, the spans
+// of a row are computed apart and folded later, in the same order.
+#pragma once
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "multiply.h"
+
+namespace quire {
+
+constexpr int64_t SPAN = 256;
+// Query rows (tokens times heads of a group) of one unit, unless a single token has more.
+constexpr int64_t UNIT_ROWS = 30;
+
+struct CacheShape {
+  int64_t kv_heads, block_size, head_dim;
+
+  // Slots of a strip of keys: 16, or all slots of a block that has another size.
+  int64_t strip_width() const { return block_size % LANES == 0 ? LANES : block_size; }
+};
+
+struct AttentionRow {
+  int64_t num_tokens;    // Of this step.
+  int64_t context;       // Length including them.
+  int64_t offset;        // Of its first token in the step.
+  const int64_t* table;  // Block ids.
+
+  int64_t start() const { return context - num_tokens; }
+  int64_t num_spans() const { return (context + SPAN - 1) / SPAN; }
+};
+
+struct Unit {
+  int64_t row, kv_head;
+  int64_t first_token, last_token;  // Of the row's tokens of this step.
+  int64_t first_span, last_span;
+  int64_t piece;  // Where a part of the spans leaves its result; -1: the unit is complete.
+};
+
+// What attention over some keys amounts to: unnormalised sums, their weights' total, the maximum.
+struct Partial {
+  float *sums, *total, *highest;
+
+  static int64_t size(int64_t rows, int64_t width) { return rows * (width + 2); }
+  Partial(float* memory, int64_t rows, int64_t width)
+      : sums(memory), total(memory + rows * width), highest(total + rows) {}
+};
+
+inline void clear(const Partial& partial, int64_t rows, int64_t width) {
+  std::fill(partial.sums, partial.sums + rows * width, 0.0f);
+  std::fill(partial.total, partial.total + rows, 0.0f);
+  std::fill(partial.highest, partial.highest + rows, -std::numeric_limits<float>::infinity());
+}
+
+// Adds the keys of `part` to `sum`.
+inline void fold(const Partial& sum, const Partial& part, int64_t rows, int64_t width) {
+  for (int64_t r = 0; r < rows; r++) {
+    if (part.total[r] == 0.0f) continue;  // Every key of the part was masked.
+    const float highest = std::max(sum.highest[r], part.highest[r]);
+    const float old = std::exp(sum.highest[r] - highest), young = std::exp(part.highest[r] - highest);
+    sum.total[r] = sum.total[r] * old + part.total[r] * young;
+    sum.highest[r] = highest;
+    float* to = sum.sums + r * width;
+    const float* from = part.sums + r * width;
+    for (int64_t i = 0; i < width; i += LANES)
+      store(to + i, load<Vector>(to + i) * old + load<Vector>(from + i) * young);
+  }
+}
+
+// One thread's hands: the span it works on. `memory` is scratch_size() floats, aligned to 64 bytes.
+template <class T>
+class SpanWorker {
+  typedef typename T::Element Element;
+
+ public:
+  SpanWorker(const CacheShape& cache, int64_t group, float scaling, float* memory)
+      : cache_(cache), group_(group), scaling_(scaling) {
+    width_ = padded(cache.head_dim);
+    const int64_t rows = max_rows(group);
+    scores_ = memory;
+    weights_ = (Element*)(scores_ + rows * SPAN);
+    values_ = (uint32_t*)(scores_ + 2 * rows * SPAN);
+    keys_ = values_ + width_ * SPAN;
+    part_ = (float*)(keys_ + width_ * SPAN);
+  }
+
+  static int64_t padded(int64_t dim) { return (dim + LANES - 1) / LANES * LANES; }
+  static int64_t max_rows(int64_t group) { return std::max(UNIT_ROWS, group); }
+  static int64_t scratch_size(const CacheShape& cache, int64_t group) {
+    const int64_t rows = max_rows(group), width = padded(cache.head_dim);
+    return rows * SPAN * 2 + width * SPAN * 2 + (Partial::size(rows, width) + 15) / 16 * 16;
+  }
+
+  // Folds the unit's spans into `sum`; `queries` are its rows, one token's heads after the other.
+  void attend(const Unit& unit, const AttentionRow& row, const Element* queries,
+              const Element* key_cache, const Element* value_cache, int64_t window,
+              const Partial& sum) {
+    const int64_t rows = (unit.last_token - unit.first_token) * group_;
+    const int64_t first_position = row.start() + unit.first_token;
+    const int64_t end = row.start() + unit.last_token;
+    const int64_t begin = window > 0 ? std::max<int64_t>(0, first_position - window + 1) : 0;
+    const Partial part(part_, rows, width_);
+    for (int64_t span = unit.first_span; span < unit.last_span; span++) {
+      const int64_t base = span * SPAN, last = std::min(base + SPAN, end);
+      // Whole strips in front of the window are left out: they would add zeros.
+      const int64_t first = base + std::max<int64_t>(0, begin - base) / LANES * LANES;
+      if (first >= last) continue;
+      score(rows, queries, row, unit.kv_head, key_cache, first, last);
+      for (int64_t r = 0; r < rows; r++) {
+        const int64_t position = first_position + r / group_;
+        soften(r, window > 0 ? position - window + 1 - first : 0, position + 1 - first,
+               last - first, part);
+      }
+      pack_values(row, unit.kv_head, value_cache, first, last);
+      weigh(rows, last - first, part);
+      fold(sum, part, rows, width_);
+    }
+  }
+
+ private:
+  void score(int64_t rows, const Element* queries, const AttentionRow& row, int64_t kv_head,
+             const Element* cache, int64_t first, int64_t last) {
+    const int64_t inner = cache_.head_dim / T::PER_WORD;
+    const uint32_t* words = (const uint32_t*)queries;
+    for (int64_t key = first; key < last; key += TILE_STRIPS * LANES) {
+      const int64_t count = std::min<int64_t>(TILE_STRIPS, (last - key + LANES - 1) / LANES);
+      const uint32_t* strips[TILE_STRIPS];
+      for (int64_t s = 0; s < count; s++)
+        strips[s] = key_strip(row, kv_head, cache, key + s * LANES, last, s);
+      const char* fetch = next_strip(row, kv_head, cache, key + count * LANES, last);
+      for_each_tile(rows, [&](int64_t r, int64_t n) {
+        tile_of<T>(n, count)(words + r * inner, inner, strips, inner,
+                             scores_ + r * SPAN + (key - first), SPAN, false, fetch);
+      });
+    }
+  }
+
+  const uint32_t* block_of(const AttentionRow& row, int64_t kv_head, const Element* cache,
+                           int64_t position) const {
+    const int64_t block = row.table[position / cache_.block_size];
+    return (const uint32_t*)(cache + (block * cache_.kv_heads + kv_head) * cache_.block_size *
+                                         cache_.head_dim);
+  }
+
+  const char* next_strip(const AttentionRow& row, int64_t kv_head, const Element* cache,
+                         int64_t position, int64_t last) const {
+    return (const char*)block_of(row, kv_head, cache, std::min(position, last - 1));
+  }
+
+  // The strip of keys from `position` on: where it lies, or gathered where blocks hold other widths.
+  const uint32_t* key_strip(const AttentionRow& row, int64_t kv_head, const Element* cache,
+                            int64_t position, int64_t last, int64_t index) {
+    const int64_t inner = cache_.head_dim / T::PER_WORD;
+    if (cache_.strip_width() == LANES)
+      return block_of(row, kv_head, cache, position) +
+             position % cache_.block_size / LANES * LANES * inner;
+    uint32_t* to = keys_ + index * LANES * inner;
+    for (int64_t lane = 0; lane < LANES && position + lane < last; lane++) {
+      const uint32_t* from = block_of(row, kv_head, cache, position + lane) +
+                             (position + lane) % cache_.block_size;
+      for (int64_t k = 0; k < inner; k++) to[k * LANES + lane] = from[k * cache_.block_size];
+    }
+    return to;
+  }
+
+  // Row r's scores become weights: those of the keys low .. high-1, and zero for the others.
+  void soften(int64_t r, int64_t low, int64_t high, int64_t num_keys, const Partial& part) {
+    const Integers lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const Vector nothing = broadcast(-std::numeric_limits<float>::infinity());
+    const float* scores = scores_ + r * SPAN;
+    Element* weights = weights_ + r * SPAN;
+    const auto visible = [&](int64_t key) {
+      return (lanes >= (int32_t)(std::max<int64_t>(low, -1) - key)) &
+             (lanes < (int32_t)(std::min(high, num_keys) - key));
+    };
+    Vector best = nothing;
+    for (int64_t key = 0; key < num_keys; key += LANES)
+      best = larger(best, visible(key) ? load<Vector>(scores + key) : nothing);
+    const float highest = largest_of(best) * scaling_;
+    Vector total = Vector{};
+    for (int64_t key = 0; key < num_keys; key += LANES) {
+      const Vector weight = exponential(load<Vector>(scores + key) * scaling_ - highest);
+      const Vector kept = visible(key) ? weight : Vector{};
+      total += kept;
+      T::narrow16(weights + key, kept);
+    }
+    part.total[r] = sum_of(total);
+    part.highest[r] = highest;
+  }
+
+  // Values of the keys first .. last-1 become strips over the head with the keys as inner dimension.
+  void pack_values(const AttentionRow& row, int64_t kv_head, const Element* cache, int64_t first,
+                   int64_t last) {
+    const int64_t inner = (last - first + T::PER_WORD - 1) / T::PER_WORD, dim = cache_.head_dim;
+    Element tail[2][LANES] = {};
+    for (int64_t k = 0; k < inner; k++) {
+      const int64_t key = first + k * T::PER_WORD;
+      const int64_t left = std::min<int64_t>(last - key, T::PER_WORD);
+      const Element* slots[2] = {cache, cache};
+      for (int64_t i = 0; i < left; i++)
+        slots[i] = (const Element*)block_of(row, kv_head, cache, key + i) +
+                   (key + i) % cache_.block_size * dim;
+      int64_t column = 0;
+      for (; column + LANES <= dim; column += LANES)
+        store(values_ + (column / LANES * inner + k) * LANES, T::across_rows(slots, column, left));
+      if (column == dim) continue;
+      for (int64_t i = 0; i < left; i++)
+        std::copy(slots[i] + column, slots[i] + dim, tail[i]);
+      const Element* const tails[2] = {tail[0], tail[1]};
+      store(values_ + (column / LANES * inner + k) * LANES, T::across_rows(tails, 0, left));
+    }
+  }
+
+  void weigh(int64_t rows, int64_t num_keys, const Partial& part) {
+    const int64_t inner = (num_keys + T::PER_WORD - 1) / T::PER_WORD;
+    const int64_t stride = SPAN / T::PER_WORD, num_strips = width_ / LANES;
+    const uint32_t* words = (const uint32_t*)weights_;
+    for (int64_t strip = 0; strip < num_strips; strip += TILE_STRIPS) {
+      const int64_t count = std::min<int64_t>(TILE_STRIPS, num_strips - strip);
+      const uint32_t* strips[TILE_STRIPS];
+      for (int64_t s = 0; s < count; s++) strips[s] = values_ + (strip + s) * inner * LANES;
+      for_each_tile(rows, [&](int64_t r, int64_t n) {
+        tile_of<T>(n, count)(words + r * stride, stride, strips, inner,
+                             part.sums + r * width_ + strip * LANES, width_, false,
+                             (const char*)strips[0]);
+      });
+    }
+  }
+
+  const CacheShape cache_;
+  const int64_t group_;
+  const float scaling_;
+  int64_t width_;
+  float* scores_;
+  Element* weights_;
+  uint32_t *values_, *keys_;
+  float* part_;
+};
+
+}  // namespace quire

@@ -1,0 +1,156 @@
+"""Compiles the kernels once per machine, compiler and source. Knows nothing of what they compute.
+
+The library is kept under QUIRE_KERNEL_CACHE, or in the user's cache folder. An image that is built
+on one machine and runs on others builds every variant: `python -m engine.model.kernels.build`.
+"""
+
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+SOURCES = Path(__file__).parent
+#: Longest a compiler may take, in seconds; it needs about ten.
+COMPILE_TIMEOUT_SECONDS = 300
+CPUINFO = Path("/proc/cpuinfo")
+
+# No contraction is switched off and nothing is reassociated: -ffast-math would let the compiler
+# change the order of sums, and with it the promise that a row does not depend on its neighbours.
+_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-Wno-psabi")
+
+logger = logging.getLogger(__name__)
+
+
+class KernelsUnavailable(Exception):
+    """There is no library; the message is one sentence that says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One set of instructions to compile for.
+
+    Args:
+        features: what a processor must offer, as /proc/cpuinfo names it.
+        flags: of the compiler.
+    """
+
+    name: str
+    features: frozenset[str]
+    flags: tuple[str, ...]
+
+
+_AVX2 = frozenset({"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm"})
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+
+#: Best first; the last one needs nothing.
+VARIANTS = (
+    Variant("avx512_bf16", _AVX512 | {"avx512_bf16"}, ("-march=x86-64-v4", "-mavx512bf16")),
+    Variant("avx512", _AVX512, ("-march=x86-64-v4",)),
+    Variant("avx2", _AVX2, ("-march=x86-64-v3",)),
+    Variant("portable", frozenset(), ()),
+)
+
+
+def best_variant() -> Variant:
+    """The first variant that this processor can run."""
+    features = _processor_features()
+    return next(variant for variant in VARIANTS if variant.features <= features)
+
+
+def library_path(variant: Variant) -> Path:
+    """The compiled library of a variant, compiling it if the cache has none.
+
+    Several processes may ask at once: each compiles for itself and the last one to finish stays.
+
+    Raises:
+        KernelsUnavailable: no compiler, or it failed, or there is no place to keep the result.
+    """
+    if platform.system() != "Linux":
+        raise KernelsUnavailable(f"the kernels are not built on {platform.system()}")
+    compiler = _compiler()
+    try:
+        folder = _cache_folder()
+        target = folder / f"quire-{variant.name}-{_digest(variant, compiler)}.so"
+        if not target.exists():
+            _compile(compiler, variant, target)
+    except OSError as error:
+        raise KernelsUnavailable(f"the kernels cannot be kept: {error}") from error
+    return target
+
+
+def _processor_features() -> frozenset[str]:
+    try:
+        lines = CPUINFO.read_text().splitlines()
+    except OSError:
+        return frozenset()
+    flags = (line.partition(":")[2] for line in lines if line.startswith("flags"))
+    return frozenset(next(flags, "").split())
+
+
+def _compiler() -> str:
+    """GNU C++: its OpenMP runtime is the one torch brings, and two of them would fight."""
+    for name in filter(None, (os.environ.get("CXX"), "g++")):
+        found = shutil.which(name)
+        if found is not None:
+            return found
+    raise KernelsUnavailable("there is no C++ compiler (g++) on this machine")
+
+
+def _cache_folder() -> Path:
+    chosen = os.environ.get("QUIRE_KERNEL_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME")
+    folder = Path(chosen) if chosen else Path(base or Path.home() / ".cache") / "quire"
+    # What lies here is loaded and run: nobody else may write to it.
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _digest(variant: Variant, compiler: str) -> str:
+    version = _run(compiler, "--version")
+    digest = hashlib.sha256(" ".join((*_FLAGS, *variant.flags)).encode())
+    digest.update(f"{version} {torch.__version__}".encode())
+    for source in sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp")]):
+        digest.update(source.name.encode() + source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _compile(compiler: str, variant: Variant, target: Path) -> None:
+    logger.warning("compiling the %s kernels, once: some ten seconds", variant.name)
+    handle, name = tempfile.mkstemp(dir=target.parent, suffix=".so")
+    os.close(handle)
+    try:
+        _run(compiler, *_FLAGS, *variant.flags, str(SOURCES / "decoder.cpp"), "-o", name)
+        # Readers see the whole library or none.
+        Path(name).replace(target)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _run(*command: str) -> str:
+    try:
+        finished = subprocess.run(  # noqa: S603  The compiler is the administrator's choice.
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=COMPILE_TIMEOUT_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise KernelsUnavailable(f"the compiler could not be run: {error}") from error
+    if finished.returncode != 0:
+        lines = [line for line in finished.stderr.splitlines() if "error" in line]
+        raise KernelsUnavailable(f"the compiler failed: {next(iter(lines), 'no reason given')}")
+    return finished.stdout
+
+
+if __name__ == "__main__":
+    for each in VARIANTS:
+        if platform.machine() == "x86_64" or not each.features:
+            library_path(each)

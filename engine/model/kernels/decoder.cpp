@@ -1,0 +1,380 @@
+// One step of a decoder over all its layers, in one parallel region. Knows no request.
+//
+// The residual stream is float32 whatever the model's type; what is multiplied is rounded to the
+// type of the weights. Every phase is cut into shares or pieces of work, and the team meets at a
+// barrier between two phases: a parallel region per phase would cost several times as much.
+#include "decoder.h"
+
+#include <omp.h>
+
+#include "attention.h"
+#include "layers.h"
+#include "team.h"
+#include "workspace.h"
+
+namespace quire {
+namespace {
+
+// Activation rows end in unused words, so that rows of a power of two do not share cache sets.
+constexpr int64_t ROW_PADDING = 16;
+constexpr int64_t MAX_HEAD_DIM = 512;
+
+class AnyDecoder {
+ public:
+  virtual ~AnyDecoder() {}
+  virtual void step(const QuireStep& step) = 0;
+};
+
+template <class T>
+class Decoder : public AnyDecoder {
+  typedef typename T::Element Element;
+
+ public:
+  explicit Decoder(const QuireModel& model)
+      : model_(model),
+        group_(model.num_heads / model.num_kv_heads),
+        width_(SpanWorker<T>::padded(model.head_dim)) {}
+
+  void step(const QuireStep& step) override {
+    step_ = &step;
+    cache_ = {model_.num_kv_heads, step.block_size, model_.head_dim};
+    plan_attention();
+    lay_out();
+    std::unique_ptr<Team> team;
+#pragma omp parallel num_threads(step.num_threads)
+    {
+#pragma omp single
+      team.reset(new Team(omp_get_num_threads()));
+      run(*team, omp_get_thread_num());
+    }
+  }
+
+ private:
+  void plan_attention() {
+    const int64_t tokens_per_unit = std::max<int64_t>(1, UNIT_ROWS / group_);
+    rows_.clear();
+    units_.clear();
+    split_units_.clear();
+    num_pieces_ = 0;
+    int64_t offset = 0, whole = 0;
+    for (int64_t r = 0; r < step_->num_rows; r++) {
+      const int64_t tokens = step_->query_lens[r];
+      const int64_t* table = step_->tables + r * step_->table_stride;
+      rows_.push_back({tokens, step_->context_lens[r], offset, table});
+      offset += tokens;
+      whole += (tokens + tokens_per_unit - 1) / tokens_per_unit * model_.num_kv_heads;
+    }
+    const bool split = whole < 2 * step_->num_threads;
+    for (int64_t r = 0; r < step_->num_rows; r++)
+      for (int64_t first = 0; first < rows_[r].num_tokens; first += tokens_per_unit)
+        for (int64_t head = 0; head < model_.num_kv_heads; head++) {
+          const int64_t last = std::min(first + tokens_per_unit, rows_[r].num_tokens);
+          add_units({r, head, first, last, 0, rows_[r].num_spans(), -1}, split);
+        }
+  }
+
+  void add_units(const Unit& whole, bool split) {
+    if (!split || whole.last_span < 2) {
+      units_.push_back(whole);
+      return;
+    }
+    split_units_.push_back(whole);
+    split_units_.back().piece = num_pieces_;
+    for (int64_t span = 0; span < whole.last_span; span++) {
+      Unit unit = whole;
+      unit.first_span = span;
+      unit.last_span = span + 1;
+      unit.piece = num_pieces_++;
+      units_.push_back(unit);
+    }
+  }
+
+  void lay_out() {
+    const QuireModel& m = model_;
+    const int64_t tokens = step_->num_tokens, threads = step_->num_threads;
+    const int64_t padding = ROW_PADDING * T::PER_WORD;
+    const int64_t half = m.rotary_dim / 2, rows = SpanWorker<T>::max_rows(group_);
+    const int64_t projected = (m.num_heads + 2 * m.num_kv_heads) * m.head_dim;
+    hidden_stride_ = std::max(m.hidden_size, m.num_heads * m.head_dim) + padding;
+    inner_stride_ = SpanWorker<T>::padded(m.intermediate_size) + padding;
+    projected_stride_ = std::max(m.hidden_size, projected);
+    scratch_stride_ = SpanWorker<T>::scratch_size(cache_, group_);
+    partial_stride_ = Partial::size(rows, width_);
+    workspace_.add(&residual_, tokens * m.hidden_size);
+    workspace_.add(&normed_, std::max(tokens, step_->num_logit_rows) * hidden_stride_);
+    workspace_.add(&attended_, tokens * hidden_stride_);
+    workspace_.add(&activated_, tokens * inner_stride_);
+    workspace_.add(&projected_, tokens * projected_stride_);
+    workspace_.add(&queries_, tokens * m.num_heads * m.head_dim);
+    workspace_.add(&cosines_, tokens * half);
+    workspace_.add(&sines_, tokens * half);
+    workspace_.add(&sums_, threads * SUMS_SIZE);
+    workspace_.add(&scratch_, threads * scratch_stride_);
+    workspace_.add(&partials_, (num_pieces_ + threads) * partial_stride_);
+    workspace_.reserve();
+  }
+
+  void run(Team& team, int member) {
+    embed(team, member);
+    for (int64_t i = 0; i < model_.num_layers; i++) {
+      const QuireLayer& layer = model_.layers[i];
+      norm(layer.attention_norm, team, member);
+      project(layer.qkv, normed_, hidden_stride_, team, member);
+      if (layer.query_norm != nullptr && model_.norms_whole_projections)
+        norm_projections(layer, team, member);
+      rotate_and_store(layer, i, team, member);
+      attend(layer, i, team, member);
+      add_to_residual(layer.output, attended_, hidden_stride_, layer.attention_post_norm, team,
+                      member);
+      norm(layer.mlp_norm, team, member);
+      activate(layer.gate_up, team, member);
+      add_to_residual(layer.down, activated_, inner_stride_, layer.mlp_post_norm, team, member);
+    }
+    compute_logits(team, member);
+  }
+
+  void embed(Team& team, int member) {
+    const int64_t half = model_.rotary_dim / 2, size = model_.hidden_size;
+    const Share mine(step_->num_tokens, member, team.size());
+    for (int64_t t = mine.first; t < mine.last; t++) {
+      const Element* from = (const Element*)model_.embedding + step_->token_ids[t] * size;
+      for (int64_t i = 0; i < size; i++)
+        residual_[t * size + i] = T::widen(from[i]) * model_.embedding_multiplier;
+      for (int64_t i = 0; i < half; i++) {
+        const float angle = (float)step_->positions[t] * model_.inverse_frequencies[i];
+        cosines_[t * half + i] = std::cos(angle) * model_.rotary_scaling;
+        sines_[t * half + i] = std::sin(angle) * model_.rotary_scaling;
+      }
+    }
+    team.barrier();
+  }
+
+  void norm(const float* weight, Team& team, int member) {
+    const int64_t size = model_.hidden_size;
+    const Share mine(step_->num_tokens, member, team.size());
+    for (int64_t t = mine.first; t < mine.last; t++)
+      norm_row<T>(normed_ + t * hidden_stride_, residual_ + t * size, weight, size, model_.epsilon);
+    team.barrier();
+  }
+
+  // One thread's strips of a product; done(row, strip, values, count) as in multiply().
+  template <class Done>
+  void multiply_share(const QuireLinear& linear, const Element* from, int64_t stride, int64_t count,
+                      const Team& team, int member, const Done& done) {
+    const Share mine((linear.outputs + LANES - 1) / LANES, member, team.size(), 2);
+    const Rows rows{(const uint32_t*)from, stride / T::PER_WORD, count};
+    multiply<T>(rows, (const uint32_t*)linear.packed, linear.inputs / T::PER_WORD, mine.first,
+                mine.last, sums_ + member * SUMS_SIZE, done);
+  }
+
+  // One thread's outputs of a linear layer, bias included.
+  template <class Write>
+  void write_outputs(const QuireLinear& linear, const Element* from, int64_t stride, int64_t count,
+                     const Team& team, int member, const Write& write) {
+    const auto done = [&](int64_t row, int64_t strip, const float* values, int64_t num_strips) {
+      for (int64_t s = 0; s < num_strips; s++, values += LANES) {
+        const int64_t column = (strip + s) * LANES;
+        const float* bias = linear.bias != nullptr ? linear.bias + column : nullptr;
+        if (column + LANES <= linear.outputs) {
+          const Vector value = load<Vector>(values);
+          write.vector(row, column, bias ? value + load<Vector>(bias) : value);
+          continue;
+        }
+        for (int64_t i = 0; column + i < linear.outputs; i++)
+          write.one(row, column + i, values[i] + (bias ? bias[i] : 0.0f));
+      }
+    };
+    multiply_share(linear, from, stride, count, team, member, done);
+  }
+
+  void project(const QuireLinear& linear, const Element* from, int64_t stride, Team& team,
+               int member) {
+    write_outputs(linear, from, stride, step_->num_tokens, team, member,
+                  Assign{projected_, projected_stride_, 1.0f});
+    team.barrier();
+  }
+
+  void add_to_residual(const QuireLinear& linear, const Element* from, int64_t stride,
+                       const float* post_norm, Team& team, int member) {
+    const int64_t size = model_.hidden_size;
+    if (post_norm == nullptr) {
+      write_outputs(linear, from, stride, step_->num_tokens, team, member,
+                    Add{residual_, size, model_.residual_multiplier});
+      team.barrier();
+      return;
+    }
+    project(linear, from, stride, team, member);
+    const Share mine(step_->num_tokens, member, team.size());
+    for (int64_t t = mine.first; t < mine.last; t++) {
+      float* row = projected_ + t * projected_stride_;
+      norm_in_place(row, post_norm, size, model_.epsilon);
+      for (int64_t i = 0; i < size; i++)
+        residual_[t * size + i] += row[i] * model_.residual_multiplier;
+    }
+    team.barrier();
+  }
+
+  void norm_projections(const QuireLayer& layer, Team& team, int member) {
+    const int64_t queries = model_.num_heads * model_.head_dim;
+    const Share mine(step_->num_tokens, member, team.size());
+    for (int64_t t = mine.first; t < mine.last; t++) {
+      float* row = projected_ + t * projected_stride_;
+      norm_in_place(row, layer.query_norm, queries, model_.epsilon);
+      norm_in_place(row + queries, layer.key_norm, model_.num_kv_heads * model_.head_dim,
+                    model_.epsilon);
+    }
+    team.barrier();
+  }
+
+  void rotate_and_store(const QuireLayer& layer, int64_t index, Team& team, int member) {
+    const int64_t kv_heads = model_.num_kv_heads, dim = model_.head_dim;
+    const Share mine(step_->num_tokens * kv_heads, member, team.size());
+    for (int64_t piece = mine.first; piece < mine.last; piece++) {
+      const int64_t token = piece / kv_heads, head = piece % kv_heads;
+      float* projected = projected_ + token * projected_stride_;
+      float* key = projected + (model_.num_heads + head) * dim;
+      for (int64_t g = 0; g < group_; g++) {
+        float* query = projected + (head * group_ + g) * dim;
+        prepare_head(query, layer, layer.query_norm, token);
+        narrow_row<T>(queries_of(head, token) + g * dim, query, dim);
+      }
+      prepare_head(key, layer, layer.key_norm, token);
+      store_key(key, index, token, head);
+      narrow_row<T>(block_of(step_->value_caches[index], token, head) +
+                        step_->slot_offsets[token] * dim,
+                    key + kv_heads * dim, dim);
+    }
+    team.barrier();
+  }
+
+  void prepare_head(float* head, const QuireLayer& layer, const float* weight, int64_t token) {
+    const int64_t half = model_.rotary_dim / 2;
+    if (weight != nullptr && !model_.norms_whole_projections)
+      norm_in_place(head, weight, model_.head_dim, model_.epsilon);
+    if (layer.rotates) rotate(head, cosines_ + token * half, sines_ + token * half, half);
+  }
+
+  // A key head's query rows lie together: one token's heads, then the next token's.
+  Element* queries_of(int64_t kv_head, int64_t token) const {
+    return queries_ + (kv_head * step_->num_tokens + token) * group_ * model_.head_dim;
+  }
+
+  Element* block_of(void* cache, int64_t token, int64_t kv_head) const {
+    return (Element*)cache + (step_->slot_blocks[token] * model_.num_kv_heads + kv_head) *
+                                 step_->block_size * model_.head_dim;
+  }
+
+  void store_key(const float* key, int64_t index, int64_t token, int64_t kv_head) {
+    const int64_t width = cache_.strip_width(), offset = step_->slot_offsets[token];
+    const int64_t inner = model_.head_dim / T::PER_WORD;
+    Element narrowed[MAX_HEAD_DIM];
+    narrow_row<T>(narrowed, key, model_.head_dim);
+    uint32_t* to = (uint32_t*)block_of(step_->key_caches[index], token, kv_head) +
+                   offset / width * width * inner + offset % width;
+    for (int64_t k = 0; k < inner; k++)
+      std::memcpy(to + k * width, narrowed + k * T::PER_WORD, sizeof(uint32_t));
+  }
+
+  void attend(const QuireLayer& layer, int64_t index, Team& team, int member) {
+    SpanWorker<T> worker(cache_, group_, model_.scaling, scratch_ + member * scratch_stride_);
+    const Element* keys = (const Element*)step_->key_caches[index];
+    const Element* values = (const Element*)step_->value_caches[index];
+    for (int64_t i; (i = team.take()) < (int64_t)units_.size();) {
+      const Unit& unit = units_[i];
+      const AttentionRow& row = rows_[unit.row];
+      const Partial sum = partial(unit.piece < 0 ? num_pieces_ + member : unit.piece, unit);
+      clear(sum, num_query_rows(unit), width_);
+      worker.attend(unit, row, queries_of(unit.kv_head, row.offset + unit.first_token), keys,
+                    values, layer.window, sum);
+      if (unit.piece < 0) finish(unit, sum);
+    }
+    team.barrier();
+    if (split_units_.empty()) return;
+    const Share mine((int64_t)split_units_.size(), member, team.size());
+    for (int64_t i = mine.first; i < mine.last; i++) {
+      const Unit& unit = split_units_[i];
+      const Partial sum = partial(unit.piece, unit);
+      for (int64_t span = 1; span < unit.last_span; span++)
+        fold(sum, partial(unit.piece + span, unit), num_query_rows(unit), width_);
+      finish(unit, sum);
+    }
+    team.barrier();
+  }
+
+  int64_t num_query_rows(const Unit& unit) const {
+    return (unit.last_token - unit.first_token) * group_;
+  }
+
+  Partial partial(int64_t index, const Unit& unit) const {
+    return Partial(partials_ + index * partial_stride_, num_query_rows(unit), width_);
+  }
+
+  void finish(const Unit& unit, const Partial& sum) {
+    const int64_t dim = model_.head_dim;
+    const int64_t first = rows_[unit.row].offset + unit.first_token;
+    for (int64_t r = 0; r < num_query_rows(unit); r++) {
+      float* row = sum.sums + r * width_;
+      const float factor = 1.0f / sum.total[r];
+      for (int64_t i = 0; i < width_; i += LANES) store(row + i, load<Vector>(row + i) * factor);
+      const int64_t head = unit.kv_head * group_ + r % group_;
+      narrow_row<T>(attended_ + (first + r / group_) * hidden_stride_ + head * dim, row, dim);
+    }
+  }
+
+  // A strip of gates and the strip of ups beside it become one strip of activations.
+  void activate(const QuireLinear& linear, Team& team, int member) {
+    const auto done = [&](int64_t row, int64_t strip, const float* values, int64_t num_strips) {
+      Element* to = activated_ + row * inner_stride_ + strip / 2 * LANES;
+      for (int64_t s = 0; s < num_strips; s += 2, to += LANES, values += 2 * LANES)
+        T::narrow16(to, gated(load<Vector>(values), load<Vector>(values + LANES)));
+    };
+    multiply_share(linear, normed_, hidden_stride_, step_->num_tokens, team, member, done);
+    team.barrier();
+  }
+
+  void compute_logits(Team& team, int member) {
+    const int64_t count = step_->num_logit_rows, size = model_.hidden_size;
+    if (count == 0) return;
+    const Share mine(count, member, team.size());
+    for (int64_t i = mine.first; i < mine.last; i++)
+      norm_row<T>(normed_ + i * hidden_stride_, residual_ + step_->logit_rows[i] * size,
+                  model_.final_norm, size, model_.epsilon);
+    team.barrier();
+    write_outputs(model_.head, normed_, hidden_stride_, count, team, member,
+                  Assign{step_->logits, model_.head.outputs, 1.0f / model_.logits_divisor});
+  }
+
+  const QuireModel model_;
+  const int64_t group_, width_;
+  CacheShape cache_;
+  const QuireStep* step_ = nullptr;
+  std::vector<AttentionRow> rows_;
+  std::vector<Unit> units_, split_units_;
+  int64_t num_pieces_ = 0;
+  Workspace workspace_;
+  int64_t hidden_stride_, inner_stride_, projected_stride_, scratch_stride_, partial_stride_;
+  float *residual_, *projected_, *cosines_, *sines_, *sums_, *scratch_, *partials_;
+  Element *normed_, *attended_, *activated_, *queries_;
+};
+
+}  // namespace
+}  // namespace quire
+
+int64_t quire_abi(void) { return 1; }
+
+void* quire_create(const QuireModel* model) try {
+  using namespace quire;
+  if (model->is_bfloat16) return static_cast<AnyDecoder*>(new Decoder<BFloat16>(*model));
+  return static_cast<AnyDecoder*>(new Decoder<Float32>(*model));
+} catch (const std::bad_alloc&) {
+  return nullptr;
+}
+
+void quire_destroy(void* decoder) { delete static_cast<quire::AnyDecoder*>(decoder); }
+
+int64_t quire_step(void* decoder, const QuireStep* step) try {
+  static_cast<quire::AnyDecoder*>(decoder)->step(*step);
+  return 0;
+} catch (const std::bad_alloc&) {
+  return 1;
+}

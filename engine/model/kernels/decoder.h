@@ -1,0 +1,54 @@
+// What crosses the border to Python: plain structs, mirrored field by field in library.py.
+#pragma once
+
+#include <cstdint>
+
+extern "C" {
+
+// outputs = inputs . packed + bias. `packed` holds strips, see multiply.h; the number of outputs is
+// padded to whole strips there.
+struct QuireLinear {
+  const void* packed;
+  const float* bias;  // May be null, as every norm below.
+  int64_t inputs, outputs;
+};
+
+struct QuireLayer {
+  const float *attention_norm, *query_norm, *key_norm, *attention_post_norm;
+  const float *mlp_norm, *mlp_post_norm;
+  QuireLinear qkv, output, gate_up, down;  // gate_up: a strip of gates, a strip of ups, and so on.
+  int64_t window;                          // Keys a token sees, itself included; 0 for all.
+  int64_t rotates;                         // Whether queries and keys are rotated.
+};
+
+struct QuireModel {
+  int64_t is_bfloat16, num_layers, hidden_size, num_heads, num_kv_heads, head_dim, rotary_dim;
+  int64_t intermediate_size;
+  int64_t norms_whole_projections;  // query_norm and key_norm span all heads, not each.
+  float epsilon, scaling, rotary_scaling;
+  float embedding_multiplier, residual_multiplier, logits_divisor;
+  const void* embedding;
+  const float* inverse_frequencies;
+  const float* final_norm;
+  QuireLinear head;
+  const QuireLayer* layers;
+};
+
+struct QuireStep {
+  int64_t num_tokens, num_rows, num_logit_rows, table_stride, block_size, num_threads;
+  const int64_t *token_ids, *positions, *slot_blocks, *slot_offsets;  // One per token.
+  const int64_t *query_lens, *context_lens, *tables;                  // One per row.
+  const int64_t* logit_rows;
+  void* const* key_caches;  // One per layer.
+  void* const* value_caches;
+  float* logits;
+};
+
+// Changes with the structs above.
+int64_t quire_abi(void);
+// Null when there is no memory. The model's arrays must outlive the decoder.
+void* quire_create(const QuireModel* model);
+void quire_destroy(void* decoder);
+// 0, or 1 when there is no memory: nothing is computed then.
+int64_t quire_step(void* decoder, const QuireStep* step);
+}

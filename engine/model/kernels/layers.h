@@ -1,0 +1,105 @@
+// The small things around the products: norms, rotation, gates, where outputs go. Knows no step.
+#pragma once
+
+#include <cmath>
+
+#include "vector.h"
+
+namespace quire {
+
+// Sum in sixteen lanes, then across them; the tail of a row is filled with zeros.
+template <class Load>
+inline float sum_of_squares(int64_t size, const Load& load_at) {
+  Vector total = Vector{};
+  for (int64_t i = 0; i < size; i += LANES) {
+    Vector value;
+    if (i + LANES <= size) {
+      value = load_at(i);
+    } else {
+      value = Vector{};
+      for (int64_t lane = 0; i + lane < size; lane++) value[lane] = load_at.one(i + lane);
+    }
+    total += value * value;
+  }
+  return sum_of(total);
+}
+
+struct Floats {
+  const float* from;
+  Vector operator()(int64_t i) const { return load<Vector>(from + i); }
+  float one(int64_t i) const { return from[i]; }
+};
+
+// 1 / sqrt(mean of squares + epsilon), Zhang and Sennrich, Root Mean Square Layer Normalization.
+inline float rms_scale(const float* row, int64_t size, float epsilon) {
+  return 1.0f / std::sqrt(sum_of_squares(size, Floats{row}) / (float)size + epsilon);
+}
+
+template <class T>
+inline void narrow_row(typename T::Element* to, const float* from, int64_t size) {
+  int64_t i = 0;
+  for (; i + LANES <= size; i += LANES) T::narrow16(to + i, load<Vector>(from + i));
+  for (; i < size; i++) to[i] = T::narrow(from[i]);
+}
+
+// to = row normed and weighed; a null weight copies the row.
+template <class T>
+inline void norm_row(typename T::Element* to, const float* row, const float* weight, int64_t size,
+                     float epsilon) {
+  if (weight == nullptr) return narrow_row<T>(to, row, size);
+  const float scale = rms_scale(row, size, epsilon);
+  int64_t i = 0;
+  for (; i + LANES <= size; i += LANES)
+    T::narrow16(to + i, load<Vector>(row + i) * scale * load<Vector>(weight + i));
+  for (; i < size; i++) to[i] = T::narrow(row[i] * scale * weight[i]);
+}
+
+inline void norm_in_place(float* row, const float* weight, int64_t size, float epsilon) {
+  const float scale = rms_scale(row, size, epsilon);
+  for (int64_t i = 0; i < size; i++) row[i] = row[i] * scale * weight[i];
+}
+
+// Rotates the pairs (i, i + half) of a head in place, Su et al., RoFormer; cosines and sines are
+// `half` values each.
+inline void rotate(float* head, const float* cosines, const float* sines, int64_t half) {
+  for (int64_t i = 0; i < half; i++) {
+    const float a = head[i], b = head[i + half];
+    head[i] = a * cosines[i] - b * sines[i];
+    head[i + half] = b * cosines[i] + a * sines[i];
+  }
+}
+
+inline Vector gated(Vector gate, Vector up) {
+  // Below -80 the exponential would leave the range it is exact in, and silu is zero.
+  const Vector limit = broadcast(-80.0f);
+  const Vector bounded = gate < limit ? limit : gate;
+  return gate / (1.0f + exponential(-bounded)) * up;
+}
+
+// Where the outputs of a linear layer go, times a factor.
+struct Assign {
+  float* to;
+  int64_t stride;
+  float factor;
+  void vector(int64_t row, int64_t column, Vector value) const {
+    store(to + row * stride + column, value * factor);
+  }
+  void one(int64_t row, int64_t column, float value) const {
+    to[row * stride + column] = value * factor;
+  }
+};
+
+struct Add {
+  float* to;
+  int64_t stride;
+  float factor;
+  void vector(int64_t row, int64_t column, Vector value) const {
+    float* place = to + row * stride + column;
+    store(place, load<Vector>(place) + value * factor);
+  }
+  void one(int64_t row, int64_t column, float value) const {
+    to[row * stride + column] += value * factor;
+  }
+};
+
+}  // namespace quire

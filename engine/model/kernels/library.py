@@ -1,0 +1,86 @@
+"""Loads the compiled kernels and mirrors their structs. Knows no tensors' meaning."""
+
+import ctypes
+import functools
+from typing import Any
+
+from engine.model.kernels.build import KernelsUnavailable, Variant, library_path
+
+#: What `quire_abi` of decoder.cpp must answer for the structs below.
+ABI = 1
+
+_Pointer = ctypes.c_void_p
+_Integer = ctypes.c_int64
+_Float = ctypes.c_float
+
+
+def _fields(kind: Any, *names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names]
+
+
+class LinearStruct(ctypes.Structure):
+    """QuireLinear."""
+
+    _fields_ = [*_fields(_Pointer, "packed", "bias"), *_fields(_Integer, "inputs", "outputs")]
+
+
+class LayerStruct(ctypes.Structure):
+    """QuireLayer."""
+
+    _fields_ = [
+        *_fields(_Pointer, "attention_norm", "query_norm", "key_norm", "attention_post_norm"),
+        *_fields(_Pointer, "mlp_norm", "mlp_post_norm"),
+        *_fields(LinearStruct, "qkv", "output", "gate_up", "down"),
+        *_fields(_Integer, "window", "rotates"),
+    ]
+
+
+class ModelStruct(ctypes.Structure):
+    """QuireModel."""
+
+    _fields_ = [
+        *_fields(_Integer, "is_bfloat16", "num_layers", "hidden_size", "num_heads", "num_kv_heads"),
+        *_fields(_Integer, "head_dim", "rotary_dim", "intermediate_size"),
+        *_fields(_Integer, "norms_whole_projections"),
+        *_fields(_Float, "epsilon", "scaling", "rotary_scaling"),
+        *_fields(_Float, "embedding_multiplier", "residual_multiplier", "logits_divisor"),
+        *_fields(_Pointer, "embedding", "inverse_frequencies", "final_norm"),
+        ("head", LinearStruct),
+        ("layers", ctypes.POINTER(LayerStruct)),
+    ]
+
+
+class StepStruct(ctypes.Structure):
+    """QuireStep."""
+
+    _fields_ = [
+        *_fields(_Integer, "num_tokens", "num_rows", "num_logit_rows", "table_stride"),
+        *_fields(_Integer, "block_size", "num_threads"),
+        *_fields(_Pointer, "token_ids", "positions", "slot_blocks", "slot_offsets"),
+        *_fields(_Pointer, "query_lens", "context_lens", "tables", "logit_rows"),
+        *_fields(_Pointer, "key_caches", "value_caches", "logits"),
+    ]
+
+
+@functools.cache
+def load_library(variant: Variant) -> ctypes.CDLL:
+    """The library of a variant, its functions declared.
+
+    Raises:
+        KernelsUnavailable: it cannot be built or loaded.
+    """
+    path = library_path(variant)
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise KernelsUnavailable(f"the kernels cannot be loaded: {error}") from error
+    library.quire_abi.restype = ctypes.c_int64
+    if library.quire_abi() != ABI:
+        raise KernelsUnavailable("the kernels' interface is of another version")
+    library.quire_create.restype = ctypes.c_void_p
+    library.quire_create.argtypes = [ctypes.POINTER(ModelStruct)]
+    library.quire_destroy.restype = None
+    library.quire_destroy.argtypes = [ctypes.c_void_p]
+    library.quire_step.restype = ctypes.c_int64
+    library.quire_step.argtypes = [ctypes.c_void_p, ctypes.POINTER(StepStruct)]
+    return library

@@ -1,0 +1,65 @@
+// The threads of one step: they enter together, meet at barriers, and leave together. Knows no work.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <sched.h>
+
+namespace quire {
+
+class Team {
+ public:
+  explicit Team(int size) : size_(size) {}
+
+  int size() const { return size_; }
+
+  // Waits for everyone. Between two barriers of a step are microseconds, so waiting is spinning;
+  // but whoever waits longer gives the core away: the one waited for may need it.
+  void barrier() {
+    const int64_t generation = generation_.load(std::memory_order_acquire);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
+      arrived_.store(0, std::memory_order_relaxed);
+      ticket_.store(0, std::memory_order_relaxed);
+      generation_.store(generation + 1, std::memory_order_release);
+      return;
+    }
+    for (int spins = 0; generation_.load(std::memory_order_acquire) == generation; spins++) {
+      if (spins < PATIENCE)
+        pause();
+      else
+        sched_yield();
+    }
+  }
+
+  // The next piece of work nobody has taken since the last barrier.
+  int64_t take() { return ticket_.fetch_add(1, std::memory_order_relaxed); }
+
+ private:
+  static constexpr int PATIENCE = 4000;
+
+  static void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+
+  const int size_;
+  alignas(64) std::atomic<int> arrived_{0};
+  alignas(64) std::atomic<int64_t> generation_{0};
+  alignas(64) std::atomic<int64_t> ticket_{0};
+};
+
+// One thread's equal share of `total` pieces, in units of `grain`.
+struct Share {
+  int64_t first, last;
+
+  Share(int64_t total, int member, int size, int64_t grain = 1) {
+    const int64_t units = (total + grain - 1) / grain;
+    first = units * member / size * grain;
+    last = units * (member + 1) / size * grain;
+    if (last > total) last = total;
+    if (first > total) first = total;
+  }
+};
+
+}  // namespace quire

@@ -1,0 +1,201 @@
+"""The fast path's compiled form: a step is one call into C++ over all layers. Knows no family.
+
+Weights are packed at load into strips of 16 outputs (see kernels/multiply.h). The residual stream
+is float32 and attention is exact to the row, so a request computed alone, in a batch or in chunks
+gives the same logits, bit for bit.
+"""
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+from engine.model.causal_model import StepInputs
+from engine.model.decoder_config import DecoderConfig, NotCommon
+from engine.model.decoder_weights import DecoderWeights, LayerWeights, Linear
+from engine.model.kernels.build import Variant
+from engine.model.kernels.library import (
+    LayerStruct,
+    LinearStruct,
+    ModelStruct,
+    StepStruct,
+    load_library,
+)
+from engine.model.kv_pool import KVPool, LayerShape
+
+#: Outputs of a strip; LANES in kernels/vector.h.
+LANES = 16
+#: MAX_HEAD_DIM in kernels/decoder.cpp.
+MAX_HEAD_DIM = 512
+#: Elements of a 32-bit word, in which the kernels count.
+PER_WORD = {torch.float32: 1, torch.bfloat16: 2}
+
+
+class NativeDecoder:
+    """The common decoder on a CPU.
+
+    Keys lie transposed inside their blocks, which nobody else may read: blocks are copied and
+    swapped as a whole.
+    """
+
+    #: Slots that were never written may hold anything, NaN included.
+    reads_unwritten_slots = False
+
+    def __init__(self, config: DecoderConfig, weights: DecoderWeights, *, variant: Variant) -> None:
+        """Pack the weights.
+
+        Raises:
+            NotCommon: a size or a type that the kernels are not made for.
+            KernelsUnavailable: they cannot be built or loaded.
+        """
+        _check(config, weights)
+        self.name = f"decoder-{variant.name}"
+        self.vocab_size = config.vocab_size
+        shape = LayerShape(config.num_kv_heads, config.head_dim, config.head_dim)
+        self.layer_shapes: Sequence[LayerShape] = (shape,) * config.num_layers
+        self._library = load_library(variant)
+        self.embedding = weights.embedding.contiguous()
+        self._memory: list[torch.Tensor] = []
+        self._head_outputs = weights.head.weight.shape[0]
+        self._layers = (LayerStruct * config.num_layers)(
+            *(self._layer(config, index, layer) for index, layer in enumerate(weights.layers))
+        )
+        model = self._model(config, weights)
+        handle = self._library.quire_create(model)
+        if handle is None:
+            raise MemoryError("no memory for a decoder")
+        self._handle = ctypes.c_void_p(handle)
+        weakref.finalize(self, self._library.quire_destroy, self._handle)
+
+    def forward(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
+        metadata = inputs.metadata
+        logits = torch.empty(len(inputs.logit_rows), self._head_outputs)
+        host = [
+            torch.from_numpy(array)
+            for array in (metadata.query_lens, metadata.context_lens, metadata.block_tables)
+        ]
+        layers = range(len(self.layer_shapes))
+        keys = _pointers([kv_pool.key_cache(layer) for layer in layers])
+        values = _pointers([kv_pool.value_cache(layer) for layer in layers])
+        step = StepStruct(
+            num_tokens=len(inputs.token_ids),
+            num_rows=metadata.num_rows,
+            num_logit_rows=len(logits),
+            table_stride=host[2].stride(0),
+            block_size=kv_pool.block_size,
+            num_threads=torch.get_num_threads(),
+            token_ids=_integers(inputs.token_ids),
+            positions=_integers(inputs.positions),
+            slot_blocks=_integers(inputs.slots.blocks),
+            slot_offsets=_integers(inputs.slots.offsets),
+            query_lens=_integers(host[0]),
+            context_lens=_integers(host[1]),
+            tables=_integers(host[2]),
+            logit_rows=_integers(inputs.logit_rows),
+            key_caches=ctypes.addressof(keys),
+            value_caches=ctypes.addressof(values),
+            logits=logits.data_ptr(),
+        )
+        if self._library.quire_step(self._handle, step) != 0:
+            raise MemoryError("no memory for the activations of a step")
+        return logits
+
+    def _model(self, config: DecoderConfig, weights: DecoderWeights) -> ModelStruct:
+        return ModelStruct(
+            is_bfloat16=weights.embedding.dtype == torch.bfloat16,
+            num_layers=config.num_layers,
+            hidden_size=config.hidden_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            rotary_dim=config.rotary_dim,
+            intermediate_size=config.intermediate_size,
+            norms_whole_projections=config.norms_whole_projections,
+            epsilon=config.epsilon,
+            scaling=config.scaling,
+            rotary_scaling=config.rotary_scaling,
+            embedding_multiplier=config.embedding_multiplier,
+            residual_multiplier=config.residual_multiplier,
+            logits_divisor=config.logits_divisor,
+            embedding=self.embedding.data_ptr(),
+            inverse_frequencies=self._floats(config.inverse_frequencies),
+            final_norm=self._floats(weights.final_norm),
+            head=self._linear(weights.head),
+            layers=self._layers,
+        )
+
+    def _layer(self, config: DecoderConfig, index: int, layer: LayerWeights) -> LayerStruct:
+        return LayerStruct(
+            attention_norm=self._floats(layer.attention_norm),
+            query_norm=self._floats(layer.query_norm),
+            key_norm=self._floats(layer.key_norm),
+            attention_post_norm=self._floats(layer.attention_post_norm),
+            mlp_norm=self._floats(layer.mlp_norm),
+            mlp_post_norm=self._floats(layer.mlp_post_norm),
+            qkv=self._linear(layer.qkv),
+            output=self._linear(layer.output),
+            gate_up=self._linear(Linear(interleave(layer.gate_up.weight))),
+            down=self._linear(layer.down),
+            window=config.windows[index] or 0,
+            rotates=config.rotates[index],
+        )
+
+    def _linear(self, linear: Linear) -> LinearStruct:
+        outputs, inputs = linear.weight.shape
+        return LinearStruct(
+            packed=self._keep(pack(linear.weight)),
+            bias=self._floats(linear.bias),
+            inputs=inputs,
+            outputs=outputs,
+        )
+
+    def _floats(self, tensor: torch.Tensor | None) -> int | None:
+        return None if tensor is None else self._keep(tensor.float())
+
+    def _keep(self, tensor: torch.Tensor) -> int:
+        """The address of a tensor that lives as long as the decoder."""
+        self._memory.append(tensor.contiguous())
+        return self._memory[-1].data_ptr()
+
+
+def pack(weight: torch.Tensor) -> torch.Tensor:
+    """[outputs, inputs] as strips: [strips, words of the inputs, 16 outputs, elements of a word].
+
+    The last strip is filled up with zeros.
+    """
+    outputs, inputs = weight.shape
+    per_word = PER_WORD[weight.dtype]
+    padding = weight.new_zeros(-outputs % LANES, inputs)
+    strips = torch.cat((weight, padding)) if len(padding) else weight
+    return strips.view(-1, LANES, inputs // per_word, per_word).transpose(1, 2).contiguous()
+
+
+def interleave(gate_up: torch.Tensor) -> torch.Tensor:
+    """[gates, then ups] in turns of 16 rows, each half filled up with zeros to whole turns."""
+    halves = gate_up.view(2, -1, gate_up.shape[1])
+    padding = halves.new_zeros(2, -halves.shape[1] % LANES, gate_up.shape[1])
+    turns = torch.cat((halves, padding), dim=1).view(2, -1, LANES, gate_up.shape[1])
+    return turns.transpose(0, 1).reshape(-1, gate_up.shape[1])
+
+
+def _check(config: DecoderConfig, weights: DecoderWeights) -> None:
+    if weights.embedding.device.type != "cpu" or weights.embedding.dtype not in PER_WORD:
+        raise NotCommon(f"no kernels for {weights.embedding.dtype} on {weights.embedding.device}")
+    sizes = (
+        config.hidden_size,
+        config.intermediate_size,
+        config.head_dim,
+        config.num_heads * config.head_dim,
+    )
+    if any(size % 2 for size in sizes) or config.head_dim > MAX_HEAD_DIM:
+        raise NotCommon(f"the kernels take even sizes, and heads up to {MAX_HEAD_DIM}: {sizes}")
+
+
+def _pointers(tensors: Sequence[torch.Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+
+
+def _integers(tensor: torch.Tensor) -> int:
+    assert tensor.dtype == torch.int64 and tensor.is_contiguous()
+    return tensor.data_ptr()

@@ -1,0 +1,163 @@
+"""Builders of the fast path's tests: a tiny model of every family it knows, and its three forms."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import PreTrainedConfig
+
+from engine.batch import BatchRow
+from engine.model.attention.reference import ReferenceAttention
+from engine.model.causal_model import CausalModel
+from engine.model.decoder import Decoder
+from engine.model.decoder_config import read_config
+from engine.model.decoder_weights import read_weights
+from engine.model.kernels.build import Variant, best_variant
+from engine.model.kv_pool import KVPool
+from engine.model.loader import load_model
+from engine.model.native_decoder import NativeDecoder
+from engine.model.probe import probe
+from engine.model.step import build_step
+from engine.model.transformers_model import TransformersModel
+from tests.engine.model.builders import _GROUPED, make_row, save_model
+
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+#: One per family, and one per option that a family may have.
+FAMILIES: dict[str, PreTrainedConfig] = {
+    "llama": transformers.LlamaConfig(**_GROUPED),
+    "llama, tied": transformers.LlamaConfig(**_GROUPED, tie_word_embeddings=True),
+    "llama, biases": transformers.LlamaConfig(**_GROUPED, attention_bias=True),
+    "llama, scaled rotary": transformers.LlamaConfig(**_GROUPED, rope_parameters=_LLAMA3),
+    "llama, yarn": transformers.LlamaConfig(**_GROUPED, rope_parameters=_YARN),
+    "llama, no groups": transformers.LlamaConfig(**(_GROUPED | {"num_key_value_heads": 4})),
+    "llama, one key head": transformers.LlamaConfig(**(_GROUPED | {"num_key_value_heads": 1})),
+    # Nothing is a multiple of a strip: hidden 72, heads of 18, 50 inner, 211 tokens.
+    "llama, odd sizes": transformers.LlamaConfig(
+        **(_GROUPED | {"hidden_size": 72, "intermediate_size": 50}), head_dim=18
+    ),
+    "llama, wide heads": transformers.LlamaConfig(**_GROUPED, head_dim=128),
+    "mistral, window": transformers.MistralConfig(**_GROUPED, sliding_window=13),
+    "qwen2": transformers.Qwen2Config(**_GROUPED),
+    "qwen3": transformers.Qwen3Config(**_GROUPED, head_dim=16),
+    "qwen3, window in some layers": transformers.Qwen3Config(
+        **_GROUPED, head_dim=16, use_sliding_window=True, sliding_window=9, max_window_layers=1
+    ),
+    "smollm3": transformers.SmolLM3Config(**(_GROUPED | {"num_hidden_layers": 5})),
+    "phi3": transformers.Phi3Config(
+        **_GROUPED,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+        },
+    ),
+    "granite": transformers.GraniteConfig(
+        **_GROUPED,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.5,
+        attention_multiplier=0.1,
+        logits_scaling=4.0,
+    ),
+    "olmo2": transformers.Olmo2Config(**_GROUPED),
+}
+
+
+@dataclass(frozen=True)
+class Forms:
+    """One model in all its forms."""
+
+    wide: TransformersModel
+    torch: Decoder
+    native: NativeDecoder
+
+
+def forms_of(
+    config: PreTrainedConfig, folder: Path, *, dtype: str, variant: Variant | None = None
+) -> Forms:
+    """A model with random weights and random norms and biases, which start as ones and zeros."""
+    save_model(config, folder)
+    loaded = load_model(folder, dtype=dtype)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in loaded.model.parameters():
+        if parameter.dim() == 1:
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator).to(parameter))
+    wide = probe(loaded.model, max_model_len=loaded.max_model_len)
+    description = read_config(wide)
+    weights = read_weights(description, loaded.model.state_dict())
+    return Forms(
+        wide,
+        Decoder(description, weights),
+        NativeDecoder(description, weights, variant=variant or best_variant()),
+    )
+
+
+def make_pool(model: CausalModel, *, dtype: torch.dtype, block_size: int, num_blocks: int = 64):
+    """A pool of NaN: what is read without having been written shows."""
+    pool = KVPool(model.layer_shapes, num_blocks=num_blocks, block_size=block_size, dtype=dtype)
+    for layer in range(len(model.layer_shapes)):
+        pool.key_cache(layer).fill_(torch.nan)
+        pool.value_cache(layer).fill_(torch.nan)
+    return pool
+
+
+@torch.inference_mode()
+def run_steps(
+    model: CausalModel,
+    prompts: list[list[int]],
+    steps: list[list[int]],
+    *,
+    dtype: torch.dtype,
+    block_size: int = 16,
+) -> list[torch.Tensor]:
+    """Logits of every token of every prompt; a step computes so many tokens of each prompt."""
+    blocks_each = -(-max(map(len, prompts)) // block_size)
+    pool = make_pool(
+        model, dtype=dtype, block_size=block_size, num_blocks=blocks_each * len(prompts)
+    )
+    starts = [0] * len(prompts)
+    logits: list[list[torch.Tensor]] = [[] for _ in prompts]
+    for lengths in steps:
+        rows: list[BatchRow] = []
+        for index, length in enumerate(lengths):
+            if length:
+                # Scattered, and in no order.
+                block_ids = range(len(prompts) * blocks_each - 1 - index, -1, -len(prompts))
+                rows.append(
+                    make_row(
+                        prompts[index],
+                        request_id=str(index),
+                        start=starts[index],
+                        end=starts[index] + length,
+                        block_ids=block_ids,
+                    )._replace(samples=True)
+                )
+        inputs, begun = build_step(
+            rows,
+            block_size=block_size,
+            backend=ReferenceAttention(),
+            device=torch.device("cpu"),
+        )
+        inputs = replace(inputs, logit_rows=torch.arange(len(inputs.token_ids)))
+        if model.reads_unwritten_slots:
+            pool.clear(begun)
+        parts = model.forward(inputs, pool).float().split([len(row.token_ids) for row in rows])
+        for row, part in zip(rows, parts, strict=True):
+            logits[int(row.request_id)].append(part)
+        starts = [start + length for start, length in zip(starts, lengths, strict=True)]
+    assert starts == [len(prompt) for prompt in prompts]
+    return [torch.cat(parts) for parts in logits]

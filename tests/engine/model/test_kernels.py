@@ -1,0 +1,164 @@
+"""The compiled kernels: what they promise beyond the right logits, and how they are built."""
+
+import os
+import stat
+import subprocess
+
+import pytest
+import torch
+import transformers
+
+from engine.model.decoder_config import NotCommon
+from engine.model.kernels import build
+from engine.model.kernels.build import VARIANTS, KernelsUnavailable, best_variant, library_path
+from engine.model.native_decoder import interleave, pack
+from tests.engine.model.builders import _GROUPED, make_prompt
+from tests.engine.model.decoders import FAMILIES, forms_of, run_steps
+
+#: Beyond a span of 256 keys, so that spans are folded.
+LONG = make_prompt(600, salt=1)
+PROMPTS = [LONG, make_prompt(40, salt=2), make_prompt(7, salt=3)]
+ALONE = [[600, 0, 0], [0, 40, 0], [0, 0, 7]]
+CHUNKED = [[590, 33, 0], [7, 1, 6], [1, 1, 1], [1, 1, 0], [1, 4, 0]]
+
+LONG_LLAMA = transformers.LlamaConfig(**(_GROUPED | {"max_position_embeddings": 1024}))
+LONG_MISTRAL = transformers.MistralConfig(
+    **(_GROUPED | {"max_position_embeddings": 1024}), sliding_window=300
+)
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", params=["full", "window"])
+def long_config(request):
+    return LONG_LLAMA if request.param == "full" else LONG_MISTRAL
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_token_s_logits_are_the_same_alone_batched_and_chunked_bit_for_bit(
+    dtype, long_config, threads, tmp_path
+):
+    native = forms_of(long_config, tmp_path, dtype=str(dtype).removeprefix("torch.")).native
+    alone = run_steps(native, PROMPTS, ALONE, dtype=dtype)
+    together = run_steps(native, PROMPTS, [[600, 40, 7]], dtype=dtype)
+    chunked = run_steps(native, PROMPTS, CHUNKED, dtype=dtype)
+    for first, second, third in zip(alone, together, chunked, strict=True):
+        assert torch.equal(first, second)
+        assert torch.equal(first, third)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("block_size", [1, 4, 24, 32, 256])
+def test_the_block_size_changes_nothing(dtype, block_size, tmp_path):
+    native = forms_of(LONG_LLAMA, tmp_path, dtype=str(dtype).removeprefix("torch.")).native
+    expected = run_steps(native, PROMPTS, CHUNKED, dtype=dtype)
+    found = run_steps(native, PROMPTS, CHUNKED, dtype=dtype, block_size=block_size)
+    assert all(map(torch.equal, found, expected))
+
+
+def test_long_contexts_are_those_of_the_wide_path(long_config, threads, tmp_path):
+    forms = forms_of(long_config, tmp_path, dtype="float32")
+    expected, found = (
+        torch.cat(run_steps(form, PROMPTS, CHUNKED, dtype=torch.float32))
+        for form in (forms.wide, forms.native)
+    )
+    assert float(((found - expected).norm(dim=-1) / expected.norm(dim=-1)).max()) < 5e-5
+
+
+def runnable(variant) -> bool:
+    return variant.features <= build._processor_features()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+def test_every_variant_computes_the_same_model(variant, dtype, tmp_path):
+    if not runnable(variant):
+        pytest.skip(f"this processor cannot run {variant.name}")
+    forms = forms_of(FAMILIES["llama, odd sizes"], tmp_path, dtype=dtype, variant=variant)
+    kind = getattr(torch, dtype)
+    prompts, steps = [make_prompt(30), make_prompt(9)], [[17, 0], [1, 8], [12, 1]]
+    found = torch.cat(run_steps(forms.native, prompts, steps, dtype=kind))
+    forms.wide.model.float()
+    exact = torch.cat(run_steps(forms.wide, prompts, steps, dtype=torch.float32))
+    error = float(((found - exact).norm(dim=-1) / exact.norm(dim=-1)).median())
+    assert error < (1e-5 if dtype == "float32" else 5e-2)
+
+
+def test_strips_hold_sixteen_outputs_word_by_word():
+    weight = torch.arange(20 * 6).view(20, 6).to(torch.bfloat16)
+    strips = pack(weight)
+    assert strips.shape == (2, 3, 16, 2)
+    assert strips[1, 2, 3].tolist() == weight[19, 4:6].tolist()
+    assert not strips[1, :, 4:].any()
+    assert pack(weight.float()).shape == (2, 6, 16, 1)
+
+
+def test_gates_and_ups_take_turns_of_sixteen():
+    gate_up = torch.arange(40.0).view(40, 1)
+    turns = interleave(gate_up)[:, 0].tolist()
+    assert turns[:16] == list(range(16))
+    assert turns[16:32] == list(range(20, 36))
+    assert turns[32:48] == [16, 17, 18, 19, *[0] * 12]
+    assert turns[48:] == [36, 37, 38, 39, *[0] * 12]
+
+
+def test_what_the_kernels_are_not_made_for_is_said(tmp_path):
+    with pytest.raises(NotCommon, match=r"no kernels for torch\.float16"):
+        forms_of(FAMILIES["llama"], tmp_path, dtype="float16")
+
+
+def test_the_best_variant_is_the_first_that_the_processor_can_run(monkeypatch):
+    monkeypatch.setattr(build, "_processor_features", frozenset)
+    assert best_variant().name == "portable"
+    monkeypatch.setattr(build, "_processor_features", lambda: build._AVX512)
+    assert best_variant().name == "avx512"
+
+
+def test_a_library_is_compiled_once_and_kept_where_only_its_owner_writes(tmp_path, monkeypatch):
+    cache = tmp_path / "kernels"
+    monkeypatch.setenv("QUIRE_KERNEL_CACHE", str(cache))
+    commands = []
+    run = build._run
+    monkeypatch.setattr(build, "_run", lambda *command: commands.append(command) or run(*command))
+    path = library_path(VARIANTS[-1])
+    assert library_path(VARIANTS[-1]) == path
+    assert sum("-shared" in command for command in commands) == 1
+    assert list(cache.iterdir()) == [path]
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+
+
+def test_a_compiler_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
+    compiler = tmp_path / "broken"
+    compiler.write_text("#!/bin/sh\n[ $1 = --version ] || { echo error: no >&2; exit 1; }\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("QUIRE_KERNEL_CACHE", str(tmp_path / "kernels"))
+    with pytest.raises(KernelsUnavailable, match="the compiler failed: error: no"):
+        library_path(best_variant())
+    assert list((tmp_path / "kernels").iterdir()) == []
+
+
+def test_without_a_compiler_or_a_place_for_the_library_the_reason_is_one_sentence(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("QUIRE_KERNEL_CACHE", os.devnull)
+    with pytest.raises(KernelsUnavailable, match="cannot be kept"):
+        library_path(best_variant())
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(KernelsUnavailable, match="no C"):
+        library_path(best_variant())
+
+
+def test_the_sources_compile_without_a_warning(tmp_path):
+    command = [build._compiler(), "-Wall", "-Wextra", "-Werror", *build._FLAGS]
+    source = build.SOURCES / "decoder.cpp"
+    flags = [*best_variant().flags, str(source), "-o", str(tmp_path / "library.so")]
+    finished = subprocess.run([*command, *flags], capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
