@@ -1,0 +1,304 @@
+"""The broker of an event loop: the transitions a producer needs, and reads that share an XREAD.
+
+What is asked of Redis, and what its answers mean, is the same code as behind `Broker`; here is only
+what waits. Like there, nothing is repeated but transitions that may be, for a bounded time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, RedisError
+
+from quire.connection import (
+    FIRST_PAUSE_SECONDS,
+    LONGEST_PAUSE_SECONDS,
+    MAX_BLOCK_SECONDS,
+    TRANSIENT,
+    connect,
+    translated,
+)
+from quire.errors import BrokerUnavailable, QuireError, UnknownRequest
+from quire.keys import Keys
+from quire.log_reads import log_positions, logs_in, reads_or_error
+from quire.output import State
+from quire.output_log import OutputRead, entries_by_stream
+from quire.producing import Ask, Conversation, cancelling, script_settings, submitting
+from quire.protocol import GenerationRequest
+from quire.replies import status_of
+from quire.script_runner import MAX_CALLS_PER_PIPELINE, Call, _sha, load_source
+from quire.transitions import RequestStatus, Submitted
+from quire.waits import (
+    MAX_ENTRIES_PER_STREAM,
+    RETURN_SECONDS,
+    SWEEP_SECONDS,
+    WAKE_EXPIRY_MS,
+    Wait,
+    Waits,
+    wake_key,
+)
+
+#: How long `close` waits for the reading task before it is cancelled.
+CLOSE_SECONDS = 1.0
+
+#: Calls that are under way at once; each takes a connection. Others wait for their turn.
+MAX_CALLS = 8
+
+#: The settings of a connection that both kinds take; redis.asyncio has a Retry of its own.
+_SHARED_SETTINGS = frozenset(
+    {
+        "decode_responses",
+        "socket_connect_timeout",
+        "socket_keepalive",
+        "socket_keepalive_options",
+        "socket_timeout",
+    }
+)
+
+_Result = TypeVar("_Result")
+
+
+def connect_async(url: str, *, block_seconds: float = MAX_BLOCK_SECONDS) -> redis.asyncio.Redis:
+    """The counterpart of `quire.connect`, under the same discipline. Nothing is sent yet."""
+    plain = connect(url, block_seconds=block_seconds).connection_pool.connection_kwargs
+    settings = {name: value for name, value in plain.items() if name in _SHARED_SETTINGS}
+    return redis.asyncio.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **settings)
+
+
+class AsyncBroker:
+    """What a producer asks of one queue shard, over one redis.asyncio connection pool.
+
+    For one event loop. The reads of all its coroutines share one connection and few XREADs, however
+    many logs are followed. The durations are those of `Broker`, and should be the queue's.
+    """
+
+    def __init__(
+        self,
+        connection: redis.asyncio.Redis,
+        *,
+        queue: str = "default",
+        shard: int = 0,
+        lease_seconds: float = 10.0,
+        max_attempts: int = 5,
+        max_queue_seconds: float = 86_400.0,
+        retention_seconds: float = 3600.0,
+        max_backlog: int | None = None,
+        retry_seconds: float = 2.0,
+    ) -> None:
+        self.keys = Keys(queue, shard)
+        self._connection = connection
+        self._retry_seconds = retry_seconds
+        self._settings = script_settings(
+            lease_seconds=lease_seconds,
+            max_attempts=max_attempts,
+            max_queue_seconds=max_queue_seconds,
+            retention_seconds=retention_seconds,
+            max_backlog=max_backlog,
+        )
+        self._turns = asyncio.Semaphore(MAX_CALLS)
+        self._reader = _Reader(connection, self.keys, retrying=self._retrying)
+
+    async def submit_many(self, requests: Sequence[GenerationRequest]) -> list[Submitted]:
+        """See `Broker.submit_many`."""
+        return await self._hold(submitting(self.keys, requests))
+
+    async def cancel(self, request_id: str) -> State:
+        """See `Broker.cancel`."""
+        return await self._hold(cancelling(self.keys, request_id))
+
+    async def status(self, request_id: str) -> RequestStatus:
+        """See `Broker.status`."""
+        key = self.keys.request(request_id)
+        fields: Any = await self._call(lambda: self._connection.hgetall(key))
+        if not fields:
+            raise UnknownRequest(request_id)
+        return status_of(request_id, fields)
+
+    async def read_output(
+        self, seen: Mapping[str, int], *, block_seconds: float | None = None
+    ) -> dict[str, OutputRead]:
+        """See `Broker.read_output`; a read that waits shares its XREAD with all others."""
+        if not seen:
+            return {}
+        if block_seconds is not None:
+            return await self._reader.read(seen, timeout=min(block_seconds, MAX_BLOCK_SECONDS))
+        after = log_positions(self.keys, seen)
+        reply = await self._call(
+            lambda: self._connection.xread(after, count=MAX_ENTRIES_PER_STREAM)
+        )
+        return reads_or_error(logs_in(reply, self.keys, seen))
+
+    async def now_ms(self) -> int:
+        """See `Broker.now_ms`."""
+        seconds, microseconds = await self._call(self._connection.time)
+        return int(seconds) * 1000 + int(microseconds) // 1000
+
+    async def close(self) -> None:
+        """Ends the reads; BrokerUnavailable for those that wait. The connection stays open."""
+        await self._reader.close()
+
+    async def _hold(self, conversation: Conversation[_Result]) -> _Result:
+        replies: Any = None
+        try:
+            while True:
+                # The first send of a generator must be None.
+                replies = await self._run(conversation.send(replies))
+        except StopIteration as end:
+            result: _Result = end.value
+            return result
+
+    async def _run(self, ask: Ask) -> list[Any]:
+        replies: list[Any] = []
+        for first in range(0, len(ask.calls), MAX_CALLS_PER_PIPELINE):
+            part = ask.calls[first : first + MAX_CALLS_PER_PIPELINE]
+            replies += await self._call(partial(self._pipeline, ask.transition, part))
+        return [translated(r) if isinstance(r, RedisError) else r for r in replies]
+
+    async def _pipeline(self, transition: str, calls: Sequence[Call]) -> list[Any]:
+        source = load_source(transition)
+        replies = await self._send(source, calls)
+        if any(isinstance(reply, NoScriptError) for reply in replies):
+            await self._connection.script_load(source)
+            replies = await self._send(source, calls)
+        return replies
+
+    async def _send(self, source: str, calls: Sequence[Call]) -> list[Any]:
+        async with self._connection.pipeline(transaction=False) as pipeline:
+            for call in calls:
+                values = (*call.keys, *self._settings, *call.arguments)
+                pipeline.evalsha(_sha(source), len(call.keys), *values)
+            return list(await pipeline.execute(raise_on_error=False))
+
+    async def _call(self, operation: Callable[[], Awaitable[_Result]]) -> _Result:
+        async with self._turns:
+            return await self._retrying(operation)
+
+    async def _retrying(self, operation: Callable[[], Awaitable[_Result]]) -> _Result:
+        give_up, pause = time.monotonic() + self._retry_seconds, FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return await operation()
+            except RedisError as error:
+                if not isinstance(error, TRANSIENT) or time.monotonic() + pause >= give_up:
+                    raise translated(error) from error
+            # Jitter keeps a fleet that lost its server together from coming back together.
+            await asyncio.sleep(pause * random.SystemRandom().uniform(0.5, 1.0))
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+
+class _Reader:
+    """The one task that reads for all waits of this loop. It lives as long as someone waits."""
+
+    def __init__(
+        self,
+        connection: redis.asyncio.Redis,
+        keys: Keys,
+        *,
+        retrying: Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]],
+    ) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._retrying = retrying
+        # A read that outlives its socket would be sent again and again.
+        timeout = connection.connection_pool.connection_kwargs.get("socket_timeout")
+        self._longest_block = min(MAX_BLOCK_SECONDS, timeout / 2 if timeout else MAX_BLOCK_SECONDS)
+        self._waits = Waits()
+        self._task: asyncio.Task[None] | None = None
+        self._wake_stream = wake_key(keys)
+        self._wake_position: bytes | str = "0-0"
+        self._is_blocked = False
+
+    async def read(self, seen: Mapping[str, int], *, timeout: float) -> dict[str, OutputRead]:
+        news = asyncio.Event()
+        wait = Wait(seen, news.set)
+        self._waits.add(wait)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name="quire-reader")
+        try:
+            async with asyncio.timeout(timeout):
+                await self._wake()
+                await news.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._waits.discard(wait)
+        if wait.error is not None:
+            raise wait.error
+        return wait.news
+
+    async def close(self) -> None:
+        if self._task is None:
+            return
+        self._waits.fail(BrokerUnavailable("the client was closed"))
+        # A read that is cancelled costs its connection, so the task is woken and ends by itself.
+        await self._wake()
+        _, running = await asyncio.wait([self._task], timeout=CLOSE_SECONDS)
+        for task in running:
+            task.cancel()
+
+    async def _run(self) -> None:
+        while self._waits:
+            try:
+                has_news = await self._read_once()
+            except QuireError as error:
+                self._waits.fail(error)
+                has_news = True
+            await asyncio.sleep(RETURN_SECONDS if has_news else 0)
+
+    async def _read_once(self) -> bool:
+        groups = self._waits.groups()
+        if len(groups) > 1:
+            replies = await self._retrying(partial(self._sweep, groups))
+        else:
+            replies = [await self._block(groups[0])]
+        reads = dict[str, Any]()
+        for seen, reply in zip(groups, replies, strict=True):
+            reads |= logs_in(reply, self._keys, seen)
+        self._waits.deliver(reads)
+        if not reads and len(groups) > 1:
+            await asyncio.sleep(SWEEP_SECONDS)
+        return bool(reads)
+
+    async def _sweep(self, groups: Sequence[Mapping[str, int]]) -> list[Any]:
+        async with self._connection.pipeline(transaction=False) as pipeline:
+            for seen in groups:
+                pipeline.xread(log_positions(self._keys, seen), count=MAX_ENTRIES_PER_STREAM)
+            return list(await pipeline.execute())
+
+    async def _block(self, seen: Mapping[str, int]) -> Any:
+        after = log_positions(self._keys, seen)
+        after[self._wake_stream] = self._wake_position
+        block_ms = int(self._longest_block * 1000)
+        # Nothing has awaited since the groups were made, so every later wait finds this set.
+        self._is_blocked = True
+        try:
+            reply = await self._retrying(
+                lambda: self._connection.xread(after, count=MAX_ENTRIES_PER_STREAM, block=block_ms)
+            )
+        finally:
+            self._is_blocked = False
+        for stream, entries in entries_by_stream(reply):
+            if stream == self._wake_stream.encode():
+                self._wake_position = entries[-1][0]
+        return reply
+
+    async def _wake(self) -> None:
+        if not self._is_blocked:
+            return
+        # One entry wakes it; those that come until it has woken need not write another.
+        self._is_blocked = False
+        # Without it (no memory left, say) the new wait begins when the blocked read has ended.
+        with contextlib.suppress(RedisError):
+            async with self._connection.pipeline() as pipeline:
+                pipeline.xadd(self._wake_stream, {"more": "1"}, maxlen=1, approximate=False)
+                pipeline.pexpire(self._wake_stream, WAKE_EXPIRY_MS)
+                await pipeline.execute()

@@ -1,0 +1,121 @@
+"""What a producer does, without a connection: behind both clients and both brokers lies this code.
+
+A transition that takes several calls is written as a conversation: a generator that yields the
+calls it wants to make and is sent their replies. Whoever holds the connection drives it, in a
+thread or in an event loop; what is asked and what an answer means is written once, here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from quire.arguments import RequestArguments, build_request, needs_clock
+from quire.calls import cancel_call, submit_call
+from quire.endings import ENDINGS
+from quire.errors import BrokerUnavailable, QueueFull, QuireError, UnknownRequest
+from quire.keys import Keys
+from quire.output import State
+from quire.protocol import GenerationRequest
+from quire.replies import full_queue
+from quire.script_runner import Argument, Call, raise_if_error
+from quire.transitions import Submitted
+
+#: How often the holder of an idempotency key may change during one submit.
+MAX_HOLDER_CHANGES = 3
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Calls of one transition. The replies are those of `ScriptRunner.run_many`."""
+
+    transition: str
+    calls: Sequence[Call]
+
+
+Conversation = Generator[Ask, list[Any], _Result]
+
+
+def submitting(keys: Keys, requests: Sequence[GenerationRequest]) -> Conversation[list[Submitted]]:
+    """See `Broker.submit_many`."""
+    submitted: list[Submitted] = []
+    failure: QuireError | None = None
+    replies = yield Ask("submit", [submit_call(keys, request) for request in requests])
+    for request, reply in zip(requests, replies, strict=True):
+        try:
+            answer = yield from _submitted(keys, request, reply)
+        except QuireError as error:
+            failure = failure or error
+        else:
+            submitted.append(answer)
+    if isinstance(failure, QueueFull):
+        accepted = tuple(answer.request_id for answer in submitted)
+        raise QueueFull(str(failure), limit=failure.limit, accepted=accepted) from failure.__cause__
+    if failure:
+        raise failure
+    return submitted
+
+
+def cancelling(keys: Keys, request_id: str) -> Conversation[State]:
+    """See `Broker.cancel`."""
+    (reply,) = yield Ask("cancel", [cancel_call(keys, request_id)])
+    state = raise_if_error(reply)
+    if not state:
+        raise UnknownRequest(request_id)
+    return State(state.decode())
+
+
+def script_settings(
+    *,
+    lease_seconds: float,
+    max_queue_seconds: float,
+    retention_seconds: float,
+    max_attempts: int,
+    max_backlog: int | None,
+) -> tuple[Argument, ...]:
+    """The arguments every transition begins with, as `common.lua` reads them. ValueError."""
+    if min(lease_seconds, max_queue_seconds, retention_seconds) <= 0 or max_attempts < 1:
+        raise ValueError("durations must be positive and at least one attempt allowed")
+    return (
+        *(int(s * 1000) for s in (lease_seconds, max_queue_seconds, retention_seconds)),
+        max_attempts,
+        max_backlog if max_backlog is not None else 0,
+        *ENDINGS,
+    )
+
+
+def must_ask_clock(items: Iterable[GenerationRequest | RequestArguments]) -> bool:
+    """Whether one of them names a moment that is measured on the broker's clock."""
+    return any(not isinstance(item, GenerationRequest) and needs_clock(item) for item in items)
+
+
+def ready_requests(
+    items: Iterable[GenerationRequest | RequestArguments], *, tenant: str, now_ms: int | None
+) -> list[GenerationRequest]:
+    """The checked messages of what a client was given to submit. InvalidRequest."""
+    ready: list[GenerationRequest] = []
+    for item in items:
+        if isinstance(item, GenerationRequest):
+            item.parse_body()
+            ready.append(item)
+        else:
+            ready.append(build_request(item, tenant=tenant, now_ms=now_ms))
+    return ready
+
+
+def _submitted(keys: Keys, request: GenerationRequest, reply: Any) -> Conversation[Submitted]:
+    outcome, request_id, state = (part.decode() for part in raise_if_error(reply))
+    for _ in range(MAX_HOLDER_CHANGES):
+        if outcome != "held":
+            break
+        # A script declares its keys, so the record of the holder takes a call of its own.
+        (reply,) = yield Ask("submit", [submit_call(keys, request, holder=request_id)])
+        outcome, request_id, state = (part.decode() for part in raise_if_error(reply))
+    if outcome == "full":
+        raise full_queue(limit=state)
+    if outcome == "held":
+        raise BrokerUnavailable("the idempotency key changed hands too often")
+    return Submitted(request_id, State(state), created=outcome == "created")

@@ -1,0 +1,174 @@
+"""A broker whose waiting reads share one connection, for programs that follow many logs in threads.
+
+    quire = Client(SharedReadsBroker(connect(url)))
+
+A thousand threads may stream from it: they cost Redis a few XREADs and one connection. The event
+loop's broker (async_broker.py) does the same with the same code around it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import redis
+from redis.exceptions import RedisError
+
+from quire.broker import Broker
+from quire.connection import MAX_BLOCK_SECONDS, Retrying
+from quire.errors import QuireError
+from quire.keys import Keys
+from quire.log_reads import log_positions, logs_in
+from quire.output_log import OutputRead, entries_by_stream
+from quire.transitions import RequestStatus
+from quire.waits import (
+    MAX_ENTRIES_PER_STREAM,
+    RETURN_SECONDS,
+    SWEEP_SECONDS,
+    WAKE_EXPIRY_MS,
+    Wait,
+    Waits,
+    wake_key,
+)
+
+#: Short reads that are under way at once; each takes a connection. Others wait for their turn.
+MAX_CALLS = 8
+
+#: How long the reading thread stays when nobody waits any more.
+IDLE_SECONDS = 1.0
+
+
+class SharedReadsBroker(Broker):
+    """A Broker for many threads. One of it per process and queue is enough.
+
+    A reader that is slow to come back for more is simply not read for; nothing is kept for it.
+    """
+
+    def __init__(self, connection: redis.Redis, **settings: Any) -> None:
+        super().__init__(connection, **settings)
+        self._turns = threading.BoundedSemaphore(MAX_CALLS)
+        self._reader = _Reader(
+            connection, self.keys, retrying=self._retrying, longest_block=self._longest_block
+        )
+
+    def read_output(
+        self, seen: Mapping[str, int], *, block_seconds: float | None = None
+    ) -> dict[str, OutputRead]:
+        """See `Broker.read_output`; a read that waits shares its XREAD with all others."""
+        if block_seconds is not None and seen:
+            return self._reader.read(seen, timeout=min(block_seconds, MAX_BLOCK_SECONDS))
+        with self._turns:
+            return super().read_output(seen)
+
+    def status(self, request_id: str) -> RequestStatus:
+        """See `Broker.status`."""
+        with self._turns:
+            return super().status(request_id)
+
+
+class _Reader:
+    """The one thread that reads for all waits. It ends when nobody has waited for a while."""
+
+    def __init__(
+        self, connection: redis.Redis, keys: Keys, *, retrying: Retrying, longest_block: float
+    ) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._retrying = retrying
+        self._longest_block = longest_block
+        self._wake_stream = wake_key(keys)
+        self._wake_position: str | bytes = "0-0"
+        # Guards everything below; notified when there is something to wait for again.
+        self._changed = threading.Condition()
+        self._waits = Waits()
+        self._is_running = False
+        self._is_blocked = False
+
+    def read(self, seen: Mapping[str, int], *, timeout: float) -> dict[str, OutputRead]:
+        give_up = time.monotonic() + timeout
+        news = threading.Event()
+        wait = Wait(seen, news.set)
+        with self._changed:
+            self._waits.add(wait)
+            # One wake is enough for all that come until the reader is back.
+            must_wake, self._is_blocked = self._is_blocked, False
+            if not self._is_running:
+                self._is_running = True
+                threading.Thread(target=self._run, name="quire-reader", daemon=True).start()
+            self._changed.notify()
+        if must_wake:
+            self._wake()
+        news.wait(max(0.0, give_up - time.monotonic()))
+        with self._changed:
+            self._waits.discard(wait)
+        if wait.error is not None:
+            raise wait.error
+        return wait.news
+
+    def _run(self) -> None:
+        while groups := self._next_groups():
+            try:
+                has_news = self._read_once(groups)
+            except QuireError as error:
+                with self._changed:
+                    self._waits.fail(error)
+                has_news = True
+            if has_news:
+                time.sleep(RETURN_SECONDS)
+            elif len(groups) > 1:
+                time.sleep(SWEEP_SECONDS)
+
+    def _next_groups(self) -> list[dict[str, int]]:
+        """What to read now; nothing when this thread may end."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: bool(self._waits), IDLE_SECONDS):
+                self._is_running = False
+                return []
+            groups = self._waits.groups()
+            self._is_blocked = len(groups) == 1
+            return groups
+
+    def _read_once(self, groups: Sequence[Mapping[str, int]]) -> bool:
+        try:
+            if len(groups) == 1:
+                replies = [self._block(groups[0])]
+            else:
+                replies = self._retrying(partial(self._sweep, groups))
+        finally:
+            with self._changed:
+                self._is_blocked = False
+        reads = dict[str, Any]()
+        for seen, reply in zip(groups, replies, strict=True):
+            reads |= logs_in(reply, self._keys, seen)
+        with self._changed:
+            self._waits.deliver(reads)
+        return bool(reads)
+
+    def _sweep(self, groups: Sequence[Mapping[str, int]]) -> list[Any]:
+        with self._connection.pipeline(transaction=False) as pipeline:
+            for seen in groups:
+                pipeline.xread(log_positions(self._keys, seen), count=MAX_ENTRIES_PER_STREAM)
+            return list(pipeline.execute())
+
+    def _block(self, seen: Mapping[str, int]) -> Any:
+        after = log_positions(self._keys, seen)
+        after[self._wake_stream] = self._wake_position
+        block_ms = int(self._longest_block * 1000)
+        reply: Any = self._retrying(
+            lambda: self._connection.xread(after, count=MAX_ENTRIES_PER_STREAM, block=block_ms)
+        )
+        for stream, entries in entries_by_stream(reply):
+            if stream == self._wake_stream.encode():
+                self._wake_position = entries[-1][0]
+        return reply
+
+    def _wake(self) -> None:
+        # Without it (no memory left, say) the new wait begins when the blocked read has ended.
+        with contextlib.suppress(RedisError), self._connection.pipeline() as pipeline:
+            pipeline.xadd(self._wake_stream, {"more": "1"}, maxlen=1, approximate=False)
+            pipeline.pexpire(self._wake_stream, WAKE_EXPIRY_MS)
+            pipeline.execute()

@@ -1,0 +1,112 @@
+"""A blocking face for AsyncClient, so that the tests of `Client` can be held against it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Coroutine, Iterator
+from typing import Any
+
+import redis
+import redis.asyncio
+from fakeredis import FakeAsyncRedis, FakeRedis
+
+from quire.aio import AsyncClient, AsyncHandle
+from quire.async_broker import connect_async
+
+
+class LoopThread:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+
+class BlockingClient:
+    """AsyncClient with the signatures of Client."""
+
+    def __init__(self, loop: LoopThread, client: AsyncClient) -> None:
+        self._loop = loop
+        self._client = client
+
+    def submit(self, *arguments: Any, **options: Any) -> BlockingHandle:
+        return self._face(self._loop.run(self._client.submit(*arguments, **options)))
+
+    def submit_many(self, requests: Any) -> list[BlockingHandle]:
+        return [self._face(h) for h in self._loop.run(self._client.submit_many(requests))]
+
+    def attach(self, request_id: str) -> BlockingHandle:
+        return self._face(self._client.attach(request_id))
+
+    def stream(self, request_id: str, **options: Any) -> Iterator[Any]:
+        return self.attach(request_id).stream(**options)
+
+    def result(self, request_id: str, **options: Any) -> Any:
+        return self._loop.run(self._client.result(request_id, **options))
+
+    def cancel(self, request_id: str) -> Any:
+        return self._loop.run(self._client.cancel(request_id))
+
+    def status(self, request_id: str) -> Any:
+        return self._loop.run(self._client.status(request_id))
+
+    def _face(self, handle: AsyncHandle) -> BlockingHandle:
+        return BlockingHandle(self._loop, handle)
+
+
+class BlockingHandle:
+    """AsyncHandle with the signatures of Handle."""
+
+    def __init__(self, loop: LoopThread, handle: AsyncHandle) -> None:
+        self._loop = loop
+        self._handle = handle
+        self.request_id = handle.request_id
+
+    def stream(self, **options: Any) -> Iterator[Any]:
+        chunks = self._handle.stream(**options)
+        while True:
+            try:
+                yield self._loop.run(anext(chunks))
+            except StopAsyncIteration:
+                return
+
+    def result(self, **options: Any) -> Any:
+        return self._loop.run(self._handle.result(**options))
+
+    def cancel(self) -> Any:
+        return self._loop.run(self._handle.cancel())
+
+    def status(self) -> Any:
+        return self._loop.run(self._handle.status())
+
+
+def async_twin(connection: redis.Redis) -> redis.asyncio.Redis:
+    """A connection of redis.asyncio to the same server, real or fake."""
+    settings = connection.connection_pool.connection_kwargs
+    if isinstance(connection, FakeRedis):
+        return FakeAsyncRedis(server=settings["server"])
+    return connect_async(f"redis://{settings['host']}:{settings['port']}/{settings.get('db', 0)}")
+
+
+@contextlib.contextmanager
+def blocking_client(connection: redis.Redis, *, queue: str) -> Iterator[BlockingClient]:
+    loop = LoopThread()
+    twin = async_twin(connection)
+    client = AsyncClient(twin, queue=queue)
+    try:
+        yield BlockingClient(loop, client)
+    finally:
+        loop.run(client.close())
+        loop.run(twin.aclose())
+        loop.close()

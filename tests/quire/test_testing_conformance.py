@@ -1,0 +1,48 @@
+"""The fake is held to every test of the client: what holds for the one must hold for the other."""
+
+import pytest
+
+from quire.testing import FakeQuire
+from tests.quire import test_client
+
+#: This one needs a server that can be reached by its url.
+_OF_A_REAL_SERVER = {"test_a_client_made_from_a_url_closes_what_it_opened"}
+
+_BORROWED = {
+    name: test
+    for name, test in vars(test_client).items()
+    if name.startswith("test_") and name not in _OF_A_REAL_SERVER
+}
+globals().update(_BORROWED)
+
+
+@pytest.fixture
+def fake():
+    with FakeQuire() as fake:
+        yield fake
+
+
+@pytest.fixture
+def client(fake, monkeypatch):
+    # How often an idle reader looks whether the request is still there.
+    monkeypatch.setattr("quire.client.MAX_BLOCK_SECONDS", 0.1)
+    return fake.client()
+
+
+@pytest.fixture
+def broker(fake):
+    return fake.broker
+
+
+@pytest.fixture
+def connection(fake):
+    return fake.connection
+
+
+@pytest.fixture
+def make_broker(fake):
+    return fake.make_broker
+
+
+def test_the_suite_that_is_borrowed_is_not_empty():
+    assert len(_BORROWED) >= 15
