@@ -1,0 +1,134 @@
+"""The files a batch writes: appended line by line, and picked up again where a crash left them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from quire.batch_lines import BAD_LINE_PREFIX, CANCELLED, EXPIRED
+from quire.errors import QuireError
+
+
+class BatchFileError(QuireError):
+    """A file of the batch cannot be used as it is; nothing was written."""
+
+
+class ResultFiles:
+    """The output file and the error file of one batch; nobody else may write them meanwhile.
+
+    A line is one write: it is there whole, or, after a crash of the machine, torn at the end of the
+    file, where `resume` cuts it off. A context manager.
+    """
+
+    def __init__(self, output: Path, errors: Path, *, resume: bool) -> None:
+        #: The `custom_id` of every line that need not be run again, and the result id of bad lines.
+        self.done: set[str] = set()
+        self.done_bad: set[str] = set()
+        #: How many results were there already.
+        self.num_completed = 0
+        self.num_failed = 0
+        if output.resolve() == errors.resolve():
+            raise BatchFileError(f"{output}: output and errors need a file each")
+        if not resume and any(path.exists() and path.stat().st_size for path in (output, errors)):
+            raise BatchFileError(f"{output} or {errors} has results: resume, or remove them")
+        with contextlib.ExitStack() as opened:
+            self._output = _open_alone(output)
+            opened.callback(os.close, self._output)
+            self._errors = _open_alone(errors)
+            opened.callback(os.close, self._errors)
+            if resume:
+                self._take_up(output, errors)
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> ResultFiles:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes both files and gives them free."""
+        self._opened.close()
+
+    def write_output(self, line: str) -> None:
+        """Appends a line to the output file."""
+        _write(self._output, line)
+
+    def write_error(self, line: str) -> None:
+        """Appends a line to the error file."""
+        _write(self._errors, line)
+
+    def _take_up(self, output: Path, errors: Path) -> None:
+        _cut_torn_line(self._output)
+        _cut_torn_line(self._errors)
+        for result in _results(output):
+            self.done.add(result["custom_id"])
+            self.num_completed += 1
+        kept: list[str] = []
+        for result in _results(errors):
+            if result["error"]["code"] in (EXPIRED, CANCELLED):
+                continue
+            is_bad_line = result["id"].startswith(BAD_LINE_PREFIX)
+            (self.done_bad if is_bad_line else self.done).add(
+                result["id"] if is_bad_line else result["custom_id"]
+            )
+            self.num_failed += 1
+            kept.append(json.dumps(result) + "\n")
+        # What the batch's own end broke off is tried again, so it is no error any more.
+        os.ftruncate(self._errors, 0)
+        _write(self._errors, "".join(kept))
+
+
+def _open_alone(path: Path) -> int:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise BatchFileError(f"{path}: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise BatchFileError(f"{path}: another batch is writing it") from error
+    return descriptor
+
+
+def _write(descriptor: int, text: str) -> None:
+    data = memoryview(text.encode())
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _cut_torn_line(descriptor: int) -> None:
+    """Cuts off what stands after the last line end."""
+    size = end = os.fstat(descriptor).st_size
+    while end > 0:
+        start = max(0, end - (1 << 16))
+        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    if end < size:
+        os.ftruncate(descriptor, end)
+
+
+def _results(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                result = json.loads(line)
+                result["custom_id"], result["id"], result["error"]
+            except (KeyError, TypeError, ValueError) as error:
+                raise BatchFileError(f"{path}:{number} is not a result of a batch") from error
+            yield result

@@ -1,0 +1,347 @@
+"""A batch runs every line once, whatever is wrong with some of them, and whoever is killed."""
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from quire import RequestFailed
+from quire.batch import run_batch
+from quire.batch_files import BatchFileError
+from quire.testing import FakeQuire, FakeWorker
+
+pytestmark = pytest.mark.timeout(60)
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def ask(custom_id, prompt="x", **body):
+    body = {"prompt": prompt, "max_tokens": 5} | body
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body}
+
+
+def chat(custom_id, content):
+    body = {"model": "abacus", "messages": [{"role": "user", "content": content}]}
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+
+def echo(request):
+    body = request.body
+    text = body["prompt"] if "prompt" in body else body["messages"][0]["content"]
+    return text.upper()
+
+
+class Folder:
+    """The files of one batch."""
+
+    def __init__(self, path):
+        self.input, self.output = path / "in.jsonl", path / "out.jsonl"
+        self.errors = path / "errors.jsonl"
+
+    def write(self, *lines):
+        texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+        self.input.write_text("\n".join(texts) + "\n")
+
+    def run(self, broker, **options):
+        return run_batch(broker, self.input, self.output, errors_path=self.errors, **options)
+
+    @property
+    def results(self):
+        return [json.loads(line) for line in self.output.read_text().splitlines()]
+
+    @property
+    def failures(self):
+        return [json.loads(line) for line in self.errors.read_text().splitlines()]
+
+    @property
+    def texts(self):
+        return {line["custom_id"]: text_in(line["response"]["body"]) for line in self.results}
+
+    @property
+    def codes(self):
+        return {line["custom_id"]: line["error"]["code"] for line in self.failures}
+
+
+def text_in(body):
+    (choice,) = body["choices"]
+    return choice["text"] if "text" in choice else choice["message"]["content"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return Folder(tmp_path)
+
+
+def test_chats_and_completions_come_back_in_the_format_of_openai(folder):
+    folder.write(chat("c", "hello"), ask("p", "12+34="))
+    with FakeQuire(answer=echo) as fake:
+        progress = folder.run(fake.client())
+    assert (progress.total, progress.completed, progress.ending) == (2, 2, "completed")
+    assert folder.texts == {"c": "HELLO", "p": "12+34="}
+    by_id = {line["custom_id"]: line for line in folder.results}
+    result, response = by_id["c"], by_id["c"]["response"]
+    assert result["id"].startswith("batch_req_") and result["error"] is None
+    assert response["status_code"] == 200 and response["request_id"]
+    assert response["body"]["object"] == "chat.completion"
+    assert response["body"]["choices"][0]["message"]["role"] == "assistant"
+    assert response["body"]["choices"][0]["finish_reason"] == "stop"
+    assert response["body"]["usage"] == {
+        "prompt_tokens": 5, "completion_tokens": 5, "total_tokens": 10,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }  # fmt: skip
+    assert by_id["p"]["response"]["body"]["object"] == "text_completion"
+    assert folder.failures == []
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("{not json", "invalid_json"),
+        ("[" * 100_000, "invalid_json"),
+        ("[1]", "invalid_json"),
+        ({"url": "/v1/completions", "body": {"prompt": "x"}}, "invalid_custom_id"),
+        (ask(7), "invalid_custom_id"),
+        (ask("bad") | {"url": "/v1/embeddings"}, "invalid_url"),
+        (ask("bad") | {"method": "GET"}, "invalid_method"),
+        (ask("bad") | {"body": None}, "invalid_body"),
+        (ask("bad", top_p=7), "invalid_request"),
+        (ask("bad", best_of=7), "invalid_request"),
+        (ask("bad", ""), "invalid_request"),
+        (ask("bad", "x" * 2_000_000), "invalid_request"),
+        (ask("fine"), "duplicate_custom_id"),
+        ('{"custom_id": "\\ud800", "url": "\\ud800", "body": {}}', "invalid_url"),
+    ],
+)
+def test_a_bad_line_fails_alone(folder, line, code):
+    folder.write(ask("fine"), line, ask("also"))
+    with FakeQuire(answer=echo) as fake:
+        progress = folder.run(fake.broker)
+    assert folder.texts == {"fine": "X", "also": "X"}
+    assert [failure["error"]["code"] for failure in folder.failures] == [code]
+    assert folder.failures[0]["response"] is None
+    assert (progress.completed, progress.failed) == (2, 1)
+
+
+def test_a_request_that_fails_is_a_line_of_the_error_file(folder):
+    def answer(request):
+        if request.body["prompt"] == "bad":
+            raise RequestFailed("no_paper", "the tray is empty")
+        return "good"
+
+    folder.write(ask("a", "bad"), ask("b"))
+    with FakeQuire(answer=answer) as fake:
+        folder.run(fake.client())
+    assert folder.texts == {"b": "good"}
+    assert folder.failures[0]["error"] == {"code": "no_paper", "message": "the tray is empty"}
+
+
+def test_no_more_requests_are_on_their_way_than_allowed(folder):
+    folder.write(*(ask(f"r{index}") for index in range(20)))
+    inflight = []
+    with FakeQuire(answer=echo) as fake:
+        folder.run(fake.client(), max_inflight=3, on_progress=lambda p: inflight.append(p.inflight))
+    assert len(folder.results) == 20
+    assert 0 < max(inflight) <= 3
+
+
+def test_more_lines_than_one_read_takes_all_come_back(folder):
+    folder.write(*(ask(f"r{index}", f"p{index}") for index in range(600)))
+    with FakeQuire(answer=echo) as fake:
+        folder.run(fake.client(), max_inflight=600)
+    assert folder.texts == {f"r{index}": f"P{index}" for index in range(600)}
+
+
+def test_a_second_run_of_the_same_batch_generates_nothing_again(folder):
+    folder.write(ask("a", temperature=1), ask("b"))
+    with FakeQuire(answer=echo) as fake:
+        folder.run(fake.client())
+        first = folder.texts
+        folder.output.unlink()
+        folder.run(fake.client())
+        assert folder.texts == first
+        assert len(fake.requests) == 2
+        folder.output.unlink()
+        folder.run(fake.client(), name="another batch")
+        assert len(fake.requests) == 4
+
+
+def test_a_line_without_a_seed_gets_the_same_one_in_every_run(folder):
+    folder.write(ask("a"))
+    seeds = []
+    for _ in range(2):
+        with FakeQuire(answer=echo) as fake:
+            folder.run(fake.client())
+            seeds.append(fake.requests[0].parse_body().sampling.seed)
+        folder.output.unlink()
+    assert seeds[0] == seeds[1] is not None
+
+
+def test_results_that_are_there_are_not_written_over(folder):
+    folder.write(ask("a"))
+    with FakeQuire(answer=echo) as fake:
+        folder.run(fake.client())
+        before = folder.output.read_text()
+        with pytest.raises(BatchFileError, match="resume"):
+            folder.run(fake.client())
+    assert folder.output.read_text() == before
+
+
+def test_a_file_that_another_batch_writes_is_left_alone(folder):
+    release = threading.Event()
+    folder.write(ask("a"))
+    with FakeQuire(answer=lambda request: release.wait(10) and "x") as fake:
+        first = threading.Thread(target=folder.run, args=(fake.client(),))
+        first.start()
+        while not fake.requests:
+            release.wait(0.001)
+        with pytest.raises(BatchFileError, match="another batch"):
+            folder.run(fake.client(), resume=True)
+        release.set()
+        first.join()
+    assert folder.texts == {"a": "x"}
+
+
+def test_a_torn_last_line_is_cut_off_and_run_again(folder):
+    folder.write(ask("a"), ask("b"), "nonsense")
+    with FakeQuire(answer=echo) as fake:
+        folder.run(fake.client())
+        whole = folder.texts
+        kept, torn = folder.output.read_text().splitlines(keepends=True)
+        folder.output.write_text(kept + torn[: len(torn) // 2])
+        progress = folder.run(fake.client(), resume=True)
+    assert folder.texts == whole
+    assert len(folder.results) == 2 and len(folder.failures) == 1
+    assert (progress.completed, progress.failed) == (2, 1)
+
+
+def waiting_for(release):
+    """Answers those whose prompt is `slow` only after the event."""
+
+    def answer(request):
+        yield "be"
+        if request.body["prompt"] == "slow":
+            release.wait(20)
+        yield "gun"
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "ending"),
+    [
+        ({"deadline_seconds": 0.3}, "batch_expired", "expired"),
+        ({"stop": "set"}, "batch_cancelled", "cancelled"),
+    ],
+)
+def test_a_batch_that_is_broken_off_keeps_what_finished_and_names_the_rest(
+    folder, options, code, ending
+):
+    release, stop = threading.Event(), threading.Event()
+    folder.write(ask("a"), ask("b", "slow"), "nonsense", ask("c", "slow"), ask("d"))
+
+    def stop_after_one(progress):
+        if progress.completed and "stop" in options:
+            stop.set()
+
+    with FakeQuire(answer=waiting_for(release)) as fake:
+        progress = folder.run(
+            fake.client(), max_inflight=2, on_progress=stop_after_one, **options | {"stop": stop}
+        )
+        assert progress.ending == ending
+        assert folder.texts == {"a": "begun"}
+        assert folder.codes == {"b": code, "c": code, "d": code, None: "invalid_json"}
+        release.set()
+        progress = folder.run(fake.client(), resume=True)
+    assert folder.texts == dict.fromkeys("abcd", "begun")
+    assert folder.codes == {None: "invalid_json"}
+    assert (progress.completed, progress.failed, progress.ending) == (4, 1, "completed")
+
+
+def test_what_redis_has_lost_is_submitted_again(folder, monkeypatch):
+    monkeypatch.setattr("quire.batch.SILENT_SECONDS", 0.05)
+    release = threading.Event()
+    folder.write(ask("a", "slow"))
+    with FakeQuire(answer=waiting_for(release)) as fake:
+        runner = threading.Thread(target=folder.run, args=(fake.broker,))
+        runner.start()
+        while not fake.requests:
+            release.wait(0.001)
+        fake.connection.delete(*fake.broker.keys.of_request(fake.requests[0].id))
+        release.set()
+        runner.join(20)
+    assert folder.texts == {"a": "begun"}
+
+
+def test_a_log_that_cannot_be_read_fails_its_own_line(folder):
+    release = threading.Event()
+    folder.write(ask("a", "slow"), ask("b", "slow"))
+    with FakeQuire(answer=waiting_for(release)) as fake:
+        runner = threading.Thread(target=folder.run, args=(fake.broker,))
+        runner.start()
+        while len(fake.requests) < 2:
+            release.wait(0.001)
+        log = fake.broker.keys.output(fake.requests[0].id)
+        fake.connection.xadd(log, {"not": "ours"}, id="900-9")
+        fake.connection.expire(log, 60)
+        while not (folder.errors.exists() and folder.failures):
+            release.wait(0.001)
+        release.set()
+        runner.join(20)
+    assert list(folder.codes.values()) == ["protocol_error"]
+    assert len(folder.results) == 1
+
+
+def without_clock(results):
+    for line in results:
+        line["response"]["body"].pop("created")
+    return sorted(results, key=lambda line: line["custom_id"])
+
+
+_RUN_BATCH = """
+import sys; from quire.batch import run_batch
+url, queue, source, output, errors, resume = sys.argv[1:]
+resume = bool(resume)
+run_batch(url, source, output, errors_path=errors, queue=queue, resume=resume, max_inflight=30)
+"""
+
+
+@pytest.mark.real_redis
+@pytest.mark.processes
+def test_a_batch_that_was_killed_goes_on_inside_a_line_and_ends_as_if_nothing_was(
+    real_server, real_broker, tmp_path
+):
+    """Killed with lines done, lines half published, and lines not begun."""
+    release = threading.Event()
+
+    def answer(request):
+        yield f"half of {request.body['prompt']}, "
+        if int(request.body["prompt"]) % 2:
+            release.wait(30)
+        yield "whole"
+
+    folder = Folder(tmp_path)
+    folder.write(*(ask(f"r{index}", str(index)) for index in range(40)))
+    command = [
+        *(sys.executable, "-c", _RUN_BATCH, real_server.url, real_broker.keys.queue),
+        *(str(folder.input), str(folder.output), str(folder.errors)),
+    ]
+    with FakeWorker(real_broker, answer) as worker:
+        runner = subprocess.Popen([*command, ""], cwd=ROOT)
+        while not (folder.output.exists() and len(folder.results) >= 10):
+            assert runner.poll() is None
+            release.wait(0.002)
+        runner.kill()
+        runner.wait()
+        killed_at = len(folder.results)
+        release.set()
+        subprocess.run([*command, "resume"], cwd=ROOT, check=True)
+        interrupted = folder.results
+        folder.output.unlink()
+        subprocess.run([*command, ""], cwd=ROOT, check=True)
+    assert 10 <= killed_at < 40
+    assert len({line["custom_id"] for line in interrupted}) == len(interrupted) == 40
+    assert without_clock(interrupted) == without_clock(folder.results)
+    assert len(worker.requests) == 40, "no line was generated twice"
