@@ -1,4 +1,4 @@
-"""Keeps this worker's claims alive, and takes over those of workers that died.
+"""Keeps this worker's claims alive, and looks after the queue: what died, and what is due.
 
 The heartbeat has a thread of its own, so that nothing slow can delay it, and yet stops when the
 engine makes no progress: a worker that only looks alive must lose its claims.
@@ -7,6 +7,7 @@ engine makes no progress: a worker that only looks alive must lose its claims.
 import random
 import threading
 from collections.abc import Callable, Mapping
+from time import monotonic
 from typing import Protocol
 
 import structlog
@@ -19,6 +20,8 @@ from service.vitals import Vitals, WorkerState
 
 #: Renewals per lease: two may be lost before the third is due.
 BEATS_PER_LEASE = 3
+#: The longest a scheduled request may be late for its queue.
+PROMOTE_SECONDS = 1.0
 
 _log = structlog.get_logger("service.leases")
 
@@ -85,9 +88,9 @@ class Heartbeat:
 
 
 class Housekeeper:
-    """Reaps expired leases and signs the worker registry. `run` is a thread's work.
+    """Reaps expired leases, queues what is due, signs the registry. `run` is a thread's work.
 
-    Every worker does it, at jittered times and without a leader: the transition is idempotent.
+    Every worker does it, at jittered times and without a leader: the transitions are idempotent.
     """
 
     def __init__(
@@ -100,7 +103,9 @@ class Housekeeper:
         contact: Contact,
         metrics: Metrics,
         lease_seconds: float,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
+        self._clock = clock
         self._broker = broker
         self._worker = worker
         self._load = load
@@ -113,10 +118,15 @@ class Housekeeper:
         self._random = random.SystemRandom()
 
     def run(self) -> None:
-        """Tidy up until stopped, then sign off."""
+        """Keep house until stopped, then sign off."""
+        next_tidy = self._clock()
         while True:
-            is_heard = self.tidy()
-            pause = self._lease_seconds * self._random.uniform(0.25, 0.75)
+            if self._clock() >= next_tidy:
+                is_heard = self.tidy()
+                next_tidy = self._clock() + self._lease_seconds * self._random.uniform(0.25, 0.75)
+            else:
+                is_heard = self.promote()
+            pause = min(PROMOTE_SECONDS, self._lease_seconds / 4) * self._random.uniform(0.5, 1.0)
             if self._stopping.wait(pause):
                 if is_heard:
                     has_failed = self._vitals.state is WorkerState.FAILED
@@ -141,6 +151,16 @@ class Housekeeper:
         if reaped:
             self._metrics.reaped.inc(len(reaped))
             _log.info("leases reaped", request_ids=[item.request_id for item in reaped])
+        return True
+
+    def promote(self) -> bool:
+        """Queue the scheduled requests that are due. False when Redis did not answer."""
+        try:
+            promoted = self._contact.call("promote", self._broker.promote)
+        except UNAVAILABLE:
+            return False
+        if promoted:
+            _log.debug("requests promoted", request_ids=[item.request_id for item in promoted])
         return True
 
     def _sign(self, state: str) -> bool:

@@ -41,7 +41,10 @@ OUTCOMES = (
     *("released", "lost"),
 )
 PHASES = ("prefill", "decode", "mixed")
-OPERATIONS = ("read", "claim", "commit", "heartbeat", "release", "reap", "recover", "beat", "bury")
+OPERATIONS = (
+    *("read", "recover", "claim", "bury", "commit", "release"),
+    *("heartbeat", "reap", "promote", "beat"),
+)
 ERROR_KINDS = ("connection", "timeout", "memory", "other")
 DEAD_REASONS = ("undecodable", "unsupported_version")
 

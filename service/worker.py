@@ -5,7 +5,7 @@
     intake    service.intake     reads, claims, tokenizes
     publisher service.publisher  commits
     heartbeat service.leases     renews leases
-    keeper    service.leases     reaps expired leases, signs the registry
+    keeper    service.leases     reaps expired leases, queues what is due, signs the registry
     health    service.health     /livez /readyz /metrics
 
 The threads share three objects, each with its own lock or none to need: the Outbox, the Vitals and

@@ -97,6 +97,15 @@ def test_a_worker_finds_what_its_former_life_had_read_at_once(queue: Queue):
         assert queue.result(request_id).completion.state == "completed"
 
 
+def test_a_scheduled_request_is_served_when_it_is_due_and_not_before(queue: Queue):
+    due_ms = queue.broker.now_ms() + 700
+    request_id = queue.submit((6, 1), max_tokens=3, not_before_ms=due_ms)
+    assert queue.broker.status(request_id).state == "scheduled"
+    with WorkerThread(queue.settings()):
+        queue.result(request_id)
+        assert queue.broker.now_ms() >= due_ms
+
+
 def test_workers_sign_the_registry_with_state_and_load(queue: Queue):
     settings = queue.settings(worker_name="signed")
     with WorkerThread(settings):
