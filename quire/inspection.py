@@ -43,13 +43,17 @@ class IngressState:
 
 @dataclass(frozen=True, slots=True)
 class ShardState:
-    """One shard of a queue: its streams by priority, its leases, dead letters and workers.
+    """One shard of a queue: its streams by priority, and what else belongs to it.
 
-    `num_expired_leases` are those of `num_leases` that nobody has renewed or reaped in time.
-    `workers` are those of the registry, silent ones included.
+    `num_due` are those of `num_scheduled` that should have been queued by now, and
+    `num_expired_leases` those of `num_leases` that nobody has renewed or reaped in time. `workers`
+    are those of the registry, silent ones included.
     """
 
     ingress: tuple[IngressState, ...]
+    is_paused: bool
+    num_scheduled: int
+    num_due: int
     num_leases: int
     num_expired_leases: int
     num_dead_letters: int
@@ -79,6 +83,8 @@ class _Sizes:
     """What the first round trip tells of a shard; `workers` as they stand in the registry."""
 
     groups: tuple[_Group, ...]
+    is_paused: bool
+    num_scheduled: int
     num_leases: int
     num_dead_letters: int
     workers: Mapping[bytes, bytes]
@@ -99,6 +105,8 @@ def _ask_sizes(pipeline: Any, shards: Sequence[Keys]) -> None:
         for stream in keys.all_ingress:
             pipeline.xinfo_groups(stream)
             pipeline.xlen(stream)
+        pipeline.hexists(keys.control, "paused")
+        pipeline.zcard(keys.delay)
         pipeline.zcard(keys.lease)
         pipeline.xlen(keys.dead)
         pipeline.hgetall(keys.workers)
@@ -106,7 +114,14 @@ def _ask_sizes(pipeline: Any, shards: Sequence[Keys]) -> None:
 
 def _read_sizes(replies: Iterator[Any]) -> _Sizes:
     groups = tuple(_group_of(next(replies), int(next(replies))) for _ in Priority)
-    return _Sizes(groups, int(next(replies)), int(next(replies)), next(replies))
+    return _Sizes(
+        groups=groups,
+        is_paused=bool(next(replies)),
+        num_scheduled=int(next(replies)),
+        num_leases=int(next(replies)),
+        num_dead_letters=int(next(replies)),
+        workers=next(replies),
+    )
 
 
 def _ask_heads(pipeline: Any, shards: Sequence[Keys], sizes: Sequence[_Sizes], now_ms: int) -> None:
@@ -114,6 +129,7 @@ def _ask_heads(pipeline: Any, shards: Sequence[Keys], sizes: Sequence[_Sizes], n
         for stream, group in zip(keys.all_ingress, known.groups, strict=True):
             pipeline.xrange(stream, min=b"(" + group.last_delivered, count=1)
             pipeline.xpending_range(stream, GROUP, min="-", max="+", count=MAX_PENDING_SEEN)
+        pipeline.zcount(keys.delay, "-inf", now_ms)
         pipeline.zcount(keys.lease, "-inf", now_ms)
 
 
@@ -124,6 +140,9 @@ def _read_heads(replies: Iterator[Any], known: _Sizes, *, now_ms: int) -> ShardS
     ]
     return ShardState(
         ingress=tuple(ingress),
+        is_paused=known.is_paused,
+        num_scheduled=known.num_scheduled,
+        num_due=int(next(replies)),
         num_leases=known.num_leases,
         num_expired_leases=int(next(replies)),
         num_dead_letters=known.num_dead_letters,

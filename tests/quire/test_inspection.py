@@ -40,6 +40,7 @@ def test_a_queue_nobody_has_used_is_empty_and_not_an_error(connection):
     assert {counts(s) for s in state.ingress} == {(0, 0)}
     assert {(s.undelivered_seconds, s.pending_seconds) for s in state.ingress} == {(0.0, 0.0)}
     assert (state.num_leases, state.num_expired_leases, state.num_dead_letters) == (0, 0, 0)
+    assert (state.num_scheduled, state.num_due, state.is_paused) == (0, 0, False)
     assert state.workers == ()
 
 
@@ -114,6 +115,25 @@ def test_a_backlog_is_counted_where_the_server_tells_no_lag(broker, connection):
     connection.xdel(stream, waiting[1][0])
 
     assert counts(ingress(broker, connection)) == (2, 1)
+
+
+def test_a_scheduled_request_is_due_once_its_time_has_come(broker, connection):
+    later_ms = broker.now_ms() + 3_600_000
+    for name in ("later", "now"):
+        broker.submit(make_request(id=name, not_before_ms=later_ms))
+    connection.zadd(broker.keys.delay, {"now": 1})
+
+    state = look(broker, connection)
+    assert (state.num_scheduled, state.num_due) == (2, 1)
+    assert {counts(s) for s in state.ingress} == {(0, 0)}
+
+
+def test_a_pause_is_seen_until_it_ends(broker, connection):
+    broker.pause("maintenance")
+    assert look(broker, connection).is_paused
+
+    broker.resume()
+    assert not look(broker, connection).is_paused
 
 
 def test_an_expired_lease_is_told_from_a_live_one(broker, connection, clockwork):
