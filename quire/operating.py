@@ -8,9 +8,9 @@ from quire.calls import requeue_call
 from quire.errors import UnknownRequest
 from quire.output import State
 from quire.protocol import Priority
-from quire.replies import dead_letter_of, worker_of
+from quire.replies import backlog_of, dead_letter_of, limit_fields, limits_of, worker_of
 from quire.shard import Shard
-from quire.transitions import DeadLetter, WorkerInfo
+from quire.transitions import Backlog, DeadLetter, QueueLimits, WorkerInfo
 
 #: The longest reason of a pause, in characters.
 MAX_REASON_LENGTH = 500
@@ -54,6 +54,34 @@ class Operating(Shard):
         key = self.keys.control
         reason: Any = self._retrying(lambda: self._connection.hget(key, "paused"))
         return None if reason is None else reason.decode()
+
+    def set_limits(self, limits: QueueLimits) -> None:
+        """Replaces the limits of this shard; every SUBMIT of any client obeys them from now on."""
+        key, wanted = self.keys.control, limit_fields(limits)
+
+        def replace() -> None:
+            # In one step, or a submit in between would meet no limit at all.
+            with self._connection.pipeline(transaction=True) as pipeline:
+                if old := [name for name in before if name.startswith(b"max_")]:
+                    pipeline.hdel(key, *old)
+                for name, limit in wanted.items():
+                    pipeline.hset(key, name, str(limit))
+                pipeline.execute()
+
+        before: Any = self._retrying(lambda: self._connection.hkeys(key))
+        self._retrying(replace)
+
+    def limits(self) -> QueueLimits:
+        """The limits of this shard."""
+        key = self.keys.control
+        fields: Any = self._retrying(lambda: self._connection.hgetall(key))
+        return limits_of(fields)
+
+    def backlog(self) -> Backlog:
+        """What is before this shard, as its limits count it."""
+        key = self.keys.counts
+        fields: Any = self._retrying(lambda: self._connection.hgetall(key))
+        return backlog_of(fields)
 
     def queue_depth(self) -> dict[Priority, int]:
         """Entries in each ingress stream: waiting, or delivered and not yet claimed."""

@@ -10,11 +10,13 @@ from quire.output import State
 from quire.output_log import read_entries
 from quire.protocol import Priority
 from quire.transitions import (
+    Backlog,
     Claim,
     Claimed,
     DeadLetter,
     NotClaimed,
     NotClaimedReason,
+    QueueLimits,
     RequestStatus,
     WorkerInfo,
 )
@@ -79,6 +81,38 @@ def dead_letter_of(entry_id: bytes, fields: Mapping[bytes, bytes]) -> DeadLetter
         attempts=int(fields[b"attempts"]),
         original=fields[b"bytes"],
     )
+
+
+def limit_fields(limits: QueueLimits) -> dict[str, int]:
+    """The fields of the control hash that hold these limits."""
+    plain = {name: getattr(limits, name) for name in _LIMIT_NAMES}
+    fields = {f"max_{name}": limit for name, limit in plain.items() if limit is not None}
+    return fields | {f"max_of:{tenant}": limit for tenant, limit in limits.tenants.items()}
+
+
+def limits_of(fields: Mapping[bytes, bytes]) -> QueueLimits:
+    """Reads the limits among the fields of the control hash."""
+    found = {name: fields.get(f"max_{name}".encode()) for name in _LIMIT_NAMES}
+    return QueueLimits(
+        **{name: int(limit) for name, limit in found.items() if limit},
+        tenants=_of_tenants(fields, prefix=b"max_of:"),
+    )
+
+
+def backlog_of(fields: Mapping[bytes, bytes]) -> Backlog:
+    """Reads the counts hash."""
+    return Backlog(int(fields.get(b"tokens", 0)), _of_tenants(fields, prefix=b"tenant:"))
+
+
+_LIMIT_NAMES = ("requests", "tokens", "per_tenant")
+
+
+def _of_tenants(fields: Mapping[bytes, bytes], *, prefix: bytes) -> dict[str, int]:
+    return {
+        name.removeprefix(prefix).decode(): int(value)
+        for name, value in fields.items()
+        if name.startswith(prefix)
+    }
 
 
 def worker_of(name: bytes, value: bytes, *, now_ms: int) -> WorkerInfo:

@@ -225,6 +225,36 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """What one shard of a queue takes in before it refuses; None is no limit.
+
+    `requests` and `tokens` are of those that wait, scheduled or queued; a request counts for the
+    tokens of its prompt and the most it may generate. `per_tenant` is how many requests of one
+    tenant may be open, waiting or running; `tenants` names those with another limit, 0 for none.
+    """
+
+    requests: int | None = None
+    tokens: int | None = None
+    per_tenant: int | None = None
+    tenants: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for limit in (self.requests, self.tokens, self.per_tenant):
+            if limit is not None and limit < 1:
+                raise ValueError("a limit is at least 1; None is no limit")
+        if any(limit < 0 for limit in self.tenants.values()):
+            raise ValueError("the limit of a tenant is not negative; 0 is no limit")
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What one shard has before it: the tokens that wait, and the open requests of each tenant."""
+
+    tokens: int
+    tenants: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerInfo:
     """The last word of a worker; `seen_seconds` ago on the broker's clock."""
 

@@ -1,7 +1,8 @@
 """Every broker test runs twice: on the in-memory fake with Lua, and on a real server.
 
 Each test has a queue of its own, so that a server named by its url is never flushed. After the test
-every key of that queue must have an expiry or be one of the few that may stay.
+every key of that queue must have an expiry or be one of the few that may stay, and every count must
+equal what it counts.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import redis
 from quire.broker import Broker
 from quire.connection import connect
 from quire.local_redis import LocalRedis
+from tests.quire.books import unbalanced
 from tests.quire.builders import Clockwork, leaked_keys, queue_keys
 
 #: A durable log, so that the server can be killed and come back with its data.
@@ -66,10 +68,11 @@ def queue_of_its_own(connection: redis.Redis) -> Iterator[Callable[..., Broker]]
     plain = Broker(connection, queue=queue)
     plain.ensure_groups()
     yield lambda **settings: Broker(connection, queue=queue, **settings)
-    leaked = leaked_keys(connection, plain)
+    leaked, wrong = leaked_keys(connection, plain), unbalanced(connection, plain)
     for key in queue_keys(connection, plain):
         connection.delete(key)
     assert not leaked, f"these keys never expire: {leaked}"
+    assert not wrong, f"the books are wrong: {wrong}"
 
 
 @pytest.fixture

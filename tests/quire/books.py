@@ -1,0 +1,75 @@
+"""The laws of the books: every count equals what it counts, counted again from nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import redis
+
+from quire.broker import Broker
+from quire.keys import GROUP_SEPARATOR
+from quire.output import State
+
+WAITING = {State.SCHEDULED, State.QUEUED}
+
+
+def unbalanced(connection: redis.Redis, broker: Broker) -> list[str]:
+    """What does not add up, as sentences.
+
+    A request whose keys have expired before its end is in the books until someone meets its entry,
+    its lease or its due time. Of every other open request record and books say the same.
+    """
+    keys = broker.keys
+    states = states_of(connection, broker)
+    booked = books_of(connection, broker)
+    wrong = [
+        f"{name} is {state} and in the books as {booked.get(name)}"
+        for name, state in states.items()
+        if (None if state.is_terminal else state) != (booked[name][0] if name in booked else None)
+    ]
+    expected = Counter[str]()
+    for state, tokens, tenant in booked.values():
+        expected["tokens"] += tokens if state in WAITING else 0
+        expected[f"tenant:{tenant}"] += 1
+    counts = {k.decode(): int(v) for k, v in connection.hgetall(keys.counts).items()}
+    if counts != {name: count for name, count in expected.items() if count}:
+        wrong.append(f"the counts are {counts} and should be {dict(expected)}")
+    # Members whose records have expired go on counting, as what the books or the ends say of them.
+    states |= {name: state for name, (state, _, _) in booked.items() if name not in states}
+    groups = {name.partition(GROUP_SEPARATOR)[0] for name in states if GROUP_SEPARATOR in name}
+    for group in groups:
+        wrong += _unbalanced_group(connection, broker, group, states=states)
+    return wrong
+
+
+def states_of(connection: redis.Redis, broker: Broker) -> dict[str, State]:
+    """The state of every request that has a record."""
+    prefix = broker.keys.request("").encode()
+    return {
+        key.removeprefix(prefix).decode(): State(connection.hget(key, "state").decode())
+        for key in connection.scan_iter(match=prefix + b"*", count=1000)
+    }
+
+
+def books_of(connection: redis.Redis, broker: Broker) -> dict[str, tuple[State, int, str]]:
+    entries = connection.hgetall(broker.keys.open)
+    parts = {name.decode(): entry.decode().split(" ") for name, entry in entries.items()}
+    return {name: (State(state), int(n), tenant) for name, (state, n, tenant) in parts.items()}
+
+
+def _unbalanced_group(
+    connection: redis.Redis, broker: Broker, group: str, *, states: dict[str, State]
+) -> list[str]:
+    counts_key, open_key, ends_key = broker.keys.of_group(group)
+    members = {
+        fields[b"id"].decode(): State(fields[b"state"].decode())
+        for _, fields in connection.xrange(ends_key)
+    } | {n: s for n, s in states.items() if n.startswith(group + GROUP_SEPARATOR)}
+    counts = {k.decode(): int(v) for k, v in connection.hgetall(counts_key).items() if int(v)}
+    wrong = []
+    if counts != {str(state): n for state, n in Counter(members.values()).items()}:
+        wrong.append(f"group {group} counts {counts}, its members are {members}")
+    left = {name.decode() for name in connection.smembers(open_key)}
+    if left != {name for name, state in members.items() if not state.is_terminal}:
+        wrong.append(f"group {group} has {left} open, its members are {members}")
+    return wrong
