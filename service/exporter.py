@@ -38,6 +38,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 Queues = Mapping[str, Sequence[ShardState]]
 #: Labels, in the order of the register, and value.
 Sample = tuple[Sequence[str], float]
+#: Makes one number of those of a queue's shards.
+Combine = Callable[[Iterable[Any]], float]
 
 _log = structlog.get_logger("service.exporter")
 
@@ -111,18 +113,20 @@ class QueueCollector(Collector):
         yield _gauge("quire_queue_lag_messages", _by_priority(queues, "num_undelivered", sum))
         yield _gauge("quire_queue_pending_messages", _by_priority(queues, "num_pending", sum))
         yield _gauge("quire_queue_oldest_message_age_seconds", _ages(queues))
-        yield _gauge("quire_queue_leases", _leases(queues))
+        yield _gauge(
+            "quire_queue_scheduled_messages",
+            _split(queues, ("waiting", "num_scheduled"), ("due", "num_due")),
+        )
+        yield _gauge(
+            "quire_queue_leases",
+            _split(queues, ("live", "num_leases"), ("expired", "num_expired_leases")),
+        )
+        yield _gauge("quire_queue_paused", _by_queue(queues, "is_paused", max))
         yield _gauge(
             "quire_queue_consumers",
             [((queue,), self._num_consumers(shards)) for queue, shards in queues.items()],
         )
-        yield _gauge(
-            "quire_dead_letter_messages",
-            [
-                ((queue,), sum(shard.num_dead_letters for shard in shards))
-                for queue, shards in queues.items()
-            ],
-        )
+        yield _gauge("quire_dead_letter_messages", _by_queue(queues, "num_dead_letters", sum))
 
     def _num_consumers(self, shards: Sequence[ShardState]) -> int:
         """Workers of any shard that are heard of and ready: one that drains takes nothing in."""
@@ -217,10 +221,14 @@ def _gauge(name: str, samples: Iterable[Sample]) -> GaugeMetricFamily:
     return gauge
 
 
-def _by_priority(
-    queues: Queues, attribute: str, combine: Callable[[Iterable[Any]], float]
-) -> list[Sample]:
-    """One sample per queue and priority; `combine` makes one number of those of the shards."""
+def _by_queue(queues: Queues, attribute: str, combine: Combine) -> list[Sample]:
+    return [
+        ((queue,), combine(getattr(shard, attribute) for shard in shards))
+        for queue, shards in queues.items()
+    ]
+
+
+def _by_priority(queues: Queues, attribute: str, combine: Combine) -> list[Sample]:
     return [
         ((queue, name), combine(getattr(shard.ingress[priority], attribute) for shard in shards))
         for queue, shards in queues.items()
@@ -236,13 +244,14 @@ def _ages(queues: Queues) -> list[Sample]:
     ]
 
 
-def _leases(queues: Queues) -> list[Sample]:
+def _split(queues: Queues, whole: tuple[str, str], part: tuple[str, str]) -> list[Sample]:
+    """What is not in the part, and the part; each is given as its label and its attribute."""
+    parts = dict(_by_queue(queues, part[1], sum))
     samples: list[Sample] = []
-    for queue, shards in queues.items():
-        expired = sum(shard.num_expired_leases for shard in shards)
-        total = sum(shard.num_leases for shard in shards)
-        # The two were counted at neighbouring moments.
-        samples += [((queue, "live"), max(0, total - expired)), ((queue, "expired"), expired)]
+    for labels, total in _by_queue(queues, whole[1], sum):
+        # The two were counted at neighbouring moments, so the part may be larger.
+        rest = max(0, total - parts[labels])
+        samples += [((*labels, whole[0]), rest), ((*labels, part[0]), parts[labels])]
     return samples
 
 

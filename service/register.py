@@ -319,6 +319,19 @@ EXPORTER_REGISTER: tuple[Family, ...] = (
     ),
     Family(
         "gauge",
+        "quire_queue_scheduled_messages",
+        {**QUEUE, "state": ("waiting", "due")},
+        "Requests that are not queued before a moment of their own; due: it has come, and no "
+        "worker has queued them yet.",
+    ),
+    Family(
+        "gauge",
+        "quire_queue_paused",
+        QUEUE,
+        "1 while an operator lets nothing of the queue be claimed.",
+    ),
+    Family(
+        "gauge",
         "quire_queue_leases",
         {**QUEUE, "state": ("live", "expired")},
         "Requests that run somewhere; expired: their worker is gone and nobody took them over yet.",

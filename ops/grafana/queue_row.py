@@ -68,6 +68,33 @@ QUEUE_ROW = Row(
             targets=[Target(DRAIN_SECONDS, "{{queue}}")],
         ),
         Panel(
+            title="Scheduled",
+            description="Requests that are not queued before a moment of their own, among them "
+            "those that pause between two attempts. Due ones are queued within seconds while a "
+            "worker lives.",
+            unit="short",
+            targets=[
+                Target(
+                    largest("quire_queue_scheduled_messages", "queue, state", QUEUES),
+                    "{{queue}} {{state}}",
+                ),
+            ],
+            is_stacked=True,
+        ),
+        Panel(
+            title="Leases",
+            description="Requests that run somewhere. An expired lease belongs to a worker that is "
+            "gone; the others take the request over within seconds.",
+            unit="short",
+            targets=[
+                Target(
+                    largest("quire_queue_leases", "queue, state", QUEUES),
+                    "{{queue}} {{state}}",
+                ),
+            ],
+            is_stacked=True,
+        ),
+        Panel(
             title="Consumers",
             description="Workers that have lately signed the registry of the queue as ready.",
             unit="short",
@@ -85,19 +112,6 @@ QUEUE_ROW = Row(
             kind="stat",
             width=4,
             thresholds=((None, "green"), (1, "orange")),
-        ),
-        Panel(
-            title="Leases",
-            description="Requests that run somewhere. An expired lease belongs to a worker that is "
-            "gone; the others take the request over within seconds.",
-            unit="short",
-            targets=[
-                Target(
-                    largest("quire_queue_leases", "queue, state", QUEUES),
-                    "{{queue}} {{state}}",
-                ),
-            ],
-            is_stacked=True,
         ),
         Panel(
             title="Claimed requests",
@@ -144,7 +158,6 @@ QUEUE_ROW = Row(
             targets=[
                 Target(rate("quire_requests_resumed_total", "fingerprint"), "{{fingerprint}}"),
             ],
-            width=12,
         ),
         Panel(
             title="Dead letters",
@@ -153,7 +166,6 @@ QUEUE_ROW = Row(
             targets=[
                 Target(rate("quire_messages_dead_lettered_total", "reason", WORKERS), "{{reason}}"),
             ],
-            width=12,
         ),
     ],
 )

@@ -143,6 +143,26 @@ def test_a_lease_nobody_renews_or_reaps_is_told_from_a_live_one(queue: Queue, st
     assert found[series("quire_queue_leases", queue=queue.name, state="live")] == 2
 
 
+def test_a_scheduled_request_that_is_due_is_told_from_one_that_waits(queue: Queue, start):
+    later_ms = queue.broker.now_ms() + 3_600_000
+    ids = [queue.submit(not_before_ms=later_ms) for _ in range(3)]
+    queue.connection.zadd(queue.keys.delay, {ids[0]: 1})
+
+    found = scrape(start(queue.url, queue.name))
+    name = "quire_queue_scheduled_messages"
+    assert found[series(name, queue=queue.name, state="due")] == 1
+    assert found[series(name, queue=queue.name, state="waiting")] == 2
+
+
+def test_a_pause_of_any_shard_is_told(queue: Queue, start):
+    exporter = start(queue.url, queue.name, num_shards=2)
+    paused = series("quire_queue_paused", queue=queue.name)
+    assert scrape(exporter)[paused] == 0
+
+    Broker(queue.connection, queue=queue.name, shard=1).pause("maintenance")
+    assert scrape(exporter)[paused] == 1
+
+
 def test_consumers_are_workers_that_are_ready_and_were_heard_lately(queue: Queue, start):
     for name, state in (("w1", "ready"), ("w2", "ready"), ("w3", "draining"), ("w4", "stopped")):
         queue.broker.beat_worker(name, state, {})
