@@ -21,8 +21,17 @@ import redis
 
 from quire.broker import Broker
 from quire.errors import QuireError
-from quire.output import Completion, FinishReason, State
-from quire.transitions import Claim, Claimed, CommitItem, CommitReply, CommitStatus, IngressEntry
+from quire.output import Completion, ErrorInfo, FinishReason, State
+from quire.transitions import (
+    BackOff,
+    Claim,
+    Claimed,
+    CommitItem,
+    CommitReply,
+    CommitStatus,
+    IngressEntry,
+)
+from tests.quire.books import unbalanced
 from tests.quire.builders import Snapshot, make_request, read_all, token_ids_of
 
 #: Actions before everything is run to its end.
@@ -30,6 +39,9 @@ NUM_ACTIONS = 250
 
 #: Rounds within which an undisturbed world must be at rest.
 MAX_CLOSING_ROUNDS = 200
+
+#: After so many actions the books are counted again from nothing.
+BOOKS_PERIOD = 25
 
 NUM_REQUESTS = 3
 MIN_LENGTH, MAX_LENGTH = 5, 40
@@ -75,7 +87,7 @@ class World:
         self._mode = mode
         self._workers = [Worker("one"), Worker("two")]
         self._lengths = {
-            f"r{n}": self._random.randint(MIN_LENGTH, MAX_LENGTH) for n in range(NUM_REQUESTS)
+            f"group~r{n}": self._random.randint(MIN_LENGTH, MAX_LENGTH) for n in range(NUM_REQUESTS)
         }
         self._sent: list[CommitItem] = []
         self._disk: Snapshot | None = None
@@ -92,10 +104,13 @@ class World:
             self._broker.submit(make_request(id=name))
         actions = self._actions()
         try:
-            for _ in range(NUM_ACTIONS):
+            for number in range(NUM_ACTIONS):
                 act = self._random.choice(actions)
                 act(self._random.choice(self._workers))
+                if number % BOOKS_PERIOD == 0:
+                    self._check_books()
             self._close()
+            self._check_books()
         except QuireError as error:
             self.broken.append(f"a transition failed: {error}")
         for name in self._lengths:
@@ -112,6 +127,8 @@ class World:
             *(self._read, self._recover, self._heartbeat, self._release, self._reap),
             *[self._pause] * 3,
             *(self._crash, self._let_a_lease_expire, self._cancel),
+            *(self._fail, self._promote, self._give_up, self._requeue),
+            *[self._pause_or_resume] * 2,
             *[self._look] * 2,
         ]
         if self._mode == "amnesia":
@@ -198,6 +215,21 @@ class World:
     def _reap(self, _worker: Worker) -> None:
         self._broker.reap()
 
+    def _fail(self, worker: Worker) -> None:
+        if worker.sessions:
+            error = ErrorInfo("device_failed", "gone")
+            self._broker.fail(worker.sessions.pop(0).claim, error, retry=BackOff())
+
+    def _promote(self, _worker: Worker) -> None:
+        delay = self._broker.keys.delay
+        for request_id in self._connection.zrange(delay, 0, -1):
+            self._connection.zadd(delay, {request_id: 1}, xx=True)
+        self._broker.promote()
+
+    def _give_up(self, worker: Worker) -> None:
+        if worker.sessions and self._random.random() < 0.2:
+            self._broker.dead_letter(worker.sessions.pop(0).claim, "tired")
+
     # What befalls it.
 
     def _crash(self, worker: Worker) -> None:
@@ -238,6 +270,18 @@ class World:
         if self._random.random() < 0.05:
             self._broker.cancel(self._random.choice(list(self._lengths)))
 
+    def _pause_or_resume(self, _worker: Worker) -> None:
+        if self._random.random() < 0.3:
+            self._broker.pause("repairs")
+        else:
+            self._broker.resume()
+
+    def _requeue(self, _worker: Worker) -> None:
+        for letter in self._broker.dead_letters():
+            if self._broker.requeue(letter, keep_tokens=True) is State.QUEUED:
+                # The one end that is taken back, because a person said so.
+                self._ends_seen.pop(letter.request_id, None)
+
     def _look(self, _worker: Worker) -> None:
         for name, seen in self._seen.items():
             read = self._broker.read_output({name: len(seen)}).get(name)
@@ -256,8 +300,10 @@ class World:
 
     def _close(self) -> None:
         """Lets everything come to its end without further mishaps."""
+        self._broker.resume()
         for _ in range(MAX_CLOSING_ROUNDS):
             self._expire_abandoned_leases()
+            self._promote(self._workers[0])
             for worker in self._workers:
                 for act in (self._reap, self._recover, self._read_and_claim):
                     act(worker)
@@ -280,8 +326,12 @@ class World:
             self._connection.xpending(stream, "workers")["pending"]
             for stream in self._broker.keys.all_ingress
         )
-        leased = self._connection.zcard(self._broker.keys.lease)
+        keys = self._broker.keys
+        leased = self._connection.zcard(keys.lease) + self._connection.zcard(keys.delay)
         return not (pending or leased or sum(self._broker.queue_depth().values()))
+
+    def _check_books(self) -> None:
+        self.broken += [f"I10: {fault}" for fault in unbalanced(self._connection, self._broker)]
 
     def _check_log(self, name: str) -> None:
         chunks, completion = read_all(self._broker, name)

@@ -10,6 +10,7 @@ import pytest
 
 from quire.broker import Broker
 from quire.script_runner import load_source
+from tests.quire.builders import submit_and_claim
 from tests.quire.conftest import queue_of_its_own
 from tests.quire.schedules import MAX_ATTEMPTS, World
 
@@ -64,3 +65,18 @@ def test_without_a_fence_the_same_schedules_break_the_laws(real_connection):
 def test_the_epoch_alone_is_no_fence_when_the_server_forgets(real_connection):
     fence = "return fields.state == 'running' and fields.epoch == epoch"
     assert breaks_the_laws(real_connection, mode="amnesia", fence=fence)
+
+
+def test_a_transition_that_changes_a_state_without_the_books_is_noticed(real_connection):
+    entered = "enter(keys, id, 'running')"
+    source = load_source("claim")
+    assert entered in source
+    source = source.replace(entered, "redis.call('HSET', keys.record, 'state', 'running')")
+    with (
+        pytest.raises(AssertionError, match="the books are wrong"),
+        queue_of_its_own(real_connection) as make,
+    ):
+        broker = make(lease_seconds=3600, sources={"claim": source})
+        broken = World(broker, real_connection, seed=1, mode="divergent").run()
+        assert any(fault.startswith("I10") for fault in broken)
+        submit_and_claim(broker, id="last")
