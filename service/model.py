@@ -37,9 +37,12 @@ def load_model(settings: Settings) -> ServedModel:
         ModelRefused: this model cannot be served here; the message says why.
     """
     import torch
+    from transformers.utils.logging import disable_progress_bar
 
     from engine.model.runner import load_runner
 
+    # The log is one event per line, for programs too.
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     device = settings.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

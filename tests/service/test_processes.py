@@ -176,6 +176,7 @@ def test_the_real_worker_with_a_real_model_survives_a_kill_with_the_very_same_ou
             whole = client.submit("12+34=", sampling=sampling).result(timeout=60)
             heir.signal(signal.SIGTERM)
             assert heir.wait() == 0
+        assert len(heir.log) == len(heir.raw_log), "the log holds more than its events"
     assert (interrupted.attempts, interrupted.resumes) == (2, 1)
     assert (whole.attempts, whole.resumes) == (1, 0)
     assert not interrupted.resumed_fingerprint_changed
