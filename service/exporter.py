@@ -23,9 +23,10 @@ from quire.errors import BrokerUnavailable
 from quire.inspection import ShardState, inspect_shards
 from quire.keys import Keys
 from service.config import ExporterSettings, load_exporter_settings
+from service.families import PRIORITIES
 from service.health import ProbeServer
 from service.logs import configure_logs
-from service.register import PRIORITIES, exporter_families
+from service.register import exporter_families
 from service.sources import ConfigurationError
 from service.vitals import WorkerState
 

@@ -21,7 +21,8 @@ from prometheus_client import (
 )
 
 from engine.stats import EngineSnapshot
-from service.register import Family, families
+from service.families import Family
+from service.register import families
 from service.vitals import Vitals, WorkerState
 
 #: Reads the device's memory in bytes by kind: allocated, reserved, total.

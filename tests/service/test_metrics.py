@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from service import register
 from service.config import render_markdown
+from service.families import PHASES
 from service.metrics import Metrics
 from service.vitals import Vitals
 from tests.service.builders import CHECKOUT, Queue, StepGate, WorkerThread, eventually
@@ -105,8 +106,7 @@ def test_a_workload_is_counted_once_in_every_metric_it_touches(queue: Queue):
         e2e = {**model, "priority": "high"}
         assert worker.metric("quire_request_e2e_seconds_count", **e2e) == 3
         steps = sum(
-            worker.metric("quire_engine_steps_total", phase=phase, **model)
-            for phase in register.PHASES
+            worker.metric("quire_engine_steps_total", phase=phase, **model) for phase in PHASES
         )
         assert worker.metric("quire_engine_step_tokens_count", **model) == steps >= 10
         blocks = {
