@@ -18,8 +18,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from quire.connection import connect as connect_redis
-from quire.errors import BrokerUnavailable
+from quire.connection import connect
+from quire.errors import BrokerUnavailable, QuireError
 from quire.inspection import ShardState, inspect_shards
 from quire.keys import Keys
 from service.config import ExporterSettings, load_exporter_settings
@@ -48,15 +48,11 @@ _log = structlog.get_logger("service.exporter")
 class Exporter:
     """One exporter: `start` answers scrapes, `stop` ends that.
 
-    `connect` is replaced by tests. ConfigurationError when the address cannot be had.
+    Raises:
+        ConfigurationError: the address cannot be had.
     """
 
-    def __init__(
-        self,
-        settings: ExporterSettings,
-        *,
-        connect: Callable[..., redis.Redis] = connect_redis,
-    ) -> None:
+    def __init__(self, settings: ExporterSettings) -> None:
         connection = connect(settings.connection_url, block_seconds=0.0)
         self._read = BoundedRead(
             partial(_inspect, connection, settings), seconds=settings.timeout_seconds
@@ -90,7 +86,7 @@ class Exporter:
 
 
 class QueueCollector(Collector):
-    """Asks `read` for the queues at every scrape, and says so when it raises BrokerUnavailable."""
+    """Asks `read` for the queues at every scrape; when that fails, it tells so and nothing else."""
 
     def __init__(self, read: Callable[[], Queues], *, worker_fresh_seconds: float) -> None:
         self._read = read
@@ -102,10 +98,10 @@ class QueueCollector(Collector):
         return [_gauge(name, ()) for name in exporter_families()]
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """All gauges of the register; the first alone when Redis does not answer."""
+        """All gauges of the register; the first alone when the queues cannot be read."""
         try:
             queues = self._read()
-        except BrokerUnavailable as error:
+        except QuireError as error:
             self._note(is_up=False, error=str(error))
             yield _gauge("quire_exporter_up", [((), 0.0)])
             return
@@ -140,14 +136,14 @@ class QueueCollector(Collector):
         return len(names)
 
     def _note(self, *, is_up: bool, **details: str) -> None:
-        """Log when Redis goes and when it comes back, not at every scrape in between."""
+        """Log when reading begins to fail and when it works again, not at every scrape between."""
         if self._is_up is is_up:
             return
         self._is_up = is_up
         if is_up:
-            _log.info("redis answers")
+            _log.info("queues are read")
         else:
-            _log.warning("redis unavailable", **details)
+            _log.warning("queues cannot be read", **details)
 
 
 class BoundedRead:
@@ -166,7 +162,7 @@ class BoundedRead:
         self._under_way: Future[Queues] | None = None
 
     def __call__(self) -> Queues:
-        """What `read` returns. BrokerUnavailable when it raises that, or is not done in time."""
+        """What `read` returns or raises; BrokerUnavailable when it is not done in time."""
         with self._lock:
             if self._under_way is None or self._under_way.done():
                 self._under_way = self._executor.submit(self._read)

@@ -254,7 +254,8 @@ EXPORTER_REGISTER: tuple[Family, ...] = (
         "gauge",
         "quire_exporter_up",
         NONE,
-        "1 if Redis answered in time; 0 if not, and then the scrape holds nothing else.",
+        "1 if the queues could be read from Redis in time; 0 if not, and then the scrape holds "
+        "nothing else.",
     ),
     Family(
         "gauge",

@@ -235,6 +235,15 @@ def test_a_redis_that_hangs_does_not_hang_the_scrape(hanging_redis: str, start):
     assert http_get(exporter.http_port, "/livez")[0] == 200
 
 
+def test_keys_that_are_not_ours_are_told_like_a_redis_that_is_away(queue: Queue, start):
+    exporter = start(queue.url, queue.name)
+    queue.connection.hset(queue.keys.workers, "stranger", b"1000 ready \xc1")
+    assert scrape(exporter) == {series("quire_exporter_up"): 0}
+
+    queue.connection.hdel(queue.keys.workers, "stranger")
+    assert scrape(exporter)[series("quire_exporter_up")] == 1
+
+
 def test_scrapes_that_meet_a_hanging_redis_share_one_read():
     calls: list[int] = []
     answer = threading.Event()
@@ -273,7 +282,11 @@ def test_going_and_coming_back_are_logged_once_each(capture_events):
     collector = QueueCollector(read, worker_fresh_seconds=1.0)
     for _ in range(5):
         list(collector.collect())
-    assert capture_events() == ["redis answers", "redis unavailable", "redis answers"]
+    assert capture_events() == [
+        "queues are read",
+        "queues cannot be read",
+        "queues are read",
+    ]
 
 
 @pytest.fixture
