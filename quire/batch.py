@@ -70,9 +70,11 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class BatchProgress:
-    """Where a batch stands. `total` counts lines; `tokens` those generated that this run has read.
+    """Where a batch stands.
 
-    `ending` is None while it goes on, and afterwards completed, expired or cancelled.
+    `total` counts lines, `done_before` the results an earlier run has left, and `tokens` what was
+    generated and read by this one. `ending` is None while it goes on, and afterwards completed,
+    expired or cancelled.
     """
 
     total: int
@@ -80,6 +82,7 @@ class BatchProgress:
     failed: int = 0
     inflight: int = 0
     tokens: int = 0
+    done_before: int = 0
     seconds: float = 0.0
     ending: str | None = None
 
@@ -186,7 +189,10 @@ class _Run:
         self._broken_off: str | None = None
         self._submit_after = 0.0
         self._progress = BatchProgress(
-            total=_count_lines(source), completed=files.num_completed, failed=files.num_failed
+            total=_count_lines(source),
+            completed=files.num_completed,
+            failed=files.num_failed,
+            done_before=files.num_completed + files.num_failed,
         )
 
     def until_it_ends(self, on_progress: Callable[[BatchProgress], None] | None) -> BatchProgress:

@@ -1,0 +1,258 @@
+"""`quire bench`: loads a queue with requests as they might arrive, and measures what comes back.
+
+What is measured is the whole way: submit, queue, worker, log, reader. Times are the client's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quire.aio import AsyncClient
+from quire.arguments import RequestArguments
+from quire.async_broker import AsyncBroker, connect_async
+from quire.cli import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL
+from quire.cli.console import Console, add_server
+from quire.errors import InvalidRequest, QuireError
+
+#: The metrics by the names vLLM's benchmark gives them, in milliseconds.
+METRICS = {
+    "ttft": "Time to first token",
+    "tpot": "Time per output token (excl. 1st)",
+    "itl": "Inter-token latency",
+    "e2el": "End-to-end latency",
+}
+
+
+def add_bench(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `quire bench`; the names are those of vLLM's benchmark."""
+    parser.add_argument("--num-prompts", type=int, default=100, metavar="N")
+    parser.add_argument("--dataset", type=Path, metavar="FILE", help="JSONL: prompt, max_tokens")
+    parser.add_argument("--input-len", type=int, default=32, metavar="N", help="random token ids")
+    parser.add_argument("--output-len", type=int, default=32, metavar="N", help="exactly so many")
+    parser.add_argument("--vocab-size", type=int, default=32, metavar="N", help="of the random ids")
+    rate = "arrivals per second; inf sends all at once"
+    parser.add_argument("--request-rate", type=float, default=math.inf, metavar="R", help=rate)
+    shape = "1 is a Poisson process, less is burstier"
+    parser.add_argument("--burstiness", type=float, default=1.0, metavar="B", help=shape)
+    parser.add_argument("--max-concurrency", type=int, metavar="N")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and arrivals")
+    parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS")
+    parser.add_argument("--metric-percentiles", default="50,90,99", metavar="P,P")
+    goal = "for instance ttft:200 tpot:50, in milliseconds"
+    parser.add_argument("--goodput", nargs="+", default=[], metavar="METRIC:MS", help=goal)
+    parser.add_argument("--save-result", type=Path, metavar="FILE", help="write the JSON there")
+    add_server(parser)
+
+
+def run_bench(arguments: argparse.Namespace, console: Console) -> int:
+    """Prints the figures; 3 when some requests failed, 1 when all did."""
+    percentiles = [float(part) for part in arguments.metric_percentiles.split(",")]
+    goals = _goals(arguments.goodput)
+    requests = _requests(arguments)
+    samples, seconds = asyncio.run(_run(arguments, requests, console))
+    console.end_progress()
+    figures = figures_of(samples, seconds, percentiles=percentiles, goals=goals)
+    if arguments.save_result:
+        arguments.save_result.write_text(json.dumps(figures, indent=2) + "\n")
+    if console.is_json:
+        console.data(figures)
+    else:
+        _print(figures, console)
+    failed = figures["failed"]
+    if failed:
+        console.complain(f"{failed} failed, the first: {next(s.error for s in samples if s.error)}")
+    if not failed:
+        return EXIT_OK
+    return EXIT_PARTIAL if figures["completed"] else EXIT_ERROR
+
+
+@dataclass(slots=True)
+class Sample:
+    """One request as the reader saw it, in seconds of the monotonic clock."""
+
+    began: float
+    num_prompt_tokens: int = 0
+    num_tokens: int = 0
+    first: float = 0.0
+    last: float = 0.0
+    gaps: list[float] = field(default_factory=list)
+    ended: float = 0.0
+    error: str | None = None
+
+    def metric(self, name: str) -> float | None:
+        """ttft, tpot or e2el in milliseconds; None when there is none."""
+        if name == "e2el":
+            return (self.ended - self.began) * 1000
+        if not self.num_tokens:
+            return None
+        if name == "ttft":
+            return (self.first - self.began) * 1000
+        return (self.last - self.first) / (self.num_tokens - 1) * 1000 if self.gaps else None
+
+
+def figures_of(
+    samples: Sequence[Sample],
+    seconds: float,
+    *,
+    percentiles: Sequence[float],
+    goals: dict[str, float],
+) -> dict[str, Any]:
+    """The figures of a run. A chunk of several tokens counts as that many equal gaps."""
+    good = [sample for sample in samples if sample.error is None]
+    tokens = sum(sample.num_tokens for sample in good)
+    figures: dict[str, Any] = {
+        "completed": len(good),
+        "failed": len(samples) - len(good),
+        "seconds": seconds,
+        "prompt_tokens": sum(sample.num_prompt_tokens for sample in good),
+        "output_tokens": tokens,
+        "requests_per_second": len(good) / seconds,
+        "output_tokens_per_second": tokens / seconds,
+    }
+    for name in METRICS:
+        if name == "itl":
+            values = [gap * 1000 for sample in good for gap in sample.gaps]
+        else:
+            values = [v for sample in good if (v := sample.metric(name)) is not None]
+        figures[name] = _summary(values, percentiles)
+    if goals:
+        within = [s for s in good if all((s.metric(n) or 0) <= ms for n, ms in goals.items())]
+        figures["goodput_requests_per_second"] = len(within) / seconds
+    return figures
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The percentile by linear interpolation between neighbours; of one value, that value."""
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def _summary(values: Sequence[float], percentiles: Sequence[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    summary = {"mean": sum(values) / len(values)}
+    return summary | {f"p{percent:g}": percentile(values, percent) for percent in percentiles}
+
+
+def _goals(texts: Sequence[str]) -> dict[str, float]:
+    goals: dict[str, float] = {}
+    for text in texts:
+        name, _, limit = text.partition(":")
+        if name not in METRICS or name == "itl":
+            raise InvalidRequest("goodput", f"{text!r} is not ttft, tpot or e2el with a limit")
+        try:
+            goals[name] = float(limit)
+        except ValueError as error:
+            raise InvalidRequest("goodput", f"{text!r}: {error}") from error
+    return goals
+
+
+def _requests(arguments: argparse.Namespace) -> list[RequestArguments]:
+    if arguments.num_prompts < 1 or arguments.request_rate <= 0 or arguments.burstiness <= 0:
+        raise InvalidRequest("num-prompts, request-rate, burstiness", "must be positive")
+    source = random.Random(arguments.seed)  # noqa: S311 (repeatable on purpose)
+    fixed: dict[str, Any] = {"temperature": arguments.temperature, "seed": arguments.seed}
+    if arguments.dataset is None:
+        fixed |= {"max_tokens": arguments.output_len, "ignore_eos": True}
+        return [
+            {"prompt": source.choices(range(arguments.vocab_size), k=arguments.input_len),
+             "sampling": fixed}
+            for _ in range(arguments.num_prompts)
+        ]  # fmt: skip
+    lines = [json.loads(line) for line in arguments.dataset.read_text().splitlines() if line]
+    if not lines:
+        raise InvalidRequest("dataset", f"{arguments.dataset} has no lines")
+    chosen = [lines[index % len(lines)] for index in range(arguments.num_prompts)]
+    length = arguments.output_len
+    return [
+        {
+            "prompt": line["prompt"],
+            "sampling": fixed | {"max_tokens": line.get("max_tokens", length)},
+        }
+        for line in chosen
+    ]
+
+
+async def _run(
+    arguments: argparse.Namespace, requests: Sequence[RequestArguments], console: Console
+) -> tuple[list[Sample], float]:
+    connection = connect_async(arguments.redis_url)
+    broker = AsyncBroker(connection, queue=arguments.queue, shard=arguments.shard)
+    client = AsyncClient(broker)
+    turns = asyncio.Semaphore(arguments.max_concurrency or len(requests))
+    began = time.monotonic()
+    samples: list[Sample] = []
+
+    async def one(request: RequestArguments) -> None:
+        async with turns:
+            sample = await _measure(client, request, timeout=arguments.timeout)
+        samples.append(sample)
+        console.progress(f"{len(samples)}/{len(requests)} requests")
+
+    try:
+        tasks = []
+        source = random.Random(arguments.seed)  # noqa: S311 (repeatable on purpose)
+        due = began
+        for request in requests:
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            tasks.append(asyncio.create_task(one(request)))
+            if math.isfinite(arguments.request_rate):
+                shape = arguments.burstiness
+                due += source.gammavariate(shape, 1 / (arguments.request_rate * shape))
+        await asyncio.gather(*tasks)
+        return samples, time.monotonic() - began
+    finally:
+        await broker.close()
+        await connection.aclose()
+
+
+async def _measure(client: AsyncClient, request: RequestArguments, *, timeout: float) -> Sample:
+    sample = Sample(began=time.monotonic(), num_prompt_tokens=_prompt_length(request))
+    try:
+        async with asyncio.timeout(timeout):
+            (handle,) = await client.submit_many([request])
+            async for chunk in handle.stream():
+                now, count = time.monotonic(), len(chunk.token_ids)
+                if sample.num_tokens:
+                    sample.gaps += [(now - sample.last) / count] * count
+                else:
+                    sample.first = now
+                sample.last = now
+                sample.num_tokens += count
+    except TimeoutError:
+        sample.error = f"no end after {timeout:g} s"
+    except QuireError as error:
+        sample.error = str(error)
+    sample.ended = time.monotonic()
+    return sample
+
+
+def _prompt_length(request: RequestArguments) -> int:
+    """Tokens of a prompt of ids; that of a text only the worker knows, and counts as 0."""
+    prompt = request.get("prompt")
+    return 0 if prompt is None or isinstance(prompt, str) else len(prompt)
+
+
+def _print(figures: dict[str, Any], console: Console) -> None:
+    plain = {name: value for name, value in figures.items() if not isinstance(value, dict)}
+    console.table(
+        ("figure", "value"),
+        [(n, f"{v:.2f}" if isinstance(v, float) else v) for n, v in plain.items() if v is not None],
+    )
+    for name, title in METRICS.items():
+        if summary := figures[name]:
+            cells = "  ".join(f"{key} {value:.2f}" for key, value in summary.items())
+            console.data(None, f"{title} (ms): {cells}")

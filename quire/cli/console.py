@@ -1,0 +1,125 @@
+"""How the command speaks: data on stdout, as text or JSON; the rest on stderr, sparingly."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from quire.broker import Broker
+from quire.connection import connect
+
+DEFAULT_URL = "redis://127.0.0.1:6379/0"
+
+
+@dataclasses.dataclass(slots=True)
+class Console:
+    """Where one run of the command writes. `has_terminal` is about stderr."""
+
+    is_json: bool = False
+    has_terminal: bool = False
+    has_color: bool = False
+    _has_line: bool = False
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> Console:
+        """As the flags, the streams and NO_COLOR say."""
+        has_terminal = sys.stderr.isatty()
+        has_color = has_terminal and not os.environ.get("NO_COLOR")
+        return cls(getattr(arguments, "json", False), has_terminal, has_color)
+
+    def data(self, value: Any, text: str | None = None) -> None:
+        """One record: as a line of JSON with --json, otherwise as the text."""
+        line = to_json(value) if self.is_json or text is None else text
+        sys.stdout.write(line + "\n")
+
+    def piece(self, text: str) -> None:
+        """A part of a line, at once."""
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def table(self, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Columns of text, as wide as they must be."""
+        lines = [[str(cell) for cell in row] for row in (header, *rows)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        for line in lines:
+            cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+            sys.stdout.write("  ".join(cells).rstrip() + "\n")
+
+    def progress(self, text: str) -> None:
+        """Replaces the line of progress, on a terminal only."""
+        if self.has_terminal:
+            sys.stderr.write(f"\r\x1b[2K{text}")
+            sys.stderr.flush()
+            self._has_line = True
+
+    def end_progress(self) -> None:
+        """Leaves the last line of progress where it is."""
+        if self._has_line:
+            sys.stderr.write("\n")
+            self._has_line = False
+
+    def note(self, text: str) -> None:
+        """Something for the person at the terminal; silent when there is none."""
+        if self.has_terminal:
+            self.end_progress()
+            sys.stderr.write(text + "\n")
+
+    def complain(self, error: object) -> None:
+        """Says on stderr what went wrong, terminal or not."""
+        self.end_progress()
+        mark = "\x1b[31merror:\x1b[0m" if self.has_color else "error:"
+        sys.stderr.write(f"{mark} {error}\n")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """The flag every verb has."""
+    parser.add_argument("--json", action="store_true", help="print JSON, one record per line")
+
+
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """Where the queue is."""
+    url = os.environ.get("QUIRE_REDIS_URL", DEFAULT_URL)
+    parser.add_argument("--redis-url", default=url, metavar="URL", help="[QUIRE_REDIS_URL]")
+    queue = os.environ.get("QUIRE_QUEUE", "default")
+    parser.add_argument("--queue", default=queue, metavar="NAME", help="[QUIRE_QUEUE or default]")
+    shard = os.environ.get("QUIRE_SHARD", "0")
+    parser.add_argument("--shard", type=int, default=shard, metavar="N", help="[QUIRE_SHARD or 0]")
+    add_json(parser)
+
+
+def broker_of(arguments: argparse.Namespace, **settings: Any) -> Broker:
+    """A broker as `add_server`'s flags name it. InvalidRequest when they cannot be right."""
+    from quire.errors import InvalidRequest
+
+    try:
+        connection = connect(arguments.redis_url)
+        return Broker(connection, queue=arguments.queue, shard=arguments.shard, **settings)
+    except ValueError as error:
+        raise InvalidRequest("redis-url or queue", str(error)) from error
+
+
+def to_json(value: Any) -> str:
+    """One line of JSON for any of our records."""
+    return json.dumps(plain(value), ensure_ascii=False)
+
+
+def plain(value: Any) -> Any:
+    """Records as maps, enums as words, bytes as text; what JSON has is left as it is."""
+    if isinstance(value, Enum):
+        return value.name.lower()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+        return {field.name: plain(getattr(value, field.name)) for field in fields}
+    if isinstance(value, Mapping):
+        return {str(plain(key)): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return value

@@ -1,0 +1,217 @@
+"""`quire doctor`: looks for what would go wrong later, and says what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import redis
+from redis.exceptions import RedisError
+
+from quire.broker import Broker
+from quire.cli import EXIT_ERROR, EXIT_OK
+from quire.cli.console import Console, add_server, broker_of
+from quire.errors import QuireError
+
+#: The oldest server whose commands suffice.
+MIN_REDIS = (6, 2)
+
+#: The oldest interpreter.
+MIN_PYTHON = (3, 11)
+
+#: How far the clocks of Redis and this machine may lie apart before logs confuse people.
+MAX_CLOCK_SKEW_SECONDS = 5.0
+
+#: How long torch may take to load.
+TORCH_SECONDS = 120.0
+
+
+class Verdict(StrEnum):
+    """How a check came out; only FAIL makes the exit code 1."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check and what it found; `advice` where something should be done."""
+
+    check: str
+    verdict: Verdict
+    detail: str
+    advice: str = ""
+
+
+def add_doctor(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `quire doctor`."""
+    model = os.environ.get("QUIRE_MODEL")
+    help_ = "folder to check [QUIRE_MODEL, or the checkout's models/abacus]"
+    parser.add_argument("--model", default=model, metavar="FOLDER", help=help_)
+    parser.add_argument("--no-torch", action="store_true", help="do not load torch")
+    add_server(parser)
+
+
+def run_doctor(arguments: argparse.Namespace, console: Console) -> int:
+    """Prints one line per check; 1 when one has failed."""
+    findings = []
+    for finding in _examine(arguments):
+        findings.append(finding)
+        advice = f"\n      -> {finding.advice}" if finding.advice else ""
+        text = f"{finding.verdict:4}  {finding.check}: {finding.detail}{advice}"
+        console.data(finding, text)
+    failed = any(finding.verdict is Verdict.FAIL for finding in findings)
+    return EXIT_ERROR if failed else EXIT_OK
+
+
+def _examine(arguments: argparse.Namespace) -> Iterator[Finding]:
+    version = platform.python_version()
+    good = sys.version_info[:2] >= MIN_PYTHON
+    yield Finding("python", Verdict.OK if good else Verdict.FAIL, version)
+    yield from _redis(broker_of(arguments, retry_seconds=0.0))
+    if not arguments.no_torch:
+        yield _torch()
+    yield _model(arguments.model)
+
+
+def _redis(broker: Broker) -> Iterator[Finding]:
+    connection = broker._connection
+    try:
+        began = time.monotonic()
+        connection.ping()
+        milliseconds = (time.monotonic() - began) * 1000
+    except RedisError as error:
+        advice = "set --redis-url or QUIRE_REDIS_URL to a server that runs"
+        yield Finding("redis", Verdict.FAIL, f"cannot be reached: {error}", advice)
+        return
+    yield Finding("redis", Verdict.OK, f"answers in {milliseconds:.1f} ms")
+    info = _info(connection)
+    if info:
+        yield _version(info)
+        yield _persistence(info)
+        yield _memory(info)
+    yield _scripts(connection)
+    skew = abs(broker.now_ms() / 1000 - time.time())
+    verdict = Verdict.OK if skew <= MAX_CLOCK_SKEW_SECONDS else Verdict.WARN
+    yield Finding("clock", verdict, f"{skew:.1f} s between Redis and this machine")
+    yield _workers(broker)
+
+
+def _info(connection: redis.Redis) -> dict[str, Any]:
+    try:
+        info: Any = connection.info()
+    except RedisError:
+        # A stand-in, or a server that keeps it from us; what follows is skipped then.
+        return {}
+    return dict(info)
+
+
+def _version(info: dict[str, Any]) -> Finding:
+    name = "valkey" if "valkey_version" in info else "redis"
+    version = str(info.get(f"{name}_version", "unknown"))
+    parts = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if parts >= MIN_REDIS:
+        return Finding("redis version", Verdict.OK, f"{name} {version}")
+    advice = f"needs {'.'.join(map(str, MIN_REDIS))} or later"
+    return Finding("redis version", Verdict.FAIL, f"{name} {version}", advice)
+
+
+def _persistence(info: dict[str, Any]) -> Finding:
+    if info.get("aof_enabled"):
+        return Finding("redis persistence", Verdict.OK, "append-only file")
+    advice = "set appendonly yes, or requests are lost when the server dies"
+    return Finding("redis persistence", Verdict.WARN, "no append-only file", advice)
+
+
+def _memory(info: dict[str, Any]) -> Finding:
+    policy, limit = str(info.get("maxmemory_policy", "unknown")), int(info.get("maxmemory", 0))
+    detail = f"maxmemory {limit or 'unlimited'}, policy {policy}"
+    if policy == "noeviction":
+        return Finding("redis memory", Verdict.OK, detail)
+    verdict = Verdict.FAIL if limit else Verdict.WARN
+    advice = "set maxmemory-policy noeviction, or requests vanish when memory is short"
+    return Finding("redis memory", verdict, detail, advice)
+
+
+def _scripts(connection: redis.Redis) -> Finding:
+    try:
+        connection.eval("return 1", 0)
+    except RedisError as error:
+        advice = "every transition is a script: allow EVAL, EVALSHA and SCRIPT"
+        return Finding("redis scripts", Verdict.FAIL, str(error), advice)
+    return Finding("redis scripts", Verdict.OK, "allowed")
+
+
+def _workers(broker: Broker) -> Finding:
+    try:
+        ready = [worker.name for worker in broker.workers() if worker.seen_seconds < 60]
+    except QuireError as error:
+        return Finding("workers", Verdict.FAIL, str(error))
+    queue = broker.keys.queue
+    if not ready:
+        advice = "start one: quire worker"
+        return Finding("workers", Verdict.WARN, f"none on queue {queue!r}", advice)
+    return Finding("workers", Verdict.OK, f"{len(ready)} on queue {queue!r}: {', '.join(ready)}")
+
+
+_TORCH_PROGRAM = """
+import json, torch
+cuda = torch.cuda.is_available()
+name = torch.cuda.get_device_name(0) if cuda else "cpu"
+print(json.dumps([torch.__version__, torch.version.cuda, name, torch.get_num_threads()]))
+"""
+
+
+def _torch() -> Finding:
+    try:
+        # In a process of its own: the command itself never loads torch.
+        done = subprocess.run(  # noqa: S603
+            [sys.executable, "-c", _TORCH_PROGRAM],
+            capture_output=True,
+            text=True,
+            timeout=TORCH_SECONDS,
+            check=True,
+        )
+    except subprocess.TimeoutExpired:
+        return Finding("torch", Verdict.FAIL, f"did not load within {TORCH_SECONDS:.0f} s")
+    except subprocess.CalledProcessError as error:
+        last = (error.stderr.strip().splitlines() or ["no message"])[-1]
+        advice = "only workers need it: pip install -e '.[worker]'"
+        return Finding("torch", Verdict.WARN, last, advice)
+    version, cuda, device, threads = json.loads(done.stdout.splitlines()[-1])
+    build = f"CUDA {cuda}" if cuda else "no CUDA"
+    if cuda and device == "cpu":
+        advice = "the build has CUDA and finds no device: check the driver"
+        return Finding("torch", Verdict.WARN, f"{version} ({build}), device cpu", advice)
+    return Finding("torch", Verdict.OK, f"{version} ({build}), {device}, {threads} threads")
+
+
+def _model(name: str | None) -> Finding:
+    folder = Path(name) if name else Path("models") / "abacus"
+    if not folder.is_dir():
+        if name and len(Path(name).parts) == 2 and not Path(name).is_absolute():
+            return Finding("model", Verdict.WARN, f"{name} is no folder here; a hub name?")
+        verdict = Verdict.FAIL if name else Verdict.WARN
+        return Finding("model", verdict, f"no folder {folder}", "set --model or QUIRE_MODEL")
+    missing = []
+    if not (folder / "config.json").is_file():
+        missing.append("config.json")
+    if not list(folder.glob("*.safetensors")):
+        missing.append("*.safetensors")
+    if not any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer.model")):
+        missing.append("tokenizer.json")
+    if missing:
+        return Finding("model", Verdict.FAIL, f"{folder} lacks {', '.join(missing)}")
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    return Finding("model", Verdict.OK, f"{folder}, {size / 1e6:.1f} MB of weights")

@@ -1,0 +1,68 @@
+"""The verbs that need no queue: schema, and worker and demo, which live in the checkout."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from quire.cli import EXIT_ERROR, EXIT_OK
+from quire.cli.console import Console, add_json
+
+
+def add_schema(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `quire schema`."""
+    parser.add_argument("what", nargs="?", choices=["request", "sampling"], default="request")
+    add_json(parser)
+
+
+def run_schema(arguments: argparse.Namespace, console: Console) -> int:
+    """Prints a JSON schema."""
+    from quire.protocol import GenerationRequest
+    from quire.sampling import SamplingParams
+
+    model = GenerationRequest if arguments.what == "request" else SamplingParams
+    console.data(model.model_json_schema())
+    return EXIT_OK
+
+
+def run_worker(arguments: argparse.Namespace, console: Console) -> int:
+    """Becomes `python -m service`, whose arguments are all given on."""
+    return _become("service", arguments, console)
+
+
+def run_demo(arguments: argparse.Namespace, console: Console) -> int:
+    """Becomes `python -m examples.demo`."""
+    return _become("examples.demo", arguments, console)
+
+
+def _become(module: str, arguments: argparse.Namespace, console: Console) -> int:
+    package = module.partition(".")[0]
+    # An installed `quire` has no checkout around it, but may be called inside of one.
+    sys.path.insert(0, str(Path.cwd()))
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None or not _is_ours(Path(found.origin)):
+        console.complain(
+            f"`{package}` is not importable here: workers and the demo are run from a checkout "
+            "of Quire or its image (pip install -e '.[worker]'), not from the installed client"
+        )
+        return EXIT_ERROR
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(Path(found.origin).parents[1]), os.environ.get("PYTHONPATH")])
+    )
+    return _exec([sys.executable, "-m", module, *arguments.rest])
+
+
+def _is_ours(init: Path) -> bool:
+    """Whether this package lies in a checkout of Quire, and is no stranger of the same name."""
+    return (init.parents[1] / "quire" / "protocol.py").exists()
+
+
+def _exec(command: list[str]) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The program is this interpreter; signals and the exit code are the worker's own then.
+    os.execv(command[0], command)  # noqa: S606

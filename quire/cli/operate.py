@@ -1,0 +1,210 @@
+"""The verbs about queues: status, top, queue, dead."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from quire.broker import Broker
+from quire.cli import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
+from quire.cli.console import Console, add_server, broker_of, plain
+from quire.errors import UnknownRequest
+from quire.inspection import ShardState, inspect_shards
+from quire.transitions import DeadLetter
+
+#: The most dead letters looked through for one id.
+MAX_LETTERS = 10_000
+
+
+def add_status(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `quire status`."""
+    add_server(parser)
+
+
+def run_status(arguments: argparse.Namespace, console: Console) -> int:
+    """Prints one look at the queue."""
+    _show(_look(broker_of(arguments)), console)
+    return EXIT_OK
+
+
+def add_top(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `quire top`."""
+    parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS")
+    parser.add_argument("--count", type=int, metavar="N", help="stop after so many looks")
+    add_server(parser)
+
+
+def run_top(arguments: argparse.Namespace, console: Console) -> int:
+    """Prints a look every --interval seconds, in place on a terminal, until interrupted."""
+    broker = broker_of(arguments)
+    in_place = sys.stdout.isatty() and not console.is_json
+    looks = 0
+    while True:
+        state = _look(broker)
+        if in_place:
+            console.piece("\x1b[H\x1b[2J")
+        _show(state, console)
+        console.piece("")
+        looks += 1
+        if arguments.count is not None and looks >= arguments.count:
+            return EXIT_OK
+        time.sleep(arguments.interval)
+
+
+def add_queue(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `quire queue`."""
+    actions = parser.add_subparsers(dest="action", required=True)
+    pause = actions.add_parser("pause", help="let nothing be claimed; what runs goes on")
+    pause.add_argument("reason", nargs="?", default="")
+    add_server(pause)
+    add_server(actions.add_parser("resume", help="end a pause"))
+
+
+def run_queue(arguments: argparse.Namespace, console: Console) -> int:
+    """Prints whether the queue is paused after that."""
+    broker = broker_of(arguments)
+    if arguments.action == "pause":
+        broker.pause(arguments.reason)
+    else:
+        broker.resume()
+    reason = broker.pause_reason()
+    state = "running" if reason is None else f"paused  {reason}".rstrip()
+    value = {"queue": arguments.queue, "paused": reason is not None, "reason": reason}
+    console.data(value, f"{arguments.queue}  {state}")
+    return EXIT_OK
+
+
+def add_dead(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `quire dead`."""
+    actions = parser.add_subparsers(dest="action", required=True)
+    ls = actions.add_parser("ls", help="list them, newest first")
+    ls.add_argument("--count", type=int, default=100, metavar="N")
+    add_server(ls)
+    show = actions.add_parser("show", help="print one with the request in it")
+    show.add_argument("id", help="of the request or of the letter")
+    add_server(show)
+    requeue = actions.add_parser("requeue", help="give requests another life")
+    requeue.add_argument("id", nargs="+", help="of the request or of the letter")
+    requeue.add_argument("--keep-tokens", action="store_true", help="continue what is published")
+    add_server(requeue)
+    purge = actions.add_parser("purge", help="delete letters; their requests stay ended")
+    purge.add_argument("id", nargs="*", help="of the request or of the letter")
+    purge.add_argument("--all", action="store_true")
+    add_server(purge)
+
+
+def run_dead(arguments: argparse.Namespace, console: Console) -> int:
+    """Runs the action on dead letters."""
+    broker = broker_of(arguments)
+    if arguments.action == "ls":
+        return _list(broker.dead_letters(count=arguments.count), console)
+    if arguments.action == "purge" and arguments.all != (not arguments.id):
+        console.complain("purge takes either ids or --all")
+        return EXIT_USAGE
+    if arguments.action == "purge" and arguments.all:
+        count = broker._connection.xtrim(broker.keys.dead, maxlen=0, approximate=False)
+        console.data({"purged": count}, f"purged {count}")
+        return EXIT_OK
+    letters = broker.dead_letters(count=MAX_LETTERS)
+    wanted = [arguments.id] if arguments.action == "show" else arguments.id
+    good = []
+    for name in wanted:
+        try:
+            _act(arguments, broker, _letter(letters, name), console)
+            good.append(True)
+        except UnknownRequest as error:
+            console.complain(error)
+            good.append(False)
+    if all(good):
+        return EXIT_OK
+    return EXIT_PARTIAL if any(good) else EXIT_ERROR
+
+
+def _letter(letters: list[DeadLetter], name: str) -> DeadLetter:
+    """The newest letter of this request or letter id. UnknownRequest."""
+    for letter in letters:
+        if name in (letter.request_id, letter.entry_id):
+            return letter
+    raise UnknownRequest(name, "no such dead letter")
+
+
+def _act(
+    arguments: argparse.Namespace, broker: Broker, letter: DeadLetter, console: Console
+) -> None:
+    if arguments.action == "show":
+        console.data(_record(letter) | {"original": _readable(letter.original)})
+    elif arguments.action == "requeue":
+        state = broker.requeue(letter, keep_tokens=arguments.keep_tokens)
+        value = {"request_id": letter.request_id, "state": str(state)}
+        console.data(value, f"{letter.request_id}  {state}")
+    else:
+        broker._connection.xdel(broker.keys.dead, letter.entry_id)
+        console.data({"purged": letter.request_id}, f"{letter.request_id}  purged")
+
+
+def _list(letters: list[DeadLetter], console: Console) -> int:
+    if console.is_json:
+        for letter in letters:
+            console.data(_record(letter))
+        return EXIT_OK
+    rows = [(one.entry_id, one.request_id, one.attempts, one.reason) for one in letters]
+    console.table(("letter", "request", "attempts", "reason"), rows)
+    return EXIT_OK
+
+
+def _record(letter: DeadLetter) -> dict[str, object]:
+    return {
+        "letter": letter.entry_id,
+        "request_id": letter.request_id,
+        "reason": letter.reason,
+        "attempts": letter.attempts,
+    }
+
+
+def _readable(original: bytes) -> object:
+    """The request as a map when the bytes can be read, and otherwise the bytes in hex."""
+    from quire.errors import ProtocolError
+    from quire.wire import unpack_map
+
+    try:
+        return plain(unpack_map(original))
+    except ProtocolError:
+        return original.hex()
+
+
+def _look(broker: Broker) -> ShardState:
+    (state,) = inspect_shards(broker._connection, [broker.keys])
+    return state
+
+
+def _show(state: ShardState, console: Console) -> None:
+    if console.is_json:
+        console.data(state)
+        return
+    rows = [
+        (
+            ingress.priority.name.lower(),
+            ingress.num_undelivered,
+            ingress.num_pending,
+            f"{max(ingress.undelivered_seconds, ingress.pending_seconds):.1f}",
+        )
+        for ingress in reversed(state.ingress)
+    ]
+    console.table(("priority", "waiting", "delivered", "oldest_s"), rows)
+    console.data(
+        None,
+        f"\nscheduled {state.num_scheduled}  running {state.num_leases}"
+        f"  expired leases {state.num_expired_leases}  dead letters {state.num_dead_letters}"
+        f"{'  PAUSED' if state.is_paused else ''}\n",
+    )
+    workers = [
+        (worker.name, worker.state, f"{worker.seen_seconds:.1f}", _load(worker.load))
+        for worker in sorted(state.workers, key=lambda worker: worker.name)
+    ]
+    console.table(("worker", "state", "seen_s", "load"), workers)
+
+
+def _load(load: object) -> str:
+    assert isinstance(load, dict)
+    return " ".join(f"{name}={value:g}" for name, value in sorted(load.items()))

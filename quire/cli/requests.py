@@ -1,0 +1,239 @@
+"""The verbs about requests: submit, tail, result, cancel, inspect."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from quire.arguments import RequestArguments
+from quire.broker import Broker
+from quire.cli import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL
+from quire.cli.console import Console, add_server, broker_of, plain
+from quire.client import Client, Handle
+from quire.errors import InvalidRequest, ProtocolError, RequestFailed, UnknownRequest
+from quire.protocol import GenerationRequest
+
+#: Flags of `submit` that are sampling parameters of the same name.
+_SAMPLING: dict[str, type] = {
+    "max_tokens": int,
+    "min_tokens": int,
+    "temperature": float,
+    "top_k": int,
+    "top_p": float,
+    "min_p": float,
+    "repetition_penalty": float,
+    "presence_penalty": float,
+    "frequency_penalty": float,
+    "seed": int,
+}
+
+
+def add_submit(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `quire submit`."""
+    parser.add_argument("prompt", nargs="+", help="one request each; `-` reads one from stdin")
+    parser.add_argument("--chat", action="store_true", help="send it as the message of a user")
+    for name, kind in _SAMPLING.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=kind.__name__.upper())
+    parser.add_argument("--stop", action="append", metavar="TEXT", help="may be given repeatedly")
+    parser.add_argument("--priority", default="normal", help="low, normal, high or critical")
+    parser.add_argument("--deadline", type=float, metavar="SECONDS")
+    parser.add_argument("--model", help="refuse a worker that serves another one")
+    parser.add_argument("--tenant")
+    parser.add_argument("--id", metavar="ID", help="of the request; makes a repetition harmless")
+    parser.add_argument("--idempotency-key", metavar="KEY")
+    parser.add_argument("--metadata", type=json.loads, metavar="JSON", help="echoed in the result")
+    wait = parser.add_mutually_exclusive_group()
+    wait.add_argument("--follow", action="store_true", help="print the output as it comes")
+    wait.add_argument("--wait", action="store_true", help="print the output when it is complete")
+    add_server(parser)
+
+
+def run_submit(arguments: argparse.Namespace, console: Console) -> int:
+    """Prints the ids, or with --follow and --wait the output."""
+    prompts = [sys.stdin.read() if text == "-" else text for text in arguments.prompt]
+    named = arguments.id is not None or arguments.idempotency_key is not None
+    if named and len(prompts) > 1:
+        raise InvalidRequest("id", "an id or a key names one request")
+    requests = [_request_of(arguments, prompt) for prompt in prompts]
+    handles = Client(broker_of(arguments)).submit_many(requests)
+    if not (arguments.follow or arguments.wait):
+        for handle in handles:
+            console.data({"request_id": handle.request_id}, handle.request_id)
+        return EXIT_OK
+    show = _tail if arguments.follow else _result
+    return _exit_code([show(handle, console) for handle in handles])
+
+
+def add_tail(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `quire tail`."""
+    parser.add_argument("id")
+    parser.add_argument("--after", type=int, default=0, metavar="N", help="skip N tokens")
+    add_server(parser)
+
+
+def run_tail(arguments: argparse.Namespace, console: Console) -> int:
+    """Prints chunks; with --json one record each, and the request's end as the last."""
+    handle = Client(broker_of(arguments)).attach(arguments.id)
+    return _exit_code([_tail(handle, console, after=arguments.after)])
+
+
+def add_result(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `quire result`."""
+    parser.add_argument("id")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="give up waiting")
+    add_server(parser)
+
+
+def run_result(arguments: argparse.Namespace, console: Console) -> int:
+    """Prints the text, or the whole completion with --json."""
+    handle = Client(broker_of(arguments)).attach(arguments.id)
+    return _exit_code([_result(handle, console, timeout=arguments.timeout)])
+
+
+def add_cancel(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `quire cancel`."""
+    parser.add_argument("id", nargs="+")
+    add_server(parser)
+
+
+def run_cancel(arguments: argparse.Namespace, console: Console) -> int:
+    """Prints the state of each request after that."""
+    broker = broker_of(arguments)
+    good = []
+    for request_id in arguments.id:
+        try:
+            state = str(broker.cancel(request_id))
+        except UnknownRequest as error:
+            console.complain(error)
+            good.append(False)
+        else:
+            console.data({"request_id": request_id, "state": state}, f"{request_id}  {state}")
+            good.append(True)
+    return _exit_code(good)
+
+
+def add_inspect(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `quire inspect`."""
+    parser.add_argument("id")
+    parser.add_argument("--content", action="store_true", help="print prompt and output, too")
+    add_server(parser)
+
+
+def run_inspect(arguments: argparse.Namespace, console: Console) -> int:
+    """Prints the record, the envelope while it is kept, the end, and what the log holds."""
+    broker = broker_of(arguments)
+    found = _everything(broker, arguments.id, content=arguments.content)
+    if console.is_json:
+        console.data(found)
+    else:
+        rows = [(name, value) for name, value in found.items() if value not in (None, {}, [])]
+        console.table(("field", "value"), [(n, _cell(v)) for n, v in rows])
+    return EXIT_OK
+
+
+def _request_of(arguments: argparse.Namespace, prompt: str) -> RequestArguments:
+    sampling = {
+        name: getattr(arguments, name)
+        for name in (*_SAMPLING, "stop")
+        if getattr(arguments, name) is not None
+    }
+    subject: RequestArguments = {"prompt": prompt}
+    if arguments.chat:
+        subject = {"messages": [{"role": "user", "content": prompt}]}
+    subject |= {
+        "sampling": sampling,
+        "priority": arguments.priority,
+        "deadline": arguments.deadline,
+        "model": arguments.model,
+        "tenant": arguments.tenant,
+        "request_id": arguments.id,
+        "idempotency_key": arguments.idempotency_key,
+        "metadata": arguments.metadata,
+    }
+    return subject
+
+
+def _tail(handle: Handle, console: Console, *, after: int = 0) -> bool:
+    ends_line = True
+    try:
+        for chunk in handle.stream(after=after):
+            if console.is_json:
+                console.data({"request_id": handle.request_id} | plain(chunk))
+            else:
+                console.piece(chunk.text)
+                ends_line = chunk.text.endswith("\n")
+    except RequestFailed as error:
+        if not ends_line:
+            console.piece("\n")
+        _report(handle, error, console)
+        return False
+    if not ends_line:
+        console.piece("\n")
+    if console.is_json:
+        console.data({"request_id": handle.request_id, "state": str(handle.status().state)})
+    return True
+
+
+def _result(handle: Handle, console: Console, *, timeout: float | None = None) -> bool:
+    try:
+        completion = handle.result(timeout=timeout)
+    except RequestFailed as error:
+        _report(handle, error, console)
+        return False
+    console.data(completion, completion.text)
+    return True
+
+
+def _report(handle: Handle, error: RequestFailed, console: Console) -> None:
+    if console.is_json and error.completion is not None:
+        console.data(error.completion)
+    console.complain(f"{handle.request_id}: {error}")
+
+
+def _exit_code(good: Iterable[bool]) -> int:
+    outcomes = list(good)
+    if all(outcomes):
+        return EXIT_OK
+    return EXIT_PARTIAL if any(outcomes) else EXIT_ERROR
+
+
+def _everything(broker: Broker, request_id: str, *, content: bool) -> dict[str, Any]:
+    status = broker.status(request_id)
+    found: dict[str, Any] = plain(status)
+    connection = broker._connection
+    record, body_key, output = broker.keys.of_request(request_id)
+    if data := connection.get(body_key):
+        try:
+            request = GenerationRequest.decode(data)  # type: ignore[arg-type]
+        except (ProtocolError, InvalidRequest) as error:
+            found["request"] = f"unreadable: {error}"
+        else:
+            shown = request.model_dump(mode="json", exclude_none=True)
+            found["request"] = shown if content else _without_content(shown)
+    found["log_entries"] = connection.xlen(output)
+    found["expires_seconds"] = connection.ttl(record)
+    text, completion = "", None
+    seen = 0
+    while read := broker.read_output({request_id: seen}).get(request_id):
+        for chunk in read.chunks:
+            text, seen = text + chunk.text, chunk.end
+        completion = read.completion or completion
+        if completion is not None:
+            break
+    found["completion"] = plain(completion)
+    if content:
+        found["text"] = text
+    return found
+
+
+def _without_content(request: dict[str, Any]) -> dict[str, Any]:
+    """A prompt may be confidential; it is shown only to who asks for it."""
+    body = {k: v for k, v in request["body"].items() if k not in ("prompt", "messages")}
+    return request | {"body": body}
+
+
+def _cell(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else str(value)

@@ -1,0 +1,93 @@
+"""`quire run-batch`: OpenAI batch files through the queue."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import threading
+
+from quire.batch import DEFAULT_MAX_INFLIGHT, OUTAGE_SECONDS, BatchProgress, run_batch
+from quire.batch_files import BatchFileError
+from quire.cli import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
+from quire.cli.console import Console, add_server, broker_of
+
+
+def add_run_batch(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `quire run-batch`."""
+    parser.add_argument("-i", "--input", required=True, metavar="FILE", help="requests, JSONL")
+    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="results, JSONL")
+    parser.add_argument("-e", "--errors", metavar="FILE", help="failures [OUTPUT.errors.jsonl]")
+    parser.add_argument("--resume", action="store_true", help="go on where a run has ended")
+    parser.add_argument("--name", help="keeps apart batches that ask the same [the input's name]")
+    parser.add_argument("--max-inflight", type=int, default=DEFAULT_MAX_INFLIGHT, metavar="N")
+    parser.add_argument("--deadline", type=float, metavar="SECONDS", help="for the whole batch")
+    parser.add_argument("--priority", default="low", help="low, normal, high or critical")
+    parser.add_argument("--tenant", default="default")
+    add_server(parser)
+    parser.epilog = (
+        "Interrupted once, it cancels what is on its way and names the rest in the error file; "
+        "killed, it leaves everything as it is. --resume goes on after both."
+    )
+
+
+def run_run_batch(arguments: argparse.Namespace, console: Console) -> int:
+    """Prints how many lines completed and failed; 3 when some failed, 130 when interrupted."""
+    stop = threading.Event()
+    before = {
+        number: signal.signal(number, lambda *_: stop.set())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        progress = run_batch(
+            broker_of(arguments, retry_seconds=OUTAGE_SECONDS),
+            arguments.input,
+            arguments.output,
+            errors_path=arguments.errors,
+            resume=arguments.resume,
+            name=arguments.name,
+            max_inflight=arguments.max_inflight,
+            priority=arguments.priority,
+            tenant=arguments.tenant,
+            deadline_seconds=arguments.deadline,
+            stop=stop,
+            on_progress=lambda now: console.progress(_line(now)),
+        )
+    except (BatchFileError, ValueError, OSError) as error:
+        console.complain(error)
+        return EXIT_USAGE
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    console.end_progress()
+    text = (
+        f"{progress.ending}: {progress.completed} completed, {progress.failed} failed, "
+        f"{progress.tokens} tokens in {progress.seconds:.1f} s"
+    )
+    console.data(progress, text)
+    if progress.ending == "cancelled":
+        return EXIT_INTERRUPTED
+    if progress.failed == 0:
+        return EXIT_OK
+    return EXIT_PARTIAL if progress.completed else EXIT_ERROR
+
+
+def _line(now: BatchProgress) -> str:
+    rate = now.tokens / now.seconds if now.seconds else 0.0
+    line = f"{now.done}/{now.total} done, {now.failed} failed, {now.inflight} on their way"
+    line += f", {rate:.0f} tokens/s"
+    eta = remaining_seconds(now)
+    return line if eta is None else f"{line}, {_clock(eta)} left"
+
+
+def remaining_seconds(now: BatchProgress) -> float | None:
+    """The time to go at the pace of this run so far; None before its first result."""
+    done_here = now.done - now.done_before
+    if done_here <= 0:
+        return None
+    return (now.total - now.done) * now.seconds / done_here
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
