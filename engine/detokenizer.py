@@ -26,7 +26,8 @@ class StreamDecoder:
 
     It raises when a token takes back text it has already given out ("invalid prefix"), and then
     stays broken: a new stream goes on from there. It raises, too, on ids the tokenizer does not
-    know, which a model with a padded vocabulary may well produce: they have no text.
+    know, which a model with a padded vocabulary may well produce: they have no text. Nor has a
+    token that even a new stream refuses: text must never end a generation by accident.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
@@ -39,11 +40,13 @@ class StreamDecoder:
         if self._tokenizer.id_to_token(token_id) is None:
             return None
         self._undecided.append(token_id)
-        try:
-            text: str | None = self._stream.step(self._tokenizer, token_id)
-        except Exception:  # noqa: BLE001 - the library raises a bare Exception.
-            self._stream = DecodeStream(skip_special_tokens=self._skip_special_tokens)
-            text = self._stream.step(self._tokenizer, token_id)
+        text = None
+        for _ in range(2):
+            try:
+                text = self._stream.step(self._tokenizer, token_id)
+                break
+            except Exception:  # noqa: BLE001 - the library raises a bare Exception.
+                self._stream = DecodeStream(skip_special_tokens=self._skip_special_tokens)
         if text is not None:
             self._undecided.clear()
         return text

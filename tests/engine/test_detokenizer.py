@@ -61,6 +61,25 @@ def test_an_id_beyond_the_tokenizer_has_no_text_and_breaks_nothing(tokenizer):
     assert pieces(make(tokenizer), [a, 9999, b]) == ["a", "", "b", ""]
 
 
+def test_a_token_that_the_library_refuses_twice_has_no_text_and_ends_nothing(tokenizer):
+    class Refusing:
+        def __init__(self, stream) -> None:
+            self._stream = stream
+
+        def step(self, tokenizer, token_id):
+            raise RuntimeError("Invalid prefix encountered")
+
+    decoder = StreamDecoder(tokenizer, skip_special_tokens=True)
+    decoder._stream = Refusing(decoder._stream)
+    a, b = tokenizer.encode("ab").ids
+    assert [decoder.step(a), decoder.step(b)] == ["a", "b"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.detokenizer.DecodeStream", lambda **_: Refusing(None))
+        decoder._stream = Refusing(None)
+        assert decoder.step(a) is None
+    assert decoder.rest() == "a"
+
+
 def test_text_that_may_begin_a_stop_string_is_held_back(tokenizer):
     ids = tokenizer.encode("abcd").ids
     assert pieces(make(tokenizer, "xyz"), ids) == ["", "", "a", "b", "cd"]
