@@ -2,7 +2,8 @@
 
 import pytest
 
-from quire import Client
+from quire import Client, Handle
+from quire.aio import AsyncHandle
 from quire.reader import SharedReadsBroker
 from tests.quire import test_client
 from tests.quire.loop_face import blocking_client
@@ -24,7 +25,7 @@ globals().update(_BORROWED)
 @pytest.fixture(params=["event loop", "threads"])
 def client(request, connection, broker, monkeypatch):
     # How often an idle reader looks whether the request is still there.
-    for module in ("quire.aio", "quire.client"):
+    for module in (AsyncHandle.__module__, Handle.__module__):
         monkeypatch.setattr(f"{module}.MAX_BLOCK_SECONDS", 0.1)
     if request.param == "threads":
         yield Client(SharedReadsBroker(connection, queue=broker.keys.queue))
