@@ -15,6 +15,7 @@ from quire.errors import (
     BrokerUnavailable,
     Cancelled,
     DeadlineExceeded,
+    DurabilityUnavailable,
     InvalidRequest,
     OutputRewound,
     ProtocolError,
@@ -26,6 +27,7 @@ from quire.errors import (
     UnsupportedVersion,
     WaitTimeout,
 )
+from quire.groups import GroupHandle
 from quire.local_redis import LocalRedis
 from quire.protocol import (
     PROTOCOL_VERSION,
@@ -40,7 +42,7 @@ from quire.protocol import (
     TokenChunk,
     Usage,
 )
-from quire.transitions import RequestStatus
+from quire.transitions import QueueLimits, RequestStatus
 
 __all__ = [
     "PROTOCOL_VERSION",
@@ -50,9 +52,11 @@ __all__ = [
     "Client",
     "Completion",
     "DeadlineExceeded",
+    "DurabilityUnavailable",
     "ErrorInfo",
     "FinishReason",
     "GenerationRequest",
+    "GroupHandle",
     "Handle",
     "InvalidRequest",
     "LocalRedis",
@@ -60,6 +64,7 @@ __all__ = [
     "Priority",
     "ProtocolError",
     "QueueFull",
+    "QueueLimits",
     "QuireError",
     "RequestFailed",
     "RequestStatus",

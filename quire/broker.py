@@ -9,30 +9,30 @@ told in keys.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import redis
 
-from quire.calls import cancel_call, submit_call
 from quire.connection import MAX_BLOCK_SECONDS, Retrying, socket_timeout_of
-from quire.endings import ENDINGS
-from quire.errors import BrokerUnavailable, QueueFull, QuireError, UnknownRequest
+from quire.durability import Durability
+from quire.errors import UnknownRequest
+from quire.grouping import Grouping
 from quire.ingress import IngressReader
 from quire.keys import Keys
 from quire.operating import Operating
 from quire.output import State
 from quire.output_log import OutputRead, read_logs
+from quire.producing import Conversation, cancelling, script_settings, submitting
 from quire.protocol import GenerationRequest
-from quire.replies import full_queue, status_of
-from quire.script_runner import Argument, ScriptRunner, raise_if_error
+from quire.replies import status_of
+from quire.script_runner import ScriptRunner
 from quire.transitions import RequestStatus, Submitted
 from quire.working import Working
 
-#: How often the holder of an idempotency key may change during one submit.
-MAX_HOLDER_CHANGES = 3
+_Result = TypeVar("_Result")
 
 
-class Broker(Working, Operating):
+class Broker(Working, Operating, Grouping):
     """The transitions of one queue shard over one Redis connection (see `connection.connect`).
 
     Safe to share between threads, except that `read_ingress` and `recover_entries` belong to one
@@ -43,6 +43,8 @@ class Broker(Working, Operating):
     `retention_seconds`: how long a finished request can be read. `max_backlog`: the most requests
     waiting, counted by their entries in the ingress streams and the delay set, None for no limit
     but those set by `set_limits`. `retry_seconds`: how long a call is repeated.
+    `durable`: SUBMIT, and the COMMIT of an end, return when they are on the server's disk; where
+    the server cannot promise that, DurabilityUnavailable is raised before anything is sent.
     """
 
     def __init__(
@@ -57,25 +59,30 @@ class Broker(Working, Operating):
         retention_seconds: float = 3600.0,
         max_backlog: int | None = None,
         retry_seconds: float = 2.0,
+        durable: bool = False,
         sources: Mapping[str, str] | None = None,
     ) -> None:
         timeout = socket_timeout_of(connection)
         if timeout is not None and timeout <= 0:
             raise ValueError("the connection's socket timeout must be positive")
-        if min(lease_seconds, max_queue_seconds, retention_seconds) <= 0 or max_attempts < 1:
-            raise ValueError("durations must be positive and at least one attempt allowed")
         # A read that outlives its socket would be sent again and again, and deliver each time.
         self._longest_block = min(MAX_BLOCK_SECONDS, timeout / 2 if timeout else MAX_BLOCK_SECONDS)
         self.keys = Keys(queue, shard)
         self.lease_seconds = lease_seconds
         self._connection = connection
         self._retrying = Retrying(retry_seconds)
+        self._durability = (
+            Durability(connection, self.keys, longest_seconds=self._longest_block)
+            if durable
+            else None
+        )
         self._ingress = IngressReader(connection, self.keys, retrying=self._retrying)
-        settings: tuple[Argument, ...] = (
-            *(int(s * 1000) for s in (lease_seconds, max_queue_seconds, retention_seconds)),
-            max_attempts,
-            max_backlog if max_backlog is not None else 0,
-            *ENDINGS,
+        settings = script_settings(
+            lease_seconds=lease_seconds,
+            max_queue_seconds=max_queue_seconds,
+            retention_seconds=retention_seconds,
+            max_attempts=max_attempts,
+            max_backlog=max_backlog,
         )
         self._scripts = ScriptRunner(connection, settings, retrying=self._retrying, sources=sources)
 
@@ -95,23 +102,7 @@ class Broker(Working, Operating):
         QueueFull when one was refused; its `accepted` are the ids that are in the queue all the
         same. Calling again with the same requests is safe.
         """
-        submitted: list[Submitted] = []
-        failure: QuireError | None = None
-        calls = [submit_call(self.keys, request) for request in requests]
-        replies = self._scripts.run_many("submit", calls)
-        for request, reply in zip(requests, replies, strict=True):
-            try:
-                submitted.append(self._submitted(request, reply))
-            except QuireError as error:
-                failure = failure or error
-        if isinstance(failure, QueueFull):
-            accepted = tuple(answer.request_id for answer in submitted)
-            raise QueueFull(
-                str(failure), limit=failure.limit, accepted=accepted
-            ) from failure.__cause__
-        if failure:
-            raise failure
-        return submitted
+        return self._hold(submitting(self.keys, requests))
 
     def cancel(self, request_id: str) -> State:
         """Asks for the end of a request; returns its state after that.
@@ -119,10 +110,7 @@ class Broker(Working, Operating):
         One that waits is `cancelled` at once; a running one stays `running` until its worker sees
         the flag on its next commit or heartbeat; a terminal one stays as it is. UnknownRequest.
         """
-        state = self._scripts.run("cancel", cancel_call(self.keys, request_id))
-        if not state:
-            raise UnknownRequest(request_id)
-        return State(state.decode())
+        return self._hold(cancelling(self.keys, request_id))
 
     def status(self, request_id: str) -> RequestStatus:
         """A snapshot of the request. UnknownRequest when there is none or it is forgotten."""
@@ -145,17 +133,15 @@ class Broker(Working, Operating):
             lambda: read_logs(self._connection, self.keys, seen, block_seconds=block)
         )
 
-    def _submitted(self, request: GenerationRequest, reply: Any) -> Submitted:
-        outcome, request_id, state = (part.decode() for part in raise_if_error(reply))
-        for _ in range(MAX_HOLDER_CHANGES):
-            if outcome != "held":
-                break
-            # A script declares its keys, so the record of the holder takes a call of its own.
-            call = submit_call(self.keys, request, holder=request_id)
-            reply = self._scripts.run("submit", call)
-            outcome, request_id, state = (part.decode() for part in reply)
-        if outcome == "full":
-            raise full_queue(limit=state)
-        if outcome == "held":
-            raise BrokerUnavailable("the idempotency key changed hands too often")
-        return Submitted(request_id, State(state), created=outcome == "created")
+    def _hold(self, conversation: Conversation[_Result]) -> _Result:
+        replies: Any = None
+        try:
+            while True:
+                # The first send of a generator must be None.
+                ask = conversation.send(replies)
+                # A cancellation that is lost may be asked for again; a submit must not be lost.
+                durability = self._durability if ask.transition == "submit" else None
+                replies = self._scripts.run_many(ask.transition, ask.calls, durability=durability)
+        except StopIteration as end:
+            result: _Result = end.value
+            return result

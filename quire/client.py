@@ -12,30 +12,25 @@ slow one, or a thousand, change nothing for the worker.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from types import TracebackType
-from typing import Unpack
+from typing import Unpack, overload
 
 import redis
 
-from quire.arguments import RequestArguments, RequestOptions, build_request, needs_clock
+from quire.arguments import RequestArguments, RequestOptions
 from quire.broker import Broker
-from quire.connection import MAX_BLOCK_SECONDS, connect
-from quire.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    OutputRewound,
-    ProtocolError,
-    RequestFailed,
-    ResultExpired,
-    UnknownRequest,
-    WaitTimeout,
-)
+from quire.connection import connect
+from quire.errors import QueueFull, QuireError
+from quire.groups import GroupHandle
+from quire.handle import Handle
 from quire.output import Completion, State, TokenChunk
+from quire.producing import must_ask_clock, ready_requests
 from quire.protocol import GenerationRequest
+from quire.routing import check_group_name, placed, shard_of
 from quire.transitions import RequestStatus
+
+__all__ = ["DEFAULT_URL", "Client", "Handle"]
 
 #: Where a Redis usually listens.
 DEFAULT_URL = "redis://127.0.0.1:6379/0"
@@ -47,6 +42,10 @@ class Client:
     `broker` is a Redis URL, a connection made with `quire.connection.connect`, or a Broker with
     settings of its own. Nothing is sent before the first call. Only a connection made here is
     closed here. All methods may raise BrokerUnavailable.
+
+    `shards` is how many shards the queue has; every client and worker of it must be given the same
+    number. `max_backlog` is per shard. With `durable` a submit returns when the request is on disk;
+    see Broker.
     """
 
     def __init__(
@@ -56,13 +55,23 @@ class Client:
         queue: str = "default",
         tenant: str = "default",
         max_backlog: int | None = None,
+        shards: int = 1,
+        durable: bool = False,
     ) -> None:
+        if shards < 1 or (shards > 1 and isinstance(broker, Broker)):
+            raise ValueError("a queue has at least one shard, and a Broker serves only one")
         self._owned = connect(broker) if isinstance(broker, str) else None
         connection = self._owned or broker
-        if isinstance(connection, redis.Redis):
-            connection = Broker(connection, queue=queue, max_backlog=max_backlog)
-        assert isinstance(connection, Broker)
-        self._broker = connection
+        if isinstance(connection, Broker):
+            self._brokers = [connection]
+        else:
+            assert isinstance(connection, redis.Redis)
+            self._brokers = [
+                Broker(
+                    connection, queue=queue, shard=shard, max_backlog=max_backlog, durable=durable
+                )
+                for shard in range(shards)
+            ]
         self._tenant = tenant
 
     def __enter__(self) -> Client:
@@ -94,29 +103,47 @@ class Client:
         """
         return self.submit_many([{"prompt": prompt, **options}])[0]
 
-    def submit_many(self, requests: Iterable[GenerationRequest | RequestArguments]) -> list[Handle]:
+    @overload
+    def submit_many(
+        self, requests: Iterable[GenerationRequest | RequestArguments]
+    ) -> list[Handle]: ...
+
+    @overload
+    def submit_many(
+        self, requests: Iterable[GenerationRequest | RequestArguments], *, group: str
+    ) -> GroupHandle: ...
+
+    def submit_many(
+        self,
+        requests: Iterable[GenerationRequest | RequestArguments],
+        *,
+        group: str | None = None,
+    ) -> list[Handle] | GroupHandle:
         """Enqueues many requests in few round trips; a map holds the arguments of one `submit`.
 
+        With a `group` they become members of it, `<group>~<id>` their ids, and the answer is the
+        handle of the group. A call with the same ids is repeatable; members may be added later.
         InvalidRequest before anything is sent. QueueFull when some were refused; its `accepted` are
         the ids of the others, which are in the queue.
         """
-        now_ms: int | None = None
-        ready: list[GenerationRequest] = []
-        for item in requests:
-            if isinstance(item, GenerationRequest):
-                item.parse_body()
-                ready.append(item)
-                continue
-            if now_ms is None and needs_clock(item):
-                # Such moments are measured on the broker's clock; one look serves them all.
-                now_ms = self._broker.now_ms()
-            ready.append(build_request(item, tenant=self._tenant, now_ms=now_ms))
-        submitted = self._broker.submit_many(ready)
-        return [Handle(self._broker, answer.request_id, known=True) for answer in submitted]
+        name = None if group is None else check_group_name(group)
+        items = list(requests)
+        # Moments are measured on the broker's clock; one look serves them all.
+        now_ms = self._brokers[0].now_ms() if must_ask_clock(items) else None
+        ready = [
+            placed(request, num_shards=len(self._brokers), group=name)
+            for request in ready_requests(items, tenant=self._tenant, now_ms=now_ms)
+        ]
+        handles = self._submit(ready)
+        return handles if name is None else self.attach_group(name)
 
     def attach(self, request_id: str) -> Handle:
         """A handle to a request submitted elsewhere or earlier. Nothing is sent yet."""
-        return Handle(self._broker, request_id)
+        return Handle(self._broker_of(request_id), request_id)
+
+    def attach_group(self, group: str) -> GroupHandle:
+        """A handle to a group submitted elsewhere or earlier. Nothing is sent yet."""
+        return GroupHandle(self._brokers, group)
 
     def stream(self, request_id: str, *, after: int = 0) -> Iterator[TokenChunk]:
         """See Handle.stream."""
@@ -128,122 +155,51 @@ class Client:
 
     def cancel(self, request_id: str) -> State:
         """See Handle.cancel."""
-        return self._broker.cancel(request_id)
+        return self._broker_of(request_id).cancel(request_id)
 
     def status(self, request_id: str) -> RequestStatus:
         """A snapshot of the request. UnknownRequest."""
-        return self._broker.status(request_id)
+        return self._broker_of(request_id).status(request_id)
+
+    @property
+    def _broker(self) -> Broker:
+        """The broker of a queue with one shard. ValueError for a queue with more."""
+        (broker,) = self._brokers
+        return broker
+
+    def _broker_of(self, request_id: str) -> Broker:
+        return self._brokers[shard_of(request_id, len(self._brokers))]
+
+    def _submit(self, requests: Sequence[GenerationRequest]) -> list[Handle]:
+        """Submits to every shard its part; the answers are in the order of the requests."""
+        shards = [shard_of(request.id, len(self._brokers)) for request in requests]
+        answers: dict[int, list[Handle]] = {}
+        failures: list[QuireError] = []
+        for shard, broker in enumerate(self._brokers):
+            part = [r for r, where in zip(requests, shards, strict=True) if where == shard]
+            try:
+                submitted = broker.submit_many(part) if part else []
+            except QuireError as error:
+                failures.append(error)
+            else:
+                answers[shard] = [Handle(broker, a.request_id, known=True) for a in submitted]
+        if failures:
+            raise _failure_of_all(failures, accepted=answers)
+        turns = {shard: iter(handles) for shard, handles in answers.items()}
+        return [next(turns[shard]) for shard in shards]
 
 
-class Handle:
-    """One request as its caller sees it. It holds no state but the id and may be thrown away."""
-
-    def __init__(self, broker: Broker, request_id: str, *, known: bool = False) -> None:
-        self.request_id = request_id
-        self._broker = broker
-        self._known = known
-
-    def __repr__(self) -> str:
-        return f"Handle({self.request_id!r})"
-
-    def stream(self, *, after: int = 0) -> Iterator[TokenChunk]:
-        """Yields what is published after the first `after` tokens, until the request ends.
-
-        Ends silently when the request completed. Otherwise raises Cancelled, DeadlineExceeded or
-        RequestFailed after the last chunk; UnknownRequest or ResultExpired when the request is
-        gone; OutputRewound when Redis lost tokens this reader had. `after` should be the `end` of a
-        chunk.
-        """
-        for item in _follow(self._broker, self.request_id, after=after, known=self._known):
-            if isinstance(item, Completion):
-                raise_unless_completed(item)
-                return
-            self._known = True
-            yield item
-
-    def result(self, *, timeout: float | None = None) -> Completion:
-        """Waits for the end and returns the completion with all text and tokens joined.
-
-        WaitTimeout after `timeout` seconds; the request goes on. For a request that did not
-        complete the same errors as `stream`, carrying the completion.
-        """
-        give_up = None if timeout is None else time.monotonic() + timeout
-        chunks: list[TokenChunk] = []
-        for item in _follow(
-            self._broker, self.request_id, after=0, known=self._known, give_up=give_up
-        ):
-            if isinstance(item, Completion):
-                completion = replace(
-                    item,
-                    text="".join(chunk.text for chunk in chunks),
-                    token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
-                )
-                raise_unless_completed(completion)
-                return completion
-            self._known = True
-            chunks.append(item)
-        raise AssertionError("an output is followed to its end")
-
-    def cancel(self) -> State:
-        """Asks for the end of the request; returns its state after that. UnknownRequest."""
-        return self._broker.cancel(self.request_id)
-
-    def status(self) -> RequestStatus:
-        """A snapshot of the request. UnknownRequest."""
-        return self._broker.status(self.request_id)
-
-
-def raise_unless_completed(completion: Completion) -> None:
-    """Raises what became of the request, unless it completed."""
-    if completion.state is State.COMPLETED:
-        return
-    kinds = {State.CANCELLED: Cancelled, State.EXPIRED: DeadlineExceeded}
-    kind = kinds.get(completion.state, RequestFailed)
-    if completion.error is None:
-        raise kind(str(completion.state), "the request did not complete", completion=completion)
-    error = completion.error
-    raise kind(error.code, error.message, error.field, completion=completion)
-
-
-def _follow(
-    broker: Broker, request_id: str, *, after: int, known: bool, give_up: float | None = None
-) -> Iterator[TokenChunk | Completion]:
-    """The chunks after the first `after` tokens as they come, and the completion, last.
-
-    `give_up` is a reading of the monotonic clock; `known` whether the request was heard of before.
-    """
-    seen, ends_without_entry, block = after, 0, None
-    while True:
-        read = broker.read_output({request_id: seen}, block_seconds=block).get(request_id)
-        if read is not None:
-            for chunk in read.chunks:
-                if chunk.start != seen:
-                    raise ProtocolError(f"{request_id}: the log has a gap at token {seen}")
-                yield chunk
-                seen = chunk.end
-            if read.completion is not None:
-                yield read.completion
-                return
-        else:
-            status = _record(broker, request_id, known=known)
-            known = True
-            if status.published < seen:
-                raise OutputRewound(request_id, seen=seen, published=status.published)
-            # The end may have come since the read, but it cannot be missing twice.
-            ends_without_entry += status.state.is_terminal
-            if ends_without_entry > 1:
-                raise ResultExpired(request_id)
-        block = MAX_BLOCK_SECONDS
-        if give_up is not None:
-            block = min(block, give_up - time.monotonic())
-            if block <= 0:
-                raise WaitTimeout(f"{request_id} has not ended yet")
-
-
-def _record(broker: Broker, request_id: str, *, known: bool) -> RequestStatus:
-    try:
-        return broker.status(request_id)
-    except UnknownRequest:
-        if known:
-            raise ResultExpired(request_id) from None
-        raise
+def _failure_of_all(
+    failures: Sequence[QuireError], *, accepted: dict[int, list[Handle]]
+) -> QuireError:
+    """One error for all shards; a refusal tells what is in the queue all the same."""
+    for error in failures:
+        if not isinstance(error, QueueFull):
+            return error
+    refusals = [error for error in failures if isinstance(error, QueueFull)]
+    ids = [request_id for refusal in refusals for request_id in refusal.accepted]
+    ids += [handle.request_id for handles in accepted.values() for handle in handles]
+    first = refusals[0]
+    refusal = QueueFull(str(first), limit=first.limit, accepted=tuple(ids))
+    refusal.__cause__ = first.__cause__
+    return refusal

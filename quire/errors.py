@@ -11,6 +11,7 @@ QuireError
 │   ├── Cancelled             because a caller asked for it
 │   └── DeadlineExceeded      because its deadline passed
 ├── OutputRewound         the log is shorter than what this reader has already seen
+├── DurabilityUnavailable the server cannot promise what a durable broker needs
 ├── WaitTimeout           `result(timeout=)` ran out; the request goes on
 └── BrokerUnavailable     Redis cannot be reached, or its reply was lost
 """
@@ -127,6 +128,13 @@ class OutputRewound(QuireError):
 
 class WaitTimeout(QuireError):
     """`result(timeout=)` ran out of time. The request goes on; waiting again is harmless."""
+
+
+class DurabilityUnavailable(QuireError):
+    """The server cannot wait for its disk: no WAITAOF, or no append-only file.
+
+    Raised before anything is sent.
+    """
 
 
 class BrokerUnavailable(QuireError):

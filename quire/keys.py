@@ -160,6 +160,11 @@ class Keys:
         return f"{self.prefix}:w"
 
     @property
+    def mark(self) -> str:
+        """Written behind what must reach the disk; lives for a second."""
+        return f"{self.prefix}:mark"
+
+    @property
     def probe(self) -> str:
         """A stream that lives for a moment while the server's abilities are probed."""
         return f"{self.prefix}:probe"

@@ -16,7 +16,8 @@ from typing import Any
 import redis
 from redis.exceptions import NoScriptError, RedisError
 
-from quire.connection import Retrying, translated
+from quire.connection import TRANSIENT, Retrying, translated
+from quire.durability import Durability
 from quire.errors import QuireError
 
 Argument = str | bytes | int
@@ -72,31 +73,50 @@ class ScriptRunner:
 
         return self._retrying(once)
 
-    def run_many(self, name: str, calls: Iterable[Call]) -> list[Any]:
+    def run_many(
+        self, name: str, calls: Iterable[Call], *, durability: Durability | None = None
+    ) -> list[Any]:
         """Runs many calls in few round trips; each is atomic, all of them together are not.
 
-        The result of a call that failed alone is its error, as a QuireError in the list.
+        The result of a call that failed alone is its error, as a QuireError in the list. With
+        `durability` it returns when all is on disk, or raises DurabilityUnavailable before anything
+        is sent.
         """
+        if durability:
+            self._retrying(durability.require)
         commands = [self._command(call) for call in calls]
         replies: list[Any] = []
         for first in range(0, len(commands), MAX_CALLS_PER_PIPELINE):
             part = commands[first : first + MAX_CALLS_PER_PIPELINE]
-            replies += self._retrying(partial(self._pipeline, name, part))
+            replies += self._retrying(partial(self._pipeline, name, part, durability))
         return [translated(r) if isinstance(r, RedisError) else r for r in replies]
 
-    def _pipeline(self, name: str, commands: Sequence[Command]) -> list[Any]:
+    def _pipeline(
+        self, name: str, commands: Sequence[Command], durability: Durability | None
+    ) -> list[Any]:
         source = self._sources.get(name) or load_source(name)
-        replies = self._send(source, commands)
+        replies = self._send(source, commands, durability)
         if any(isinstance(reply, NoScriptError) for reply in replies):
             self._connection.script_load(source)
-            replies = self._send(source, commands)
+            replies = self._send(source, commands, durability)
         return replies
 
-    def _send(self, source: str, commands: Sequence[Command]) -> list[Any]:
+    def _send(
+        self, source: str, commands: Sequence[Command], durability: Durability | None
+    ) -> list[Any]:
         with self._connection.pipeline(transaction=False) as pipeline:
             for num_keys, values in commands:
                 pipeline.evalsha(_sha(source), num_keys, *values)
-            return list(pipeline.execute(raise_on_error=False))
+            if durability:
+                durability.add_wait(pipeline)
+            replies: list[Any] = pipeline.execute(raise_on_error=False)
+        for reply in replies:
+            if isinstance(reply, TRANSIENT):
+                # It may pass, and all calls may be made again.
+                raise reply
+        if durability:
+            durability.check(replies[len(commands) :])
+        return replies[: len(commands)]
 
     def _command(self, call: Call) -> Command:
         return len(call.keys), (*call.keys, *self._settings, *call.arguments)

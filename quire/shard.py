@@ -5,6 +5,7 @@ from __future__ import annotations
 import redis
 
 from quire.connection import Retrying
+from quire.durability import Durability
 from quire.ingress import IngressReader
 from quire.keys import Keys
 from quire.script_runner import ScriptRunner
@@ -19,6 +20,7 @@ class Shard:
     _retrying: Retrying
     _scripts: ScriptRunner
     _ingress: IngressReader
+    _durability: Durability | None
     _longest_block: float
 
     def now_ms(self) -> int:

@@ -114,10 +114,12 @@ class Working(Shard):
         """
         replies: list[CommitReply] = []
         for part in _parts(items):
-            rows = self._scripts.run("commit", commit_call(self.keys, part))
+            durability = self._durability if any(item.completion for item in part) else None
+            calls = [commit_call(self.keys, part)]
+            (rows,) = self._scripts.run_many("commit", calls, durability=durability)
             replies += [
                 CommitReply(CommitStatus(status.decode()), int(published), bool(cancel))
-                for status, published, cancel in rows
+                for status, published, cancel in raise_if_error(rows)
             ]
         return replies
 

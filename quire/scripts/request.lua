@@ -41,9 +41,10 @@ local function live_for(keys, milliseconds)
   for _, key in ipairs({ keys.record, keys.body, keys.output }) do
     redis.call('PEXPIRE', key, int(milliseconds))
   end
-  for _, key in ipairs({ keys.group, keys.members, keys.ended }) do
-    if redis.call('PTTL', key) < milliseconds then
-      redis.call('PEXPIRE', key, int(milliseconds))
+  if keys.group then
+    local longest = math.max(milliseconds, redis.call('PTTL', keys.group))
+    for _, key in ipairs({ keys.group, keys.members, keys.ended }) do
+      redis.call('PEXPIRE', key, int(longest))
     end
   end
 end

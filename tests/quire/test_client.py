@@ -37,7 +37,7 @@ from tests.quire.builders import (
 @pytest.fixture
 def client(broker, monkeypatch):
     # How often an idle reader looks whether the request is still there.
-    monkeypatch.setattr("quire.client.MAX_BLOCK_SECONDS", 0.1)
+    monkeypatch.setattr("quire.handle.MAX_BLOCK_SECONDS", 0.1)
     return Client(broker)
 
 

@@ -14,11 +14,11 @@ HEAVY = {
 
 PUBLIC_NAMES = [
     "PROTOCOL_VERSION", "Broker", "BrokerUnavailable", "Cancelled", "Client", "Completion",
-    "DeadlineExceeded", "ErrorInfo", "FinishReason", "GenerationRequest", "Handle",
-    "InvalidRequest", "LocalRedis", "OutputRewound", "Priority", "ProtocolError", "QueueFull",
-    "QuireError", "RequestFailed", "RequestStatus", "ResultExpired", "SamplingParams", "State",
-    "Timing", "TokenChunk", "UnknownRequest", "UnsupportedVersion", "Usage", "WaitTimeout",
-    "connect",
+    "DeadlineExceeded", "DurabilityUnavailable", "ErrorInfo", "FinishReason",
+    "GenerationRequest", "GroupHandle", "Handle", "InvalidRequest", "LocalRedis",
+    "OutputRewound", "Priority", "ProtocolError", "QueueFull", "QueueLimits", "QuireError",
+    "RequestFailed", "RequestStatus", "ResultExpired", "SamplingParams", "State", "Timing",
+    "TokenChunk", "UnknownRequest", "UnsupportedVersion", "Usage", "WaitTimeout", "connect",
 ]  # fmt: skip
 
 

@@ -25,7 +25,7 @@ def fake():
 @pytest.fixture
 def client(fake, monkeypatch):
     # How often an idle reader looks whether the request is still there.
-    monkeypatch.setattr("quire.client.MAX_BLOCK_SECONDS", 0.1)
+    monkeypatch.setattr("quire.handle.MAX_BLOCK_SECONDS", 0.1)
     return fake.client()
 
 

@@ -1,0 +1,95 @@
+"""Lets a caller hear of a write only when it is on the disk of the server.
+
+Redis answers before it writes: a server that writes its log once a second forgets up to a second of
+what it has confirmed when its machine fails. Where that must not happen, the calls that matter
+(SUBMIT, and the COMMIT of an end) are followed by WAITAOF on the same connection. A server without
+that command is good enough if it writes every command to disk by itself, and refused otherwise:
+nobody shall believe in a promise that is not kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+from redis.exceptions import RedisError, ResponseError
+
+from quire.connection import TRANSIENT
+from quire.errors import BrokerUnavailable, DurabilityUnavailable
+from quire.keys import Keys
+
+#: How long the disk may take.
+SYNC_SECONDS = 2.0
+
+#: How long the key of the marking write lives.
+_MARK_MS = 1000
+
+
+class Durability:
+    """What one server can promise about its disk, found out at the first use."""
+
+    def __init__(self, connection: redis.Redis, keys: Keys, *, longest_seconds: float) -> None:
+        self._connection = connection
+        self._mark = keys.mark
+        self._timeout_ms = int(1000 * min(SYNC_SECONDS, longest_seconds))
+        self._waits: bool | None = None
+
+    def require(self) -> None:
+        """DurabilityUnavailable when the server cannot promise anything."""
+        if self._waits is None:
+            self._waits = self._probe()
+
+    def add_wait(self, pipeline: Any) -> None:
+        """Adds what must follow the writes of a pipeline; `check` judges the replies."""
+        if not self._waits:
+            return
+        # A repeated call may find its work done and write nothing, and WAITAOF waits only for what
+        # its own connection wrote: so something is written behind whatever there was before.
+        pipeline.set(self._mark, "", px=_MARK_MS)
+        pipeline.execute_command("WAITAOF", 1, 0, self._timeout_ms)
+
+    def check(self, replies: list[Any]) -> None:
+        """Judges the replies to these commands. BrokerUnavailable, DurabilityUnavailable."""
+        if not replies:
+            return
+        _, synced = replies
+        if isinstance(synced, ResponseError):
+            self._waits = None
+            raise DurabilityUnavailable(str(synced)) from synced
+        if isinstance(synced, RedisError):
+            raise synced
+        if int(synced[0]) < 1:
+            raise BrokerUnavailable("what was written did not reach the disk in time")
+
+    def _probe(self) -> bool:
+        """Whether to wait: True, or False where every write is on disk before its reply."""
+        ask: Any = self._connection.execute_command
+        try:
+            ask("WAITAOF", 1, 0, self._timeout_ms)
+        except TRANSIENT:
+            raise
+        except RedisError as error:
+            if "unknown command" not in str(error).lower():
+                raise DurabilityUnavailable(str(error)) from error
+        else:
+            return True
+        if self._writes_through():
+            return False
+        raise DurabilityUnavailable(
+            "the server has no WAITAOF (Redis 7.2) and does not write with `appendfsync always`"
+        )
+
+    def _writes_through(self) -> bool:
+        try:
+            found = self._connection.config_get("append*")
+        except TRANSIENT:
+            raise
+        except RedisError:
+            # Not allowed, or no such command: then nothing is known, and nothing promised.
+            return False
+        settings = {_text(name): _text(value) for name, value in found.items()}
+        return settings.get("appendonly") == "yes" and settings.get("appendfsync") == "always"
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,77 @@
+"""What a producer asks of the broker about groups: requests that were submitted as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.calls import cancel_call
+from quire.output import State
+from quire.output_log import entries_by_stream
+from quire.script_runner import raise_if_error
+from quire.shard import Shard
+
+#: Where a reader of a group's ends begins.
+FIRST_POSITION = "0-0"
+
+#: The most ends taken by one read.
+MAX_ENDS_PER_READ = 256
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEnd:
+    """One member of a group came to an end. `position` is where to read on."""
+
+    position: str
+    request_id: str
+    state: State
+
+
+class Grouping(Shard):
+    """The side of a Broker that knows groups; each shard knows only its own part of one."""
+
+    def group_counts(self, group: str) -> dict[State, int]:
+        """How many of the group's requests are in each state; empty when there is no such group."""
+        key, _, _ = self.keys.of_group(group)
+        fields: Any = self._retrying(lambda: self._connection.hgetall(key))
+        counts = {State(name.decode()): int(count) for name, count in fields.items()}
+        return {state: count for state, count in counts.items() if count}
+
+    def open_members(self, group: str) -> list[str]:
+        """The ids of the group's requests that have not ended, sorted."""
+        _, key, _ = self.keys.of_group(group)
+        members: Any = self._retrying(lambda: self._connection.smembers(key))
+        return sorted(member.decode() for member in members)
+
+    def num_open_members(self, group: str) -> int:
+        """How many of the group's requests have not ended."""
+        _, key, _ = self.keys.of_group(group)
+        number: Any = self._retrying(lambda: self._connection.scard(key))
+        return int(number)
+
+    def read_ends(
+        self, group: str, *, after: str = FIRST_POSITION, block_seconds: float | None = None
+    ) -> list[GroupEnd]:
+        """The ends that came after a position, in order; waits for one as `read_output` does."""
+        _, _, key = self.keys.of_group(group)
+        longest = self._longest_block
+        block = None if block_seconds is None else max(1, int(1000 * min(block_seconds, longest)))
+        reply = self._retrying(
+            lambda: self._connection.xread({key: after}, count=MAX_ENDS_PER_READ, block=block)
+        )
+        return [
+            GroupEnd(entry_id.decode(), fields[b"id"].decode(), State(fields[b"state"].decode()))
+            for _, entries in entries_by_stream(reply)
+            for entry_id, fields in entries
+        ]
+
+    def cancel_many(self, request_ids: Sequence[str]) -> dict[str, State]:
+        """Cancels many requests in few round trips; unknown ones are missing from the answer."""
+        calls = [cancel_call(self.keys, request_id) for request_id in request_ids]
+        replies = [raise_if_error(reply) for reply in self._scripts.run_many("cancel", calls)]
+        return {
+            request_id: State(reply.decode())
+            for request_id, reply in zip(request_ids, replies, strict=True)
+            if reply
+        }

@@ -1,0 +1,99 @@
+"""A group of requests as its caller sees it: how far it is, and its results as they come.
+
+    group = quire.submit_many(rows, group="eval-7")
+    for completion in group.results():
+        print(completion.request_id, completion.state, completion.text)
+
+The group is its name: any process that knows it can look at it with `Client.attach_group`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from quire.broker import Broker
+from quire.connection import MAX_BLOCK_SECONDS
+from quire.errors import ResultExpired, WaitTimeout
+from quire.grouping import FIRST_POSITION, GroupEnd
+from quire.handle import completion_of
+from quire.output import Completion, ErrorInfo, FinishReason, State
+
+#: With its members in several shards, for how long a reader waits at one before it looks at the
+#: next.
+TURN_SECONDS = 0.05
+
+
+class GroupHandle:
+    """One group. It holds no state but the name and may be thrown away.
+
+    Its counts are kept inside the transitions of its members, so at every moment they add up to the
+    number of its requests. It is forgotten when the last of its members is.
+    """
+
+    def __init__(self, brokers: Sequence[Broker], group: str) -> None:
+        self.group = group
+        self._brokers = brokers
+
+    def __repr__(self) -> str:
+        return f"GroupHandle({self.group!r})"
+
+    def counts(self) -> dict[State, int]:
+        """How many of its requests are in each state; states without any are left out."""
+        total = Counter[State]()
+        for broker in self._brokers:
+            total.update(broker.group_counts(self.group))
+        return dict(total)
+
+    def results(self, *, timeout: float | None = None) -> Iterator[Completion]:
+        """Yields the completion of every member as it ends, with its text, and ends with the last.
+
+        Those that failed, expired or were cancelled are among them; nothing is raised for them. A
+        member whose result is gone already is told as an error `result_expired`. WaitTimeout when
+        `timeout` seconds pass. Begins with those that have ended before.
+        """
+        for broker, end in self._ends(timeout=timeout):
+            try:
+                yield completion_of(broker, end.request_id)
+            except ResultExpired:
+                error = ErrorInfo("result_expired", "the result was kept no longer")
+                yield Completion(end.request_id, end.state, FinishReason.ERROR, error=error)
+
+    def wait(self, *, timeout: float | None = None) -> dict[State, int]:
+        """Waits until all members have ended; returns their counts. WaitTimeout."""
+        for _ in self._ends(timeout=timeout):
+            pass
+        return self.counts()
+
+    def cancel(self) -> int:
+        """Asks for the end of every open member; returns how many were open."""
+        num_open = 0
+        for broker in self._brokers:
+            num_open += len(broker.cancel_many(broker.open_members(self.group)))
+        return num_open
+
+    def _ends(self, *, timeout: float | None) -> Iterator[tuple[Broker, GroupEnd]]:
+        """The ends of members as they come, until none is open."""
+        give_up = None if timeout is None else time.monotonic() + timeout
+        places = dict.fromkeys(self._brokers, FIRST_POSITION)
+        turn = MAX_BLOCK_SECONDS if len(places) == 1 else TURN_SECONDS
+        while True:
+            # Looked at before the ends: whatever ended before the look is found by the reads.
+            waiting = {broker for broker in places if broker.num_open_members(self.group)}
+            has_news = False
+            for broker, place in list(places.items()):
+                for end in broker.read_ends(self.group, after=place):
+                    places[broker] = end.position
+                    has_news = True
+                    yield broker, end
+            if has_news:
+                continue
+            if not waiting:
+                return
+            for broker in waiting:
+                left = turn if give_up is None else min(turn, give_up - time.monotonic())
+                if left <= 0:
+                    raise WaitTimeout(f"the group {self.group} has not ended yet")
+                if broker.read_ends(self.group, after=places[broker], block_seconds=left):
+                    break

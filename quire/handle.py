@@ -1,0 +1,97 @@
+"""A request as its caller sees it: its output as it comes, its end, its state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quire.broker import Broker
+from quire.connection import MAX_BLOCK_SECONDS
+from quire.errors import UnknownRequest
+from quire.following import Following, joined, raise_unless_completed
+from quire.output import Completion, State, TokenChunk
+from quire.transitions import RequestStatus
+
+
+class Handle:
+    """One request as its caller sees it. It holds no state but the id and may be thrown away."""
+
+    def __init__(self, broker: Broker, request_id: str, *, known: bool = False) -> None:
+        self.request_id = request_id
+        self._broker = broker
+        self._known = known
+
+    def __repr__(self) -> str:
+        return f"Handle({self.request_id!r})"
+
+    def stream(self, *, after: int = 0) -> Iterator[TokenChunk]:
+        """Yields what is published after the first `after` tokens, until the request ends.
+
+        Ends silently when the request completed. Otherwise raises Cancelled, DeadlineExceeded or
+        RequestFailed after the last chunk; UnknownRequest or ResultExpired when the request is
+        gone; OutputRewound when Redis lost tokens this reader had. `after` should be the `end` of a
+        chunk.
+        """
+        following = Following(self.request_id, after=after, known=self._known)
+        for item in _follow(self._broker, following):
+            if isinstance(item, Completion):
+                raise_unless_completed(item)
+                return
+            self._known = True
+            yield item
+
+    def result(self, *, timeout: float | None = None) -> Completion:
+        """Waits for the end and returns the completion with all text and tokens joined.
+
+        WaitTimeout after `timeout` seconds; the request goes on. For a request that did not
+        complete the same errors as `stream`, carrying the completion.
+        """
+        following = Following(self.request_id, known=self._known, timeout=timeout)
+        completion = _end_of(self._broker, following)
+        raise_unless_completed(completion)
+        return completion
+
+    def cancel(self) -> State:
+        """Asks for the end of the request; returns its state after that. UnknownRequest."""
+        return self._broker.cancel(self.request_id)
+
+    def status(self) -> RequestStatus:
+        """A snapshot of the request. UnknownRequest."""
+        return self._broker.status(self.request_id)
+
+
+def completion_of(broker: Broker, request_id: str) -> Completion:
+    """Waits for the end of a known request; returns its completion, however it ended.
+
+    ResultExpired.
+    """
+    return _end_of(broker, Following(request_id, known=True))
+
+
+def _end_of(broker: Broker, following: Following) -> Completion:
+    chunks: list[TokenChunk] = []
+    for item in _follow(broker, following):
+        if isinstance(item, Completion):
+            return joined(item, chunks)
+        chunks.append(item)
+    raise AssertionError("an output is followed to its end")
+
+
+def _follow(broker: Broker, following: Following) -> Iterator[TokenChunk | Completion]:
+    """The chunks beyond the follower's place as they come, and the completion, last."""
+    block = None
+    while True:
+        read = broker.read_output(following.position, block_seconds=block).get(following.request_id)
+        if read is None:
+            following.silent(_status(broker, following.request_id))
+        else:
+            yield from following.take(read)
+            if read.completion is not None:
+                return
+        block = following.patience(MAX_BLOCK_SECONDS)
+
+
+def _status(broker: Broker, request_id: str) -> RequestStatus | None:
+    try:
+        return broker.status(request_id)
+    except UnknownRequest:
+        return None

@@ -1,0 +1,59 @@
+"""Which shard a request belongs to, and which group: both are told by its id alone.
+
+So whoever knows the id finds the request, in any process and any language:
+shard = CRC-32 of the id's UTF-8 bytes, modulo the number of shards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from zlib import crc32
+
+from quire.errors import InvalidRequest
+from quire.keys import GROUP_SEPARATOR
+from quire.protocol import MAX_REQUEST_ID_LENGTH, GenerationRequest
+
+_GROUP_NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+
+
+def shard_of(request_id: str, num_shards: int) -> int:
+    """The shard of a request, below `num_shards`."""
+    return crc32(request_id.encode()) % num_shards
+
+
+def placed(
+    request: GenerationRequest, *, num_shards: int, group: str | None = None
+) -> GenerationRequest:
+    """The request under the id by which it is found: in its group, and beside its idempotency key.
+
+    An idempotency key is looked up in the shard of the request, so with several shards the id of a
+    request that has a key is made from the key, and a request that brings both is refused.
+    InvalidRequest.
+    """
+    request_id = request.id
+    if num_shards > 1 and request.idempotency_key is not None:
+        derived = _id_of_key(request.tenant, request.idempotency_key)
+        if "id" in request.model_fields_set and request_id != derived:
+            raise InvalidRequest("idempotency_key", "give no id with it on a queue of many shards")
+        request_id = derived
+    if group is not None and not request_id.startswith(group + GROUP_SEPARATOR):
+        if GROUP_SEPARATOR in request_id:
+            raise InvalidRequest("id", f"belongs to another group than {group}")
+        request_id = f"{group}{GROUP_SEPARATOR}{request_id}"
+        if len(request_id) > MAX_REQUEST_ID_LENGTH:
+            raise InvalidRequest("id", "is too long with the name of its group")
+    if request_id == request.id:
+        return request
+    return request.model_copy(update={"id": request_id})
+
+
+def check_group_name(group: str) -> str:
+    """The name, if it may be one. InvalidRequest."""
+    if not _GROUP_NAME.fullmatch(group):
+        raise InvalidRequest("group", f"must match {_GROUP_NAME.pattern}")
+    return group
+
+
+def _id_of_key(tenant: str, key: str) -> str:
+    return hashlib.sha256(f"{tenant}:{key}".encode()).hexdigest()[:32]

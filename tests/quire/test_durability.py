@@ -1,0 +1,84 @@
+"""A durable broker keeps its promise or refuses to make it."""
+
+import fakeredis
+import pytest
+
+from quire import Client
+from quire.broker import Broker
+from quire.connection import connect
+from quire.errors import BrokerUnavailable, DurabilityUnavailable, UnknownRequest
+from quire.local_redis import URL_VARIABLE, LocalRedis
+from quire.output import State
+from tests.quire.builders import claim_next, make_item, make_request, read_all
+
+
+def start(monkeypatch, **settings):
+    monkeypatch.delenv(URL_VARIABLE, raising=False)
+    server = LocalRedis.start(**settings)
+    if not server.is_real:
+        pytest.skip("no real Redis to start on this machine")
+    return server
+
+
+def has_waitaof(connection) -> bool:
+    return "waitaof" in connection.command()
+
+
+def run_one(broker):
+    broker.ensure_groups()
+    broker.submit(make_request(id="a"))
+    broker.commit([make_item(claim_next(broker).claim, 0, 2, final=True)])
+
+
+@pytest.mark.parametrize("append_only", [True, False])
+def test_a_server_that_writes_later_is_refused_before_anything_is_sent(monkeypatch, append_only):
+    with start(monkeypatch, append_only=append_only) as server, connect(server.url) as connection:
+        if append_only and has_waitaof(connection):
+            pytest.skip("this server has WAITAOF, so it can promise")
+        broker = Broker(connection, durable=True)
+        for _ in range(2):
+            with pytest.raises(DurabilityUnavailable, match=r"WAITAOF|appendonly"):
+                broker.submit(make_request(id="a"))
+        with pytest.raises(UnknownRequest):
+            broker.status("a")
+
+
+def test_the_fake_promises_nothing():
+    with fakeredis.FakeRedis() as fake, pytest.raises(DurabilityUnavailable):
+        Broker(fake, durable=True).submit(make_request())
+
+
+@pytest.mark.real_redis
+def test_a_server_that_writes_every_command_through_is_good_enough(monkeypatch):
+    options = ["--appendfsync", "always"]
+    with (
+        start(monkeypatch, append_only=True, options=options) as server,
+        connect(server.url) as connection,
+    ):
+        run_one(Broker(connection, durable=True))
+        server.restart()
+        assert read_all(Broker(connection), "a")[1].state is State.COMPLETED
+
+
+@pytest.mark.real_redis
+def test_what_a_durable_broker_has_said_survives_the_death_of_the_server(monkeypatch):
+    with start(monkeypatch, append_only=True) as server, connect(server.url) as connection:
+        if not has_waitaof(connection):
+            pytest.skip("WAITAOF came with Redis 7.2")
+        run_one(Broker(connection, durable=True))
+        handle = Client(connection, durable=True).submit("x", request_id="b")
+        server.restart()
+        assert read_all(Broker(connection), "a")[1].state is State.COMPLETED
+        assert handle.status().state is State.QUEUED
+
+
+@pytest.mark.real_redis
+def test_a_disk_that_does_not_answer_in_time_is_no_confirmation(monkeypatch):
+    monkeypatch.setattr("quire.durability.SYNC_SECONDS", 0.001)
+    with start(monkeypatch, append_only=True) as server, connect(server.url) as connection:
+        if not has_waitaof(connection):
+            pytest.skip("WAITAOF came with Redis 7.2")
+        connection.config_set("appendfsync", "no")
+        broker = Broker(connection, durable=True, retry_seconds=0.1)
+        with pytest.raises(BrokerUnavailable, match="disk"):
+            broker.submit_many([make_request() for _ in range(256)])

@@ -1,0 +1,162 @@
+"""Groups: many requests submitted as one, counted as they go, read as they end."""
+
+import threading
+
+import pytest
+
+from quire import Client, InvalidRequest, QueueFull, QueueLimits, WaitTimeout
+from quire.output import ErrorInfo, State
+from quire.protocol import GenerationRequest
+from quire.transitions import BackOff
+from tests.quire.builders import claim_next, make_item, make_request, text_of
+
+
+@pytest.fixture
+def client(broker, monkeypatch):
+    monkeypatch.setattr("quire.groups.MAX_BLOCK_SECONDS", 0.1)
+    return Client(broker)
+
+
+def rows(*names):
+    return [{"prompt": name, "request_id": name} for name in names]
+
+
+def finish(broker, claimed, *, tokens=2):
+    broker.commit([make_item(claimed.claim, 0, tokens, final=True)])
+    return claimed.claim.request_id
+
+
+def test_the_members_of_a_group_are_found_by_their_ids(client, broker):
+    group = client.submit_many(rows("a", "b"), group="eval-7")
+    assert group.counts() == {State.QUEUED: 2}
+    assert broker.open_members("eval-7") == ["eval-7~a", "eval-7~b"]
+    assert client.status("eval-7~a").state is State.QUEUED
+    assert repr(group) == "GroupHandle('eval-7')"
+
+
+def test_the_counts_follow_every_state_of_every_member(client, broker, clockwork):
+    group = client.submit_many(rows("a", "b", "c", "d"), group="g")
+    claims = [claim_next(broker) for _ in range(3)]
+    assert group.counts() == {State.QUEUED: 1, State.RUNNING: 3}
+    finish(broker, claims[0])
+    broker.fail(claims[1].claim, ErrorInfo("x", "y"), retry=BackOff())
+    broker.dead_letter(claims[2].claim, "tired")
+    client.cancel("g~d")
+    assert group.counts() == {
+        State.COMPLETED: 1, State.SCHEDULED: 1, State.FAILED: 1, State.CANCELLED: 1,
+    }  # fmt: skip
+    clockwork.expire_delay("g~b")
+    broker.promote()
+    broker.requeue(broker.dead_letters()[0], keep_tokens=False)
+    assert group.counts() == {State.COMPLETED: 1, State.QUEUED: 2, State.CANCELLED: 1}
+    assert broker.open_members("g") == ["g~b", "g~c"]
+
+
+def test_results_come_as_they_end_and_not_as_they_were_submitted(client, broker):
+    group = client.submit_many(rows("a", "b", "c"), group="g")
+    claims = [claim_next(broker) for _ in range(3)]
+    results = group.results()
+    ended = []
+    for claimed in reversed(claims):
+        finish(broker, claimed)
+        ended.append(next(results).request_id)
+    assert ended == ["g~c", "g~b", "g~a"]
+    assert list(results) == []
+    assert [completion.text for completion in group.results()] == [text_of(0) + text_of(1)] * 3
+
+
+def test_a_reader_that_waits_is_woken_by_each_end(client, broker):
+    group = client.submit_many(rows("a", "b"), group="g")
+    found = []
+    reader = threading.Thread(target=lambda: found.extend(group.results(timeout=30)))
+    reader.start()
+    for _ in range(2):
+        finish(broker, claim_next(broker))
+    reader.join(30)
+    assert sorted(completion.request_id for completion in found) == ["g~a", "g~b"]
+
+
+def test_members_that_did_not_complete_are_among_the_results(client, broker):
+    group = client.submit_many(rows("a", "b"), group="g")
+    finish(broker, claim_next(broker))
+    assert group.cancel() == 1
+    assert {c.request_id: c.state for c in group.results()} == {
+        "g~a": State.COMPLETED, "g~b": State.CANCELLED,
+    }  # fmt: skip
+    assert group.cancel() == 0
+
+
+def test_waiting_for_a_group_ends_with_its_last_member_or_its_patience(client, broker):
+    group = client.submit_many(rows("a", "b"), group="g")
+    finish(broker, claim_next(broker))
+    with pytest.raises(WaitTimeout, match="g has not ended"):
+        group.wait(timeout=0.05)
+    finish(broker, claim_next(broker))
+    assert group.wait(timeout=30) == {State.COMPLETED: 2}
+
+
+def test_a_group_nobody_submitted_is_empty_and_at_its_end(client):
+    group = client.attach_group("nobody")
+    assert (group.counts(), list(group.results()), group.cancel()) == ({}, [], 0)
+
+
+def test_a_submit_that_is_repeated_adds_no_member(client, broker):
+    for _ in range(2):
+        group = client.submit_many(rows("a", "b"), group="g")
+    client.submit_many([{"prompt": "a", "request_id": "g~a"}], group="g")
+    assert group.counts() == {State.QUEUED: 2}
+
+
+def test_a_group_takes_members_later_and_outlives_them_all(make_broker, connection):
+    broker = make_broker(max_queue_seconds=1000, retention_seconds=100)
+    client = Client(broker)
+    client.submit_many(rows("a"), group="g")
+    later = make_request(id="b", not_before_ms=broker.now_ms() + 500_000)
+    client.submit_many([later], group="g")
+    finish(broker, claim_next(broker))
+    assert connection.pttl(broker.keys.request("g~a")) <= 100_000
+    for key in broker.keys.of_group("g"):
+        assert 1_500_000 < connection.pttl(key) <= 1_600_000
+    assert len(set(broker.keys.of_group("g"))) == 3
+
+
+def test_a_member_that_was_forgotten_counts_as_expired(client, broker, connection):
+    group = client.submit_many(rows("a", "b"), group="g")
+    for name in ("g~a", "g~b"):
+        connection.delete(*broker.keys.of_request(name))
+    broker.claim(broker.read_ingress("w", count=9, block_seconds=0))
+    assert group.counts() == {State.EXPIRED: 2}
+    errors = [completion.error.code for completion in group.results()]
+    assert errors == ["result_expired"] * 2
+
+
+def test_ids_are_minted_inside_the_group(client):
+    group = client.submit_many([{"prompt": "x"}] * 2, group="g")
+    assert group.counts() == {State.QUEUED: 2}
+
+
+@pytest.mark.parametrize("group", ["", "a~b", "a b", "x" * 65])
+def test_a_group_has_a_name_that_fits_into_an_id(client, group):
+    with pytest.raises(InvalidRequest, match="group"):
+        client.submit_many(rows("a"), group=group)
+
+
+@pytest.mark.parametrize("request_id", ["other~a", "x" * 128])
+def test_an_id_that_cannot_be_a_member_is_refused(client, request_id):
+    with pytest.raises(InvalidRequest) as caught:
+        client.submit_many([{"prompt": "x", "request_id": request_id}], group="g")
+    assert caught.value.field == "id"
+
+
+@pytest.mark.parametrize("request_id", ["~a", "a~", "a~b~c"])
+def test_an_id_has_a_group_or_none(request_id):
+    with pytest.raises(Exception, match="pattern"):
+        GenerationRequest(id=request_id, kind="tokens", body={})
+
+
+def test_a_group_that_does_not_fit_tells_which_of_it_is_in(client, broker):
+    broker.set_limits(QueueLimits(requests=1))
+    with pytest.raises(QueueFull) as caught:
+        client.submit_many(rows("a", "b"), group="g")
+    assert caught.value.accepted == ("g~a",)
+    assert client.attach_group("g").counts() == {State.QUEUED: 1}
