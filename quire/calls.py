@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from quire.history import extension
 from quire.keys import Keys
 from quire.protocol import GenerationRequest
 from quire.script_runner import Argument, Call
@@ -62,6 +63,7 @@ def commit_call(keys: Keys, items: Sequence[CommitItem]) -> Call:
             pack_ids(item.text_ends) if item.text_ends else b"",
             done.encode() if done else b"",
             str(done.state) if done else "",
+            *extension(item.token_ids),
         )
     return Call(_names(keys, (item.claim.request_id for item in items)), arguments)
 

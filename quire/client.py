@@ -145,9 +145,11 @@ class Client:
         """A handle to a group submitted elsewhere or earlier. Nothing is sent yet."""
         return GroupHandle(self._brokers, group)
 
-    def stream(self, request_id: str, *, after: int = 0) -> Iterator[TokenChunk]:
+    def stream(
+        self, request_id: str, *, after: int = 0, prefix_hash: str = ""
+    ) -> Iterator[TokenChunk]:
         """See Handle.stream."""
-        return self.attach(request_id).stream(after=after)
+        return self.attach(request_id).stream(after=after, prefix_hash=prefix_hash)
 
     def result(self, request_id: str, *, timeout: float | None = None) -> Completion:
         """See Handle.result."""

@@ -10,7 +10,7 @@ QuireError
 ├── RequestFailed         the request has ended without completing; carries the Completion
 │   ├── Cancelled             because a caller asked for it
 │   └── DeadlineExceeded      because its deadline passed
-├── OutputRewound         the log is shorter than what this reader has already seen
+├── OutputRewound         the log is not the one this reader has seen any more
 ├── DurabilityUnavailable the server cannot promise what a durable broker needs
 ├── WaitTimeout           `result(timeout=)` ran out; the request goes on
 └── BrokerUnavailable     Redis cannot be reached, or its reply was lost
@@ -111,19 +111,22 @@ class DeadlineExceeded(RequestFailed):
 
 
 class OutputRewound(QuireError):
-    """Redis has lost the tail of an output log that this reader had already read.
+    """Redis has lost what this reader had already read.
 
-    `seen` is the number of tokens the reader has, `published` the number the log holds. Reading
-    again from `published` is possible; the tokens that come may differ from the ones already seen.
+    `seen` is the number of tokens the reader has, `published` the number the log holds now. The log
+    may be shorter, or have grown again, by other tokens, past the reader's place. `kept` is how
+    many of its tokens the reader can be sure of: reading on after those is right.
     """
 
-    def __init__(self, request_id: str, *, seen: int, published: int) -> None:
+    def __init__(self, request_id: str, *, seen: int, published: int, kept: int = 0) -> None:
         super().__init__(
-            f"{request_id}: the log holds {published} tokens and this reader has seen {seen}"
+            f"{request_id}: of the {seen} tokens this reader has seen, the log of {published} "
+            f"holds {kept} for certain"
         )
         self.request_id = request_id
         self.seen = seen
         self.published = published
+        self.kept = kept
 
 
 class WaitTimeout(QuireError):

@@ -20,6 +20,7 @@ from quire.errors import (
     UnknownRequest,
     WaitTimeout,
 )
+from quire.history import EMPTY, extended
 from quire.output import Completion, State, TokenChunk
 from quire.output_log import OutputRead
 from quire.transitions import RequestStatus
@@ -29,17 +30,29 @@ class Following:
     """The place of one reader in the log of one request.
 
     `seen` is the number of tokens the reader has, `known` whether the request was heard of before,
-    `timeout` after how many seconds `patience` gives up; None never does.
+    `timeout` after how many seconds `patience` gives up; None never does. `prefix_hash` is that of
+    the tokens the reader has, when it has kept it: see history.py.
     """
 
     def __init__(
-        self, request_id: str, *, after: int = 0, known: bool = False, timeout: float | None = None
+        self,
+        request_id: str,
+        *,
+        after: int = 0,
+        known: bool = False,
+        timeout: float | None = None,
+        prefix_hash: str = "",
     ) -> None:
         self.request_id = request_id
         self.seen = after
         self.known = known
         self._give_up = None if timeout is None else time.monotonic() + timeout
         self._ends_without_entry = 0
+        # The hash of all tokens seen, empty as long as it is not known; that of the first `_base`
+        # of them; and the tokens after those.
+        self._hash = prefix_hash if after else EMPTY
+        self._base, self._base_hash = after, self._hash
+        self._token_ids: list[int] = []
 
     @property
     def position(self) -> dict[str, int]:
@@ -47,14 +60,19 @@ class Following:
         return {self.request_id: self.seen}
 
     def take(self, read: OutputRead) -> Iterator[TokenChunk | Completion]:
-        """What was read, in order; the completion is the last. ProtocolError for a gap."""
+        """What was read, in order; the completion is the last.
+
+        ProtocolError for a gap, OutputRewound when it does not follow from what was read before.
+        """
         self.known = True
         for chunk in read.chunks:
             if chunk.start != self.seen:
                 raise ProtocolError(f"{self.request_id}: the log has a gap at token {self.seen}")
+            self._remember(chunk.token_ids, chunk.prefix_hash)
             yield chunk
             self.seen = chunk.end
         if read.completion is not None:
+            self._remember((), read.completion.prefix_hash)
             yield read.completion
 
     def silent(self, status: RequestStatus | None) -> None:
@@ -66,12 +84,43 @@ class Following:
             error = ResultExpired if self.known else UnknownRequest
             raise error(self.request_id)
         self.known = True
-        if status.published < self.seen:
-            raise OutputRewound(self.request_id, seen=self.seen, published=status.published)
+        if status.published < self.seen or self._is_rewritten(status):
+            raise OutputRewound(
+                self.request_id,
+                seen=self.seen,
+                published=status.published,
+                kept=self._kept(status),
+            )
         # The end may have come since the read, but it cannot be missing twice.
         self._ends_without_entry += status.state.is_terminal
         if self._ends_without_entry > 1:
             raise ResultExpired(self.request_id)
+
+    def _remember(self, token_ids: Sequence[int], prefix_hash: str) -> None:
+        """Adds tokens to the reader's past, if the log had the same past."""
+        end = self.seen + len(token_ids)
+        if self._hash:
+            self._hash = extended(self._hash, token_ids)
+            self._token_ids += token_ids
+            if prefix_hash not in ("", self._hash):
+                raise OutputRewound(self.request_id, seen=self.seen, published=end)
+        else:
+            # The first word about the past of a reader that came in the middle.
+            self._hash = self._base_hash = prefix_hash
+            self._base = end
+
+    def _is_rewritten(self, status: RequestStatus) -> bool:
+        """Whether a log of the length of what was seen is certainly another."""
+        is_known = status.published == self.seen and self._hash and status.prefix_hash
+        return bool(is_known) and status.prefix_hash != self._hash
+
+    def _kept(self, status: RequestStatus) -> int:
+        """How many of the reader's tokens a log that became shorter still begins with."""
+        left = status.published - self._base
+        if left < 0 or not self._base_hash:
+            return 0
+        mine = extended(self._base_hash, self._token_ids[:left])
+        return status.published if mine == status.prefix_hash else 0
 
     def patience(self, longest_seconds: float) -> float:
         """For how long the next read may wait. WaitTimeout when the time is over."""

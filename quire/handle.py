@@ -23,15 +23,18 @@ class Handle:
     def __repr__(self) -> str:
         return f"Handle({self.request_id!r})"
 
-    def stream(self, *, after: int = 0) -> Iterator[TokenChunk]:
+    def stream(self, *, after: int = 0, prefix_hash: str = "") -> Iterator[TokenChunk]:
         """Yields what is published after the first `after` tokens, until the request ends.
 
         Ends silently when the request completed. Otherwise raises Cancelled, DeadlineExceeded or
         RequestFailed after the last chunk; UnknownRequest or ResultExpired when the request is
-        gone; OutputRewound when Redis lost tokens this reader had. `after` should be the `end` of a
-        chunk.
+        gone; OutputRewound when Redis lost tokens this reader had, even if others have come in
+        their place. `after` should be the `end` of a chunk; with the `prefix_hash` of that chunk
+        the log is known again by a reader in another process, too.
         """
-        following = Following(self.request_id, after=after, known=self._known)
+        following = Following(
+            self.request_id, after=after, known=self._known, prefix_hash=prefix_hash
+        )
         for item in _follow(self._broker, following):
             if isinstance(item, Completion):
                 raise_unless_completed(item)

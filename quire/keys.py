@@ -10,7 +10,8 @@ hash tag, so that a whole shard lies in one slot and every transition can be one
     b:<id>              string   the encoded GenerationRequest; deleted when the request ends.
     o:<id>              stream   the output log. The entry of a chunk has the id
                                  `<index of its last token>-<epoch>` and the fields `from`, `ids`
-                                 (msgpack array), `text`, and `ends` (see TokenChunk). The last
+                                 (msgpack array), `text`, `ends` (see TokenChunk) and `prefix`
+                                 (see history.py). The last
                                  entry is the terminal record at `<number of tokens>-<epoch>`, with
                                  the field `done` (msgpack Completion) and the broker's stamps. A
                                  reader that has n tokens asks for what lies after `n-0`.
@@ -42,6 +43,7 @@ Fields of the request record; all times are unix ms of Redis' own clock except `
     queue_until_ms      the latest claim of a request that waits in the queue
     submitted_ms, claimed_ms (first claim), first_token_ms, finished_ms
     cancel              "1" once a caller asked for it
+    prefix              hash of the published tokens; absent before the first
     fingerprint         of the engine that first claimed it
     metadata            msgpack map, echoed in the terminal record; absent when empty
     released            the owner that gave it back last, so that RELEASE can be repeated

@@ -7,6 +7,7 @@ the epoch are in the entry id, text and tokens of the completion are in the chun
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
@@ -79,7 +80,8 @@ class TokenChunk:
     """One published piece of an output: the tokens `start .. end`, and the text they added.
 
     `text_ends`, where the writer gave it, holds for each token the length of `text` after that
-    token, in code points, and lets a reader cut the text in the middle of a chunk.
+    token, in code points, and lets a reader cut the text in the middle of a chunk. `prefix_hash` is
+    that of all tokens of the log up to `end` (see history.py), empty in logs that have none.
     """
 
     start: int
@@ -87,6 +89,7 @@ class TokenChunk:
     text: str
     epoch: int
     text_ends: tuple[int, ...] = ()
+    prefix_hash: str = ""
 
     @property
     def end(self) -> int:
@@ -124,7 +127,7 @@ class TokenChunk:
         ends = unpack_ids(fields[b"ends"]) if b"ends" in fields else ()
         if start + len(ids) != last + 1 or not ids or (ends and len(ends) != len(ids)):
             raise ProtocolError(f"log entry {entry_id!r} contradicts its own index")
-        return cls(start=start, token_ids=ids, text=text, epoch=epoch, text_ends=ends)
+        return cls(start, ids, text, epoch, text_ends=ends, prefix_hash=_prefix_hash(fields))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +155,8 @@ class Completion:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     text: str = ""
     token_ids: tuple[int, ...] = ()
+    #: Of all tokens of the log; see TokenChunk.
+    prefix_hash: str = ""
 
     def __post_init__(self) -> None:
         assert self.state.is_terminal, f"a completion cannot be {self.state}"
@@ -205,6 +210,7 @@ class Completion:
                 attempts=int(fields.get(b"attempts", 0)),
                 resumes=int(fields.get(b"resumes", 0)),
                 metadata=unpack_map(fields[b"metadata"]) if fields.get(b"metadata") else {},
+                prefix_hash=_prefix_hash(fields),
             )
         except ValueError as error:
             raise ProtocolError(f"terminal entry {entry_id!r} is damaged: {error!r}") from error
@@ -217,6 +223,13 @@ def split_entry_id(entry_id: bytes) -> tuple[int, int]:
         return int(index), int(epoch)
     except ValueError as error:
         raise ProtocolError(f"{entry_id!r} is not the id of a log entry") from error
+
+
+def _prefix_hash(fields: Mapping[bytes, bytes]) -> str:
+    value = fields.get(b"prefix", b"")
+    if value and not re.fullmatch(rb"\d{1,9}\.\d{1,9}", value):
+        raise ProtocolError("a log entry has no hash of ours")
+    return value.decode()
 
 
 def _known(fields: Mapping[str, Any], record: type[Usage] | type[ErrorInfo]) -> dict[str, Any]:

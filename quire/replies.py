@@ -56,6 +56,7 @@ def status_of(request_id: str, fields: Mapping[bytes, bytes]) -> RequestStatus:
         deadline_ms=deadline_ms or None,
         submitted_ms=int(fields[b"submitted_ms"]),
         fingerprint=fingerprint.decode() if fingerprint else None,
+        prefix_hash=fields.get(b"prefix", b"").decode(),
     )
 
 

@@ -199,7 +199,10 @@ class BackOff:
 
 @dataclass(frozen=True, slots=True)
 class RequestStatus:
-    """A snapshot of the request record. `published` is the number of tokens in the log."""
+    """A snapshot of the request record.
+
+    `published` is the number of tokens in the log, `prefix_hash` their hash; see TokenChunk.
+    """
 
     request_id: str
     state: State
@@ -211,6 +214,7 @@ class RequestStatus:
     deadline_ms: int | None
     submitted_ms: int
     fingerprint: str | None
+    prefix_hash: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,36 @@
 --
 -- KEYS  those of running.lua with one request per item
 -- ARGV  per item: id, epoch, owner, index of the first token, number of tokens, tokens, text,
---       text ends or '', terminal record or '', terminal state or ''
+--       text ends or '', terminal record or '', terminal state or '', and to extend the hash of
+--       the log (see history.py) two powers and two hashes
 -- Returns per item {ok | fenced | rewind | replayed, tokens in the log, cancel flag}.
 
-local NUM_ARGUMENTS = 10
+local NUM_ARGUMENTS = 14
+local PRIMES = { 33554393, 33554383 }
 local now = now_ms()
+
+-- The hash of the log once the item is in it; nil for a log that began before there were hashes.
+local function extended(record, item, published)
+  local prefix = record.prefix or (published == 0 and '0.0')
+  if not prefix then
+    return nil
+  end
+  local first, second = string.match(prefix, '^(%d+)%.(%d+)$')
+  local powers, hashes = item.powers, item.hashes
+  return int((tonumber(first) * powers[1] + hashes[1]) % PRIMES[1]) .. '.'
+    .. int((tonumber(second) * powers[2] + hashes[2]) % PRIMES[2])
+end
 
 local function append(keys, record, item, published)
   local last = int(published + item.count - 1)
   local entry = { 'from', int(item.start), 'ids', item.ids, 'text', item.text }
   if item.ends ~= '' then
     entry[7], entry[8] = 'ends', item.ends
+  end
+  local prefix = extended(record, item, published)
+  if prefix then
+    entry[#entry + 1], entry[#entry + 2] = 'prefix', prefix
+    redis.call('HSET', keys.record, 'prefix', prefix)
   end
   redis.call('XADD', keys.output, last .. '-' .. item.epoch, unpack(entry))
   redis.call('HSET', keys.record, 'published', int(published + item.count))
@@ -22,7 +41,8 @@ local function append(keys, record, item, published)
 end
 
 local function commit(keys, item)
-  local record = fields_of(keys, 'state', 'epoch', 'owner', 'published', 'cancel', 'first_token_ms')
+  local record = fields_of(keys, 'state', 'epoch', 'owner', 'published', 'cancel',
+    'first_token_ms', 'prefix')
   local published = tonumber(record.published or '0')
   local cancel = record.cancel == '1' and 1 or 0
   if not holds(record, item.epoch, item.owner) then
@@ -57,6 +77,8 @@ for at = FIRST, #ARGV, NUM_ARGUMENTS do
     id = ARGV[at], epoch = ARGV[at + 1], owner = ARGV[at + 2], start = tonumber(ARGV[at + 3]),
     count = tonumber(ARGV[at + 4]), ids = ARGV[at + 5], text = ARGV[at + 6], ends = ARGV[at + 7],
     done = ARGV[at + 8], state = ARGV[at + 9],
+    powers = { tonumber(ARGV[at + 10]), tonumber(ARGV[at + 11]) },
+    hashes = { tonumber(ARGV[at + 12]), tonumber(ARGV[at + 13]) },
   })
 end
 return replies

@@ -120,10 +120,10 @@ end
 -- Writes the terminal entry, with what only the broker saw stamped beside the author's message.
 local function write_end(keys, id, epoch, state, done, now)
   local record = fields_of(keys, 'published', 'attempts', 'resumes', 'submitted_ms', 'claimed_ms',
-    'first_token_ms', 'metadata')
+    'first_token_ms', 'metadata', 'prefix')
   local entry = { 'done', done, 'attempts', record.attempts, 'resumes', record.resumes,
     'submitted_ms', record.submitted_ms, 'finished_ms', int(now) }
-  for _, name in ipairs({ 'claimed_ms', 'first_token_ms', 'metadata' }) do
+  for _, name in ipairs({ 'claimed_ms', 'first_token_ms', 'metadata', 'prefix' }) do
     if record[name] then
       entry[#entry + 1] = name
       entry[#entry + 1] = record[name]

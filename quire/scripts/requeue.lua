@@ -24,7 +24,7 @@ if record.state and keeps_tokens then
   end
 else
   redis.call('DEL', keys.output)
-  redis.call('HDEL', keys.record, 'first_token_ms', 'fingerprint')
+  redis.call('HDEL', keys.record, 'first_token_ms', 'fingerprint', 'prefix')
   redis.call('HSET', keys.record, 'published', '0', 'resumes', '0')
 end
 redis.call('SET', keys.body, letter.bytes)

@@ -216,7 +216,7 @@ def test_what_a_request_leaves_behind_is_what_the_data_model_says(broker, connec
     }  # fmt: skip
     broker.commit([make_item(claimed.claim, 0, 1, final=True)])
     left = connection.hgetall(broker.keys.request("a"))
-    assert set(left) - set(record) == {b"first_token_ms", b"finished_ms"}
+    assert set(left) - set(record) == {b"first_token_ms", b"finished_ms", b"prefix"}
     assert set(record) - set(left) == {b"metadata"}
 
 
