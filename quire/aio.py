@@ -21,11 +21,13 @@ from quire.arguments import RequestArguments, RequestOptions
 from quire.async_broker import AsyncBroker, connect_async
 from quire.client import DEFAULT_URL
 from quire.connection import MAX_BLOCK_SECONDS
-from quire.errors import UnknownRequest
+from quire.errors import QuireError, UnknownRequest
 from quire.following import Following, joined, raise_unless_completed
 from quire.output import Completion, State, TokenChunk
+from quire.parting import Parting
 from quire.producing import must_ask_clock, ready_requests
 from quire.protocol import GenerationRequest
+from quire.routing import placed, shard_of
 from quire.transitions import RequestStatus
 
 
@@ -34,7 +36,7 @@ class AsyncClient:
 
     `broker` is a Redis URL, a connection made with `connect_async`, or an AsyncBroker with settings
     of its own. Nothing is sent before the first call. Only a connection made here is closed here.
-    All methods may raise BrokerUnavailable.
+    All methods may raise BrokerUnavailable. `shards` and `max_backlog` see Client.
     """
 
     def __init__(
@@ -44,14 +46,21 @@ class AsyncClient:
         queue: str = "default",
         tenant: str = "default",
         max_backlog: int | None = None,
+        shards: int = 1,
     ) -> None:
+        if shards < 1 or (shards > 1 and isinstance(broker, AsyncBroker)):
+            raise ValueError("a queue has at least one shard, and a broker serves only one")
         self._owned = connect_async(broker) if isinstance(broker, str) else None
         connection = self._owned or broker
-        self._owns_broker = isinstance(connection, redis.asyncio.Redis)
-        if isinstance(connection, redis.asyncio.Redis):
-            connection = AsyncBroker(connection, queue=queue, max_backlog=max_backlog)
-        assert isinstance(connection, AsyncBroker)
-        self._broker = connection
+        self._owns_brokers = isinstance(connection, redis.asyncio.Redis)
+        if isinstance(connection, AsyncBroker):
+            self._brokers = [connection]
+        else:
+            assert isinstance(connection, redis.asyncio.Redis)
+            self._brokers = [
+                AsyncBroker(connection, queue=queue, shard=shard, max_backlog=max_backlog)
+                for shard in range(shards)
+            ]
         self._tenant = tenant
 
     async def __aenter__(self) -> AsyncClient:
@@ -67,8 +76,9 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Ends what this client started and closes what it opened; harmless when repeated."""
-        if self._owns_broker:
-            await self._broker.close()
+        if self._owns_brokers:
+            for broker in self._brokers:
+                await broker.close()
         if self._owned is not None:
             await self._owned.aclose()
 
@@ -83,14 +93,26 @@ class AsyncClient:
     ) -> list[AsyncHandle]:
         """See `Client.submit_many`."""
         items = list(requests)
-        now_ms = await self._broker.now_ms() if must_ask_clock(items) else None
-        ready = ready_requests(items, tenant=self._tenant, now_ms=now_ms)
-        submitted = await self._broker.submit_many(ready)
-        return [AsyncHandle(self._broker, answer.request_id, known=True) for answer in submitted]
+        now_ms = await self._brokers[0].now_ms() if must_ask_clock(items) else None
+        num_shards = len(self._brokers)
+        ready = [
+            placed(request, num_shards=num_shards)
+            for request in ready_requests(items, tenant=self._tenant, now_ms=now_ms)
+        ]
+        parting = Parting(ready, num_shards)
+        for shard, part in parting.parts():
+            try:
+                parting.answered(shard, await self._brokers[shard].submit_many(part))
+            except QuireError as error:
+                parting.failed(error)
+        return [
+            AsyncHandle(self._broker_of(answer.request_id), answer.request_id, known=True)
+            for answer in parting.answers()
+        ]
 
     def attach(self, request_id: str) -> AsyncHandle:
         """A handle to a request submitted elsewhere or earlier. Nothing is sent yet."""
-        return AsyncHandle(self._broker, request_id)
+        return AsyncHandle(self._broker_of(request_id), request_id)
 
     def stream(self, request_id: str, *, after: int = 0) -> AsyncIterator[TokenChunk]:
         """See `Handle.stream`."""
@@ -102,11 +124,14 @@ class AsyncClient:
 
     async def cancel(self, request_id: str) -> State:
         """See `Handle.cancel`."""
-        return await self._broker.cancel(request_id)
+        return await self._broker_of(request_id).cancel(request_id)
 
     async def status(self, request_id: str) -> RequestStatus:
         """A snapshot of the request. UnknownRequest."""
-        return await self._broker.status(request_id)
+        return await self._broker_of(request_id).status(request_id)
+
+    def _broker_of(self, request_id: str) -> AsyncBroker:
+        return self._brokers[shard_of(request_id, len(self._brokers))]
 
 
 class AsyncHandle:

@@ -11,15 +11,14 @@ are followed from their first token, and none is generated twice within the queu
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
-from quire.batch_files import ResultFiles
+from quire.batch_files import ResultFiles, count_lines, unfinished_lines
 from quire.batch_lines import (
     CANCELLED,
     EXPIRED,
@@ -27,7 +26,6 @@ from quire.batch_lines import (
     BatchLine,
     error_line,
     output_line,
-    parse_line,
 )
 from quire.broker import Broker
 from quire.client import Client
@@ -35,7 +33,9 @@ from quire.connection import connect
 from quire.errors import OutputRewound, ProtocolError, QueueFull, UnknownRequest
 from quire.following import Following, joined
 from quire.output import Completion, State, TokenChunk
+from quire.parting import Parting
 from quire.protocol import Priority
+from quire.routing import shard_of
 
 #: Requests of a batch that are in the queue or running at once.
 DEFAULT_MAX_INFLIGHT = 1024
@@ -111,6 +111,7 @@ def run_batch(
     resume: bool = False,
     name: str | None = None,
     queue: str = "default",
+    shards: int = 1,
     max_inflight: int = DEFAULT_MAX_INFLIGHT,
     priority: str | int | Priority = Priority.LOW,
     tenant: str = "default",
@@ -124,9 +125,9 @@ def run_batch(
     when None). A bad line fails alone. When `deadline_seconds` are over, or `stop` is set, what has
     finished stays, and the rest goes to the errors as `batch_expired` or `batch_cancelled`; a later
     `resume` runs that rest and leaves out all that has a result. `name` keeps batches apart that
-    ask the same (the stem of the input file when None). `queue` counts only with a url. Bodies are
-    checked like those of a Client; `stream` in them is ignored. BatchFileError when the files
-    cannot be used; BrokerUnavailable, after which `resume` goes on.
+    ask the same (the stem of the input file when None). `queue` and `shards` count only with a url.
+    Bodies are checked like those of a Client; `stream` in them is ignored. BatchFileError when the
+    files cannot be used; BrokerUnavailable, after which `resume` goes on.
     """
     source, output = Path(input_path), Path(output_path)
     errors = Path(errors_path) if errors_path else output.with_suffix(".errors.jsonl")
@@ -142,12 +143,15 @@ def run_batch(
     with ResultFiles(output, errors, resume=resume) as files:
         if isinstance(broker, str):
             with connect(broker) as connection:
-                owned = Broker(connection, queue=queue, retry_seconds=OUTAGE_SECONDS)
+                owned = [
+                    Broker(connection, queue=queue, shard=shard, retry_seconds=OUTAGE_SECONDS)
+                    for shard in range(shards)
+                ]
                 run = _Run(owned, source, files, options=options, stop=stop)
                 return run.until_it_ends(on_progress)
-        # A client is a face of its broker; a batch needs the logs of many requests in one read.
-        given = broker._broker if isinstance(broker, Client) else broker
-        return _Run(given, source, files, options=options, stop=stop).until_it_ends(on_progress)
+        # A client is a face of its brokers; a batch needs the logs of many requests in one read.
+        brokers = broker._brokers if isinstance(broker, Client) else [broker]
+        return _Run(brokers, source, files, options=options, stop=stop).until_it_ends(on_progress)
 
 
 @dataclass(slots=True)
@@ -167,29 +171,29 @@ class _Run:
 
     def __init__(
         self,
-        broker: Broker,
+        brokers: Sequence[Broker],
         source: Path,
         files: ResultFiles,
         *,
         options: BatchOptions,
         stop: threading.Event | None,
     ) -> None:
-        self._broker = broker
+        self._brokers = brokers
         self._files = files
         self._options = options
         self._stop = stop or threading.Event()
         self._began = time.monotonic()
         self._deadline_ms: int | None = None
         if options.deadline_seconds is not None:
-            self._deadline_ms = broker.now_ms() + int(options.deadline_seconds * 1000)
-        self._lines = _unfinished_lines(source, files, options.name)
+            self._deadline_ms = brokers[0].now_ms() + int(options.deadline_seconds * 1000)
+        self._lines = unfinished_lines(source, files, options.name)
         # In the order of the last read, so that no log waits for ever behind others.
         self._open: dict[str, _Open] = {}
         self._waiting: list[_Open] = []
         self._broken_off: str | None = None
         self._submit_after = 0.0
         self._progress = BatchProgress(
-            total=_count_lines(source),
+            total=count_lines(source),
             completed=files.num_completed,
             failed=files.num_failed,
             done_before=files.num_completed + files.num_failed,
@@ -244,11 +248,15 @@ class _Run:
                 )
                 for open_ in part
             ]
-            try:
-                answers = {a.request_id: a.state for a in self._broker.submit_many(requests)}
-            except QueueFull as full:
-                answers = dict.fromkeys(full.accepted, State.QUEUED)
-                self._submit_after = time.monotonic() + FULL_PAUSE_SECONDS
+            answers: dict[str, State] = {}
+            for shard, share in Parting(requests, len(self._brokers)).parts():
+                try:
+                    submitted = self._brokers[shard].submit_many(share)
+                except QueueFull as full:
+                    answers |= dict.fromkeys(full.accepted, State.QUEUED)
+                    self._submit_after = time.monotonic() + FULL_PAUSE_SECONDS
+                else:
+                    answers |= {answer.request_id: answer.state for answer in submitted}
             for request_id, open_ in by_id.items():
                 self._admit(open_, answers.get(request_id))
 
@@ -267,8 +275,14 @@ class _Run:
 
     def _read(self, *, block_seconds: float | None) -> None:
         """One round over all logs; when none has news, waits for those that waited longest."""
-        ids = list(self._open)
-        groups = [ids[first : first + READ_SIZE] for first in range(0, len(ids), READ_SIZE)]
+        shards: dict[Broker, list[str]] = {}
+        for request_id in self._open:
+            shards.setdefault(self._broker_of(request_id), []).append(request_id)
+        groups = [
+            ids[first : first + READ_SIZE]
+            for ids in shards.values()
+            for first in range(0, len(ids), READ_SIZE)
+        ]
         has_news = False
         for group in groups[1:]:
             has_news |= self._read_group(group, block_seconds=None)
@@ -277,10 +291,14 @@ class _Run:
         elif self._waiting and block_seconds is not None:
             self._stop.wait(max(0.0, self._submit_after - time.monotonic()))
 
+    def _broker_of(self, request_id: str) -> Broker:
+        return self._brokers[shard_of(request_id, len(self._brokers))]
+
     def _read_group(self, group: list[str], *, block_seconds: float | None) -> bool:
+        """Reads the logs of requests of one shard."""
         seen = {request_id: self._open[request_id].following.seen for request_id in group}
         try:
-            news = self._broker.read_output(seen, block_seconds=block_seconds)
+            news = self._broker_of(group[0]).read_output(seen, block_seconds=block_seconds)
         except ProtocolError as error:
             # One log of the group cannot be read; it must not take the others with it.
             if len(group) == 1:
@@ -334,7 +352,7 @@ class _Run:
                 continue
             open_.heard = now
             try:
-                open_.following.silent(self._broker.status(request_id))
+                open_.following.silent(self._broker_of(request_id).status(request_id))
             except OutputRewound:
                 # The log is what counts: read it again from its beginning.
                 open_.following = Following(request_id, known=True)
@@ -353,7 +371,7 @@ class _Run:
         self._broken_off = code
         for request_id in list(self._open):
             with contextlib.suppress(UnknownRequest):
-                self._broker.cancel(request_id)
+                self._broker_of(request_id).cancel(request_id)
         self._read(block_seconds=None)
         reason = _REASONS[code]
         for open_ in [*self._open.values(), *self._waiting]:
@@ -368,28 +386,3 @@ class _Run:
     def _fail(self, line: BatchLine | BadLine, code: str, message: str) -> None:
         self._files.write_error(error_line(line, code, message))
         self._progress = replace(self._progress, failed=self._progress.failed + 1)
-
-
-def _unfinished_lines(source: Path, files: ResultFiles, name: str) -> Iterator[BatchLine | BadLine]:
-    """The lines of the file that have no result yet. A repeated `custom_id` is a bad line."""
-    taken: set[bytes] = set()
-    with source.open(encoding="utf-8", errors="replace") as lines:
-        for number, text in enumerate(lines, start=1):
-            if not text.strip():
-                continue
-            line = parse_line(text, number=number, batch=name)
-            if line.custom_id is not None:
-                # Hashes, because a batch may have millions of lines.
-                mark = hashlib.sha256(ascii(line.custom_id).encode()).digest()[:16]
-                if mark in taken:
-                    message = f"line {number}: custom_id {line.custom_id!r} was used before"
-                    line = BadLine(number, line.custom_id, "duplicate_custom_id", message)
-                taken.add(mark)
-            is_bad = isinstance(line, BadLine)
-            if line.result_id not in files.done_bad if is_bad else line.custom_id not in files.done:
-                yield line
-
-
-def _count_lines(source: Path) -> int:
-    with source.open("rb") as lines:
-        return sum(1 for line in lines if line.strip())

@@ -1,9 +1,10 @@
-"""The files a batch writes: appended line by line, and picked up again where a crash left them."""
+"""The files of a batch: what is still to be done, and results that a crash cannot tear apart."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -11,7 +12,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from quire.batch_lines import BAD_LINE_PREFIX, CANCELLED, EXPIRED
+from quire.batch_lines import (
+    BAD_LINE_PREFIX,
+    CANCELLED,
+    EXPIRED,
+    BadLine,
+    BatchLine,
+    parse_line,
+)
 from quire.errors import QuireError
 
 
@@ -88,6 +96,32 @@ class ResultFiles:
         # What the batch's own end broke off is tried again, so it is no error any more.
         os.ftruncate(self._errors, 0)
         _write(self._errors, "".join(kept))
+
+
+def unfinished_lines(source: Path, files: ResultFiles, name: str) -> Iterator[BatchLine | BadLine]:
+    """The lines of the file that have no result yet. A repeated `custom_id` is a bad line."""
+    taken: set[bytes] = set()
+    with source.open(encoding="utf-8", errors="replace") as lines:
+        for number, text in enumerate(lines, start=1):
+            if not text.strip():
+                continue
+            line = parse_line(text, number=number, batch=name)
+            if line.custom_id is not None:
+                # Hashes, because a batch may have millions of lines.
+                mark = hashlib.sha256(ascii(line.custom_id).encode()).digest()[:16]
+                if mark in taken:
+                    message = f"line {number}: custom_id {line.custom_id!r} was used before"
+                    line = BadLine(number, line.custom_id, "duplicate_custom_id", message)
+                taken.add(mark)
+            is_bad = isinstance(line, BadLine)
+            if line.result_id not in files.done_bad if is_bad else line.custom_id not in files.done:
+                yield line
+
+
+def count_lines(source: Path) -> int:
+    """The lines of the file that are not blank."""
+    with source.open("rb") as lines:
+        return sum(1 for line in lines if line.strip())
 
 
 def _open_alone(path: Path) -> int:

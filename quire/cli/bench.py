@@ -18,7 +18,7 @@ from typing import Any
 
 from quire.aio import AsyncClient
 from quire.arguments import RequestArguments
-from quire.async_broker import AsyncBroker, connect_async
+from quire.async_broker import connect_async
 from quire.cli import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL
 from quire.cli.console import Console, add_server
 from quire.errors import InvalidRequest, QuireError
@@ -190,8 +190,7 @@ async def _run(
     arguments: argparse.Namespace, requests: Sequence[RequestArguments], console: Console
 ) -> tuple[list[Sample], float]:
     connection = connect_async(arguments.redis_url)
-    broker = AsyncBroker(connection, queue=arguments.queue, shard=arguments.shard)
-    client = AsyncClient(broker)
+    client = AsyncClient(connection, queue=arguments.queue, shards=arguments.shards)
     turns = asyncio.Semaphore(arguments.max_concurrency or len(requests))
     began = time.monotonic()
     samples: list[Sample] = []
@@ -215,7 +214,7 @@ async def _run(
         await asyncio.gather(*tasks)
         return samples, time.monotonic() - began
     finally:
-        await broker.close()
+        await client.close()
         await connection.aclose()
 
 

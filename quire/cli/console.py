@@ -12,9 +12,9 @@ from enum import Enum
 from typing import Any
 
 from quire.broker import Broker
+from quire.client import DEFAULT_URL, Client
 from quire.connection import connect
-
-DEFAULT_URL = "redis://127.0.0.1:6379/0"
+from quire.errors import InvalidRequest
 
 
 @dataclasses.dataclass(slots=True)
@@ -88,20 +88,31 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--redis-url", default=url, metavar="URL", help="[QUIRE_REDIS_URL]")
     queue = os.environ.get("QUIRE_QUEUE", "default")
     parser.add_argument("--queue", default=queue, metavar="NAME", help="[QUIRE_QUEUE or default]")
-    shard = os.environ.get("QUIRE_SHARD", "0")
-    parser.add_argument("--shard", type=int, default=shard, metavar="N", help="[QUIRE_SHARD or 0]")
+    shards = os.environ.get("QUIRE_SHARDS", "1")
+    help_ = "how many the queue has [QUIRE_SHARDS or 1]"
+    parser.add_argument("--shards", type=int, default=shards, metavar="N", help=help_)
     add_json(parser)
 
 
-def broker_of(arguments: argparse.Namespace, **settings: Any) -> Broker:
-    """A broker as `add_server`'s flags name it. InvalidRequest when they cannot be right."""
-    from quire.errors import InvalidRequest
-
+def brokers_of(arguments: argparse.Namespace, **settings: Any) -> list[Broker]:
+    """The brokers of all shards, as `add_server`'s flags name them. InvalidRequest."""
     try:
         connection = connect(arguments.redis_url)
-        return Broker(connection, queue=arguments.queue, shard=arguments.shard, **settings)
+        return [
+            Broker(connection, queue=arguments.queue, shard=shard, **settings)
+            for shard in range(max(1, arguments.shards))
+        ]
     except ValueError as error:
         raise InvalidRequest("redis-url or queue", str(error)) from error
+
+
+def client_of(arguments: argparse.Namespace) -> Client:
+    """A client of the queue that `add_server`'s flags name. InvalidRequest."""
+    try:
+        connection = connect(arguments.redis_url)
+        return Client(connection, queue=arguments.queue, shards=arguments.shards)
+    except ValueError as error:
+        raise InvalidRequest("redis-url, queue or shards", str(error)) from error
 
 
 def to_json(value: Any) -> str:

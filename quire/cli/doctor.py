@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 
 from quire.broker import Broker
 from quire.cli import EXIT_ERROR, EXIT_OK
-from quire.cli.console import Console, add_server, broker_of
+from quire.cli.console import Console, add_server, brokers_of
 from quire.errors import QuireError
 
 #: The oldest server whose commands suffice.
@@ -79,14 +79,14 @@ def _examine(arguments: argparse.Namespace) -> Iterator[Finding]:
     version = platform.python_version()
     good = sys.version_info[:2] >= MIN_PYTHON
     yield Finding("python", Verdict.OK if good else Verdict.FAIL, version)
-    yield from _redis(broker_of(arguments, retry_seconds=0.0))
+    yield from _redis(brokers_of(arguments, retry_seconds=0.0))
     if not arguments.no_torch:
         yield _torch()
     yield _model(arguments.model)
 
 
-def _redis(broker: Broker) -> Iterator[Finding]:
-    connection = broker._connection
+def _redis(brokers: Sequence[Broker]) -> Iterator[Finding]:
+    connection = brokers[0]._connection
     try:
         began = time.monotonic()
         connection.ping()
@@ -102,10 +102,10 @@ def _redis(broker: Broker) -> Iterator[Finding]:
         yield _persistence(info)
         yield _memory(info)
     yield _scripts(connection)
-    skew = abs(broker.now_ms() / 1000 - time.time())
+    skew = abs(brokers[0].now_ms() / 1000 - time.time())
     verdict = Verdict.OK if skew <= MAX_CLOCK_SKEW_SECONDS else Verdict.WARN
     yield Finding("clock", verdict, f"{skew:.1f} s between Redis and this machine")
-    yield _workers(broker)
+    yield from map(_workers, brokers)
 
 
 def _info(connection: redis.Redis) -> dict[str, Any]:
@@ -158,11 +158,10 @@ def _workers(broker: Broker) -> Finding:
         ready = [worker.name for worker in broker.workers() if worker.seen_seconds < 60]
     except QuireError as error:
         return Finding("workers", Verdict.FAIL, str(error))
-    queue = broker.keys.queue
+    where = f"on shard {broker.keys.shard} of queue {broker.keys.queue!r}"
     if not ready:
-        advice = "start one: quire worker"
-        return Finding("workers", Verdict.WARN, f"none on queue {queue!r}", advice)
-    return Finding("workers", Verdict.OK, f"{len(ready)} on queue {queue!r}: {', '.join(ready)}")
+        return Finding("workers", Verdict.WARN, f"none {where}", "start one: quire worker")
+    return Finding("workers", Verdict.OK, f"{len(ready)} {where}: {', '.join(ready)}")
 
 
 _TORCH_PROGRAM = """

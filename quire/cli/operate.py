@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Sequence
+from typing import Any
 
 from quire.broker import Broker
 from quire.cli import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
-from quire.cli.console import Console, add_server, broker_of, plain
+from quire.cli.console import Console, add_server, brokers_of, plain
 from quire.errors import UnknownRequest
 from quire.inspection import ShardState, inspect_shards
 from quire.transitions import DeadLetter
@@ -24,7 +26,7 @@ def add_status(parser: argparse.ArgumentParser) -> None:
 
 def run_status(arguments: argparse.Namespace, console: Console) -> int:
     """Prints one look at the queue."""
-    _show(_look(broker_of(arguments)), console)
+    _show(_look(brokers_of(arguments)), console)
     return EXIT_OK
 
 
@@ -37,14 +39,14 @@ def add_top(parser: argparse.ArgumentParser) -> None:
 
 def run_top(arguments: argparse.Namespace, console: Console) -> int:
     """Prints a look every --interval seconds, in place on a terminal, until interrupted."""
-    broker = broker_of(arguments)
+    brokers = brokers_of(arguments)
     in_place = sys.stdout.isatty() and not console.is_json
     looks = 0
     while True:
-        state = _look(broker)
+        shards = _look(brokers)
         if in_place:
             console.piece("\x1b[H\x1b[2J")
-        _show(state, console)
+        _show(shards, console)
         console.piece("")
         looks += 1
         if arguments.count is not None and looks >= arguments.count:
@@ -63,12 +65,13 @@ def add_queue(parser: argparse.ArgumentParser) -> None:
 
 def run_queue(arguments: argparse.Namespace, console: Console) -> int:
     """Prints whether the queue is paused after that."""
-    broker = broker_of(arguments)
-    if arguments.action == "pause":
-        broker.pause(arguments.reason)
-    else:
-        broker.resume()
-    reason = broker.pause_reason()
+    brokers = brokers_of(arguments)
+    for broker in brokers:
+        if arguments.action == "pause":
+            broker.pause(arguments.reason)
+        else:
+            broker.resume()
+    reason = brokers[0].pause_reason()
     state = "running" if reason is None else f"paused  {reason}".rstrip()
     value = {"queue": arguments.queue, "paused": reason is not None, "reason": reason}
     console.data(value, f"{arguments.queue}  {state}")
@@ -96,22 +99,24 @@ def add_dead(parser: argparse.ArgumentParser) -> None:
 
 def run_dead(arguments: argparse.Namespace, console: Console) -> int:
     """Runs the action on dead letters."""
-    broker = broker_of(arguments)
-    if arguments.action == "ls":
-        return _list(broker.dead_letters(count=arguments.count), console)
+    brokers = brokers_of(arguments)
     if arguments.action == "purge" and arguments.all != (not arguments.id):
         console.complain("purge takes either ids or --all")
         return EXIT_USAGE
     if arguments.action == "purge" and arguments.all:
-        count = broker._connection.xtrim(broker.keys.dead, maxlen=0, approximate=False)
+        count = sum(_purge_all(broker) for broker in brokers)
         console.data({"purged": count}, f"purged {count}")
         return EXIT_OK
-    letters = broker.dead_letters(count=MAX_LETTERS)
+    count = arguments.count if arguments.action == "ls" else MAX_LETTERS
+    letters = [(letter, b) for b in brokers for letter in b.dead_letters(count=count)]
+    if arguments.action == "ls":
+        return _list([letter for letter, _ in letters], console)
     wanted = [arguments.id] if arguments.action == "show" else arguments.id
     good = []
     for name in wanted:
         try:
-            _act(arguments, broker, _letter(letters, name), console)
+            letter, broker = _letter(letters, name)
+            _act(arguments, broker, letter, console)
             good.append(True)
         except UnknownRequest as error:
             console.complain(error)
@@ -121,11 +126,11 @@ def run_dead(arguments: argparse.Namespace, console: Console) -> int:
     return EXIT_PARTIAL if any(good) else EXIT_ERROR
 
 
-def _letter(letters: list[DeadLetter], name: str) -> DeadLetter:
-    """The newest letter of this request or letter id. UnknownRequest."""
-    for letter in letters:
+def _letter(letters: list[tuple[DeadLetter, Broker]], name: str) -> tuple[DeadLetter, Broker]:
+    """The newest letter of this request or letter id, and who keeps it. UnknownRequest."""
+    for letter, broker in letters:
         if name in (letter.request_id, letter.entry_id):
-            return letter
+            return letter, broker
     raise UnknownRequest(name, "no such dead letter")
 
 
@@ -173,36 +178,51 @@ def _readable(original: bytes) -> object:
         return original.hex()
 
 
-def _look(broker: Broker) -> ShardState:
-    (state,) = inspect_shards(broker._connection, [broker.keys])
-    return state
+def _purge_all(broker: Broker) -> int:
+    count: Any = broker._connection.xtrim(broker.keys.dead, maxlen=0, approximate=False)
+    return int(count)
 
 
-def _show(state: ShardState, console: Console) -> None:
+def _look(brokers: Sequence[Broker]) -> list[ShardState]:
+    return inspect_shards(brokers[0]._connection, [broker.keys for broker in brokers])
+
+
+def _show(shards: Sequence[ShardState], console: Console) -> None:
     if console.is_json:
-        console.data(state)
+        for number, shard in enumerate(shards):
+            console.data({"shard": number} | plain(shard))
         return
+    streams = [
+        (number, ingress)
+        for number, shard in enumerate(shards)
+        for ingress in reversed(shard.ingress)
+    ]
     rows = [
         (
+            number,
             ingress.priority.name.lower(),
             ingress.num_undelivered,
             ingress.num_pending,
             f"{max(ingress.undelivered_seconds, ingress.pending_seconds):.1f}",
         )
-        for ingress in reversed(state.ingress)
+        for number, ingress in streams
     ]
-    console.table(("priority", "waiting", "delivered", "oldest_s"), rows)
-    console.data(
-        None,
-        f"\nscheduled {state.num_scheduled}  running {state.num_leases}"
-        f"  expired leases {state.num_expired_leases}  dead letters {state.num_dead_letters}"
-        f"{'  PAUSED' if state.is_paused else ''}\n",
-    )
+    console.table(("shard", "priority", "waiting", "delivered", "oldest_s"), rows)
+    console.data(None, "")
+    sums = [
+        (number, s.num_scheduled, s.num_leases, s.num_expired_leases, s.num_dead_letters,
+         "PAUSED" if s.is_paused else "no")
+        for number, s in enumerate(shards)
+    ]  # fmt: skip
+    header = ("shard", "scheduled", "running", "expired_leases", "dead_letters", "paused")
+    console.table(header, sums)
+    console.data(None, "")
     workers = [
-        (worker.name, worker.state, f"{worker.seen_seconds:.1f}", _load(worker.load))
-        for worker in sorted(state.workers, key=lambda worker: worker.name)
+        (number, worker.name, worker.state, f"{worker.seen_seconds:.1f}", _load(worker.load))
+        for number, shard in enumerate(shards)
+        for worker in sorted(shard.workers, key=lambda worker: worker.name)
     ]
-    console.table(("worker", "state", "seen_s", "load"), workers)
+    console.table(("shard", "worker", "state", "seen_s", "load"), workers)
 
 
 def _load(load: object) -> str:

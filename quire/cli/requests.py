@@ -11,8 +11,8 @@ from typing import Any
 from quire.arguments import RequestArguments
 from quire.broker import Broker
 from quire.cli import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL
-from quire.cli.console import Console, add_server, broker_of, plain
-from quire.client import Client, Handle
+from quire.cli.console import Console, add_server, client_of, plain
+from quire.client import Handle
 from quire.errors import InvalidRequest, ProtocolError, RequestFailed, UnknownRequest
 from quire.protocol import GenerationRequest
 
@@ -58,7 +58,7 @@ def run_submit(arguments: argparse.Namespace, console: Console) -> int:
     if named and len(prompts) > 1:
         raise InvalidRequest("id", "an id or a key names one request")
     requests = [_request_of(arguments, prompt) for prompt in prompts]
-    handles = Client(broker_of(arguments)).submit_many(requests)
+    handles = client_of(arguments).submit_many(requests)
     if not (arguments.follow or arguments.wait):
         for handle in handles:
             console.data({"request_id": handle.request_id}, handle.request_id)
@@ -76,7 +76,7 @@ def add_tail(parser: argparse.ArgumentParser) -> None:
 
 def run_tail(arguments: argparse.Namespace, console: Console) -> int:
     """Prints chunks; with --json one record each, and the request's end as the last."""
-    handle = Client(broker_of(arguments)).attach(arguments.id)
+    handle = client_of(arguments).attach(arguments.id)
     return _exit_code([_tail(handle, console, after=arguments.after)])
 
 
@@ -89,7 +89,7 @@ def add_result(parser: argparse.ArgumentParser) -> None:
 
 def run_result(arguments: argparse.Namespace, console: Console) -> int:
     """Prints the text, or the whole completion with --json."""
-    handle = Client(broker_of(arguments)).attach(arguments.id)
+    handle = client_of(arguments).attach(arguments.id)
     return _exit_code([_result(handle, console, timeout=arguments.timeout)])
 
 
@@ -101,11 +101,11 @@ def add_cancel(parser: argparse.ArgumentParser) -> None:
 
 def run_cancel(arguments: argparse.Namespace, console: Console) -> int:
     """Prints the state of each request after that."""
-    broker = broker_of(arguments)
+    client = client_of(arguments)
     good = []
     for request_id in arguments.id:
         try:
-            state = str(broker.cancel(request_id))
+            state = str(client.cancel(request_id))
         except UnknownRequest as error:
             console.complain(error)
             good.append(False)
@@ -124,7 +124,7 @@ def add_inspect(parser: argparse.ArgumentParser) -> None:
 
 def run_inspect(arguments: argparse.Namespace, console: Console) -> int:
     """Prints the record, the envelope while it is kept, the end, and what the log holds."""
-    broker = broker_of(arguments)
+    broker = client_of(arguments)._broker_of(arguments.id)
     found = _everything(broker, arguments.id, content=arguments.content)
     if console.is_json:
         console.data(found)

@@ -6,10 +6,10 @@ import argparse
 import signal
 import threading
 
-from quire.batch import DEFAULT_MAX_INFLIGHT, OUTAGE_SECONDS, BatchProgress, run_batch
+from quire.batch import DEFAULT_MAX_INFLIGHT, BatchProgress, run_batch
 from quire.batch_files import BatchFileError
 from quire.cli import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
-from quire.cli.console import Console, add_server, broker_of
+from quire.cli.console import Console, add_server
 
 
 def add_run_batch(parser: argparse.ArgumentParser) -> None:
@@ -39,10 +39,12 @@ def run_run_batch(arguments: argparse.Namespace, console: Console) -> int:
     }
     try:
         progress = run_batch(
-            broker_of(arguments, retry_seconds=OUTAGE_SECONDS),
+            arguments.redis_url,
             arguments.input,
             arguments.output,
             errors_path=arguments.errors,
+            queue=arguments.queue,
+            shards=arguments.shards,
             resume=arguments.resume,
             name=arguments.name,
             max_inflight=arguments.max_inflight,

@@ -1,19 +1,29 @@
 """Many logs read by one process: few connections, no reader held up by another, no lost news."""
 
 import asyncio
+import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from quire import BrokerUnavailable, Client, ProtocolError, QueueFull, State
+from quire import Broker, BrokerUnavailable, Client, ProtocolError, QueueFull, State
 from quire.aio import AsyncClient
 from quire.async_broker import AsyncBroker, connect_async
 from quire.connection import connect
+from quire.parting import Parting
 from quire.reader import SharedReadsBroker
-from quire.testing import FakeQuire
-from tests.quire.builders import claim_next, make_item, text_of, token_at
+from quire.testing import FakeQuire, FakeWorker
+from quire.transitions import Submitted
+from tests.quire.builders import (
+    claim_next,
+    make_item,
+    make_request,
+    queue_keys,
+    text_of,
+    token_at,
+)
 from tests.quire.loop_face import async_twin
 from tests.quire.proxy import lossy_proxy
 
@@ -102,7 +112,7 @@ def test_a_reader_that_does_not_come_back_holds_up_nobody_and_misses_nothing(con
         others = await asyncio.gather(*map(text_streamed, handles[1:]))
         await asyncio.to_thread(publishing.join)
         # Nothing was kept for it meanwhile: its rest is read from the log.
-        assert not client._broker._reader._waits
+        assert not client._brokers[0]._reader._waits
         rest = "".join([chunk.text async for chunk in slow])
         await client.close()
         return first.text + rest, others
@@ -125,7 +135,7 @@ def test_a_new_reader_in_the_loop_does_not_wait_for_the_read_that_is_blocked(con
 
     async def scenario():
         client = AsyncClient(async_twin(connection), queue=broker.keys.queue)
-        reader = client._broker._reader
+        reader = client._brokers[0]._reader
         waiting = asyncio.create_task(text_streamed(client.attach(silent.request_id)))
         await asyncio.to_thread(until, lambda: reader._is_blocked)
         newcomer = asyncio.create_task(anext(client.stream(busy.request_id)))
@@ -169,7 +179,7 @@ def test_two_readers_at_different_places_of_one_log_each_get_what_they_lack(conn
         ahead, behind = client.stream(handle.request_id, after=1), client.stream(handle.request_id)
         texts = [(await anext(ahead)).text, (await anext(behind)).text]
         both = asyncio.gather(anext(ahead), anext(behind))
-        waits = client._broker._reader._waits
+        waits = client._brokers[0]._reader._waits
         await asyncio.to_thread(until, lambda: waits and waits.groups())
         broker.commit([make_item(claim, 2, 4)])
         texts += [chunk.text for chunk in await both]
@@ -186,7 +196,7 @@ def test_a_damaged_log_is_an_error_for_its_own_reader_only(connection, broker):
         publisher = Publisher(broker)
         publisher.claim(2)
         results = asyncio.gather(text_streamed(bad), text_streamed(good), return_exceptions=True)
-        waits = client._broker._reader._waits
+        waits = client._brokers[0]._reader._waits
         await asyncio.to_thread(until, lambda: len(waits._by_request) == 2)
         connection.xadd(broker.keys.output(bad.request_id), {"not": "ours"}, id="9-9")
         connection.expire(broker.keys.output(bad.request_id), 60)
@@ -248,3 +258,43 @@ def test_the_fake_queue_has_an_asynchronous_client():
 
     with FakeQuire(answer=lambda request: "async") as fake:
         assert asyncio.run(scenario(fake)) == "async"
+
+
+@pytest.mark.real_redis
+def test_a_queue_of_many_shards_is_one_queue_for_its_client(real_server, real_broker):
+    brokers = [
+        Broker(real_broker._connection, queue=real_broker.keys.queue, shard=shard)
+        for shard in range(3)
+    ]
+
+    async def scenario():
+        async with AsyncClient(real_server.url, queue=real_broker.keys.queue, shards=3) as client:
+            handles = await client.submit_many([{"prompt": str(n)} for n in range(30)])
+            results = await asyncio.gather(*(handle.result(timeout=20) for handle in handles))
+            again = await client.result(handles[0].request_id)
+            return [result.text for result in results], again.text
+
+    with contextlib.ExitStack() as workers:
+        for broker in brokers:
+            broker.ensure_groups()
+            workers.enter_context(FakeWorker(broker, lambda request: request.body["prompt"]))
+        texts, again = asyncio.run(scenario())
+    assert texts == [str(n) for n in range(30)]
+    assert again == "0"
+    for broker in brokers[1:]:
+        for key in queue_keys(broker._connection, broker):
+            broker._connection.delete(key)
+
+
+def test_one_shard_that_is_full_does_not_hide_what_the_others_took():
+    requests = [make_request(id=str(n)) for n in range(6)]
+    parting = Parting(requests, 2)
+    parts = dict(parting.parts())
+    assert sorted(parts) == [0, 1] and sum(map(len, parts.values())) == 6
+    taken = [Submitted(request.id, State.QUEUED, created=True) for request in parts[0]]
+    parting.answered(0, taken)
+    parting.failed(QueueFull("full", limit="tokens", accepted=(parts[1][0].id,)))
+    with pytest.raises(QueueFull) as caught:
+        parting.answers()
+    assert caught.value.limit == "tokens"
+    assert set(caught.value.accepted) == {one.request_id for one in taken} | {parts[1][0].id}

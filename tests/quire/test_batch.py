@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quire import RequestFailed
+from quire import Broker, Client, RequestFailed
 from quire.batch import run_batch
 from quire.batch_files import BatchFileError
 from quire.testing import FakeQuire, FakeWorker
@@ -152,6 +152,16 @@ def test_more_lines_than_one_read_takes_all_come_back(folder):
     with FakeQuire(answer=echo) as fake:
         folder.run(fake.client(), max_inflight=600)
     assert folder.texts == {f"r{index}": f"P{index}" for index in range(600)}
+
+
+def test_the_shards_of_a_queue_share_a_batch(folder):
+    folder.write(*(ask(f"r{index}", f"p{index}") for index in range(30)))
+    with FakeQuire() as fake:
+        brokers = [Broker(fake.connection, queue="sharded", shard=shard) for shard in range(2)]
+        with FakeWorker(brokers[0], echo) as first, FakeWorker(brokers[1], echo) as second:
+            folder.run(Client(fake.connection, queue="sharded", shards=2))
+    assert folder.texts == {f"r{index}": f"P{index}" for index in range(30)}
+    assert first.requests and second.requests
 
 
 def test_a_second_run_of_the_same_batch_generates_nothing_again(folder):
