@@ -128,6 +128,12 @@ class Settings(ProcessSettings):
     device: Literal["auto", "cpu", "cuda"] = setting(
         "Model", "Where the model runs.", default="auto"
     )
+    model_path: Literal["auto", "fast", "wide"] = setting(
+        "Model",
+        "`fast` is the common decoder in one call, `wide` the model's own code; `auto` takes the "
+        "fast one wherever its logits are those of the wide one.",
+        default="auto",
+    )
     attention_backend: Literal["auto", "reference", "cpu", "cuda"] = setting(
         "Model", "Implementation of paged attention.", default="auto"
     )
@@ -165,6 +171,19 @@ class Settings(ProcessSettings):
     )
     preemption_mode: PreemptionMode = setting(
         "Scheduler", "What becomes of the KV of a preempted request.", default="auto"
+    )
+    swap_min_tokens: int = setting(
+        "Scheduler",
+        "Computed tokens from which `auto` swaps instead of recomputing.",
+        default=64,
+        ge=0,
+    )
+    watermark: float = setting(
+        "Scheduler",
+        "Share of the blocks kept free at admission, so that running requests can grow.",
+        default=0.01,
+        ge=0.0,
+        lt=1.0,
     )
     check_invariants: bool = setting(
         "Scheduler",

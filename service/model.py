@@ -6,6 +6,7 @@ function, so that `--help` and the tests of the service never pay for it.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import version
 
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -36,20 +37,16 @@ def load_model(settings: Settings) -> ServedModel:
     Raises:
         ModelRefused: this model cannot be served here; the message says why.
     """
-    import torch
     from transformers.utils.logging import disable_progress_bar
 
     from engine.model.runner import load_runner
 
     # The log is one event per line, for programs too.
     disable_progress_bar()  # type: ignore[no-untyped-call]
-    device = settings.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     runner = load_runner(
         settings.model_source,
         dtype=settings.dtype,
-        device=device,
+        device=settings.device,
         block_size=settings.block_size,
         num_blocks=settings.num_blocks,
         kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
@@ -57,6 +54,7 @@ def load_model(settings: Settings) -> ServedModel:
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         attention_backend=settings.attention_backend,
+        model_path=settings.model_path,
     )
     facts = runner.config_facts
     config = engine_config(
@@ -66,23 +64,12 @@ def load_model(settings: Settings) -> ServedModel:
         vocab_size=facts.vocab_size,
         eos_token_ids=facts.eos_token_ids,
     )
-
-    def read_memory() -> dict[str, int]:
-        if device == "cpu":
-            return {}
-        free, total = torch.cuda.mem_get_info()
-        return {
-            "allocated": torch.cuda.memory_allocated(),
-            "reserved": total - free,
-            "total": total,
-        }
-
     return ServedModel(
         engine=Engine(config, runner),
         tokenizer=ModelTokenizer.load(str(facts.tokenizer_folder)),
         fingerprint=facts.fingerprint,
-        build={"torch": torch.__version__, "device": device, "dtype": settings.dtype},
-        read_memory=read_memory,
+        build={"torch": version("torch"), "device": facts.device, "dtype": facts.dtype},
+        read_memory=runner.device_memory,
     )
 
 
@@ -109,5 +96,7 @@ def engine_config(
         policy=settings.policy,
         aging_seconds=settings.aging_seconds,
         preemption_mode=settings.preemption_mode,
+        swap_min_tokens=settings.swap_min_tokens,
+        watermark=settings.watermark,
         check_invariants=settings.check_invariants,
     )

@@ -40,6 +40,7 @@ class ConfigFacts:
         fingerprint: of weights, precision, libraries and code path; where it differs, a resumed
             generation may leave the path it was on at a near-tie.
         tokenizer_folder: where the tokenizer files are.
+        dtype, device: what "auto" has become.
     """
 
     vocab_size: int
@@ -50,6 +51,8 @@ class ConfigFacts:
     block_size: int
     fingerprint: str
     tokenizer_folder: Path
+    dtype: str
+    device: str
 
 
 class ModelRunner:
@@ -99,6 +102,14 @@ class ModelRunner:
                 raise DeviceFailed(f"the device failed in step {batch.step}: {error}") from error
             raise
 
+    def device_memory(self) -> dict[str, int]:
+        """Bytes of device memory by kind: allocated, reserved, total; empty on a CPU."""
+        if self._device.type != "cuda":
+            return {}
+        free, total = torch.cuda.mem_get_info(self._device)
+        allocated = torch.cuda.memory_allocated(self._device)
+        return {"allocated": allocated, "reserved": total - free, "total": total}
+
     def _move_blocks(self, batch: Batch) -> None:
         try:
             self.kv_pool.swap_out(batch.swap_out)
@@ -127,7 +138,7 @@ def load_runner(
     max_num_seqs: int,
     max_num_batched_tokens: int,
     dtype: str = "auto",
-    device: str = "cpu",
+    device: str = "auto",
     block_size: int = 16,
     num_blocks: int | None = None,
     kv_cache_memory_bytes: int | None = None,
@@ -145,7 +156,7 @@ def load_runner(
     Raises:
         ModelRefused: the model, the backend or the memory does not allow it.
     """
-    place = torch.device(device)
+    place = torch.device(_default_device() if device == "auto" else device)
     loaded = load_model(path, dtype=dtype, device=place)
     backend = _backend(attention_backend, loaded, block_size=block_size)
     model = choose_model(
@@ -199,6 +210,10 @@ def is_device_failure(error: BaseException) -> bool:
     )
 
 
+def _default_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def _facts(
     loaded: LoadedModel, model: CausalModel, kv_pool: KVPool, fingerprint: str
 ) -> ConfigFacts:
@@ -211,6 +226,8 @@ def _facts(
         block_size=kv_pool.block_size,
         fingerprint=fingerprint,
         tokenizer_folder=loaded.folder,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        device=loaded.model.device.type,
     )
 
 

@@ -19,7 +19,7 @@ LOG_TAIL_CHARACTERS = 2000
 #: blocks let prompts of a few words share their beginnings.
 WORKER_FLAGS = (
     *("--block-size", "8", "--num-blocks", "320", "--num-host-blocks", "160"),
-    *("--max-num-seqs", "24", "--max-num-batched-tokens", "192"),
+    *("--max-num-seqs", "24", "--max-num-batched-tokens", "192", "--swap-min-tokens", "32"),
     *("--lease-seconds", "3", "--drain-seconds", "10", "--http-port", "0", "--claim-batch", "8"),
 )
 
