@@ -11,7 +11,7 @@ import random
 import socket
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import redis
 from redis.backoff import NoBackoff
@@ -30,6 +30,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from quire.errors import BrokerUnavailable, QueueFull, QuireError
+from quire.sentinel import connect_through_sentinels, is_sentinel_url
 
 #: The longest a read may block on the server. A blocked reader can hang across a failover.
 MAX_BLOCK_SECONDS = 2.0
@@ -53,18 +54,22 @@ _Result = TypeVar("_Result")
 def connect(url: str, *, block_seconds: float = MAX_BLOCK_SECONDS) -> redis.Redis:
     """A client that never retries by itself and whose sockets outlive a read of `block_seconds`.
 
-    Nothing is sent yet. A connection used only for calls that do not block (heartbeats, commits)
-    should be made with `block_seconds=0`, so that a dead server is noticed sooner.
+    Takes `redis://`, `rediss://` (TLS; `?ssl_ca_certs=<file>` and the like), `unix://` and the urls
+    of sentinels, see sentinel.py. Nothing is sent yet. A connection used only for calls that do not
+    block (heartbeats, commits) should be made with `block_seconds=0`, so that a dead server is
+    noticed sooner. ValueError for a url that cannot be right.
     """
-    return redis.Redis.from_url(
-        url,
-        socket_timeout=block_seconds + SOCKET_MARGIN_SECONDS,
-        socket_connect_timeout=CONNECT_SECONDS,
-        socket_keepalive=True,
-        socket_keepalive_options=_keepalive_options(),
-        retry=Retry(NoBackoff(), 0),
-        decode_responses=False,
-    )
+    settings: dict[str, Any] = {
+        "socket_timeout": block_seconds + SOCKET_MARGIN_SECONDS,
+        "socket_connect_timeout": CONNECT_SECONDS,
+        "socket_keepalive": True,
+        "socket_keepalive_options": _keepalive_options(),
+        "retry": Retry(NoBackoff(), 0),
+        "decode_responses": False,
+    }
+    if is_sentinel_url(url):
+        return connect_through_sentinels(url, settings)
+    return redis.Redis.from_url(url, **settings)
 
 
 def socket_timeout_of(connection: redis.Redis) -> float | None:

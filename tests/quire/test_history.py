@@ -74,7 +74,7 @@ def test_a_log_from_before_there_were_hashes_goes_on_without_them(broker, connec
 
 
 def grow_back(client, broker, connection, *, seen, lost_from, item, end):
-    """A reader of `seen` tokens, and a log cut to `lost_from` that another worker grows to `end`."""
+    """A reader of `seen` tokens, and a log that was cut to `lost_from` and grew to `end`."""
     handle = client.submit("x")
     claimed = claim_next(broker)
     broker.commit([make_item(claimed.claim, 0, lost_from)])

@@ -1,0 +1,70 @@
+"""Connections to a Redis whose address is known to its sentinels, and may change.
+
+    redis+sentinel://[user:password@]host:port[,host:port ...]/<service>[/<database>]
+
+and `rediss+sentinel` where the server speaks TLS. The user and password are the server's; those of
+the sentinels themselves, if they have any, follow as `?sentinel_username=..&sentinel_password=..`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import redis
+from redis.sentinel import Sentinel
+
+#: The schemes of such a url, and whether the server speaks TLS.
+SCHEMES: Mapping[str, bool] = {"redis+sentinel": False, "rediss+sentinel": True}
+
+#: Where a sentinel listens that names no port.
+DEFAULT_PORT = 26379
+
+#: How long a sentinel may take to answer.
+SENTINEL_SECONDS = 1.0
+
+
+def is_sentinel_url(url: str) -> bool:
+    """Whether a url is one of those `connect_through_sentinels` takes."""
+    return url.partition("://")[0] in SCHEMES
+
+
+def connect_through_sentinels(url: str, settings: Mapping[str, Any]) -> redis.Redis:
+    """A client of the server that is the master now, found again whenever it connects.
+
+    `settings` are those of every connection to it. ValueError for a url that cannot be right.
+    """
+    parts = urlsplit(url)
+    server, _, hosts = parts.netloc.rpartition("@")
+    service, _, database = parts.path.removeprefix("/").partition("/")
+    if not hosts or not service or not (database or "0").isdecimal():
+        raise ValueError("a sentinel url names hosts, a service, and a database by its number")
+    username, _, password = server.partition(":")
+    query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    own = {
+        "username": query.get("sentinel_username"),
+        "password": query.get("sentinel_password"),
+        "socket_timeout": SENTINEL_SECONDS,
+        "socket_connect_timeout": SENTINEL_SECONDS,
+    }
+    make: Any = Sentinel
+    sentinels = make([_address(host) for host in hosts.split(",")], sentinel_kwargs=own)
+    master: redis.Redis = sentinels.master_for(
+        service,
+        db=int(database or 0),
+        username=unquote(username) or None,
+        password=unquote(password) or None,
+        ssl=SCHEMES[parts.scheme],
+        **settings,
+    )
+    return master
+
+
+def _address(host: str) -> tuple[str, int]:
+    name, separator, port = host.rpartition(":")
+    if not separator or port.endswith("]"):
+        name, port = host, str(DEFAULT_PORT)
+    if not port.isdecimal():
+        raise ValueError(f"{host!r} is not a host with a port")
+    return name.strip("[]"), int(port)

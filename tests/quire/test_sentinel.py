@@ -1,0 +1,139 @@
+"""Other ways to a server: through its sentinels, across a failover, and under TLS."""
+
+import contextlib
+import shutil
+import subprocess
+import time
+
+import pytest
+import redis
+
+from quire.broker import Broker
+from quire.connection import connect
+from quire.errors import BrokerUnavailable
+from quire.keys import Keys
+from quire.local_redis import URL_VARIABLE, LocalRedis, _free_port
+from quire.output import State
+from quire.sentinel import connect_through_sentinels
+from tests.quire.builders import make_request
+
+pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(90)]
+
+#: How long sentinels may take to find each other, or a new master.
+PATIENCE_SECONDS = 40.0
+
+
+@pytest.fixture
+def start(monkeypatch):
+    """Starts servers of our own; skips where there is none to start."""
+    monkeypatch.delenv(URL_VARIABLE, raising=False)
+    if shutil.which("redis-server") is None:
+        pytest.skip("no redis-server to start on this machine")
+    with contextlib.ExitStack() as stack:
+        yield lambda *options: stack.enter_context(LocalRedis.start(options=options))
+
+
+def port_of(server: LocalRedis) -> str:
+    return server.url.rpartition(":")[2].partition("/")[0]
+
+
+@pytest.fixture
+def sentinel(start, tmp_path):
+    """A master with one replica, and a sentinel that knows both. Yields the sentinel's port."""
+    master = start("--appendonly", "no")
+    start("--replicaof", "127.0.0.1", port_of(master))
+    port = _free_port()
+    (tmp_path / "sentinel.conf").write_text(
+        f"port {port}\ndir {tmp_path}\nsentinel monitor shop 127.0.0.1 {port_of(master)} 1\n"
+        "sentinel down-after-milliseconds shop 1000\nsentinel failover-timeout shop 5000\n"
+    )
+    command = ["redis-server", str(tmp_path / "sentinel.conf"), "--sentinel"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        with redis.Redis(port=port) as asked:
+            eventually(lambda: replicas_known_to(asked) == 1)
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
+def eventually(condition):
+    give_up = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < give_up:
+        with contextlib.suppress(redis.RedisError):
+            if condition():
+                return
+        time.sleep(0.05)
+    raise AssertionError("it did not come about")
+
+
+def replicas_known_to(sentinel: redis.Redis) -> int:
+    replicas = sentinel.sentinel_slaves("shop")
+    return len([r for r in replicas if r["master-link-status"] == "ok"])
+
+
+def test_a_queue_goes_on_at_the_new_master_after_a_failover(sentinel):
+    url = f"redis+sentinel://127.0.0.1:1,127.0.0.1:{sentinel}/shop/0"
+    with connect(url) as connection, redis.Redis(port=sentinel) as asked:
+        broker = Broker(connection, retry_seconds=PATIENCE_SECONDS)
+        broker.ensure_groups()
+        broker.submit(make_request(id="before"))
+        connection.wait(1, 5000)
+        before = asked.sentinel_get_master_addr_by_name("shop")
+        asked.execute_command("SENTINEL FAILOVER", "shop")
+        eventually(lambda: asked.sentinel_get_master_addr_by_name("shop") != before)
+        assert broker.submit(make_request(id="after")).state is State.QUEUED
+        assert broker.status("before").state is State.QUEUED
+        assert connection.connection_pool.get_master_address() != before
+
+
+def test_sentinels_that_know_no_master_are_a_broker_that_is_not_there(sentinel):
+    url = f"redis+sentinel://127.0.0.1:{sentinel}/nobody"
+    with connect(url) as connection, pytest.raises(BrokerUnavailable, match="No master found"):
+        Broker(connection, retry_seconds=0.1).submit(make_request())
+
+
+def test_a_sentinel_url_is_read_with_all_its_parts():
+    url = "rediss+sentinel://us%40er:p%3Ass@one:1,[::1]:2,three/shop/7?sentinel_password=x"
+    pool = connect_through_sentinels(url, {"socket_timeout": 5.0}).connection_pool
+    settings = pool.connection_kwargs
+    assert (settings["username"], settings["password"], settings["db"]) == ("us@er", "p:ss", 7)
+    hosts = [s.connection_pool.connection_kwargs for s in pool.sentinel_manager.sentinels]
+    assert [(h["host"], h["port"]) for h in hosts] == [("one", 1), ("::1", 2), ("three", 26379)]
+    assert {h["password"] for h in hosts} == {"x"}
+    assert pool.connection_class.__name__ == "SentinelManagedSSLConnection"
+    plain = connect("redis+sentinel://one/shop").connection_pool
+    assert plain.connection_kwargs["socket_timeout"] == 5.0
+    assert plain.connection_kwargs["retry"].get_retries() == 0
+
+
+@pytest.mark.parametrize("rest", ["", "/shop", "host/", "host/shop/x", "host:x/shop"])
+def test_a_sentinel_url_that_cannot_be_right_is_refused(rest):
+    with pytest.raises(ValueError, match="host"):
+        connect(f"redis+sentinel://{rest}")
+
+
+def make_certificate(folder):
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"]
+    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command += ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def test_a_queue_is_reached_under_tls_by_those_who_trust_its_certificate(start, tmp_path):
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    make_certificate(tmp_path)
+    tls = _free_port()
+    start(
+        "--tls-port", str(tls), "--tls-auth-clients", "no",
+        "--tls-cert-file", str(tmp_path / "cert.pem"), "--tls-key-file", str(tmp_path / "key.pem"),
+    )  # fmt: skip
+    url = f"rediss://127.0.0.1:{tls}/0"
+    with connect(f"{url}?ssl_ca_certs={tmp_path / 'cert.pem'}") as connection:
+        broker = Broker(connection, queue="tls")
+        assert broker.submit(make_request(id="a")).created
+        assert connection.exists(Keys("tls").request("a"))
+    with connect(url) as stranger, pytest.raises(BrokerUnavailable, match="certificate"):
+        Broker(stranger, queue="tls", retry_seconds=0.1).status("a")
