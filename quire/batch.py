@@ -33,6 +33,7 @@ from quire.connection import connect
 from quire.errors import OutputRewound, ProtocolError, QueueFull, UnknownRequest
 from quire.following import Following, joined
 from quire.output import Completion, State, TokenChunk
+from quire.output_log import OutputRead
 from quire.parting import Parting
 from quire.protocol import Priority
 from quire.routing import shard_of
@@ -313,12 +314,17 @@ class _Run:
             open_ = self._open[request_id] = self._open.pop(request_id)
             if read := news.get(request_id):
                 open_.heard = now
-                try:
-                    for item in open_.following.take(read):
-                        self._take(open_, item)
-                except ProtocolError as error:
-                    self._fail_open(request_id, error)
+                self._take_all(open_, read)
         return bool(news)
+
+    def _take_all(self, open_: _Open, read: OutputRead) -> None:
+        try:
+            for item in open_.following.take(read):
+                self._take(open_, item)
+        except OutputRewound:
+            _read_anew(open_)
+        except ProtocolError as error:
+            self._fail_open(open_.following.request_id, error)
 
     def _fail_open(self, request_id: str, error: ProtocolError) -> None:
         self._fail(self._open.pop(request_id).line, "protocol_error", str(error))
@@ -354,9 +360,7 @@ class _Run:
             try:
                 open_.following.silent(self._broker_of(request_id).status(request_id))
             except OutputRewound:
-                # The log is what counts: read it again from its beginning.
-                open_.following = Following(request_id, known=True)
-                open_.chunks = []
+                _read_anew(open_)
             except UnknownRequest:
                 del self._open[request_id]
                 open_.losses += 1
@@ -386,3 +390,9 @@ class _Run:
     def _fail(self, line: BatchLine | BadLine, code: str, message: str) -> None:
         self._files.write_error(error_line(line, code, message))
         self._progress = replace(self._progress, failed=self._progress.failed + 1)
+
+
+def _read_anew(open_: _Open) -> None:
+    """Redis has lost a part of what was read. The log is what counts: back to its beginning."""
+    open_.following = Following(open_.following.request_id, known=True)
+    open_.chunks = []

@@ -12,6 +12,7 @@ from quire import Broker, Client, RequestFailed
 from quire.batch import run_batch
 from quire.batch_files import BatchFileError
 from quire.testing import FakeQuire, FakeWorker
+from tests.quire.builders import Snapshot, claim_next, make_item
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -147,11 +148,13 @@ def test_no_more_requests_are_on_their_way_than_allowed(folder):
     assert 0 < max(inflight) <= 3
 
 
-def test_more_lines_than_one_read_takes_all_come_back(folder):
-    folder.write(*(ask(f"r{index}", f"p{index}") for index in range(600)))
+def test_more_lines_than_one_read_takes_all_come_back(folder, monkeypatch):
+    monkeypatch.setattr("quire.batch.READ_SIZE", 16)
+    monkeypatch.setattr("quire.batch.SUBMIT_SIZE", 8)
+    folder.write(*(ask(f"r{index}", f"p{index}") for index in range(100)))
     with FakeQuire(answer=echo) as fake:
-        folder.run(fake.client(), max_inflight=600)
-    assert folder.texts == {f"r{index}": f"P{index}" for index in range(600)}
+        folder.run(fake.client(), max_inflight=100)
+    assert folder.texts == {f"r{index}": f"P{index}" for index in range(100)}
 
 
 def test_the_shards_of_a_queue_share_a_batch(folder):
@@ -283,6 +286,34 @@ def test_what_redis_has_lost_is_submitted_again(folder, monkeypatch):
         release.set()
         runner.join(20)
     assert folder.texts == {"a": "begun"}
+
+
+def test_a_log_that_lost_what_was_read_is_read_again(folder, monkeypatch):
+    monkeypatch.setattr("quire.batch.SILENT_SECONDS", 0.05)
+    folder.write(ask("a"))
+    with FakeQuire() as fake:
+        runner = threading.Thread(target=folder.run, args=(fake.broker,))
+        runner.start()
+        while not sum(fake.broker.queue_depth().values()):
+            runner.join(0.001)
+        claim = claim_next(fake.broker).claim
+        disk = Snapshot(fake.connection, fake.broker)
+        fake.broker.commit([make_item(claim, 0, 3)])
+        reads = fake.broker.read_output
+        seen = threading.Event()
+
+        def watched(positions, **options):
+            if 3 in positions.values():
+                seen.set()
+            return reads(positions, **options)
+
+        monkeypatch.setattr(fake.broker, "read_output", watched)
+        assert seen.wait(20)
+        disk.restore()
+        fake.broker.commit([make_item(claim, 0, 2)])
+        fake.broker.commit([make_item(claim, 2, 4, final=True)])
+        runner.join(20)
+    assert folder.texts == {"a": "abcd"}
 
 
 def test_a_log_that_cannot_be_read_fails_its_own_line(folder):
