@@ -28,8 +28,15 @@ from engine.model.kv_pool import KVPool, LayerShape
 LANES = 16
 #: MAX_HEAD_DIM in kernels/decoder.cpp.
 MAX_HEAD_DIM = 512
+#: Weights lie in slabs of at least so many bytes: large enough for huge pages.
+SLAB_BYTES = 1 << 26
+#: A cache line.
+ALIGNMENT = 64
 #: Elements of a 32-bit word, in which the kernels count.
 PER_WORD = {torch.float32: 1, torch.bfloat16: 2}
+
+
+_Pointers = ctypes.Array[ctypes.c_void_p]
 
 
 class NativeDecoder:
@@ -56,7 +63,9 @@ class NativeDecoder:
         self.layer_shapes: Sequence[LayerShape] = (shape,) * config.num_layers
         self._library = load_library(variant)
         self.embedding = weights.embedding.contiguous()
-        self._memory: list[torch.Tensor] = []
+        self._slabs: list[torch.Tensor] = []
+        self._room = 0
+        self._pool: weakref.ref[KVPool] | None = None
         self._head_outputs = weights.head.weight.shape[0]
         self._layers = (LayerStruct * config.num_layers)(
             *(self._layer(config, index, layer) for index, layer in enumerate(weights.layers))
@@ -75,9 +84,7 @@ class NativeDecoder:
             torch.from_numpy(array)
             for array in (metadata.query_lens, metadata.context_lens, metadata.block_tables)
         ]
-        layers = range(len(self.layer_shapes))
-        keys = _pointers([kv_pool.key_cache(layer) for layer in layers])
-        values = _pointers([kv_pool.value_cache(layer) for layer in layers])
+        keys, values = self._caches(kv_pool)
         step = StepStruct(
             num_tokens=len(inputs.token_ids),
             num_rows=metadata.num_rows,
@@ -100,6 +107,20 @@ class NativeDecoder:
         if self._library.quire_step(self._handle, step) != 0:
             raise MemoryError("no memory for the activations of a step")
         return logits
+
+    def _caches(self, kv_pool: KVPool) -> tuple[_Pointers, _Pointers]:
+        """The addresses of a pool's tensors, which never move."""
+        if self._pool is None or self._pool() is not kv_pool:
+            layers = range(len(self.layer_shapes))
+            caches = [kv_pool.key_cache(layer) for layer in layers]
+            caches += [kv_pool.value_cache(layer) for layer in layers]
+            for cache in caches:
+                self._library.quire_advise(cache.data_ptr(), cache.nbytes)
+            addresses = [cache.data_ptr() for cache in caches]
+            array = ctypes.c_void_p * len(layers)
+            self._pointers = array(*addresses[: len(layers)]), array(*addresses[len(layers) :])
+            self._pool = weakref.ref(kv_pool)
+        return self._pointers
 
     def _model(self, config: DecoderConfig, weights: DecoderWeights) -> ModelStruct:
         return ModelStruct(
@@ -154,9 +175,18 @@ class NativeDecoder:
         return None if tensor is None else self._keep(tensor.float())
 
     def _keep(self, tensor: torch.Tensor) -> int:
-        """The address of a tensor that lives as long as the decoder."""
-        self._memory.append(tensor.contiguous())
-        return self._memory[-1].data_ptr()
+        """The address of a copy that lives as long as the decoder, next to the one before."""
+        size = -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+        if size > self._room:
+            self._room = max(size, SLAB_BYTES)
+            self._slabs.append(torch.empty(self._room, dtype=torch.uint8))
+            self._library.quire_advise(self._slabs[-1].data_ptr(), self._room)
+        slab = self._slabs[-1]
+        assert slab.data_ptr() % ALIGNMENT == 0, "torch allocates whole cache lines"
+        start = len(slab) - self._room
+        slab[start : start + tensor.nbytes] = tensor.contiguous().flatten().view(torch.uint8)
+        self._room -= size
+        return slab.data_ptr() + start
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
@@ -190,10 +220,6 @@ def _check(config: DecoderConfig, weights: DecoderWeights) -> None:
     )
     if any(size % 2 for size in sizes) or config.head_dim > MAX_HEAD_DIM:
         raise NotCommon(f"the kernels take even sizes, and heads up to {MAX_HEAD_DIM}: {sizes}")
-
-
-def _pointers(tensors: Sequence[torch.Tensor]) -> ctypes.Array[ctypes.c_void_p]:
-    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
 
 
 def _integers(tensor: torch.Tensor) -> int:

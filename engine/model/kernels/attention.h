@@ -47,6 +47,12 @@ struct Unit {
   int64_t piece;  // Where a part of the spans leaves its result; -1: the unit is complete.
 };
 
+// The keys first .. last-1 of one key head of one row.
+struct Keys {
+  const AttentionRow* row;
+  int64_t kv_head, first, last;
+};
+
 // What attention over some keys amounts to: unnormalised sums, their weights' total, the maximum.
 struct Partial {
   float *sums, *total, *highest;
@@ -90,8 +96,8 @@ class SpanWorker {
     scores_ = memory;
     weights_ = (Element*)(scores_ + rows * SPAN);
     values_ = (uint32_t*)(scores_ + 2 * rows * SPAN);
-    keys_ = values_ + width_ * SPAN;
-    part_ = (float*)(keys_ + width_ * SPAN);
+    gathered_ = values_ + width_ * SPAN;
+    part_ = (float*)(gathered_ + width_ * SPAN);
   }
 
   static int64_t padded(int64_t dim) { return (dim + LANES - 1) / LANES * LANES; }
@@ -102,71 +108,85 @@ class SpanWorker {
   }
 
   // Folds the unit's spans into `sum`; `queries` are its rows, one token's heads after the other.
-  void attend(const Unit& unit, const AttentionRow& row, const Element* queries,
+  // `next` is what this thread will do afterwards, if it is known: its first span is fetched.
+  void attend(const Unit& unit, const AttentionRow* rows, const Element* queries,
               const Element* key_cache, const Element* value_cache, int64_t window,
-              const Partial& sum) {
-    const int64_t rows = (unit.last_token - unit.first_token) * group_;
+              const Unit* next, const Partial& sum) {
+    const AttentionRow& row = rows[unit.row];
+    const int64_t num_rows = (unit.last_token - unit.first_token) * group_;
     const int64_t first_position = row.start() + unit.first_token;
-    const int64_t end = row.start() + unit.last_token;
-    const int64_t begin = window > 0 ? std::max<int64_t>(0, first_position - window + 1) : 0;
-    const Partial part(part_, rows, width_);
+    const Partial part(part_, num_rows, width_);
+    keys_at_ = key_cache;
+    values_at_ = value_cache;
     for (int64_t span = unit.first_span; span < unit.last_span; span++) {
-      const int64_t base = span * SPAN, last = std::min(base + SPAN, end);
-      // Whole strips in front of the window are left out: they would add zeros.
-      const int64_t first = base + std::max<int64_t>(0, begin - base) / LANES * LANES;
-      if (first >= last) continue;
-      score(rows, queries, row, unit.kv_head, key_cache, first, last);
-      for (int64_t r = 0; r < rows; r++) {
+      const Keys keys = keys_of(unit, rows, span, window);
+      if (keys.first >= keys.last) continue;
+      if (span + 1 < unit.last_span)
+        next_ = keys_of(unit, rows, span + 1, window);
+      else
+        next_ = next ? keys_of(*next, rows, next->first_span, window) : Keys{nullptr, 0, 0, 0};
+      score(num_rows, queries, keys);
+      for (int64_t r = 0; r < num_rows; r++) {
         const int64_t position = first_position + r / group_;
-        soften(r, window > 0 ? position - window + 1 - first : 0, position + 1 - first,
-               last - first, part);
+        soften(r, window > 0 ? position - window + 1 - keys.first : 0, position + 1 - keys.first,
+               keys.last - keys.first, part);
       }
-      pack_values(row, unit.kv_head, value_cache, first, last);
-      weigh(rows, last - first, part);
-      fold(sum, part, rows, width_);
+      pack_values(keys);
+      weigh(num_rows, keys.last - keys.first, part);
+      fold(sum, part, num_rows, width_);
     }
   }
 
  private:
-  void score(int64_t rows, const Element* queries, const AttentionRow& row, int64_t kv_head,
-             const Element* cache, int64_t first, int64_t last) {
+  // The keys of a span that any token of the unit sees, from a whole strip on: what is left out in
+  // front of the window would add zeros. Possibly none.
+  static Keys keys_of(const Unit& unit, const AttentionRow* rows, int64_t span, int64_t window) {
+    const AttentionRow& row = rows[unit.row];
+    const int64_t position = row.start() + unit.first_token, base = span * SPAN;
+    const int64_t begin = window > 0 ? std::max<int64_t>(0, position - window + 1) : 0;
+    return {&row, unit.kv_head, base + std::max<int64_t>(0, begin - base) / LANES * LANES,
+            std::min(base + SPAN, row.start() + unit.last_token)};
+  }
+
+  void score(int64_t rows, const Element* queries, const Keys& keys) {
     const int64_t inner = cache_.head_dim / T::PER_WORD;
     const uint32_t* words = (const uint32_t*)queries;
-    for (int64_t key = first; key < last; key += TILE_STRIPS * LANES) {
-      const int64_t count = std::min<int64_t>(TILE_STRIPS, (last - key + LANES - 1) / LANES);
+    for (int64_t key = keys.first; key < keys.last; key += TILE_STRIPS * LANES) {
+      const int64_t count = std::min<int64_t>(TILE_STRIPS, (keys.last - key + LANES - 1) / LANES);
       const uint32_t* strips[TILE_STRIPS];
-      for (int64_t s = 0; s < count; s++)
-        strips[s] = key_strip(row, kv_head, cache, key + s * LANES, last, s);
-      const char* fetch = next_strip(row, kv_head, cache, key + count * LANES, last);
+      for (int64_t s = 0; s < count; s++) strips[s] = key_strip(keys, key + s * LANES, s);
       for_each_tile(rows, [&](int64_t r, int64_t n) {
         tile_of<T>(n, count)(words + r * inner, inner, strips, inner,
-                             scores_ + r * SPAN + (key - first), SPAN, false, fetch);
+                             scores_ + r * SPAN + (key - keys.first), SPAN, false,
+                             (const char*)strips[0]);
       });
     }
   }
 
-  const uint32_t* block_of(const AttentionRow& row, int64_t kv_head, const Element* cache,
-                           int64_t position) const {
-    const int64_t block = row.table[position / cache_.block_size];
-    return (const uint32_t*)(cache + (block * cache_.kv_heads + kv_head) * cache_.block_size *
+  // Where the next span's 16 slots from its key number `offset` on lie; null where none do.
+  const char* next_slots(const Element* cache, int64_t offset) const {
+    const int64_t position = next_.first + offset;
+    if (position >= next_.last || cache_.strip_width() != LANES) return nullptr;
+    return (const char*)(block_of(next_, cache, position) +
+                         position % cache_.block_size / LANES * LANES *
+                             (cache_.head_dim / T::PER_WORD));
+  }
+
+  const uint32_t* block_of(const Keys& keys, const Element* cache, int64_t position) const {
+    const int64_t block = keys.row->table[position / cache_.block_size];
+    return (const uint32_t*)(cache + (block * cache_.kv_heads + keys.kv_head) * cache_.block_size *
                                          cache_.head_dim);
   }
 
-  const char* next_strip(const AttentionRow& row, int64_t kv_head, const Element* cache,
-                         int64_t position, int64_t last) const {
-    return (const char*)block_of(row, kv_head, cache, std::min(position, last - 1));
-  }
-
   // The strip of keys from `position` on: where it lies, or gathered where blocks hold other widths.
-  const uint32_t* key_strip(const AttentionRow& row, int64_t kv_head, const Element* cache,
-                            int64_t position, int64_t last, int64_t index) {
+  const uint32_t* key_strip(const Keys& keys, int64_t position, int64_t index) {
     const int64_t inner = cache_.head_dim / T::PER_WORD;
     if (cache_.strip_width() == LANES)
-      return block_of(row, kv_head, cache, position) +
+      return block_of(keys, keys_at_, position) +
              position % cache_.block_size / LANES * LANES * inner;
-    uint32_t* to = keys_ + index * LANES * inner;
-    for (int64_t lane = 0; lane < LANES && position + lane < last; lane++) {
-      const uint32_t* from = block_of(row, kv_head, cache, position + lane) +
+    uint32_t* to = gathered_ + index * LANES * inner;
+    for (int64_t lane = 0; lane < LANES && position + lane < keys.last; lane++) {
+      const uint32_t* from = block_of(keys, keys_at_, position + lane) +
                              (position + lane) % cache_.block_size;
       for (int64_t k = 0; k < inner; k++) to[k * LANES + lane] = from[k * cache_.block_size];
     }
@@ -198,24 +218,44 @@ class SpanWorker {
     part.highest[r] = highest;
   }
 
-  // Values of the keys first .. last-1 become strips over the head with the keys as inner dimension.
-  void pack_values(const AttentionRow& row, int64_t kv_head, const Element* cache, int64_t first,
-                   int64_t last) {
-    const int64_t inner = (last - first + T::PER_WORD - 1) / T::PER_WORD, dim = cache_.head_dim;
+  // Where the keys' values lie; one division per block instead of one per key.
+  void locate_values(const Keys& keys) {
+    const int64_t size = cache_.block_size, dim = cache_.head_dim;
+    int64_t key = keys.first, offset = keys.first % size;
+    for (int64_t block = keys.first / size; key < keys.last; block++, offset = 0) {
+      const Element* from =
+          (const Element*)block_of(keys, values_at_, block * size) + offset * dim;
+      for (; offset < size && key < keys.last; offset++, key++, from += dim)
+        slots_[key - keys.first] = from;
+    }
+  }
+
+  // The keys' values become strips over the head, with the keys as inner dimension.
+  void pack_values(const Keys& keys) {
+    const int64_t dim = cache_.head_dim, num_keys = keys.last - keys.first;
+    const int64_t inner = (num_keys + T::PER_WORD - 1) / T::PER_WORD;
     Element tail[2][LANES] = {};
+    // The next span comes from memory, a little with every word, while this one is packed.
+    const int64_t bytes = dim * T::PER_WORD * (int64_t)sizeof(Element);
+    const char *next_keys = nullptr, *next_values = nullptr;
+    locate_values(keys);
     for (int64_t k = 0; k < inner; k++) {
-      const int64_t key = first + k * T::PER_WORD;
-      const int64_t left = std::min<int64_t>(last - key, T::PER_WORD);
-      const Element* slots[2] = {cache, cache};
-      for (int64_t i = 0; i < left; i++)
-        slots[i] = (const Element*)block_of(row, kv_head, cache, key + i) +
-                   (key + i) % cache_.block_size * dim;
+      const int64_t key = k * T::PER_WORD, left = std::min<int64_t>(num_keys - key, T::PER_WORD);
+      if (key % LANES == 0) {
+        next_keys = next_slots(keys_at_, key);
+        next_values = next_slots(values_at_, key);
+      }
+      for (int64_t i = 0; next_keys != nullptr && i < bytes; i += 64) {
+        __builtin_prefetch(next_keys + key % LANES / T::PER_WORD * bytes + i, 0, 2);
+        __builtin_prefetch(next_values + key % LANES / T::PER_WORD * bytes + i, 0, 2);
+      }
       int64_t column = 0;
       for (; column + LANES <= dim; column += LANES)
-        store(values_ + (column / LANES * inner + k) * LANES, T::across_rows(slots, column, left));
+        store(values_ + (column / LANES * inner + k) * LANES,
+              T::across_rows(slots_ + key, column, left));
       if (column == dim) continue;
       for (int64_t i = 0; i < left; i++)
-        std::copy(slots[i] + column, slots[i] + dim, tail[i]);
+        std::copy(slots_[key + i] + column, slots_[key + i] + dim, tail[i]);
       const Element* const tails[2] = {tail[0], tail[1]};
       store(values_ + (column / LANES * inner + k) * LANES, T::across_rows(tails, 0, left));
     }
@@ -243,8 +283,11 @@ class SpanWorker {
   int64_t width_;
   float* scores_;
   Element* weights_;
-  uint32_t *values_, *keys_;
+  uint32_t *values_, *gathered_;
   float* part_;
+  const Element *keys_at_, *values_at_;  // The layer's caches.
+  Keys next_;
+  const Element* slots_[SPAN];
 };
 
 }  // namespace quire

@@ -6,6 +6,7 @@
 #include "decoder.h"
 
 #include <omp.h>
+#include <sys/mman.h>
 
 #include "attention.h"
 #include "layers.h"
@@ -279,13 +280,15 @@ class Decoder : public AnyDecoder {
     SpanWorker<T> worker(cache_, group_, model_.scaling, scratch_ + member * scratch_stride_);
     const Element* keys = (const Element*)step_->key_caches[index];
     const Element* values = (const Element*)step_->value_caches[index];
-    for (int64_t i; (i = team.take()) < (int64_t)units_.size();) {
+    const int64_t count = (int64_t)units_.size();
+    for (int64_t i = team.take(), next; i < count; i = next) {
+      next = team.take();
       const Unit& unit = units_[i];
-      const AttentionRow& row = rows_[unit.row];
       const Partial sum = partial(unit.piece < 0 ? num_pieces_ + member : unit.piece, unit);
       clear(sum, num_query_rows(unit), width_);
-      worker.attend(unit, row, queries_of(unit.kv_head, row.offset + unit.first_token), keys,
-                    values, layer.window, sum);
+      worker.attend(unit, rows_.data(),
+                    queries_of(unit.kv_head, rows_[unit.row].offset + unit.first_token), keys,
+                    values, layer.window, next < count ? &units_[next] : nullptr, sum);
       if (unit.piece < 0) finish(unit, sum);
     }
     team.barrier();
@@ -360,7 +363,14 @@ class Decoder : public AnyDecoder {
 }  // namespace
 }  // namespace quire
 
-int64_t quire_abi(void) { return 1; }
+int64_t quire_abi(void) { return 2; }
+
+void quire_advise(void* memory, int64_t size) {
+  const uintptr_t huge = 1 << 21, first = ((uintptr_t)memory + huge - 1) / huge * huge;
+  const uintptr_t last = ((uintptr_t)memory + (uintptr_t)size) / huge * huge;
+  // Advice: where the system does not take it, nothing is lost but speed.
+  if (first < last) madvise((void*)first, last - first, MADV_HUGEPAGE);
+}
 
 void* quire_create(const QuireModel* model) try {
   using namespace quire;

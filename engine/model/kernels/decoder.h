@@ -46,6 +46,9 @@ struct QuireStep {
 
 // Changes with the structs above.
 int64_t quire_abi(void);
+// Asks for huge pages where memory has not been touched yet: blocks lie scattered, and with small
+// pages every one of them begins with a walk through the page tables.
+void quire_advise(void* memory, int64_t size);
 // Null when there is no memory. The model's arrays must outlive the decoder.
 void* quire_create(const QuireModel* model);
 void quire_destroy(void* decoder);

@@ -7,7 +7,7 @@ from typing import Any
 from engine.model.kernels.build import KernelsUnavailable, Variant, library_path
 
 #: What `quire_abi` of decoder.cpp must answer for the structs below.
-ABI = 1
+ABI = 2
 
 _Pointer = ctypes.c_void_p
 _Integer = ctypes.c_int64
@@ -77,6 +77,8 @@ def load_library(variant: Variant) -> ctypes.CDLL:
     library.quire_abi.restype = ctypes.c_int64
     if library.quire_abi() != ABI:
         raise KernelsUnavailable("the kernels' interface is of another version")
+    library.quire_advise.restype = None
+    library.quire_advise.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     library.quire_create.restype = ctypes.c_void_p
     library.quire_create.argtypes = [ctypes.POINTER(ModelStruct)]
     library.quire_destroy.restype = None

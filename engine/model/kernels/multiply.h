@@ -25,8 +25,10 @@ constexpr int64_t INNER_BLOCK = 1024;
 constexpr int64_t ROW_BLOCK = 256;
 // Sums kept between inner blocks, in floats.
 constexpr int64_t SUMS_SIZE = ROW_BLOCK * TILE_STRIPS * LANES;
-// How far ahead of a single tile its own weights are fetched, in words of the inner dimension.
-constexpr int64_t FETCH_AHEAD = 16;
+
+// Lines that a tile fetches ahead per word. Tiles of so few rows are alone with their strips and
+// wait for memory: they fetch all of the next strips. The others come in numbers.
+constexpr int lines_per_word(int64_t rows) { return rows <= 3 ? TILE_STRIPS : 1; }
 
 struct Rows {
   const uint32_t* words;
@@ -34,10 +36,11 @@ struct Rows {
   int64_t count;
 };
 
-// sums[r][s] (+)= rows[r] . strips[s]; `fetch` is where memory is needed next, one line per word.
+// sums[r][s] (+)= rows[r] . strips[s]; `fetch` is where memory is needed next.
 template <class T, int R, int S>
 void multiply_tile(const uint32_t* rows, int64_t stride, const uint32_t* const* strips,
                    int64_t inner, float* sums, int64_t sums_stride, bool add, const char* fetch) {
+  constexpr int LINES = lines_per_word(R);
   Vector total[R][S];
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++)
@@ -50,11 +53,8 @@ void multiply_tile(const uint32_t* rows, int64_t stride, const uint32_t* const* 
     Words columns[S];
 #pragma GCC unroll 4
     for (int s = 0; s < S; s++) columns[s] = load<Words>(strip[s] + k * LANES);
-    __builtin_prefetch(fetch + k * 64, 0, 2);
-    if (R == 1) {
 #pragma GCC unroll 4
-      for (int s = 0; s < S; s++) __builtin_prefetch(strip[s] + (k + FETCH_AHEAD) * LANES, 0, 3);
-    }
+    for (int i = 0; i < LINES; i++) __builtin_prefetch(fetch + (k * LINES + i) * 64, 0, 2);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
       const uint32_t word = rows[r * stride + k];
@@ -105,8 +105,9 @@ void multiply(const Rows& rows, const uint32_t* packed, int64_t inner, int64_t f
     for (int64_t strip = first; strip < last; strip += TILE_STRIPS) {
       const int64_t count = std::min<int64_t>(TILE_STRIPS, last - strip);
       const uint32_t* base = packed + strip * inner * LANES;
-      // What is needed next is fetched line by line while this is computed.
+      // The next strips are fetched line by line while these are computed.
       const char* fetch = (const char*)(base + count * inner * LANES);
+      const char* const fetched = fetch + count * inner * LANES * sizeof(uint32_t);
       for (int64_t k = 0; k < inner; k += INNER_BLOCK) {
         const int64_t length = std::min(INNER_BLOCK, inner - k);
         const uint32_t* strips[TILE_STRIPS];
@@ -114,7 +115,8 @@ void multiply(const Rows& rows, const uint32_t* packed, int64_t inner, int64_t f
         for_each_tile(num_rows, [&](int64_t r, int64_t n) {
           tile_of<T>(n, count)(rows.words + (row + r) * rows.stride + k, rows.stride, strips, length,
                                sums + r * WIDTH, WIDTH, k > 0, fetch);
-          fetch += length * 64;
+          fetch += length * lines_per_word(n) * 64;
+          if (fetch >= fetched) fetch = (const char*)base;
           if (k + length < inner) return;
           for (int64_t i = r; i < r + n; i++) done(row + i, strip, sums + i * WIDTH, count);
         });
