@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from quire.calls import requeue_call
@@ -42,12 +43,12 @@ class Operating(Shard):
     def pause(self, reason: str = "") -> None:
         """Lets no request of this shard be claimed from now on; what runs goes on."""
         key = self.keys.control
-        self._retrying(lambda: self._connection.hset(key, "paused", reason[:MAX_REASON_LENGTH]))
+        self._change(lambda pipeline: pipeline.hset(key, "paused", reason[:MAX_REASON_LENGTH]))
 
     def resume(self) -> None:
         """Ends a pause; harmless when there is none."""
         key = self.keys.control
-        self._retrying(lambda: self._connection.hdel(key, "paused"))
+        self._change(lambda pipeline: pipeline.hdel(key, "paused"))
 
     def pause_reason(self) -> str | None:
         """Why the shard is paused, None when it is not."""
@@ -58,18 +59,16 @@ class Operating(Shard):
     def set_limits(self, limits: QueueLimits) -> None:
         """Replaces the limits of this shard; every SUBMIT of any client obeys them from now on."""
         key, wanted = self.keys.control, limit_fields(limits)
-
-        def replace() -> None:
-            # In one step, or a submit in between would meet no limit at all.
-            with self._connection.pipeline(transaction=True) as pipeline:
-                if old := [name for name in before if name.startswith(b"max_")]:
-                    pipeline.hdel(key, *old)
-                for name, limit in wanted.items():
-                    pipeline.hset(key, name, str(limit))
-                pipeline.execute()
-
         before: Any = self._retrying(lambda: self._connection.hkeys(key))
-        self._retrying(replace)
+        old = [name for name in before if name.startswith(b"max_")]
+
+        def replace(pipeline: Any) -> None:
+            if old:
+                pipeline.hdel(key, *old)
+            for name, limit in wanted.items():
+                pipeline.hset(key, name, str(limit))
+
+        self._change(replace)
 
     def limits(self) -> QueueLimits:
         """The limits of this shard."""
@@ -101,3 +100,16 @@ class Operating(Shard):
         now = self.now_ms()
         found = [worker_of(name, value, now_ms=now) for name, value in rows.items()]
         return sorted(found, key=lambda info: info.name)
+
+    def _change(self, write: Callable[[Any], object]) -> None:
+        """Changes what operators set, in one step.
+
+        Always as a transaction: that is what tells operators from others in Redis' access lists.
+        """
+
+        def once() -> None:
+            with self._connection.pipeline(transaction=True) as pipeline:
+                write(pipeline)
+                pipeline.execute()
+
+        self._retrying(once)

@@ -16,6 +16,8 @@ if not letter or letter.id ~= id or (record.state and record.state ~= 'failed') 
   return record.state or ''
 end
 
+-- First of all writes, so that a user who may not do this changes nothing.
+redis.call('SET', keys.body, letter.bytes)
 if record.state and keeps_tokens then
   -- The end is taken back. What is published after it has a higher epoch, and so a higher id.
   local last = redis.call('XREVRANGE', keys.output, '+', '-', 'COUNT', 1)[1]
@@ -27,7 +29,6 @@ else
   redis.call('HDEL', keys.record, 'first_token_ms', 'fingerprint', 'prefix')
   redis.call('HSET', keys.record, 'published', '0', 'resumes', '0')
 end
-redis.call('SET', keys.body, letter.bytes)
 redis.call('HDEL', keys.record, 'cancel', 'released', 'finished_ms', 'claimed_ms')
 redis.call('HSET', keys.record, 'owner', '', 'attempts', '0', 'submitted_ms', int(now),
   'epoch', int(tonumber(record.epoch or '0') + 1), 'priority', letter.priority,

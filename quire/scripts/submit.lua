@@ -71,6 +71,7 @@ if deadline > 0 then
   wait = math.max(0, math.min(wait, deadline - start))
 end
 local life = start - now + wait + RETENTION_MS
+-- First of all writes, so that a user who may not submit changes nothing.
 redis.call('SET', keys.body, body, 'PX', int(life))
 redis.call('HSET', keys.record, 'epoch', '0', 'owner', '', 'published', '0', 'attempts', '0',
   'resumes', '0', 'priority', priority, 'tenant', tenant, 'deadline_ms', int(deadline),

@@ -1,0 +1,184 @@
+"""The users of docs/acl.md: each can do its role's job, and is refused that of the others."""
+
+import re
+from pathlib import Path
+
+import pytest
+import redis
+
+import quire
+from quire import Client, QueueLimits
+from quire.broker import Broker
+from quire.connection import connect
+from quire.errors import BrokerUnavailable
+from quire.inspection import inspect_shards
+from quire.output import ErrorInfo, State
+from quire.protocol import Priority
+from quire.transitions import BackOff, IngressEntry
+from tests.quire.builders import claim_next, make_item, make_request
+
+pytestmark = pytest.mark.real_redis
+
+DOCUMENT = Path(quire.__file__).parents[1] / "docs" / "acl.md"
+
+#: The users of the document and their rules, for the queue `default`.
+ROLES = {
+    name: rules.split()
+    for name, rules in re.findall(
+        r"^ACL SETUSER (\w+) (.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL
+    )
+}
+
+
+@pytest.fixture
+def as_role(real_server, real_connection, real_broker):
+    """Makes a broker for the queue of the test that connects as one of the document's users."""
+    version = real_connection.info("server")["redis_version"]
+    if int(version.partition(".")[0]) < 7:
+        pytest.skip("the document is for Redis 7.0 and later")
+    queue = real_broker.keys.queue
+    opened: list[redis.Redis] = []
+
+    def broker(role: str, *, queue: str = queue) -> Broker:
+        user = f"{role}-{real_broker.keys.queue}"
+        rules = [rule.replace("{default.", f"{{{real_broker.keys.queue}.") for rule in ROLES[role]]
+        real_connection.execute_command("ACL", "SETUSER", user, "reset", *rules)
+        # What an earlier test has loaded must not be there already.
+        real_connection.script_flush()
+        address = real_server.url.partition("://")[2]
+        opened.append(connect(f"redis://{user}:change-me@{address}"))
+        return Broker(opened[-1], queue=queue, retry_seconds=0.1, max_attempts=2)
+
+    yield broker
+    for connection in opened:
+        connection.close()
+    for role in ROLES:
+        real_connection.execute_command("ACL", "DELUSER", f"{role}-{queue}")
+
+
+def refused(call):
+    with pytest.raises(BrokerUnavailable, match=r"(?i)no ?perm|can't run this command") as caught:
+        call()
+    assert isinstance(caught.value.__cause__, redis.RedisError)
+
+
+def entry_of(broker: Broker, request_id: str) -> IngressEntry:
+    return IngressEntry(broker.keys.ingress(1), "1-1", request_id, Priority.NORMAL, 1)
+
+
+def test_the_document_names_every_role():
+    assert list(ROLES) == ["producer", "worker", "operator", "observer"]
+
+
+def test_a_producer_submits_cancels_and_reads(as_role, real_broker):
+    broker = as_role("producer")
+    client = Client(broker)
+    client.submit("x", idempotency_key="k", deadline=60)
+    client.submit("x", idempotency_key="k")
+    later = client.submit("x", delay_seconds=60, metadata={"row": 1})
+    group = client.submit_many([{"prompt": "x", "request_id": name} for name in "ab"], group="g")
+    assert client.cancel(later.request_id) is State.CANCELLED
+    broker.cancel_many(["g~a"])
+    assert group.counts() == {State.QUEUED: 1, State.CANCELLED: 1}
+    assert later.status().state is State.CANCELLED
+    real_broker.cancel("g~b")
+    assert {c.request_id for c in group.results(timeout=30)} == {"g~a", "g~b"}
+
+
+def test_a_producer_is_refused_the_work_and_the_operation(as_role, real_broker):
+    broker = as_role("producer")
+    broker.submit(make_request(id="a"))
+    for call in (
+        lambda: broker.read_ingress("w", count=1, block_seconds=0),
+        lambda: broker.claim([entry_of(broker, "a")]),
+        broker.reap,
+        broker.dead_letters,
+        broker.pause,
+        lambda: broker.set_limits(QueueLimits(requests=9)),
+        lambda: broker.beat_worker("w", "serving", {}),
+    ):
+        refused(call)
+    assert real_broker.status("a").state is State.QUEUED
+
+
+def test_a_worker_claims_commits_and_looks_after_the_others(as_role, real_broker, real_connection):
+    broker = as_role("worker")
+    broker.ensure_groups()
+    real_broker.submit_many([make_request(id=f"g~{n}", metadata={"n": n}) for n in range(5)])
+    broker.read_ingress("w", count=1, block_seconds=0.05)
+    broker.recover_entries("w", min_idle_seconds=0, count=1)
+    entries = broker.recover_entries("w", min_idle_seconds=0, count=1)
+    entries += broker.read_ingress("w", count=9, block_seconds=0)
+    claims = [answer.claim for answer in broker.claim(entries)]
+    assert len(claims) == 5
+    broker.heartbeat(claims)
+    broker.commit([make_item(claims[0], 0, 2, final=True), make_item(claims[1], 0, 1)])
+    broker.release([claims[1]])
+    broker.fail(claims[2], ErrorInfo("x", "y"), retry=BackOff())
+    broker.dead_letter(claims[3], "tired")
+    for times, request_id in ((broker.keys.lease, "g~4"), (broker.keys.delay, "g~2")):
+        real_connection.zadd(times, {request_id: 1}, xx=True)
+    assert [len(broker.reap()), len(broker.promote())] == [1, 1]
+    broker.beat_worker("w", "serving", {})
+    real_connection.hset(broker.keys.workers, "w", b"1000 serving \x80")
+    broker.beat_worker("other", "serving", {})
+    assert broker.queue_depth()[Priority.NORMAL] == 3
+    assert [info.name for info in broker.workers()] == ["other"]
+
+
+def test_a_worker_is_refused_new_requests_and_the_operation(as_role, real_broker):
+    broker = as_role("worker")
+    real_broker.submit(make_request(id="a"))
+    real_broker.dead_letter(claim_next(real_broker).claim, "tired")
+    (letter,) = real_broker.dead_letters()
+    for call in (
+        lambda: broker.submit(make_request(id="mine")),
+        lambda: broker.requeue(letter, keep_tokens=True),
+        broker.pause,
+        lambda: broker.set_limits(QueueLimits(requests=9)),
+    ):
+        refused(call)
+    assert real_broker.status("a").state is State.FAILED
+    with pytest.raises(quire.UnknownRequest):
+        real_broker.status("mine")
+
+
+def test_an_operator_pauses_limits_and_requeues(as_role, real_broker):
+    broker = as_role("operator")
+    real_broker.submit(make_request(id="g~a", metadata={"row": 1}))
+    claimed = claim_next(real_broker)
+    real_broker.commit([make_item(claimed.claim, 0, 2)])
+    real_broker.dead_letter(claimed.claim, "tired")
+    broker.pause("repairs")
+    assert broker.pause_reason() == "repairs"
+    broker.resume()
+    broker.set_limits(QueueLimits(requests=9))
+    broker.set_limits(QueueLimits(tokens=9000))
+    assert broker.limits() == QueueLimits(tokens=9000)
+    (letter,) = broker.dead_letters()
+    assert broker.requeue(letter, keep_tokens=True) is State.QUEUED
+    assert broker.backlog().tenants == {"default": 1}
+    assert broker.cancel("g~a") is State.CANCELLED
+
+
+def test_an_operator_is_refused_the_work(as_role):
+    broker = as_role("operator")
+    refused(lambda: broker.read_ingress("w", count=1, block_seconds=0))
+    refused(lambda: broker.recover_entries("w", min_idle_seconds=0, count=1))
+
+
+def test_an_observer_sees_everything_and_changes_nothing(as_role, real_broker):
+    broker = as_role("observer")
+    real_broker.submit(make_request(id="a"))
+    (shard,) = inspect_shards(broker._connection, [broker.keys])
+    assert shard.ingress[Priority.NORMAL].num_undelivered == 1
+    assert broker.status("a").state is State.QUEUED
+    refused(lambda: broker.cancel("a"))
+    refused(broker.pause)
+
+
+@pytest.mark.parametrize("role", ["producer", "worker", "operator", "observer"])
+def test_nobody_touches_another_queue(as_role, role):
+    broker = as_role(role, queue="another")
+    refused(lambda: broker.status("a"))
+    refused(lambda: broker.cancel("a"))
