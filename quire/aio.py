@@ -114,9 +114,11 @@ class AsyncClient:
         """A handle to a request submitted elsewhere or earlier. Nothing is sent yet."""
         return AsyncHandle(self._broker_of(request_id), request_id)
 
-    def stream(self, request_id: str, *, after: int = 0) -> AsyncIterator[TokenChunk]:
+    def stream(
+        self, request_id: str, *, after: int = 0, prefix_hash: str = ""
+    ) -> AsyncIterator[TokenChunk]:
         """See `Handle.stream`."""
-        return self.attach(request_id).stream(after=after)
+        return self.attach(request_id).stream(after=after, prefix_hash=prefix_hash)
 
     async def result(self, request_id: str, *, timeout: float | None = None) -> Completion:
         """See `Handle.result`."""
@@ -145,9 +147,11 @@ class AsyncHandle:
     def __repr__(self) -> str:
         return f"AsyncHandle({self.request_id!r})"
 
-    async def stream(self, *, after: int = 0) -> AsyncIterator[TokenChunk]:
+    async def stream(self, *, after: int = 0, prefix_hash: str = "") -> AsyncIterator[TokenChunk]:
         """See `Handle.stream`."""
-        following = Following(self.request_id, after=after, known=self._known)
+        following = Following(
+            self.request_id, after=after, known=self._known, prefix_hash=prefix_hash
+        )
         async for item in _follow(self._broker, following):
             if isinstance(item, Completion):
                 raise_unless_completed(item)

@@ -8,34 +8,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
-import time
+import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import redis.asyncio
 from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError
 
 from quire.connection import (
-    FIRST_PAUSE_SECONDS,
-    LONGEST_PAUSE_SECONDS,
     MAX_BLOCK_SECONDS,
-    TRANSIENT,
-    connect,
+    Attempts,
+    connection_settings,
+    longest_block_of,
     translated,
 )
 from quire.errors import BrokerUnavailable, QuireError, UnknownRequest
 from quire.keys import Keys
-from quire.log_reads import log_positions, logs_in, reads_or_error
 from quire.output import State
-from quire.output_log import OutputRead, entries_by_stream
+from quire.output_log import (
+    OutputRead,
+    entries_by_stream,
+    log_positions,
+    logs_in,
+    reads_or_error,
+)
 from quire.producing import Ask, Conversation, cancelling, script_settings, submitting
 from quire.protocol import GenerationRequest
 from quire.replies import status_of
-from quire.script_runner import MAX_CALLS_PER_PIPELINE, Call, _sha, load_source
+from quire.script_runner import MAX_CALLS_PER_PIPELINE, Call, load_source, script_sha
+from quire.sentinel import connect_through_sentinels, is_sentinel_url
 from quire.transitions import RequestStatus, Submitted
 from quire.waits import (
     MAX_ENTRIES_PER_STREAM,
@@ -44,7 +49,6 @@ from quire.waits import (
     WAKE_EXPIRY_MS,
     Wait,
     Waits,
-    wake_key,
 )
 
 #: How long `close` waits for the reading task before it is cancelled.
@@ -53,25 +57,16 @@ CLOSE_SECONDS = 1.0
 #: Calls that are under way at once; each takes a connection. Others wait for their turn.
 MAX_CALLS = 8
 
-#: The settings of a connection that both kinds take; redis.asyncio has a Retry of its own.
-_SHARED_SETTINGS = frozenset(
-    {
-        "decode_responses",
-        "socket_connect_timeout",
-        "socket_keepalive",
-        "socket_keepalive_options",
-        "socket_timeout",
-    }
-)
-
 _Result = TypeVar("_Result")
 
 
 def connect_async(url: str, *, block_seconds: float = MAX_BLOCK_SECONDS) -> redis.asyncio.Redis:
     """The counterpart of `quire.connect`, under the same discipline. Nothing is sent yet."""
-    plain = connect(url, block_seconds=block_seconds).connection_pool.connection_kwargs
-    settings = {name: value for name, value in plain.items() if name in _SHARED_SETTINGS}
-    return redis.asyncio.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **settings)
+    settings = connection_settings(block_seconds) | {"retry": Retry(NoBackoff(), 0)}
+    if is_sentinel_url(url):
+        master: redis.asyncio.Redis = connect_through_sentinels(url, settings, make=Sentinel)
+        return master
+    return redis.asyncio.Redis.from_url(url, **settings)
 
 
 class AsyncBroker:
@@ -175,7 +170,7 @@ class AsyncBroker:
         async with self._connection.pipeline(transaction=False) as pipeline:
             for call in calls:
                 values = (*call.keys, *self._settings, *call.arguments)
-                pipeline.evalsha(_sha(source), len(call.keys), *values)
+                pipeline.evalsha(script_sha(source), len(call.keys), *values)
             return list(await pipeline.execute(raise_on_error=False))
 
     async def _call(self, operation: Callable[[], Awaitable[_Result]]) -> _Result:
@@ -183,16 +178,13 @@ class AsyncBroker:
             return await self._retrying(operation)
 
     async def _retrying(self, operation: Callable[[], Awaitable[_Result]]) -> _Result:
-        give_up, pause = time.monotonic() + self._retry_seconds, FIRST_PAUSE_SECONDS
+        attempts = Attempts(self._retry_seconds)
         while True:
             try:
                 return await operation()
             except RedisError as error:
-                if not isinstance(error, TRANSIENT) or time.monotonic() + pause >= give_up:
-                    raise translated(error) from error
-            # Jitter keeps a fleet that lost its server together from coming back together.
-            await asyncio.sleep(pause * random.SystemRandom().uniform(0.5, 1.0))
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+                pause = attempts.pause_after(error)
+            await asyncio.sleep(pause)
 
 
 class _Reader:
@@ -208,12 +200,10 @@ class _Reader:
         self._connection = connection
         self._keys = keys
         self._retrying = retrying
-        # A read that outlives its socket would be sent again and again.
-        timeout = connection.connection_pool.connection_kwargs.get("socket_timeout")
-        self._longest_block = min(MAX_BLOCK_SECONDS, timeout / 2 if timeout else MAX_BLOCK_SECONDS)
+        self._longest_block = longest_block_of(connection)
         self._waits = Waits()
         self._task: asyncio.Task[None] | None = None
-        self._wake_stream = wake_key(keys)
+        self._wake_stream = keys.wake(secrets.token_hex(8))
         self._wake_position: bytes | str = "0-0"
         self._is_blocked = False
 

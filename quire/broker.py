@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import redis
 
-from quire.connection import MAX_BLOCK_SECONDS, Retrying, socket_timeout_of
+from quire.connection import Retrying, longest_block_of
 from quire.durability import Durability
 from quire.errors import UnknownRequest
 from quire.grouping import Grouping
@@ -62,11 +62,7 @@ class Broker(Working, Operating, Grouping):
         durable: bool = False,
         sources: Mapping[str, str] | None = None,
     ) -> None:
-        timeout = socket_timeout_of(connection)
-        if timeout is not None and timeout <= 0:
-            raise ValueError("the connection's socket timeout must be positive")
-        # A read that outlives its socket would be sent again and again, and deliver each time.
-        self._longest_block = min(MAX_BLOCK_SECONDS, timeout / 2 if timeout else MAX_BLOCK_SECONDS)
+        self._longest_block = longest_block_of(connection)
         self.keys = Keys(queue, shard)
         self.lease_seconds = lease_seconds
         self._connection = connection

@@ -21,10 +21,11 @@ import redis
 from quire.arguments import RequestArguments, RequestOptions
 from quire.broker import Broker
 from quire.connection import connect
-from quire.errors import QueueFull, QuireError
+from quire.errors import QuireError
 from quire.groups import GroupHandle
 from quire.handle import Handle
 from quire.output import Completion, State, TokenChunk
+from quire.parting import Parting
 from quire.producing import must_ask_clock, ready_requests
 from quire.protocol import GenerationRequest
 from quire.routing import check_group_name, placed, shard_of
@@ -174,34 +175,13 @@ class Client:
 
     def _submit(self, requests: Sequence[GenerationRequest]) -> list[Handle]:
         """Submits to every shard its part; the answers are in the order of the requests."""
-        shards = [shard_of(request.id, len(self._brokers)) for request in requests]
-        answers: dict[int, list[Handle]] = {}
-        failures: list[QuireError] = []
-        for shard, broker in enumerate(self._brokers):
-            part = [r for r, where in zip(requests, shards, strict=True) if where == shard]
+        parting = Parting(requests, len(self._brokers))
+        for shard, part in parting.parts():
             try:
-                submitted = broker.submit_many(part) if part else []
+                parting.answered(shard, self._brokers[shard].submit_many(part))
             except QuireError as error:
-                failures.append(error)
-            else:
-                answers[shard] = [Handle(broker, a.request_id, known=True) for a in submitted]
-        if failures:
-            raise _failure_of_all(failures, accepted=answers)
-        turns = {shard: iter(handles) for shard, handles in answers.items()}
-        return [next(turns[shard]) for shard in shards]
-
-
-def _failure_of_all(
-    failures: Sequence[QuireError], *, accepted: dict[int, list[Handle]]
-) -> QuireError:
-    """One error for all shards; a refusal tells what is in the queue all the same."""
-    for error in failures:
-        if not isinstance(error, QueueFull):
-            return error
-    refusals = [error for error in failures if isinstance(error, QueueFull)]
-    ids = [request_id for refusal in refusals for request_id in refusal.accepted]
-    ids += [handle.request_id for handles in accepted.values() for handle in handles]
-    first = refusals[0]
-    refusal = QueueFull(str(first), limit=first.limit, accepted=tuple(ids))
-    refusal.__cause__ = first.__cause__
-    return refusal
+                parting.failed(error)
+        return [
+            Handle(self._broker_of(answer.request_id), answer.request_id, known=True)
+            for answer in parting.answers()
+        ]

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import redis
+import redis.asyncio
 from redis.backoff import NoBackoff
 from redis.exceptions import (
     ConnectionError as RedisConnectionError,
@@ -59,20 +60,38 @@ def connect(url: str, *, block_seconds: float = MAX_BLOCK_SECONDS) -> redis.Redi
     block (heartbeats, commits) should be made with `block_seconds=0`, so that a dead server is
     noticed sooner. ValueError for a url that cannot be right.
     """
-    settings: dict[str, Any] = {
+    settings = connection_settings(block_seconds) | {"retry": Retry(NoBackoff(), 0)}
+    if is_sentinel_url(url):
+        master: redis.Redis = connect_through_sentinels(url, settings)
+        return master
+    return redis.Redis.from_url(url, **settings)
+
+
+def connection_settings(block_seconds: float) -> dict[str, Any]:
+    """What every connection is made with, in a thread or a loop, but the retry that is none."""
+    return {
         "socket_timeout": block_seconds + SOCKET_MARGIN_SECONDS,
         "socket_connect_timeout": CONNECT_SECONDS,
         "socket_keepalive": True,
         "socket_keepalive_options": _keepalive_options(),
-        "retry": Retry(NoBackoff(), 0),
         "decode_responses": False,
     }
-    if is_sentinel_url(url):
-        return connect_through_sentinels(url, settings)
-    return redis.Redis.from_url(url, **settings)
 
 
-def socket_timeout_of(connection: redis.Redis) -> float | None:
+def longest_block_of(connection: redis.Redis | redis.asyncio.Redis) -> float:
+    """The longest a read on this connection may block. ValueError for one we cannot work with.
+
+    A read that outlives its socket would be sent again and again, and deliver each time.
+    """
+    timeout = socket_timeout_of(connection)
+    if timeout is None:
+        return MAX_BLOCK_SECONDS
+    if timeout <= 0:
+        raise ValueError("the connection's socket timeout must be positive")
+    return min(MAX_BLOCK_SECONDS, timeout / 2)
+
+
+def socket_timeout_of(connection: redis.Redis | redis.asyncio.Redis) -> float | None:
     """The socket timeout the connection's pool was made with. ValueError if it decodes replies."""
     settings = connection.connection_pool.connection_kwargs
     if settings.get("decode_responses"):
@@ -90,23 +109,38 @@ class Retrying:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        # Seeded by the system, apart from the program's own random source.
-        self._random = random.SystemRandom()
 
     def __call__(self, operation: Callable[[], _Result], *, repeatable: bool = True) -> _Result:
-        give_up = time.monotonic() + (self.seconds if repeatable else 0.0)
-        pause = FIRST_PAUSE_SECONDS
+        attempts = Attempts(self.seconds if repeatable else 0.0)
         while True:
             try:
                 return operation()
-            except TRANSIENT as error:
-                if time.monotonic() + pause >= give_up:
-                    raise translated(error) from error
             except RedisError as error:
-                raise translated(error) from error
-            # Jitter keeps a fleet that lost its server together from coming back together.
-            time.sleep(pause * self._random.uniform(0.5, 1.0))
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+                pause = attempts.pause_after(error)
+            time.sleep(pause)
+
+
+class Attempts:
+    """The tries of one operation: whether there is another one, and after which pause.
+
+    It does not sleep itself, because an event loop must not.
+    """
+
+    # Seeded by the system, apart from the program's own random source.
+    _random = random.SystemRandom()
+
+    def __init__(self, seconds: float) -> None:
+        self._give_up = time.monotonic() + seconds
+        self._pause = FIRST_PAUSE_SECONDS
+
+    def pause_after(self, error: RedisError) -> float:
+        """Seconds until the next try. Raises our error when there is none."""
+        pause = self._pause
+        if not isinstance(error, TRANSIENT) or time.monotonic() + pause >= self._give_up:
+            raise translated(error) from error
+        self._pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+        # Jitter keeps a fleet that lost its server together from coming back together.
+        return pause * self._random.uniform(0.5, 1.0)
 
 
 def translated(error: RedisError) -> QuireError:

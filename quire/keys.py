@@ -31,6 +31,8 @@ hash tag, so that a whole shard lies in one slot and every transition can be one
     ge:<group>          stream   the group's ends in the order they came: id, state.
     w                   hash     worker -> last seen, state and load (msgpack), parted by spaces.
     idem:<tenant>:<key> string   idempotency key -> request id.
+    wake:<reader>       stream   an entry calls a blocked reader of a client back, because there is
+                                 more to read for it. Lives for a minute.
 
 A request belongs to a group when its id is `<group>~<member>`: so every script's caller can tell
 the group's keys from the id alone.
@@ -160,6 +162,9 @@ class Keys:
     @property
     def workers(self) -> str:
         return f"{self.prefix}:w"
+
+    def wake(self, reader: str) -> str:
+        return f"{self.prefix}:wake:{reader}"
 
     @property
     def mark(self) -> str:

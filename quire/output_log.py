@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,10 @@ from quire.output import Completion, TokenChunk
 
 #: The most entries of one log taken at once; the rest comes with the next read.
 MAX_ENTRIES_PER_READ = 1024
+
+
+# What redis-py takes: stream -> the id to read after.
+Positions = dict[str | bytes | memoryview, str | bytes | int | memoryview]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +38,49 @@ def read_logs(
     """
     if not seen:
         return {}
-    # The entry whose last token is n has the id n-<epoch>, and epochs begin at 1.
-    after: dict[str | bytes | memoryview, str | bytes | int | memoryview] = {
+    block_ms = None if block_seconds is None else max(1, int(block_seconds * 1000))
+    after = log_positions(keys, seen)
+    reply = connection.xread(after, count=MAX_ENTRIES_PER_READ, block=block_ms)
+    return reads_or_error(logs_in(reply, keys, seen))
+
+
+def log_positions(keys: Keys, seen: Mapping[str, int]) -> Positions:
+    """The arguments of an XREAD for what lies beyond `seen`.
+
+    The entry whose last token is n has the id n-<epoch>, and epochs begin at 1.
+    """
+    return {
         keys.output(request_id): f"{tokens}-0" if tokens else "0-0"
         for request_id, tokens in seen.items()
     }
-    block_ms = None if block_seconds is None else max(1, int(block_seconds * 1000))
-    reply = connection.xread(after, count=MAX_ENTRIES_PER_READ, block=block_ms)
+
+
+def reads_or_error(
+    logs: Iterable[tuple[str, OutputRead | ProtocolError]],
+) -> dict[str, OutputRead]:
+    """The logs of a reply when all can be read; otherwise raises the first error."""
+    reads: dict[str, OutputRead] = {}
+    for request_id, read in logs:
+        if isinstance(read, ProtocolError):
+            raise read
+        reads[request_id] = read
+    return reads
+
+
+def logs_in(
+    reply: Any, keys: Keys, seen: Mapping[str, int]
+) -> Iterator[tuple[str, OutputRead | ProtocolError]]:
+    """The logs in a reply to XREAD; streams that are not logs of `seen` are left out.
+
+    ProtocolError stands in the place of a log that has an entry which is not ours.
+    """
     ids = {keys.output(request_id).encode(): request_id for request_id in seen}
-    return {
-        ids[stream]: read_entries(ids[stream], entries, seen=seen[ids[stream]])
-        for stream, entries in entries_by_stream(reply)
-    }
+    for stream, entries in entries_by_stream(reply):
+        if request_id := ids.get(stream):
+            try:
+                yield request_id, read_entries(request_id, entries, seen=seen[request_id])
+            except ProtocolError as error:
+                yield request_id, error
 
 
 def entries_by_stream(reply: Any) -> list[tuple[bytes, Any]]:

@@ -9,6 +9,7 @@ loop's broker (async_broker.py) does the same with the same code around it.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -22,8 +23,12 @@ from quire.broker import Broker
 from quire.connection import MAX_BLOCK_SECONDS, Retrying
 from quire.errors import QuireError
 from quire.keys import Keys
-from quire.log_reads import log_positions, logs_in
-from quire.output_log import OutputRead, entries_by_stream
+from quire.output_log import (
+    OutputRead,
+    entries_by_stream,
+    log_positions,
+    logs_in,
+)
 from quire.transitions import RequestStatus
 from quire.waits import (
     MAX_ENTRIES_PER_STREAM,
@@ -32,7 +37,6 @@ from quire.waits import (
     WAKE_EXPIRY_MS,
     Wait,
     Waits,
-    wake_key,
 )
 
 #: Short reads that are under way at once; each takes a connection. Others wait for their turn.
@@ -80,7 +84,7 @@ class _Reader:
         self._keys = keys
         self._retrying = retrying
         self._longest_block = longest_block
-        self._wake_stream = wake_key(keys)
+        self._wake_stream = keys.wake(secrets.token_hex(8))
         self._wake_position: str | bytes = "0-0"
         # Guards everything below; notified when there is something to wait for again.
         self._changed = threading.Condition()

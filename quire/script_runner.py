@@ -67,7 +67,7 @@ class ScriptRunner:
 
         def once() -> Any:
             try:
-                return self._connection.evalsha(_sha(source), num_keys, *values)
+                return self._connection.evalsha(script_sha(source), num_keys, *values)
             except NoScriptError:
                 return self._connection.eval(source, num_keys, *values)
 
@@ -106,7 +106,7 @@ class ScriptRunner:
     ) -> list[Any]:
         with self._connection.pipeline(transaction=False) as pipeline:
             for num_keys, values in commands:
-                pipeline.evalsha(_sha(source), num_keys, *values)
+                pipeline.evalsha(script_sha(source), num_keys, *values)
             if durability:
                 durability.add_wait(pipeline)
             replies: list[Any] = pipeline.execute(raise_on_error=False)
@@ -138,6 +138,6 @@ def raise_if_error(reply: Any) -> Any:
 
 
 @cache
-def _sha(source: str) -> str:
-    # Redis names a script by this hash; nothing secret depends on it.
+def script_sha(source: str) -> str:
+    """The hash by which Redis names a script; nothing secret depends on it."""
     return hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()

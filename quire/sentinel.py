@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-import redis
 from redis.sentinel import Sentinel
 
 #: The schemes of such a url, and whether the server speaks TLS.
@@ -30,10 +29,13 @@ def is_sentinel_url(url: str) -> bool:
     return url.partition("://")[0] in SCHEMES
 
 
-def connect_through_sentinels(url: str, settings: Mapping[str, Any]) -> redis.Redis:
+def connect_through_sentinels(
+    url: str, settings: Mapping[str, Any], *, make: Any = Sentinel
+) -> Any:
     """A client of the server that is the master now, found again whenever it connects.
 
-    `settings` are those of every connection to it. ValueError for a url that cannot be right.
+    `settings` are those of every connection to it; `make` is redis-py's Sentinel, or that of
+    redis.asyncio for a client of its kind. ValueError for a url that cannot be right.
     """
     parts = urlsplit(url)
     server, _, hosts = parts.netloc.rpartition("@")
@@ -48,9 +50,8 @@ def connect_through_sentinels(url: str, settings: Mapping[str, Any]) -> redis.Re
         "socket_timeout": SENTINEL_SECONDS,
         "socket_connect_timeout": SENTINEL_SECONDS,
     }
-    make: Any = Sentinel
     sentinels = make([_address(host) for host in hosts.split(",")], sentinel_kwargs=own)
-    master: redis.Redis = sentinels.master_for(
+    return sentinels.master_for(
         service,
         db=int(database or 0),
         username=unquote(username) or None,
@@ -58,7 +59,6 @@ def connect_through_sentinels(url: str, settings: Mapping[str, Any]) -> redis.Re
         ssl=SCHEMES[parts.scheme],
         **settings,
     )
-    return master
 
 
 def _address(host: str) -> tuple[str, int]:

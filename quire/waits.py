@@ -6,12 +6,10 @@ read for, so a slow one costs nothing and holds up nobody.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from quire.errors import ProtocolError, QuireError
-from quire.keys import Keys
 from quire.output_log import OutputRead
 
 #: The most logs of one XREAD: some 60 microseconds of the server's one thread.
@@ -108,11 +106,6 @@ class Waits:
         for wait in waits:
             self.discard(wait)
             wait.wake()
-
-
-def wake_key(keys: Keys) -> str:
-    """A stream of its own for one reader: an entry calls it back from a blocked read."""
-    return f"{keys.prefix}:wake:{secrets.token_hex(8)}"
 
 
 def _beyond(read: OutputRead, seen: int) -> OutputRead | None:
