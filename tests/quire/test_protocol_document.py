@@ -1,0 +1,221 @@
+"""docs/protocol.md is enough: a client and a worker written from it, with redis-py and msgpack.
+
+Nothing of the package is imported here except by the two tests that compare it with the document.
+"""
+
+import re
+import secrets
+import shlex
+from pathlib import Path
+
+import msgpack
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = (ROOT / "docs" / "protocol.md").read_text()
+SCRIPTS = ROOT / "quire" / "scripts"
+
+#: transition -> the files it is made of, from the table of the document.
+FILES = {
+    name: files.split()
+    for name, files in re.findall(r"^\| `(\w+)` \| (common[\w ]*) \|", DOCUMENT, re.MULTILINE)
+}
+
+#: (base, prime) of the hash, from the document.
+HASHES = [
+    (int(base), int(prime)) for base, prime in re.findall(r"\((\d{5,}), (\d{5,})\)", DOCUMENT)
+]
+
+
+def done_message(state: str, reason: str, *, error: str | None = None) -> bytes:
+    return msgpack.packb({
+        "state": state, "finish_reason": reason, "usage": {"prompt_tokens": 3},
+        "error": {"code": error, "message": error, "field": None} if error else None,
+    })  # fmt: skip
+
+
+SETTINGS = [
+    10_000, 86_400_000, 3_600_000, 5, 0,
+    done_message("cancelled", "cancelled", error="cancelled"),
+    done_message("expired", "deadline", error="deadline_exceeded"),
+    done_message("expired", "deadline", error="queue_timeout"),
+    done_message("failed", "error", error="attempts_spent"),
+]  # fmt: skip
+
+
+class Foreign:
+    """A client and a worker that know the document only."""
+
+    def __init__(self, connection, queue: str) -> None:
+        self.redis = connection
+        self.prefix = f"quire:{{{queue}.0}}"
+
+    def key(self, *parts: str) -> str:
+        return ":".join((self.prefix, *parts))
+
+    def run(self, transition: str, request_ids, *arguments):
+        queue = ["open", "counts", "delay", "control", "in:0", "in:1", "in:2", "in:3"]
+        if transition not in ("submit", "cancel"):
+            queue += ["lease", "dead"]
+        keys = [self.key(name) for name in queue]
+        for request_id in request_ids:
+            keys += [self.key(kind, request_id) for kind in "rbo"]
+            if "~" in request_id:
+                group = request_id.partition("~")[0]
+                keys += [self.key(kind, group) for kind in ("g", "gm", "ge")]
+        source = "\n".join((SCRIPTS / f"{file}.lua").read_text() for file in FILES[transition])
+        return self.redis.eval(source, len(keys), *keys, *SETTINGS, *arguments)
+
+    def submit(self, request_id: str, *, not_before: int = 0, metadata=None):
+        body = {"prompt": [1, 2, 3], "max_tokens": 16, "seed": 7}
+        request = {
+            "v": 1, "id": request_id, "kind": "tokens", "body": body, "tenant": "default",
+            "priority": 2, "created_ms": 0, "metadata": metadata or {},
+        }  # fmt: skip
+        packed = msgpack.packb(metadata) if metadata else b""
+        return self.run(
+            "submit", [request_id], request_id, 2, "default", 0, packed, msgpack.packb(request),
+            "", not_before, 19,
+        )  # fmt: skip
+
+    def read(self, request_id: str):
+        """All tokens, the text and the end, checking places and hashes on the way."""
+        tokens, text, hashed = [], "", [0, 0]
+        while True:
+            entries = self.redis.xread({self.key("o", request_id): f"{len(tokens)}-0"}, count=1)
+            ((_, ((entry_id, fields),)),) = entries
+            place = int(entry_id.partition(b"-")[0])
+            if b"done" in fields:
+                assert place == len(tokens)
+                assert fields[b"prefix"].decode() == "{}.{}".format(*hashed)
+                return tokens, text, msgpack.unpackb(fields[b"done"]), fields
+            assert int(fields[b"from"]) == len(tokens)
+            ids = msgpack.unpackb(fields[b"ids"])
+            tokens, text = tokens + ids, text + fields[b"text"].decode()
+            hashed = hash_of(ids, hashed)
+            assert place == len(tokens) - 1
+            assert fields[b"prefix"].decode() == "{}.{}".format(*hashed)
+
+    def claim(self):
+        stream = self.key("in", "2")
+        ((_, ((entry_id, fields),)),) = self.redis.xreadgroup(
+            "workers", "foreign", {stream: ">"}, count=1
+        )
+        request_id, owner = fields[b"id"].decode(), secrets.token_hex(16)
+        reply = self.run("claim", [request_id], request_id, entry_id, owner, "", 2)
+        assert reply[0] == b"claimed", reply
+        return request_id, int(reply[1]), owner, msgpack.unpackb(reply[2])
+
+    def commit(self, fence, start: int, ids, *, done: bytes = b"", state: str = ""):
+        powers = [pow(base, len(ids), prime) for base, prime in HASHES]
+        text = "".join(chr(97 + token % 26) for token in ids)
+        return self.run(
+            "commit", [fence[0]], *fence, start, len(ids), msgpack.packb(ids), text, "", done,
+            state, *powers, *hash_of(ids, [0, 0]),
+        )  # fmt: skip
+
+
+def hash_of(ids, before):
+    after = list(before)
+    for token in ids:
+        after = [(h * b + token + 1) % p for h, (b, p) in zip(after, HASHES, strict=True)]
+    return after
+
+
+@pytest.fixture
+def foreign(connection, broker):
+    return Foreign(connection, broker.keys.queue)
+
+
+def test_a_foreign_client_submits_and_reads_what_a_foreign_worker_commits(foreign):
+    assert foreign.submit("hello", metadata={"row": 7}) == [b"created", b"hello", b"queued"]
+    assert foreign.submit("hello") == [b"known", b"hello", b"queued"]
+    *fence, request = foreign.claim()
+    assert (request["body"]["prompt"], request["metadata"]) == ([1, 2, 3], {"row": 7})
+    assert foreign.commit(fence, 0, [5, 6, 70_000]) == [[b"ok", 3, 0]]
+    assert foreign.commit(fence, 0, [5, 6, 70_000]) == [[b"replayed", 3, 0]]
+    assert foreign.run("heartbeat", ["hello"], *fence) == [[1, 0]]
+    end = done_message("completed", "length")
+    assert foreign.commit(fence, 3, [8], done=end, state="completed") == [[b"ok", 4, 0]]
+    tokens, text, done, fields = foreign.read("hello")
+    assert (tokens, text, done["state"]) == ([5, 6, 70_000, 8], "fgii", "completed")
+    assert msgpack.unpackb(fields[b"metadata"]) == {"row": 7}
+    assert int(fields[b"attempts"]) == 1
+
+
+def test_the_package_reads_what_a_foreign_worker_wrote_and_the_other_way_round(foreign, broker):
+    from quire import Client
+    from tests.quire.builders import claim_next, make_item
+
+    handle = Client(broker).submit([1, 2, 3], priority="high")
+    *fence, _ = foreign.claim()
+    foreign.commit(fence, 0, [1, 2], done=done_message("completed", "eos"), state="completed")
+    completion = handle.result(timeout=10)
+    assert (completion.token_ids, completion.usage.prompt_tokens) == ((1, 2), 3)
+    foreign.submit("back")
+    broker.commit([make_item(claim_next(broker).claim, 0, 5, final=True)])
+    assert len(foreign.read("back")[0]) == 5
+
+
+def test_a_foreign_client_takes_the_other_ways_too(foreign):
+    seconds, _ = foreign.redis.time()
+    assert foreign.submit("g~later", not_before=(seconds + 60) * 1000)[2] == b"scheduled"
+    assert foreign.run("cancel", ["g~later"], "g~later") == b"cancelled"
+    assert foreign.redis.hgetall(foreign.key("g", "g"))[b"cancelled"] == b"1"
+    foreign.submit("a")
+    *fence, _ = foreign.claim()
+    broken = done_message("failed", "error", error="broken")
+    state = foreign.run("fail", ["a"], *fence, 1, "broken", broken, 10, 10, 0)
+    assert state == b"scheduled"
+    foreign.redis.zadd(foreign.key("delay"), {"a": 1})
+    assert foreign.run("promote", ["a"], "a") == [b"queued"]
+    *fence, _ = foreign.claim()
+    assert foreign.run("release", ["a"], *fence) == [1]
+    *fence, _ = foreign.claim()
+    foreign.redis.zadd(foreign.key("lease"), {"a": 1})
+    assert foreign.run("reap", ["a"], "a") == [b"queued"]
+    assert foreign.commit(fence, 0, [1]) == [[b"fenced", 0, 0]]
+    *fence, _ = foreign.claim()
+    assert foreign.run("dead_letter", ["a"], *fence, "tired", broken) == 1
+    ((letter_id, letter),) = foreign.redis.xrange(foreign.key("dead"))
+    assert letter[b"id"] == b"a"
+    assert foreign.run("requeue", ["a"], "a", letter_id, 1) == b"queued"
+
+
+def test_the_lines_for_the_console_are_commands(foreign, broker):
+    (block,) = re.findall(r"```redis-cli\n(.*?)```", DOCUMENT, re.DOTALL)
+    foreign.submit("hello")
+    for line in block.replace("quire:{default.0}", foreign.prefix).splitlines():
+        foreign.redis.execute_command(*shlex.split(line))
+    record = foreign.redis.hgetall(foreign.key("r", "hello"))
+    assert record[b"state"] == b"queued"
+
+
+def test_the_document_names_every_transition_with_its_files_and_every_key():
+    from quire.keys import Keys
+    from quire.script_runner import load_source
+
+    shared = {"common", "request", "running"}
+    assert set(FILES) == {file.stem for file in SCRIPTS.glob("*.lua")} - shared
+    for transition, files in FILES.items():
+        texts = "\n".join((SCRIPTS / f"{file}.lua").read_text() for file in files)
+        assert texts == load_source(transition)
+    keys = Keys()
+    for key in (*keys.of_workers, *keys.of_scripts("<group>~x"), keys.workers):
+        name = key.removeprefix(keys.prefix).replace("<group>~x", "<id>")
+        name = re.sub(r"in:\d", "in:<priority>", name)
+        assert f"`P{name}`" in DOCUMENT, key
+
+
+def test_the_document_names_every_field_of_a_record(foreign):
+    foreign.submit("a", metadata={"row": 1})
+    *fence, _ = foreign.claim()
+    foreign.run("release", ["a"], *fence)
+    *fence, _ = foreign.claim()
+    foreign.run("cancel", ["a"], "a")
+    foreign.commit(fence, 0, [1])
+    seen = set(foreign.redis.hgetall(foreign.key("r", "a")))
+    foreign.commit(fence, 1, [], done=done_message("completed", "eos"), state="completed")
+    seen |= set(foreign.redis.hgetall(foreign.key("r", "a")))
+    (told,) = re.findall(r"The record has the fields (.*?)\n\n", DOCUMENT, re.DOTALL)
+    assert {name.decode() for name in seen} <= set(re.findall(r"`(\w+)`", told))
