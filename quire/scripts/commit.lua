@@ -28,16 +28,17 @@ local function append(keys, record, item, published)
   if item.ends ~= '' then
     entry[7], entry[8] = 'ends', item.ends
   end
+  local changes = { 'published', int(published + item.count) }
   local prefix = extended(record, item, published)
   if prefix then
     entry[#entry + 1], entry[#entry + 2] = 'prefix', prefix
-    redis.call('HSET', keys.record, 'prefix', prefix)
+    changes[3], changes[4] = 'prefix', prefix
+  end
+  if not record.first_token_ms then
+    changes[#changes + 1], changes[#changes + 2] = 'first_token_ms', int(now)
   end
   redis.call('XADD', keys.output, last .. '-' .. item.epoch, unpack(entry))
-  redis.call('HSET', keys.record, 'published', int(published + item.count))
-  if not record.first_token_ms then
-    redis.call('HSET', keys.record, 'first_token_ms', int(now))
-  end
+  redis.call('HSET', keys.record, unpack(changes))
 end
 
 local function commit(keys, item)
