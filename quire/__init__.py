@@ -8,6 +8,8 @@
 Knows nothing of models and engines; needs redis, msgpack and pydantic only.
 """
 
+from quire.aio import AsyncClient, AsyncHandle
+from quire.async_broker import connect_async
 from quire.broker import Broker
 from quire.client import Client, Handle
 from quire.connection import connect
@@ -46,6 +48,8 @@ from quire.transitions import QueueLimits, RequestStatus
 
 __all__ = [
     "PROTOCOL_VERSION",
+    "AsyncClient",
+    "AsyncHandle",
     "Broker",
     "BrokerUnavailable",
     "Cancelled",
@@ -78,4 +82,5 @@ __all__ = [
     "Usage",
     "WaitTimeout",
     "connect",
+    "connect_async",
 ]

@@ -172,7 +172,11 @@ class _Reader:
 
     def _wake(self) -> None:
         # Without it (no memory left, say) the new wait begins when the blocked read has ended.
-        with contextlib.suppress(RedisError), self._connection.pipeline() as pipeline:
+        # Not a transaction: those who only submit may not open one.
+        with (
+            contextlib.suppress(RedisError),
+            self._connection.pipeline(transaction=False) as pipeline,
+        ):
             pipeline.xadd(self._wake_stream, {"more": "1"}, maxlen=1, approximate=False)
             pipeline.pexpire(self._wake_stream, WAKE_EXPIRY_MS)
             pipeline.execute()

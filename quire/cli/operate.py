@@ -179,7 +179,11 @@ def _readable(original: bytes) -> object:
 
 
 def _purge_all(broker: Broker) -> int:
-    count: Any = broker._connection.xtrim(broker.keys.dead, maxlen=0, approximate=False)
+    # By their ids: a letter that comes meanwhile has not been looked at by anybody.
+    ids = [letter.entry_id for letter in broker.dead_letters(count=MAX_LETTERS)]
+    if not ids:
+        return 0
+    count: Any = broker._connection.xdel(broker.keys.dead, *ids)
     return int(count)
 
 

@@ -214,7 +214,8 @@ def _everything(broker: Broker, request_id: str, *, content: bool) -> dict[str, 
             shown = request.model_dump(mode="json", exclude_none=True)
             found["request"] = shown if content else _without_content(shown)
     found["log_entries"] = connection.xlen(output)
-    found["expires_seconds"] = connection.ttl(record)
+    expires_ms: Any = connection.pttl(record)
+    found["expires_seconds"] = expires_ms / 1000
     text, completion = "", None
     seen = 0
     while read := broker.read_output({request_id: seen}).get(request_id):

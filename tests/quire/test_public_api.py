@@ -13,12 +13,13 @@ HEAVY = {
 }  # fmt: skip
 
 PUBLIC_NAMES = [
-    "PROTOCOL_VERSION", "Broker", "BrokerUnavailable", "Cancelled", "Client", "Completion",
-    "DeadlineExceeded", "DurabilityUnavailable", "ErrorInfo", "FinishReason",
+    "PROTOCOL_VERSION", "AsyncClient", "AsyncHandle", "Broker", "BrokerUnavailable", "Cancelled",
+    "Client", "Completion", "DeadlineExceeded", "DurabilityUnavailable", "ErrorInfo", "FinishReason",
     "GenerationRequest", "GroupHandle", "Handle", "InvalidRequest", "LocalRedis",
     "OutputRewound", "Priority", "ProtocolError", "QueueFull", "QueueLimits", "QuireError",
     "RequestFailed", "RequestStatus", "ResultExpired", "SamplingParams", "State", "Timing",
     "TokenChunk", "UnknownRequest", "UnsupportedVersion", "Usage", "WaitTimeout", "connect",
+    "connect_async",
 ]  # fmt: skip
 
 
