@@ -14,7 +14,8 @@ HEAVY = {
 
 PUBLIC_NAMES = [
     "PROTOCOL_VERSION", "AsyncClient", "AsyncHandle", "Broker", "BrokerUnavailable", "Cancelled",
-    "Client", "Completion", "DeadlineExceeded", "DurabilityUnavailable", "ErrorInfo", "FinishReason",
+    "Client", "Completion", "DeadlineExceeded", "DurabilityUnavailable", "ErrorInfo",
+    "FinishReason",
     "GenerationRequest", "GroupHandle", "Handle", "InvalidRequest", "LocalRedis",
     "OutputRewound", "Priority", "ProtocolError", "QueueFull", "QueueLimits", "QuireError",
     "RequestFailed", "RequestStatus", "ResultExpired", "SamplingParams", "State", "Timing",
