@@ -1,0 +1,124 @@
+"""One step by kind and batch size: the forms of a model side by side, in one process, in turns.
+
+    python -m benchmarks.profile_step [--models SMALL] [--dtype bfloat16] [--forms native,wide]
+        [--shapes 1x1,8x1,64x1,1x128] [--context 256] [--rounds 9]
+
+A shape is rows x tokens: 64x1 decodes 64 requests, 1x128 computes 128 tokens of one prompt. Every
+round runs every form once, so that a machine that slows down slows all of them; medians are
+printed, and ratios to the last form. The logits of all forms are compared first.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+
+import torch
+
+from benchmarks.figures import machine
+from benchmarks.models import model_folder
+from engine.batch import BatchRow
+from engine.model.attention.cpu import CpuAttention
+from engine.model.causal_model import CausalModel
+from engine.model.decoder import Decoder
+from engine.model.decoder_config import read_config
+from engine.model.decoder_weights import read_weights
+from engine.model.fast_path import check_against
+from engine.model.kernels.build import best_variant
+from engine.model.kv_pool import KVPool
+from engine.model.loader import load_model
+from engine.model.native_decoder import NativeDecoder
+from engine.model.probe import probe
+from engine.model.step import build_step
+from engine.sampling_params import SamplingParams
+
+BLOCK_SIZE = 16
+#: Steps of a form before the clock starts.
+WARM_UP_ROUNDS = 2
+
+
+def make_forms(model: str, names: Sequence[str], *, dtype: str) -> dict[str, CausalModel]:
+    """The forms asked for, by name; each computes what the wide path computes, or this raises."""
+    loaded = load_model(model_folder(model), dtype=dtype)
+    wide = probe(loaded.model, max_model_len=loaded.max_model_len)
+    config = read_config(wide)
+    weights = read_weights(config, loaded.model.state_dict())
+    forms: dict[str, CausalModel] = {
+        "native": NativeDecoder(config, weights, variant=best_variant()),
+        "torch": Decoder(config, weights),
+        "wide": wide,
+    }
+    for name in names:
+        check_against(wide, forms[name], block_size=BLOCK_SIZE)
+    return {name: forms[name] for name in names}
+
+
+def make_rows(num_rows: int, num_tokens: int, *, context: int) -> list[BatchRow]:
+    """Rows whose last token is at the end of the context, each with blocks of its own."""
+    blocks_each = -(-context // BLOCK_SIZE)
+    return [
+        BatchRow(
+            request_id=str(index),
+            token_ids=[5 + index + place for place in range(num_tokens)],
+            start=context - num_tokens,
+            block_ids=range(index, num_rows * blocks_each, num_rows),
+            samples=True,
+            sampling=SamplingParams(max_tokens=1),
+            prompt_token_ids=[],
+            output_token_ids=[],
+        )
+        for index in range(num_rows)
+    ]
+
+
+@torch.inference_mode()
+def measure(
+    forms: dict[str, CausalModel], rows: Sequence[BatchRow], *, dtype: torch.dtype, rounds: int
+) -> dict[str, float]:
+    """Median milliseconds of one step, by form."""
+    num_blocks = len(rows) * len(rows[0].block_ids)
+    pools = {
+        name: KVPool(form.layer_shapes, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=dtype)
+        for name, form in forms.items()
+    }
+    times: dict[str, list[float]] = {name: [] for name in forms}
+    for _ in range(WARM_UP_ROUNDS + rounds):
+        for name, form in forms.items():
+            started = time.perf_counter()
+            inputs, _ = build_step(
+                rows, block_size=BLOCK_SIZE, backend=CpuAttention(), device=torch.device("cpu")
+            )
+            form.forward(inputs, pools[name])
+            times[name].append(1e3 * (time.perf_counter() - started))
+    return {name: statistics.median(each[WARM_UP_ROUNDS:]) for name, each in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default="TINY,SMALL")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--forms", default="native,wide")
+    parser.add_argument("--shapes", default="1x1,8x1,64x1,1x128")
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=9)
+    arguments = parser.parse_args()
+    print(machine())
+    names = arguments.forms.split(",")
+    for model in arguments.models.split(","):
+        forms = make_forms(model, names, dtype=arguments.dtype)
+        print(f"\n{model} {arguments.dtype}, context {arguments.context}, ms a step")
+        print(f"{'rows x tokens':16}" + "".join(f"{name:>10}" for name in names) + "   ratios")
+        for shape in arguments.shapes.split(","):
+            num_rows, num_tokens = map(int, shape.split("x"))
+            rows = make_rows(num_rows, num_tokens, context=arguments.context)
+            medians = measure(
+                forms, rows, dtype=getattr(torch, arguments.dtype), rounds=arguments.rounds
+            )
+            last = medians[names[-1]]
+            ratios = " ".join(f"{last / medians[name]:.2f}" for name in names[:-1])
+            times = "".join(f"{medians[name]:>10.2f}" for name in names)
+            print(f"{shape:16}{times}   {ratios}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
