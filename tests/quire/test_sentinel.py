@@ -126,10 +126,15 @@ def test_a_queue_is_reached_under_tls_by_those_who_trust_its_certificate(start, 
         pytest.skip("no openssl to make a certificate with")
     make_certificate(tmp_path)
     tls = _free_port()
-    start(
-        "--tls-port", str(tls), "--tls-auth-clients", "no",
-        "--tls-cert-file", str(tmp_path / "cert.pem"), "--tls-key-file", str(tmp_path / "key.pem"),
-    )  # fmt: skip
+    options = ["--tls-port", str(tls), "--tls-auth-clients", "no"]
+    for name in ("cert", "key"):
+        options += [f"--tls-{name}-file", str(tmp_path / f"{name}.pem")]
+    try:
+        start(*options)
+    except BrokerUnavailable as error:
+        if "TLS support" in str(error):
+            pytest.skip("this redis-server was built without TLS")
+        raise
     url = f"rediss://127.0.0.1:{tls}/0"
     with connect(f"{url}?ssl_ca_certs={tmp_path / 'cert.pem'}") as connection:
         broker = Broker(connection, queue="tls")
