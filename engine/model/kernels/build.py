@@ -19,6 +19,8 @@ import torch
 SOURCES = Path(__file__).parent
 #: Longest a compiler may take, in seconds; it needs about ten.
 COMPILE_TIMEOUT_SECONDS = 300
+#: Mode bits that let the group or everyone write.
+OTHERS_WRITE = 0o022
 CPUINFO = Path("/proc/cpuinfo")
 
 # No contraction is switched off and nothing is reassociated: -ffast-math would let the compiler
@@ -74,15 +76,25 @@ def library_path(variant: Variant) -> Path:
     """
     if platform.system() != "Linux":
         raise KernelsUnavailable(f"the kernels are not built on {platform.system()}")
-    compiler = _compiler()
     try:
         folder = _cache_folder()
-        target = folder / f"quire-{variant.name}-{_digest(variant, compiler)}.so"
+        name = f"quire-{variant.name}-{_digest_of_sources(variant)}"
+        compiler = _compiler()
+        if compiler is None:
+            return _built_elsewhere(folder, name)
+        target = folder / f"{name}-{_digest(_run(compiler, '--version').encode())}.so"
         if not target.exists():
             _compile(compiler, variant, target)
     except OSError as error:
         raise KernelsUnavailable(f"the kernels cannot be kept: {error}") from error
     return target
+
+
+def _built_elsewhere(folder: Path, name: str) -> Path:
+    """What an image brings from the stage that had a compiler."""
+    for path in sorted(folder.glob(f"{name}-*.so")):
+        return path
+    raise KernelsUnavailable("there is no C++ compiler (g++) on this machine")
 
 
 def _processor_features() -> frozenset[str]:
@@ -94,31 +106,33 @@ def _processor_features() -> frozenset[str]:
     return frozenset(next(flags, "").split())
 
 
-def _compiler() -> str:
+def _compiler() -> str | None:
     """GNU C++: its OpenMP runtime is the one torch brings, and two of them would fight."""
-    for name in filter(None, (os.environ.get("CXX"), "g++")):
-        found = shutil.which(name)
-        if found is not None:
-            return found
-    raise KernelsUnavailable("there is no C++ compiler (g++) on this machine")
+    names = filter(None, (os.environ.get("CXX"), "g++"))
+    return next(filter(None, map(shutil.which, names)), None)
 
 
 def _cache_folder() -> Path:
     chosen = os.environ.get("QUIRE_KERNEL_CACHE")
     base = os.environ.get("XDG_CACHE_HOME")
     folder = Path(chosen) if chosen else Path(base or Path.home() / ".cache") / "quire"
-    # What lies here is loaded and run: nobody else may write to it.
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # What lies here is loaded and run: nobody else may have put it there.
+    status = folder.stat()
+    if status.st_uid not in (0, os.getuid()) or status.st_mode & OTHERS_WRITE:
+        raise KernelsUnavailable(f"others may write to {folder}, so nothing is run from there")
     return folder
 
 
-def _digest(variant: Variant, compiler: str) -> str:
-    version = _run(compiler, "--version")
-    digest = hashlib.sha256(" ".join((*_FLAGS, *variant.flags)).encode())
-    digest.update(f"{version} {torch.__version__}".encode())
+def _digest_of_sources(variant: Variant) -> str:
+    parts = [" ".join((*_FLAGS, *variant.flags, torch.__version__)).encode()]
     for source in sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp")]):
-        digest.update(source.name.encode() + source.read_bytes())
-    return digest.hexdigest()[:16]
+        parts += [source.name.encode(), source.read_bytes()]
+    return _digest(*parts)
+
+
+def _digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
 def _compile(compiler: str, variant: Variant, target: Path) -> None:

@@ -8,6 +8,8 @@
 #include <omp.h>
 #include <sys/mman.h>
 
+#include <optional>
+
 #include "attention.h"
 #include "layers.h"
 #include "team.h"
@@ -41,11 +43,11 @@ class Decoder : public AnyDecoder {
     cache_ = {model_.num_kv_heads, step.block_size, model_.head_dim};
     plan_attention();
     lay_out();
-    std::unique_ptr<Team> team;
+    std::optional<Team> team;
 #pragma omp parallel num_threads(step.num_threads)
     {
 #pragma omp single
-      team.reset(new Team(omp_get_num_threads()));
+      team.emplace(omp_get_num_threads());
       run(*team, omp_get_thread_num());
     }
   }

@@ -133,6 +133,17 @@ def test_a_library_is_compiled_once_and_kept_where_only_its_owner_writes(tmp_pat
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
 
 
+def test_a_machine_without_a_compiler_takes_what_was_built_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.setenv("QUIRE_KERNEL_CACHE", str(tmp_path / "kernels"))
+    path = library_path(best_variant())
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert library_path(best_variant()) == path
+    monkeypatch.setattr(build, "_digest_of_sources", lambda variant: "other sources")
+    with pytest.raises(KernelsUnavailable, match="no C"):
+        library_path(best_variant())
+
+
 def test_a_compiler_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
     compiler = tmp_path / "broken"
     compiler.write_text("#!/bin/sh\n[ $1 = --version ] || { echo error: no >&2; exit 1; }\n")
@@ -150,14 +161,24 @@ def test_without_a_compiler_or_a_place_for_the_library_the_reason_is_one_sentenc
     monkeypatch.setenv("QUIRE_KERNEL_CACHE", os.devnull)
     with pytest.raises(KernelsUnavailable, match="cannot be kept"):
         library_path(best_variant())
+    monkeypatch.setenv("QUIRE_KERNEL_CACHE", str(tmp_path / "kernels"))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(KernelsUnavailable, match="no C"):
         library_path(best_variant())
 
 
+def test_nothing_is_run_from_a_folder_that_others_may_write_to(tmp_path, monkeypatch):
+    monkeypatch.setenv("QUIRE_KERNEL_CACHE", str(tmp_path))
+    tmp_path.chmod(0o777)
+    with pytest.raises(KernelsUnavailable, match="others may write"):
+        library_path(best_variant())
+
+
 def test_the_sources_compile_without_a_warning(tmp_path):
-    command = [build._compiler(), "-Wall", "-Wextra", "-Werror", *build._FLAGS]
+    compiler = build._compiler()
+    assert compiler is not None
+    command = [compiler, "-Wall", "-Wextra", "-Werror", *build._FLAGS]
     source = build.SOURCES / "decoder.cpp"
     flags = [*best_variant().flags, str(source), "-o", str(tmp_path / "library.so")]
     finished = subprocess.run([*command, *flags], capture_output=True, text=True)
