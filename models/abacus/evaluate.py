@@ -8,6 +8,7 @@ on the left. The prompts depend on --seed alone and none of them was ever traine
 
 import argparse
 import random
+import sys
 import time
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def main() -> None:
             cells.append(f"{100 * (1 - len(wrong) / len(prompts)):.1f} %")
             if options.show_wrong:
                 for prompt, text in wrong:
-                    print(f"  wrong: {prompt}{text}")
+                    print(f"wrong: {prompt}{text}", file=sys.stderr)
         print(f"| {task} | " + " | ".join(cells) + " |", flush=True)
     seconds = time.monotonic() - began
     print(f"\n{options.prompts} held-out prompts of each task, {seconds:.0f} s")
@@ -93,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--show-wrong", action="store_true")
+    parser.add_argument("--show-wrong", action="store_true", help="on standard error")
     return parser
 
 
