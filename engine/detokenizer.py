@@ -47,6 +47,8 @@ class StreamDecoder:
                 break
             except Exception:  # noqa: BLE001 - the library raises a bare Exception.
                 self._stream = DecodeStream(skip_special_tokens=self._skip_special_tokens)
+        else:
+            self._undecided.pop()
         if text is not None:
             self._undecided.clear()
         return text

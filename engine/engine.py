@@ -183,10 +183,10 @@ class Engine:
                 raise
             except Exception as error:  # noqa: BLE001 - as above.
                 failures[row.request_id] = error
-        if len(failures) == len(batch.rows) > 1:
-            raise DeviceFailed("every row of a step failed alone") from next(
-                iter(failures.values())
-            )
+        # Arithmetic belongs to a request: the runner names the row whose logits are no numbers.
+        others = [error for error in failures.values() if not isinstance(error, ArithmeticError)]
+        if others and len(failures) == len(batch.rows) > 1:
+            raise DeviceFailed("every row of a step failed alone") from others[0]
         for request_id, failure in failures.items():
             request = self._scheduler.requests[request_id]
             self._finish(request, FinishReason.ERROR, now=clock(), error=repr(failure))

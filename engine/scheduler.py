@@ -218,6 +218,8 @@ class Scheduler:
             and request.rank > waiting.rank
             and self._may_preempt(request)
         ]
+        if not self._has_room(waiting, [request.request_id for request in worse]):
+            return False
         worse.sort(key=lambda request: request.rank, reverse=True)
         for num_victims in range(1, len(worse) + 1):
             victims = worse[:num_victims]

@@ -21,6 +21,7 @@ from redis.exceptions import NoScriptError, RedisError
 
 from quire.connection import (
     MAX_BLOCK_SECONDS,
+    TRANSIENT,
     Attempts,
     connection_settings,
     longest_block_of,
@@ -171,7 +172,12 @@ class AsyncBroker:
             for call in calls:
                 values = (*call.keys, *self._settings, *call.arguments)
                 pipeline.evalsha(script_sha(source), len(call.keys), *values)
-            return list(await pipeline.execute(raise_on_error=False))
+            replies = list(await pipeline.execute(raise_on_error=False))
+        for reply in replies:
+            if isinstance(reply, TRANSIENT):
+                # It may pass, and all calls may be made again.
+                raise reply
+        return replies
 
     async def _call(self, operation: Callable[[], Awaitable[_Result]]) -> _Result:
         async with self._turns:

@@ -22,7 +22,7 @@ from quire.output_log import entries_by_stream
 from quire.protocol import Priority
 from quire.transitions import IngressEntry
 
-#: Every so many reads one entry of the lowest waiting class goes first, so that none starves.
+#: Every so many reads one entry of another class goes first, each in turn, so that none starves.
 AGING_PERIOD = 16
 
 #: How often a server that cannot block a group read is asked instead.
@@ -66,8 +66,12 @@ class IngressReader:
         """
         self._reads += 1
         entries: list[IngressEntry] = []
-        if self._reads % AGING_PERIOD == 0:
-            entries += self._read_first(worker, sorted(self._streams), count=1)
+        turn, rest = divmod(self._reads, AGING_PERIOD)
+        if rest == 0:
+            # Each class is first in turn, or the lowest would be served before the middle ones.
+            classes = sorted(self._streams)
+            first = (turn - 1) % len(classes)
+            entries += self._read_first(worker, classes[first:] + classes[:first], count=1)
         if len(entries) < count:
             order = sorted(self._streams, reverse=True)
             entries += self._read_first(worker, order, count=count - len(entries))

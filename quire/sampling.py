@@ -23,6 +23,10 @@ MAX_STOP_LENGTH = 256
 #: The most stop token ids.
 MAX_STOP_TOKEN_IDS = 256
 
+#: Beyond these, logits leave the range of single precision, and a sampler works on noise.
+MAX_TEMPERATURE = 100.0
+MIN_REPETITION_PENALTY = 0.01
+
 #: The most messages of one conversation.
 MAX_MESSAGES = 4096
 
@@ -42,12 +46,12 @@ class SamplingParams(BaseModel):
 
     max_tokens: _Int = Field(256, ge=1)
     min_tokens: _Int = Field(0, ge=0)
-    temperature: _Float = Field(1.0, ge=0.0)
+    temperature: _Float = Field(1.0, ge=0.0, le=MAX_TEMPERATURE)
     #: 0 keeps every token; -1 is accepted as the same.
     top_k: _Int = Field(0, ge=-1)
     top_p: _Float = Field(1.0, gt=0.0, le=1.0)
     min_p: _Float = Field(0.0, ge=0.0, le=1.0)
-    repetition_penalty: _Float = Field(1.0, gt=0.0, le=2.0)
+    repetition_penalty: _Float = Field(1.0, ge=MIN_REPETITION_PENALTY, le=2.0)
     presence_penalty: _Float = Field(0.0, ge=-2.0, le=2.0)
     frequency_penalty: _Float = Field(0.0, ge=-2.0, le=2.0)
     #: None lets the client draw one at submit, so that a resumed generation goes on with it.

@@ -231,7 +231,10 @@ class Intake:
             kind=request.kind if request else "",
             attempts=claimed.attempts,
             received=self._clock(),
-            waited_seconds=seconds_since(claimed.enqueued_ms, now_ms),
+            # A request scheduled for later has waited since it was due.
+            waited_seconds=seconds_since(
+                max(claimed.enqueued_ms, (request and request.not_before_ms) or 0), now_ms
+            ),
             num_resumed_tokens=claimed.num_published,
             fingerprint_changed=changed and claimed.num_published > 0,
         )
@@ -255,8 +258,9 @@ class Intake:
             prompt_token_ids=self._prompt_ids(body),
             sampling=sampling,
             # Age counts from the submit, so that a request does not lose its place by being taken
-            # over, and workers that share a queue agree on who came first.
-            arrival_time=origin.received - origin.waited_seconds,
+            # over; but what waited in Redis is worth one class at most, or a backlog would outrank
+            # every urgent request that comes after it.
+            arrival_time=origin.received - min(origin.waited_seconds, self._settings.aging_seconds),
             priority=origin.priority,
             output_token_ids=list(delivery.token_ids),
             deadline=deadline,

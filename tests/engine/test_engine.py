@@ -268,6 +268,18 @@ def test_when_every_row_fails_alone_it_is_the_device_and_not_the_requests():
         machine.step()
 
 
+def test_requests_that_fail_by_their_own_arithmetic_never_end_the_worker_however_many():
+    machine = Machine(make_config())
+    machine.add(make_request("a"), make_request("b"))
+
+    def overflow(batch):
+        raise ArithmeticError("no finite logit")
+
+    machine.runner._before_run = overflow
+    machine.run()
+    assert {o.request_id: o.finish_reason for o in machine.outputs} == {"a": "error", "b": "error"}
+
+
 # -- times and counters ----------------------------------------------------------------------------
 
 

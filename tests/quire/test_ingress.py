@@ -42,6 +42,18 @@ def test_the_lowest_class_is_not_starved_by_a_steady_flow_of_better_ones(broker)
     assert "patient" in seen
 
 
+def test_between_a_flood_of_the_best_and_a_backlog_of_the_worst_the_middle_is_served(broker):
+    for priority in ("low", "normal"):
+        broker.submit_many([make_request(priority=priority) for _ in range(4)])
+    served = []
+    for _ in range(4 * AGING_PERIOD):
+        broker.submit(make_request(priority="high"))
+        served += broker.read_ingress("w", count=1, block_seconds=0)
+    classes = [entry.priority for entry in served]
+    assert classes.count(Priority.LOW) >= 1
+    assert classes.count(Priority.NORMAL) >= 1
+
+
 @pytest.mark.parametrize("priority", list(Priority))
 def test_a_waiting_reader_wakes_for_every_class(broker, priority):
     woken: list[str] = []

@@ -170,6 +170,24 @@ def test_an_urgent_request_passes_a_line_full_of_bulk(queue: Queue):
             assert queue.result(request_id).token_ids == expected_tokens((n,), max_tokens=40)
 
 
+def test_a_fresh_urgent_request_is_not_outranked_by_the_age_of_a_backlog(queue: Queue):
+    """Bulk that waited in Redis for an hour gains one class at most."""
+    an_hour_ago = queue.broker.now_ms() - 3_600_000
+    bulk = [queue.submit((n, 5), max_tokens=30, priority="low") for n in range(1, 4)]
+    for request_id in bulk:
+        record = queue.broker.keys.request(request_id)
+        queue.connection.hset(record, "submitted_ms", an_hour_ago)
+    gate = StepGate(steps=0)
+    with WorkerThread(queue.settings(max_num_seqs=1), before_run=gate):
+        gate.wait_for_arrival()
+        urgent = queue.submit((9, 9), max_tokens=3, priority="critical")
+        gate.open()
+        queue.result(urgent)
+        assert sum(queue.published(request_id) >= 30 for request_id in bulk) <= 1
+        for request_id in bulk:
+            queue.result(request_id)
+
+
 def test_what_the_engine_cannot_admit_stays_in_redis_for_other_workers(queue: Queue):
     gate = StepGate(steps=1)
     settings = queue.settings(max_num_seqs=2, claim_batch=3)
