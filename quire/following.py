@@ -136,7 +136,7 @@ def joined(completion: Completion, chunks: Sequence[TokenChunk]) -> Completion:
     """The completion with all text and tokens in it."""
     return replace(
         completion,
-        text="".join(chunk.text for chunk in chunks),
+        text="".join(chunk.text for chunk in chunks) + completion.tail,
         token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
     )
 

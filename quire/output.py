@@ -152,6 +152,9 @@ class Completion:
     model: str | None = None
     #: The engine that finished differs from the one that began, in revision, dtype or backend.
     resumed_fingerprint_changed: bool = False
+    #: Text that was held back for a stop string when the last token went out, and that the end set
+    #: free. It has no token to stand with, so it stands here; `text` includes it.
+    tail: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     text: str = ""
     token_ids: tuple[int, ...] = ()
@@ -163,18 +166,18 @@ class Completion:
 
     def encode(self) -> bytes:
         """The bytes of the field `done`: what the author knows and the place does not say."""
-        return pack(
-            {
-                "state": str(self.state),
-                "finish_reason": str(self.finish_reason),
-                "usage": asdict(self.usage),
-                "error": asdict(self.error) if self.error else None,
-                "preemptions": self.preemptions,
-                "model": self.model,
-                "resumed_fingerprint_changed": self.resumed_fingerprint_changed,
-            },
-            field="completion",
-        )
+        fields = {
+            "state": str(self.state),
+            "finish_reason": str(self.finish_reason),
+            "usage": asdict(self.usage),
+            "error": asdict(self.error) if self.error else None,
+            "preemptions": self.preemptions,
+            "model": self.model,
+            "resumed_fingerprint_changed": self.resumed_fingerprint_changed,
+        }
+        if self.tail:
+            fields["tail"] = self.tail
+        return pack(fields, field="completion")
 
     @classmethod
     def decode(cls, data: bytes, *, request_id: str) -> Completion:
@@ -191,6 +194,7 @@ class Completion:
                 preemptions=int(fields.get("preemptions", 0)),
                 model=fields.get("model"),
                 resumed_fingerprint_changed=bool(fields.get("resumed_fingerprint_changed", False)),
+                tail=str(fields.get("tail", "")),
             )
         except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"not a completion: {error!r}") from error

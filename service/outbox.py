@@ -10,7 +10,7 @@ of a log, any suffix can be sent again.
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 
 from engine.engine import RequestOutput
@@ -82,9 +82,11 @@ class Delivery:
             return None
         texts = self.texts[self.published :]
         if texts:
-            # The log keeps text with tokens. Held-back text that comes loose when a request is cut
-            # short, with all its tokens out already, has no place there.
             texts[-1] += self.tail
+        completion = self.completion
+        if completion is not None and self.tail and not texts:
+            # Held-back text that came loose when the request was cut short, after its last token.
+            completion = replace(completion, tail=self.tail)
         text_ends, end = [], 0
         for text in texts:
             end += len(text)
@@ -94,7 +96,7 @@ class Delivery:
             start=self.published,
             token_ids=tuple(self.token_ids[self.published :]),
             text="".join(texts),
-            completion=self.completion,
+            completion=completion,
             text_ends=tuple(text_ends),
         )
 

@@ -6,6 +6,7 @@ import pytest
 from engine.batch import Batch
 from engine.errors import DeviceFailed, ModelRefused
 from quire.client import Client
+from quire.errors import Cancelled
 from tests.service.builders import (
     BOS_ID,
     Queue,
@@ -118,6 +119,21 @@ def test_cancelling_a_running_request_ends_it_with_what_it_has(queue: Queue):
         finished = {"model": "fake", "outcome": "cancelled"}
         eventually(lambda: worker.metric("quire_requests_finished_total", **finished) == 1)
     queue.assert_at_rest()
+
+
+def test_text_held_back_for_a_stop_string_comes_with_the_end_of_a_cancelled_request(queue: Queue):
+    gate = StepGate(steps=6)
+    request_id = queue.submit((10, 10), max_tokens=100, stop=["never in the text" * 3])
+    with WorkerThread(queue.settings(), before_run=gate):
+        client = Client(queue.connection, queue=queue.name)
+        queue.wait_for_tokens(request_id, 5)
+        client.cancel(request_id)
+        gate.step_until(lambda: client.status(request_id).state.is_terminal)
+    with pytest.raises(Cancelled) as ended:
+        client.result(request_id)
+    completion = ended.value.completion
+    assert completion.tail
+    assert completion.text == text_of(completion.token_ids)
 
 
 def test_cancelling_a_claimed_request_that_still_waits_ends_it_without_a_token(queue: Queue):
