@@ -1,0 +1,186 @@
+"""Judges what a schedule left behind: the raw logs against the uninterrupted run, token for token.
+
+Reads entries as Redis holds them and trusts no reader of ours with the order: a log that a client
+would refuse must be named here, too. Every violation is a sentence; no sentence, no violation.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgpack
+
+from quire.history import EMPTY, extended
+from quire.output import Completion, State
+
+Entry = tuple[bytes, Mapping[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What must come out of one request.
+
+    `tokens` and `text` are those of the run nobody interrupted. `may_be_cancelled`: a caller asked
+    for it. `must_be_cancelled`: the broker said so while the request waited, and kept its memory.
+    """
+
+    request_id: str
+    tokens: tuple[int, ...]
+    text: str
+    may_be_cancelled: bool = False
+    must_be_cancelled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """One output log, taken apart without judging it."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    completion: Completion | None
+
+
+def read_log(request_id: str, entries: Sequence[Entry]) -> Log:
+    """All tokens and the last end in the order of the entries, whatever their indices say."""
+    token_ids: list[int] = []
+    text = b""
+    completion = None
+    for entry_id, fields in entries:
+        if b"done" in fields:
+            completion = Completion.from_entry(request_id, entry_id, fields=fields)
+        else:
+            token_ids += msgpack.unpackb(fields[b"ids"])
+            text += fields[b"text"]
+    return Log(tuple(token_ids), text.decode(), completion)
+
+
+def log_violations(
+    expected: Expected, entries: Sequence[Entry], *, max_attempts: int
+) -> Iterator[str]:
+    """What is wrong with one log."""
+    name = expected.request_id
+    yield from _order_violations(name, entries)
+    log = read_log(name, entries)
+    wrong = first_difference(log.token_ids, expected.tokens)
+    if wrong is not None:
+        yield f"{name}: token {wrong} is not that of the uninterrupted run"
+    if log.completion is not None:
+        yield from _end_violations(expected, log, log.completion, max_attempts=max_attempts)
+
+
+def first_difference(found: Sequence[int], whole: Sequence[int]) -> int | None:
+    """The index at which `found` stops being a beginning of `whole`, None when it never does."""
+    for index, token_id in enumerate(found):
+        if index >= len(whole) or token_id != whole[index]:
+            return index
+    return None
+
+
+def _order_violations(name: str, entries: Sequence[Entry]) -> Iterator[str]:
+    position, last_epoch, ends = 0, 0, 0
+    for entry_id, fields in entries:
+        index, epoch = (int(part) for part in entry_id.split(b"-"))
+        if ends:
+            yield f"{name}: entry {entry_id.decode()} comes after the end"
+        if epoch < last_epoch:
+            yield f"{name}: epoch {epoch} wrote after epoch {last_epoch}: a fenced claim was heard"
+        last_epoch = max(last_epoch, epoch)
+        if b"done" in fields:
+            ends += 1
+            if index != position:
+                yield f"{name}: the end says {index} tokens, the log holds {position}"
+            continue
+        start, count = int(fields[b"from"]), len(msgpack.unpackb(fields[b"ids"]))
+        if start > position:
+            yield f"{name}: tokens {position} to {start - 1} are missing"
+        elif start < position:
+            yield f"{name}: tokens {start} to {position - 1} were written twice"
+        if index != start + count - 1:
+            yield f"{name}: entry {entry_id.decode()} contradicts its own tokens"
+        position = max(position, start + count)
+    if ends != 1:
+        yield f"{name}: {ends} terminal records"
+
+
+def _end_violations(
+    expected: Expected, log: Log, completion: Completion, *, max_attempts: int
+) -> Iterator[str]:
+    name, state = expected.request_id, completion.state
+    if completion.attempts > max_attempts:
+        yield f"{name}: {completion.attempts} attempts, {max_attempts} are allowed"
+    if completion.prefix_hash and completion.prefix_hash != extended(EMPTY, log.token_ids):
+        yield f"{name}: the hash of the log is not that of its tokens"
+    if expected.must_be_cancelled and (state is not State.CANCELLED or completion.attempts):
+        yield f"{name}: ran although it was cancelled in the queue"
+    if state is State.COMPLETED:
+        if len(log.token_ids) != len(expected.tokens):
+            yield f"{name}: completed with {len(log.token_ids)} of {len(expected.tokens)} tokens"
+        if log.text != expected.text:
+            yield f"{name}: the text is not that of the uninterrupted run"
+    elif state is State.CANCELLED:
+        if not expected.may_be_cancelled:
+            yield f"{name}: cancelled, and nobody asked for it"
+    elif not _has_spent_its_attempts(completion, max_attempts):
+        yield f"{name}: ended as {state} ({completion.error})"
+
+
+def _has_spent_its_attempts(completion: Completion, max_attempts: int) -> bool:
+    error = completion.error
+    is_spent = error is not None and error.code == "attempts_spent"
+    return is_spent and completion.attempts == max_attempts
+
+
+# -- the audit's own controls ---------------------------------------------------------------------
+
+Plant = Callable[[list[tuple[bytes, dict[bytes, bytes]]]], None]
+
+
+def plants() -> dict[str, Plant]:
+    """Damage by name, each done to a sound log in place; the audit must find every one."""
+
+    def missing_token(log: list) -> None:
+        del log[2]
+
+    def repeated_token(log: list) -> None:
+        log.insert(3, (b"2-2", dict(log[2][1])))
+
+    def wrong_token(log: list) -> None:
+        (token,) = msgpack.unpackb(log[1][1][b"ids"])
+        log[1][1][b"ids"] = msgpack.packb([token + 1])
+
+    def shorter_log(log: list) -> None:
+        del log[3]
+        log[3] = (b"3-2", log[3][1])
+
+    def no_end(log: list) -> None:
+        log.pop()
+
+    def second_end(log: list) -> None:
+        log.append((b"4-3", dict(log[-1][1])))
+
+    def words_after_the_end(log: list) -> None:
+        log.append((b"4-3", dict(log[1][1])))
+
+    def fenced_claim_heard(log: list) -> None:
+        log[3] = (b"3-1", log[3][1])
+        log[2] = (b"2-3", log[2][1])
+
+    def lost_text(log: list) -> None:
+        log[1][1][b"text"] = b""
+
+    found = (missing_token, repeated_token, wrong_token, shorter_log, no_end, second_end)
+    found += (words_after_the_end, fenced_claim_heard, lost_text)
+    return {plant.__name__: plant for plant in found}
+
+
+def sound_log(expected: Expected) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    """A log of four tokens written one by one by two claims, as it should be."""
+    log = [
+        (
+            f"{index}-{1 + index // 2}".encode(),
+            {b"from": b"%d" % index, b"ids": msgpack.packb([token]), b"text": text.encode()},
+        )
+        for index, (token, text) in enumerate(zip(expected.tokens, expected.text, strict=True))
+    ]
+    end = {"state": "completed", "finish_reason": "length"}
+    log.append((b"4-2", {b"done": msgpack.packb(end), b"attempts": b"2", b"resumes": b"1"}))
+    return log

@@ -1,0 +1,263 @@
+"""Draws a schedule from a seed, and plays it: requests, workers, and what goes wrong and when.
+
+The seed fixes the plan: every request, every fault, its victim and the progress at which it
+strikes. How threads and processes interleave around it is the machine's, and new in each run.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from quire import Client
+from quire.errors import UnknownRequest
+from quire.protocol import GenerationRequest, Priority
+from quire.script_runner import load_source, script_sha
+from tests.chaos.callers import Wanted, draw_deaths
+from tests.chaos.stage import QUEUE, Cast, Outcome, Stage
+from tests.service.fake_model import expected_tokens, text_of
+
+#: Of so many schedules one is played by real workers with the embedded model.
+REAL_EVERY = 10
+REAL_SEEDS = range(REAL_EVERY - 1, 1_000_000, REAL_EVERY)
+
+LEASE_SECONDS = 1.0
+FAKE_FLAGS = (
+    *("--block-seconds", "0.05", "--drain-seconds", "0.2", "--claim-batch", "3"),
+    *("--max-num-seqs", "5", "--num-blocks", "72", "--num-host-blocks", "24"),
+    *("--swap-min-tokens", "32", "--check-invariants", "--served-model-name", "fake"),
+)
+REAL_FLAGS = (
+    *("--block-seconds", "0.05", "--drain-seconds", "0.2", "--claim-batch", "3"),
+    *("--max-num-seqs", "4", "--num-blocks", "128", "--dtype", "float32", "--device", "cpu"),
+)
+#: Transitions whose reply may be lost on the way.
+LOSABLE = ("submit", "claim", "commit", "commit", "commit", "heartbeat", "release", "reap")
+#: The most that a crash of Redis takes from its log; a schedule writes some hundred thousand bytes.
+MOST_LOST_BYTES = 12_000
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`kind` names a method of `_Play`; `share` of all tokens has been seen when it strikes."""
+
+    kind: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that a seed says."""
+
+    seed: int
+    cast: Cast
+    num_workers: int
+    wanted: tuple[Wanted, ...]
+    faults: tuple[Fault, ...]
+
+
+FAULTS = {
+    "kill": 4,
+    "pause": 3,
+    "lose_replies": 4,
+    "crash_redis": 3,
+    "drain": 2,
+    "cancel": 3,
+    "submit_again": 2,
+}
+
+
+def draw_plan(seed: int) -> Plan:
+    """The plan of a seed: always the same."""
+    random_ = random.Random(seed)
+    is_real = seed in REAL_SEEDS
+    kinds = random_.choices(list(FAULTS), weights=list(FAULTS.values()), k=random_.randint(3, 7))
+    # Few attempts make dead letters; many let all that can be completed be completed.
+    cast = Cast(
+        flags=REAL_FLAGS if is_real else FAKE_FLAGS,
+        lease_seconds=2.0 if is_real else LEASE_SECONDS,
+        max_attempts=2 if random_.random() < 0.15 else 20,
+        step_seconds=None if is_real else random_.choice((0.002, 0.004, 0.008)),
+    )
+    draw = _draw_real if is_real else _draw_fake
+    return Plan(
+        seed=seed,
+        cast=cast,
+        num_workers=2 if is_real else random_.randint(2, 3),
+        wanted=draw(random_, seed=seed),
+        faults=tuple(
+            Fault(kind, share)
+            for kind, share in zip(kinds, sorted(random_.random() for _ in kinds), strict=True)
+        ),
+    )
+
+
+def play(plan: Plan) -> Outcome:
+    """Plays a plan to its end. Stuck when something that had to come never came."""
+    with Stage(plan.cast, plan.wanted) as stage:
+        _Play(plan, stage).run()
+        return stage.outcome
+
+
+class _Play:
+    """One performance. Every fault leaves at least one worker that can go on."""
+
+    def __init__(self, plan: Plan, stage: Stage) -> None:
+        self._plan = plan
+        self._stage = stage
+        # Apart from the plan's own draws, so that a longer plan does not change the victims.
+        self._random = random.Random(f"{plan.seed} victims")
+        self._num_tokens = sum(len(item.tokens) for item in plan.wanted)
+
+    def run(self) -> None:
+        stage = self._stage
+        for _ in range(self._plan.num_workers):
+            stage.start_worker()
+        for caller in stage.callers:
+            caller.submit()
+            caller.start()
+        for fault in self._plan.faults:
+            due = int(fault.share * self._num_tokens)
+            stage.until(lambda due=due: stage.num_tokens >= due or stage.has_ended, "progress")
+            strike: Callable[[], None] = getattr(self, f"_{fault.kind}")
+            strike()
+            stage.outcome.figures[f"fault_{fault.kind}"] += 1
+        stage.finish()
+
+    def _kill(self) -> None:
+        self._stage.wait_for_workers()
+        victim = self._random.choice(self._stage.active)
+        victim.kill()
+        self._stage.outcome.figures["kills"] += 1
+        self._stage.start_worker()
+
+    def _pause(self) -> None:
+        """Stops a worker past its lease; half the time it sleeps through the next faults, too."""
+        stage = self._stage
+        stage.resume_all()
+        if len(stage.active) < 2:
+            stage.start_worker()
+        stage.wait_for_workers()
+        sleeper = self._random.choice(stage.active)
+        stage.pause(sleeper)
+        if self._random.random() < 0.5:
+            sleeper.resume()
+
+    def _drain(self) -> None:
+        stage = self._stage
+        stage.wait_for_workers()
+        leaver = self._random.choice(stage.active)
+        stage.start_worker()
+        leaver.terminate()
+        stage.until(lambda: not leaver.is_alive, f"the drain of {leaver.name}")
+        stage.outcome.figures["drains"] += 1
+
+    def _lose_replies(self) -> None:
+        """Cuts the connection in place of replies, after the server has done what was asked."""
+        stage = self._stage
+        for _ in range(self._random.randint(1, 4)):
+            name = self._random.choice((*LOSABLE, "XREADGROUP", "XREAD"))
+            stage.wire.lose_reply(name if name.isupper() else script_sha(load_source(name)))
+
+    def _crash_redis(self) -> None:
+        self._stage.crash_redis(self._random, most_bytes=MOST_LOST_BYTES)
+
+    def _cancel(self) -> None:
+        caller = self._random.choice(self._stage.callers)
+        try:
+            caller.cancel_answer = self._stage.broker.cancel(caller.request_id)
+        except UnknownRequest:
+            # Redis has lost the submit, and its caller has not said it again yet.
+            return
+        self._stage.outcome.figures["cancels"] += 1
+
+    def _submit_again(self) -> None:
+        stage = self._stage
+        caller = self._random.choice(stage.callers)
+        (answer,) = stage.broker.submit_many([caller.wanted.request])
+        stage.outcome.figures["duplicate_submits"] += not answer.created
+        if answer.created and not stage.has_lost_data:
+            stage.outcome.violations.append(f"{caller.request_id}: a second submit made a second")
+
+
+def _draw_fake(random_: random.Random, *, seed: int) -> tuple[Wanted, ...]:
+    wanted = []
+    shared = [random_.randrange(1, 257) for _ in range(24)]
+    for index in range(random_.randint(8, 14)):
+        own = [random_.randrange(1, 257) for _ in range(random_.randint(1, 40))]
+        prompt = (shared if random_.random() < 0.4 else []) + own
+        max_tokens = random_.choice((1, 7, 40, 120, 200, 320))
+        sampling = _draw_sampling(random_)
+        request = GenerationRequest(
+            id=f"s{seed}-{index}",
+            kind="tokens",
+            priority=random_.choice(list(Priority)),
+            body={"prompt": prompt, "max_tokens": max_tokens, **sampling},
+        )
+        tokens = expected_tokens(prompt, max_tokens=max_tokens, seed=sampling["seed"])
+        deaths = draw_deaths(random_, num_tokens=max_tokens)
+        wanted.append(Wanted(request, tokens, text_of(tokens), deaths))
+    return tuple(wanted)
+
+
+def _draw_sampling(random_: random.Random) -> dict:
+    """Greedy, or seeded noise."""
+    temperature = random_.choice((0.0, 0.0, 0.8, 1.3))
+    return {"temperature": temperature, "seed": random_.randrange(1 << 31)}
+
+
+# -- the real model -------------------------------------------------------------------------------
+
+
+def _draw_real(random_: random.Random, *, seed: int) -> tuple[Wanted, ...]:
+    """A choice of the recorded requests under new names."""
+    chosen = random_.sample(_recorded(), k=6)
+    return tuple(
+        Wanted(
+            item.request.model_copy(
+                update={
+                    "id": f"s{seed}-{index}",
+                    "priority": random_.choice(list(Priority)),
+                }
+            ),
+            item.tokens,
+            item.text,
+            draw_deaths(random_, num_tokens=len(item.tokens)),
+        )
+        for index, item in enumerate(chosen)
+    )
+
+
+@cache
+def _recorded() -> tuple[Wanted, ...]:
+    """Requests with what one worker, left in peace, makes of them: the oracle of the real model."""
+    random_ = random.Random("recorded")
+    requests = [
+        GenerationRequest(
+            id=f"recorded-{index}",
+            kind="completions",
+            body={
+                "prompt": f"{random_.randrange(10, 99)}+{random_.randrange(10, 99)}=",
+                "max_tokens": random_.choice((30, 150, 300)),
+                "ignore_eos": True,
+                **_draw_sampling(random_),
+            },
+        )
+        for index in range(10)
+    ]
+    empty = tuple(Wanted(request, (), "", ()) for request in requests)
+    cast = Cast(REAL_FLAGS, lease_seconds=30.0, max_attempts=1, step_seconds=None)
+    with Stage(cast, empty) as stage:
+        stage.start_worker()
+        stage.broker.submit_many(requests)
+        results = [_result(stage, request.id) for request in requests]
+    return tuple(
+        Wanted(request, tokens, text, ())
+        for request, (tokens, text) in zip(requests, results, strict=True)
+    )
+
+
+def _result(stage: Stage, request_id: str) -> tuple[tuple[int, ...], str]:
+    with Client(stage.server.url, queue=QUEUE) as client:
+        completion = client.result(request_id, timeout=300.0)
+    return completion.token_ids, completion.text
