@@ -78,7 +78,8 @@ class Delivery:
 
     def item(self) -> CommitItem | None:
         """What there is to commit now; None when all is in the log."""
-        if self.completion is None and self.num_unpublished == 0:
+        # It may be fewer than none: a log that others wrote to can be ahead of this engine.
+        if self.completion is None and self.num_unpublished <= 0:
             return None
         texts = self.texts[self.published :]
         if texts:
@@ -246,6 +247,6 @@ class Outbox:
             delivery.completion = completion_of(delivery.origin, output)
 
     def _note_due(self, delivery: Delivery) -> None:
-        if delivery.num_unpublished or delivery.is_ended:
+        if delivery.num_unpublished > 0 or delivery.is_ended:
             self._due[delivery.key] = None
             self._changed.notify()

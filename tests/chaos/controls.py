@@ -42,14 +42,16 @@ def run_control(name: str) -> list[str]:
     """Plays a live control; returns what the audit said."""
     cast = Cast(FAKE_FLAGS, lease_seconds=LEASE_SECONDS, max_attempts=20, step_seconds=0.008)
     with Stage(cast, (_wanted(name),)) as stage:
-        # Stuck is a catch as well: a broken law may show as an end that never comes.
+        # An end that never comes is judged as it stands: a control counts as caught only when the
+        # audit names a broken law, and waiting in vain is none.
         try:
             LIVE[name](stage, name)
             stage.finish(seconds=CONTROL_SECONDS)
-        except Stuck as error:
+        except Stuck:
             stage.judge()
-            stage.outcome.violations.append(str(error).partition("\n")[0])
-        return stage.outcome.violations
+        return [
+            law for law in stage.outcome.violations if any(words in law for words in LAW_OF[name])
+        ]
 
 
 def _fence_switched_off(stage: Stage, name: str) -> None:
@@ -109,6 +111,16 @@ def _wanted(name: str) -> Wanted:
     body = {"prompt": list(prompt), "max_tokens": max_tokens, "seed": 0}
     request = GenerationRequest(id="control", kind="tokens", body=body)
     return Wanted(request, tokens, text_of(tokens), ())
+
+
+#: What the audit has to say of each live control: the law that it breaks, in the audit's words.
+LAW_OF = {
+    "fence switched off": ("a fenced claim was heard",),
+    "rewind ignored": ("are missing", "the log holds", "is no beginning of the log"),
+    "replays written": ("were written twice",),
+    "entries kept": ("at rest",),
+    OTHER_MODEL: ("is not that of the uninterrupted run",),
+}
 
 
 class _Most(random.Random):

@@ -193,6 +193,8 @@ def _draw_fake(random_: random.Random, *, seed: int) -> tuple[Wanted, ...]:
             kind="tokens",
             priority=random_.choice(list(Priority)),
             body={"prompt": prompt, "max_tokens": max_tokens, **sampling},
+            # A plan is drawn from its seed alone, and never from the clock.
+            created_ms=0,
         )
         tokens = expected_tokens(prompt, max_tokens=max_tokens, seed=sampling["seed"])
         deaths = draw_deaths(random_, num_tokens=max_tokens)

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.chaos.audit import plants
-from tests.chaos.controls import planted
+from tests.chaos.controls import LIVE, planted, run_control
 from tests.chaos.schedules import draw_plan, play
 
 #: A kill with lost replies, a pause with a drain, and a crash of Redis that loses data.
@@ -17,6 +17,13 @@ def test_whatever_goes_wrong_every_log_is_that_of_the_uninterrupted_run(seed):
     outcome = play(draw_plan(seed))
     assert outcome.violations == []
     assert outcome.figures["tokens"] > 0
+
+
+@pytest.mark.real_redis
+@pytest.mark.processes
+@pytest.mark.parametrize("name", LIVE)
+def test_a_worker_that_breaks_a_law_is_caught_by_that_law(name):
+    assert run_control(name) != []
 
 
 def test_a_seed_always_draws_the_same_plan():
