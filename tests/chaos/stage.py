@@ -151,8 +151,7 @@ class Stage:
         size = log.stat().st_size
         cut = random_.randrange(0, min(most_bytes, size // 2) + 1)
         if cut:
-            with log.open("r+b") as file:
-                file.truncate(size - cut)
+            truncate_log(log, size - cut)
             self._has_lost_data = True
             self.outcome.figures["lost_bytes"] += cut
         self.server.restart()
@@ -296,3 +295,41 @@ class Stage:
         for key in connection.scan_iter(match=f"{keys.prefix}:*"):
             if key not in queue_keys and connection.ttl(key) == -1:
                 yield f"{key} never expires"
+
+
+def truncate_log(log: Path, size: int) -> None:
+    """Cut an append-only file to `size` bytes, and then back to the last whole transaction.
+
+    A server that loads a file which ends inside of a transaction leaves the beginning of it in the
+    file, and the load after the next crash runs that half as a part of the next transaction. Such a
+    server has not lost its tail, it has made one up; no client can mend that.
+    """
+    data = log.read_bytes()[:size]
+    end = whole = 0
+    is_open = False
+    while (command := read_command(data, end)) is not None:
+        name, end = command
+        is_open = (is_open or name == b"MULTI") and name != b"EXEC"
+        whole = whole if is_open else end
+    with log.open("r+b") as file:
+        file.truncate(whole)
+
+
+def read_command(data: bytes, start: int) -> tuple[bytes, int] | None:
+    """(name, end) of the command at `start` of an append-only file; None if it is not whole."""
+    line_end = data.find(b"\r\n", start)
+    if line_end < 0 or data[start : start + 1] not in (b"*", b"#"):
+        return None
+    if data[start : start + 1] == b"#":
+        return b"", line_end + 2
+    name, end = b"", line_end + 2
+    for _ in range(int(data[start + 1 : line_end])):
+        line_end = data.find(b"\r\n", end)
+        if line_end < 0:
+            return None
+        begin = line_end + 2
+        end = begin + int(data[end + 1 : line_end]) + 2
+        if end > len(data):
+            return None
+        name = name or data[begin : end - 2].upper()
+    return name, end
