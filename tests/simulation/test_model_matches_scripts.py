@@ -1,0 +1,167 @@
+"""The model of the model check and the real scripts are one: paths of the model, compared on Redis.
+
+The paths are a shortest one to each answer of each script, and random ones. A failing walk names
+its seed; QUIRE_WALK_SEED=17 walks that one alone, QUIRE_WALKS sets how many are taken.
+"""
+
+import os
+
+import pytest
+
+from quire.script_runner import load_source
+from tests.quire.builders import leaked_keys
+from tests.simulation.controls import CONTROLS
+from tests.simulation.exploration import Search
+from tests.simulation.lockstep import Divergence, Lockstep, walk
+from tests.simulation.modelcheck import OUTCOMES, SMALL_SCENARIOS
+from tests.simulation.protocol_model import Scripts
+from tests.simulation.real_shard import RealShard, fresh_queue
+from tests.simulation.world import Scenario, scripts_of
+
+NUM_WALKS = int(os.environ.get("QUIRE_WALKS", "50"))
+NUM_STEPS = 120
+
+#: Within so many walks a doctored model or script must be found out, if the paths have not done it.
+NUM_CONTROL_WALKS = 10
+
+#: States of each scenario among which the paths are looked for.
+NUM_STATES = 1000
+
+#: Everything may happen, as often as it likes.
+_OFTEN = 1_000_000
+_WILD = {
+    "num_requests": 2,
+    "num_tokens": 8,
+    "num_releases": _OFTEN,
+    "num_late_calls": _OFTEN,
+    "num_rollbacks": _OFTEN,
+    "num_requeues": _OFTEN,
+    "num_expiries": _OFTEN,
+    "may_cancel": True,
+    "may_be_late": True,
+    "may_be_poison": True,
+    "may_fail": True,
+    "may_schedule": True,
+    "may_pause": True,
+}
+WILD_SCENARIOS = (
+    Scenario("wild", **_WILD),
+    Scenario("wild, one key", **_WILD, shares_a_key=True),
+    Scenario("wild, a small queue", **_WILD, max_attempts=3),
+)
+
+#: The most that may wait in a small queue.
+SMALL_BACKLOG = 1
+
+pytestmark = [pytest.mark.real_redis]
+
+
+@pytest.fixture(scope="module")
+def paths():
+    """For each answer of each script a shortest path to it, with its scenario."""
+    found = {}
+    for scenario in SMALL_SCENARIOS:
+        search = Search(scenario, Scripts)
+        assert search.run(max_states=NUM_STATES) is None
+        for outcome, (number, step) in search.firsts.items():
+            if outcome not in found:
+                found[outcome] = scenario, search.way_to(number, step)
+    return found
+
+
+def lockstep_of(connection, make, scenario, kind=Scripts, sources=None) -> Lockstep:
+    scripts = scripts_of(scenario, kind)
+    scripts.max_backlog = SMALL_BACKLOG if "small queue" in scenario.name else 0
+    real = RealShard(
+        connection,
+        make,
+        num_requests=scenario.num_requests,
+        keyed=scripts.keyed,
+        max_attempts=scripts.max_attempts,
+        max_backlog=scripts.max_backlog or None,
+        sources=sources,
+    )
+    return Lockstep(real, scripts)
+
+
+def take(connection, scenario, path, **doctored) -> set:
+    """Takes one path on a queue of its own; returns the answers met. Divergence."""
+    with fresh_queue(connection) as make:
+        lockstep = lockstep_of(connection, make, scenario, **doctored)
+        for step in path:
+            for call in step.calls:
+                lockstep.run(call)
+        assert leaked_keys(connection, lockstep.real.broker) == []
+    return lockstep.outcomes
+
+
+def walk_once(connection, seed, **doctored) -> set:
+    """Takes one random path on a queue of its own; returns the answers met. Divergence."""
+    scenario = WILD_SCENARIOS[seed % len(WILD_SCENARIOS)]
+    with fresh_queue(connection) as make:
+        lockstep = lockstep_of(connection, make, scenario, **doctored)
+        walk(lockstep, scenario, seed=seed, num_steps=NUM_STEPS)
+        assert leaked_keys(connection, lockstep.real.broker) == []
+    return lockstep.outcomes
+
+
+def test_every_answer_of_the_model_is_an_answer_of_the_scripts(real_connection, paths):
+    met = set()
+    for scenario, path in paths.values():
+        met |= take(real_connection, scenario, path)
+    # To be told of a holder is a step inside the broker's submit.
+    assert met | {("submit", "held")} >= OUTCOMES
+
+
+def test_every_random_path_of_the_model_is_a_path_of_the_scripts(real_connection):
+    chosen = os.environ.get("QUIRE_WALK_SEED")
+    met = set()
+    for seed in [int(chosen)] if chosen else range(NUM_WALKS):
+        try:
+            met |= walk_once(real_connection, seed)
+        except Divergence as divergence:
+            pytest.fail(f"QUIRE_WALK_SEED={seed}: {divergence}")
+    print(f"{len(met)} kinds of answers met")
+    assert chosen or ("submit", "full") in met
+
+
+def is_found_out(connection, paths, **doctored) -> bool:
+    try:
+        for scenario, path in paths.values():
+            take(connection, scenario, path, **doctored)
+        for seed in range(NUM_CONTROL_WALKS):
+            walk_once(connection, seed, **doctored)
+    except Divergence:
+        return True
+    return False
+
+
+DOCTORED_MODELS = {
+    control.kind.__name__: control.kind for control in CONTROLS if control.kind is not Scripts
+}
+
+
+@pytest.mark.parametrize("name", DOCTORED_MODELS)
+def test_a_doctored_model_is_found_out(real_connection, paths, name):
+    assert is_found_out(real_connection, paths, kind=DOCTORED_MODELS[name])
+
+
+@pytest.mark.parametrize(
+    ("script", "text", "doctored"),
+    [
+        ("commit", "fields.epoch == epoch and fields.owner == owner", "fields.epoch == epoch"),
+        ("commit", "item.start > published", "false"),
+        ("claim", "'state', 'epoch', 'owner'", "'state', 'epoch', 'nobody'"),
+        ("release", "tonumber(record.attempts) - 1", "tonumber(record.attempts)"),
+        ("reap", "attempts >= MAX_ATTEMPTS", "attempts > MAX_ATTEMPTS"),
+        ("reap", "int(tonumber(record.epoch) + 1)", "int(tonumber(record.epoch))"),
+        ("fail", "redis.call('HSET', keys.record, 'released', owner)", ""),
+        ("cancel", "redis.call('ZREM', DELAY, id)", ""),
+        ("requeue", "redis.call('XDEL', DEAD, letter_id)", ""),
+        ("submit", "forget(keys, id)\n\n", "\n"),
+    ],
+)
+def test_a_doctored_script_is_found_out(real_connection, paths, script, text, doctored):
+    source = load_source(script)
+    assert text in source
+    assert is_found_out(real_connection, paths, sources={script: source.replace(text, doctored)})
