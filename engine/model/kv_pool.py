@@ -3,12 +3,17 @@
 Knows which tensors there are, not which block belongs to whom: `engine.block_pool` owns the blocks.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from engine.batch import BlockCopy
+
+#: Where a block begins on a CPU: a multiple of it, or every row of it would lie in two lines.
+CACHE_LINE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +54,15 @@ class KVPool:
         self.block_size = block_size
         self.num_host_blocks = num_host_blocks
 
-        # Zeros rather than whatever the allocator holds: an attention weight of zero times a
-        # leftover NaN is NaN. On a CPU they cost nothing until a block is first used.
-        def tensors(count: int, place: torch.device | str) -> list[torch.Tensor]:
+        def tensors(count: int, place: torch.device) -> list[torch.Tensor]:
             return [
-                torch.zeros(count, shape.kv_heads, block_size, dim, dtype=dtype, device=place)
+                _zeros((count, shape.kv_heads, block_size, dim), dtype, place)
                 for shape in shapes
                 for dim in (shape.key_dim, shape.value_dim)
             ]
 
-        self._device_tensors = tensors(num_blocks, device)
-        self._host_tensors = tensors(num_host_blocks, "cpu")
+        self._device_tensors = tensors(num_blocks, torch.device(device))
+        self._host_tensors = tensors(num_host_blocks, torch.device("cpu"))
 
     def key_cache(self, layer: int) -> torch.Tensor:
         """[num_blocks, kv_heads, block_size, key_dim]."""
@@ -126,6 +129,21 @@ def num_blocks_for(
 ) -> int:
     """How many blocks fit in `memory_bytes`; possibly none."""
     return max(0, memory_bytes) // bytes_per_block(shapes, block_size=block_size, dtype=dtype)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, place: torch.device) -> torch.Tensor:
+    """Zeros, which on a CPU cost nothing until a block is first used.
+
+    Zeros rather than whatever the allocator holds: an attention weight of zero times a leftover NaN
+    is NaN. torch writes them, and a pool of many gigabytes then takes seconds to start; numpy asks
+    the system for pages that are zero, which it makes as they are touched.
+    """
+    if place.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=place)
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(size + CACHE_LINE_BYTES, dtype=np.uint8)
+    start = -memory.ctypes.data % CACHE_LINE_BYTES
+    return torch.from_numpy(memory)[start : start + size].view(dtype).view(shape)
 
 
 def _copy_blocks(

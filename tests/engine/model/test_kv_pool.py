@@ -1,10 +1,19 @@
 """The pool's bytes: what a block takes, and that moving it changes no bit."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from engine.batch import BlockCopy
-from engine.model.kv_pool import KVPool, LayerShape, Slots, bytes_per_block, num_blocks_for
+from engine.model.kv_pool import (
+    CACHE_LINE_BYTES,
+    KVPool,
+    LayerShape,
+    Slots,
+    bytes_per_block,
+    num_blocks_for,
+)
 
 SHAPES = (LayerShape(2, 8, 8), LayerShape(4, 24, 12))
 
@@ -82,3 +91,24 @@ def test_clearing_zeroes_whole_blocks_of_every_layer():
     for tensor in tensors(pool):
         assert not tensor[[1, 5]].any()
     assert bits(pool, 0) == kept
+
+
+def resident_kilobytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmRSS:")).split()[1])
+
+
+def test_a_pool_takes_no_memory_of_a_cpu_before_its_blocks_are_used():
+    before = resident_kilobytes()
+    pool = KVPool(
+        (LayerShape(8, 128, 128),) * 4, num_blocks=4096, block_size=16, dtype=torch.bfloat16
+    )
+    assert pool.nbytes == 1 << 30
+    assert resident_kilobytes() - before < 64 * 1024
+    assert not pool.key_cache(3)[4095].any()
+
+
+@pytest.mark.parametrize("num_blocks", [1, 3, 5000])
+def test_blocks_begin_with_a_cache_line(num_blocks):
+    pool = make_pool(num_blocks=num_blocks)
+    assert all(tensor.data_ptr() % CACHE_LINE_BYTES == 0 for tensor in tensors(pool))
