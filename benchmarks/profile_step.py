@@ -29,7 +29,7 @@ from engine.model.kv_pool import KVPool
 from engine.model.loader import load_model
 from engine.model.native_decoder import NativeDecoder
 from engine.model.probe import probe
-from engine.model.step import build_step
+from engine.model.step import lay_out
 from engine.sampling_params import SamplingParams
 
 BLOCK_SIZE = 16
@@ -85,10 +85,8 @@ def measure(
     for _ in range(WARM_UP_ROUNDS + rounds):
         for name, form in forms.items():
             started = time.perf_counter()
-            inputs, _ = build_step(
-                rows, block_size=BLOCK_SIZE, backend=CpuAttention(), device=torch.device("cpu")
-            )
-            form.forward(inputs, pools[name])
+            step = lay_out(rows, block_size=BLOCK_SIZE, device=torch.device("cpu"))
+            form.forward(step.inputs(CpuAttention()), pools[name])
             times[name].append(1e3 * (time.perf_counter() - started))
     return {name: statistics.median(each[WARM_UP_ROUNDS:]) for name, each in times.items()}
 

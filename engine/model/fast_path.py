@@ -6,25 +6,20 @@ path on this machine, for packed prompts in several steps, and never because a c
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Literal
 
 import torch
 
-from engine.batch import BatchRow
 from engine.errors import ModelRefused
-from engine.model.attention.reference import ReferenceAttention
 from engine.model.causal_model import CausalModel
 from engine.model.decoder import Decoder
 from engine.model.decoder_config import DecoderConfig, NotCommon, read_config
 from engine.model.decoder_weights import DecoderWeights, read_weights
 from engine.model.kernels.build import KernelsUnavailable, best_variant
-from engine.model.kv_pool import KVPool
 from engine.model.native_decoder import NativeDecoder
 from engine.model.probe import TOLERANCES
-from engine.model.step import build_step
+from engine.model.rehearsal import reference_rehearsal
 from engine.model.transformers_model import TransformersModel
-from engine.sampling_params import SamplingParams
 
 ModelPath = Literal["auto", "fast", "wide"]
 
@@ -87,7 +82,6 @@ def _forms(*, compiled: bool) -> Iterator[Form]:
     yield Decoder
 
 
-@torch.inference_mode()
 def check_against(served: TransformersModel, model: CausalModel, *, block_size: int) -> None:
     """Compare the logits of every token of `CHECKED_STEPS`.
 
@@ -96,51 +90,18 @@ def check_against(served: TransformersModel, model: CausalModel, *, block_size: 
     """
     if tuple(model.layer_shapes) != tuple(served.layer_shapes):
         raise WrongLogits(f"{model.name} keeps other shapes than the model")
-    expected, found = (_logits(one, served, block_size) for one in (served, model))
-    errors = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
-    error = float(errors.median())
-    if not error <= TOLERANCES[served.model.dtype]:
-        raise WrongLogits(f"{model.name} is off by {error:.1e} on this machine")
-
-
-def _logits(model: CausalModel, served: TransformersModel, block_size: int) -> torch.Tensor:
-    """[tokens of all steps, vocabulary], in float32."""
     totals = [sum(lengths) for lengths in zip(*CHECKED_STEPS, strict=True)]
-    blocks_each = -(-max(totals) // block_size)
-    dtype, device = served.model.dtype, served.model.device
-    pool = KVPool(
-        served.layer_shapes,
-        num_blocks=blocks_each * len(totals),
-        block_size=block_size,
-        dtype=dtype,
-        device=device,
-    )
     prompts = [
         [(7919 * place + length) % served.vocab_size for place in range(length)]
         for length in totals
     ]
-    starts = [0] * len(totals)
-    logits = []
-    for lengths in CHECKED_STEPS:
-        rows = [
-            BatchRow(
-                request_id=str(index),
-                token_ids=prompts[index][starts[index] : starts[index] + length],
-                start=starts[index],
-                # Scattered, and in no order.
-                block_ids=range(len(totals) * blocks_each - 1 - index, -1, -len(totals)),
-                samples=True,
-                sampling=SamplingParams(max_tokens=1),
-                prompt_token_ids=[],
-                output_token_ids=[],
-            )
-            for index, length in enumerate(lengths)
-        ]
-        inputs, begun = build_step(
-            rows, block_size=block_size, backend=ReferenceAttention(), device=device
-        )
-        inputs = replace(inputs, logit_rows=torch.arange(len(inputs.token_ids), device=device))
-        pool.clear(begun)
-        logits.append(model.forward(inputs, pool).float()[:, : served.vocab_size])
-        starts = [start + length for start, length in zip(starts, lengths, strict=True)]
-    return torch.cat(logits)
+    rehearsal = reference_rehearsal(
+        dtype=served.model.dtype, device=served.model.device, block_size=block_size
+    )
+    expected, found = (
+        torch.cat(rehearsal.logits(one, prompts, CHECKED_STEPS)) for one in (served, model)
+    )
+    errors = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
+    error = float(errors.median())
+    if not error <= TOLERANCES[served.model.dtype]:
+        raise WrongLogits(f"{model.name} is off by {error:.1e} on this machine")

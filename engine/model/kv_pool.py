@@ -37,6 +37,7 @@ class KVPool:
         block_size: token slots per block.
         dtype: of keys and values; the model's own, so that nothing is rounded on the way.
         num_host_blocks: blocks on the host, for requests preempted by swap.
+        has_spare_block: there is one block more, which nobody is given: padding is written there.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class KVPool:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
         num_host_blocks: int = 0,
+        has_spare_block: bool = False,
     ) -> None:
         assert num_blocks >= 1 and block_size >= 1 and num_host_blocks >= 0
         self.num_blocks = num_blocks
@@ -61,15 +63,22 @@ class KVPool:
                 for dim in (shape.key_dim, shape.value_dim)
             ]
 
-        self._device_tensors = tensors(num_blocks, torch.device(device))
+        self._has_spare_block = has_spare_block
+        self._device_tensors = tensors(num_blocks + has_spare_block, torch.device(device))
         self._host_tensors = tensors(num_host_blocks, torch.device("cpu"))
 
+    @property
+    def spare_block(self) -> int:
+        """The id of the block that is nobody's; behind all others."""
+        assert self._has_spare_block
+        return self.num_blocks
+
     def key_cache(self, layer: int) -> torch.Tensor:
-        """[num_blocks, kv_heads, block_size, key_dim]."""
+        """[num_blocks, kv_heads, block_size, key_dim], the spare block included."""
         return self._device_tensors[2 * layer]
 
     def value_cache(self, layer: int) -> torch.Tensor:
-        """[num_blocks, kv_heads, block_size, value_dim]."""
+        """[num_blocks, kv_heads, block_size, value_dim], likewise."""
         return self._device_tensors[2 * layer + 1]
 
     @property
@@ -84,7 +93,7 @@ class KVPool:
     @property
     def bytes_per_block(self) -> int:
         """Bytes of one block, all layers, from the tensors themselves."""
-        return self.nbytes // self.num_blocks
+        return sum(tensor[0].nbytes for tensor in self._device_tensors)
 
     def write(self, layer: int, *, key: torch.Tensor, value: torch.Tensor, slots: "Slots") -> None:
         """Store [tokens, kv_heads, dim] of one layer at the step's slots."""

@@ -11,19 +11,16 @@ positions that ignore `position_ids`) shows.
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from engine.batch import BatchRow
 from engine.errors import ModelRefused
 from engine.model.attention.dense import additive, attend, visible
-from engine.model.attention.reference import ReferenceAttention
-from engine.model.kv_pool import KVPool, LayerShape
-from engine.model.step import build_step
+from engine.model.kv_pool import LayerShape
+from engine.model.rehearsal import reference_rehearsal
 from engine.model.transformers_model import (
     ATTENTION_NAME,
     PROBE_NAME,
@@ -32,7 +29,6 @@ from engine.model.transformers_model import (
     answering,
     scaling_of,
 )
-from engine.sampling_params import SamplingParams
 
 #: Tokens of the two probing prompts; the second step starts after the first of these lengths.
 PROBE_LENGTHS = (7, 5)
@@ -225,8 +221,14 @@ def _check_against_own_attention(model: PreTrainedModel, served: TransformersMod
             output = model(
                 input_ids=prompt[None], position_ids=positions, use_cache=False, return_dict=True
             )
-            expected.append(output.logits[0])
-    found = _packed_logits(served, prompts, dtype=model.dtype, device=model.device)
+            expected.append(output.logits[0, :, : served.vocab_size])
+    rehearsal = reference_rehearsal(
+        dtype=model.dtype, device=model.device, block_size=PROBE_BLOCK_SIZE
+    )
+    first = [min(FIRST_STEP_TOKENS, len(prompt)) for prompt in prompts]
+    rest = [len(prompt) - start for prompt, start in zip(prompts, first, strict=True)]
+    steps = [step for step in (first, rest) if any(step)]
+    found = rehearsal.logits(served, [prompt.tolist() for prompt in prompts], steps)
     difference = torch.cat(found).float() - torch.cat(expected).float()
     errors = difference.norm(dim=-1) / torch.cat(expected).float().norm(dim=-1)
     error = float(errors.median())
@@ -235,54 +237,6 @@ def _check_against_own_attention(model: PreTrainedModel, served: TransformersMod
             f"{type(model).__name__} computes something else with paged attention than with its "
             f"own (off by {error:.1%}): it has a feature that this engine would drop"
         )
-
-
-def _packed_logits(
-    served: TransformersModel,
-    prompts: Sequence[torch.Tensor],
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> list[torch.Tensor]:
-    """Every token's logits, per prompt, computed together in two steps over scattered blocks."""
-    blocks_each = -(-max(map(len, prompts)) // PROBE_BLOCK_SIZE)
-    pool = KVPool(
-        served.layer_shapes,
-        num_blocks=blocks_each * len(prompts),
-        block_size=PROBE_BLOCK_SIZE,
-        dtype=dtype,
-        device=device,
-    )
-    logits: list[list[torch.Tensor]] = [[] for _ in prompts]
-    for start, end in ((0, FIRST_STEP_TOKENS), (FIRST_STEP_TOKENS, max(map(len, prompts)))):
-        chunks = [prompt[start:end].tolist() for prompt in prompts]
-        rows = [
-            BatchRow(
-                request_id=str(index),
-                token_ids=chunk,
-                start=start,
-                block_ids=range(index, blocks_each * len(prompts), len(prompts)),
-                samples=True,
-                sampling=SamplingParams(max_tokens=1),
-                prompt_token_ids=[],
-                output_token_ids=[],
-            )
-            for index, chunk in enumerate(chunks)
-            if chunk
-        ]
-        if not rows:
-            continue
-        inputs, begun = build_step(
-            rows, block_size=PROBE_BLOCK_SIZE, backend=ReferenceAttention(), device=device
-        )
-        inputs = replace(inputs, logit_rows=torch.arange(len(inputs.token_ids), device=device))
-        with torch.inference_mode():
-            pool.clear(begun)
-            lengths = [len(row.token_ids) for row in rows]
-            parts = torch.split(served.forward(inputs, pool), lengths)
-        for row, part in zip(rows, parts, strict=True):
-            logits[int(row.request_id)].append(part)
-    return [torch.cat(parts) for parts in logits]
 
 
 def _prompts(model: PreTrainedModel) -> list[torch.Tensor]:

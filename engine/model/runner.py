@@ -21,7 +21,7 @@ from engine.model.loader import LoadedModel, load_model
 from engine.model.memory import free_memory_bytes, memory_share
 from engine.model.probe import probe
 from engine.model.sampler import Sampler
-from engine.model.step import build_step
+from engine.model.step import compute_logits, lay_out
 
 #: Copies of a step's activations that are alive at once at most, when memory is set aside for them.
 LIVE_ACTIVATIONS = 16
@@ -118,12 +118,8 @@ class ModelRunner:
             raise DeviceFailed(f"block copies of step {batch.step} failed: {error}") from error
 
     def _compute(self, rows: Sequence[BatchRow]) -> dict[str, int]:
-        inputs, begun_blocks = build_step(
-            rows, block_size=self.kv_pool.block_size, backend=self._backend, device=self._device
-        )
-        if len(begun_blocks) and self.model.reads_unwritten_slots:
-            self.kv_pool.clear(begun_blocks)
-        logits = self.model.forward(inputs, self.kv_pool)
+        step = lay_out(rows, block_size=self.kv_pool.block_size, device=self._device)
+        logits = compute_logits(step, model=self.model, kv_pool=self.kv_pool, backend=self._backend)
         due = [row for row in rows if row.samples]
         if not due:
             return {}

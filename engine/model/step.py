@@ -4,6 +4,7 @@ Everything is laid out with numpy on the host and becomes a tensor once, without
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -11,22 +12,59 @@ import torch
 
 from engine.batch import BatchRow
 from engine.model.attention.interface import AttentionBackend, AttentionMetadata, IntArray
-from engine.model.causal_model import StepInputs
-from engine.model.kv_pool import Slots
+from engine.model.causal_model import CausalModel, StepInputs
+from engine.model.kv_pool import KVPool, Slots
 
 
-def build_step(
-    rows: Sequence[BatchRow],
-    *,
-    block_size: int,
-    backend: AttentionBackend,
-    device: torch.device,
-) -> tuple[StepInputs, torch.Tensor]:
-    """The inputs of one step over `rows`, and the ids of the blocks to clear before it.
+@dataclass(frozen=True, slots=True)
+class HostStep:
+    """One step as arrays on the host, rows one after the other; [tokens] unless said otherwise.
 
-    A block is cleared by the step that writes its first slot but not its last: whatever an earlier
-    owner left in the slots between is then gone before anyone reads the block.
+    Args:
+        token_ids: what is computed.
+        positions: each token's place in its own request.
+        blocks, offsets: the slot where its key and value go.
+        logit_rows: [rows due a token], indices of the tokens whose logits are wanted.
+        begun_blocks: blocks whose first slot this step writes, but not their last.
     """
+
+    token_ids: IntArray
+    positions: IntArray
+    blocks: IntArray
+    offsets: IntArray
+    logit_rows: IntArray
+    begun_blocks: IntArray
+    metadata: AttentionMetadata
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    def inputs(self, backend: AttentionBackend) -> StepInputs:
+        """The same as tensors on the device, and the step's attention."""
+        device = self.metadata.device
+        token_ids, positions, blocks, offsets, logit_rows = (
+            torch.from_numpy(array).to(device)
+            for array in (
+                self.token_ids,
+                self.positions,
+                self.blocks,
+                self.offsets,
+                self.logit_rows,
+            )
+        )
+        return StepInputs(
+            token_ids=token_ids,
+            positions=positions,
+            slots=Slots(blocks, offsets),
+            logit_rows=logit_rows,
+            metadata=self.metadata,
+            attention=backend.prepare(self.metadata),
+        )
+
+
+def lay_out(rows: Sequence[BatchRow], *, block_size: int, device: torch.device) -> HostStep:
+    """The step over `rows`; `device` is where the model and the cache are."""
     assert rows
     query_lens = np.fromiter((len(row.token_ids) for row in rows), dtype=np.int64)
     context_lens = np.fromiter((row.end for row in rows), dtype=np.int64)
@@ -40,25 +78,74 @@ def build_step(
     num_tokens = int(query_lens.sum())
     row_of_token = np.repeat(np.arange(len(rows)), query_lens)
     positions = np.arange(num_tokens) + np.repeat(metadata.starts - metadata.offsets, query_lens)
-    token_ids = np.fromiter(
-        chain.from_iterable(row.token_ids for row in rows), dtype=np.int64, count=num_tokens
-    )
-    blocks = metadata.block_tables[row_of_token, positions // block_size]
     samples = np.fromiter((row.samples for row in rows), dtype=np.bool_)
-    logit_rows = (metadata.offsets + query_lens - 1)[samples]
-
-    def tensor(array: IntArray) -> torch.Tensor:
-        return torch.from_numpy(array).to(device)
-
-    inputs = StepInputs(
-        token_ids=tensor(token_ids),
-        positions=tensor(positions),
-        slots=Slots(tensor(blocks), tensor(positions % block_size)),
-        logit_rows=tensor(logit_rows),
+    return HostStep(
+        token_ids=np.fromiter(
+            chain.from_iterable(row.token_ids for row in rows), dtype=np.int64, count=num_tokens
+        ),
+        positions=positions,
+        blocks=metadata.block_tables[row_of_token, positions // block_size],
+        offsets=positions % block_size,
+        logit_rows=(metadata.offsets + query_lens - 1)[samples],
+        begun_blocks=_begun_blocks(metadata),
         metadata=metadata,
-        attention=backend.prepare(metadata),
     )
-    return inputs, tensor(_begun_blocks(metadata))
+
+
+def with_all_logits(step: HostStep) -> HostStep:
+    """The same step, with the logits of every token."""
+    return replace(step, logit_rows=np.arange(step.num_tokens))
+
+
+def pad(step: HostStep, *, multiple: int, spare_block: int) -> HostStep:
+    """The same step with tokens and wanted logits filled up to multiples of `multiple`.
+
+    What is added are rows of one token at position 0 of `spare_block`, which belongs to nobody:
+    all of them write the same there. The wanted logits come first, in their order.
+    """
+    metadata = step.metadata
+    more = -step.num_tokens % multiple
+    ones, zeros = np.ones(more, dtype=np.int64), np.zeros(more, dtype=np.int64)
+    tables = np.zeros((more, metadata.block_tables.shape[1]), dtype=np.int64)
+    tables[:, 0] = spare_block
+    more_logits = np.zeros(-len(step.logit_rows) % multiple, dtype=np.int64)
+    return HostStep(
+        token_ids=np.concatenate((step.token_ids, zeros)),
+        positions=np.concatenate((step.positions, zeros)),
+        blocks=np.concatenate((step.blocks, zeros + spare_block)),
+        offsets=np.concatenate((step.offsets, zeros)),
+        logit_rows=np.concatenate((step.logit_rows, more_logits)),
+        begun_blocks=step.begun_blocks,
+        metadata=replace(
+            metadata,
+            query_lens=np.concatenate((metadata.query_lens, ones)),
+            context_lens=np.concatenate((metadata.context_lens, ones)),
+            block_tables=np.concatenate((metadata.block_tables, tables)),
+        ),
+    )
+
+
+def compute_logits(
+    step: HostStep,
+    *,
+    model: CausalModel,
+    kv_pool: KVPool,
+    backend: AttentionBackend,
+    multiple: int = 1,
+) -> torch.Tensor:
+    """Write the step's keys and values to the pool; [rows due a token, width of the logits].
+
+    A block is cleared by the step that writes its first slot but not its last: whatever an earlier
+    owner left in the slots between is then gone before anyone reads the block.
+
+    Tokens and logits are computed in multiples of `multiple`; above 1 the pool needs a spare block.
+    """
+    num_logits = len(step.logit_rows)
+    if multiple > 1:
+        step = pad(step, multiple=multiple, spare_block=kv_pool.spare_block)
+    if len(step.begun_blocks) and model.reads_unwritten_slots:
+        kv_pool.clear(torch.from_numpy(step.begun_blocks).to(step.metadata.device))
+    return model.forward(step.inputs(backend), kv_pool)[:num_logits]
 
 
 def _block_tables(rows: Sequence[BatchRow], context_lens: IntArray, block_size: int) -> IntArray:

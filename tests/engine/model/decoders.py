@@ -1,26 +1,23 @@
 """Builders of the fast path's tests: a tiny model of every family it knows, and its three forms."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import transformers
 from transformers import PreTrainedConfig
 
-from engine.batch import BatchRow
-from engine.model.attention.reference import ReferenceAttention
 from engine.model.causal_model import CausalModel
 from engine.model.decoder import Decoder
 from engine.model.decoder_config import read_config
 from engine.model.decoder_weights import read_weights
 from engine.model.kernels.build import Variant, best_variant
-from engine.model.kv_pool import KVPool
 from engine.model.loader import load_model
 from engine.model.native_decoder import NativeDecoder
 from engine.model.probe import probe
-from engine.model.step import build_step
+from engine.model.rehearsal import reference_rehearsal
 from engine.model.transformers_model import TransformersModel
-from tests.engine.model.builders import _GROUPED, make_row, save_model
+from tests.engine.model.builders import _GROUPED, save_model
 
 _LLAMA3 = {
     "rope_type": "llama3",
@@ -106,16 +103,6 @@ def forms_of(
     )
 
 
-def make_pool(model: CausalModel, *, dtype: torch.dtype, block_size: int, num_blocks: int = 64):
-    """A pool of NaN: what is read without having been written shows."""
-    pool = KVPool(model.layer_shapes, num_blocks=num_blocks, block_size=block_size, dtype=dtype)
-    for layer in range(len(model.layer_shapes)):
-        pool.key_cache(layer).fill_(torch.nan)
-        pool.value_cache(layer).fill_(torch.nan)
-    return pool
-
-
-@torch.inference_mode()
 def run_steps(
     model: CausalModel,
     prompts: list[list[int]],
@@ -125,39 +112,5 @@ def run_steps(
     block_size: int = 16,
 ) -> list[torch.Tensor]:
     """Logits of every token of every prompt; a step computes so many tokens of each prompt."""
-    blocks_each = -(-max(map(len, prompts)) // block_size)
-    pool = make_pool(
-        model, dtype=dtype, block_size=block_size, num_blocks=blocks_each * len(prompts)
-    )
-    starts = [0] * len(prompts)
-    logits: list[list[torch.Tensor]] = [[] for _ in prompts]
-    for lengths in steps:
-        rows: list[BatchRow] = []
-        for index, length in enumerate(lengths):
-            if length:
-                # Scattered, and in no order.
-                block_ids = range(len(prompts) * blocks_each - 1 - index, -1, -len(prompts))
-                rows.append(
-                    make_row(
-                        prompts[index],
-                        request_id=str(index),
-                        start=starts[index],
-                        end=starts[index] + length,
-                        block_ids=block_ids,
-                    )._replace(samples=True)
-                )
-        inputs, begun = build_step(
-            rows,
-            block_size=block_size,
-            backend=ReferenceAttention(),
-            device=torch.device("cpu"),
-        )
-        inputs = replace(inputs, logit_rows=torch.arange(len(inputs.token_ids)))
-        if model.reads_unwritten_slots:
-            pool.clear(begun)
-        parts = model.forward(inputs, pool).float().split([len(row.token_ids) for row in rows])
-        for row, part in zip(rows, parts, strict=True):
-            logits[int(row.request_id)].append(part)
-        starts = [start + length for start, length in zip(starts, lengths, strict=True)]
-    assert starts == [len(prompt) for prompt in prompts]
-    return [torch.cat(parts) for parts in logits]
+    rehearsal = reference_rehearsal(dtype=dtype, device=torch.device("cpu"), block_size=block_size)
+    return rehearsal.logits(model, prompts, steps)
