@@ -1,0 +1,109 @@
+"""Rehearses a model before it serves: prompts, cut into steps, over a small pool of its own.
+
+Knows no requests and judges nothing; the checks at start compare what comes out of two rehearsals.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.batch import BatchRow
+from engine.model.attention.interface import AttentionBackend
+from engine.model.attention.reference import ReferenceAttention
+from engine.model.causal_model import CausalModel
+from engine.model.kv_pool import KVPool
+from engine.model.step import compute_logits, lay_out, with_all_logits
+from engine.sampling_params import SamplingParams
+
+#: A step: how many tokens of each prompt it computes, possibly none.
+Step = Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """How a model is run for a check: what a runner would decide.
+
+    Args:
+        dtype, device: of the model, and so of its cache.
+        multiple: as in `compute_logits`.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    block_size: int
+    backend: AttentionBackend
+    multiple: int = 1
+
+    @torch.inference_mode()
+    def logits(
+        self, model: CausalModel, prompts: Sequence[Sequence[int]], steps: Sequence[Step]
+    ) -> list[torch.Tensor]:
+        """Per prompt the logits of every token, [tokens, vocabulary] in float32."""
+        assert [sum(lengths) for lengths in zip(*steps, strict=True)] == list(map(len, prompts))
+        pool = self._pool(model, prompts)
+        starts = [0] * len(prompts)
+        logits: list[list[torch.Tensor]] = [[] for _ in prompts]
+        for lengths in steps:
+            members = [index for index, length in enumerate(lengths) if length]
+            rows = [
+                _row(prompts, index, start=starts[index], length=lengths[index], pool=pool)
+                for index in members
+            ]
+            step = lay_out(rows, block_size=self.block_size, device=self.device)
+            found = compute_logits(
+                with_all_logits(step),
+                model=model,
+                kv_pool=pool,
+                backend=self.backend,
+                multiple=self.multiple,
+            )
+            parts = found.float()[:, : model.vocab_size].split([lengths[i] for i in members])
+            for index, part in zip(members, parts, strict=True):
+                logits[index].append(part)
+            starts = [start + length for start, length in zip(starts, lengths, strict=True)]
+        return [torch.cat(parts) for parts in logits]
+
+    def _pool(self, model: CausalModel, prompts: Sequence[Sequence[int]]) -> KVPool:
+        """Blocks of NaN where the model promises not to look at what nobody wrote."""
+        pool = KVPool(
+            model.layer_shapes,
+            num_blocks=len(prompts) * _blocks_each(prompts, self.block_size),
+            block_size=self.block_size,
+            dtype=self.dtype,
+            device=self.device,
+            has_spare_block=self.multiple > 1,
+        )
+        for layer in range(len(model.layer_shapes)):
+            pool.key_cache(layer).fill_(torch.nan)
+            pool.value_cache(layer).fill_(torch.nan)
+        if self.multiple > 1 and model.reads_unwritten_slots:
+            pool.clear(torch.tensor([pool.spare_block], device=self.device))
+        return pool
+
+
+def reference_rehearsal(*, dtype: torch.dtype, device: torch.device, block_size: int) -> Rehearsal:
+    """A rehearsal through the reference attention, whatever will serve."""
+    return Rehearsal(
+        dtype=dtype, device=device, block_size=block_size, backend=ReferenceAttention()
+    )
+
+
+def _blocks_each(prompts: Sequence[Sequence[int]], block_size: int) -> int:
+    return -(-max(map(len, prompts)) // block_size)
+
+
+def _row(
+    prompts: Sequence[Sequence[int]], index: int, *, start: int, length: int, pool: KVPool
+) -> BatchRow:
+    return BatchRow(
+        request_id=str(index),
+        token_ids=prompts[index][start : start + length],
+        start=start,
+        # Scattered, and in no order.
+        block_ids=range(pool.num_blocks - 1 - index, -1, -len(prompts)),
+        samples=True,
+        sampling=SamplingParams(max_tokens=1),
+        prompt_token_ids=[],
+        output_token_ids=[],
+    )
