@@ -1,32 +1,58 @@
-"""Runs a worker: `python -m service`. SIGTERM and SIGINT drain it, a second one hurries it up."""
+"""Runs a worker: `python -m service`. SIGTERM and SIGINT drain it, a second one hurries it up.
 
-import signal
+Exit codes: 0 drained, or stopped before it had taken anything; 1 a part of it died, or work was
+left behind that leases hand over; 2 settings that cannot be right.
+"""
+
+import logging
+import os
 import sys
+from typing import NoReturn
 
-from service.config import load_settings
-from service.sources import ConfigurationError
+from service.signals import StopSignals
 
+#: The worker's exit code when it was stopped before there was a worker.
+EXIT_OK = 0
 #: Exit code of a command line, environment or file that cannot be right.
 EXIT_USAGE = 2
 
 
 def main() -> int:
     """Run a worker with the settings of this process; returns the exit code."""
+    signals = StopSignals()
+    signals.listen()
+    # Only now: these imports take a second, and a signal may come at any moment of it.
+    from service.config import load_settings
+    from service.sources import ConfigurationError
+
     try:
         settings = load_settings()
-        # Only now: `--help` and mistakes are answered without loading the rest.
+        # `--help` and mistakes are answered without loading the rest.
         from service.logs import configure_logs
         from service.worker import Worker
 
+        if signals.were_heard:
+            return EXIT_OK
         configure_logs(level=settings.log_level, style=settings.log_format)
         worker = Worker(settings)
     except ConfigurationError as error:
         sys.stderr.write(f"configuration: {error}\n")
         return EXIT_USAGE
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: worker.stop())
+    signals.pass_to(worker.stop)
     return worker.run()
 
 
+def leave(code: int) -> NoReturn:
+    """End the process now, whatever its threads are at.
+
+    One that loads a model or waits for a device cannot be asked to stop, and the interpreter's own
+    farewell crashes in the native code of such a thread.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -4,13 +4,13 @@ Only tests reach it. Each of its steps takes QUIRE_TEST_STEP_SECONDS of device t
 """
 
 import os
-import signal
 import sys
 import time
 
 from engine.batch import Batch
 from service.config import load_settings
 from service.logs import configure_logs
+from service.signals import StopSignals
 from service.worker import Worker
 from tests.service.builders import fake_model
 
@@ -22,10 +22,12 @@ def compute(_: Batch) -> None:
 
 
 def main() -> int:
+    signals = StopSignals()
+    signals.listen()
     settings = load_settings()
     configure_logs(level=settings.log_level, style=settings.log_format)
     worker = Worker(settings, load=lambda known: fake_model(known, before_run=compute))
-    signal.signal(signal.SIGTERM, lambda *_: worker.stop())
+    signals.pass_to(worker.stop)
     return worker.run()
 
 
