@@ -5,10 +5,18 @@ therefore replays the published ids and goes on exactly where the text was left,
 character or of a stop string.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
+
+#: What the bytes of an unfinished character decode to.
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+#: Tokens that may be looked at together. No character has so many: what still is a replacement mark
+#: then stays one.
+MAX_WINDOW_TOKENS = 64
+#: Tokens of a prompt that are decoded to begin with; more where these have no text.
+FEW_TOKENS = 8
 
 
 class TokenDecoder(Protocol):
@@ -22,42 +30,78 @@ class TokenDecoder(Protocol):
 
 
 class StreamDecoder:
-    """`tokenizers`' DecodeStream with its two sharp edges covered.
+    """Text of tokens that follow a prompt: together, all that decoding both at once would add.
 
-    It raises when a token takes back text it has already given out ("invalid prefix"), and then
-    stays broken: a new stream goes on from there. It raises, too, on ids the tokenizer does not
-    know, which a model with a padded vocabulary may well produce: they have no text. Nor has a
-    token that even a new stream refuses: text must never end a generation by accident.
+    What a token says may depend on the one before it: many tokenizers write a space before a word
+    unless it is the first. So a short window is decoded, of the tokens that are undecided and of
+    those that said the last text, or at first of the end of the prompt.
+
+    An id that the tokenizer does not know, which a model with a padded vocabulary may well produce,
+    has no text; nor has a token that the tokenizer fails on: text must never end a generation by
+    accident. Where a decoder takes back text it has given out before (byte fallback does, for bytes
+    that are no characters), what was given out stays.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special_tokens: bool, prompt: Sequence[int] = ()
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
-        self._undecided: list[int] = []
+        self._window = self._end_of(prompt)
+        self._num_decided = len(self._window)
+        self._num_known = len(self._decode(self._window))
 
     def step(self, token_id: int) -> str | None:
-        if self._tokenizer.id_to_token(token_id) is None:
+        window = self._window
+        window.append(token_id)
+        try:
+            text = self._decode(window)
+        except Exception:  # noqa: BLE001 - the library raises a bare Exception.
+            window.pop()
             return None
-        self._undecided.append(token_id)
-        text = None
-        for _ in range(2):
-            try:
-                text = self._stream.step(self._tokenizer, token_id)
-                break
-            except Exception:  # noqa: BLE001 - the library raises a bare Exception.
-                self._stream = DecodeStream(skip_special_tokens=self._skip_special_tokens)
-        else:
-            self._undecided.pop()
-        if text is not None:
-            self._undecided.clear()
-        return text
+        if text.endswith(REPLACEMENT) and len(window) < MAX_WINDOW_TOKENS:
+            return None
+        if len(text) <= self._num_known:
+            if self._is_left_out(token_id):
+                window.pop()
+            return None
+        new = text[self._num_known :]
+        self._decide(text)
+        return new
 
     def rest(self) -> str:
-        text: str = self._tokenizer.decode(
-            self._undecided, skip_special_tokens=self._skip_special_tokens
-        )
+        return self._decode(self._window)[self._num_known :]
+
+    def _decide(self, text: str) -> None:
+        """All that the window says is given out: keep no more of it than its last words need."""
+        later = self._window[self._num_decided :]
+        alone = self._decode(later)
+        # Bytes in the middle of a run that is read as a whole say something else by themselves.
+        if text.endswith(alone) or len(self._window) >= MAX_WINDOW_TOKENS:
+            self._window, text = later, alone
+        self._num_decided, self._num_known = len(self._window), len(text)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
         return text
+
+    def _end_of(self, prompt: Sequence[int]) -> list[int]:
+        """So much of a prompt's end that it has text, if the prompt has any."""
+        count = FEW_TOKENS
+        while True:
+            window = list(prompt[-count:])
+            if count >= len(prompt) or self._decode(window):
+                return window
+            count *= 2
+
+    def _is_left_out(self, token_id: int) -> bool:
+        """The token has no text in any place; one that is only a space may have some later."""
+        if self._tokenizer.id_to_token(token_id) is None:
+            return True
+        alone = [token_id]
+        return self._skip_special_tokens and bool(
+            self._tokenizer.decode(alone, skip_special_tokens=False) and not self._decode(alone)
+        )
 
 
 class Detokenizer:
@@ -104,17 +148,19 @@ class Detokenizer:
         """The text that became certain since the last call; all that is left when `final`."""
         if final and not self._stopped:
             self._add(self._decoder.rest())
+        text = self._pending
         keep = 0 if final or self._stopped else self._hold_back
-        cut = max(0, len(self._pending) - keep)
-        text, self._pending = self._pending[:cut], self._pending[cut:]
-        return text
+        cut = max(0, len(text) - keep) if keep else len(text)
+        self._pending = text[cut:]
+        return text[:cut]
 
     def _add(self, text: str) -> None:
         """Append text and look for stop strings that end inside it: older text was searched."""
+        if not self._stop or self._num_tokens <= self._min_tokens:
+            self._pending += text
+            return
         searched_from = max(0, len(self._pending) - self._hold_back)
         self._pending += text
-        if self._num_tokens <= self._min_tokens:
-            return
         found = [
             (position + len(string), position)
             for string in self._stop

@@ -250,12 +250,13 @@ class Intake:
         if body.model not in (None, name):
             raise InvalidRequest("body.model", f"this queue serves {name!r}, not {body.model!r}")
         sampling = engine_sampling(body.sampling, request_id=request.id)
+        prompt_ids = self._prompt_ids(body)
         origin, deadline = delivery.origin, None
         if request.deadline_ms is not None:
             deadline = origin.received + (request.deadline_ms - now_ms) / 1000
         return Request(
             request_id=delivery.key,
-            prompt_token_ids=self._prompt_ids(body),
+            prompt_token_ids=prompt_ids,
             sampling=sampling,
             # Age counts from the submit, so that a request does not lose its place by being taken
             # over; but what waited in Redis is worth one class at most, or a backlog would outrank
@@ -265,7 +266,7 @@ class Intake:
             output_token_ids=list(delivery.token_ids),
             deadline=deadline,
             cache_salt=request.tenant,
-            text=self._served.tokenizer.text_stream(sampling),
+            text=self._served.tokenizer.text_stream(sampling, prompt=prompt_ids),
         )
 
     def _prompt_ids(self, body: ParsedBody) -> list[int]:

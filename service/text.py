@@ -63,9 +63,11 @@ class ModelTokenizer:
         # The template has written the special tokens already.
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def text_stream(self, sampling: SamplingParams) -> Detokenizer:
-        """A fresh stream of text for one generation."""
-        decoder = StreamDecoder(self._tokenizer, skip_special_tokens=sampling.skip_special_tokens)
+    def text_stream(self, sampling: SamplingParams, *, prompt: Sequence[int]) -> Detokenizer:
+        """A fresh stream of text for one generation that follows `prompt`."""
+        decoder = StreamDecoder(
+            self._tokenizer, skip_special_tokens=sampling.skip_special_tokens, prompt=prompt
+        )
         return Detokenizer(
             decoder,
             stop=sampling.stop,
