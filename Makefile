@@ -19,7 +19,7 @@ TORCH_REQUIREMENT := $(if $(filter cpu,$(TORCH)),torch==2.13.0+cpu,torch==2.13.0
 INSTALL := $(BIN)/python -m pip install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check lint types imports format requests bench bench-scheduler modelcheck chaos up down clean
+.PHONY: help env demo test check lint types imports format requests bench bench-protocol bench-scheduler modelcheck chaos up down clean
 
 help: ## print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +78,9 @@ requests: $(VENV)/demo.installed ## write examples/requests.jsonl anew
 bench: $(VENV)/demo.installed ## engine alone and end to end, workloads W1 and W2
 	$(BIN)/python -m benchmarks.bench_engine
 	$(BIN)/python -m benchmarks.bench_service
+
+bench-protocol: $(VENV)/demo.installed ## commits, claims, memory and streams on a private Redis (BENCH_PROTOCOL_JSON=file)
+	$(BIN)/python -m benchmarks.bench_protocol $(ARGS)
 
 bench-scheduler: $(VENV)/demo.installed ## cost of a step with 10,000 waiting and 1,000 running
 	$(BIN)/python -m benchmarks.bench_scheduler

@@ -1,0 +1,252 @@
+"""What the protocol costs, as ratios of two sides measured in turns on one private Redis.
+
+    python -m benchmarks.bench_protocol [--rounds 7] [--queued 1000000] [--only commits,claims]
+
+Commits: fenced, leased commits of 64 requests with one token each, as the worker sends them,
+against a plain pipeline of one XADD per token with the same payload, which fences nothing and
+renews no lease. Claims: read and claim one request with a long queue, against a short one. Memory:
+what a queued request takes without its body. Streams: see bench_streams. Each measurement has a
+gate that refuses wrong results. The figures go to --json, or the file BENCH_PROTOCOL_JSON names.
+"""
+
+import argparse
+import json
+import operator
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import redis
+
+from benchmarks.bench_streams import measure_streams
+from benchmarks.queue_loader import QueueLoader, request_id_of
+from quire import Broker, LocalRedis, connect
+from quire.output_log import read_logs
+from quire.transitions import Claim, Claimed, CommitItem, CommitStatus
+from quire.wire import pack_ids
+
+#: Requests of one commit, and commits of one round.
+NUM_ROWS, NUM_TICKS = 64, 100
+NUM_TOKENS = NUM_ROWS * NUM_TICKS
+
+#: The text every token adds: a word piece of usual length.
+TEXT = " word"
+
+#: What waits in the short queue, and how many claims make a round.
+SHORT_QUEUE, NUM_CLAIMS = 1_000, 200
+
+#: Requests with a deadline whose memory is measured, too.
+NUM_WITH_DEADLINE = 20_000
+
+PARTS = ("commits", "claims", "streams")
+
+#: What is aimed at: part, figure, and the bound, from below or from above.
+TARGETS = (
+    ("commits", "fenced_over_plain", ">=", 1.0),
+    ("queue", "long_over_short", "<=", 1.5),
+    ("queue", "bytes_per_request", "<=", 1200),
+    ("queue", "bytes_per_request_with_deadline", "<=", 1200),
+)
+
+Figures = dict[str, object]
+
+
+@contextmanager
+def private_server() -> Iterator[redis.Redis]:
+    """A real server nobody else talks to; the named one may hold somebody's data."""
+    os.environ.pop("QUIRE_REDIS_URL", None)
+    with LocalRedis.start() as server:
+        if not server.is_real:
+            raise SystemExit("a fake has nothing to measure: install redis-server")
+        with connect(server.url) as connection:
+            yield connection
+
+
+def measure_commits(connection: redis.Redis, *, num_rounds: int) -> Figures:
+    """Tokens per second of fenced commits, over those of a plain pipeline."""
+    broker = Broker(connection, queue="commits")
+    claims = [answer.claim for answer in _claimed(broker, NUM_ROWS)]
+    sides: dict[str, Callable[[int], None]] = {
+        "fenced": lambda tick: _commit_tick(broker, claims, tick),
+        "plain": lambda tick: _plain_tick(connection, tick),
+    }
+    commands = {"fenced": "evalsha", "plain": "xadd"}
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    server_us: dict[str, list[float]] = {name: [] for name in sides}
+    # One round more than asked for: the first warms both sides up and is thrown away.
+    for number in range(num_rounds + 1):
+        for name in sorted(sides, reverse=bool(number % 2)):
+            connection.config_resetstat()
+            began = time.perf_counter()
+            for tick in range(number * NUM_TICKS, (number + 1) * NUM_TICKS):
+                sides[name](tick)
+            seconds[name].append(time.perf_counter() - began)
+            server_us[name].append(_server_us(connection, commands[name]) / NUM_TOKENS)
+    _check_commits(broker, claims, (num_rounds + 1) * NUM_TICKS)
+    pairs = zip(seconds["fenced"][1:], seconds["plain"][1:], strict=True)
+    return {
+        "fenced_tokens_per_second": NUM_TOKENS / statistics.median(seconds["fenced"][1:]),
+        "plain_tokens_per_second": NUM_TOKENS / statistics.median(seconds["plain"][1:]),
+        "server_us_per_token": {name: statistics.median(us[1:]) for name, us in server_us.items()},
+        "fenced_over_plain": statistics.median(plain / fenced for fenced, plain in pairs),
+    }
+
+
+def measure_queue(connection: redis.Redis, *, num_queued: int, num_rounds: int) -> Figures:
+    """Latency of a claim with a long and a short queue, and the memory of what waits."""
+    short, long = (Broker(connection, queue=name) for name in ("short", "long"))
+    loaders = {broker: QueueLoader(broker) for broker in (short, long)}
+    loaders[short].fill(SHORT_QUEUE)
+    before = _used_memory(connection)
+    began = time.perf_counter()
+    loaders[long].fill(num_queued)
+    load_seconds = time.perf_counter() - began
+    memory = (_used_memory(connection) - before) / num_queued - loaders[long].body_bytes
+    for broker in loaders:
+        broker.ensure_groups()
+    latencies: dict[Broker, list[float]] = {short: [], long: []}
+    next_one = {short: 0, long: 0}
+    for number in range(num_rounds + 1):
+        for broker in (short, long) if number % 2 else (long, short):
+            latencies[broker].append(_claim_latency(broker, next_one[broker]))
+            next_one[broker] += NUM_CLAIMS
+            loaders[broker].fill(NUM_CLAIMS)
+    assert sum(long.queue_depth().values()) == num_queued, "the queue has another length"
+    pairs = zip(latencies[long][1:], latencies[short][1:], strict=True)
+    return {
+        "queued": num_queued,
+        "submits_per_second": num_queued / load_seconds,
+        "claim_us_short": 1e6 * statistics.median(latencies[short][1:]),
+        "claim_us_long": 1e6 * statistics.median(latencies[long][1:]),
+        "long_over_short": statistics.median(slow / quick for slow, quick in pairs),
+        "bytes_per_request": memory,
+        "bytes_per_request_with_deadline": _memory_with_deadline(connection),
+        "body_bytes": loaders[long].body_bytes,
+    }
+
+
+def _claimed(broker: Broker, count: int) -> list[Claimed]:
+    broker.ensure_groups()
+    QueueLoader(broker).fill(count)
+    answers = broker.claim(broker.read_ingress("bench", count=count, block_seconds=0))
+    claimed = [answer for answer in answers if isinstance(answer, Claimed)]
+    assert len(claimed) == count, "not all requests could be claimed"
+    return claimed
+
+
+def _commit_tick(broker: Broker, claims: list[Claim], tick: int) -> None:
+    items = [
+        CommitItem(claim, tick, (_token(tick, row),), TEXT) for row, claim in enumerate(claims)
+    ]
+    for reply in broker.commit(items):
+        assert reply.status is CommitStatus.OK, reply
+
+
+def _plain_tick(connection: redis.Redis, tick: int) -> None:
+    with connection.pipeline(transaction=False) as pipeline:
+        for row in range(NUM_ROWS):
+            ids = pack_ids((_token(tick, row),))
+            pipeline.xadd(f"plain:{row}", {"from": tick, "ids": ids, "text": TEXT.encode()})
+        replies = pipeline.execute()
+    assert len(replies) == NUM_ROWS
+
+
+def _token(tick: int, row: int) -> int:
+    return (7919 * tick + 104_729 * row) % 150_000
+
+
+def _check_commits(broker: Broker, claims: list[Claim], num_ticks: int) -> None:
+    """The gate: both sides hold the same tokens, all of them, in order."""
+    for row, claim in enumerate(claims):
+        wanted = [_token(tick, row) for tick in range(num_ticks)]
+        found: list[int] = []
+        while len(found) < num_ticks:
+            seen = {claim.request_id: len(found)}
+            read = read_logs(broker._connection, broker.keys, seen, block_seconds=None)
+            found += [t for chunk in read[claim.request_id].chunks for t in chunk.token_ids]
+        assert found == wanted, f"{claim.request_id} has other tokens"
+        entries = broker._connection.xrange(f"plain:{row}")
+        assert [fields[b"ids"] for _, fields in entries] == [pack_ids((t,)) for t in wanted]
+
+
+def _claim_latency(broker: Broker, first: int) -> float:
+    """Median seconds of one read and claim. The gate: requests come in the order of the queue."""
+    seconds = []
+    for number in range(first, first + NUM_CLAIMS):
+        began = time.perf_counter()
+        entries = broker.read_ingress("bench", count=1, block_seconds=0)
+        (answer,) = broker.claim(entries)
+        seconds.append(time.perf_counter() - began)
+        assert isinstance(answer, Claimed), answer
+        assert answer.claim.request_id == request_id_of(number), "a request out of its turn"
+    return statistics.median(seconds)
+
+
+def _memory_with_deadline(connection: redis.Redis) -> float:
+    loader = QueueLoader(Broker(connection, queue="deadlines"), has_deadline=True)
+    before = _used_memory(connection)
+    loader.fill(NUM_WITH_DEADLINE)
+    return (_used_memory(connection) - before) / NUM_WITH_DEADLINE - loader.body_bytes
+
+
+def _judged(figures: dict[str, dict[str, object]]) -> list[dict[str, object]]:
+    """Each target whose part was measured, and whether it was met."""
+    compare = {">=": operator.ge, "<=": operator.le}
+    return [
+        {"figure": name, "value": value, "target": f"{sign} {bound}",
+         "met": compare[sign](value, bound)}
+        for part, name, sign, bound in TARGETS
+        if (value := figures.get(part, {}).get(name)) is not None
+    ]  # fmt: skip
+
+
+def _used_memory(connection: redis.Redis) -> int:
+    # Buffers of clients come and go; what stays is the data set and what it takes to find it.
+    found = connection.memory_stats()
+    return int(found["total.allocated"]) - int(found["clients.normal"])
+
+
+def _server_us(connection: redis.Redis, command: str) -> float:
+    """Microseconds the server has spent in a command since its statistics were reset."""
+    return float(connection.info("commandstats")[f"cmdstat_{command}"]["usec"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--queued", type=int, default=1_000_000)
+    parser.add_argument("--only", default=",".join(PARTS), help="some of the parts")
+    file = os.environ.get("BENCH_PROTOCOL_JSON")
+    parser.add_argument("--json", type=Path, default=file, help="write the figures there as well")
+    arguments = parser.parse_args()
+    figures: dict[str, dict[str, object]] = {}
+    wanted = arguments.only.split(",")
+    with private_server() as connection:
+        version = str(connection.info("server")["redis_version"])
+        if "commits" in wanted:
+            figures["commits"] = measure_commits(connection, num_rounds=arguments.rounds)
+        if "streams" in wanted:
+            figures["streams"] = measure_streams(connection)
+        if "claims" in wanted:
+            figures["queue"] = measure_queue(
+                connection, num_queued=arguments.queued, num_rounds=arguments.rounds
+            )
+    record: dict[str, object] = {**figures, "targets": _judged(figures)}
+    record["machine"] = {
+        "cores": len(os.sched_getaffinity(0)),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "redis": version,
+        "redis_py": redis.__version__,
+    }
+    print(json.dumps(record, indent=2))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
