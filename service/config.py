@@ -16,7 +16,14 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from engine.config import PolicyName, PreemptionMode
-from service.settings import ProcessSettings, load, make_parser, markdown_tables, setting
+from service.settings import (
+    ProcessSettings,
+    load,
+    make_parser,
+    markdown_tables,
+    setting,
+    split_list,
+)
 from service.sources import ENV_PREFIX, SHARED_KEYS, read_environment
 
 #: The model that ships with the checkout.
@@ -38,7 +45,20 @@ class Settings(ProcessSettings):
     file_table: ClassVar[str] = "worker"
 
     queue: str = setting("Queue", "Queue to serve.", default="default", pattern=QUEUE_PATTERN)
-    shard: int = setting("Queue", "Shard of the queue to serve.", default=0, ge=0)
+    shards: int = setting(
+        "Queue", "Shards of the queue, as its producers know it.", default=1, ge=1, le=1024
+    )
+    served_shards: tuple[Annotated[int, Field(ge=0)], ...] = setting(
+        "Queue",
+        "The shards to serve, parted by commas; unset: all. Each must have a worker somewhere.",
+        default=(),
+    )
+    durable: bool = setting(
+        "Queue",
+        "An end is told only when it is on the disk of Redis (WAITAOF, or `appendfsync always`). A "
+        "worker whose Redis cannot promise that does not start.",
+        default=False,
+    )
     worker_name: str = setting(
         "Queue",
         "Name in the worker registry and of the stream consumer; keep it stable over restarts. "
@@ -103,11 +123,19 @@ class Settings(ProcessSettings):
     )
     publish_interval_seconds: float = setting(
         "Leases",
-        "Least time between two commits; 0 commits as fast as Redis answers. A longer interval "
-        "makes longer chunks.",
+        "Least time between two commits. A longer interval makes longer chunks.",
         default=0.0,
         ge=0.0,
         le=5.0,
+    )
+    publish_share: float = setting(
+        "Leases",
+        "Largest part of the time spent on commits, so that they, Redis and the readers leave the "
+        "cores to the device: after each commit the publisher rests in proportion, for 0.1 s at "
+        "most. 1 commits as fast as Redis answers.",
+        default=0.05,
+        gt=0.0,
+        le=1.0,
     )
 
     model: str | None = setting(
@@ -134,8 +162,14 @@ class Settings(ProcessSettings):
         "fast one wherever its logits are those of the wide one.",
         default="auto",
     )
-    attention_backend: Literal["auto", "reference", "cpu", "cuda"] = setting(
+    attention_backend: Literal["auto", "reference", "single-token", "cpu", "cuda"] = setting(
         "Model", "Implementation of paged attention.", default="auto"
+    )
+    deterministic: bool = setting(
+        "Model",
+        "A token's logits do not depend, not by a bit, on what is computed beside it. Checked at "
+        "start with the model's own shapes; a model that cannot keep it is refused.",
+        default=False,
     )
     max_model_len: int | None = setting(
         "Model", "Longest prompt plus output in tokens; unset: the model's.", default=None, ge=1
@@ -202,11 +236,25 @@ class Settings(ProcessSettings):
     log_level: LogLevel = setting("Observability", LOG_LEVEL_TEXT, default="info")
     log_format: LogFormat = setting("Observability", LOG_FORMAT_TEXT, default="auto")
 
+    @field_validator("served_shards", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return split_list(value)
+
     @model_validator(mode="after")
     def _agree(self) -> "Settings":
+        if len(set(self.served_shards)) < len(self.served_shards):
+            raise ValueError("served_shards names a shard twice")
+        if any(shard >= self.shards for shard in self.served_shards):
+            raise ValueError(f"served_shards: the shards are 0 to {self.shards - 1}")
         if self.num_blocks is not None and self.kv_cache_memory_bytes is not None:
             raise ValueError("set num_blocks or kv_cache_memory_bytes, not both")
         return self
+
+    @property
+    def own_shards(self) -> tuple[int, ...]:
+        """The shards this worker serves."""
+        return self.served_shards or tuple(range(self.shards))
 
     @property
     def model_source(self) -> str:
@@ -236,6 +284,7 @@ class ExporterSettings(ProcessSettings):
     shared: ClassVar[Mapping[str, str]] = {
         **ProcessSettings.shared,
         "queue": "queues",
+        "shards": "num_shards",
     }
 
     queues: tuple[Annotated[str, Field(pattern=QUEUE_PATTERN)], ...] = setting(
@@ -276,9 +325,7 @@ class ExporterSettings(ProcessSettings):
     @field_validator("queues", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return tuple(name.strip() for name in value.split(","))
-        return value
+        return split_list(value)
 
     @field_validator("queues")
     @classmethod
@@ -344,8 +391,10 @@ def render_markdown() -> str:
         "and has its default otherwise. A flag is the name with dashes (`--max-num-seqs 8`), a",
         "variable the name in capitals (`QUIRE_MAX_NUM_SEQS=8`), a file key the name in the",
         f"table `[worker]`; these may also stand above all tables: {shared}.",
-        "`QUIRE_<NAME>_FILE` names a file that holds the value, for secrets. Unknown names are",
-        "refused in all three places.",
+        "`QUIRE_<NAME>_FILE` names a file that holds the value, for secrets. An unknown flag or file",
+        "key is refused. An unknown `QUIRE_*` variable is named in a warning with the nearest one we",
+        "know, and ignored: others write variables there too, Kubernetes for one, for every service",
+        "whose name begins so.",
         "",
         "## Worker",
         *markdown_tables(Settings),

@@ -4,6 +4,7 @@ The one place of `service` that reaches into `engine.model`, and so into torch; 
 function, so that `--help` and the tests of the service never pay for it.
 """
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -55,6 +56,8 @@ def load_model(settings: Settings) -> ServedModel:
         max_num_batched_tokens=settings.max_num_batched_tokens,
         attention_backend=settings.attention_backend,
         model_path=settings.model_path,
+        deterministic=settings.deterministic,
+        now=time.monotonic,
     )
     facts = runner.config_facts
     config = engine_config(

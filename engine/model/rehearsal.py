@@ -58,7 +58,8 @@ class Rehearsal:
                 backend=self.backend,
                 multiple=self.multiple,
             )
-            parts = found.float()[:, : model.vocab_size].split([lengths[i] for i in members])
+            sizes = [lengths[index] for index in members]
+            parts = torch.split(found.float()[:, : model.vocab_size], sizes)
             for index, part in zip(members, parts, strict=True):
                 logits[index].append(part)
             starts = [start + length for start, length in zip(starts, lengths, strict=True)]

@@ -3,7 +3,8 @@
 `load_runner` is the way from a model folder to a runner; `ModelRunner.run` is a step.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,21 +16,21 @@ from engine.model.attention import choose_backend
 from engine.model.attention.interface import AttentionBackend
 from engine.model.attention.self_check import AttentionCheckFailed
 from engine.model.causal_model import CausalModel
+from engine.model.determinism import NotInvariant, invariant_multiple
 from engine.model.fast_path import ModelPath, choose_model
-from engine.model.kv_pool import KVPool, bytes_per_block, num_blocks_for
+from engine.model.kv_pool import KVPool
 from engine.model.loader import LoadedModel, load_model
 from engine.model.memory import free_memory_bytes, memory_share
+from engine.model.pool_size import StepSize, blocks_in, memory_for_blocks, useful_blocks
 from engine.model.probe import probe
+from engine.model.rehearsal import Rehearsal
 from engine.model.sampler import Sampler
 from engine.model.step import compute_logits, lay_out
 
-#: Copies of a step's activations that are alive at once at most, when memory is set aside for them.
-LIVE_ACTIVATIONS = 16
-#: Copies of the logits that the sampler makes at most, in float32 equivalents.
-LIVE_LOGITS = 6
-
 #: What a sticky CUDA error looks like where torch has no type of its own for it.
 _STICKY_MESSAGES = ("CUDA error", "CUBLAS_STATUS_EXECUTION_FAILED", "device-side assert")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +56,22 @@ class ConfigFacts:
     device: str
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The largest step: as in the EngineConfig."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
 class ModelRunner:
     """One model, its KV pool, an attention backend and a sampler.
 
-    Runs on one thread at a time; several runners may live in one process. The two limits are those
-    of the EngineConfig beside it: the pool's default size was chosen by them.
+    Runs on one thread at a time; several runners may live in one process.
+
+    Args:
+        limits: those of the EngineConfig beside it.
+        multiple: what the numbers of rows are filled up to, see `compute_logits`.
     """
 
     def __init__(
@@ -70,8 +82,8 @@ class ModelRunner:
         backend: AttentionBackend,
         facts: ConfigFacts,
         device: torch.device,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
+        limits: Limits,
+        multiple: int = 1,
     ) -> None:
         self.config_facts = facts
         self.kv_pool = kv_pool
@@ -79,8 +91,8 @@ class ModelRunner:
         self._backend = backend
         self._device = device
         self._sampler = Sampler(facts.eos_token_ids)
-        self._max_num_seqs = max_num_seqs
-        self._max_num_batched_tokens = max_num_batched_tokens
+        self._limits = limits
+        self._multiple = multiple
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> dict[str, int]:
@@ -90,8 +102,8 @@ class ModelRunner:
             DeviceFailed: a sticky device error, or block copies that stopped half-way.
             Exception: the rows failed; the copies are done and must not be repeated.
         """
-        assert len(batch.rows) <= self._max_num_seqs
-        assert batch.num_tokens <= self._max_num_batched_tokens
+        assert len(batch.rows) <= self._limits.max_num_seqs
+        assert batch.num_tokens <= self._limits.max_num_batched_tokens
         self._move_blocks(batch)
         if not batch.rows:
             return {}
@@ -119,7 +131,13 @@ class ModelRunner:
 
     def _compute(self, rows: Sequence[BatchRow]) -> dict[str, int]:
         step = lay_out(rows, block_size=self.kv_pool.block_size, device=self._device)
-        logits = compute_logits(step, model=self.model, kv_pool=self.kv_pool, backend=self._backend)
+        logits = compute_logits(
+            step,
+            model=self.model,
+            kv_pool=self.kv_pool,
+            backend=self._backend,
+            multiple=self._multiple,
+        )
         due = [row for row in rows if row.samples]
         if not due:
             return {}
@@ -141,6 +159,8 @@ def load_runner(
     num_host_blocks: int = 0,
     attention_backend: str = "auto",
     model_path: ModelPath = "auto",
+    deterministic: bool = False,
+    now: Callable[[], float] | None = None,
 ) -> ModelRunner:
     """Load a model, check it and the attention backend on this machine, and size its KV pool.
 
@@ -149,26 +169,39 @@ def load_runner(
     full length could use. A backend asked for by name is the one that attends: the compiled form of
     the fast path, which has its own, is then left out.
 
+    `deterministic` promises that a token's logits do not depend on what is computed beside it, and
+    `now`, a clock in seconds, says in the log what finding that out has cost.
+
     Raises:
         ModelRefused: the model, the backend or the memory does not allow it.
     """
+    limits = Limits(max_num_seqs, max_num_batched_tokens)
     place = torch.device(_default_device() if device == "auto" else device)
     loaded = load_model(path, dtype=dtype, device=place)
-    backend = _backend(attention_backend, loaded, block_size=block_size)
+    backend = _backend(
+        attention_backend, loaded, block_size=block_size, deterministic=deterministic
+    )
     model = choose_model(
         probe(loaded.model, max_model_len=loaded.max_model_len),
         model_path=model_path,
         block_size=block_size,
         compiled=attention_backend == "auto",
     )
+    multiple = 1
+    if deterministic:
+        rehearsal = Rehearsal(
+            dtype=loaded.dtype, device=place, block_size=block_size, backend=backend
+        )
+        multiple = _invariant_multiple(
+            model, rehearsal, limits, max_model_len=loaded.max_model_len, now=now
+        )
     if num_blocks is None:
         num_blocks = _num_blocks(
             loaded,
             model,
             block_size=block_size,
             kv_cache_memory_bytes=kv_cache_memory_bytes,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
+            limits=limits,
         )
     kv_pool = KVPool(
         model.layer_shapes,
@@ -177,16 +210,16 @@ def load_runner(
         dtype=loaded.dtype,
         device=place,
         num_host_blocks=num_host_blocks,
+        has_spare_block=multiple > 1,
     )
-    fingerprint = f"{loaded.fingerprint}-{model.name}-{backend.name}-{place.type}"
     return ModelRunner(
         model,
         kv_pool,
         backend=backend,
-        facts=_facts(loaded, model, kv_pool, fingerprint),
+        facts=_facts(loaded, model, kv_pool, _fingerprint(loaded, model, backend, multiple)),
         device=place,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
+        limits=limits,
+        multiple=multiple,
     )
 
 
@@ -227,11 +260,17 @@ def _facts(
     )
 
 
-def _backend(name: str, loaded: LoadedModel, *, block_size: int) -> AttentionBackend:
+def _backend(
+    name: str, loaded: LoadedModel, *, block_size: int, deterministic: bool
+) -> AttentionBackend:
     """The attention backend of this name, or the reason why the model cannot be served with it."""
     try:
         return choose_backend(
-            name, dtype=loaded.dtype, device=loaded.model.device, block_size=block_size
+            name,
+            dtype=loaded.dtype,
+            device=loaded.model.device,
+            block_size=block_size,
+            deterministic=deterministic,
         )
     except (AttentionCheckFailed, ValueError) as error:
         raise ModelRefused(str(error)) from error
@@ -243,24 +282,60 @@ def _num_blocks(
     *,
     block_size: int,
     kv_cache_memory_bytes: int | None,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
+    limits: Limits,
 ) -> int:
     """The size of the pool from the memory it may take."""
     shapes, dtype = model.layer_shapes, loaded.dtype
-    useful = max_num_seqs * -(-loaded.max_model_len // block_size)
-    memory = kv_cache_memory_bytes
-    if memory is None:
-        device = loaded.model.device
-        hidden_size = int(loaded.model.config.get_text_config().hidden_size)
-        activations = LIVE_ACTIVATIONS * max_num_batched_tokens * hidden_size * dtype.itemsize
-        logits = LIVE_LOGITS * max_num_seqs * model.vocab_size * torch.float32.itemsize
-        free = free_memory_bytes(device) - activations - logits
-        memory = int(free * memory_share(device))
-    else:
-        useful = memory
-    fitting = num_blocks_for(memory, shapes, block_size=block_size, dtype=dtype)
-    if fitting < 1:
-        size = bytes_per_block(shapes, block_size=block_size, dtype=dtype)
-        raise ModelRefused(f"{memory} bytes are left for the KV cache, and one block takes {size}")
-    return min(fitting, useful)
+    if kv_cache_memory_bytes is not None:
+        return blocks_in(kv_cache_memory_bytes, shapes, block_size=block_size, dtype=dtype)
+    device = loaded.model.device
+    step = StepSize(
+        num_tokens=limits.max_num_batched_tokens,
+        num_logits=limits.max_num_seqs,
+        hidden_size=int(loaded.model.config.get_text_config().hidden_size),
+        vocab_size=model.vocab_size,
+        dtype=dtype,
+    )
+    memory = memory_for_blocks(free_memory_bytes(device), step, share=memory_share(device))
+    return min(
+        blocks_in(memory, shapes, block_size=block_size, dtype=dtype),
+        useful_blocks(
+            max_num_seqs=limits.max_num_seqs,
+            max_model_len=loaded.max_model_len,
+            block_size=block_size,
+        ),
+    )
+
+
+def _invariant_multiple(
+    model: CausalModel,
+    rehearsal: Rehearsal,
+    limits: Limits,
+    *,
+    max_model_len: int,
+    now: Callable[[], float] | None,
+) -> int:
+    started = now() if now is not None else 0.0
+    try:
+        multiple = invariant_multiple(
+            model,
+            rehearsal,
+            max_model_len=max_model_len,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+        )
+    except NotInvariant as reason:
+        raise ModelRefused(f"deterministic cannot be promised here: {reason}") from reason
+    logger.info(
+        "deterministic: %s with rows in multiples of %d; checked in %s seconds",
+        model.name,
+        multiple,
+        "an unknown number of" if now is None else f"{now() - started:.2f}",
+    )
+    return multiple
+
+
+def _fingerprint(
+    loaded: LoadedModel, model: CausalModel, backend: AttentionBackend, multiple: int
+) -> str:
+    parts = [loaded.fingerprint, model.name, backend.name, loaded.model.device.type]
+    return "-".join(parts if multiple == 1 else [*parts, f"multiples-of-{multiple}"])

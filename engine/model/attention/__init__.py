@@ -1,7 +1,8 @@
 """Paged attention behind one function. Knows no model.
 
-    reference   one request at a time, any device; the oracle
-    cpu         batched torch operations
+    reference      one request at a time, any device; the oracle
+    single-token   one token at a time, any device; no token depends on another's company
+    cpu            batched torch operations
 
 Every backend passes the same suite of tests, and `self_check` on the machine it is about to serve.
 """
@@ -15,17 +16,27 @@ from engine.model.attention.cpu import CpuAttention
 from engine.model.attention.interface import AttentionBackend
 from engine.model.attention.reference import ReferenceAttention
 from engine.model.attention.self_check import AttentionCheckFailed, self_check
+from engine.model.attention.single_token import SingleTokenAttention
 
 BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
     "cpu": CpuAttention,
     "reference": ReferenceAttention,
+    "single-token": SingleTokenAttention,
 }
+#: What "auto" tries, in this order; and what it tries where tokens may not depend on each other.
+AUTOMATIC = ("cpu", "reference")
+DETERMINISTIC = ("single-token",)
 
 logger = logging.getLogger(__name__)
 
 
 def choose_backend(
-    name: str, *, dtype: torch.dtype, device: torch.device | str, block_size: int
+    name: str,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    block_size: int,
+    deterministic: bool = False,
 ) -> AttentionBackend:
     """The backend called `name`, checked on this machine; "auto" is the fastest one that passes.
 
@@ -35,7 +46,8 @@ def choose_backend(
     """
     if name != "auto" and name not in BACKENDS:
         raise ValueError(f"attention backend {name!r} is not one of auto, {', '.join(BACKENDS)}")
-    candidates = list(BACKENDS) if name == "auto" else [name]
+    automatic = DETERMINISTIC if deterministic else AUTOMATIC
+    candidates = automatic if name == "auto" else (name,)
     for candidate in candidates:
         backend = BACKENDS[candidate]()
         try:

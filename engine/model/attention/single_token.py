@@ -1,0 +1,34 @@
+"""Paged attention one token at a time: its shape depends on nothing but the token's position.
+
+Knows no model. What it costs is a call per token and layer; what it buys is that no kernel can
+round differently because of a neighbour, a chunk or a batch. It serves where `deterministic` is
+asked for and nothing faster keeps the promise.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from engine.model.attention.interface import AttentionMetadata, StepAttention
+from engine.model.attention.reference import ReferenceAttention
+
+
+class SingleTokenAttention:
+    """The reference, with every token as a row of its own."""
+
+    name = "single-token"
+
+    def __init__(self) -> None:
+        self._reference = ReferenceAttention()
+
+    def prepare(self, metadata: AttentionMetadata) -> StepAttention:
+        lengths = metadata.query_lens
+        first = np.repeat(metadata.starts - metadata.offsets, lengths)
+        return self._reference.prepare(
+            replace(
+                metadata,
+                query_lens=np.ones_like(first),
+                context_lens=np.arange(len(first)) + first + 1,
+                block_tables=np.repeat(metadata.block_tables, lengths, axis=0),
+            )
+        )

@@ -1,0 +1,133 @@
+"""Finds out at start whether a token's logits depend on what is computed beside it. Knows no form.
+
+A library may sum in another order for three rows than for thirty; then a request that is batched,
+chunked, preempted or taken over differently leaves its path at a near-tie. No kernel is believed:
+the model that will serve is rehearsed with its own shapes, alone, in company and in chunks of many
+sizes, and every logit must come out the same bit for bit.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle
+
+import torch
+
+from engine.model.causal_model import CausalModel
+from engine.model.rehearsal import Rehearsal, Step
+
+#: Lengths of the compared prompts: within a block, across its end, and of a few blocks.
+PROMPT_LENGTHS = (1, 3, 17, 26, 40)
+#: Sizes of chunks, taken in turns: the products meet many numbers of rows.
+CHUNK_LENGTHS = (1, 5, 2, 16, 3, 1, 1, 9)
+#: What numbers of rows are filled up to: tried in this order, and at last the largest step there
+#: is, so that all steps have one size.
+MULTIPLES = (1, 16)
+
+logger = logging.getLogger(__name__)
+
+
+class NotInvariant(Exception):
+    """A token's logits depend on its neighbours; says in which company they changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Company:
+    """One way to compute the prompts, and perhaps others beside them.
+
+    Args:
+        beside: lengths of the others.
+        steps: how many tokens of each prompt and then of each other one.
+    """
+
+    name: str
+    beside: tuple[int, ...]
+    steps: Sequence[Step]
+
+
+def invariant_multiple(
+    model: CausalModel, rehearsal: Rehearsal, *, max_model_len: int, max_num_batched_tokens: int
+) -> int:
+    """The least multiple, as in `compute_logits`, that makes tokens independent of each other.
+
+    Raises:
+        NotInvariant: none does.
+    """
+    smaller = (multiple for multiple in MULTIPLES if multiple < max_num_batched_tokens)
+    reason: NotInvariant | None = None
+    for multiple in (*smaller, max_num_batched_tokens):
+        try:
+            check_invariance(
+                model,
+                replace(rehearsal, multiple=multiple),
+                max_model_len=max_model_len,
+                max_num_batched_tokens=max_num_batched_tokens,
+            )
+        except NotInvariant as found:
+            logger.info("%s", found)
+            reason = found
+        else:
+            return multiple
+    assert reason is not None
+    raise reason
+
+
+def check_invariance(
+    model: CausalModel, rehearsal: Rehearsal, *, max_model_len: int, max_num_batched_tokens: int
+) -> None:
+    """Compare every logit of some prompts alone with those in other company.
+
+    Raises:
+        NotInvariant: a bit differs.
+    """
+    longest = min(max_model_len, max_num_batched_tokens)
+    lengths = [length for length in PROMPT_LENGTHS if length <= longest]
+    prompts = [_prompt(length, model.vocab_size) for length in lengths]
+    expected = rehearsal.logits(model, prompts, _one_by_one(lengths))
+    for company in _companies(lengths, longest=longest, budget=max_num_batched_tokens):
+        beside = [_prompt(length, model.vocab_size) for length in company.beside]
+        found = rehearsal.logits(model, [*prompts, *beside], company.steps)
+        for length, first, second in zip(lengths, expected, found, strict=False):
+            if not torch.equal(first, second):
+                raise NotInvariant(
+                    f"{model.name} with {rehearsal.backend.name} attention, rows in multiples of "
+                    f"{rehearsal.multiple}: the logits of a prompt of {length} tokens change "
+                    f"{company.name}"
+                )
+
+
+def _companies(lengths: Sequence[int], *, longest: int, budget: int) -> Iterator[_Company]:
+    """From the cheapest to find out to the dearest."""
+    all_but_last = [length - 1 for length in lengths]
+    steps = [step for step in _one_by_one(all_but_last) if any(step)]
+    yield _Company("as the next of a text", (), [*steps, *_one_by_one([1] * len(lengths))])
+    yield _Company("in chunks", (), list(_chunks(lengths)))
+    room = budget - sum(lengths)
+    if room < 0:
+        return
+    beside = [longest] * (room // longest)
+    if room % longest:
+        beside.append(room % longest)
+    yield _Company("in a full step", tuple(beside), [[*lengths, *beside]])
+
+
+def _one_by_one(lengths: Sequence[int]) -> list[Step]:
+    """A step for each prompt."""
+    return [
+        [length if place == index else 0 for place in range(len(lengths))]
+        for index, length in enumerate(lengths)
+    ]
+
+
+def _chunks(lengths: Sequence[int]) -> Iterator[Step]:
+    """All prompts at once, each in chunks of other sizes, until the last has ended."""
+    sizes = cycle(CHUNK_LENGTHS)
+    left = list(lengths)
+    while any(left):
+        step = [min(length, next(sizes)) for length in left]
+        left = [length - size for length, size in zip(left, step, strict=True)]
+        yield step
+
+
+def _prompt(length: int, vocab_size: int) -> list[int]:
+    return [(7919 * place + length) % vocab_size for place in range(length)]

@@ -1,0 +1,67 @@
+"""How many blocks a KV pool gets: as told, or what the memory really free after the weights holds.
+
+Knows no device but by how much is free on it, which is asked of `engine.model.memory`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.errors import ModelRefused
+from engine.model.kv_pool import LayerShape, bytes_per_block, num_blocks_for
+
+#: Copies of a step's activations that are alive at once at most, when memory is set aside for them.
+LIVE_ACTIVATIONS = 16
+#: Copies of the logits that the sampler makes at most, in float32 equivalents.
+LIVE_LOGITS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSize:
+    """The largest step there can be, by which memory is set aside.
+
+    Args:
+        num_logits: rows due a token.
+        dtype: of the activations.
+    """
+
+    num_tokens: int
+    num_logits: int
+    hidden_size: int
+    vocab_size: int
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """What the activations and the logits of such a step take at most."""
+        activations = LIVE_ACTIVATIONS * self.num_tokens * self.hidden_size * self.dtype.itemsize
+        logits = LIVE_LOGITS * self.num_logits * self.vocab_size * torch.float32.itemsize
+        return activations + logits
+
+
+def blocks_in(
+    memory_bytes: int, shapes: Sequence[LayerShape], *, block_size: int, dtype: torch.dtype
+) -> int:
+    """Blocks that fit in `memory_bytes`, at least one.
+
+    Raises:
+        ModelRefused: there is no room for one; the message has both numbers.
+    """
+    fitting = num_blocks_for(memory_bytes, shapes, block_size=block_size, dtype=dtype)
+    if fitting < 1:
+        size = bytes_per_block(shapes, block_size=block_size, dtype=dtype)
+        raise ModelRefused(
+            f"{memory_bytes} bytes are left for the KV cache, and one block takes {size}"
+        )
+    return fitting
+
+
+def memory_for_blocks(free_bytes: int, step: StepSize, *, share: float) -> int:
+    """Bytes a pool may take of `free_bytes`: a share of what the largest step leaves."""
+    return int((free_bytes - step.nbytes) * share)
+
+
+def useful_blocks(*, max_num_seqs: int, max_model_len: int, block_size: int) -> int:
+    """As many as requests of full length could use at once; more would never be touched."""
+    return max_num_seqs * -(-max_model_len // block_size)
