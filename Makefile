@@ -69,8 +69,8 @@ format: $(VENV)/dev.installed ## format the code
 modelcheck: $(VENV)/dev.installed ## explore every state of the protocol's model, and its controls
 	$(BIN)/python -m tests.simulation.modelcheck
 
-chaos: $(VENV)/dev.installed ## kill, freeze and cut off real workers and Redis (SCHEDULES=20, SEED=n)
-	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED),--schedules $(or $(SCHEDULES),20))
+chaos: $(VENV)/dev.installed ## kill, freeze and cut off real workers, clients and Redis (SCHEDULES=20, JOBS=4, SEED=n)
+	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED),--schedules $(or $(SCHEDULES),20) --jobs $(or $(JOBS),4))
 
 requests: $(VENV)/demo.installed ## write examples/requests.jsonl anew
 	$(BIN)/python -m examples.make_requests

@@ -1,42 +1,42 @@
-"""The callers of a schedule: each submits one request, follows it, dies, comes back, reads on."""
+"""What the callers of a schedule want and what is known of them, whichever process they live in."""
 
 import random
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from quire import Client
-from quire.errors import (
-    BrokerUnavailable,
-    OutputRewound,
-    ProtocolError,
-    RequestFailed,
-    UnknownRequest,
-)
-from quire.history import EMPTY, extended
 from quire.output import State
 from quire.protocol import GenerationRequest
 from tests.chaos.audit import first_difference
+from tests.chaos.clients import (
+    Confused,
+    Departed,
+    Ended,
+    Event,
+    Read,
+    Rewound,
+    Submitted,
+    Task,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One request of a plan, and the token indices at which its reader dies and comes back."""
+    """One request of a plan, and the token indices at which its reader leaves and comes back."""
 
     request: GenerationRequest
     tokens: tuple[int, ...]
     text: str
-    deaths: tuple[int, ...]
+    departures: tuple[int, ...]
 
 
 @dataclass(slots=True)
 class Notes:
-    """What happened to one caller. Written by its thread; read by others at any time."""
+    """What a caller has seen, through all its lives."""
 
+    is_submitted: bool = False
     token_ids: list[int] = field(default_factory=list)
     prefix_hash: str = ""
     rewinds: int = 0
-    deaths: int = 0
+    departures: int = 0
     resubmits: int = 0
     ended: bool = False
     #: The code of the error the request ended with, empty when it completed.
@@ -45,106 +45,74 @@ class Notes:
 
 
 class Caller:
-    """Follows one request in a thread until it has seen the end of it, or is told to stop."""
+    """One request as seen by its callers. Heard by one thread at a time; read by any."""
 
-    def __init__(self, url: str, queue: str, wanted: Wanted) -> None:
+    def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted
         self.notes = Notes()
         #: What the broker answered to a cancellation, None when nobody asked.
         self.cancel_answer: State | None = None
-        self._url = url
-        self._queue = queue
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"caller {self.request_id}")
-        self._thread.daemon = True
 
     @property
     def request_id(self) -> str:
         return self.wanted.request.id
 
-    def start(self) -> None:
-        self._thread.start()
+    @property
+    def is_through(self) -> bool:
+        """Nothing more is to be heard of it."""
+        return self.notes.ended or bool(self.notes.violations)
 
-    def stop(self) -> None:
-        self._stopping.set()
-
-    def join(self, seconds: float) -> bool:
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
-
-    def submit(self) -> bool:
-        """Submits the request, again if need be; whether this call is what enqueued it."""
-        with Client(self._url, queue=self._queue) as client:
-            known = self._answered(lambda: client.submit_many([self.wanted.request]))
-        return known is not None
-
-    def follow_once(self, client: Client) -> None:
-        """Reads until the end, or until this reader dies; raises what the client raises."""
+    @property
+    def task(self) -> Task:
+        """What the next client process has to know."""
         notes = self.notes
-        handle = client.attach(self.request_id)
-        known = len(notes.token_ids)
-        for chunk in handle.stream(after=known, prefix_hash=notes.prefix_hash):
-            if chunk.start != len(notes.token_ids):
-                self._violation(f"reader at {len(notes.token_ids)} was given {chunk.start}")
-            notes.token_ids += chunk.token_ids
-            notes.prefix_hash = chunk.prefix_hash
-            wrong = first_difference(notes.token_ids, self.wanted.tokens)
-            if wrong is not None:
-                self._violation(f"reader was shown a wrong token {wrong}")
-                self._stopping.set()
-            deaths = self.wanted.deaths
-            if notes.deaths < len(deaths) and chunk.end >= deaths[notes.deaths]:
-                notes.deaths += 1
-                return
-            if self._stopping.is_set():
-                return
-        notes.ended = True
+        return Task(
+            self.wanted.request,
+            is_submitted=notes.is_submitted,
+            token_ids=tuple(notes.token_ids),
+            prefix_hash=notes.prefix_hash,
+            departures=self.wanted.departures[notes.departures :],
+        )
 
-    def _run(self) -> None:
-        while not (self.notes.ended or self._stopping.is_set()):
-            # Every life of a reader has a connection of its own: the one before is dead.
-            with Client(self._url, queue=self._queue) as client:
-                try:
-                    self.follow_once(client)
-                except BrokerUnavailable:
-                    continue
-                except OutputRewound as error:
-                    self._rewind(error)
-                except UnknownRequest:
-                    # Redis has lost the submit; the caller says it again, with the same id.
-                    self.notes.resubmits += 1
-                    self._rewind(None)
-                    self._answered(lambda: client.submit_many([self.wanted.request]))
-                except RequestFailed as error:
-                    self.notes.error = error.code
-                    self.notes.ended = True
-                except ProtocolError as error:
-                    self._violation(f"reader: {error}")
-                    return
-
-    def _rewind(self, error: OutputRewound | None) -> None:
+    def hear(self, event: Event) -> None:
+        """Takes note of what a client process says."""
         notes = self.notes
-        kept = error.kept if error is not None else 0
-        notes.rewinds += error is not None
-        if kept > len(notes.token_ids):
-            self._violation(f"a rewind to {kept} of {len(notes.token_ids)} tokens")
-        del notes.token_ids[kept:]
-        notes.prefix_hash = extended(EMPTY, notes.token_ids) if kept else ""
+        match event:
+            case Submitted(again=again):
+                notes.is_submitted = True
+                notes.resubmits += again
+            case Read():
+                self._read(event)
+            case Rewound(kept=kept, prefix_hash=prefix_hash):
+                # Whoever was told before a single token has nothing to forget.
+                notes.rewinds += bool(notes.token_ids)
+                del notes.token_ids[kept:]
+                notes.prefix_hash = prefix_hash
+            case Departed():
+                notes.departures += 1
+            case Ended(error=error):
+                notes.error = error
+                notes.ended = True
+            case Confused(sentence=sentence):
+                self._violation(sentence)
+
+    def _read(self, chunk: Read) -> None:
+        notes = self.notes
+        if chunk.start != len(notes.token_ids):
+            self._violation(f"reader at {len(notes.token_ids)} was given {chunk.start}")
+        notes.token_ids += chunk.token_ids
+        notes.prefix_hash = chunk.prefix_hash
+        wrong = first_difference(notes.token_ids, self.wanted.tokens)
+        if wrong is not None:
+            self._violation(f"reader was shown a wrong token {wrong}")
 
     def _violation(self, sentence: str) -> None:
-        self.notes.violations.append(f"{self.request_id}: {sentence}")
-
-    def _answered(self, call: Callable[[], object]) -> object:
-        """Repeats an idempotent call until Redis answers, or until told to stop."""
-        while not self._stopping.is_set():
-            try:
-                return call()
-            except BrokerUnavailable:
-                continue
-        return None
+        # One that went wrong goes on going wrong: the first sentence says it all.
+        if not self.notes.violations:
+            self.notes.violations.append(f"{self.request_id}: {sentence}")
 
 
-def draw_deaths(random_: random.Random, *, num_tokens: int) -> tuple[int, ...]:
-    """The indices after which a reader of this many tokens dies: none, one or two."""
+def draw_departures(random_: random.Random, *, num_tokens: int) -> tuple[int, ...]:
+    """The indices after which a reader of this many tokens leaves: none, one or two."""
     count = random_.choice((0, 0, 1, 2))
     return tuple(sorted(random_.randrange(1, num_tokens + 1) for _ in range(count)))

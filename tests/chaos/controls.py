@@ -1,32 +1,46 @@
-"""Negative controls: each breaks one law on purpose, and the audit has to say so.
+"""Negative controls: each breaks one law on purpose, and the audit has to name that law.
 
-Live ones doctor a worker process and lead it to where the broken law matters; planted ones damage
-a sound log. A control that is not caught means that silence of the audit proves nothing.
+Live ones doctor worker processes and lead them to where the broken law matters; the same scene is
+played with the law intact, too, and must be silent: so it is the law, and not the scene, that the
+audit speaks of. Planted ones damage a sound log. A control that is not caught means that silence of
+the audit proves nothing.
 """
 
-import random
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from quire.broker import Broker
 from quire.protocol import GenerationRequest
 from quire.script_runner import load_source, script_sha
 from tests.chaos.audit import Expected, log_violations, plants, sound_log
 from tests.chaos.callers import Wanted
-from tests.chaos.schedules import FAKE_FLAGS, LEASE_SECONDS
-from tests.chaos.stage import Cast, Stage, Stuck
-from tests.chaos.worker import OTHER_MODEL, doctored_source
-from tests.service.fake_model import expected_tokens, text_of
+from tests.chaos.judge import judge
+from tests.chaos.schedules import FAKE_FLAGS, LEASE_SECONDS, text_after
+from tests.chaos.stage import QUEUE, Cast, Outcome, Stage, Stuck
+from tests.chaos.worker import OTHER_MODEL, STATEFUL_NOISE, doctored_source
+from tests.service.fake_model import expected_tokens
 
 #: Long enough to stand in the middle of it, at some hundred steps a second.
-MAX_TOKENS = 500
+MAX_TOKENS = 300
 #: How long a doctored stage may take to come to rest before it is judged as it stands.
-CONTROL_SECONDS = 8.0
+CONTROL_SECONDS = 4.0
+#: A lease that nobody loses by standing still for a moment.
+LONG_LEASE_SECONDS = 6.0
+#: What a crash takes when it shall take much.
+MANY_BYTES = 6_000
+
+#: A scene: what is led to where, by workers doctored in these ways; in none when it is intact.
+Scene = Callable[[Stage, tuple[str, ...]], None]
 
 
-def run_controls() -> dict[str, list[str]]:
-    """The violations found, by control; an empty list is a control that was not caught."""
-    found = {name: planted(name) for name in ("nothing planted", *plants())}
-    assert not found.pop("nothing planted"), "the audit rejects a sound log"
-    return found | {name: run_control(name) for name in LIVE}
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A live control: its scene, and what the audit has to say of it, in the audit's words."""
+
+    scene: Scene
+    words: tuple[str, ...]
+    lease_seconds: float = LEASE_SECONDS
+    max_tokens: int = MAX_TOKENS
 
 
 def planted(name: str) -> list[str]:
@@ -38,27 +52,41 @@ def planted(name: str) -> list[str]:
     return list(log_violations(expected, log, max_attempts=5))
 
 
-def run_control(name: str) -> list[str]:
-    """Plays a live control; returns what the audit said."""
-    cast = Cast(FAKE_FLAGS, lease_seconds=LEASE_SECONDS, max_attempts=20, step_seconds=0.008)
-    with Stage(cast, (_wanted(name),)) as stage:
-        # An end that never comes is judged as it stands: a control counts as caught only when the
-        # audit names a broken law, and waiting in vain is none.
+def run_control(name: str, *, intact: bool = False) -> Outcome:
+    """Plays a live control; its outcome holds only what the audit said of the broken law.
+
+    With `intact` nothing is broken, and the outcome holds everything.
+    """
+    control = LIVE[name]
+    cast = Cast(FAKE_FLAGS, control.lease_seconds, max_attempts=20, step_seconds=0.008)
+    with Stage(cast, (_wanted(control),)) as stage:
         try:
-            LIVE[name](stage, name)
-            stage.finish(seconds=CONTROL_SECONDS)
-        except Stuck:
-            stage.judge()
-        return [
-            law for law in stage.outcome.violations if any(words in law for words in LAW_OF[name])
-        ]
+            control.scene(stage, () if intact else (name,))
+            if intact:
+                stage.finish()
+            else:
+                stage.finish(seconds=CONTROL_SECONDS)
+        except Stuck as error:
+            # An end that never comes is judged as it stands: a control counts as caught only when
+            # the audit names a broken law, and waiting in vain is none.
+            if intact:
+                stage.outcome.violations.append(str(error))
+            else:
+                judge(stage)
+        if not intact:
+            stage.outcome.violations = [
+                law
+                for law in stage.outcome.violations
+                if any(words in law for words in control.words)
+            ]
+        return stage.outcome
 
 
-def _fence_switched_off(stage: Stage, name: str) -> None:
+def _fence_switched_off(stage: Stage, doctored: tuple[str, ...]) -> None:
     """A worker sleeps past its lease; its heir falls asleep, too; the first wakes and goes on."""
-    zombie = stage.start_worker(doctored=name)
+    zombie = stage.start_worker(*doctored)
     _begin(stage, tokens=20)
-    heir = stage.start_worker(doctored=name)
+    heir = stage.start_worker(*doctored)
     stage.wait_for_workers()
     stage.pause(zombie)
     seen = stage.num_tokens
@@ -69,71 +97,121 @@ def _fence_switched_off(stage: Stage, name: str) -> None:
     stage.until(lambda: stage.num_tokens > seen or stage.has_ended, "tokens of the zombie")
 
 
-def _rewind_ignored(stage: Stage, name: str) -> None:
-    stage.start_worker(doctored=name)
-    _begin(stage, tokens=200)
-    stage.crash_redis(_Most(), most_bytes=8_000)
+def _fence_of_epochs_alone(stage: Stage, doctored: tuple[str, ...]) -> None:
+    """Redis forgets a claim and gives the next one the same epoch; both workers live.
 
-
-def _replays_written(stage: Stage, name: str) -> None:
-    stage.start_worker(doctored=name)
+    The first has another model than the second, as in the middle of a deployment: two that wrote
+    the same would not be told apart.
+    """
+    (caller,) = stage.callers
+    stage.broker.submit(caller.wanted.request)
+    before_the_claim = stage.log_size
+    zombie = stage.start_worker(OTHER_MODEL, *doctored)
+    stage.until(
+        lambda: stage.broker.status(caller.request_id).published >= 5, "tokens of the zombie"
+    )
+    zombie.pause()
+    stage.crash_redis(lambda _: before_the_claim)
+    heir = stage.start_worker(*doctored)
     _begin(stage, tokens=20)
-    # The doctored script has a hash of its own.
-    source = doctored_source(name, "commit", load_source("commit"))
-    stage.wire.lose_reply(script_sha(source))
+    heir.pause()
+    seen = stage.num_tokens
+    zombie.resume()
+    stage.until(
+        lambda: stage.num_tokens > seen or bool(zombie.events("claim lost")),
+        "what becomes of the zombie",
+    )
+    zombie.kill()
+
+
+def _noise_with_a_memory(stage: Stage, doctored: tuple[str, ...]) -> None:
+    """A worker dies, and with it the tail of Redis; its heir generates again what was lost."""
+    first = stage.start_worker(*doctored)
+    _begin(stage, tokens=100)
+    first.kill()
+    stage.crash_redis(_losing_much)
+    stage.start_worker(*doctored)
+
+
+def _rewind_ignored(stage: Stage, doctored: tuple[str, ...]) -> None:
+    stage.start_worker(*doctored)
+    _begin(stage, tokens=200)
+    stage.crash_redis(_losing_much)
+
+
+def _replays_written(stage: Stage, doctored: tuple[str, ...]) -> None:
+    stage.start_worker(*doctored)
+    _begin(stage, tokens=20)
+    # A doctored script has a hash of its own.
+    stage.wire.lose_reply(script_sha(_source("commit", doctored)))
     stage.until(lambda: stage.wire.num_lost > 0, "a lost reply")
 
 
-def _entries_kept(stage: Stage, name: str) -> None:
-    stage.start_worker(doctored=name)
+def _entries_kept(stage: Stage, doctored: tuple[str, ...]) -> None:
+    stage.start_worker(*doctored)
     _begin(stage, tokens=1)
 
 
-def _another_model(stage: Stage, name: str) -> None:
+def _expired_leases_kept(stage: Stage, doctored: tuple[str, ...]) -> None:
+    first = stage.start_worker(*doctored)
+    _begin(stage, tokens=20)
+    first.kill()
+    stage.start_worker(*doctored)
+
+
+def _submits_not_remembered(stage: Stage, doctored: tuple[str, ...]) -> None:
+    stage.start_worker()
+    _begin(stage, tokens=20)
+    broker = Broker(stage.connection, queue=QUEUE, sources={"submit": _source("submit", doctored)})
+    stage.submit_again(stage.callers[0], broker)
+
+
+def _another_model(stage: Stage, doctored: tuple[str, ...]) -> None:
     first = stage.start_worker()
     _begin(stage, tokens=20)
     first.kill()
-    stage.start_worker(doctored=name)
+    stage.start_worker(*doctored)
 
 
 def _begin(stage: Stage, *, tokens: int) -> None:
-    for caller in stage.callers:
-        caller.submit()
-        caller.start()
+    stage.start_clients()
     stage.until(lambda: stage.num_tokens >= tokens, f"{tokens} tokens")
 
 
-def _wanted(name: str) -> Wanted:
+def _losing_much(size: int) -> int:
+    return size - min(MANY_BYTES, size // 2)
+
+
+def _source(transition: str, doctored: tuple[str, ...]) -> str:
+    source = load_source(transition)
+    for control in doctored:
+        source = doctored_source(control, transition, source)
+    return source
+
+
+def _wanted(control: Control) -> Wanted:
     prompt = (1, 2, 3)
-    # What an entry left pending shows needs no long output.
-    max_tokens = 10 if name == "entries kept" else MAX_TOKENS
-    tokens = expected_tokens(prompt, max_tokens=max_tokens, seed=0)
-    body = {"prompt": list(prompt), "max_tokens": max_tokens, "seed": 0}
+    tokens = expected_tokens(prompt, max_tokens=control.max_tokens, seed=0)
+    body = {"prompt": list(prompt), "max_tokens": control.max_tokens, "seed": 0}
     request = GenerationRequest(id="control", kind="tokens", body=body)
-    return Wanted(request, tokens, text_of(tokens), ())
+    return Wanted(request, tokens, text_after(prompt, tokens), ())
 
 
-#: What the audit has to say of each live control: the law that it breaks, in the audit's words.
-LAW_OF = {
-    "fence switched off": ("a fenced claim was heard",),
-    "rewind ignored": ("are missing", "the log holds", "is no beginning of the log"),
-    "replays written": ("were written twice",),
-    "entries kept": ("at rest",),
-    OTHER_MODEL: ("is not that of the uninterrupted run",),
-}
+WRONG_TOKENS = ("is not that of the uninterrupted run",)
 
-
-class _Most(random.Random):
-    """Takes the most that it may."""
-
-    def randrange(self, start: int, stop: int | None = None, step: int = 1) -> int:
-        return (start if stop is None else stop) - step
-
-
-LIVE: dict[str, Callable[[Stage, str], None]] = {
-    "fence switched off": _fence_switched_off,
-    "rewind ignored": _rewind_ignored,
-    "replays written": _replays_written,
-    "entries kept": _entries_kept,
-    OTHER_MODEL: _another_model,
+LIVE: dict[str, Control] = {
+    "fence switched off": Control(_fence_switched_off, ("a fenced claim was heard",)),
+    "fence of epochs alone": Control(
+        _fence_of_epochs_alone, WRONG_TOKENS, lease_seconds=LONG_LEASE_SECONDS
+    ),
+    STATEFUL_NOISE: Control(_noise_with_a_memory, WRONG_TOKENS),
+    OTHER_MODEL: Control(_another_model, WRONG_TOKENS),
+    "rewind ignored": Control(
+        _rewind_ignored, ("are missing", "the log holds", "is no beginning of the log")
+    ),
+    "replays written": Control(_replays_written, ("were written twice",)),
+    # What an entry left pending shows needs no long output.
+    "entries kept": Control(_entries_kept, ("at rest",), max_tokens=10),
+    "expired leases kept": Control(_expired_leases_kept, ("0 terminal records",)),
+    "submits not remembered": Control(_submits_not_remembered, ("a second submit made a second",)),
 }

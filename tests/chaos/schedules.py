@@ -5,17 +5,18 @@ strikes. How threads and processes interleave around it is the machine's, and ne
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from engine.detokenizer import StreamDecoder
 from quire import Client
 from quire.errors import UnknownRequest
 from quire.protocol import GenerationRequest, Priority
 from quire.script_runner import load_source, script_sha
-from tests.chaos.callers import Wanted, draw_deaths
+from tests.chaos.callers import Wanted, draw_departures
 from tests.chaos.stage import QUEUE, Cast, Outcome, Stage
-from tests.service.fake_model import expected_tokens, text_of
+from tests.service.fake_model import byte_tokenizer, expected_tokens
 
 #: Of so many schedules one is played by real workers with the embedded model.
 REAL_EVERY = 10
@@ -56,22 +57,28 @@ class Plan:
     faults: tuple[Fault, ...]
 
 
+#: What may go wrong, and how often against the others.
 FAULTS = {
     "kill": 4,
+    "kill_client": 3,
     "pause": 3,
     "lose_replies": 4,
     "crash_redis": 3,
+    "black_out": 1,
     "drain": 2,
-    "cancel": 3,
+    "cancel": 2,
     "submit_again": 2,
 }
+NUM_FAULTS = (4, 9)
 
 
 def draw_plan(seed: int) -> Plan:
     """The plan of a seed: always the same."""
     random_ = random.Random(seed)
     is_real = seed in REAL_SEEDS
-    kinds = random_.choices(list(FAULTS), weights=list(FAULTS.values()), k=random_.randint(3, 7))
+    kinds = random_.choices(
+        list(FAULTS), weights=list(FAULTS.values()), k=random_.randint(*NUM_FAULTS)
+    )
     # Few attempts make dead letters; many let all that can be completed be completed.
     cast = Cast(
         flags=REAL_FLAGS if is_real else FAKE_FLAGS,
@@ -113,9 +120,7 @@ class _Play:
         stage = self._stage
         for _ in range(self._plan.num_workers):
             stage.start_worker()
-        for caller in stage.callers:
-            caller.submit()
-            caller.start()
+        stage.start_clients()
         for fault in self._plan.faults:
             due = int(fault.share * self._num_tokens)
             stage.until(lambda due=due: stage.num_tokens >= due or stage.has_ended, "progress")
@@ -126,10 +131,11 @@ class _Play:
 
     def _kill(self) -> None:
         self._stage.wait_for_workers()
-        victim = self._random.choice(self._stage.active)
-        victim.kill()
-        self._stage.outcome.figures["kills"] += 1
+        self._stage.kill_worker(self._random.choice(self._stage.active))
         self._stage.start_worker()
+
+    def _kill_client(self) -> None:
+        self._stage.kill_client(self._random.choice(self._stage.clients))
 
     def _pause(self) -> None:
         """Stops a worker past its lease; half the time it sleeps through the next faults, too."""
@@ -144,13 +150,15 @@ class _Play:
             sleeper.resume()
 
     def _drain(self) -> None:
+        """Asks a worker to end while another comes; now and then one that has only just begun."""
         stage = self._stage
-        stage.wait_for_workers()
-        leaver = self._random.choice(stage.active)
-        stage.start_worker()
-        leaver.terminate()
-        stage.until(lambda: not leaver.is_alive, f"the drain of {leaver.name}")
-        stage.outcome.figures["drains"] += 1
+        if self._random.random() < 0.75:
+            stage.wait_for_workers()
+            leaver = self._random.choice(stage.active)
+            stage.start_worker()
+        else:
+            leaver = stage.start_worker()
+        stage.drain_worker(leaver)
 
     def _lose_replies(self) -> None:
         """Cuts the connection in place of replies, after the server has done what was asked."""
@@ -160,24 +168,39 @@ class _Play:
             stage.wire.lose_reply(name if name.isupper() else script_sha(load_source(name)))
 
     def _crash_redis(self) -> None:
-        self._stage.crash_redis(self._random, most_bytes=MOST_LOST_BYTES)
+        self._stage.crash_redis(self._keep)
+
+    def _black_out(self) -> None:
+        """Everything dies at once: workers, clients, Redis, and what Redis had not on disk."""
+        stage = self._stage
+        stage.resume_all()
+        stage.wait_for_workers()
+        victims = stage.active
+        for worker in victims:
+            stage.kill_worker(worker)
+        stage.crash_redis(self._keep)
+        for client in list(stage.clients):
+            stage.kill_client(client)
+        for _ in victims:
+            stage.start_worker()
+
+    def _keep(self, size: int) -> int:
+        """How much of its log a crash leaves to Redis."""
+        return size - self._random.randrange(0, min(MOST_LOST_BYTES, size // 2) + 1)
 
     def _cancel(self) -> None:
         caller = self._random.choice(self._stage.callers)
         try:
             caller.cancel_answer = self._stage.broker.cancel(caller.request_id)
         except UnknownRequest:
-            # Redis has lost the submit, and its caller has not said it again yet.
+            # Redis has lost the submit, or its caller has not come to say it yet.
             return
         self._stage.outcome.figures["cancels"] += 1
 
     def _submit_again(self) -> None:
-        stage = self._stage
-        caller = self._random.choice(stage.callers)
-        (answer,) = stage.broker.submit_many([caller.wanted.request])
-        stage.outcome.figures["duplicate_submits"] += not answer.created
-        if answer.created and not stage.has_lost_data:
-            stage.outcome.violations.append(f"{caller.request_id}: a second submit made a second")
+        caller = self._random.choice(self._stage.callers)
+        if caller.notes.is_submitted:
+            self._stage.submit_again(caller, self._stage.broker)
 
 
 def _draw_fake(random_: random.Random, *, seed: int) -> tuple[Wanted, ...]:
@@ -197,9 +220,15 @@ def _draw_fake(random_: random.Random, *, seed: int) -> tuple[Wanted, ...]:
             created_ms=0,
         )
         tokens = expected_tokens(prompt, max_tokens=max_tokens, seed=sampling["seed"])
-        deaths = draw_deaths(random_, num_tokens=max_tokens)
-        wanted.append(Wanted(request, tokens, text_of(tokens), deaths))
+        departures = draw_departures(random_, num_tokens=max_tokens)
+        wanted.append(Wanted(request, tokens, text_after(prompt, tokens), departures))
     return tuple(wanted)
+
+
+def text_after(prompt: Sequence[int], tokens: Sequence[int]) -> str:
+    """What the tokens say after this prompt when they come one by one and nothing goes wrong."""
+    decoder = StreamDecoder(byte_tokenizer(), skip_special_tokens=True, prompt=prompt)
+    return "".join(decoder.step(token) or "" for token in tokens) + decoder.rest()
 
 
 def _draw_sampling(random_: random.Random) -> dict:
@@ -224,7 +253,7 @@ def _draw_real(random_: random.Random, *, seed: int) -> tuple[Wanted, ...]:
             ),
             item.tokens,
             item.text,
-            draw_deaths(random_, num_tokens=len(item.tokens)),
+            draw_departures(random_, num_tokens=len(item.tokens)),
         )
         for index, item in enumerate(chosen)
     )

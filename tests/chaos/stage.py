@@ -1,27 +1,26 @@
-"""Where a schedule plays: one private Redis, a lossy wire before it, worker processes, callers.
+"""Where a schedule plays: one private Redis, a lossy wire before it, worker and client processes.
 
 A context manager that leaves nothing behind. Every wait is for something that can be seen in Redis
 or in a process, never for time to pass.
 """
 
 import contextlib
-import random
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quire import Client
 from quire.broker import Broker
 from quire.connection import connect
-from quire.errors import BrokerUnavailable, OutputRewound, QuireError, UnknownRequest
-from quire.keys import GROUP
+from quire.errors import BrokerUnavailable, UnknownRequest
 from quire.local_redis import LocalRedis
-from tests.chaos.audit import Expected, first_difference, log_violations, read_log
+from tests.chaos import append_only
 from tests.chaos.callers import Caller, Wanted
+from tests.chaos.clients import ClientProcess, Event
+from tests.chaos.judge import judge, left_over
 from tests.chaos.proxy import Wire
 from tests.chaos.worker import ChaosWorker
 
@@ -29,8 +28,8 @@ from tests.chaos.worker import ChaosWorker
 PATIENCE_SECONDS = 60.0
 POLL_SECONDS = 0.005
 QUEUE = "chaos"
-#: What the log lines of the workers are counted as.
-EVENTS = {"claim lost": "fenced_commits", "log rewound": "rewinds", "leases reaped": "reaps"}
+#: Client processes that share the requests of a schedule.
+NUM_CLIENTS = 2
 
 
 class Stuck(Exception):
@@ -62,7 +61,9 @@ class Stage:
         self.cast = cast
         self.outcome = Outcome()
         self._folder = tempfile.TemporaryDirectory(prefix="chaos-")
-        self.server = LocalRedis.start(append_only=True)
+        self._data = Path(self._folder.name) / "redis"
+        self._data.mkdir()
+        self.server = LocalRedis.start(append_only=True, options=("--dir", str(self._data)))
         if self.server.kind in ("url", "fake"):
             raise Stuck("chaos kills its Redis: it needs a redis-server or valkey-server to start")
         port = int(self.server.url.rpartition(":")[2].partition("/")[0])
@@ -77,16 +78,21 @@ class Stage:
         )
         self.keys = self.broker.keys
         self.broker.ensure_groups()
-        self.callers = [Caller(self.wire.url, QUEUE, item) for item in wanted]
+        self.callers = [Caller(item) for item in wanted]
+        self._caller_of = {caller.request_id: caller for caller in self.callers}
         self.workers: list[ChaosWorker] = []
-        self._has_lost_data = False
+        #: Those that live; a dead one is replaced at once.
+        self.clients: list[ClientProcess] = []
+        self._groups: dict[str, list[Caller]] = {}
+        self._num_clients = 0
+        self.has_lost_data = False
 
     def __enter__(self) -> "Stage":
         return self
 
     def __exit__(self, *_: object) -> None:
-        for caller in self.callers:
-            caller.stop()
+        for client in self.clients:
+            client.kill()
         for worker in self.workers:
             if worker.is_alive:
                 worker.kill()
@@ -97,14 +103,15 @@ class Stage:
 
     # -- workers ------------------------------------------------------------------------------
 
-    def start_worker(self, *, doctored: str = "") -> ChaosWorker:
+    def start_worker(self, *doctored: str) -> ChaosWorker:
+        """A new worker process, broken in the ways named."""
         name = f"worker-{len(self.workers)}"
         lease = ("--lease-seconds", str(self.cast.lease_seconds))
         attempts = ("--max-attempts", str(self.cast.max_attempts))
         worker = ChaosWorker(
             ("--redis-url", self.wire.url, "--queue", QUEUE, *lease, *attempts, *self.cast.flags),
             name=name,
-            log=Path(self._folder.name) / f"{name}.log",
+            log=self._log_of(name),
             step_seconds=self.cast.step_seconds,
             doctored=doctored,
         )
@@ -124,6 +131,18 @@ class Stage:
     def active(self) -> list[ChaosWorker]:
         return [worker for worker in self.workers if worker.is_alive and not worker.is_paused]
 
+    def kill_worker(self, worker: ChaosWorker) -> None:
+        worker.scrape()
+        worker.kill()
+        self.outcome.figures["kills"] += 1
+
+    def drain_worker(self, worker: ChaosWorker) -> None:
+        """Asks a worker to end, and returns when it has."""
+        worker.scrape()
+        worker.terminate()
+        self.until(lambda: not worker.is_alive, f"the drain of {worker.name}")
+        self.outcome.figures["drains"] += 1
+
     def pause(self, worker: ChaosWorker) -> None:
         """Stops a worker, and returns when every lease it can have held is gone or another's."""
         worker.pause()
@@ -141,24 +160,63 @@ class Stage:
             if worker.is_paused and worker.is_alive:
                 worker.resume()
 
+    # -- clients --------------------------------------------------------------------------------
+
+    def start_clients(self) -> None:
+        """Submits every request and follows it, each client process its share of them."""
+        for share in range(NUM_CLIENTS):
+            if callers := self.callers[share::NUM_CLIENTS]:
+                self._start_client(callers)
+
+    def kill_client(self, client: ClientProcess) -> None:
+        """Kills a client process; another takes its requests over, as far as it had come."""
+        client.kill()
+        self.clients.remove(client)
+        self.outcome.figures["client_kills"] += 1
+        self._start_client(self._groups.pop(client.name))
+
+    def submit_again(self, caller: Caller, broker: Broker) -> None:
+        """Somebody says a request again that the queue has already."""
+        answer = broker.submit(caller.wanted.request)
+        self.outcome.figures["duplicate_submits"] += not answer.created
+        if answer.created and not self.has_lost_data:
+            self.outcome.violations.append(f"{caller.request_id}: a second submit made a second")
+
+    def _start_client(self, callers: list[Caller]) -> None:
+        name = f"client-{self._num_clients}"
+        self._num_clients += 1
+        self._groups[name] = callers
+        client = ClientProcess(
+            self.wire.url,
+            QUEUE,
+            tasks=[caller.task for caller in callers if not caller.is_through],
+            hear=self._hear,
+            name=name,
+            log=self._log_of(name),
+        )
+        self.clients.append(client)
+
+    def _hear(self, event: Event) -> None:
+        self._caller_of[event.request_id].hear(event)
+
     # -- Redis ----------------------------------------------------------------------------------
 
-    def crash_redis(self, random_: random.Random, *, most_bytes: int) -> None:
-        """Kills Redis, cuts up to so many bytes off its log, wherever they end, and restarts it."""
+    def crash_redis(self, keep: Callable[[int], int]) -> None:
+        """Kills Redis, cuts its log to the size that `keep` makes of its own, and restarts it."""
         self.server.kill()
         self.outcome.figures["redis_kills"] += 1
-        (log,) = Path(self.server._directory).glob("appendonlydir/*.incr.aof")
-        size = log.stat().st_size
-        cut = random_.randrange(0, min(most_bytes, size // 2) + 1)
-        if cut:
-            truncate_log(log, size - cut)
-            self._has_lost_data = True
-            self.outcome.figures["lost_bytes"] += cut
+        size = self.log_size
+        kept = keep(size)
+        if kept < size:
+            append_only.cut(append_only.log_file(self._data), kept)
+            self.has_lost_data = True
+            self.outcome.figures["lost_bytes"] += size - kept
         self.server.restart()
 
     @property
-    def has_lost_data(self) -> bool:
-        return self._has_lost_data
+    def log_size(self) -> int:
+        """Bytes of the append-only file: what was answered so far is in it."""
+        return append_only.log_file(self._data).stat().st_size
 
     # -- watching -------------------------------------------------------------------------------
 
@@ -169,167 +227,59 @@ class Stage:
 
     @property
     def has_ended(self) -> bool:
-        return all(caller.notes.ended or caller.notes.violations for caller in self.callers)
+        return all(caller.is_through for caller in self.callers)
 
     def until(
         self, condition: Callable[[], bool], what: str, *, seconds: float = PATIENCE_SECONDS
     ) -> None:
-        """Returns when the condition is true. Stuck when it never is, with the workers' words."""
+        """Returns when the condition is true. Stuck when it never is, with everybody's words."""
         pause, give_up = threading.Event(), time.monotonic() + seconds
         while time.monotonic() < give_up:
             with contextlib.suppress(BrokerUnavailable):
                 if condition():
                     return
             pause.wait(POLL_SECONDS)
-        tails = "\n".join(f"-- {w.name} --\n{w.log_tail()}" for w in self.workers)
-        raise Stuck(f"never came: {what}\n{tails}")
-
-    def states(self) -> dict[str, str]:
-        """The state of every request; `unknown` where Redis has lost the submit."""
-        found = {}
-        for caller in self.callers:
-            try:
-                found[caller.request_id] = str(self.broker.status(caller.request_id).state)
-            except UnknownRequest:
-                found[caller.request_id] = "unknown"
-                caller.submit()
-        return found
+        words = "\n".join(f"-- {p.name} --\n{p.log_tail()}" for p in (*self.workers, *self.clients))
+        raise Stuck(f"never came: {what}\n{words}")
 
     # -- the end --------------------------------------------------------------------------------
 
     def finish(self, *, seconds: float = PATIENCE_SECONDS) -> None:
         """Waits for every end and for rest, drains the workers, and judges what is left."""
         self.resume_all()
-        open_states = {"unknown", "scheduled", "queued", "running"}
         self.until(lambda: self.has_ended, "the end of every reader", seconds=seconds)
-        self.until(
-            lambda: not open_states & set(self.states().values()),
-            "a terminal state of every request",
-            seconds=seconds,
-        )
+        self.until(self._all_have_ended, "a terminal state of every request", seconds=seconds)
         with contextlib.suppress(Stuck):
             # What is left over is named below.
-            self.until(lambda: not list(self._left_over()), "rest", seconds=seconds)
+            self.until(lambda: not list(left_over(self)), "rest", seconds=seconds)
+        for worker in self.active:
+            worker.scrape()
+            self.outcome.violations += worker.contradictions()
         self._drain()
-        self.outcome.violations += self._left_over()
-        self.judge()
+        self.outcome.violations += left_over(self)
+        judge(self)
+
+    def _all_have_ended(self) -> bool:
+        states = set()
+        for caller in self.callers:
+            try:
+                states.add(self.broker.status(caller.request_id).state)
+            except UnknownRequest:
+                # Redis has lost the submit after the reader had seen the end. Somebody else comes
+                # and says it again.
+                self.broker.submit(caller.wanted.request)
+                return False
+        return all(state.is_terminal for state in states)
 
     def _drain(self) -> None:
-        for worker in self.workers:
-            if worker.is_alive:
-                worker.terminate()
+        alive = [worker for worker in self.workers if worker.is_alive]
+        for worker in alive:
+            worker.terminate()
         for worker in self.workers:
             code = worker.wait(PATIENCE_SECONDS)
             if code not in (0, -9):
-                self.outcome.violations.append(f"{worker.name} ended with {code}")
+                words = worker.log_tail(600)
+                self.outcome.violations.append(f"{worker.name} ended with {code}: ...{words}")
 
-    def judge(self) -> None:
-        """Audits every log and every reader; gathers the figures."""
-        outcome = self.outcome
-        for caller in self.callers:
-            outcome.violations += self._judge(caller)
-        for worker in self.workers:
-            for event in worker.events():
-                if name := EVENTS.get(event["event"]):
-                    outcome.figures[name] += 1
-        outcome.figures["lost_replies"] += self.wire.num_lost
-
-    def _judge(self, caller: Caller) -> Iterator[str]:
-        notes, wanted, figures = caller.notes, caller.wanted, self.outcome.figures
-        entries = self.connection.xrange(self.keys.output(caller.request_id))
-        expected = Expected(
-            caller.request_id,
-            wanted.tokens,
-            wanted.text,
-            may_be_cancelled=caller.cancel_answer is not None,
-            must_be_cancelled=caller.cancel_answer == "cancelled" and not self._has_lost_data,
-        )
-        yield from notes.violations
-        yield from log_violations(expected, entries, max_attempts=self.cast.max_attempts)
-        log = read_log(caller.request_id, entries)
-        if first_difference(notes.token_ids, log.token_ids) is not None:
-            yield from self._withdrawn(caller)
-        elif notes.ended and not self._has_lost_data and len(notes.token_ids) < len(log.token_ids):
-            yield f"{caller.request_id}: a reader saw the end before the last tokens"
-        figures["tokens"] += len(log.token_ids)
-        figures["reader_rewinds"] += notes.rewinds
-        figures["reader_deaths"] += notes.deaths
-        figures["resubmits"] += notes.resubmits
-        figures["requests"] += 1
-        if log.completion is not None:
-            figures[f"ended_{log.completion.state}"] += 1
-            figures["resumed_requests"] += log.completion.resumes > 0
-            figures["preemptions"] += log.completion.preemptions
-
-    def _withdrawn(self, caller: Caller) -> Iterator[str]:
-        """A reader that has more than the log holds must be told so when it comes back."""
-        name, notes = caller.request_id, caller.notes
-        if not self._has_lost_data:
-            yield f"{name}: what a reader saw is no beginning of the log"
-        notes.ended = False
-        try:
-            with Client(self.server.url, queue=QUEUE) as client:
-                caller.follow_once(client)
-        except OutputRewound:
-            self.outcome.figures["reader_rewinds"] += 1
-        except QuireError as error:
-            yield f"{name}: a reader ahead of the log was told {error!r}"
-        else:
-            yield f"{name}: a reader ahead of the log was told nothing"
-
-    def _left_over(self) -> Iterator[str]:
-        """Whatever is not at rest."""
-        connection, keys = self.connection, self.keys
-        for stream in keys.all_ingress:
-            if length := connection.xlen(stream):
-                yield f"{stream} holds {length} entries at rest"
-            if pending := connection.xpending(stream, GROUP)["pending"]:
-                yield f"{stream} has {pending} pending entries at rest"
-        for key in (keys.lease, keys.delay):
-            if count := connection.zcard(key):
-                yield f"{key} holds {count} at rest"
-        for key in (keys.open, keys.counts):
-            if left := connection.hgetall(key):
-                yield f"{key} holds {left} at rest"
-        queue_keys = {key.encode() for key in (*keys.all_ingress, keys.dead, keys.workers)}
-        for key in connection.scan_iter(match=f"{keys.prefix}:*"):
-            if key not in queue_keys and connection.ttl(key) == -1:
-                yield f"{key} never expires"
-
-
-def truncate_log(log: Path, size: int) -> None:
-    """Cut an append-only file to `size` bytes, and then back to the last whole transaction.
-
-    A server that loads a file which ends inside of a transaction leaves the beginning of it in the
-    file, and the load after the next crash runs that half as a part of the next transaction. Such a
-    server has not lost its tail, it has made one up; no client can mend that.
-    """
-    data = log.read_bytes()[:size]
-    end = whole = 0
-    is_open = False
-    while (command := read_command(data, end)) is not None:
-        name, end = command
-        is_open = (is_open or name == b"MULTI") and name != b"EXEC"
-        whole = whole if is_open else end
-    with log.open("r+b") as file:
-        file.truncate(whole)
-
-
-def read_command(data: bytes, start: int) -> tuple[bytes, int] | None:
-    """(name, end) of the command at `start` of an append-only file; None if it is not whole."""
-    line_end = data.find(b"\r\n", start)
-    if line_end < 0 or data[start : start + 1] not in (b"*", b"#"):
-        return None
-    if data[start : start + 1] == b"#":
-        return b"", line_end + 2
-    name, end = b"", line_end + 2
-    for _ in range(int(data[start + 1 : line_end])):
-        line_end = data.find(b"\r\n", end)
-        if line_end < 0:
-            return None
-        begin = line_end + 2
-        end = begin + int(data[end + 1 : line_end]) + 2
-        if end > len(data):
-            return None
-        name = name or data[begin : end - 2].upper()
-    return name, end
+    def _log_of(self, name: str) -> Path:
+        return Path(self._folder.name) / f"{name}.log"

@@ -1,33 +1,58 @@
-"""A few schedules of chaos, small enough for every run of the tests."""
+"""A few schedules of chaos, small enough for every run of the tests, and all controls."""
 
 import pytest
 
+from quire.local_redis import LocalRedis
+from tests.chaos.append_only import cut, read_command
 from tests.chaos.audit import plants
-from tests.chaos.controls import LIVE, planted, run_control
-from tests.chaos.schedules import draw_plan, play
+from tests.chaos.company import CONTROL, INTACT, SCHEDULE, Play, perform
+from tests.chaos.controls import LIVE, planted
+from tests.chaos.schedules import FAULTS, draw_plan
 
-#: A kill with lost replies, a pause with a drain, and a crash of Redis that loses data.
-SMOKE_SEEDS = (2, 4, 5)
+#: Between them every fault there is.
+SMOKE_SEEDS = (124, 234, 371)
+
+
+@pytest.fixture(scope="module")
+def _redis_to_kill() -> None:
+    with LocalRedis.start() as server:
+        if server.kind in ("url", "fake"):
+            pytest.skip("chaos kills its Redis: no redis-server or valkey-server to start")
 
 
 @pytest.mark.real_redis
 @pytest.mark.processes
+@pytest.mark.usefixtures("_redis_to_kill")
 @pytest.mark.parametrize("seed", SMOKE_SEEDS)
 def test_whatever_goes_wrong_every_log_is_that_of_the_uninterrupted_run(seed):
-    outcome = play(draw_plan(seed))
-    assert outcome.violations == []
-    assert outcome.figures["tokens"] > 0
+    report = perform(Play(SCHEDULE, str(seed)))
+    assert report.violations == ()
+    assert report.figures["tokens"] > 0
 
 
 @pytest.mark.real_redis
 @pytest.mark.processes
+@pytest.mark.usefixtures("_redis_to_kill")
 @pytest.mark.parametrize("name", LIVE)
-def test_a_worker_that_breaks_a_law_is_caught_by_that_law(name):
-    assert run_control(name) != []
+def test_a_system_that_breaks_a_law_is_caught_by_that_law(name):
+    assert perform(Play(CONTROL, name)).violations != ()
+
+
+@pytest.mark.real_redis
+@pytest.mark.processes
+@pytest.mark.usefixtures("_redis_to_kill")
+@pytest.mark.parametrize("name", LIVE)
+def test_the_scene_of_a_broken_law_is_silent_when_the_law_is_kept(name):
+    assert perform(Play(INTACT, name)).violations == ()
 
 
 def test_a_seed_always_draws_the_same_plan():
     assert draw_plan(7) == draw_plan(7)
+
+
+def test_the_small_schedules_hold_every_fault():
+    drawn = {fault.kind for seed in SMOKE_SEEDS for fault in draw_plan(seed).faults}
+    assert drawn == set(FAULTS)
 
 
 def test_the_audit_accepts_a_sound_log():
@@ -37,3 +62,26 @@ def test_the_audit_accepts_a_sound_log():
 @pytest.mark.parametrize("name", plants())
 def test_the_audit_names_every_planted_damage(name):
     assert planted(name) != []
+
+
+def test_a_log_is_cut_at_the_end_of_a_whole_transaction(tmp_path):
+    one, two = _command(b"SET", b"a", b"1"), _command(b"SET", b"b", b"2")
+    transaction = _command(b"MULTI") + one + two + _command(b"EXEC")
+    whole = one + transaction
+    for size in range(len(whole) + 1):
+        log = tmp_path / "log"
+        log.write_bytes(whole)
+        cut(log, size)
+        assert log.read_bytes() in (b"", one, whole)
+        assert len(log.read_bytes()) <= size
+
+
+def test_a_command_that_is_cut_off_is_not_read():
+    command = _command(b"SET", b"a", b"1")
+    assert read_command(command, 0) == (b"SET", len(command))
+    assert all(read_command(command[:size], 0) is None for size in range(len(command)))
+
+
+def _command(*words: bytes) -> bytes:
+    parts = b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
+    return b"*%d\r\n%s" % (len(words), parts)

@@ -1,29 +1,43 @@
-"""The worker processes of chaos: forked from one server that has imported everything already.
+"""The worker processes of chaos: `python -m service` as it is, but for what a control doctors.
 
-Each is a process of its own with its own Redis connections and threads, started in a moment. Only
-what a control doctors differs from the real service: a Lua transition, or the model.
+The model is a fake one unless the play wants the real one. A doctored worker has another Lua
+transition, or another idea of what its model says.
 """
 
-import ctypes
+import functools
 import json
-import multiprocessing
 import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+
+import service.__main__
+import service.config
+import service.worker
+from engine.batch import BatchRow
+from engine.fake_runner import FakeRunner
 from quire import script_runner
-from service.config import load_settings
-from service.logs import configure_logs
-from service.worker import Worker
+from service.model import ServedModel
+from tests.chaos import forking
 from tests.service import fake_model
 
 #: Controls by name: in which transition, None for all of them, which text becomes which.
 DOCTORED = {
     "fence switched off": (None, "and fields.epoch == epoch and fields.owner == owner", ""),
+    "fence of epochs alone": (None, "and fields.owner == owner", ""),
+    "expired leases kept": (
+        "reap",
+        "if not expiry or tonumber(expiry) > now then",
+        "if true then",
+    ),
+    "submits not remembered": ("submit", "local state = redis.call(", "local state = nil and ("),
     "rewind ignored": ("commit", "if item.start > published then", "if false then"),
     "replays written": ("commit", "local replay = item.start < published", "local replay = false"),
     "entries kept": (
@@ -35,15 +49,20 @@ DOCTORED = {
         "return 1",
     ),
 }
-#: A control that gives the process another model: what its vocabulary has to do without.
+#: Controls that give the process another model, or another source of noise.
 OTHER_MODEL = "another model"
+STATEFUL_NOISE = "noise with a memory"
+#: What the vocabulary of another model has to do without.
 OTHER_NEVER = (*fake_model.NEVER, 65)
 
-#: Linux: the signal a process gets when its parent dies.
-PR_SET_PDEATHSIG = 1
-
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload([__name__, "tokenizers", "pydantic_settings"])
+#: The metrics that count what chaos is about, by the names of our figures.
+METRICS = {
+    "fenced_commits": ("quire_requests_finished_total", {"outcome": "lost"}),
+    "rewinds": ("quire_publish_rewinds_total", {}),
+}
+#: What the log says for each of them; a worker that is at rest must agree with itself.
+EVENTS = {"fenced_commits": "claim lost", "rewinds": "log rewound"}
+SCRAPE_SECONDS = 10.0
 
 
 class ChaosWorker:
@@ -56,24 +75,19 @@ class ChaosWorker:
         name: str,
         log: Path,
         step_seconds: float | None = None,
-        doctored: str = "",
+        doctored: Sequence[str] = (),
     ) -> None:
         self.name = name
         self.is_paused = False
+        #: What its metrics said when they were last looked at.
+        self.counts: Counter[str] = Counter()
         self._log = log
         argv = [*flags, "--worker-name", name, "--log-format", "json", "--http-port", "0"]
-        self._process = _context.Process(
-            target=_run, args=(argv, str(log), step_seconds, doctored), name=name, daemon=True
-        )
-        self._process.start()
+        self._process = forking.start(_run, argv, step_seconds, tuple(doctored), name=name, log=log)
 
     @property
     def is_alive(self) -> bool:
         return self._process.is_alive()
-
-    @property
-    def exit_code(self) -> int | None:
-        return self._process.exitcode
 
     def kill(self) -> None:
         self._process.kill()
@@ -81,16 +95,14 @@ class ChaosWorker:
 
     def pause(self) -> None:
         """Returns once the process stands still."""
-        assert self._process.pid is not None
-        os.kill(self._process.pid, signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
         stat = Path(f"/proc/{self._process.pid}/stat")
         while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in "TZX":
             os.sched_yield()
         self.is_paused = True
 
     def resume(self) -> None:
-        assert self._process.pid is not None
-        os.kill(self._process.pid, signal.SIGCONT)
+        self._signal(signal.SIGCONT)
         self.is_paused = False
 
     def terminate(self) -> None:
@@ -101,49 +113,104 @@ class ChaosWorker:
         self._process.join(seconds)
         return self._process.exitcode
 
-    def events(self) -> list[dict[str, Any]]:
-        """What it has logged so far; a line cut off by a kill is left out."""
-        lines = self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
-        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+    def scrape(self) -> None:
+        """Reads its metrics, if it serves them already: they die with it."""
+        ready = self.events("worker ready")
+        if not ready or not self.is_alive or self.is_paused:
+            return
+        url = f"http://127.0.0.1:{ready[0]['http_port']}/metrics"
+        with urllib.request.urlopen(url, timeout=SCRAPE_SECONDS) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+            samples = [sample for family in families for sample in family.samples]
+        for name, (metric, labels) in METRICS.items():
+            self.counts[name] = sum(
+                int(sample.value)
+                for sample in samples
+                if sample.name == metric and labels.items() <= sample.labels.items()
+            )
+
+    def contradictions(self) -> list[str]:
+        """Where its metrics and its log disagree. For a worker that is at rest and just scraped."""
+        found = []
+        for name, event in EVENTS.items():
+            counted, logged = self.counts[name], len(self.events(event))
+            if counted != logged:
+                found.append(f"{self.name}: counted {counted} but logged {logged} times {event!r}")
+        return found
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """What it has logged under this name so far; a line cut off by a kill is left out."""
+        if not self._log.exists():
+            return []
+        lines = self._log.read_text(errors="replace").splitlines()
+        whole = (line for line in lines if line.startswith("{") and line.endswith("}"))
+        return [event for line in whole if (event := json.loads(line))["event"] == name]
 
     def log_tail(self, characters: int = 2000) -> str:
-        return self._log.read_text(errors="replace")[-characters:]
+        return self._log.read_text(errors="replace")[-characters:] if self._log.exists() else ""
+
+    def _signal(self, number: int) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
 
 
 def doctored_source(control: str, name: str, source: str) -> str:
-    """The text of a transition as a control wants it."""
-    where, sound, broken = DOCTORED[control]
+    """The text of a transition as a control wants it; the sound one for no control."""
+    where, sound, broken = DOCTORED.get(control, ("", "", ""))
     if where not in (None, name) or (where is None and sound not in source):
         return source
     assert sound in source, f"{name}.lua has changed: {control!r} does not apply any more"
     return source.replace(sound, broken)
 
 
-def _run(argv: Sequence[str], log: str, step_seconds: float | None, doctored: str) -> None:
-    # No worker may outlive the schedule, least of all one that stands still.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    with Path(log).open("ab", buffering=0) as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    sys.argv = ["worker", *argv]
-    for name in [name for name in os.environ if name.startswith("QUIRE_")]:
-        del os.environ[name]
-    if doctored == OTHER_MODEL:
-        fake_model.NEVER = OTHER_NEVER  # type: ignore[assignment]
-    elif doctored:
-        load = script_runner.load_source
-        script_runner.load_source = lambda name: doctored_source(doctored, name, load(name))  # type: ignore[assignment]
-    settings = load_settings()
-    configure_logs(level=settings.log_level, style=settings.log_format)
-    if step_seconds is None:
-        worker = Worker(settings)
-    else:
-        pause = step_seconds
-        worker = Worker(
-            settings,
-            load=lambda known: fake_model.fake_model(known, before_run=lambda _: time.sleep(pause)),
+def _run(argv: Sequence[str], step_seconds: float | None, doctored: Sequence[str]) -> None:
+    for control in doctored:
+        _doctor(control)
+    if step_seconds is not None:
+        load = functools.partial(
+            fake_model.fake_model, before_run=lambda _: time.sleep(step_seconds)
         )
-    signal.signal(signal.SIGTERM, lambda *_: worker.stop())
-    code = worker.run()
-    # Whatever library left a thread behind must not keep a drained worker alive.
-    os._exit(code)
+        service.worker.Worker = _with_model(load)  # type: ignore[assignment, misc]
+    load_settings = service.config.load_settings
+
+    def settings_and_signals() -> service.config.Settings:
+        # The first thing main does once it hears signals.
+        forking.hear_sigterm()
+        return load_settings()
+
+    service.config.load_settings = settings_and_signals  # type: ignore[assignment]
+    sys.argv = ["worker", *argv]
+    service.__main__.leave(service.__main__.main())
+
+
+def _with_model(load: Callable[..., ServedModel]) -> Callable[..., service.worker.Worker]:
+    return functools.partial(service.worker.Worker, load=load)
+
+
+def _doctor(control: str) -> None:
+    """Breaks this process in one way."""
+    if control == OTHER_MODEL:
+        fake_model.NEVER = OTHER_NEVER  # type: ignore[assignment]
+    elif control == STATEFUL_NOISE:
+        FakeRunner._sample = _with_memory(FakeRunner._sample)  # type: ignore[method-assign]
+    else:
+        load = script_runner.load_source
+        script_runner.load_source = lambda name: doctored_source(control, name, load(name))  # type: ignore[assignment]
+
+
+def _with_memory(
+    sample: Callable[[FakeRunner, BatchRow], int],
+) -> Callable[[FakeRunner, BatchRow], int]:
+    """A sampler whose noise depends on how many draws it has made for a request in its life.
+
+    Left in peace, it says what the sound one says; one that takes over in the middle does not.
+    """
+    draws: Counter[str] = Counter()
+
+    def sample_with_memory(runner: FakeRunner, row: BatchRow) -> int:
+        token = sample(runner, row)
+        missed = len(row.output_token_ids) - draws[row.request_id]
+        draws[row.request_id] += 1
+        return 1 + (token - 1 + missed) % 256
+
+    return sample_with_memory

@@ -1,0 +1,125 @@
+"""Plays many schedules and controls at once, each in one of a few processes.
+
+A schedule mostly waits, for leases and for processes; so several share a core well. Those with the
+real model are played by a process of their own, whose workers find torch imported.
+"""
+
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+
+from tests.chaos import forking
+from tests.chaos.controls import run_control
+from tests.chaos.schedules import REAL_SEEDS, draw_plan, play
+from tests.chaos.stage import Outcome, Stuck
+
+#: The kinds of plays: a drawn schedule, a control with its law broken, the same with it intact.
+SCHEDULE, CONTROL, INTACT = "schedule", "control", "intact"
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """One thing to play: the seed of a schedule, or the name of a control."""
+
+    kind: str
+    name: str
+
+    @property
+    def is_real(self) -> bool:
+        """It is played with the real model."""
+        return self.kind == SCHEDULE and int(self.name) in REAL_SEEDS
+
+    @property
+    def replay(self) -> str:
+        """The command that plays it again."""
+        flag = f"--seed {self.name}" if self.kind == SCHEDULE else f"--control '{self.name}'"
+        return f"python -m tests.chaos {flag}"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What came of a play.
+
+    For a control `violations` is what it was caught by; for all else there must be none.
+    """
+
+    play: Play
+    seconds: float
+    violations: tuple[str, ...]
+    figures: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def has_failed(self) -> bool:
+        return bool(self.violations) != (self.play.kind == CONTROL)
+
+
+class Company:
+    """A few processes that play. A context manager; what is under way at its exit is played out."""
+
+    def __init__(self, jobs: int) -> None:
+        self._jobs = jobs
+        self._pools: dict[bool, ProcessPoolExecutor] = {}
+
+    def __enter__(self) -> "Company":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pool in self._pools.values():
+            pool.shutdown(cancel_futures=True)
+
+    def perform(self, plays: Sequence[Play], *, seconds: float = 0.0) -> Iterator[Report]:
+        """The reports as they come; with `seconds`, no play is begun after them."""
+        give_up = time.monotonic() + seconds if seconds else None
+        futures: list[Future[Report]] = [
+            self._pool(is_real=play.is_real).submit(perform, play) for play in plays
+        ]
+        for future in as_completed(futures):
+            if future.cancelled():
+                continue
+            yield future.result()
+            if give_up is not None and time.monotonic() > give_up:
+                for waiting in futures:
+                    waiting.cancel()
+
+    def _pool(self, *, is_real: bool) -> ProcessPoolExecutor:
+        if is_real not in self._pools:
+            self._pools[is_real] = ProcessPoolExecutor(
+                max_workers=1 if is_real else self._jobs,
+                mp_context=get_context("spawn"),
+                initializer=_begin,
+                initargs=(is_real,),
+            )
+        return self._pools[is_real]
+
+
+def perform(play: Play) -> Report:
+    """Plays it, and says how it went."""
+    began = time.monotonic()
+    try:
+        outcome = _outcome_of(play)
+    except Stuck as error:
+        outcome = Outcome(violations=[str(error)])
+    except Exception:  # noqa: BLE001 - one play that breaks down must not take the others along.
+        outcome = Outcome(violations=[f"the play broke down: {traceback.format_exc()}"])
+    seconds = time.monotonic() - began
+    return Report(play, seconds, tuple(outcome.violations), outcome.figures)
+
+
+def _outcome_of(what: Play) -> Outcome:
+    if what.kind == SCHEDULE:
+        return play(draw_plan(int(what.name)))
+    return run_control(what.name, intact=what.kind == INTACT)
+
+
+def _begin(is_real: bool) -> None:
+    """What a playing process does first. `is_real` by position: it comes from a pool."""
+    # Whoever ends the company ends every play, and a play leaves nothing behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    if is_real:
+        forking.prepare_for_the_model()

@@ -1,0 +1,62 @@
+"""Forks the processes of chaos from one server that has imported everything already.
+
+Each of them is a process of its own, with its own threads, connections and memory of nothing, and
+yet it is started in a moment: only the imports are shared.
+"""
+
+import ctypes
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+#: Linux: the signal a process gets when its parent dies.
+PR_SET_PDEATHSIG = 1
+#: What every process of chaos needs, but the model.
+IMPORTS = ("tests.chaos.clients", "tests.chaos.worker", "tokenizers", "pydantic_settings")
+#: What a worker with the real model needs besides; takes seconds, and only such plays need it.
+MODEL_IMPORTS = ("engine.model.runner", "service.text")
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(list(IMPORTS))
+
+
+def prepare_for_the_model() -> None:
+    """Lets the server import torch, too. Too late once it runs, so called first in a process."""
+    _context.set_forkserver_preload([*IMPORTS, *MODEL_IMPORTS])
+
+
+def start(run: Callable[..., None], *args: Any, name: str, log: Path) -> BaseProcess:
+    """Runs `run(*args)` in a process that says what it has to say into `log`.
+
+    SIGTERM waits until `hear_sigterm` there. No process outlives the one that started it.
+    """
+    # What the server blocks, its children begin with. Before its first child nothing can go wrong.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    process = _context.Process(target=_begin, args=(run, args, log), name=name, daemon=True)
+    process.start()
+    return process
+
+
+def hear_sigterm() -> None:
+    """Lets a SIGTERM in that was kept waiting since the fork."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+
+
+def _begin(run: Callable[..., None], args: tuple[Any, ...], log: Path) -> None:
+    # No process may outlive the schedule, least of all one that stands still.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    with log.open("ab", buffering=0) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    for name in [name for name in os.environ if name.startswith("QUIRE_")]:
+        del os.environ[name]
+    run(*args)

@@ -1,0 +1,115 @@
+"""Judges a stage once the play is over: what its requests, readers and keys have come to."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from quire import Client
+from quire.errors import OutputRewound, QuireError, RequestFailed
+from quire.keys import GROUP
+from quire.output import State
+from tests.chaos.audit import Expected, Log, first_difference, log_violations, read_log
+from tests.chaos.callers import Caller
+
+if TYPE_CHECKING:
+    from tests.chaos.stage import Stage
+
+#: How long the result of an ended request may take.
+RESULT_SECONDS = 30.0
+
+
+def judge(stage: "Stage") -> None:
+    """Audits every log and every reader; gathers the figures."""
+    outcome = stage.outcome
+    for caller in stage.callers:
+        outcome.violations += _judge(stage, caller)
+    for client in stage.clients:
+        if client.has_failed:
+            outcome.violations.append(f"{client.name} died: {client.log_tail()}")
+    for worker in stage.workers:
+        outcome.figures.update(worker.counts)
+        outcome.figures["reaps"] += len(worker.events("leases reaped"))
+    outcome.figures["lost_replies"] += stage.wire.num_lost
+
+
+def left_over(stage: "Stage") -> Iterator[str]:
+    """Whatever is not at rest."""
+    connection, keys = stage.connection, stage.keys
+    for stream in keys.all_ingress:
+        if length := connection.xlen(stream):
+            yield f"{stream} holds {length} entries at rest"
+        if pending := connection.xpending(stream, GROUP)["pending"]:
+            yield f"{stream} has {pending} pending entries at rest"
+    stay = {key.encode() for key in (*keys.all_ingress, keys.dead, keys.workers, keys.control)}
+    books = {key.encode() for key in (keys.open, keys.counts)}
+    for key in connection.scan_iter(match=f"{keys.prefix}:*"):
+        if connection.type(key) == b"zset":
+            # Leases, moments that are due: what waits for a time waits for nothing any more.
+            yield f"{key.decode()} holds {connection.zcard(key)} at rest"
+        elif key in books:
+            yield f"{key.decode()} holds {connection.hgetall(key)} at rest"
+        elif key not in stay and connection.ttl(key) == -1:
+            yield f"{key.decode()} never expires"
+
+
+def _judge(stage: "Stage", caller: Caller) -> Iterator[str]:
+    notes, wanted, figures = caller.notes, caller.wanted, stage.outcome.figures
+    entries = stage.connection.xrange(stage.keys.output(caller.request_id))
+    expected = Expected(
+        caller.request_id,
+        wanted.tokens,
+        wanted.text,
+        may_be_cancelled=caller.cancel_answer is not None,
+        must_be_cancelled=caller.cancel_answer == "cancelled" and not stage.has_lost_data,
+    )
+    yield from notes.violations
+    yield from log_violations(expected, entries, max_attempts=stage.cast.max_attempts)
+    log = read_log(caller.request_id, entries)
+    if first_difference(notes.token_ids, log.token_ids) is not None:
+        yield from _withdrawn(stage, caller, has_ended=log.completion is not None)
+    elif notes.ended and not stage.has_lost_data and len(notes.token_ids) < len(log.token_ids):
+        yield f"{caller.request_id}: a reader saw the end before the last tokens"
+    if log.completion is not None:
+        yield from _result_violations(stage, caller, log)
+        figures[f"ended_{log.completion.state}"] += 1
+        figures["resumed_requests"] += log.completion.resumes > 0
+        figures["preemptions"] += log.completion.preemptions
+    figures["tokens"] += len(log.token_ids)
+    figures["reader_rewinds"] += notes.rewinds
+    figures["departures"] += notes.departures
+    figures["resubmits"] += notes.resubmits
+    figures["requests"] += 1
+
+
+def _result_violations(stage: "Stage", caller: Caller, log: Log) -> Iterator[str]:
+    """What a caller is told who comes only now and asks for everything at once."""
+    name, completion = caller.request_id, log.completion
+    assert completion is not None
+    try:
+        result = Client(stage.broker).result(name, timeout=RESULT_SECONDS)
+    except RequestFailed as error:
+        if completion.state is State.COMPLETED:
+            yield f"{name}: completed, but its caller was told {error!r}"
+    except QuireError as error:
+        yield f"{name}: whoever asks for the result is told {error!r}"
+    else:
+        if (result.token_ids, result.text) != (log.token_ids, log.text):
+            yield f"{name}: the result is not what the log holds"
+
+
+def _withdrawn(stage: "Stage", caller: Caller, *, has_ended: bool) -> Iterator[str]:
+    """A reader that has more than the log holds must be told so when it comes back."""
+    name, notes = caller.request_id, caller.notes
+    if not stage.has_lost_data:
+        yield f"{name}: what a reader saw is no beginning of the log"
+    if not has_ended:
+        # Without an end there is nothing that would tell a reader anything, and that is named.
+        return
+    try:
+        reader = Client(stage.broker)
+        list(reader.stream(name, after=len(notes.token_ids), prefix_hash=notes.prefix_hash))
+    except OutputRewound:
+        stage.outcome.figures["reader_rewinds"] += 1
+    except QuireError as error:
+        yield f"{name}: a reader ahead of the log was told {error!r}"
+    else:
+        yield f"{name}: a reader ahead of the log was told nothing"
