@@ -8,7 +8,7 @@
 Knows nothing of models and engines; needs redis, msgpack and pydantic only.
 """
 
-from quire.aio import AsyncClient, AsyncHandle
+from quire.aio import AsyncClient, AsyncGroupHandle, AsyncHandle
 from quire.async_broker import connect_async
 from quire.broker import Broker
 from quire.client import Client, Handle
@@ -49,6 +49,7 @@ from quire.transitions import QueueLimits, RequestStatus
 __all__ = [
     "PROTOCOL_VERSION",
     "AsyncClient",
+    "AsyncGroupHandle",
     "AsyncHandle",
     "Broker",
     "BrokerUnavailable",

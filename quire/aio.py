@@ -13,22 +13,24 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from types import TracebackType
-from typing import Unpack
+from typing import Unpack, overload
 
 import redis.asyncio
 
-from quire.arguments import RequestArguments, RequestOptions
+from quire.arguments import QueueSettings, RequestArguments, RequestOptions
 from quire.async_broker import AsyncBroker, connect_async
+from quire.async_groups import AsyncGroupHandle
+from quire.async_handle import AsyncHandle
 from quire.client import DEFAULT_URL
-from quire.connection import MAX_BLOCK_SECONDS
-from quire.errors import QuireError, UnknownRequest
-from quire.following import Following, joined, raise_unless_completed
+from quire.errors import QuireError
 from quire.output import Completion, State, TokenChunk
 from quire.parting import Parting
 from quire.producing import must_ask_clock, ready_requests
 from quire.protocol import GenerationRequest
-from quire.routing import placed, shard_of
+from quire.routing import check_group_name, placed, shard_of
 from quire.transitions import RequestStatus
+
+__all__ = ["AsyncClient", "AsyncGroupHandle", "AsyncHandle"]
 
 
 class AsyncClient:
@@ -36,7 +38,7 @@ class AsyncClient:
 
     `broker` is a Redis URL, a connection made with `connect_async`, or an AsyncBroker with settings
     of its own. Nothing is sent before the first call. Only a connection made here is closed here.
-    All methods may raise BrokerUnavailable. `shards` and `max_backlog` see Client.
+    All methods may raise BrokerUnavailable. `shards` and `settings` see Client.
     """
 
     def __init__(
@@ -45,11 +47,11 @@ class AsyncClient:
         *,
         queue: str = "default",
         tenant: str = "default",
-        max_backlog: int | None = None,
         shards: int = 1,
+        **settings: Unpack[QueueSettings],
     ) -> None:
-        if shards < 1 or (shards > 1 and isinstance(broker, AsyncBroker)):
-            raise ValueError("a queue has at least one shard, and a broker serves only one")
+        if shards < 1 or (isinstance(broker, AsyncBroker) and (shards > 1 or settings)):
+            raise ValueError("a queue has a shard at least; a broker serves one, as it was set up")
         self._owned = connect_async(broker) if isinstance(broker, str) else None
         connection = self._owned or broker
         self._owns_brokers = isinstance(connection, redis.asyncio.Redis)
@@ -58,7 +60,7 @@ class AsyncClient:
         else:
             assert isinstance(connection, redis.asyncio.Redis)
             self._brokers = [
-                AsyncBroker(connection, queue=queue, shard=shard, max_backlog=max_backlog)
+                AsyncBroker(connection, queue=queue, shard=shard, **settings)
                 for shard in range(shards)
             ]
         self._tenant = tenant
@@ -88,31 +90,40 @@ class AsyncClient:
         """See `Client.submit`."""
         return (await self.submit_many([{"prompt": prompt, **options}]))[0]
 
+    @overload
     async def submit_many(
         self, requests: Iterable[GenerationRequest | RequestArguments]
-    ) -> list[AsyncHandle]:
+    ) -> list[AsyncHandle]: ...
+
+    @overload
+    async def submit_many(
+        self, requests: Iterable[GenerationRequest | RequestArguments], *, group: str
+    ) -> AsyncGroupHandle: ...
+
+    async def submit_many(
+        self,
+        requests: Iterable[GenerationRequest | RequestArguments],
+        *,
+        group: str | None = None,
+    ) -> list[AsyncHandle] | AsyncGroupHandle:
         """See `Client.submit_many`."""
+        name = None if group is None else check_group_name(group)
         items = list(requests)
         now_ms = await self._brokers[0].now_ms() if must_ask_clock(items) else None
-        num_shards = len(self._brokers)
         ready = [
-            placed(request, num_shards=num_shards)
+            placed(request, num_shards=len(self._brokers), group=name)
             for request in ready_requests(items, tenant=self._tenant, now_ms=now_ms)
         ]
-        parting = Parting(ready, num_shards)
-        for shard, part in parting.parts():
-            try:
-                parting.answered(shard, await self._brokers[shard].submit_many(part))
-            except QuireError as error:
-                parting.failed(error)
-        return [
-            AsyncHandle(self._broker_of(answer.request_id), answer.request_id, known=True)
-            for answer in parting.answers()
-        ]
+        handles = await self._submit(ready)
+        return handles if name is None else self.attach_group(name)
 
     def attach(self, request_id: str) -> AsyncHandle:
         """A handle to a request submitted elsewhere or earlier. Nothing is sent yet."""
         return AsyncHandle(self._broker_of(request_id), request_id)
+
+    def attach_group(self, group: str) -> AsyncGroupHandle:
+        """A handle to a group submitted elsewhere or earlier. Nothing is sent yet."""
+        return AsyncGroupHandle(self._brokers, group)
 
     def stream(
         self, request_id: str, *, after: int = 0, prefix_hash: str = ""
@@ -135,72 +146,15 @@ class AsyncClient:
     def _broker_of(self, request_id: str) -> AsyncBroker:
         return self._brokers[shard_of(request_id, len(self._brokers))]
 
-
-class AsyncHandle:
-    """One request as its caller sees it. It holds no state but the id and may be thrown away."""
-
-    def __init__(self, broker: AsyncBroker, request_id: str, *, known: bool = False) -> None:
-        self.request_id = request_id
-        self._broker = broker
-        self._known = known
-
-    def __repr__(self) -> str:
-        return f"AsyncHandle({self.request_id!r})"
-
-    async def stream(self, *, after: int = 0, prefix_hash: str = "") -> AsyncIterator[TokenChunk]:
-        """See `Handle.stream`."""
-        following = Following(
-            self.request_id, after=after, known=self._known, prefix_hash=prefix_hash
-        )
-        async for item in _follow(self._broker, following):
-            if isinstance(item, Completion):
-                raise_unless_completed(item)
-                return
-            self._known = True
-            yield item
-
-    async def result(self, *, timeout: float | None = None) -> Completion:
-        """See `Handle.result`."""
-        following = Following(self.request_id, known=self._known, timeout=timeout)
-        chunks: list[TokenChunk] = []
-        async for item in _follow(self._broker, following):
-            if isinstance(item, Completion):
-                completion = joined(item, chunks)
-                raise_unless_completed(completion)
-                return completion
-            self._known = True
-            chunks.append(item)
-        raise AssertionError("an output is followed to its end")
-
-    async def cancel(self) -> State:
-        """See `Handle.cancel`."""
-        return await self._broker.cancel(self.request_id)
-
-    async def status(self) -> RequestStatus:
-        """A snapshot of the request. UnknownRequest."""
-        return await self._broker.status(self.request_id)
-
-
-async def _follow(
-    broker: AsyncBroker, following: Following
-) -> AsyncIterator[TokenChunk | Completion]:
-    """The chunks beyond the follower's place as they come, and the completion, last."""
-    request_id, block = following.request_id, None
-    while True:
-        reads = await broker.read_output(following.position, block_seconds=block)
-        read = reads.get(request_id)
-        if read is None:
-            following.silent(await _status(broker, request_id))
-        else:
-            for item in following.take(read):
-                yield item
-            if read.completion is not None:
-                return
-        block = following.patience(MAX_BLOCK_SECONDS)
-
-
-async def _status(broker: AsyncBroker, request_id: str) -> RequestStatus | None:
-    try:
-        return await broker.status(request_id)
-    except UnknownRequest:
-        return None
+    async def _submit(self, requests: Sequence[GenerationRequest]) -> list[AsyncHandle]:
+        """Submits to every shard its part; the answers are in the order of the requests."""
+        parting = Parting(requests, len(self._brokers))
+        for shard, part in parting.parts():
+            try:
+                parting.answered(shard, await self._brokers[shard].submit_many(part))
+            except QuireError as error:
+                parting.failed(error)
+        return [
+            AsyncHandle(self._broker_of(answer.request_id), answer.request_id, known=True)
+            for answer in parting.answers()
+        ]

@@ -44,6 +44,22 @@ class RequestArguments(RequestOptions, total=False):
     prompt: str | Sequence[int] | None
 
 
+class QueueSettings(TypedDict, total=False):
+    """What a client may know of its queue beside its name; all as `Broker` takes it.
+
+    The durations should be those its workers were given: they say until when a request may wait and
+    how long its output can be read. `max_backlog` is per shard.
+    """
+
+    max_backlog: int | None
+    max_queue_seconds: float
+    retention_seconds: float
+    lease_seconds: float
+    max_attempts: int
+    retry_seconds: float
+    durable: bool
+
+
 #: The arguments that are fields of the message, under the same name.
 _ENVELOPE = ("priority", "idempotency_key", "metadata", "headers", "tenant")
 

@@ -1,8 +1,4 @@
-"""The broker of an event loop: the transitions a producer needs, and reads that share an XREAD.
-
-What is asked of Redis, and what its answers mean, is the same code as behind `Broker`; here is only
-what waits. Like there, nothing is repeated but transitions that may be, for a bounded time.
-"""
+"""The broker of an event loop: the transitions a producer needs, and reads that share an XREAD."""
 
 from __future__ import annotations
 
@@ -11,22 +7,16 @@ import contextlib
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import RedisError
 
-from quire.connection import (
-    MAX_BLOCK_SECONDS,
-    TRANSIENT,
-    Attempts,
-    connection_settings,
-    longest_block_of,
-    translated,
-)
+from quire.async_grouping import AsyncGrouping
+from quire.connection import MAX_BLOCK_SECONDS, connection_settings, longest_block_of
 from quire.errors import BrokerUnavailable, QuireError, UnknownRequest
 from quire.keys import Keys
 from quire.output import State
@@ -37,10 +27,9 @@ from quire.output_log import (
     logs_in,
     reads_or_error,
 )
-from quire.producing import Ask, Conversation, cancelling, script_settings, submitting
+from quire.producing import cancelling, script_settings, submitting
 from quire.protocol import GenerationRequest
 from quire.replies import status_of
-from quire.script_runner import MAX_CALLS_PER_PIPELINE, Call, load_source, script_sha
 from quire.sentinel import connect_through_sentinels, is_sentinel_url
 from quire.transitions import RequestStatus, Submitted
 from quire.waits import (
@@ -55,11 +44,6 @@ from quire.waits import (
 #: How long `close` waits for the reading task before it is cancelled.
 CLOSE_SECONDS = 1.0
 
-#: Calls that are under way at once; each takes a connection. Others wait for their turn.
-MAX_CALLS = 8
-
-_Result = TypeVar("_Result")
-
 
 def connect_async(url: str, *, block_seconds: float = MAX_BLOCK_SECONDS) -> redis.asyncio.Redis:
     """The counterpart of `quire.connect`, under the same discipline. Nothing is sent yet."""
@@ -70,11 +54,11 @@ def connect_async(url: str, *, block_seconds: float = MAX_BLOCK_SECONDS) -> redi
     return redis.asyncio.Redis.from_url(url, **settings)
 
 
-class AsyncBroker:
+class AsyncBroker(AsyncGrouping):
     """What a producer asks of one queue shard, over one redis.asyncio connection pool.
 
     For one event loop. The reads of all its coroutines share one connection and few XREADs, however
-    many logs are followed. The durations are those of `Broker`, and should be the queue's.
+    many logs are followed. The settings are those of `Broker`.
     """
 
     def __init__(
@@ -89,18 +73,22 @@ class AsyncBroker:
         retention_seconds: float = 3600.0,
         max_backlog: int | None = None,
         retry_seconds: float = 2.0,
+        durable: bool = False,
     ) -> None:
-        self.keys = Keys(queue, shard)
-        self._connection = connection
-        self._retry_seconds = retry_seconds
-        self._settings = script_settings(
+        settings = script_settings(
             lease_seconds=lease_seconds,
             max_attempts=max_attempts,
             max_queue_seconds=max_queue_seconds,
             retention_seconds=retention_seconds,
             max_backlog=max_backlog,
         )
-        self._turns = asyncio.Semaphore(MAX_CALLS)
+        super().__init__(
+            connection,
+            Keys(queue, shard),
+            settings=settings,
+            retry_seconds=retry_seconds,
+            durable=durable,
+        )
         self._reader = _Reader(connection, self.keys, retrying=self._retrying)
 
     async def submit_many(self, requests: Sequence[GenerationRequest]) -> list[Submitted]:
@@ -133,64 +121,9 @@ class AsyncBroker:
         )
         return reads_or_error(logs_in(reply, self.keys, seen))
 
-    async def now_ms(self) -> int:
-        """See `Broker.now_ms`."""
-        seconds, microseconds = await self._call(self._connection.time)
-        return int(seconds) * 1000 + int(microseconds) // 1000
-
     async def close(self) -> None:
         """Ends the reads; BrokerUnavailable for those that wait. The connection stays open."""
         await self._reader.close()
-
-    async def _hold(self, conversation: Conversation[_Result]) -> _Result:
-        replies: Any = None
-        try:
-            while True:
-                # The first send of a generator must be None.
-                replies = await self._run(conversation.send(replies))
-        except StopIteration as end:
-            result: _Result = end.value
-            return result
-
-    async def _run(self, ask: Ask) -> list[Any]:
-        replies: list[Any] = []
-        for first in range(0, len(ask.calls), MAX_CALLS_PER_PIPELINE):
-            part = ask.calls[first : first + MAX_CALLS_PER_PIPELINE]
-            replies += await self._call(partial(self._pipeline, ask.transition, part))
-        return [translated(r) if isinstance(r, RedisError) else r for r in replies]
-
-    async def _pipeline(self, transition: str, calls: Sequence[Call]) -> list[Any]:
-        source = load_source(transition)
-        replies = await self._send(source, calls)
-        if any(isinstance(reply, NoScriptError) for reply in replies):
-            await self._connection.script_load(source)
-            replies = await self._send(source, calls)
-        return replies
-
-    async def _send(self, source: str, calls: Sequence[Call]) -> list[Any]:
-        async with self._connection.pipeline(transaction=False) as pipeline:
-            for call in calls:
-                values = (*call.keys, *self._settings, *call.arguments)
-                pipeline.evalsha(script_sha(source), len(call.keys), *values)
-            replies = list(await pipeline.execute(raise_on_error=False))
-        for reply in replies:
-            if isinstance(reply, TRANSIENT):
-                # It may pass, and all calls may be made again.
-                raise reply
-        return replies
-
-    async def _call(self, operation: Callable[[], Awaitable[_Result]]) -> _Result:
-        async with self._turns:
-            return await self._retrying(operation)
-
-    async def _retrying(self, operation: Callable[[], Awaitable[_Result]]) -> _Result:
-        attempts = Attempts(self._retry_seconds)
-        while True:
-            try:
-                return await operation()
-            except RedisError as error:
-                pause = attempts.pause_after(error)
-            await asyncio.sleep(pause)
 
 
 class _Reader:
@@ -242,13 +175,20 @@ class _Reader:
             task.cancel()
 
     async def _run(self) -> None:
-        while self._waits:
-            try:
-                has_news = await self._read_once()
-            except QuireError as error:
-                self._waits.fail(error)
-                has_news = True
-            await asyncio.sleep(RETURN_SECONDS if has_news else 0)
+        try:
+            while self._waits:
+                await self._read_or_fail()
+        finally:
+            # Only those a mistake of ours has left behind; nobody may wait for a task that is gone.
+            self._waits.fail(BrokerUnavailable("the task that reads has ended"))
+
+    async def _read_or_fail(self) -> None:
+        try:
+            has_news = await self._read_once()
+        except QuireError as error:
+            self._waits.fail(error)
+            has_news = True
+        await asyncio.sleep(RETURN_SECONDS if has_news else 0)
 
     async def _read_once(self) -> bool:
         groups = self._waits.groups()

@@ -18,7 +18,7 @@ from typing import Unpack, overload
 
 import redis
 
-from quire.arguments import RequestArguments, RequestOptions
+from quire.arguments import QueueSettings, RequestArguments, RequestOptions
 from quire.broker import Broker
 from quire.connection import connect
 from quire.errors import QuireError
@@ -45,8 +45,8 @@ class Client:
     closed here. All methods may raise BrokerUnavailable.
 
     `shards` is how many shards the queue has; every client and worker of it must be given the same
-    number. `max_backlog` is per shard. With `durable` a submit returns when the request is on disk;
-    see Broker.
+    number. The `settings` are those of Broker, for instance `retention_seconds` as the queue's
+    workers have it, or `durable`: a submit returns when the request is on disk.
     """
 
     def __init__(
@@ -55,12 +55,11 @@ class Client:
         *,
         queue: str = "default",
         tenant: str = "default",
-        max_backlog: int | None = None,
         shards: int = 1,
-        durable: bool = False,
+        **settings: Unpack[QueueSettings],
     ) -> None:
-        if shards < 1 or (shards > 1 and isinstance(broker, Broker)):
-            raise ValueError("a queue has at least one shard, and a Broker serves only one")
+        if shards < 1 or (isinstance(broker, Broker) and (shards > 1 or settings)):
+            raise ValueError("a queue has a shard at least; a Broker serves one, as it was set up")
         self._owned = connect(broker) if isinstance(broker, str) else None
         connection = self._owned or broker
         if isinstance(connection, Broker):
@@ -68,10 +67,7 @@ class Client:
         else:
             assert isinstance(connection, redis.Redis)
             self._brokers = [
-                Broker(
-                    connection, queue=queue, shard=shard, max_backlog=max_backlog, durable=durable
-                )
-                for shard in range(shards)
+                Broker(connection, queue=queue, shard=shard, **settings) for shard in range(shards)
             ]
         self._tenant = tenant
 

@@ -57,8 +57,7 @@ class GroupHandle:
             try:
                 yield completion_of(broker, end.request_id)
             except ResultExpired:
-                error = ErrorInfo("result_expired", "the result was kept no longer")
-                yield Completion(end.request_id, end.state, FinishReason.ERROR, error=error)
+                yield forgotten(end)
 
     def wait(self, *, timeout: float | None = None) -> dict[State, int]:
         """Waits until all members have ended; returns their counts. WaitTimeout."""
@@ -97,3 +96,9 @@ class GroupHandle:
                     raise WaitTimeout(f"the group {self.group} has not ended yet")
                 if broker.read_ends(self.group, after=places[broker], block_seconds=left):
                     break
+
+
+def forgotten(end: GroupEnd) -> Completion:
+    """What is left to say about a member whose result is gone already."""
+    error = ErrorInfo("result_expired", "the result was kept no longer")
+    return Completion(end.request_id, end.state, FinishReason.ERROR, error=error)

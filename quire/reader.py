@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 
 from quire.broker import Broker
 from quire.connection import MAX_BLOCK_SECONDS, Retrying
-from quire.errors import QuireError
+from quire.errors import BrokerUnavailable, QuireError
 from quire.keys import Keys
 from quire.output_log import (
     OutputRead,
@@ -114,17 +114,30 @@ class _Reader:
         return wait.news
 
     def _run(self) -> None:
-        while groups := self._next_groups():
-            try:
-                has_news = self._read_once(groups)
-            except QuireError as error:
+        has_ended = False
+        try:
+            while groups := self._next_groups():
+                self._read_or_fail(groups)
+            has_ended = True
+        finally:
+            if not has_ended:
+                # A mistake of ours. Nobody may wait for a thread that is gone, and the next one who
+                # waits starts another. After an end in good order there may be another already.
                 with self._changed:
-                    self._waits.fail(error)
-                has_news = True
-            if has_news:
-                time.sleep(RETURN_SECONDS)
-            elif len(groups) > 1:
-                time.sleep(SWEEP_SECONDS)
+                    self._is_running = False
+                    self._waits.fail(BrokerUnavailable("the thread that reads has ended"))
+
+    def _read_or_fail(self, groups: Sequence[Mapping[str, int]]) -> None:
+        try:
+            has_news = self._read_once(groups)
+        except QuireError as error:
+            with self._changed:
+                self._waits.fail(error)
+            has_news = True
+        if has_news:
+            time.sleep(RETURN_SECONDS)
+        elif len(groups) > 1:
+            time.sleep(SWEEP_SECONDS)
 
     def _next_groups(self) -> list[dict[str, int]]:
         """What to read now; nothing when this thread may end."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any
 
 import redis
 import redis.asyncio
 from fakeredis import FakeAsyncRedis, FakeRedis
 
-from quire.aio import AsyncClient, AsyncHandle
+from quire.aio import AsyncClient, AsyncGroupHandle, AsyncHandle
 from quire.async_broker import connect_async
 
 
@@ -43,11 +43,19 @@ class BlockingClient:
     def submit(self, *arguments: Any, **options: Any) -> BlockingHandle:
         return self._face(self._loop.run(self._client.submit(*arguments, **options)))
 
-    def submit_many(self, requests: Any) -> list[BlockingHandle]:
+    def submit_many(
+        self, requests: Any, *, group: str | None = None
+    ) -> list[BlockingHandle] | BlockingGroup:
+        if group is not None:
+            submitted = self._client.submit_many(requests, group=group)
+            return BlockingGroup(self._loop, self._loop.run(submitted))
         return [self._face(h) for h in self._loop.run(self._client.submit_many(requests))]
 
     def attach(self, request_id: str) -> BlockingHandle:
         return self._face(self._client.attach(request_id))
+
+    def attach_group(self, group: str) -> BlockingGroup:
+        return BlockingGroup(self._loop, self._client.attach_group(group))
 
     def stream(self, request_id: str, **options: Any) -> Iterator[Any]:
         return self.attach(request_id).stream(**options)
@@ -74,12 +82,7 @@ class BlockingHandle:
         self.request_id = handle.request_id
 
     def stream(self, **options: Any) -> Iterator[Any]:
-        chunks = self._handle.stream(**options)
-        while True:
-            try:
-                yield self._loop.run(anext(chunks))
-            except StopAsyncIteration:
-                return
+        return each(self._loop, self._handle.stream(**options))
 
     def result(self, **options: Any) -> Any:
         return self._loop.run(self._handle.result(**options))
@@ -89,6 +92,38 @@ class BlockingHandle:
 
     def status(self) -> Any:
         return self._loop.run(self._handle.status())
+
+
+class BlockingGroup:
+    """AsyncGroupHandle with the signatures of GroupHandle."""
+
+    def __init__(self, loop: LoopThread, group: AsyncGroupHandle) -> None:
+        self._loop = loop
+        self._group = group
+
+    def __repr__(self) -> str:
+        return repr(self._group)
+
+    def counts(self) -> Any:
+        return self._loop.run(self._group.counts())
+
+    def results(self, **options: Any) -> Iterator[Any]:
+        return each(self._loop, self._group.results(**options))
+
+    def wait(self, **options: Any) -> Any:
+        return self._loop.run(self._group.wait(**options))
+
+    def cancel(self) -> Any:
+        return self._loop.run(self._group.cancel())
+
+
+def each(loop: LoopThread, items: AsyncIterator[Any]) -> Iterator[Any]:
+    """The items of an asynchronous iterator as they come."""
+    while True:
+        try:
+            yield loop.run(anext(items))
+        except StopAsyncIteration:
+            return
 
 
 def async_twin(connection: redis.Redis) -> redis.asyncio.Redis:

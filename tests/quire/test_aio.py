@@ -272,6 +272,9 @@ def test_a_queue_of_many_shards_is_one_queue_for_its_client(real_server, real_br
             handles = await client.submit_many([{"prompt": str(n)} for n in range(30)])
             results = await asyncio.gather(*(handle.result(timeout=20) for handle in handles))
             again = await client.result(handles[0].request_id)
+            group = await client.submit_many([{"prompt": "member"}] * 12, group="g")
+            members = [completion.text async for completion in group.results(timeout=20)]
+            assert (members, await group.counts()) == (["member"] * 12, {State.COMPLETED: 12})
             return [result.text for result in results], again.text
 
     with contextlib.ExitStack() as workers:

@@ -13,7 +13,8 @@ HEAVY = {
 }  # fmt: skip
 
 PUBLIC_NAMES = [
-    "PROTOCOL_VERSION", "AsyncClient", "AsyncHandle", "Broker", "BrokerUnavailable", "Cancelled",
+    "PROTOCOL_VERSION", "AsyncClient", "AsyncGroupHandle", "AsyncHandle", "Broker",
+    "BrokerUnavailable", "Cancelled",
     "Client", "Completion", "DeadlineExceeded", "DurabilityUnavailable", "ErrorInfo",
     "FinishReason",
     "GenerationRequest", "GroupHandle", "Handle", "InvalidRequest", "LocalRedis",

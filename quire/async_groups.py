@@ -1,0 +1,80 @@
+"""A group of requests as a coroutine sees it; the counterpart of groups.py."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+
+from quire.async_broker import AsyncBroker
+from quire.async_handle import completion_of
+from quire.connection import MAX_BLOCK_SECONDS
+from quire.errors import ResultExpired, WaitTimeout
+from quire.grouping import FIRST_POSITION, GroupEnd
+from quire.groups import TURN_SECONDS, forgotten
+from quire.output import Completion, State
+
+
+class AsyncGroupHandle:
+    """One group. It holds no state but the name and may be thrown away; see `GroupHandle`."""
+
+    def __init__(self, brokers: Sequence[AsyncBroker], group: str) -> None:
+        self.group = group
+        self._brokers = brokers
+
+    def __repr__(self) -> str:
+        return f"AsyncGroupHandle({self.group!r})"
+
+    async def counts(self) -> dict[State, int]:
+        """See `GroupHandle.counts`."""
+        total = Counter[State]()
+        for broker in self._brokers:
+            total.update(await broker.group_counts(self.group))
+        return dict(total)
+
+    async def results(self, *, timeout: float | None = None) -> AsyncIterator[Completion]:
+        """See `GroupHandle.results`."""
+        async for broker, end in self._ends(timeout=timeout):
+            try:
+                yield await completion_of(broker, end.request_id)
+            except ResultExpired:
+                yield forgotten(end)
+
+    async def wait(self, *, timeout: float | None = None) -> dict[State, int]:
+        """See `GroupHandle.wait`."""
+        async for _ in self._ends(timeout=timeout):
+            pass
+        return await self.counts()
+
+    async def cancel(self) -> int:
+        """See `GroupHandle.cancel`."""
+        num_open = 0
+        for broker in self._brokers:
+            members = await broker.open_members(self.group)
+            num_open += len(await broker.cancel_many(members))
+        return num_open
+
+    async def _ends(self, *, timeout: float | None) -> AsyncIterator[tuple[AsyncBroker, GroupEnd]]:
+        """The ends of members as they come, until none is open."""
+        give_up = None if timeout is None else time.monotonic() + timeout
+        places = dict.fromkeys(self._brokers, FIRST_POSITION)
+        turn = MAX_BLOCK_SECONDS if len(places) == 1 else TURN_SECONDS
+        while True:
+            # Looked at before the ends: whatever ended before the look is found by the reads.
+            waiting = [broker for broker in places if await broker.num_open_members(self.group)]
+            has_news = False
+            for broker, place in list(places.items()):
+                for end in await broker.read_ends(self.group, after=place):
+                    places[broker] = end.position
+                    has_news = True
+                    yield broker, end
+            if has_news:
+                continue
+            if not waiting:
+                return
+            for broker in waiting:
+                left = turn if give_up is None else min(turn, give_up - time.monotonic())
+                if left <= 0:
+                    raise WaitTimeout(f"the group {self.group} has not ended yet")
+                if await broker.read_ends(self.group, after=places[broker], block_seconds=left):
+                    break

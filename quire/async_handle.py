@@ -1,0 +1,93 @@
+"""A request as a coroutine sees it; the counterpart of handle.py."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from quire.async_broker import AsyncBroker
+from quire.connection import MAX_BLOCK_SECONDS
+from quire.errors import UnknownRequest
+from quire.following import Following, joined, raise_unless_completed
+from quire.output import Completion, State, TokenChunk
+from quire.transitions import RequestStatus
+
+
+class AsyncHandle:
+    """One request as its caller sees it. It holds no state but the id and may be thrown away."""
+
+    def __init__(self, broker: AsyncBroker, request_id: str, *, known: bool = False) -> None:
+        self.request_id = request_id
+        self._broker = broker
+        self._known = known
+
+    def __repr__(self) -> str:
+        return f"AsyncHandle({self.request_id!r})"
+
+    async def stream(self, *, after: int = 0, prefix_hash: str = "") -> AsyncIterator[TokenChunk]:
+        """See `Handle.stream`."""
+        following = Following(
+            self.request_id, after=after, known=self._known, prefix_hash=prefix_hash
+        )
+        async for item in _follow(self._broker, following):
+            if isinstance(item, Completion):
+                raise_unless_completed(item)
+                return
+            self._known = True
+            yield item
+
+    async def result(self, *, timeout: float | None = None) -> Completion:
+        """See `Handle.result`."""
+        following = Following(self.request_id, known=self._known, timeout=timeout)
+        completion = await _end_of(self._broker, following)
+        raise_unless_completed(completion)
+        return completion
+
+    async def cancel(self) -> State:
+        """See `Handle.cancel`."""
+        return await self._broker.cancel(self.request_id)
+
+    async def status(self) -> RequestStatus:
+        """A snapshot of the request. UnknownRequest."""
+        return await self._broker.status(self.request_id)
+
+
+async def completion_of(broker: AsyncBroker, request_id: str) -> Completion:
+    """Waits for the end of a known request; returns its completion, however it ended.
+
+    ResultExpired.
+    """
+    return await _end_of(broker, Following(request_id, known=True))
+
+
+async def _end_of(broker: AsyncBroker, following: Following) -> Completion:
+    chunks: list[TokenChunk] = []
+    async for item in _follow(broker, following):
+        if isinstance(item, Completion):
+            return joined(item, chunks)
+        chunks.append(item)
+    raise AssertionError("an output is followed to its end")
+
+
+async def _follow(
+    broker: AsyncBroker, following: Following
+) -> AsyncIterator[TokenChunk | Completion]:
+    """The chunks beyond the follower's place as they come, and the completion, last."""
+    request_id, block = following.request_id, None
+    while True:
+        reads = await broker.read_output(following.position, block_seconds=block)
+        read = reads.get(request_id)
+        if read is None:
+            following.silent(await _status(broker, request_id))
+        else:
+            for item in following.take(read):
+                yield item
+            if read.completion is not None:
+                return
+        block = following.patience(MAX_BLOCK_SECONDS)
+
+
+async def _status(broker: AsyncBroker, request_id: str) -> RequestStatus | None:
+    try:
+        return await broker.status(request_id)
+    except UnknownRequest:
+        return None

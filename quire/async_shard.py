@@ -1,0 +1,118 @@
+"""What the sides of an AsyncBroker share: one queue shard, and how an event loop reaches it.
+
+What is asked of Redis, and what its answers mean, is the same code as behind `Broker`; here is only
+what waits. Like there, nothing is repeated but transitions that may be, for a bounded time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import redis.asyncio
+from redis.exceptions import NoScriptError, RedisError
+
+from quire.async_durability import AsyncDurability
+from quire.connection import TRANSIENT, Attempts, longest_block_of, translated
+from quire.keys import Keys
+from quire.producing import Ask, Conversation
+from quire.script_runner import MAX_CALLS_PER_PIPELINE, Argument, Call, load_source, script_sha
+
+#: Calls that are under way at once; each takes a connection. Others wait for their turn.
+MAX_CALLS = 8
+
+_Result = TypeVar("_Result")
+
+
+class AsyncShard:
+    """The base of the sides. `settings` are the arguments every transition begins with."""
+
+    def __init__(
+        self,
+        connection: redis.asyncio.Redis,
+        keys: Keys,
+        *,
+        settings: Sequence[Argument],
+        retry_seconds: float,
+        durable: bool,
+    ) -> None:
+        self.keys = keys
+        self._connection = connection
+        self._settings = tuple(settings)
+        self._retry_seconds = retry_seconds
+        self._longest_block = longest_block_of(connection)
+        self._durability = (
+            AsyncDurability(connection, keys, longest_seconds=self._longest_block)
+            if durable
+            else None
+        )
+        self._turns = asyncio.Semaphore(MAX_CALLS)
+
+    async def now_ms(self) -> int:
+        """See `Broker.now_ms`."""
+        seconds, microseconds = await self._call(self._connection.time)
+        return int(seconds) * 1000 + int(microseconds) // 1000
+
+    async def _hold(self, conversation: Conversation[_Result]) -> _Result:
+        replies: Any = None
+        try:
+            while True:
+                # The first send of a generator must be None.
+                replies = await self._run(conversation.send(replies))
+        except StopIteration as end:
+            result: _Result = end.value
+            return result
+
+    async def _run(self, ask: Ask) -> list[Any]:
+        # A cancellation that is lost may be asked for again; a submit must not be lost.
+        durability = self._durability if ask.transition == "submit" else None
+        if durability:
+            await self._call(durability.find_out)
+        replies: list[Any] = []
+        for first in range(0, len(ask.calls), MAX_CALLS_PER_PIPELINE):
+            part = ask.calls[first : first + MAX_CALLS_PER_PIPELINE]
+            replies += await self._call(partial(self._pipeline, ask.transition, part, durability))
+        return [translated(r) if isinstance(r, RedisError) else r for r in replies]
+
+    async def _pipeline(
+        self, transition: str, calls: Sequence[Call], durability: AsyncDurability | None
+    ) -> list[Any]:
+        source = load_source(transition)
+        replies = await self._send(source, calls, durability)
+        if any(isinstance(reply, NoScriptError) for reply in replies):
+            await self._connection.script_load(source)
+            replies = await self._send(source, calls, durability)
+        return replies
+
+    async def _send(
+        self, source: str, calls: Sequence[Call], durability: AsyncDurability | None
+    ) -> list[Any]:
+        async with self._connection.pipeline(transaction=False) as pipeline:
+            for call in calls:
+                values = (*call.keys, *self._settings, *call.arguments)
+                pipeline.evalsha(script_sha(source), len(call.keys), *values)
+            if durability:
+                durability.add_wait(pipeline)
+            replies = list(await pipeline.execute(raise_on_error=False))
+        for reply in replies:
+            if isinstance(reply, TRANSIENT):
+                # It may pass, and all calls may be made again.
+                raise reply
+        if durability:
+            durability.check(replies[len(calls) :])
+        return replies[: len(calls)]
+
+    async def _call(self, operation: Callable[[], Awaitable[_Result]]) -> _Result:
+        async with self._turns:
+            return await self._retrying(operation)
+
+    async def _retrying(self, operation: Callable[[], Awaitable[_Result]]) -> _Result:
+        attempts = Attempts(self._retry_seconds)
+        while True:
+            try:
+                return await operation()
+            except RedisError as error:
+                pause = attempts.pause_after(error)
+            await asyncio.sleep(pause)

@@ -1,0 +1,51 @@
+"""A durable client of an event loop keeps its promise or refuses to make it."""
+
+import asyncio
+
+import fakeredis
+import pytest
+
+from quire.aio import AsyncClient
+from quire.broker import Broker
+from quire.connection import connect
+from quire.errors import DurabilityUnavailable, UnknownRequest
+from quire.local_redis import URL_VARIABLE, LocalRedis
+from quire.output import State
+
+
+async def submit_durably(server):
+    async with AsyncClient(server, durable=True) as client:
+        return (await client.submit("x", request_id="a")).request_id
+
+
+def start(monkeypatch, **settings):
+    monkeypatch.delenv(URL_VARIABLE, raising=False)
+    server = LocalRedis.start(**settings)
+    if not server.is_real:
+        pytest.skip("no real Redis to start on this machine")
+    return server
+
+
+@pytest.mark.real_redis
+def test_what_a_durable_submit_has_confirmed_survives_the_death_of_the_server(monkeypatch):
+    options = ["--appendfsync", "always"]
+    with start(monkeypatch, append_only=True, options=options) as server:
+        asyncio.run(submit_durably(server.url))
+        server.restart()
+        with connect(server.url) as connection:
+            assert Broker(connection).status("a").state is State.QUEUED
+
+
+@pytest.mark.real_redis
+def test_a_server_that_writes_nothing_is_refused_before_anything_is_sent(monkeypatch):
+    with start(monkeypatch) as server, connect(server.url) as connection:
+        for _ in range(2):
+            with pytest.raises(DurabilityUnavailable, match=r"WAITAOF|appendonly"):
+                asyncio.run(submit_durably(server.url))
+        with pytest.raises(UnknownRequest):
+            Broker(connection).status("a")
+
+
+def test_the_fake_promises_nothing_to_a_loop_either():
+    with pytest.raises(DurabilityUnavailable):
+        asyncio.run(submit_durably(fakeredis.FakeAsyncRedis()))
