@@ -19,7 +19,7 @@ TORCH_REQUIREMENT := $(if $(filter cpu,$(TORCH)),torch==2.13.0+cpu,torch==2.13.0
 INSTALL := $(BIN)/python -m pip install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check lint types imports format requests bench bench-protocol bench-scheduler modelcheck chaos up down clean
+.PHONY: help env demo test check lint types imports format requests bench bench-protocol bench-scheduler modelcheck sim chaos up down clean
 
 help: ## print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,9 @@ format: $(VENV)/dev.installed ## format the code
 
 modelcheck: $(VENV)/dev.installed ## explore every state of the protocol's model, and its controls
 	$(BIN)/python -m tests.simulation.modelcheck
+
+sim: $(VENV)/dev.installed ## play seeded schedules of the whole system on virtual time (RUNS=10000, SEED=n)
+	$(BIN)/python -m tests.simulation.system $(if $(SEED),--seed $(SEED),--runs $(or $(RUNS),10000))
 
 chaos: $(VENV)/dev.installed ## kill, freeze and cut off real workers, clients and Redis (SCHEDULES=20, JOBS=4, SEED=n)
 	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED),--schedules $(or $(SCHEDULES),20) --jobs $(or $(JOBS),4))
