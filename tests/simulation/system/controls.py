@@ -1,0 +1,63 @@
+"""Negative controls: the system with one thing broken on purpose, which the laws must notice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from engine.fake_runner import FakeRunner
+from quire.script_runner import load_source
+from tests.simulation.system.fleet import StatefulRunner
+
+_FENCE = "return fields.state == 'running' and fields.epoch == epoch and fields.owner == owner"
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A broken system, and the law that must be seen to break."""
+
+    name: str
+    law: str
+    #: Texts of the Lua scripts, and what stands in their place.
+    sabotage: Mapping[str, str] = field(default_factory=dict)
+    runner: type[FakeRunner] = FakeRunner
+    #: The fault under which it shows; empty where any will do.
+    plague: str = ""
+
+    def check(self) -> None:
+        """A control that changes nothing proves nothing. AssertionError."""
+        for text in self.sabotage:
+            scripts = ("submit", "claim", "commit", "cancel", "release", "reap")
+            assert any(text in load_source(name) for name in scripts), f"no script has {text!r}"
+
+
+CONTROLS = (
+    Control(
+        "without a fence, zombies publish",
+        "I4",
+        {_FENCE: "return fields.state == 'running'"},
+        plague="freeze a worker",
+    ),
+    Control(
+        "the epoch alone is no fence when Redis loses its tail",
+        "I4",
+        {_FENCE: "return fields.state == 'running' and fields.epoch == epoch"},
+        plague="lose the tail",
+    ),
+    Control(
+        "noise from a generator with a state differs once Redis lost its tail",
+        "I1",
+        runner=StatefulRunner,
+        plague="lose the tail",
+    ),
+    Control(
+        "a commit that accepts a gap leaves one",
+        "I2",
+        {"if item.start > published then": "if false then"},
+    ),
+    Control(
+        "a claim past the books unbalances them",
+        "I10",
+        {"enter(keys, id, 'running')": "redis.call('HSET', keys.record, 'state', 'running')"},
+    ),
+)

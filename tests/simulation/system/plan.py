@@ -1,0 +1,190 @@
+"""What a schedule is made of, drawn from its seed: its requests, its fleet, what befalls them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.protocol import GenerationRequest
+from tests.service.fake_model import byte_tokenizer, expected_tokens, text_of
+
+#: Disturbances end at this moment at the latest; from then on everything must come to its end.
+HORIZON_SECONDS = 3.5
+
+#: All requests are in the queue by then.
+LATEST_SUBMIT_SECONDS = 1.0
+
+LEASE_SECONDS = 1.0
+
+#: Ids of tokens that are printable characters of one byte.
+PRINTABLE_IDS = range(1, 95)
+
+#: How often a plague comes.
+PLAGUE_FAULTS = 8
+
+#: What may befall a schedule, with how often it is drawn.
+FAULTS = {
+    "kill a worker": 5,
+    "freeze a worker": 5,
+    "cut a worker off": 3,
+    "drain a worker": 3,
+    "fail a device": 1,
+    "crash Redis": 1,
+    "lose the tail": 4,
+    "kill a caller": 3,
+    "cancel": 2,
+    "submit again": 2,
+    "pause the queue": 1,
+    "requeue the dead": 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One request, when it is submitted, and what comes of it when nothing goes wrong."""
+
+    request: GenerationRequest
+    submit_at: float
+    #: Seconds from the submit, None for none.
+    deadline: float | None
+    delay: float | None
+    tokens: tuple[int, ...]
+    text: str
+    finish_reason: str
+    is_poison: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that happens at a moment; `amount` is its size between 0 and 1."""
+
+    moment: float
+    kind: str
+    amount: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A whole schedule before it is played."""
+
+    seed: int
+    num_workers: int
+    max_attempts: int
+    step_seconds: float
+    wanted: tuple[Wanted, ...]
+    faults: tuple[Fault, ...]
+    weather: dict[str, float]
+    settings: dict[str, Any]
+
+
+def draw_plan(seed: int, *, plague: str = "") -> Plan:
+    """The plan of a seed: a pure function of it. A `plague` is a fault that comes often."""
+    draw = random.Random(f"plan {seed}")
+    wanted = tuple(_draw_wanted(draw, seed, number) for number in range(draw.randint(2, 5)))
+    if draw.random() < 0.15:
+        wanted = (*wanted[:-1], _poisoned(wanted[-1]))
+    kinds = draw.choices(list(FAULTS), list(FAULTS.values()), k=draw.randint(3, 12))
+    kinds += [plague] * PLAGUE_FAULTS if plague else []
+    # Most while most is going on.
+    moments = [draw.triangular(0, HORIZON_SECONDS, 0.5) for _ in kinds]
+    faults = [
+        Fault(moment, kind, draw.random()) for moment, kind in zip(moments, kinds, strict=True)
+    ]
+    weather = draw.choice(
+        [
+            {},
+            {"reply_lost": 0.02, "is_slow": 0.02},
+            {"request_lost": 0.01, "reply_lost": 0.03, "arrives_late": 0.03},
+            {"request_lost": 0.05, "reply_lost": 0.1, "arrives_late": 0.05, "is_slow": 0.1},
+        ]
+    )
+    return Plan(
+        seed=seed,
+        num_workers=draw.randint(1, 3),
+        max_attempts=draw.choice([2, 5, 20, 20]),
+        step_seconds=draw.choice([0.01, 0.05, 0.1]),
+        wanted=wanted,
+        faults=tuple(sorted(faults, key=lambda fault: fault.moment)),
+        weather=weather,
+        settings={
+            "block_size": 4,
+            "num_blocks": draw.choice([16, 64]),
+            "num_host_blocks": draw.choice([0, 8]),
+            "max_num_seqs": draw.choice([1, 2, 4]),
+            "max_num_batched_tokens": draw.choice([8, 64]),
+            "claim_batch": draw.choice([1, 4]),
+            "policy": draw.choice(["fcfs", "sjf", "priority", "adaptive"]),
+            "preemption_mode": draw.choice(["recompute", "swap", "auto"]),
+            "swap_min_tokens": 4,
+            "drain_seconds": draw.choice([0.0, 0.5, 10.0]),
+            "publish_interval_seconds": draw.choice([0.0, 0.0, 0.1]),
+        },
+    )
+
+
+def _draw_wanted(draw: random.Random, seed: int, number: int) -> Wanted:
+    prompt: list[int] | str
+    prompt = draw.choices(PRINTABLE_IDS, k=draw.randint(1, 12))
+    prompt_ids: Sequence[int] = prompt
+    kind = draw.choice(["tokens", "tokens", "completions"])
+    if kind == "completions":
+        prompt = "".join(draw.choices("abcdefgh ", k=draw.randint(1, 12)))
+        prompt_ids = byte_tokenizer().encode(prompt).ids
+    sampling: dict[str, Any] = {
+        "max_tokens": draw.choice([1, 8, 24, 40]),
+        "seed": draw.getrandbits(31),
+    }
+    honest = expected_tokens(prompt_ids, max_tokens=sampling["max_tokens"], seed=sampling["seed"])
+    tokens, text, reason = honest, text_of(honest), "length"
+    ends = draw.random()
+    if ends < 0.2:
+        stop = draw.choice(honest)
+        sampling["stop_token_ids"] = [stop]
+        tokens, reason = honest[: honest.index(stop) + 1], "stop"
+        text = text_of(tokens)
+    elif ends < 0.4 and (found := _stop_string(draw, honest)):
+        sampling["stop"] = [found[0]]
+        tokens, text, reason = found[1], found[2], "stop"
+    group = f"group{seed % 7}~" if draw.random() < 0.3 else ""
+    request = GenerationRequest(
+        id=f"{group}r{number}",
+        kind=kind,
+        body={"prompt": prompt} | sampling,
+        priority=draw.choice([0, 1, 1, 2, 3]),
+        tenant=draw.choice(["default", "other"]),
+        metadata=draw.choice([{}, {"row": number}]),
+        idempotency_key=draw.choice([None, None, f"key{number}"]),
+        created_ms=0,
+    )
+    return Wanted(
+        request=request,
+        submit_at=draw.uniform(0, LATEST_SUBMIT_SECONDS) if number else 0.0,
+        deadline=draw.uniform(0.05, 4.0) if draw.random() < 0.15 else None,
+        delay=draw.uniform(0.1, 2.0) if draw.random() < 0.15 else None,
+        tokens=tokens,
+        text=text,
+        finish_reason=reason,
+        is_poison=False,
+    )
+
+
+def _stop_string(
+    draw: random.Random, honest: tuple[int, ...]
+) -> tuple[str, tuple[int, ...], str] | None:
+    """A character of the output as a stop string: it, the tokens up to it, and the text before."""
+    printable = [token for token in honest if token in PRINTABLE_IDS]
+    if not printable:
+        return None
+    chosen = draw.choice(printable)
+    tokens = honest[: honest.index(chosen) + 1]
+    text = text_of(tokens)
+    # A broken character before it may have swallowed it.
+    return (text[-1], tokens, text[:-1]) if text.count(text_of([chosen])) == 1 else None
+
+
+def _poisoned(wanted: Wanted) -> Wanted:
+    return Wanted(
+        **{name: getattr(wanted, name) for name in Wanted.__slots__} | {"is_poison": True}
+    )

@@ -1,0 +1,289 @@
+"""The stream commands of a simulated Redis; see redis_commands.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.simulation.system.redis_commands import OK, Commands
+from tests.simulation.system.redis_data import (
+    FIRST_ID,
+    LAST_ID,
+    EntryId,
+    Group,
+    Pending,
+    ReplyError,
+    Status,
+    Stream,
+    format_id,
+    parse_id,
+)
+
+MAX_NUMBER = LAST_ID[1]
+
+
+class StreamCommands(Commands):
+    """Adds streams and consumer groups."""
+
+    def xadd(self, key: bytes, *arguments: bytes) -> bytes:
+        rest, bounds = list(arguments), dict[bytes, bytes]()
+        while (word := rest[0].upper()) in (b"MAXLEN", b"MINID"):
+            rest.pop(0)
+            is_exact = rest[0] != b"~"
+            if rest[0] in (b"~", b"="):
+                rest.pop(0)
+            # A trim that may keep more keeps everything here.
+            bounds |= {word: rest.pop(0)} if is_exact else {b"": rest.pop(0)}
+        stream = self.typed(key, Stream)
+        entry_id = self._next_id(rest.pop(0), stream.last_id if stream else FIRST_ID)
+        if not rest or len(rest) % 2:
+            raise ReplyError("ERR wrong number of arguments for 'xadd' command")
+        if stream is None:
+            stream = Stream()
+            self.database.values[key] = stream
+        stream.ids.append(entry_id)
+        stream.fields.append(tuple(rest))
+        stream.last_id = entry_id
+        for word in (b"MAXLEN", b"MINID"):
+            if word in bounds:
+                _trim(stream, word, bounds[word])
+        self.stream_grew()
+        return format_id(entry_id)
+
+    def stream_grew(self) -> None:
+        """Called when blocked readers may have something to read."""
+
+    def xlen(self, key: bytes) -> int:
+        stream = self.typed(key, Stream)
+        return len(stream.ids) if stream else 0
+
+    def xdel(self, key: bytes, *entry_ids: bytes) -> int:
+        stream = self.typed(key, Stream)
+        return sum(stream.delete(parse_id(i, missing=0)) for i in entry_ids) if stream else 0
+
+    def xtrim(self, key: bytes, *arguments: bytes) -> int:
+        stream = self.typed(key, Stream)
+        words = [word for word in arguments if word not in (b"~", b"=")]
+        if stream is None:
+            return 0
+        return _trim(stream, words[0].upper(), words[1])
+
+    def xrange(self, key: bytes, first: bytes, last: bytes, *options: bytes) -> list[Any]:
+        stream = self.typed(key, Stream)
+        if stream is None:
+            return []
+        start, end = _range_bound(first, missing=0), _range_bound(last, missing=MAX_NUMBER)
+        places = stream.between(start, end)
+        if options:
+            places = places[: int(options[1])]
+        return [_entry(stream, place) for place in places]
+
+    def xrevrange(self, key: bytes, last: bytes, first: bytes, *options: bytes) -> list[Any]:
+        found = self.xrange(key, first, last)[::-1]
+        return found[: int(options[1])] if options else found
+
+    def xread(self, *arguments: bytes) -> list[Any] | None:
+        options, keys, positions = _streams_of(list(arguments))
+        count = int(options.get(b"COUNT", b"-1"))
+        found = []
+        for key, position in zip(keys, positions, strict=True):
+            stream = self.typed(key, Stream)
+            if stream is None:
+                continue
+            after = stream.last_id if position == b"$" else parse_id(position, missing=0)
+            places = stream.between(_successor(after), LAST_ID)
+            if count > 0:
+                places = places[:count]
+            if places:
+                found.append([key, [_entry(stream, place) for place in places]])
+        return found or None
+
+    # Groups.
+
+    def xgroup(self, verb: bytes, key: bytes, name: bytes, *arguments: bytes) -> Status | int:
+        verb = verb.upper()
+        stream = self.typed(key, Stream)
+        if verb == b"CREATE":
+            if stream is None:
+                if b"MKSTREAM" not in (word.upper() for word in arguments):
+                    raise ReplyError("ERR The XGROUP subcommand requires the key to exist")
+                stream = Stream()
+                self.database.values[key] = stream
+            if name in stream.groups:
+                raise ReplyError("BUSYGROUP Consumer Group name already exists")
+            start = arguments[0]
+            position = stream.last_id if start == b"$" else parse_id(start, missing=0)
+            stream.groups[name] = Group(position)
+            return OK
+        group = self._group(key, name)
+        if verb == b"DELCONSUMER":
+            consumer = arguments[0]
+            group.consumers.pop(consumer, None)
+            held = [i for i, pending in group.pending.items() if pending.consumer == consumer]
+            for entry_id in held:
+                del group.pending[entry_id]
+            return len(held)
+        if verb == b"DESTROY":
+            assert stream is not None
+            return int(stream.groups.pop(name, None) is not None)
+        raise ReplyError(f"ERR unknown subcommand {verb!r}")
+
+    def xreadgroup(self, _word: bytes, name: bytes, consumer: bytes, *rest: bytes) -> Any:
+        options, keys, positions = _streams_of(list(rest))
+        count = int(options.get(b"COUNT", b"-1"))
+        found = []
+        groups = [self._group(key, name) for key in keys]
+        for key, position, group in zip(keys, positions, groups, strict=True):
+            stream = self.typed(key, Stream)
+            assert stream is not None
+            group.consumers[consumer] = self.now_ms()
+            if position == b">":
+                entries = self._deliver(stream, group, consumer, count=count)
+                if entries:
+                    found.append([key, entries])
+            else:
+                after = parse_id(position, missing=0)
+                held = sorted(
+                    i for i, p in group.pending.items() if p.consumer == consumer and i > after
+                )
+                held = held[:count] if count > 0 else held
+                found.append([key, [[format_id(i), _fields(stream, i)] for i in held]])
+        return found or None
+
+    def xack(self, key: bytes, name: bytes, *entry_ids: bytes) -> int:
+        stream = self.typed(key, Stream)
+        group = stream.groups.get(name) if stream else None
+        if group is None:
+            return 0
+        ids = [parse_id(entry_id, missing=0) for entry_id in entry_ids]
+        return sum(group.pending.pop(entry_id, None) is not None for entry_id in ids)
+
+    def xpending(self, key: bytes, name: bytes, *arguments: bytes) -> list[Any]:
+        group = self._group(key, name)
+        ids = sorted(group.pending)
+        if not arguments:
+            if not ids:
+                return [0, None, None, None]
+            names = [group.pending[entry_id].consumer for entry_id in ids]
+            counts = [[who, b"%d" % names.count(who)] for who in sorted(set(names))]
+            return [len(ids), format_id(ids[0]), format_id(ids[-1]), counts]
+        rest = list(arguments)
+        least_idle = 0
+        if rest[0].upper() == b"IDLE":
+            least_idle = int(rest[1])
+            rest = rest[2:]
+        first, last = _range_bound(rest[0], missing=0), _range_bound(rest[1], missing=MAX_NUMBER)
+        rows = []
+        for entry_id in ids:
+            held = group.pending[entry_id]
+            idle = self.now_ms() - held.delivered_ms
+            mine = len(rest) < 4 or held.consumer == rest[3]
+            if first <= entry_id <= last and idle >= least_idle and mine:
+                rows.append([format_id(entry_id), held.consumer, idle, held.count])
+        return rows[: int(rest[2])]
+
+    def xautoclaim(
+        self, key: bytes, name: bytes, consumer: bytes, idle: bytes, start: bytes, *options: bytes
+    ) -> list[Any]:
+        stream, group = self.typed(key, Stream), self._group(key, name)
+        assert stream is not None
+        count = int(options[1]) if options else 100
+        group.consumers[consumer] = self.now_ms()
+        entries, deleted, next_id = list[Any](), list[bytes](), FIRST_ID
+        for entry_id in sorted(i for i in group.pending if i >= parse_id(start, missing=0)):
+            held = group.pending[entry_id]
+            if self.now_ms() - held.delivered_ms < int(idle):
+                continue
+            if len(entries) + len(deleted) == count:
+                next_id = entry_id
+                break
+            if stream.find(entry_id) is None:
+                del group.pending[entry_id]
+                deleted.append(format_id(entry_id))
+                continue
+            held.consumer, held.delivered_ms, held.count = consumer, self.now_ms(), held.count + 1
+            entries.append([format_id(entry_id), _fields(stream, entry_id)])
+        return [format_id(next_id), entries, deleted]
+
+    def xinfo(self, what: bytes, key: bytes, *arguments: bytes) -> list[Any]:
+        stream = self.typed(key, Stream)
+        if stream is None:
+            raise ReplyError("ERR no such key")
+        if what.upper() == b"CONSUMERS":
+            group = self._group(key, arguments[0])
+            return [self._consumer_info(group, consumer) for consumer in sorted(group.consumers)]
+        assert what.upper() == b"GROUPS"
+        return [self._group_info(stream, name, group) for name, group in stream.groups.items()]
+
+    def _consumer_info(self, group: Group, consumer: bytes) -> list[Any]:
+        held = sum(pending.consumer == consumer for pending in group.pending.values())
+        idle = self.now_ms() - group.consumers[consumer]
+        return [b"name", consumer, b"pending", held, b"idle", idle]
+
+    def _group_info(self, stream: Stream, name: bytes, group: Group) -> list[Any]:
+        lag = len(stream.between(_successor(group.last_delivered), LAST_ID))
+        return [
+            *(b"name", name, b"consumers", len(group.consumers), b"pending", len(group.pending)),
+            *(b"last-delivered-id", format_id(group.last_delivered), b"lag", lag),
+        ]
+
+    def _deliver(self, stream: Stream, group: Group, consumer: bytes, *, count: int) -> list[Any]:
+        places = stream.between(_successor(group.last_delivered), LAST_ID)
+        if count > 0:
+            places = places[:count]
+        for place in places:
+            group.pending[stream.ids[place]] = Pending(consumer, self.now_ms())
+            group.last_delivered = stream.ids[place]
+        return [_entry(stream, place) for place in places]
+
+    def _group(self, key: bytes, name: bytes) -> Group:
+        stream = self.typed(key, Stream)
+        if stream is None or name not in stream.groups:
+            message = f"NOGROUP No such key '{key.decode()}' or consumer group '{name.decode()}'"
+            raise ReplyError(message)
+        return stream.groups[name]
+
+    def _next_id(self, wanted: bytes, last: EntryId) -> EntryId:
+        if wanted == b"*":
+            now = self.now_ms()
+            return (now, 0) if now > last[0] else (last[0], last[1] + 1)
+        entry_id = parse_id(wanted, missing=0)
+        if entry_id <= last or entry_id == FIRST_ID:
+            message = "ERR The ID specified in XADD is equal or smaller than the target stream"
+            raise ReplyError(f"{message} top item")
+        return entry_id
+
+
+def _streams_of(rest: list[bytes]) -> tuple[dict[bytes, bytes], list[bytes], list[bytes]]:
+    """The options of a read, its keys and its positions."""
+    options: dict[bytes, bytes] = {}
+    while (word := rest.pop(0).upper()) != b"STREAMS":
+        options[word] = b"" if word == b"NOACK" else rest.pop(0)
+    half = len(rest) // 2
+    return options, rest[:half], rest[half:]
+
+
+def _trim(stream: Stream, word: bytes, bound: bytes) -> int:
+    """Drops the oldest entries; returns how many."""
+    if word == b"MAXLEN":
+        return stream.keep_last(int(bound))
+    return stream.keep_last(len(stream.between(parse_id(bound, missing=0), LAST_ID)))
+
+
+def _entry(stream: Stream, place: int) -> list[Any]:
+    return [format_id(stream.ids[place]), list(stream.fields[place])]
+
+
+def _fields(stream: Stream, entry_id: EntryId) -> list[bytes] | None:
+    fields = stream.find(entry_id)
+    return None if fields is None else list(fields)
+
+
+def _range_bound(text: bytes, *, missing: int) -> EntryId:
+    if text.startswith(b"("):
+        # An open bound at the beginning; at an end it would be the predecessor, which nobody asks.
+        return _successor(parse_id(text[1:], missing=missing))
+    return parse_id(text, missing=missing)
+
+
+def _successor(entry_id: EntryId) -> EntryId:
+    return (entry_id[0], entry_id[1] + 1) if entry_id[1] < MAX_NUMBER else (entry_id[0] + 1, 0)

@@ -1,0 +1,92 @@
+"""The whole system under seeded schedules; see `python -m tests.simulation.system --help`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.system.__main__ import Figures, catches, play_all, replay
+from tests.simulation.system.controls import CONTROLS, Control
+from tests.simulation.system.plan import FAULTS
+from tests.simulation.system.schedule import play
+from tests.simulation.system.seams import installed
+
+NUM_SEEDS = 100
+CHECKOUT = Path(__file__).parents[3]
+
+#: Kinds of events that a hundred schedules must have seen, or the schedules have become too tame.
+EXPECTED = {
+    *FAULTS,
+    *("caller killed", "request_lost", "reply_lost", "arrives_late", "rollbacks"),
+    *("commit ok", "commit fenced", "commit rewind", "commit replayed", "tokens"),
+    *("request resumed", "request released", "leases reaped", "claim lost", "requests promoted"),
+    *("worker died", "worker ended", "draining", "redis unavailable", "not claimed"),
+}
+
+
+@pytest.fixture(scope="module")
+def figures() -> Figures:
+    played = Figures()
+    played.add(play_all(range(NUM_SEEDS)))
+    return played
+
+
+def test_every_output_is_that_of_the_undisturbed_run_and_every_law_holds(figures):
+    assert figures.failing == []
+    assert figures.runs == NUM_SEEDS
+
+
+def test_everything_that_may_befall_a_schedule_has_befallen_one(figures):
+    assert {name for name in EXPECTED if not figures.counts[name]} == set()
+
+
+@pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.name)
+def test_a_broken_system_is_caught(control):
+    assert catches(control) > 0
+
+
+def test_a_control_that_would_change_nothing_is_refused():
+    with pytest.raises(AssertionError, match="no script has"):
+        catches(Control("nothing", "I1", {"this stands nowhere": ""}))
+
+
+def test_a_schedule_is_a_pure_function_of_its_seed():
+    with installed():
+        first, second = (play(7, keeps_trace=True).trace for _ in range(2))
+    assert len(first) > 50
+    assert first == second
+
+
+def trace_of(seed: int, *, hash_seed: str) -> str:
+    """What a process of its own tells of a schedule."""
+    command = [sys.executable, "-m", "tests.simulation.system", "--seed", str(seed)]
+    environ = os.environ | {"PYTHONHASHSEED": hash_seed}
+    return subprocess.run(
+        command, cwd=CHECKOUT, env=environ, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_a_replay_in_another_process_is_the_same_to_the_letter():
+    assert trace_of(11, hash_seed="1") == trace_of(11, hash_seed="2")
+
+
+def test_a_replay_tells_what_happened(capsys):
+    assert replay(3) == 0
+    told = capsys.readouterr().out
+    assert "worker ready" in told
+    assert told.endswith("seed 3: all laws held\n")
+
+
+def test_the_command_writes_its_figures_and_fails_when_a_law_is_broken(tmp_path, monkeypatch):
+    file = tmp_path / "figures.json"
+    command = [sys.executable, "-m", "tests.simulation.system", "--runs", "4", "--jobs", "1"]
+    environ = os.environ | {"SIM_JSON": str(file)}
+    done = subprocess.run(command, cwd=CHECKOUT, env=environ, capture_output=True, text=True)
+    told = json.loads(file.read_text())
+    assert (told["runs"], told["controls"]) == (4, len(CONTROLS))
+    assert (done.returncode == 0) == (told["violations"] == 0 and told["controls_caught"] == 5)
