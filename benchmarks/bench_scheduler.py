@@ -1,96 +1,156 @@
-"""What planning a step costs: 1,000 requests running and up to 10,000 waiting, no model behind.
+"""What planning a step costs: up to 1,000 requests running, up to 100,000 waiting, no model behind.
 
-    python -m benchmarks.bench_scheduler [--json FILE]
+    python -m benchmarks.bench_scheduler [--running 10,100,1000] [--waiting 1000,10000,100000]
+        [--json FILE]
 
-The runner answers with a constant, so that all time measured is the engine's own: schedule, apply,
-and the records that go in and out. The gate: every running request gains one token per step.
+Every running request decodes one token in every step, lengths are spread so that a sixteenth of
+them begins a block, and full blocks go into the prefix cache: the steady state of a full engine.
+`schedule` and `apply` are the scheduler's two halves of a step; the whole step is `Engine.step`
+around a runner that answers with a constant, and makes the output records as well. The gate: every
+running request gains one token per step, nobody joins, and the laws of the engine hold at the end.
 """
 
 import argparse
 import json
-import platform
 import statistics
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.figures import machine, percentile
 from engine.batch import Batch
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 
-NUM_WARMUP_STEPS = 5
-NUM_STEPS = 200
+NUM_WARMUP_STEPS = 16
+NUM_STEPS = 192
 PROMPT_TOKENS = 64
 BLOCK_SIZE = 16
+VOCAB_SIZE = 32_000
+EOS = 2
+#: What the runner answers: any token that ends nothing.
+TOKEN = 7
+MAX_TOKENS = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Medians in milliseconds, and the step that 99 of 100 do not exceed."""
+
+    running: int
+    waiting: int
+    schedule_ms: float
+    apply_ms: float
+    both_ms: float
+    both_p99_ms: float
+    whole_step_ms: float
 
 
 class ConstantRunner:
     """Answers every row with the same token and computes nothing."""
 
     def run(self, batch: Batch) -> dict[str, int]:
-        return {row.request_id: 7 for row in batch.rows if row.samples}
+        return {row.request_id: TOKEN for row in batch.rows if row.samples}
 
 
-def measure(num_running: int, num_waiting: int) -> dict[str, float]:
-    """Median milliseconds of one decode step, whole and by half."""
-    blocks_each = (PROMPT_TOKENS + NUM_STEPS) // BLOCK_SIZE + 2
+def full_engine(num_running: int, num_waiting: int) -> Engine:
+    """An engine whose places are all taken by requests that decode."""
+    most_tokens = PROMPT_TOKENS + BLOCK_SIZE + NUM_WARMUP_STEPS + 2 * NUM_STEPS
     config = EngineConfig(
-        num_blocks=num_running * blocks_each,
+        num_blocks=num_running * (most_tokens // BLOCK_SIZE + 2),
         max_model_len=4096,
-        vocab_size=1000,
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=frozenset({EOS}),
         block_size=BLOCK_SIZE,
         max_num_seqs=num_running,
-        max_num_batched_tokens=num_running * PROMPT_TOKENS,
-        enable_prefix_caching=False,
+        max_num_batched_tokens=num_running * (PROMPT_TOKENS + BLOCK_SIZE),
     )
     engine = Engine(config, ConstantRunner())
     for index in range(num_running + num_waiting):
+        prompt = [3 + index % (VOCAB_SIZE - 3)] * (PROMPT_TOKENS + index % BLOCK_SIZE)
         engine.add_request(
             Request(
                 request_id=f"r{index}",
-                prompt_token_ids=[1 + index % 900] * PROMPT_TOKENS,
-                sampling=SamplingParams(max_tokens=2048),
+                prompt_token_ids=prompt,
+                sampling=SamplingParams(max_tokens=MAX_TOKENS),
                 arrival_time=float(index),
             )
         )
     for _ in range(NUM_WARMUP_STEPS):
         engine.step(time.perf_counter)
-    scheduler = engine._scheduler
-    whole, planning = [], []
+    return engine
+
+
+def measure(num_running: int, num_waiting: int) -> Row:
+    """Time the halves of a step, then whole steps, of the same engine."""
+    engine = full_engine(num_running, num_waiting)
+    scheduler, runner = engine._scheduler, ConstantRunner()
+    planning, applying, whole = [], [], []
+    clock = time.perf_counter
     for _ in range(NUM_STEPS):
-        started = time.perf_counter()
-        outputs = engine.step(time.perf_counter)
-        whole.append(time.perf_counter() - started)
-        assert len(outputs) == num_running, "a running request did not get on"
-        # Planning twice is free of consequences: nothing advances before it is applied.
-        started = time.perf_counter()
-        scheduler.schedule(now=0.0)
-        planning.append(time.perf_counter() - started)
+        started = clock()
+        batch = scheduler.schedule(now=0.0)
+        planning.append(clock() - started)
+        token_ids = runner.run(batch)
+        started = clock()
+        progress = scheduler.apply(batch, token_ids, now=0.0)
+        applying.append(clock() - started)
+        check(len(progress.requests) == num_running, "a running request did not get on")
+    for _ in range(NUM_STEPS):
+        started = clock()
+        outputs = engine.step(clock)
+        whole.append(clock() - started)
+        check(len(outputs) == num_running, "a running request did not get on")
     snapshot = engine.snapshot()
-    assert (snapshot.num_running, snapshot.num_waiting) == (num_running, num_waiting)
-    return {
-        "running": num_running,
-        "waiting": num_waiting,
-        "step_ms": 1e3 * statistics.median(whole),
-        "schedule_ms": 1e3 * statistics.median(planning),
-    }
+    check(
+        (snapshot.num_running, snapshot.num_waiting) == (num_running, num_waiting), "queues moved"
+    )
+    check(not engine.violations(), "a law of the engine is broken")
+    both = [plan + apply for plan, apply in zip(planning, applying, strict=True)]
+    return Row(
+        running=num_running,
+        waiting=num_waiting,
+        schedule_ms=1e3 * statistics.median(planning),
+        apply_ms=1e3 * statistics.median(applying),
+        both_ms=1e3 * statistics.median(both),
+        both_p99_ms=1e3 * percentile(both, 0.99),
+        whole_step_ms=1e3 * statistics.median(whole),
+    )
+
+
+def check(holds: bool, otherwise: str) -> None:  # noqa: FBT001
+    """The gate: no figures of a wrong run."""
+    if not holds:
+        raise SystemExit(otherwise)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--running", default="1,10,100,1000")
+    parser.add_argument("--waiting", default="0,1000,10000,100000")
     parser.add_argument("--json", type=Path, help="write the figures to this file as well")
     arguments = parser.parse_args()
-    rows = [measure(*size) for size in [(1, 0), (100, 0), (1000, 0), (1000, 10_000), (100, 10_000)]]
-    print(f"{'running':>8} {'waiting':>8} {'schedule ms':>12} {'whole step ms':>14} {'us/row':>8}")
-    for row in rows:
-        per_row = 1e3 * row["step_ms"] / row["running"]
-        print(
-            f"{row['running']:>8} {row['waiting']:>8} {row['schedule_ms']:>12.3f}"
-            f" {row['step_ms']:>14.3f} {per_row:>8.2f}"
-        )
+    rows = []
+    print(f"{'':17} ---------- ms, median ---------   p99")
+    print(
+        f"{'running':>8} {'waiting':>8} {'schedule':>8} {'apply':>7} {'both':>7} {'both':>7}",
+        end="",
+    )
+    print(f" {'whole step':>11} {'us/row':>7}")
+    for num_running in map(int, arguments.running.split(",")):
+        for num_waiting in map(int, arguments.waiting.split(",")):
+            row = measure(num_running, num_waiting)
+            rows.append(asdict(row))
+            print(
+                f"{row.running:>8} {row.waiting:>8} {row.schedule_ms:>8.3f} {row.apply_ms:>7.3f}"
+                f" {row.both_ms:>7.3f} {row.both_p99_ms:>7.3f} {row.whole_step_ms:>11.3f}"
+                f" {1e3 * row.both_ms / row.running:>7.2f}",
+                flush=True,
+            )
     if arguments.json:
-        record = {"python": platform.python_version(), "machine": platform.machine(), "rows": rows}
+        record = {"machine": machine(), "rows": rows}
         arguments.json.write_text(json.dumps(record, indent=2) + "\n")
 
 

@@ -55,17 +55,24 @@ class Batch:
     The runner does swap_out, then swap_in, then computes the rows, in this order: a block may be
     swapped out and handed to another request within the same step.
 
-    swap_out: device block -> host block; swap_in: host block -> device block.
+    swap_out: device block -> host block; swap_in: host block -> device block. The first
+    `num_decodes` rows have one token each; others may have one as well.
     """
 
     step: int
     rows: tuple[BatchRow, ...]
     swap_out: tuple[BlockCopy, ...] = ()
     swap_in: tuple[BlockCopy, ...] = ()
+    num_decodes: int = 0
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(row.token_ids) for row in self.rows)
+        return self.num_decodes + sum(len(row.token_ids) for row in self.catch_up_rows)
+
+    @property
+    def catch_up_rows(self) -> tuple[BatchRow, ...]:
+        """The rows of requests that had not caught up when the step was planned."""
+        return self.rows[self.num_decodes :]
 
     @property
     def is_empty(self) -> bool:

@@ -9,13 +9,14 @@ device: the ModelRunner is passed in. Everything but `abort` belongs to a single
 import heapq
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from engine.batch import Batch, ModelRunner
 from engine.config import EngineConfig
 from engine.errors import DeviceFailed, DuplicateRequest, RequestRejected
 from engine.invariants import violations
-from engine.request import FinishReason, Request
+from engine.request import FinishReason, Progress, Request
 from engine.scheduler import Scheduler
 from engine.stats import EngineSnapshot, StepKind, StepStats
 from engine.stopping import finish_reason_of
@@ -25,9 +26,8 @@ Clock = Callable[[], float]
 MAX_STALE_DEADLINES = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """What one step added to one request.
+class RequestOutput(NamedTuple):
+    """What one step added to one request; a tuple, because a step makes one per running request.
 
     `start` is the index of the first new token, counted from the first ever published: a request
     resumed with 57 tokens goes on at 57. `finish_reason` is set on the last output and only there.
@@ -74,8 +74,7 @@ class Engine:
         batch = self._scheduler.schedule(now=clock())
         token_ids = self._run(batch, clock)
         self._apply_aborts(clock())
-        for request in self._scheduler.apply(batch, token_ids, now=clock()):
-            self._emit_token(request)
+        self._emit(self._scheduler.apply(batch, token_ids, now=clock()))
         if self.config.check_invariants:
             assert not (broken := self.violations()), broken
         outputs, self._outputs = self._outputs, []
@@ -178,7 +177,9 @@ class Engine:
         failures: dict[str, Exception] = {}
         for row in batch.rows:
             try:
-                token_ids |= self._runner.run(replace(batch, rows=(row,), swap_out=(), swap_in=()))
+                token_ids |= self._runner.run(
+                    replace(batch, rows=(row,), num_decodes=0, swap_out=(), swap_in=())
+                )
             except DeviceFailed:
                 raise
             except Exception as error:  # noqa: BLE001 - as above.
@@ -194,18 +195,26 @@ class Engine:
 
     # -- reporting --------------------------------------------------------------------------------
 
-    def _emit_token(self, request: Request) -> None:
-        """Report the token that `apply` has just appended, with the text that became certain."""
-        self._generated_tokens += 1
-        self._outputs.append(
-            RequestOutput(
-                request=request,
-                start=request.num_output_tokens - 1,
-                token_ids=(request.output_token_ids[-1],),
-                text=take_text(request, final=request.is_finished),
-                finish_reason=request.finish_reason,
+    def _emit(self, progress: Progress) -> None:
+        """Report the tokens that `apply` has just appended, with the text that became certain."""
+        self._generated_tokens += len(progress.requests)
+        new = tuple.__new__  # As for the rows of a batch.
+        self._outputs += [
+            new(
+                RequestOutput,
+                (
+                    request,
+                    start,
+                    (token_id,),
+                    "" if request.text is None else take_text(request, final=request.is_finished),
+                    request.finish_reason,
+                    None,
+                ),
             )
-        )
+            for request, start, token_id in zip(
+                progress.requests, progress.starts, progress.token_ids, strict=True
+            )
+        ]
 
     def _finish(
         self, request: Request, reason: FinishReason, *, now: float, error: str | None = None
@@ -271,7 +280,7 @@ def take_text(request: Request, *, final: bool) -> str:
 
 def kind_of_step(batch: Batch) -> StepKind:
     """What the rows are made of, derived and never stored."""
-    num_decodes = sum(len(row.token_ids) == 1 for row in batch.rows)
+    num_decodes = batch.num_decodes + sum(len(row.token_ids) == 1 for row in batch.catch_up_rows)
     if num_decodes == len(batch.rows):
         return "decode"
     return "mixed" if num_decodes else "prefill"

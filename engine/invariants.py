@@ -20,6 +20,9 @@ def violations(scheduler: Scheduler) -> list[str]:
     num_by_place = len(scheduler.running) + scheduler.num_waiting + scheduler.num_preempted
     if num_by_place != len(alive):
         found.append("running + waiting + preempted != alive")
+    if len(scheduler.behind) + len(scheduler.decodes) != len(scheduler.running):
+        found.append("behind + decodes != running")
+    found += scheduler.decodes.violations()
     if not alive and cache.pool.num_owned:
         found.append("an idle engine owns blocks")
     for request in alive.values():
@@ -34,6 +37,8 @@ def progress_laws(request: Request, scheduler: Scheduler) -> list[str]:
     is_running = request.request_id in scheduler.running
     if (request.state is RequestState.RUNNING) != is_running:
         found.append(f"state {request.state} contradicts the running set")
+    if is_running and (request.num_pending_tokens > 1) != (request.request_id in scheduler.behind):
+        found.append("its pending tokens contradict whether it is behind")
     if not 0 <= request.num_computed_tokens < request.num_tokens:
         found.append(f"computed {request.num_computed_tokens} of {request.num_tokens} tokens")
     if request.all_token_ids != request.prompt_token_ids + request.output_token_ids:

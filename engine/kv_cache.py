@@ -13,6 +13,7 @@ from array import array
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from types import MappingProxyType
 
 from engine.batch import BlockCopy
@@ -125,9 +126,9 @@ class KVCache:
         table = self._tables[request.request_id]
         num_full = request.num_computed_tokens // self.block_size
         if num_full > table.num_remembered:
-            hashes = self._hash_chain(request, num_full)
+            chain = self._hash_chain(request, num_full)
             for index in range(table.num_remembered, num_full):
-                self.pool.remember(table.device_block_ids[index], hashes[index])
+                self.pool.remember(table.device_block_ids[index], chain[index])
             table.num_remembered = num_full
 
     def free(self, request_id: str) -> None:
@@ -215,7 +216,8 @@ class KVCache:
         if not self.enable_prefix_caching:
             return []
         hits: list[int] = []
-        for block_hash in self._hash_chain(request, (request.num_tokens - 1) // self.block_size):
+        num_blocks = (request.num_tokens - 1) // self.block_size
+        for block_hash in islice(self._hash_chain(request, num_blocks), num_blocks):
             block_id = self.pool.lookup(block_hash)
             if block_id is None:
                 break
@@ -223,13 +225,18 @@ class KVCache:
         return hits
 
     def _hash_chain(self, request: Request, num_blocks: int) -> Sequence[bytes]:
-        """Hashes of the first `num_blocks` full blocks; each covers all tokens before it."""
-        chain = self._hash_chains.setdefault(request.request_id, [])
+        """Hashes of at least the first `num_blocks` full blocks; each covers all tokens before it.
+
+        The live list and not a copy: a long generation asks for it at every block it fills.
+        """
+        chain = self._hash_chains.get(request.request_id)
+        if chain is None:
+            chain = self._hash_chains[request.request_id] = []
         for index in range(len(chain), num_blocks):
             parent = chain[-1] if chain else request.cache_salt.encode()
             start = index * self.block_size
-            tokens = array("q", request.all_token_ids[start : start + self.block_size])
-            digest = hashlib.blake2b(parent, digest_size=HASH_BYTES)
-            digest.update(tokens.tobytes())
-            chain.append(digest.digest())
-        return chain[:num_blocks]
+            tokens = array("i", request.all_token_ids[start : start + self.block_size])
+            chain.append(
+                hashlib.blake2b(parent + tokens.tobytes(), digest_size=HASH_BYTES).digest()
+            )
+        return chain

@@ -1,8 +1,9 @@
 """The engine's mutable record of one generation. Does not know who asked for it.
 
-Only the Scheduler mutates a Request, and its state only through `transition()`. One counter,
-`num_computed_tokens`, chases `num_tokens`; every other quantity is derived from the two, so that
-nothing can drift apart.
+Only the Scheduler mutates a Request, and its state only through `transition()`. One counter is
+kept beside the tokens: how many of them are still to be computed. Every other quantity is derived,
+so that nothing can drift apart, and a request that decodes stands still: one token pending, for
+ever.
 """
 
 from dataclasses import dataclass, field
@@ -77,7 +78,6 @@ class RequestTimes:
     arrival: float
     first_scheduled: float | None = None
     first_token: float | None = None
-    last_token: float | None = None
     finished: float | None = None
     preempted_at: float | None = None
     preempted_seconds: float = 0.0
@@ -112,7 +112,8 @@ class Request:
     state: RequestState = RequestState.WAITING
     finish_reason: FinishReason | None = None
     error: str | None = None
-    num_computed_tokens: int = 0
+    #: Known tokens whose KV is not computed: 1 in decode, more in any kind of catch-up.
+    num_pending_tokens: int = field(init=False)
     #: Prompt tokens found in the prefix cache at first admission.
     num_cached_tokens: int = 0
     num_preemptions: int = 0
@@ -127,6 +128,7 @@ class Request:
 
     def __post_init__(self) -> None:
         self.all_token_ids = [*self.prompt_token_ids, *self.output_token_ids]
+        self.num_pending_tokens = len(self.all_token_ids)
         self.num_resumed_tokens = len(self.output_token_ids)
         self.times = RequestTimes(arrival=self.arrival_time)
 
@@ -144,9 +146,13 @@ class Request:
         return len(self.all_token_ids)
 
     @property
-    def num_pending_tokens(self) -> int:
-        """Known tokens whose KV is not computed: 1 in decode, more in any kind of catch-up."""
-        return self.num_tokens - self.num_computed_tokens
+    def num_computed_tokens(self) -> int:
+        """Tokens whose KV is in the cache; they chase `num_tokens`."""
+        return len(self.all_token_ids) - self.num_pending_tokens
+
+    @num_computed_tokens.setter
+    def num_computed_tokens(self, count: int) -> None:
+        self.num_pending_tokens = len(self.all_token_ids) - count
 
     @property
     def is_finished(self) -> bool:
@@ -157,11 +163,30 @@ class Request:
         return self.num_tokens > self.num_tokens_at_admission
 
     def append_token(self, token_id: int) -> None:
-        """Record one sampled token."""
+        """Record one sampled token; its own KV is still to be computed."""
         self.output_token_ids.append(token_id)
         self.all_token_ids.append(token_id)
+        self.num_pending_tokens += 1
 
     def transition(self, state: RequestState) -> None:
         """Move to `state`; an illegal move is our bug."""
         assert state in LEGAL_TRANSITIONS[self.state], f"{self.request_id}: {self.state} -> {state}"
         self.state = state
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The tokens of one step, as columns in batch order: whose, which number of its output, which.
+
+    `starts` counts from the first token ever published.
+    """
+
+    requests: list[Request] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+
+    def add(self, request: Request) -> None:
+        """Report the token just appended to a request."""
+        self.requests.append(request)
+        self.starts.append(request.num_output_tokens - 1)
+        self.token_ids.append(request.output_token_ids[-1])

@@ -7,17 +7,22 @@ prefix and one taken over from a dead worker are the same thing: known tokens wh
 computed yet. `schedule()` plans and allocates, `apply()` commits what the device really did;
 nothing about a request's progress changes in between, so a step that failed can simply be planned
 again.
+
+Nor are decodes a phase: they are requests one token behind. Because nothing but their length ever
+changes, they are planned and applied together, and a step costs what happens in it.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
 from engine.batch import Batch, BatchRow, BlockCopy
 from engine.config import EngineConfig
+from engine.decode_set import DecodeSet
 from engine.kv_cache import KVCache
 from engine.policy import POLICIES
-from engine.request import FinishReason, Request, RequestState
+from engine.request import FinishReason, Progress, Request, RequestState
 from engine.stats import SchedulerStats
 from engine.stopping import finish_reason_of
 from engine.waiting_queue import WaitingQueue
@@ -25,7 +30,7 @@ from engine.waiting_queue import WaitingQueue
 
 @dataclass(slots=True)
 class Plan:
-    """The step being planned: what is left of the budget, and what goes into the Batch."""
+    """The step being planned: what is left of the budget, and what joins the decodes in it."""
 
     budget: int
     now: float
@@ -53,7 +58,9 @@ class Scheduler:
         )
         self.stats = SchedulerStats()
         self.requests: dict[str, Request] = {}
+        #: Each of them is either behind, with several tokens to compute, or among the decodes.
         self.running: dict[str, Request] = {}
+        self.behind: dict[str, Request] = {}
         self._waiting = WaitingQueue()
         self._preempted_ids: set[str] = set()
         self._policy = POLICIES[config.policy]
@@ -63,6 +70,8 @@ class Scheduler:
         # Never more requests than tokens per step: each that runs gets on in every step, so no
         # decode waits for a turn and no prompt starves behind decodes.
         self._max_running = min(config.max_num_seqs, config.max_num_batched_tokens)
+        self.decodes = DecodeSet(config, max_requests=self._max_running)
+        self._num_running_of: Counter[int] = Counter()
 
     @property
     def num_preempted(self) -> int:
@@ -89,32 +98,37 @@ class Scheduler:
         self._plan_catch_up(plan)
         return Batch(
             step=next(self._steps),
-            rows=tuple(plan.rows.values()),
+            rows=(*self.decodes.batch_rows(), *plan.rows.values()),
             swap_out=tuple(plan.swap_out),
             swap_in=tuple(plan.swap_in),
+            num_decodes=len(self.decodes),
         )
 
-    def apply(self, batch: Batch, token_ids: Mapping[str, int], *, now: float) -> list[Request]:
-        """Commit what the device computed; returns the requests that got a token, in batch order.
+    def apply(self, batch: Batch, token_ids: Mapping[str, int], *, now: float) -> Progress:
+        """Commit what the device computed of the last plan; returns the tokens it brought.
 
         A row whose request was aborted while the device computed is ignored.
         """
-        progressed = []
-        for row in batch.rows:
+        progress = self._apply_decodes(token_ids, now)
+        for row in batch.catch_up_rows:
             request = self.running.get(row.request_id)
             if request is None:
                 continue
             request.num_computed_tokens = row.end
             self.kv_cache.remember(request)
             if row.samples:
-                self._append_token(request, token_ids[row.request_id], now)
-                progressed.append(request)
-        return progressed
+                request.append_token(token_ids[row.request_id])
+                progress.add(request)
+                self._take_token(request, now)
+            if request.num_pending_tokens == 1 and not request.is_finished:
+                del self.behind[request.request_id]
+                self.decodes.join(request, self.kv_cache.block_ids(request.request_id))
+        return progress
 
     def finish(self, request: Request, reason: FinishReason, *, now: float) -> None:
         """End a request in any state and free all it holds."""
         if request.state is RequestState.RUNNING:
-            del self.running[request.request_id]
+            self._stop_running(request)
             request.transition(RequestState.FINISHED)
         else:
             self._end_preemption(request, now)
@@ -129,15 +143,14 @@ class Scheduler:
 
     def _plan_decodes(self, plan: Plan) -> None:
         """One token for each request that has caught up; long prompts take only what is left."""
-        decodes = [request for request in self.running.values() if request.num_pending_tokens == 1]
-        for request in decodes:
-            if request.state is RequestState.RUNNING and self._make_room_to_grow(request, plan):
-                self._plan_row(request, plan)
+        plan.budget -= len(self.decodes)
+        for request in self.decodes.at_block_boundary():
+            if request.state is RequestState.RUNNING:
+                self._make_room_to_grow(request, plan)
 
     def _plan_catch_up(self, plan: Plan) -> None:
         """Chunks for the requests behind, running or waiting: whoever has the better rank."""
-        behind = [r for r in self.running.values() if r.num_pending_tokens > 1]
-        behind.sort(key=lambda request: request.rank, reverse=True)
+        behind = sorted(self.behind.values(), key=lambda request: request.rank, reverse=True)
         head_is_blocked = False
         while plan.budget > 0:
             waiting = None if head_is_blocked else self._waiting.peek()
@@ -185,7 +198,8 @@ class Scheduler:
         else:
             request.num_computed_tokens = self.kv_cache.admit(request)
         request.transition(RequestState.RUNNING)
-        self.running[request.request_id] = request
+        self.running[request.request_id] = self.behind[request.request_id] = request
+        self._num_running_of[request.priority] += 1
         request.num_tokens_at_admission = request.num_tokens
         if request.times.first_scheduled is None:
             request.times.first_scheduled = plan.now
@@ -211,6 +225,8 @@ class Scheduler:
 
     def _preempt_for(self, waiting: Request, plan: Plan) -> bool:
         """Make room for a request of a strictly better class: check first, then commit."""
+        if not any(self._num_running_of[priority] for priority in range(waiting.priority)):
+            return False
         worse = [
             request
             for request in self.running.values()
@@ -229,8 +245,8 @@ class Scheduler:
                 return True
         return False
 
-    def _make_room_to_grow(self, request: Request, plan: Plan) -> bool:
-        """Get one more slot for a decode; False if the request itself had to give way."""
+    def _make_room_to_grow(self, request: Request, plan: Plan) -> None:
+        """Get a block for the pending token of a decode, or preempt it if it is the last of all."""
         while not self.kv_cache.grow(request.request_id, request.num_tokens):
             victim = max(
                 (r for r in self.running.values() if r is request or self._may_preempt(r)),
@@ -238,13 +254,15 @@ class Scheduler:
             )
             self._preempt(victim, plan)
             if victim is request:
-                return False
-        return True
+                return
 
     def _preempt(self, victim: Request, plan: Plan) -> None:
         """Take the device from a request; it keeps its rank, and so its place in the queue."""
-        plan.drop(victim.request_id)
-        del self.running[victim.request_id]
+        if victim.request_id in self.behind:
+            plan.drop(victim.request_id)
+        else:
+            plan.budget += 1
+        self._stop_running(victim)
         if self._should_swap(victim):
             plan.swap_out += self.kv_cache.swap_out(victim)
             self.stats.preemptions_swap += 1
@@ -272,13 +290,32 @@ class Scheduler:
             request.times.preempted_seconds += now - request.times.preempted_at
             request.times.preempted_at = None
 
+    def _stop_running(self, request: Request) -> None:
+        """Take a request out of the running ones; what it holds is the caller's to free."""
+        del self.running[request.request_id]
+        self._num_running_of[request.priority] -= 1
+        if self.behind.pop(request.request_id, None) is None:
+            self.decodes.leave(request)
+
     # -- progress ---------------------------------------------------------------------------------
 
-    def _append_token(self, request: Request, token_id: int, now: float) -> None:
-        request.append_token(token_id)
+    def _apply_decodes(self, token_ids: Mapping[str, int], now: float) -> Progress:
+        """One token more for every decode; a second look at those that filled a block or may end.
+
+        All that decode were in the plan: requests join only here, after a step.
+        """
+        progress = self.decodes.advance(token_ids)
+        for request in self.decodes.at_block_boundary():
+            self.kv_cache.remember(request)
+        for request in self.decodes.that_may_end(progress):
+            self._take_token(request, now)
+        return progress
+
+    def _take_token(self, request: Request, now: float) -> None:
+        """Look at the token just appended: stamp the first, feed the text, end what it ends."""
         if request.times.first_token is None:
             request.times.first_token = now
-        request.times.last_token = now
+        token_id = request.output_token_ids[-1]
         stop_string_found = request.text is not None and request.text.append(token_id)
         reason = finish_reason_of(request, self.config, stop_string_found=stop_string_found)
         if reason is not None:

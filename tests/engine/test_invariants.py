@@ -38,6 +38,19 @@ def test_a_counter_that_ran_ahead_is_found(machine):
     assert any("a: computed 10 of 10" in law for law in machine.engine.violations())
 
 
+def test_a_decode_that_is_also_behind_is_found(machine):
+    scheduler = machine.engine._scheduler
+    scheduler.behind["a"] = scheduler.requests["a"]
+    found = machine.engine.violations()
+    assert "behind + decodes != running" in found
+    assert "a: its pending tokens contradict whether it is behind" in found
+
+
+def test_a_token_appended_behind_the_back_of_the_decodes_is_found(machine):
+    machine.engine._scheduler.requests["a"].all_token_ids.append(7)
+    assert "a: 1 pending of 11 tokens, in a decode column of 10" in machine.engine.violations()
+
+
 def test_a_state_that_contradicts_the_running_set_is_found(machine):
     machine.engine._scheduler.requests["a"].state = RequestState.WAITING
     assert any("contradicts the running set" in law for law in machine.engine.violations())

@@ -1,0 +1,115 @@
+"""The set of requests that decode: what it takes in, how it advances, and what it notices."""
+
+import pytest
+
+from engine.decode_set import DecodeSet, watched_from
+from engine.request import Request
+from tests.engine.builders import EOS, make_config, make_request
+
+BLOCK_IDS = [4, 2]
+
+
+def caught_up(request_id: str = "r", *, with_first_token: bool = True, **others) -> Request:
+    """A running request with one pending token, as the scheduler hands it over."""
+    request = make_request(request_id, **({"max_tokens": 9} | others))
+    request.num_pending_tokens = 1
+    if with_first_token:
+        request.times.first_token = 1.0
+    return request
+
+
+def make_set(*requests: Request, **config) -> DecodeSet:
+    decodes = DecodeSet(make_config(**config), max_requests=max(1, len(requests)))
+    for request in requests:
+        decodes.join(request, BLOCK_IDS)
+    return decodes
+
+
+def test_every_member_has_its_last_token_computed_at_the_last_position():
+    a, b = caught_up("a", prompt=[5, 6]), caught_up("b", prompt=[7, 8, 9], output=[3])
+    rows = make_set(a, b).batch_rows()
+    assert [(row.request_id, row.token_ids, row.start, row.samples) for row in rows] == [
+        ("a", (6,), 1, True),
+        ("b", (3,), 3, True),
+    ]
+    assert rows[1].prompt_token_ids is b.prompt_token_ids
+    assert rows[1].output_token_ids is b.output_token_ids
+    assert rows[1].sampling is b.sampling
+    assert rows[1].block_ids is BLOCK_IDS
+
+
+def test_a_step_appends_one_token_to_every_member_and_leaves_one_pending():
+    a, b = caught_up("a", prompt=[5, 6]), caught_up("b", prompt=[7], output=[3])
+    decodes = make_set(a, b)
+    progress = decodes.advance({"b": 21, "a": 11})
+    assert (progress.requests, progress.starts, progress.token_ids) == ([a, b], [0, 1], [11, 21])
+    assert (a.output_token_ids, a.all_token_ids, a.num_computed_tokens) == ([11], [5, 6, 11], 2)
+    assert (b.output_token_ids, b.all_token_ids, b.num_computed_tokens) == ([3, 21], [7, 3, 21], 2)
+    assert [row.token_ids for row in decodes.batch_rows()] == [(11,), (21,)]
+    assert decodes.violations() == []
+
+
+def test_those_that_stay_keep_their_order_and_their_numbers_when_others_leave():
+    members = [caught_up(name, prompt=1 + index) for index, name in enumerate("abcd")]
+    decodes = make_set(*members)
+    decodes.leave(members[0])
+    decodes.leave(members[2])
+    assert [(row.request_id, row.start) for row in decodes.batch_rows()] == [("b", 1), ("d", 3)]
+    assert len(decodes) == 2
+    assert decodes.violations() == []
+
+
+def test_the_place_of_one_that_left_is_taken_by_the_next_that_joins():
+    members = [caught_up(name, prompt=3) for name in "ab"]
+    decodes = make_set(*members)
+    decodes.leave(members[0])
+    decodes.join(caught_up("c", prompt=5), BLOCK_IDS)
+    assert [(row.request_id, row.start) for row in decodes.batch_rows()] == [("b", 2), ("c", 4)]
+
+
+@pytest.mark.parametrize(("block_size", "lengths"), [(4, [1, 5, 9]), (1, [*range(1, 11)])])
+def test_a_member_is_at_a_block_boundary_when_its_pending_token_begins_a_block(block_size, lengths):
+    members = [caught_up(f"r{length}", prompt=length) for length in range(1, 11)]
+    decodes = make_set(*members, block_size=block_size)
+    assert [request.num_tokens for request in decodes.at_block_boundary()] == lengths
+
+
+def test_only_an_eos_a_limit_or_something_to_watch_calls_for_a_closer_look():
+    members = {
+        "plain": caught_up("plain"),
+        "eos": caught_up("eos"),
+        "limit": caught_up("limit", max_tokens=1),
+        "stop": caught_up("stop", stop_token_ids=(9,)),
+        "first": caught_up("first", with_first_token=False),
+        "model length": caught_up("model length", prompt=19),
+    }
+    decodes = make_set(*members.values(), max_model_len=20)
+    progress = decodes.advance(dict.fromkeys(members, 5) | {"eos": EOS})
+    looked_at = [request.request_id for request in decodes.that_may_end(progress)]
+    assert looked_at == ["eos", "limit", "stop", "first", "model length"]
+
+
+def test_a_request_is_watched_from_the_length_at_which_the_nearest_limit_ends_it():
+    config = make_config(max_model_len=20)
+    assert watched_from(caught_up(prompt=5, max_tokens=9), config) == 14
+    assert watched_from(caught_up(prompt=15, max_tokens=9), config) == 20
+    assert watched_from(caught_up(prompt=5, output=[1, 2], max_tokens=9), config) == 14
+
+
+def test_an_empty_set_plans_nothing_and_advances_by_nothing():
+    decodes = make_set()
+    assert decodes.batch_rows() == decodes.at_block_boundary() == []
+    progress = decodes.advance({})
+    assert progress.requests == decodes.that_may_end(progress) == []
+
+
+def test_only_a_request_that_has_caught_up_can_join():
+    with pytest.raises(AssertionError):
+        make_set(make_request(prompt=5))
+
+
+def test_a_token_that_the_set_was_not_told_of_is_noticed():
+    request = caught_up("a", prompt=5)
+    decodes = make_set(request)
+    request.append_token(7)
+    assert decodes.violations() == ["a: 2 pending of 6 tokens, in a decode column of 5"]
