@@ -64,6 +64,7 @@ FAULTS = {
     "pause": 3,
     "lose_replies": 4,
     "crash_redis": 3,
+    "stall_redis": 1,
     "black_out": 1,
     "drain": 2,
     "cancel": 2,
@@ -169,6 +170,9 @@ class _Play:
 
     def _crash_redis(self) -> None:
         self._stage.crash_redis(self._keep)
+
+    def _stall_redis(self) -> None:
+        self._stage.stall_redis(self._plan.cast.lease_seconds * self._random.uniform(0.5, 1.5))
 
     def _black_out(self) -> None:
         """Everything dies at once: workers, clients, Redis, and what Redis had not on disk."""

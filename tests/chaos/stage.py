@@ -5,6 +5,8 @@ or in a process, never for time to pass.
 """
 
 import contextlib
+import os
+import signal
 import tempfile
 import threading
 import time
@@ -212,6 +214,18 @@ class Stage:
             self.has_lost_data = True
             self.outcome.figures["lost_bytes"] += size - kept
         self.server.restart()
+
+    def stall_redis(self, seconds: float) -> None:
+        """Redis stands still for so long: by its clock leases run out that nobody could renew."""
+        pid = self.server.pid
+        assert pid is not None
+        self.outcome.figures["redis_stalls"] += 1
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            # The length is the fault itself; there is nothing to see that could be waited for.
+            threading.Event().wait(seconds)
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
     @property
     def log_size(self) -> int:

@@ -1,49 +1,60 @@
 """A few schedules of chaos, small enough for every run of the tests, and all controls."""
 
+from collections.abc import Mapping
+
 import pytest
 
 from quire.local_redis import LocalRedis
 from tests.chaos.append_only import cut, read_command
 from tests.chaos.audit import plants
-from tests.chaos.company import CONTROL, INTACT, SCHEDULE, Play, perform
+from tests.chaos.company import CONTROL, INTACT, SCHEDULE, Company, Play, Report
 from tests.chaos.controls import LIVE, planted
 from tests.chaos.schedules import FAULTS, draw_plan
 
 #: Between them every fault there is.
-SMOKE_SEEDS = (124, 234, 371)
+SMOKE_SEEDS = (90, 661, 690)
+#: Plays at once.
+JOBS = 4
+#: Whichever test is the first waits for all plays.
+FIRST_TEST_SECONDS = 400
 
 
 @pytest.fixture(scope="module")
-def _redis_to_kill() -> None:
+def reports() -> Mapping[Play, Report]:
+    """All plays of this file, played at once: they mostly wait."""
     with LocalRedis.start() as server:
         if server.kind in ("url", "fake"):
             pytest.skip("chaos kills its Redis: no redis-server or valkey-server to start")
+    plays = [Play(SCHEDULE, str(seed)) for seed in SMOKE_SEEDS]
+    plays += [Play(kind, name) for name in LIVE for kind in (CONTROL, INTACT)]
+    with Company(JOBS) as company:
+        return {report.play: report for report in company.perform(plays)}
 
 
 @pytest.mark.real_redis
 @pytest.mark.processes
-@pytest.mark.usefixtures("_redis_to_kill")
+@pytest.mark.timeout(FIRST_TEST_SECONDS)
 @pytest.mark.parametrize("seed", SMOKE_SEEDS)
-def test_whatever_goes_wrong_every_log_is_that_of_the_uninterrupted_run(seed):
-    report = perform(Play(SCHEDULE, str(seed)))
+def test_whatever_goes_wrong_every_log_is_that_of_the_uninterrupted_run(reports, seed):
+    report = reports[Play(SCHEDULE, str(seed))]
     assert report.violations == ()
     assert report.figures["tokens"] > 0
 
 
 @pytest.mark.real_redis
 @pytest.mark.processes
-@pytest.mark.usefixtures("_redis_to_kill")
+@pytest.mark.timeout(FIRST_TEST_SECONDS)
 @pytest.mark.parametrize("name", LIVE)
-def test_a_system_that_breaks_a_law_is_caught_by_that_law(name):
-    assert perform(Play(CONTROL, name)).violations != ()
+def test_a_system_that_breaks_a_law_is_caught_by_that_law(reports, name):
+    assert reports[Play(CONTROL, name)].violations != ()
 
 
 @pytest.mark.real_redis
 @pytest.mark.processes
-@pytest.mark.usefixtures("_redis_to_kill")
+@pytest.mark.timeout(FIRST_TEST_SECONDS)
 @pytest.mark.parametrize("name", LIVE)
-def test_the_scene_of_a_broken_law_is_silent_when_the_law_is_kept(name):
-    assert perform(Play(INTACT, name)).violations == ()
+def test_the_scene_of_a_broken_law_is_silent_when_the_law_is_kept(reports, name):
+    assert reports[Play(INTACT, name)].violations == ()
 
 
 def test_a_seed_always_draws_the_same_plan():
