@@ -28,12 +28,13 @@ def main() -> int:
     try:
         settings = load_settings()
         # `--help` and mistakes are answered without loading the rest.
-        from service.logs import configure_logs
+        from service.logs import configure_logs, warn_of_variables
         from service.worker import Worker
 
         if signals.were_heard:
             return EXIT_OK
         configure_logs(level=settings.log_level, style=settings.log_format)
+        warn_of_variables(settings.unknown_variables(os.environ))
         worker = Worker(settings)
     except ConfigurationError as error:
         sys.stderr.write(f"configuration: {error}\n")

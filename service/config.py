@@ -7,7 +7,6 @@ keys and docs/configuration.md are all derived from them by `service.settings`.
 import argparse
 import os
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -20,11 +19,10 @@ from service.settings import (
     ProcessSettings,
     load,
     make_parser,
-    markdown_tables,
     setting,
     split_list,
 )
-from service.sources import ENV_PREFIX, SHARED_KEYS, read_environment
+from service.sources import ENV_PREFIX, read_environment
 
 #: The model that ships with the checkout.
 EMBEDDED_MODEL = Path(__file__).resolve().parent.parent / "models" / "abacus"
@@ -343,6 +341,11 @@ class ExporterSettings(ProcessSettings):
         prefix = str(cls.model_config["env_prefix"])
         return common | read_environment(environ, cls.model_fields, prefix=prefix)
 
+    @classmethod
+    def unknown_variables(cls, environ: Mapping[str, str]) -> list[str]:
+        """Among our own variables, and among those of the worker's."""
+        return super().unknown_variables(environ) + Settings.unknown_variables(environ)
+
 
 def load_settings(argv: Sequence[str] | None = None) -> Settings:
     """The worker's settings, from `argv`, `os.environ` and the file: see `service.settings.load`.
@@ -377,38 +380,3 @@ def build_exporter_parser() -> argparse.ArgumentParser:
         description="Export the state of queues to Prometheus. Run one for all workers.",
         epilog="Each flag can also be set as QUIRE_EXPORTER_<NAME> or in quire.toml; flags win.",
     )
-
-
-def render_markdown() -> str:
-    """docs/configuration.md, whole."""
-    shared = ", ".join(f"`{name}`" for name in sorted(SHARED_KEYS))
-    lines = [
-        "# Configuration",
-        "",
-        "Generated from `service/config.py` by `python -m service.config`; do not edit.",
-        "",
-        "A setting is looked up as a flag, then as a `QUIRE_*` variable, then in `quire.toml`,",
-        "and has its default otherwise. A flag is the name with dashes (`--max-num-seqs 8`), a",
-        "variable the name in capitals (`QUIRE_MAX_NUM_SEQS=8`), a file key the name in the",
-        f"table `[worker]`; these may also stand above all tables: {shared}.",
-        "`QUIRE_<NAME>_FILE` names a file that holds the value, for secrets. An unknown flag or file",
-        "key is refused. An unknown `QUIRE_*` variable is named in a warning with the nearest one we",
-        "know, and ignored: others write variables there too, Kubernetes for one, for every service",
-        "whose name begins so.",
-        "",
-        "## Worker",
-        *markdown_tables(Settings),
-        "",
-        "## Exporter",
-        "",
-        "`python -m service.exporter`, one for all workers. Its variables begin with",
-        "`QUIRE_EXPORTER_`, its table is `[exporter]`. Of the worker's variables and of the keys",
-        "above all tables it takes what it shares with the worker: where Redis and the file are,",
-        "the queue, and the two settings of the log.",
-        *markdown_tables(ExporterSettings),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(render_markdown())

@@ -5,16 +5,17 @@ Knows no Redis: the broker repeats what is safe to repeat for a short time and t
 """
 
 from collections.abc import Callable, Iterator
+from time import monotonic
 from typing import TypeVar
 
 import structlog
 
-from quire.errors import BrokerUnavailable, QueueFull
+from quire.errors import BrokerUnavailable, DurabilityUnavailable, ProtocolError, QueueFull
 from service.metrics import Metrics
 from service.vitals import Vitals
 
-#: What a call to the broker raises when Redis is away or full; it may pass by itself.
-UNAVAILABLE = (BrokerUnavailable, QueueFull)
+#: What a call to the broker raises when Redis is away, full, or without its disk; it may pass.
+UNAVAILABLE = (BrokerUnavailable, QueueFull, DurabilityUnavailable)
 #: Pauses between two tries of a thread that cannot go on without Redis: from, and at most.
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 1.0
@@ -24,17 +25,32 @@ _log = structlog.get_logger("service.contact")
 
 
 class Contact:
-    """The worker's books about Redis; shared by all threads."""
+    """The worker's books about Redis; shared by all threads.
 
-    def __init__(self, vitals: Vitals, metrics: Metrics) -> None:
+    Contact is broken by a call that fails, and by a silence of more than `silence_seconds`: then
+    this process stood still, and whatever it believes about the others is old.
+    """
+
+    def __init__(
+        self,
+        vitals: Vitals,
+        metrics: Metrics,
+        *,
+        silence_seconds: float,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         self._vitals = vitals
         self._metrics = metrics
+        self._silence_seconds = silence_seconds
+        self._clock = clock
+        self._last_answer = self._unbroken_since = clock()
 
     def call(self, operation: str, function: Callable[[], _Result]) -> _Result:
         """What `function` returns. `operation` is one of the register's OPERATIONS.
 
         Raises:
-            BrokerUnavailable, QueueFull: Redis cannot serve now; counted and logged already.
+            UNAVAILABLE: Redis cannot serve now; counted and logged already.
+            ProtocolError: it never will, for what was asked; counted.
         """
         try:
             result = function()
@@ -42,15 +58,30 @@ class Contact:
             kind = kind_of(error)
             self._metrics.redis_errors[operation, kind].inc()
             _log.warning("redis unavailable", operation=operation, kind=kind, error=str(error))
+            self._unbroken_since = self._clock()
             raise
+        except ProtocolError:
+            self._metrics.redis_errors[operation, "protocol"].inc()
+            raise
+        now = self._clock()
+        if now - self._last_answer > self._silence_seconds:
+            self._unbroken_since = now
+        self._last_answer = now
         self._vitals.heard_from_redis()
         return result
+
+    @property
+    def unbroken_seconds(self) -> float:
+        """For how long every call has been answered, and none was waited for in vain."""
+        return self._clock() - self._unbroken_since
 
 
 def kind_of(error: BaseException) -> str:
     """The error as one of the register's ERROR_KINDS, judged by what caused it."""
     if isinstance(error, QueueFull):
         return "memory"
+    if isinstance(error, DurabilityUnavailable):
+        return "disk"
     cause = type(error.__cause__).__name__
     if "Timeout" in cause:
         return "timeout"

@@ -4,6 +4,7 @@ Every number is read from Redis at the scrape that asks for it. When Redis does 
 the scrape says so and holds nothing else: a backlog of an hour ago would look like one of now.
 """
 
+import os
 import signal
 import sys
 import threading
@@ -25,7 +26,7 @@ from quire.keys import Keys
 from service.config import ExporterSettings, load_exporter_settings
 from service.families import PRIORITIES
 from service.health import ProbeServer
-from service.logs import configure_logs
+from service.logs import configure_logs, warn_of_variables
 from service.register import exporter_families
 from service.sources import ConfigurationError
 from service.vitals import WorkerState
@@ -184,6 +185,7 @@ def main() -> int:
     try:
         settings = load_exporter_settings()
         configure_logs(level=settings.log_level, style=settings.log_format)
+        warn_of_variables(settings.unknown_variables(os.environ))
         exporter = Exporter(settings)
     except ConfigurationError as error:
         sys.stderr.write(f"configuration: {error}\n")

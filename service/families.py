@@ -37,11 +37,11 @@ OUTCOMES = (
 )
 PHASES = ("prefill", "decode", "mixed")
 OPERATIONS = (
-    *("read", "recover", "claim", "bury", "commit", "release"),
+    *("read", "recover", "claim", "bury", "commit", "release", "fail"),
     *("heartbeat", "reap", "promote", "beat"),
 )
-ERROR_KINDS = ("connection", "timeout", "memory", "other")
-DEAD_REASONS = ("undecodable", "unsupported_version")
+ERROR_KINDS = ("connection", "timeout", "memory", "disk", "protocol", "other")
+DEAD_REASONS = ("undecodable", "unsupported_version", "broken_log")
 
 NONE: Mapping[str, Sequence[str]] = {}
 MODEL: Mapping[str, Sequence[str]] = {"model": ()}

@@ -39,13 +39,19 @@ _log = structlog.get_logger("service.intake")
 
 
 class Intake:
-    """Reads one queue shard for one engine. `run` is a thread's work."""
+    """Reads one shard of a queue for one engine. `run` is a thread's work.
+
+    Several may fill the same engine, `num_intakes` in all: each takes its part of the room there
+    is, so that together they claim no more than one would.
+    """
 
     def __init__(
         self,
         broker: Broker,
         outbox: Outbox,
         *,
+        shard: int = 0,
+        num_intakes: int = 1,
         loop: EngineLoop,
         served: ServedModel,
         settings: Settings,
@@ -57,6 +63,8 @@ class Intake:
     ) -> None:
         self._broker = broker
         self._outbox = outbox
+        self._shard = shard
+        self._num_intakes = num_intakes
         self._loop = loop
         self._served = served
         self._settings = settings
@@ -94,17 +102,20 @@ class Intake:
         claim it. What runs is taken to be of the best classes: if it is not, it can be preempted.
         """
         held = self._outbox.num_open(least)
-        return self._settings.claim_batch - max(0, held - self._loop.num_running)
+        room = self._settings.claim_batch - max(0, held - self._loop.num_running)
+        return -(-room // self._num_intakes)
 
     def _round(self) -> None:
         if self._vitals.is_stalled:
             # It would take back what its own leases have just lost, and hold that too.
             self._stopping.wait(FULL_SECONDS)
             return
-        if self._clock() >= self._next_recovery:
-            self._take_in(self._recover())
+        room = self.room()
+        if room > 0 and self._clock() >= self._next_recovery:
+            self._take_in(self._recover(room))
+            room = self.room()
         was_done = self._outbox.is_empty
-        if (room := self.room()) > 0:
+        if room > 0:
             entries = self._read(room, block_seconds=self._block_seconds(was_done=was_done))
         else:
             entries = self._read_better()
@@ -144,21 +155,22 @@ class Intake:
         )
         return self._contact.call("read", read)
 
-    def _recover(self) -> list[IngressEntry]:
-        """Deliveries that nobody claimed: our own from a former life, and others' left alone."""
+    def _recover(self, room: int) -> list[IngressEntry]:
+        """Deliveries that nobody claimed: our own from a former life, and others' left alone.
+
+        No more than there is room for. The rest is pending for us, and found by the next look.
+        """
         # Also after a flush or a failover; autoscalers watch the group before there is any entry.
         self._contact.call("recover", self._broker.ensure_groups)
         lease = self._settings.lease_seconds
         recover = partial(
-            self._broker.recover_entries,
-            self._worker,
-            min_idle_seconds=lease,
-            count=self._settings.claim_batch,
+            self._broker.recover_entries, self._worker, min_idle_seconds=lease, count=room
         )
         entries = self._contact.call("recover", recover)
-        self._next_recovery = self._clock() + lease
-        self._metrics.redelivered.inc(len(entries))
-        return entries
+        if len(entries) <= room:
+            self._next_recovery = self._clock() + lease
+        self._metrics.redelivered.inc(min(len(entries), room))
+        return entries[:room]
 
     def _take_in(self, entries: list[IngressEntry]) -> None:
         if not entries:
@@ -168,17 +180,22 @@ class Intake:
         answers = self._contact.call("claim", claim)
         claimed = []
         for entry, answer in zip(entries, answers, strict=True):
-            if isinstance(answer, NotClaimed):
-                _log.debug("not claimed", request_id=entry.request_id, reason=str(answer.reason))
-            else:
+            if isinstance(answer, Claimed):
                 claimed.append((entry, answer))
+            else:
+                reason = answer.reason if isinstance(answer, NotClaimed) else answer
+                _log.debug("not claimed", request_id=entry.request_id, reason=str(reason))
         if self._stopping.is_set():
             # The read was under way when we were told to stop.
             claims = [answer.claim for _, answer in claimed]
             self._contact.call("release", partial(self._broker.release, claims))
             return
         for entry, answer in claimed:
-            self._admit(entry, answer, now_ms=now_ms)
+            try:
+                self._admit(entry, answer, now_ms=now_ms)
+            except QuireError as error:
+                # This one's lease hands it over. Its neighbours are claimed, too, and go on.
+                _log.error("not taken in", request_id=entry.request_id, error=str(error))
 
     def _admit(self, entry: IngressEntry, claimed: Claimed, *, now_ms: int) -> None:
         """Hand one claimed request to the engine, or end it with a typed record."""
@@ -189,12 +206,18 @@ class Intake:
         try:
             request, invalid = decoded(claimed.request_bytes)
         except ProtocolError as error:
-            self._bury(claimed.claim, error)
+            unknown = isinstance(error, UnsupportedVersion)
+            reason = "unsupported_version" if unknown else "undecodable"
+            self._bury(claimed.claim, error, reason=reason)
             return
         priority = Priority(entry.priority)
         origin = self._origin(claimed, request, priority=priority, now_ms=now_ms)
-        delivery = Delivery(key_of(claimed.claim), claimed.claim, origin)
-        delivery.recall(claimed.published)
+        delivery = Delivery(key_of(claimed.claim), claimed.claim, origin, self._shard)
+        try:
+            delivery.recall(claimed.published)
+        except ProtocolError as error:
+            self._bury(claimed.claim, error, reason="broken_log")
+            return
         self._outbox.open(delivery)
         if request is None:
             assert invalid is not None
@@ -209,8 +232,11 @@ class Intake:
             self._outbox.end(delivery.key, partial(own_failure, error=error))
         else:
             self._note_resume(origin)
+            delivery.request = engine_request
             self._loop.add(engine_request)
-            if claimed.cancel_requested:
+            # Lost since it was opened: the engine was told so before it had it, and would run it
+            # to its end for nobody.
+            if claimed.cancel_requested or not self._outbox.holds(delivery.key):
                 self._loop.abort(delivery.key, FinishReason.CANCELLED)
 
     def _origin(
@@ -289,9 +315,8 @@ class Intake:
             fingerprint_changed=origin.fingerprint_changed,
         )
 
-    def _bury(self, claim: Claim, error: ProtocolError) -> None:
-        """End a message that cannot be read, its bytes kept for a person."""
-        reason = "unsupported_version" if isinstance(error, UnsupportedVersion) else "undecodable"
+    def _bury(self, claim: Claim, error: ProtocolError, *, reason: str) -> None:
+        """End a request that cannot be read, or not be gone on with; its bytes are kept."""
         info = ErrorInfo(reason, str(error))
         bury = partial(self._broker.dead_letter, claim, f"{reason}: {error}", error=info)
         self._contact.call("bury", bury)

@@ -6,13 +6,16 @@ engine makes no progress: a worker that only looks alive must lose its claims.
 
 import random
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import monotonic
 from typing import Protocol
 
 import structlog
 
 from quire.broker import Broker
+from quire.errors import ProtocolError
+from quire.transitions import Claim, HeartbeatReply
 from service.contact import UNAVAILABLE, Contact
 from service.metrics import Metrics
 from service.outbox import Outbox
@@ -39,7 +42,7 @@ class Heartbeat:
 
     def __init__(
         self,
-        broker: Broker,
+        brokers: Mapping[int, Broker],
         outbox: Outbox,
         *,
         holder: ClaimHolder,
@@ -47,7 +50,7 @@ class Heartbeat:
         contact: Contact,
         lease_seconds: float,
     ) -> None:
-        self._broker = broker
+        self._brokers = brokers
         self._outbox = outbox
         self._holder = holder
         self._vitals = vitals
@@ -57,34 +60,53 @@ class Heartbeat:
 
     def run(self) -> None:
         """Beat until stopped."""
-        while not self._stopping.wait(self._period_seconds):
-            self.beat()
+        pause = self._period_seconds
+        while not self._stopping.wait(pause):
+            # Whoever is heard first after an outage decides whether the others reap our claims.
+            pause = self._period_seconds if self.beat() else self._period_seconds / BEATS_PER_LEASE
 
     def stop(self) -> None:
         """Return from `run`; leases run out by themselves then."""
         self._stopping.set()
 
-    def beat(self) -> None:
-        """Renew every lease once, unless the engine is stalled; act on what Redis says."""
+    def beat(self) -> bool:
+        """Renew every lease once, unless the engine is stalled; act on what Redis says.
+
+        False when Redis did not answer.
+        """
         if self._vitals.is_stalled:
             _log.error(
                 "engine stalled; leases are left to expire",
                 seconds_since_progress=round(self._vitals.seconds_since_progress, 1),
             )
-            return
-        held = self._outbox.claims()
-        if not held:
-            return
-        claims = [claim for _, claim in held]
+            return True
         try:
-            replies = self._contact.call("heartbeat", lambda: self._broker.heartbeat(claims))
+            for shard, broker in self._brokers.items():
+                self._beat_shard(broker, self._outbox.claims(shard=shard))
         except UNAVAILABLE:
-            return
+            return False
+        return True
+
+    def _beat_shard(self, broker: Broker, held: Sequence[tuple[str, Claim]]) -> None:
+        replies = self._renew(broker, [claim for _, claim in held])
         for (key, _), reply in zip(held, replies, strict=True):
             if not reply.alive:
                 self._holder.lose(key, unless_ended=True)
             elif reply.cancel_requested:
                 self._holder.cancel(key)
+
+    def _renew(self, broker: Broker, claims: Sequence[Claim]) -> list[HeartbeatReply]:
+        """One reply per claim. One that cannot be renewed is lost, and costs no other."""
+        if not claims:
+            return []
+        try:
+            return self._contact.call("heartbeat", lambda: broker.heartbeat(claims))
+        except ProtocolError as error:
+            if len(claims) == 1:
+                request_id = claims[0].request_id
+                _log.error("lease cannot be renewed", request_id=request_id, error=str(error))
+                return [HeartbeatReply(alive=False, cancel_requested=False)]
+        return [reply for claim in claims for reply in self._renew(broker, [claim])]
 
 
 class Housekeeper:
@@ -95,7 +117,7 @@ class Housekeeper:
 
     def __init__(
         self,
-        broker: Broker,
+        brokers: Mapping[int, Broker],
         *,
         worker: str,
         load: Callable[[], Mapping[str, float]],
@@ -106,7 +128,7 @@ class Housekeeper:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._clock = clock
-        self._broker = broker
+        self._brokers = brokers
         self._worker = worker
         self._load = load
         self._vitals = vitals
@@ -140,33 +162,45 @@ class Housekeeper:
     def tidy(self) -> bool:
         """Sign the registry, then put what dead workers held back into the queue.
 
-        False when Redis did not answer.
+        After an outage all leases have run out, and none of their owners need be dead: each gets
+        the time of one lease to say so first. False when Redis did not answer.
         """
         if not self._sign(self._vitals.state):
             return False
-        try:
-            reaped = self._contact.call("reap", self._broker.reap)
-        except UNAVAILABLE:
-            return False
+        if self._contact.unbroken_seconds < self._lease_seconds:
+            return True
+        return self._in_every_shard("reap", self._reap)
+
+    def promote(self) -> bool:
+        """Queue what is due and end what has waited too long. False when Redis did not answer."""
+        return self._in_every_shard("promote", self._promote)
+
+    def _reap(self, broker: Broker) -> None:
+        reaped = broker.reap()
         if reaped:
             self._metrics.reaped.inc(len(reaped))
             _log.info("leases reaped", request_ids=[item.request_id for item in reaped])
-        return True
 
-    def promote(self) -> bool:
-        """Queue the scheduled requests that are due. False when Redis did not answer."""
-        try:
-            promoted = self._contact.call("promote", self._broker.promote)
-        except UNAVAILABLE:
-            return False
+    def _promote(self, broker: Broker) -> None:
+        promoted = broker.promote()
         if promoted:
             _log.debug("requests promoted", request_ids=[item.request_id for item in promoted])
-        return True
 
     def _sign(self, state: str) -> bool:
         load = dict(self._load())
-        try:
-            self._contact.call("beat", lambda: self._broker.beat_worker(self._worker, state, load))
-        except UNAVAILABLE:
-            return False
+        return self._in_every_shard("beat", lambda b: b.beat_worker(self._worker, state, load))
+
+    def _in_every_shard(self, operation: str, act: Callable[[Broker], None]) -> bool:
+        """Do it once for each shard. False when Redis did not answer.
+
+        What can never succeed is logged: a broken key is a reason to look at the queue, and none
+        for its workers to die one after the other.
+        """
+        for broker in self._brokers.values():
+            try:
+                self._contact.call(operation, partial(act, broker))
+            except UNAVAILABLE:
+                return False
+            except ProtocolError as error:
+                _log.error("queue cannot be tidied", operation=operation, error=str(error))
         return True

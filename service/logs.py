@@ -6,6 +6,7 @@ and outputs are never logged; what a line may name is the request's id.
 
 import logging
 import sys
+from collections.abc import Iterable
 from typing import Literal, TextIO
 
 import structlog
@@ -59,3 +60,9 @@ def configure_logs(
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
+
+
+def warn_of_variables(clauses: Iterable[str]) -> None:
+    """One warning for each variable of the environment that looks like ours and is none."""
+    for clause in clauses:
+        structlog.get_logger("service.settings").warning(clause)

@@ -56,6 +56,7 @@ class Metrics:
         self.publish_entries = bind("quire_publish_entries")
         self.publish_backlog = bind("quire_publish_backlog_entries")
         self.rewinds = bind("quire_publish_rewinds_total")
+        self.fenced = bind("quire_publish_fenced_total")
         self.redis_errors = bind("quire_redis_errors_total")
         self.redelivered = bind("quire_messages_redelivered_total")
         self.reaped = bind("quire_leases_reaped_total")

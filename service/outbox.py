@@ -15,7 +15,8 @@ from time import monotonic
 
 from engine.engine import RequestOutput
 from engine.request import FinishReason, Priority, Request
-from quire.protocol import Completion, TokenChunk
+from quire.errors import ProtocolError
+from quire.protocol import Completion, ErrorInfo, TokenChunk
 from quire.transitions import Claim, CommitItem, CommitReply, CommitStatus
 from service.completions import Origin, completion_of
 
@@ -34,6 +35,8 @@ class Delivery:
     key: str
     claim: Claim
     origin: Origin
+    #: The shard of the queue that the claim is of.
+    shard: int = 0
     token_ids: list[int] = field(default_factory=list)
     #: The text that became certain with each token.
     texts: list[str] = field(default_factory=list)
@@ -43,6 +46,9 @@ class Delivery:
     published: int = 0
     completion: Completion | None = None
     is_released: bool = False
+    #: Why it is given back, where that shall count as an attempt.
+    setback: ErrorInfo | None = None
+    #: What the engine was given; None for a request that never came so far.
     request: Request | None = None
     #: When each token not yet accounted for left the engine.
     token_times: list[float] = field(default_factory=list)
@@ -58,9 +64,19 @@ class Delivery:
     def num_unpublished(self) -> int:
         return len(self.token_ids) - self.published
 
+    @property
+    def is_suspect(self) -> bool:
+        """It had the device and got nowhere: it may be what the device failed on."""
+        has_run = self.request is not None and self.request.times.first_scheduled is not None
+        return has_run and len(self.token_ids) == self.origin.num_resumed_tokens
+
     def recall(self, published: Sequence[TokenChunk]) -> None:
-        """Begin with what earlier claims have published."""
+        """Begin with what earlier claims have published. ProtocolError for a log with a gap."""
         for chunk in published:
+            if chunk.start != len(self.token_ids):
+                raise ProtocolError(
+                    f"the log goes on at token {chunk.start} after {len(self.token_ids)} tokens"
+                )
             ends = chunk.text_ends or (0,) * (len(chunk.token_ids) - 1) + (len(chunk.text),)
             starts = (0, *ends[:-1])
             self.token_ids += chunk.token_ids
@@ -113,7 +129,10 @@ class Outbox:
     ) -> None:
         self._on_empty = on_empty
         self._clock = clock
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        #: Told when the engine has ended all that it was given, or nothing more will be put.
+        self._quiet = threading.Condition(lock)
         self._deliveries: dict[str, Delivery] = {}
         #: Keys with something to do for the publisher, oldest first; values unused.
         self._due: dict[str, None] = {}
@@ -128,7 +147,7 @@ class Outbox:
 
     def put(self, outputs: Iterable[RequestOutput]) -> None:
         """Add what one engine step brought; outputs of forgotten claims are dropped."""
-        now = self._clock()
+        now, has_end = self._clock(), False
         with self._changed:
             for output in outputs:
                 delivery = self._deliveries.get(output.request.request_id)
@@ -139,7 +158,10 @@ class Outbox:
                 delivery.token_times += [now] * len(output.token_ids)
                 if output.finish_reason is not None:
                     self._end(delivery, output)
+                    has_end = True
                 self._note_due(delivery)
+            if has_end and self._is_quiet():
+                self._quiet.notify_all()
 
     def end(self, key: str, make: Callable[[Origin], Completion]) -> None:
         """End a claim that the engine never ran, with the record `make` writes for it."""
@@ -161,6 +183,11 @@ class Outbox:
             for key in keys:
                 del self._due[key]
             return [(delivery := self._deliveries[key], delivery.item()) for key in keys]
+
+    def rest(self, seconds: float) -> None:
+        """Wait so long; not when the engine has nothing left that waiting would spare."""
+        with self._changed:
+            self._quiet.wait_for(self._is_quiet, seconds)
 
     def settle(self, key: str, item: CommitItem, *, reply: CommitReply) -> Delivery | None:
         """Account for a reply. Returns the delivery if its terminal record is in the log now.
@@ -202,11 +229,34 @@ class Outbox:
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
+            self._quiet.notify_all()
 
-    def claims(self) -> list[tuple[str, Claim]]:
-        """All claims whose lease must be renewed."""
+    def give_back(self, error: ErrorInfo) -> None:
+        """Release all that an engine which is no more has not ended, after its tokens are out.
+
+        `error` becomes an attempt of those that may be to blame. The others got on, or never ran:
+        they could be given back by one lost device after the other and must not end for that.
+        """
         with self._changed:
-            return [(key, delivery.claim) for key, delivery in self._deliveries.items()]
+            for delivery in self._deliveries.values():
+                if not delivery.is_ended:
+                    delivery.is_released = True
+                    delivery.setback = error if delivery.is_suspect else None
+                    self._note_due(delivery)
+
+    def claims(self, *, shard: int | None = None) -> list[tuple[str, Claim]]:
+        """All claims, or those of one shard, whose lease must be renewed."""
+        with self._changed:
+            return [
+                (key, delivery.claim)
+                for key, delivery in self._deliveries.items()
+                if shard is None or delivery.shard == shard
+            ]
+
+    def holds(self, key: str) -> bool:
+        """The claim has not been lost, given back or settled."""
+        with self._changed:
+            return key in self._deliveries
 
     def num_open(self, least: Priority) -> int:
         """Claims of class `least` or better that the engine still works on, or will."""
@@ -232,6 +282,9 @@ class Outbox:
         with self._changed:
             return not self._due
 
+    def _is_quiet(self) -> bool:
+        return self._is_closing or all(d.is_ended for d in self._deliveries.values())
+
     def _remove(self, key: str) -> Delivery:
         self._due.pop(key, None)
         delivery = self._deliveries.pop(key)
@@ -240,7 +293,6 @@ class Outbox:
         return delivery
 
     def _end(self, delivery: Delivery, output: RequestOutput) -> None:
-        delivery.request = output.request
         if output.finish_reason is FinishReason.RELEASED:
             delivery.is_released = True
         else:

@@ -2,11 +2,13 @@
 
 Knows no engine but for giving requests up. A commit that failed is made again with the same items
 until Redis answers: commits are idempotent, and whether the claims still hold is for Redis to say.
-Meanwhile the outbox gathers, so the next commit carries longer chunks.
+Meanwhile the outbox gathers, so the next commit carries longer chunks. It gathers, too, while the
+publisher rests: what a commit costs here, in Redis and in its readers is the same for one token of
+a request and for ten, and on a small machine it is taken from the device.
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Protocol, TypeVar
 
@@ -14,13 +16,22 @@ import structlog
 
 from engine.request import FinishReason, RequestTimes
 from quire.broker import Broker
-from quire.transitions import CommitItem, CommitReply, CommitStatus
+from quire.errors import ProtocolError
+from quire.protocol import ErrorInfo
+from quire.transitions import BackOff, CommitItem, CommitReply, CommitStatus
 from service.contact import UNAVAILABLE, Contact, pauses
 from service.metrics import Metrics
 from service.outbox import Delivery, Outbox
 
 #: How long the publisher waits for work before it looks up again.
 WAIT_SECONDS = 1.0
+#: The longest rest after a commit: chunks of a stream come ten times a second at least.
+LONGEST_REST_SECONDS = 0.1
+#: Pauses before the next attempt of a request that may have cost a worker its device.
+SETBACK_PAUSES = BackOff(first_seconds=1.0, longest_seconds=300.0)
+
+#: One claim with what to commit for it.
+Due = tuple[Delivery, CommitItem]
 
 _Reply = TypeVar("_Reply")
 _log = structlog.get_logger("service.publisher")
@@ -39,21 +50,23 @@ class Publisher:
 
     def __init__(
         self,
-        broker: Broker,
+        brokers: Mapping[int, Broker],
         outbox: Outbox,
         *,
         engine: Aborts,
         contact: Contact,
         metrics: Metrics,
         interval_seconds: float = 0.0,
+        share: float = 1.0,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._broker = broker
+        self._brokers = brokers
         self._outbox = outbox
         self._engine = engine
         self._contact = contact
         self._metrics = metrics
         self._interval_seconds = interval_seconds
+        self._share = share
         self._clock = clock
         self._closing = threading.Event()
         self._gave_up = threading.Event()
@@ -62,13 +75,15 @@ class Publisher:
     def run(self) -> None:
         """Publish until stopped and everything put so far is out."""
         while not (self._closing.is_set() and self._outbox.is_settled):
-            began = self._clock()
             due = self._outbox.take(timeout=WAIT_SECONDS)
-            self._commit([(delivery, item) for delivery, item in due if item is not None])
-            self._release([delivery for delivery, item in due if item is None])
+            began = self._clock()
+            for shard, broker in self._brokers.items():
+                part = [(delivery, item) for delivery, item in due if delivery.shard == shard]
+                self._commit(broker, [(delivery, item) for delivery, item in part if item])
+                self._release(broker, [delivery for delivery, item in part if item is None])
             if self._gave_up.is_set():
                 return
-            self._closing.wait(max(0.0, began + self._interval_seconds - self._clock()))
+            self._rest(self._clock() - began)
 
     def stop(self) -> None:
         """Return from `run` once everything is out; nothing new may be put."""
@@ -80,12 +95,26 @@ class Publisher:
         self._gave_up.set()
         self.stop()
 
-    def _commit(self, due: list[tuple[Delivery, CommitItem]]) -> None:
+    def _rest(self, worked_seconds: float) -> None:
+        """Leave the cores to the device, longer after a commit that took long."""
+        wanted = min(LONGEST_REST_SECONDS, worked_seconds * (1 / self._share - 1))
+        self._outbox.rest(max(wanted, self._interval_seconds - worked_seconds))
+
+    def _commit(self, broker: Broker, due: Sequence[Due]) -> None:
         if not due:
             return
         items = [item for _, item in due]
         began = self._clock()
-        replies = self._until_answered("commit", lambda: self._broker.commit(items))
+        try:
+            replies = self._until_answered("commit", lambda: broker.commit(items))
+        except ProtocolError as error:
+            # One of them can never be committed; alone, each shows whether it is the one.
+            if len(due) == 1:
+                self._condemn(broker, due[0][0], error)
+            else:
+                for one in due:
+                    self._commit(broker, [one])
+            return
         if replies is None:
             return
         self._metrics.publish_seconds.observe(self._clock() - began)
@@ -93,9 +122,23 @@ class Publisher:
         for (delivery, item), reply in zip(due, replies, strict=True):
             self._account(delivery, item, reply=reply)
 
+    def _condemn(self, broker: Broker, delivery: Delivery, error: ProtocolError) -> None:
+        """End a request whose keys take no commit. Where they take no end either, drop it."""
+        info = ErrorInfo("internal_error", "the output cannot be written")
+        request_id = delivery.origin.request_id
+        _log.error("commit refused", request_id=request_id, error=str(error))
+        try:
+            self._until_answered("fail", lambda: [broker.fail(delivery.claim, info)])
+        except ProtocolError as worse:
+            _log.error("request cannot be ended", request_id=request_id, error=str(worse))
+        if self._outbox.forget(delivery.key) is not None:
+            self._engine.abort(delivery.key, FinishReason.CANCELLED)
+            self._metrics.finished["error"].inc()
+
     def _account(self, delivery: Delivery, item: CommitItem, *, reply: CommitReply) -> None:
         """Act on what Redis said about one item."""
         if reply.status is CommitStatus.FENCED:
+            self._metrics.fenced.inc()
             self.lose(delivery.key)
             return
         if reply.status is CommitStatus.REWIND:
@@ -129,26 +172,60 @@ class Publisher:
         """A caller wants the request to end; its record says so once the engine gave it up."""
         self._engine.abort(key, FinishReason.CANCELLED)
 
-    def _release(self, deliveries: list[Delivery]) -> None:
+    def _release(self, broker: Broker, deliveries: Sequence[Delivery]) -> None:
         """Give claims back whose tokens are all in the log."""
-        if not deliveries:
-            return
-        claims = [delivery.claim for delivery in deliveries]
-        if self._until_answered("release", lambda: self._broker.release(claims)) is None:
-            return
         for delivery in deliveries:
-            self._outbox.forget(delivery.key)
-            self._metrics.finished["released"].inc()
-            _log.info(
-                "request released",
-                request_id=delivery.origin.request_id,
-                published_tokens=delivery.published,
+            if delivery.setback is not None:
+                self._set_back(broker, delivery, delivery.setback)
+        rest = [delivery for delivery in deliveries if delivery.setback is None]
+        if not rest:
+            return
+        claims = [delivery.claim for delivery in rest]
+        try:
+            if self._until_answered("release", lambda: broker.release(claims)) is None:
+                return
+        except ProtocolError as error:
+            if len(rest) > 1:
+                for delivery in rest:
+                    self._release(broker, [delivery])
+                return
+            request_id = rest[0].origin.request_id
+            _log.error("claim cannot be released", request_id=request_id, error=str(error))
+        for delivery in rest:
+            self._forget_released(delivery)
+
+    def _set_back(self, broker: Broker, delivery: Delivery, error: ErrorInfo) -> None:
+        """Give one claim back as a failed attempt, to be tried again after a pause."""
+        try:
+            failed = self._until_answered(
+                "fail", lambda: [broker.fail(delivery.claim, error, retry=SETBACK_PAUSES)]
             )
+        except ProtocolError as worse:
+            request_id = delivery.origin.request_id
+            _log.error("claim cannot be given back", request_id=request_id, error=str(worse))
+        else:
+            if failed is None:
+                return
+        self._forget_released(delivery)
+
+    def _forget_released(self, delivery: Delivery) -> None:
+        self._outbox.forget(delivery.key)
+        self._metrics.finished["released"].inc()
+        _log.info(
+            "request released",
+            request_id=delivery.origin.request_id,
+            published_tokens=delivery.published,
+            counts_as_attempt=delivery.setback is not None,
+        )
 
     def _until_answered(
         self, operation: str, function: Callable[[], list[_Reply]]
     ) -> list[_Reply] | None:
-        """Repeat an idempotent call until Redis answers; None only after `give_up`."""
+        """Repeat an idempotent call until Redis answers; None only after `give_up`.
+
+        Raises:
+            ProtocolError: it has answered, and would never answer otherwise.
+        """
         for pause in pauses():
             try:
                 return self._contact.call(operation, function)
@@ -176,7 +253,7 @@ class Publisher:
         metrics.finished[completion.finish_reason].inc()
         metrics.e2e_seconds[origin.priority_name].observe(origin.waited_seconds + seconds)
         facts: dict[str, object] = {}
-        if delivery.request is not None:
+        if delivery.request is not None and completion.usage.prompt_tokens:
             metrics.request_prompt_tokens.observe(completion.usage.prompt_tokens)
             metrics.request_generation_tokens.observe(completion.usage.completion_tokens)
             facts = phases_of(delivery.request.times, received=origin.received)

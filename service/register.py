@@ -205,6 +205,12 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
         ),
         Family(
             "counter",
+            "quire_publish_fenced_total",
+            NONE,
+            "Parts of commits refused because the claim is another worker's by now.",
+        ),
+        Family(
+            "counter",
             "quire_redis_errors_total",
             {"op": OPERATIONS, "kind": ERROR_KINDS},
             "Calls to Redis that failed. Nothing is lost by one: idempotent calls are repeated.",

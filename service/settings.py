@@ -28,6 +28,7 @@ from service.sources import (
     ConfigurationError,
     read_environment,
     read_file,
+    unknown_variables,
 )
 
 _Settings = TypeVar("_Settings", bound="ProcessSettings")
@@ -80,8 +81,13 @@ class ProcessSettings(BaseSettings):
 
     @classmethod
     def read_variables(cls, environ: Mapping[str, str]) -> dict[str, str]:
-        """The values our variables give, by setting. ConfigurationError for an unknown name."""
+        """The values our variables give, by setting."""
         return read_environment(environ, cls.model_fields)
+
+    @classmethod
+    def unknown_variables(cls, environ: Mapping[str, str]) -> list[str]:
+        """A clause for each variable that looks like one of ours and is none."""
+        return unknown_variables(environ, cls.model_fields, prefix=cls.model_config["env_prefix"])
 
     @classmethod
     def settings_customise_sources(
@@ -119,6 +125,13 @@ def load(
         return kind(**flags)
     except ValidationError as error:
         raise ConfigurationError(_describe(error)) from error
+
+
+def split_list(value: Any) -> Any:
+    """The parts of a text with commas, as flags and variables write a list; other values as is."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(","))
+    return value
 
 
 def make_parser(
@@ -170,7 +183,7 @@ def _section(field: FieldInfo) -> str:
 
 
 def _default_text(field: FieldInfo) -> str:
-    if field.default is None or field.default == "":
+    if field.default in (None, "", ()):
         return "unset"
     if isinstance(field.default, bool):
         return "on" if field.default else "off"

@@ -1,6 +1,8 @@
-"""Reads settings from the environment and from a TOML file, and refuses every name nobody knows.
+"""Reads settings from the environment and from a TOML file, and lets no unknown name pass silently.
 
-A misspelt setting that is silently ignored runs a whole night with its default.
+A misspelt setting that is silently ignored runs a whole night with its default. In the file, which
+is ours alone, it is refused. The environment is written by others as well (Kubernetes makes
+variables out of the names of services, tests and tools have theirs), so there it is warned about.
 """
 
 import difflib
@@ -9,7 +11,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-#: Every variable of ours starts so; a name with this prefix that nobody knows is a mistake.
+#: Every variable of ours starts so; a name with this prefix that nobody knows may be a mistake.
 ENV_PREFIX = "QUIRE_"
 #: Added to a variable's name, it names a file that holds the value: QUIRE_REDIS_PASSWORD_FILE.
 FILE_SUFFIX = "_FILE"
@@ -28,7 +30,7 @@ DEFAULT_FILE = "quire.toml"
 #: The tables of the file, one for each part of Quire.
 TABLES = frozenset({"client", "exporter", "gateway", "worker"})
 #: Keys of the file that may also stand above all tables.
-SHARED_KEYS = frozenset({"redis_url", "queue", "log_level", "log_format"})
+SHARED_KEYS = frozenset({"redis_url", "queue", "shards", "log_level", "log_format"})
 #: Bytes of a file named by a `*_FILE` variable; a longer one is a mistake.
 MAX_SECRET_BYTES = 65_536
 
@@ -42,22 +44,44 @@ def read_environment(
 ) -> dict[str, str]:
     """Values of our variables by setting; `QUIRE_X_FILE` names a file that holds X's value."""
     values: dict[str, str] = {}
-    foreign = tuple(other for other in FOREIGN_PREFIXES if other != prefix)
-    for variable, text in environ.items():
-        if not variable.startswith(prefix) or variable.startswith(foreign):
-            continue
-        name = variable.removeprefix(prefix).lower()
-        from_file = name not in known and variable.endswith(FILE_SUFFIX)
-        if from_file:
-            name = name.removesuffix(FILE_SUFFIX.lower())
+    for variable, text in _ours(environ, prefix=prefix).items():
+        name, from_file = _setting_of(variable, known, prefix=prefix)
         if name not in known:
-            hint = _hint(variable, [prefix + key.upper() for key in known])
-            raise ConfigurationError(f"unknown variable {variable}{hint}")
+            continue
         if name in values:
             plain = prefix + name.upper()
             raise ConfigurationError(f"{plain} and {plain}{FILE_SUFFIX} are both set")
         values[name] = _read_secret(variable, text) if from_file else text
     return values
+
+
+def unknown_variables(
+    environ: Mapping[str, str], known: Collection[str], *, prefix: str = ENV_PREFIX
+) -> list[str]:
+    """One clause for each variable that looks like ours and is not, with what it may have meant."""
+    names = [prefix + key.upper() for key in known]
+    return [
+        f"unknown variable {variable}{_hint(variable, names)}"
+        for variable in sorted(_ours(environ, prefix=prefix))
+        if _setting_of(variable, known, prefix=prefix)[0] not in known
+    ]
+
+
+def _ours(environ: Mapping[str, str], *, prefix: str) -> dict[str, str]:
+    foreign = tuple(other for other in FOREIGN_PREFIXES if other != prefix)
+    return {
+        variable: text
+        for variable, text in environ.items()
+        if variable.startswith(prefix) and not variable.startswith(foreign)
+    }
+
+
+def _setting_of(variable: str, known: Collection[str], *, prefix: str) -> tuple[str, bool]:
+    """The setting a variable is about, and whether it names a file."""
+    name = variable.removeprefix(prefix).lower()
+    if name in known or not variable.endswith(FILE_SUFFIX):
+        return name, False
+    return name.removesuffix(FILE_SUFFIX.lower()), True
 
 
 def read_file(

@@ -2,7 +2,7 @@
 
     main      waits for a signal, the end of a burst, or the death of a thread
     engine    service.loop       owns torch and the Engine
-    intake    service.intake     reads, claims, tokenizes
+    intake-n  service.intake     reads, claims, tokenizes; one for each shard
     publisher service.publisher  commits
     heartbeat service.leases     renews leases
     keeper    service.leases     reaps expired leases, queues what is due, signs the registry
@@ -14,6 +14,7 @@ would hold it back.
 """
 
 import queue
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -24,8 +25,10 @@ import structlog
 
 from quire.broker import Broker
 from quire.connection import connect as connect_redis
+from quire.protocol import ErrorInfo
 from service.config import Settings
 from service.contact import Contact
+from service.disk import require_durability
 from service.health import HealthServer
 from service.intake import Intake
 from service.leases import Heartbeat, Housekeeper
@@ -55,7 +58,14 @@ _log = structlog.get_logger("service.worker")
 
 
 class StopAsked:
-    """Somebody wants the worker to end: a signal, or the end of a burst."""
+    """Somebody wants the worker to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardEmpty:
+    """In a burst: there is nothing left to do in this shard."""
+
+    shard: int
 
 
 class OutboxEmpty:
@@ -69,7 +79,7 @@ class ModelLoaded:
     served: ServedModel
 
 
-Event = StopAsked | OutboxEmpty | ModelLoaded | ThreadDied
+Event = StopAsked | ShardEmpty | OutboxEmpty | ModelLoaded | ThreadDied
 
 
 class WorkerDied(Exception):
@@ -97,14 +107,20 @@ class Worker:
         self._settings = settings
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._threads: dict[str, Supervised] = {}
+        self._ending = threading.Event()
+        #: Which thread died and why, once one has.
+        self.death: ThreadDied | None = None
         self._vitals = Vitals(stall_timeout_seconds=settings.stall_timeout_seconds)
         self.metrics = Metrics(model=settings.model_name, queue=settings.queue)
         self.metrics.watch_state(self._vitals)
-        self._contact = Contact(self._vitals, self.metrics)
+        self._contact = Contact(self._vitals, self.metrics, silence_seconds=settings.lease_seconds)
         self._outbox = Outbox(on_empty=lambda: self._events.put(OutboxEmpty()))
         # Commits and heartbeats must notice a dead server sooner than a blocking read may.
-        self._reading_broker = _broker(settings, connect, block_seconds=settings.block_seconds)
-        self._broker = _broker(settings, connect, block_seconds=0.0)
+        url = settings.connection_url
+        reading = connect(url, block_seconds=settings.block_seconds)
+        self._connection = connect(url, block_seconds=0.0)
+        self._reading_brokers = _brokers(settings, reading)
+        self._brokers = _brokers(settings, self._connection)
         self._loop = EngineLoop(
             partial(load, settings),
             self._outbox,
@@ -113,15 +129,16 @@ class Worker:
             on_loaded=lambda served: self._events.put(ModelLoaded(served)),
         )
         self._publisher = Publisher(
-            self._broker,
+            self._brokers,
             self._outbox,
             engine=self._loop,
             contact=self._contact,
             metrics=self.metrics,
             interval_seconds=settings.publish_interval_seconds,
+            share=settings.publish_share,
         )
         self._heartbeat = Heartbeat(
-            self._broker,
+            self._brokers,
             self._outbox,
             holder=self._publisher,
             vitals=self._vitals,
@@ -129,7 +146,7 @@ class Worker:
             lease_seconds=settings.lease_seconds,
         )
         self._keeper = Housekeeper(
-            self._broker,
+            self._brokers,
             worker=settings.worker,
             load=self._load,
             vitals=self._vitals,
@@ -137,7 +154,7 @@ class Worker:
             metrics=self.metrics,
             lease_seconds=settings.lease_seconds,
         )
-        self._intake: Intake | None = None
+        self._intakes: list[Intake] = []
         self._health = _health(settings, self._vitals, self.metrics)
 
     def run(self) -> int:
@@ -169,25 +186,30 @@ class Worker:
     def _start(self) -> None:
         """Start what needs no model; the health server first, so that loading can be watched."""
         self._health.start()
+        if self._settings.durable:
+            keys = next(iter(self._brokers.values())).keys
+            check = partial(require_durability, self._connection, keys, ending=self._ending)
+            self._launch("durability", check)
         self._launch("engine", self._loop.run)
         self._launch("publisher", self._publisher.run)
         self._launch("heartbeat", self._heartbeat.run)
         self._launch("keeper", self._keeper.run)
 
     def _serve(self) -> None:
-        """Take requests in as soon as the model is loaded; return when asked to stop."""
-        while not isinstance(event := self._next_event(), StopAsked):
+        """Take requests in once the model is loaded; return when asked to stop, or all is done."""
+        busy_shards = set(self._brokers)
+        while busy_shards and not isinstance(event := self._next_event(), StopAsked):
             if isinstance(event, ModelLoaded):
                 self._open(event.served)
+            elif isinstance(event, ShardEmpty):
+                busy_shards.discard(event.shard)
 
     def _drain(self) -> None:
         """Take nothing new in, and let the engine finish within the grace period."""
         give_up = monotonic() + self._settings.drain_seconds
         self._vitals.state = WorkerState.DRAINING
         _log.info("draining", claims=len(self._outbox.claims()))
-        if self._intake is not None:
-            self._intake.stop()
-            self._join("intake", JOIN_SECONDS)
+        self._close_intakes(JOIN_SECONDS)
         while not self._outbox.is_empty:
             event = self._next_event(timeout=give_up - monotonic())
             if event is None or isinstance(event, StopAsked):
@@ -198,7 +220,7 @@ class Worker:
         # The engine ends before the publisher: its last outputs and the releases are put by then,
         # and the publisher commits the tokens of a claim before it gives the claim back.
         self._loop.stop()
-        if self._intake is not None:
+        if self._intakes:
             self._join("engine", RELEASE_SECONDS)
         self._flush(self._settings.flush_seconds)
 
@@ -209,6 +231,7 @@ class Worker:
         The keeper signs off when nothing is held any more. Health answers to the end, so that a
         drain can be watched.
         """
+        self._ending.set()
         self._heartbeat.stop()
         self._join("heartbeat", JOIN_SECONDS)
         self._keeper.stop()
@@ -219,13 +242,17 @@ class Worker:
     def _fail(self, error: WorkerDied) -> None:
         """Say why, and bring out the tokens that were generated before.
 
-        Nothing is released: if a request killed this worker, giving it back would not count as an
-        attempt, and it would kill every worker there is. Leases hand the work over.
+        What a dead engine leaves is given back at once; see `Outbox.give_back` for what counts as
+        an attempt. When another part has died, leases hand the work over: if a request killed it,
+        one given back uncounted would kill every worker there is.
         """
         self._vitals.state = WorkerState.FAILED
-        _log.critical("worker died", thread=error.death.name, exc_info=error.death.error)
-        if self._intake is not None:
-            self._intake.stop()
+        death = self.death = error.death
+        _log.critical("worker died", thread=death.name, exc_info=death.error)
+        self._close_intakes(LAST_WORDS_SECONDS)
+        if death.name == "engine":
+            reason = f"the engine of a worker failed: {type(death.error).__name__}"
+            self._outbox.give_back(ErrorInfo("engine_failed", reason))
         self._flush(LAST_WORDS_SECONDS)
 
     def _open(self, served: ServedModel) -> None:
@@ -239,18 +266,22 @@ class Worker:
         self.metrics.describe(build=served.build, sizes=sizes)
         if served.read_memory is not None:
             self.metrics.watch_memory(served.build.get("device", ""), served.read_memory)
-        self._intake = Intake(
-            self._reading_broker,
-            self._outbox,
-            loop=self._loop,
-            served=served,
-            settings=self._settings,
-            vitals=self._vitals,
-            contact=self._contact,
-            metrics=self.metrics,
-            on_queue_empty=self.stop,
-        )
-        self._launch("intake", self._intake.run)
+        for shard, broker in self._reading_brokers.items():
+            intake = Intake(
+                broker,
+                self._outbox,
+                shard=shard,
+                num_intakes=len(self._reading_brokers),
+                loop=self._loop,
+                served=served,
+                settings=self._settings,
+                vitals=self._vitals,
+                contact=self._contact,
+                metrics=self.metrics,
+                on_queue_empty=partial(self._events.put, ShardEmpty(shard)),
+            )
+            self._intakes.append(intake)
+            self._launch(f"intake-{shard}", intake.run)
         self._vitals.state = WorkerState.READY
         _log.info(
             "worker ready",
@@ -263,6 +294,12 @@ class Worker:
             max_model_len=config.max_model_len,
             **sizes,
         )
+
+    def _close_intakes(self, seconds: float) -> None:
+        for intake in self._intakes:
+            intake.stop()
+        for shard in self._reading_brokers if self._intakes else ():
+            self._join(f"intake-{shard}", seconds)
 
     def _flush(self, seconds: float) -> None:
         """Let the publisher bring out what was put; after `seconds` it gives up."""
@@ -311,16 +348,19 @@ def _health(settings: Settings, vitals: Vitals, metrics: Metrics) -> HealthServe
     )
 
 
-def _broker(
-    settings: Settings, connect: Callable[..., redis.Redis], *, block_seconds: float
-) -> Broker:
-    return Broker(
-        connect(settings.connection_url, block_seconds=block_seconds),
-        queue=settings.queue,
-        shard=settings.shard,
-        lease_seconds=settings.lease_seconds,
-        max_attempts=settings.max_attempts,
-        max_queue_seconds=settings.max_queue_seconds,
-        retention_seconds=settings.retention_seconds,
-        retry_seconds=RETRY_SECONDS,
-    )
+def _brokers(settings: Settings, connection: redis.Redis) -> dict[int, Broker]:
+    """A broker for each shard served, over one pool of connections."""
+    return {
+        shard: Broker(
+            connection,
+            queue=settings.queue,
+            shard=shard,
+            lease_seconds=settings.lease_seconds,
+            max_attempts=settings.max_attempts,
+            max_queue_seconds=settings.max_queue_seconds,
+            retention_seconds=settings.retention_seconds,
+            retry_seconds=RETRY_SECONDS,
+            durable=settings.durable,
+        )
+        for shard in settings.own_shards
+    }

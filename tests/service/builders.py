@@ -5,6 +5,7 @@ that can be stopped and killed; the names of `fake_model` can be imported from h
 the callers' side: it submits, reads and judges.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -15,14 +16,16 @@ import threading
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import redis
 
 from quire.broker import Broker
 from quire.connection import connect
+from quire.local_redis import LocalRedis
 from quire.protocol import Completion, GenerationRequest, TokenChunk
 from service.config import EMBEDDED_MODEL, Settings
 from service.model import ServedModel
@@ -59,6 +62,7 @@ __all__ = [
     "fake_model",
     "http_get",
     "make_settings",
+    "private_redis",
     "stays",
     "text_of",
 ]
@@ -79,6 +83,8 @@ def make_settings(redis_url: str, queue: str, **overrides: Any) -> Settings:
         "lease_seconds": LEASE_SECONDS,
         "block_seconds": 0.05,
         "drain_seconds": PATIENCE_SECONDS,
+        # A test that steps an engine waits for each of its tokens.
+        "publish_share": 1.0,
         "check_invariants": True,
     }
     return Settings(**(values | overrides))
@@ -209,6 +215,19 @@ class WorkerProcess:
                 self.log.append(json.loads(line))
 
 
+@contextlib.contextmanager
+def private_redis(*options: str) -> Iterator[LocalRedis]:
+    """A server the test may stop or starve; its log on disk survives a kill."""
+    with LocalRedis.start(
+        append_only=True, options=("--appendfsync", "always", *options)
+    ) as server:
+        if server.kind in ("url", "fake"):
+            pytest.skip(
+                "the test ends a server of its own, and there is only a borrowed or fake one"
+            )
+        yield server
+
+
 def http_get(port: int, path: str) -> tuple[int, str]:
     """Status and body, whatever the status is."""
     try:
@@ -285,6 +304,16 @@ class Queue:
 
     def wait_for_state(self, request_id: str, state: str) -> None:
         eventually(lambda: self.broker.status(request_id).state == state, f"{request_id} {state}")
+
+    def take_away(self, request_id: str) -> None:
+        """Let the lease of a running request end now, and do what a reaper does."""
+
+        def reaped() -> bool:
+            self.connection.zadd(self.keys.lease, {request_id: 1})
+            # A heartbeat may have come between the two.
+            return request_id in [item.request_id for item in self.broker.reap()]
+
+        eventually(reaped, f"{request_id} reaped")
 
     def result(self, request_id: str) -> Output:
         """Wait for the end of a request; returns its joined log."""

@@ -60,10 +60,8 @@ def test_keys_above_all_tables_are_its_own_too(nothing_set):
 @pytest.mark.parametrize(
     ("variable", "value", "named"),
     [
-        ("QUIRE_EXPORTER_QUEUE", "a", "QUIRE_EXPORTER_QUEUES"),
         ("QUIRE_EXPORTER_QUEUES", "a,b{c}", "queues.1"),
         ("QUIRE_EXPORTER_QUEUES", "", "queues.0"),
-        ("QUIRE_REDIS_PASWORD_FILE", "a", "QUIRE_REDIS_PASSWORD"),
     ],
 )
 def test_a_variable_that_cannot_be_right_is_refused_by_name(nothing_set, variable, value, named):
@@ -81,3 +79,21 @@ def test_an_unknown_key_of_its_table_is_refused(nothing_set):
 def test_every_setting_but_the_secret_has_a_flag():
     flags = {action.dest for action in build_exporter_parser()._actions} - {"help"}
     assert flags == ExporterSettings.model_fields.keys() - {"redis_password"}
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("QUIRE_EXPORTER_QUEUE", "QUIRE_EXPORTER_QUEUES"),
+        ("QUIRE_REDIS_PASWORD_FILE", "QUIRE_REDIS_PASSWORD"),
+    ],
+)
+def test_a_misspelt_variable_of_its_own_or_of_the_worker_s_is_told(nothing_set, variable, meant):
+    nothing_set.setenv(variable, "a")
+    (clause,) = load_exporter_settings([]).unknown_variables(os.environ)
+    assert clause == f"unknown variable {variable}; did you mean {meant}?"
+
+
+def test_the_number_of_shards_is_shared_with_the_worker(nothing_set):
+    nothing_set.setenv("QUIRE_SHARDS", "4")
+    assert load_exporter_settings([]).num_shards == 4

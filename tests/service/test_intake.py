@@ -1,5 +1,6 @@
 """What intake makes of requests: every bad one gets a typed record, and the worker goes on."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -19,6 +20,7 @@ from tests.service.builders import (
     byte_tokenizer,
     eventually,
     expected_tokens,
+    stays,
     text_of,
 )
 
@@ -242,3 +244,85 @@ def test_the_priorities_of_wire_and_engine_are_the_same(name: str):
     from quire.protocol import Priority as WirePriority
 
     assert int(Priority[name]) == int(WirePriority[name])
+
+
+# -- what comes between a read and the engine -----------------------------------------------------
+
+
+def test_recovered_deliveries_are_claimed_only_as_far_as_there_is_room(queue: Queue):
+    gate = StepGate(steps=1)
+    ids = [queue.submit((n, 8), max_tokens=3) for n in range(1, 31)]
+    entries = queue.broker.read_ingress("came-back", count=30, block_seconds=0.0)
+    assert len(entries) == 30
+    settings = queue.settings(worker_name="came-back", max_num_seqs=2, claim_batch=3)
+
+    def num_claimed() -> int:
+        return sum(queue.broker.status(id_).state == "running" for id_ in ids)
+
+    with WorkerThread(settings, before_run=gate):
+        eventually(lambda: num_claimed() == 2 + 3)
+        stays(lambda: num_claimed() == 2 + 3)
+        gate.open()
+        for n, request_id in enumerate(ids, start=1):
+            assert queue.result(request_id).token_ids == expected_tokens((n, 8), max_tokens=3)
+    queue.assert_at_rest()
+
+
+def test_an_error_with_one_of_a_batch_does_not_stop_its_neighbours(queue: Queue):
+    first = queue.submit((5, 1), max_tokens=4)
+    unreadable = queue.submit_bytes(b"\xc1 not a message")
+    last = queue.submit((5, 2), max_tokens=4)
+    # What cannot be read cannot be buried either; nobody could take in all three.
+    queue.connection.set(queue.keys.dead, "not a stream", ex=60)
+    with WorkerThread(queue.settings(lease_seconds=600.0)):
+        assert queue.result(first).token_ids == expected_tokens((5, 1), max_tokens=4)
+        assert queue.result(last).token_ids == expected_tokens((5, 2), max_tokens=4)
+        assert queue.broker.status(unreadable).state == "running"
+
+
+class HoldUp(ModelTokenizer):
+    """A tokenizer that takes so long over its first prompt that `meanwhile` can happen."""
+
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        super().__init__(byte_tokenizer())
+        self._meanwhile = [meanwhile]
+
+    def encode_prompt(self, prompt: str) -> list[int]:
+        if self._meanwhile:
+            self._meanwhile.pop()()
+        return super().encode_prompt(prompt)
+
+
+def test_a_claim_lost_while_its_prompt_is_tokenized_never_runs(queue: Queue):
+    gate = StepGate()
+    request_id = queue.submit("held up", kind="completions", max_tokens=20)
+
+    def lose() -> None:
+        queue.take_away(request_id)
+        lost = {"model": "fake", "outcome": "lost"}
+        eventually(lambda: worker.metric("quire_requests_finished_total", **lost) == 1)
+
+    settings = queue.settings(max_num_seqs=4)
+    worker = WorkerThread(settings, before_run=gate, tokenizer=HoldUp(lose))
+    with worker:
+        output = queue.result(request_id)
+    assert output.completion.attempts == 2
+    # Only the second of its two lives was ever computed.
+    assert len({row.request_id for batch in gate.batches for row in batch.rows}) == 1
+    assert len(gate.batches) == 20
+
+
+def test_a_request_whose_log_has_a_gap_is_buried_and_not_made_up(queue: Queue):
+    request_id = interrupted(queue, tokens=12, max_tokens=30)
+    log = queue.keys.output(request_id)
+    entries = queue.connection.xrange(log)
+    assert len(entries) > 2
+    queue.connection.xdel(log, entries[1][0])
+    with WorkerThread(queue.settings()) as worker:
+        queue.wait_for_state(request_id, "failed")
+        reason = {"queue": queue.name, "reason": "broken_log"}
+        eventually(lambda: worker.metric("quire_messages_dead_lettered_total", **reason) == 1)
+    news = queue.broker.read_output({request_id: 0})[request_id]
+    assert news.completion is not None
+    assert news.completion.error is not None
+    assert news.completion.error.code == "broken_log"

@@ -1,5 +1,8 @@
 """Who keeps a claim and who loses it: heartbeat, watchdog, reaper."""
 
+import contextlib
+import time
+
 from tests.service.builders import (
     LEASE_SECONDS,
     Queue,
@@ -7,6 +10,7 @@ from tests.service.builders import (
     WorkerThread,
     eventually,
     expected_tokens,
+    private_redis,
     stays,
 )
 
@@ -22,6 +26,33 @@ def test_a_claim_is_kept_through_a_step_longer_than_its_lease(queue: Queue):
             gate.open()
             output = queue.result(request_id)
     assert output.completion.attempts == 1
+
+
+def test_after_an_outage_longer_than_a_lease_no_living_worker_loses_a_claim():
+    """Every lease has run out by then; their owner is heard before anybody reaps."""
+    with private_redis() as server:
+        queue, gate = Queue.at(server.url), StepGate(steps=2)
+        ids = [queue.submit((number, 6), max_tokens=20) for number in (1, 2)]
+        with WorkerThread(queue.settings(), before_run=gate), contextlib.ExitStack() as stack:
+            for request_id in ids:
+                queue.wait_for_tokens(request_id, 1)
+            other = stack.enter_context(WorkerThread(queue.settings()))
+            eventually(lambda: other.get("/readyz")[0] == 200)
+            server.kill()
+            back = time.monotonic() + 1.5 * LEASE_SECONDS
+            eventually(lambda: time.monotonic() > back)
+            server.restart()
+            stays(lambda: all(attempts(queue, id_) == 1 for id_ in ids), seconds=2 * LEASE_SECONDS)
+            gate.open()
+            outputs = [queue.result(request_id) for request_id in ids]
+            assert other.metric("quire_leases_reaped_total", queue=queue.name) == 0
+    for number, output in zip((1, 2), outputs, strict=True):
+        assert output.token_ids == expected_tokens((number, 6), max_tokens=20)
+        assert output.completion.attempts == 1
+
+
+def attempts(queue: Queue, request_id: str) -> int:
+    return queue.broker.status(request_id).attempts
 
 
 def test_a_stalled_engine_loses_its_claims_and_another_worker_goes_on(queue: Queue):
@@ -67,8 +98,7 @@ def test_a_claim_lost_and_made_again_by_the_same_busy_engine_gets_only_its_own_t
     request_id = queue.submit((6, 8), max_tokens=40)
     with WorkerThread(queue.settings(lease_seconds=60.0), before_run=gate):
         queue.wait_for_tokens(request_id, 3)
-        queue.connection.zadd(queue.keys.lease, {request_id: 1})
-        assert [item.request_id for item in queue.broker.reap()] == [request_id]
+        queue.take_away(request_id)
         # The engine stands in a step of the first life while intake brings the second.
         eventually(lambda: queue.broker.status(request_id).attempts == 2)
         gate.open()

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from service import register
-from service.config import render_markdown
+from service.config_page import render_markdown
 from service.families import PHASES
 from service.metrics import Metrics
 from service.vitals import Vitals
@@ -74,7 +74,7 @@ def test_the_metrics_page_of_the_documentation_is_the_register():
 
 def test_the_configuration_page_of_the_documentation_is_the_settings():
     documented = (CHECKOUT / "docs" / "configuration.md").read_text()
-    assert documented == render_markdown(), "run: python -m service.config"
+    assert documented == render_markdown(), "run: python -m service.config_page"
 
 
 def test_a_workload_is_counted_once_in_every_metric_it_touches(queue: Queue):

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from engine.engine import RequestOutput
 from engine.request import FinishReason, Priority, Request
 from engine.sampling_params import SamplingParams
-from quire.protocol import TokenChunk
+from quire.errors import ProtocolError
+from quire.protocol import ErrorInfo, TokenChunk
 from quire.transitions import Claim, CommitReply, CommitStatus
 from service.completions import Origin, own_failure
 from service.outbox import Delivery, Outbox
@@ -85,6 +86,58 @@ def test_a_rewind_may_reach_into_what_an_earlier_claim_published():
     outbox.settle("a", item, reply=CommitReply(CommitStatus.REWIND, 1, cancel_requested=False))
     again = take_item(outbox)
     assert (again.start, again.token_ids, again.text) == (1, (8, 9, 10), "<8><9><10>")
+
+
+def test_a_log_with_a_gap_is_not_gone_on_with():
+    chunks = [TokenChunk(0, (7, 8), "<7><8>", 1), TokenChunk(3, (9,), "<9>", 1)]
+    with pytest.raises(ProtocolError, match="token 3 after 2 tokens"):
+        make_delivery().recall(chunks)
+
+
+def test_what_a_dead_engine_leaves_is_released_and_only_a_suspect_s_attempt_counts():
+    outbox, error = Outbox(), ErrorInfo("engine_failed", "device lost")
+    for key, is_scheduled, num_tokens in (
+        ("waited", False, 0),
+        ("got on", True, 1),
+        ("stuck", True, 0),
+    ):
+        delivery = make_delivery(key)
+        delivery.request = Request(key, [1], SamplingParams(max_tokens=9), arrival_time=0.0)
+        if is_scheduled:
+            delivery.request.times.first_scheduled = 1.0
+        outbox.open(delivery)
+        outbox.put([output(n, [10 + n], key=key) for n in range(num_tokens)])
+    outbox.open(make_delivery("in the mail"))
+    outbox.open(make_delivery("ended"))
+    outbox.put([output(0, [1], key="ended", end=FinishReason.EOS)])
+    outbox.give_back(error)
+    due = {delivery.key: (delivery, item) for delivery, item in outbox.take(timeout=0.0)}
+    assert {key for key, (delivery, _) in due.items() if delivery.setback == error} == {"stuck"}
+    assert {key for key, (_, item) in due.items() if item is None} == {
+        *("waited", "stuck", "in the mail")
+    }
+    assert due["got on"][1].token_ids == (10,)
+    assert due["got on"][0].is_released
+    assert due["ended"][1].completion is not None
+
+
+def test_a_rest_ends_early_when_the_engine_has_ended_all_it_was_given():
+    outbox = Outbox()
+    rested = threading.Event()
+
+    def rest() -> None:
+        outbox.rest(60.0)
+        rested.set()
+
+    outbox.open(make_delivery("a"))
+    outbox.open(make_delivery("b"))
+    waiter = threading.Thread(target=rest)
+    waiter.start()
+    outbox.put([output(0, [1], key="a", end=FinishReason.EOS)])
+    assert not rested.wait(0.05)
+    outbox.put([output(0, [1], key="b", end=FinishReason.EOS)])
+    assert rested.wait(10.0)
+    waiter.join()
 
 
 def test_a_released_delivery_is_due_for_release_only_after_its_tokens_are_out():

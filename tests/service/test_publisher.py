@@ -1,17 +1,18 @@
 """The publisher against a Redis that is slow, away, forgetful, or has given the claim to others."""
 
-import contextlib
-from collections.abc import Iterator
+import socket
+from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 import pytest
 
-from quire.local_redis import LocalRedis
 from tests.service.builders import (
     Queue,
     StepGate,
     WorkerThread,
     eventually,
     expected_tokens,
+    private_redis,
     text_of,
 )
 
@@ -27,6 +28,17 @@ def test_a_slow_publisher_makes_longer_chunks_of_the_same_tokens(queue: Queue):
     assert max(len(chunk.token_ids) for chunk in output.chunks) > 4
 
 
+def test_a_publisher_that_may_take_little_time_rests_and_loses_nothing(queue: Queue):
+    request_id = queue.submit((4, 5), max_tokens=400)
+    with WorkerThread(queue.settings(publish_share=0.02)) as worker:
+        output = queue.result(request_id)
+    commits = worker.metric("quire_publish_seconds_count")
+    assert output.token_ids == expected_tokens((4, 5), max_tokens=400)
+    assert output.text == text_of(output.token_ids)
+    # Every commit but the last is followed by a rest of 49 times its length, or the longest.
+    assert len(output.chunks) <= commits < 100
+
+
 def test_every_chunk_says_which_text_came_with_which_token(queue: Queue):
     request_id = queue.submit((4, 4), max_tokens=100)
     with WorkerThread(queue.settings(publish_interval_seconds=0.02)):
@@ -34,17 +46,6 @@ def test_every_chunk_says_which_text_came_with_which_token(queue: Queue):
     for chunk in output.chunks:
         assert len(chunk.text_ends) == len(chunk.token_ids)
         assert chunk.text_ends[-1] == len(chunk.text)
-
-
-@contextlib.contextmanager
-def private_redis() -> Iterator[LocalRedis]:
-    """A server the test may stop; its log on disk survives a kill."""
-    with LocalRedis.start(append_only=True, options=("--appendfsync", "always")) as server:
-        if server.kind in ("url", "fake"):
-            pytest.skip(
-                "the test ends a server of its own, and there is only a borrowed or fake one"
-            )
-        yield server
 
 
 def test_while_redis_is_away_the_engine_goes_on_and_nothing_is_lost():
@@ -114,15 +115,96 @@ def test_a_claim_lost_to_another_worker_is_dropped_in_silence(queue: Queue):
         # Draining, it takes nothing in, not even the very same request.
         loser.worker.stop()
         eventually(lambda: loser.get("/readyz")[0] == 503)
-        # What the reaper does to a lease that ran out.
-        queue.connection.zadd(queue.keys.lease, {request_id: 1})
+        queue.take_away(request_id)
         with WorkerThread(queue.settings()):
             output = queue.result(request_id)
         gate.open()
         assert loser.wait() == 0
         lost = {"model": "fake", "outcome": "lost"}
         assert loser.metric("quire_requests_finished_total", **lost) == 1
+        assert loser.metric("quire_publish_fenced_total") == 1
     assert output.token_ids == expected_tokens((8, 2), max_tokens=60)
     assert output.completion.attempts == 2
     assert queue.result(request_id) == output
     queue.assert_at_rest()
+
+
+def test_a_full_redis_makes_longer_chunks_and_the_stream_goes_on_when_there_is_room_again():
+    gate = StepGate(steps=5)
+    with private_redis("--maxmemory-policy", "noeviction") as server:
+        queue = Queue.at(server.url)
+        request_id = queue.submit((2, 4), max_tokens=200)
+        settings = queue.settings()
+        with WorkerThread(settings, before_run=gate) as worker:
+            queue.wait_for_tokens(request_id, 4)
+            queue.connection.config_set("maxmemory", 1)
+            full = {"op": "commit", "kind": "memory"}
+            gate.allow(100)
+            eventually(lambda: worker.metric("quire_redis_errors_total", **full) >= 3)
+            made = {"model": "fake"}
+            eventually(lambda: worker.metric("quire_generation_tokens_total", **made) >= 104)
+            queue.connection.config_set("maxmemory", 0)
+            queue.wait_for_tokens(request_id, 104)
+            gate.open()
+            output = queue.result(request_id)
+            assert worker.metric("quire_publish_fenced_total") == 0
+    assert output.token_ids == expected_tokens((2, 4), max_tokens=200)
+    assert output.text == text_of(output.token_ids)
+    assert output.completion.attempts == 1
+    assert max(len(chunk.token_ids) for chunk in output.chunks) >= 50
+
+
+@pytest.mark.parametrize("breakage", ["output", "record"])
+def test_a_request_whose_keys_take_no_commit_costs_only_itself(queue: Queue, breakage: str):
+    gate = StepGate(steps=4)
+    bad = queue.submit((9, 1), max_tokens=30)
+    good = queue.submit((9, 2), max_tokens=30)
+    with WorkerThread(queue.settings(), before_run=gate) as worker:
+        for request_id in (bad, good):
+            queue.wait_for_tokens(request_id, 2)
+        key = queue.keys.output(bad) if breakage == "output" else queue.keys.request(bad)
+        # Only a hand from outside does that.
+        queue.connection.set(key, "neither a stream nor a hash", ex=60)
+        gate.open()
+        assert queue.result(good).token_ids == expected_tokens((9, 2), max_tokens=30)
+        # The heartbeat may be the first to find a broken record, and then it is a claim lost.
+        ends = [{"model": "fake", "outcome": outcome} for outcome in ("error", "lost")]
+        count = "quire_requests_finished_total"
+        eventually(lambda: sum(worker.metric(count, **end) for end in ends) == 1)
+        later = queue.submit((9, 3), max_tokens=5)
+        assert queue.result(later).token_ids == expected_tokens((9, 3), max_tokens=5)
+        assert worker.get("/livez")[0] == 200
+
+
+def test_readers_that_stop_reading_or_vanish_change_no_output(queue: Queue):
+    """Real sockets: each has asked for everything and takes nothing of it."""
+    gate = StepGate(steps=3)
+    ids = [queue.submit((n, 9), max_tokens=300) for n in (1, 2)]
+    with WorkerThread(queue.settings(), before_run=gate):
+        for request_id in ids:
+            queue.wait_for_tokens(request_id, 2)
+        readers = [deaf_reader(queue, ids) for _ in range(8)]
+        gate.allow(100)
+        for request_id in ids:
+            queue.wait_for_tokens(request_id, 90)
+        for reader in readers[::2]:
+            reader.close()
+        gate.open()
+        outputs = [queue.result(request_id) for request_id in ids]
+        for reader in readers[1::2]:
+            reader.close()
+    for n, output in zip((1, 2), outputs, strict=True):
+        assert output.token_ids == expected_tokens((n, 9), max_tokens=300)
+        assert output.text == text_of(output.token_ids)
+        assert output.completion.attempts == 1
+
+
+def deaf_reader(queue: Queue, ids: Sequence[str]) -> socket.socket:
+    """A connection that asks for all logs again and again, and never reads an answer."""
+    place = urlsplit(queue.url)
+    assert place.hostname is not None
+    reader = socket.create_connection((place.hostname, place.port or 6379), timeout=5.0)
+    names = " ".join(queue.keys.output(request_id) for request_id in ids)
+    zeros = " ".join("0" for _ in ids)
+    reader.sendall(f"XREAD COUNT 1024 STREAMS {names} {zeros}\r\n".encode() * 500)
+    return reader

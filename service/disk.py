@@ -1,0 +1,34 @@
+"""Finds out at the start whether this Redis can promise what the setting `durable` asks for.
+
+The brokers refuse by themselves to tell an end whose promise cannot be kept; asking first is what
+turns a worker that could never end a request into one sentence and an exit.
+"""
+
+import threading
+
+import redis
+
+from quire.connection import Retrying, longest_block_of
+from quire.durability import Durability
+from quire.errors import BrokerUnavailable
+from quire.keys import Keys
+from service.contact import pauses
+
+#: How long one question is repeated before the next pause.
+RETRY_SECONDS = 0.5
+
+
+def require_durability(connection: redis.Redis, keys: Keys, *, ending: threading.Event) -> None:
+    """Return once the server has shown that it can; wait while it is away, until `ending` is set.
+
+    Raises:
+        DurabilityUnavailable: it cannot, and says why.
+    """
+    durability = Durability(connection, keys, longest_seconds=longest_block_of(connection))
+    for pause in pauses():
+        try:
+            Retrying(RETRY_SECONDS)(durability.require)
+        except BrokerUnavailable:
+            if not ending.wait(pause):
+                continue
+        return

@@ -1,0 +1,85 @@
+"""An engine or its device that dies under its requests: what counts as an attempt, what does not."""
+
+import pytest
+
+from engine.batch import Batch
+from engine.errors import DeviceFailed
+from tests.service.builders import Queue, WorkerThread, expected_tokens
+
+
+@pytest.mark.parametrize("error", [DeviceFailed("device lost"), SystemExit("torch is gone")])
+def test_what_an_engine_that_dies_had_begun_goes_on_elsewhere_at_once(
+    queue: Queue, error: BaseException
+):
+    steps = 0
+
+    def die(batch: Batch) -> None:
+        nonlocal steps
+        steps += 1
+        if steps > 5:
+            raise error
+
+    ids = [queue.submit((n,), max_tokens=12) for n in (4, 5)]
+    with WorkerThread(queue.settings(lease_seconds=600.0), before_run=die) as worker:
+        assert worker.wait() == 1
+    for request_id in ids:
+        status = queue.broker.status(request_id)
+        assert (status.state, status.attempts) == ("queued", 0)
+        assert status.published >= 1
+    with WorkerThread(queue.settings()):
+        outputs = [queue.result(id_) for id_ in ids]
+    for n, output in zip((4, 5), outputs, strict=True):
+        assert output.token_ids == expected_tokens((n,), max_tokens=12)
+        assert output.completion.attempts == 1
+
+
+def test_many_lost_devices_end_no_request(queue: Queue):
+    """Each worker gets one step further and dies; nothing of that is the request's doing."""
+    request_id = queue.submit((4, 9), max_tokens=12)
+    for _ in range(8):
+        steps: list[Batch] = []
+
+        def die(batch: Batch, steps: list[Batch] = steps) -> None:
+            steps.append(batch)
+            if len(steps) > 1:
+                raise DeviceFailed("device lost")
+
+        with WorkerThread(queue.settings(max_attempts=3), before_run=die) as worker:
+            assert worker.wait() == 1
+    assert queue.broker.status(request_id).state == "queued"
+    with WorkerThread(queue.settings(max_attempts=3)):
+        output = queue.result(request_id)
+    assert output.token_ids == expected_tokens((4, 9), max_tokens=12)
+
+
+def test_a_request_that_takes_every_device_down_is_given_up_and_the_others_are_served(
+    queue: Queue,
+):
+    def die_of_the_poison(batch: Batch) -> None:
+        if any(list(row.prompt_token_ids) == [6, 6] for row in batch.rows):
+            raise DeviceFailed("device-side assert")
+
+    poison = queue.submit((6, 6), max_tokens=9)
+    waiting = [queue.submit((n, 3), max_tokens=9) for n in (1, 2)]
+    settings = {"max_attempts": 2, "max_num_seqs": 1}
+    for _ in range(2):
+        with WorkerThread(queue.settings(**settings), before_run=die_of_the_poison) as worker:
+            assert worker.wait() == 1
+        status = queue.broker.status(poison)
+        if not status.state.is_terminal:
+            # It is tried again, but only after a pause.
+            assert (status.state, status.attempts) == ("scheduled", 1)
+            due(queue, poison)
+    assert queue.result(poison).completion.state == "failed"
+    assert [letter.request_id for letter in queue.broker.dead_letters()] == [poison]
+    with WorkerThread(queue.settings(**settings), before_run=die_of_the_poison):
+        outputs = [queue.result(request_id) for request_id in waiting]
+    for n, output in zip((1, 2), outputs, strict=True):
+        assert output.token_ids == expected_tokens((n, 3), max_tokens=9)
+        assert output.completion.attempts == 1
+
+
+def due(queue: Queue, request_id: str) -> None:
+    """End the pause before the next attempt of a request now."""
+    queue.connection.zadd(queue.keys.delay, {request_id: 1})
+    assert [item.request_id for item in queue.broker.promote()] == [request_id]

@@ -1,0 +1,120 @@
+"""A worker of a queue with several shards, and of one whose ends must be on the disk."""
+
+import pytest
+
+from quire.client import Client
+from quire.errors import DurabilityUnavailable
+from quire.local_redis import LocalRedis
+from quire.routing import shard_of
+from tests.service.builders import (
+    Queue,
+    StepGate,
+    WorkerThread,
+    eventually,
+    expected_tokens,
+    private_redis,
+)
+
+NUM_SHARDS = 3
+
+
+def submit_to_all(client: Client, *, count: int = 24) -> list[str]:
+    """Requests that lie in every shard."""
+    rows = [{"prompt": [n, 7], "sampling": {"max_tokens": 6}} for n in range(1, count + 1)]
+    return [handle.request_id for handle in client.submit_many(rows)]
+
+
+def test_a_worker_serves_every_shard_of_its_queue(queue: Queue):
+    with Client(queue.url, queue=queue.name, shards=NUM_SHARDS) as client:
+        ids = submit_to_all(client)
+        with WorkerThread(queue.settings(shards=NUM_SHARDS, max_num_seqs=4)):
+            results = [client.result(request_id, timeout=30.0) for request_id in ids]
+    assert {shard_of(request_id, NUM_SHARDS) for request_id in ids} == set(range(NUM_SHARDS))
+    for n, result in enumerate(results, start=1):
+        assert len(result.token_ids) == 6
+        assert result.usage.prompt_tokens == 2, n
+
+
+def test_two_workers_may_part_the_shards_between_them(queue: Queue):
+    with Client(queue.url, queue=queue.name, shards=NUM_SHARDS) as client:
+        ids = submit_to_all(client)
+        served = [(0,), (1, 2)]
+        first, second = (
+            WorkerThread(queue.settings(shards=NUM_SHARDS, served_shards=part)) for part in served
+        )
+        with first:
+            done = [id_ for id_ in ids if shard_of(id_, NUM_SHARDS) == 0]
+            assert 0 < len(done) < len(ids)
+            for request_id in done:
+                client.result(request_id, timeout=30.0)
+            others = set(ids) - set(done)
+            assert {client.status(request_id).state for request_id in others} == {"queued"}
+            with second:
+                for request_id in others:
+                    client.result(request_id, timeout=30.0)
+
+
+def test_claims_of_every_shard_are_renewed_reaped_and_taken_over(queue: Queue):
+    gate = StepGate(steps=2)
+    with Client(queue.url, queue=queue.name, shards=NUM_SHARDS) as client:
+        ids = submit_to_all(client, count=9)
+        settings = queue.settings(shards=NUM_SHARDS, stall_timeout_seconds=0.2)
+        with WorkerThread(settings, before_run=gate) as stalled:
+            eventually(lambda: stalled.get("/livez")[0] == 503)
+            with WorkerThread(queue.settings(shards=NUM_SHARDS)):
+                results = [client.result(request_id, timeout=30.0) for request_id in ids]
+            gate.open()
+    assert all(len(result.token_ids) == 6 for result in results)
+    assert {result.attempts for result in results} <= {1, 2}
+
+
+def test_the_line_in_front_of_the_engine_is_no_longer_with_more_shards(queue: Queue):
+    gate = StepGate(steps=1)
+    with Client(queue.url, queue=queue.name, shards=NUM_SHARDS) as client:
+        ids = submit_to_all(client, count=60)
+        settings = queue.settings(shards=NUM_SHARDS, max_num_seqs=2, claim_batch=6)
+        with WorkerThread(settings, before_run=gate) as worker:
+            running = {"model": "fake", "state": "running"}
+            eventually(lambda: worker.metric("quire_engine_requests", **running) == 2)
+            states = [client.status(request_id).state for request_id in ids]
+            # Two run; six wait, and one more for each shard that was rounded up.
+            assert states.count("running") <= 2 + 6 + NUM_SHARDS
+            gate.open()
+            for request_id in ids:
+                client.result(request_id, timeout=30.0)
+
+
+def test_a_burst_ends_when_every_shard_is_empty(queue: Queue):
+    with Client(queue.url, queue=queue.name, shards=NUM_SHARDS) as client:
+        ids = submit_to_all(client)
+        with WorkerThread(queue.settings(shards=NUM_SHARDS, burst=True)) as worker:
+            assert worker.wait() == 0
+        assert {client.status(request_id).state for request_id in ids} == {"completed"}
+
+
+# -- durability -----------------------------------------------------------------------------------
+
+
+def test_a_durable_worker_serves_where_the_server_writes_before_it_answers():
+    with private_redis() as server:
+        queue = Queue.at(server.url)
+        request_id = queue.submit((3, 3), max_tokens=5)
+        with WorkerThread(queue.settings(durable=True)):
+            assert queue.result(request_id).token_ids == expected_tokens((3, 3), max_tokens=5)
+
+
+def test_a_durable_worker_refuses_a_server_that_promises_nothing():
+    with LocalRedis.start() as server:
+        if server.kind in ("url", "fake"):
+            pytest.skip("the test needs a server of its own that does not write to disk")
+        queue = Queue.at(server.url)
+        request_id = queue.submit((3, 3), max_tokens=5)
+        gate = StepGate(steps=0)
+        with WorkerThread(queue.settings(durable=True), before_run=gate) as worker:
+            death = eventually(lambda: worker.worker.death)
+            gate.open()
+            assert worker.wait() == 1
+        assert death is not None
+        assert isinstance(death.error, DurabilityUnavailable)
+        assert "appendfsync always" in str(death.error)
+        assert not queue.broker.status(request_id).state.is_terminal
