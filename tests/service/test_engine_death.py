@@ -1,4 +1,4 @@
-"""An engine or its device that dies under its requests: what counts as an attempt, what does not."""
+"""An engine or its device dies under its requests: what counts as an attempt, and what does not."""
 
 import pytest
 
