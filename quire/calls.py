@@ -44,8 +44,8 @@ def cancel_call(keys: Keys, request_id: str) -> Call:
 def claim_call(keys: Keys, entry: IngressEntry, *, owner: str, fingerprint: str | None) -> Call:
     """For claim.lua."""
     return Call(
-        (*keys.of_workers, *keys.of_scripts(entry.request_id)),
-        (entry.request_id, entry.entry_id, owner, fingerprint or "", int(entry.priority)),
+        (*keys.of_workers, *keys.of_scripts(entry.request_id), entry.stream),
+        (entry.request_id, entry.entry_id, owner, fingerprint or ""),
     )
 
 
@@ -85,6 +85,11 @@ def reap_call(keys: Keys, request_ids: Sequence[str]) -> Call:
 
 def promote_call(keys: Keys, request_ids: Sequence[str]) -> Call:
     """For promote.lua."""
+    return Call(_names(keys, request_ids), request_ids)
+
+
+def expire_call(keys: Keys, request_ids: Sequence[str]) -> Call:
+    """For expire.lua."""
     return Call(_names(keys, request_ids), request_ids)
 
 

@@ -41,8 +41,11 @@ class IngressReader:
 
     def __init__(self, connection: redis.Redis, keys: Keys, *, retrying: Retrying) -> None:
         self._connection = connection
-        self._streams = {priority: keys.ingress(priority) for priority in Priority}
-        self._priorities = {name.encode(): priority for priority, name in self._streams.items()}
+        # What comes back goes before what is new in its class.
+        self._streams = {level: (keys.resumed(level), keys.ingress(level)) for level in Priority}
+        self._priorities = {
+            name.encode(): level for level, names in self._streams.items() for name in names
+        }
         self._probe_key = keys.probe
         self._retrying = retrying
         self._reads = 0
@@ -53,7 +56,7 @@ class IngressReader:
 
         From id 0, so that requests submitted before the first worker came are delivered too.
         """
-        for stream in self._streams.values():
+        for stream in self._in_order(sorted(self._streams)):
             self._retrying(partial(self._create_group, stream))
 
     def read(self, worker: str, *, count: int, block_seconds: float) -> list[IngressEntry]:
@@ -87,8 +90,7 @@ class IngressReader:
         only bounds how soon an entry left by a crash between read and claim is looked at again.
         """
         found: dict[tuple[str, str], IngressEntry] = {}
-        for priority in sorted(self._streams, reverse=True):
-            stream = self._streams[priority]
+        for stream in self._in_order(sorted(self._streams, reverse=True)):
             own = self._group_read(worker, {stream: "0"}, count=count)
             others = self._claim_idle(worker, stream, int(min_idle_seconds * 1000), count)
             for entry in own + others:
@@ -100,18 +102,21 @@ class IngressReader:
     ) -> list[IngressEntry]:
         # COUNT is per stream and XREADGROUP knows no order between streams: so one call per stream.
         entries: list[IngressEntry] = []
-        for priority in order:
+        for stream in self._in_order(order):
             wanted = count - len(entries)
             if wanted <= 0:
                 break
-            entries += self._group_read(worker, {self._streams[priority]: ">"}, count=wanted)
+            entries += self._group_read(worker, {stream: ">"}, count=wanted)
         return entries
+
+    def _in_order(self, order: Sequence[Priority]) -> list[str]:
+        return [stream for priority in order for stream in self._streams[priority]]
 
     def _wait(self, worker: str, seconds: float) -> list[IngressEntry]:
         if self._can_block is None:
             self._can_block = self._retrying(self._probe_blocking)
-        order = sorted(self._streams, reverse=True)
-        streams = {self._streams[priority]: ">" for priority in order}
+        order = self._in_order(sorted(self._streams, reverse=True))
+        streams = dict.fromkeys(order, ">")
         if self._can_block:
             return self._group_read(worker, streams, count=1, block_ms=max(1, int(seconds * 1000)))
         give_up = time.monotonic() + seconds

@@ -24,12 +24,16 @@ from quire.transitions import WorkerInfo
 #: hold between read and claim, unless many hundreds of them die at once.
 MAX_PENDING_SEEN = 256
 
+#: Streams of a shard: for each class one of new requests, and one of those that came back.
+_NUM_STREAMS = 2 * len(Priority)
+
 
 @dataclass(frozen=True, slots=True)
 class IngressState:
-    """One ingress stream. A request that was put back into the queue counts from then on.
+    """The requests of one class in its ingress streams, of new ones and of those that came back.
 
-    `undelivered_seconds`: since the first undelivered entry came into the stream.
+    One that came back counts from then on. `undelivered_seconds`: since the oldest undelivered
+    entry came into its stream.
     `pending_seconds`: since the delivery of the one that waits longest for its claim. 0 where there
     is none.
     """
@@ -113,7 +117,7 @@ def _ask_sizes(pipeline: Any, shards: Sequence[Keys]) -> None:
 
 
 def _read_sizes(replies: Iterator[Any]) -> _Sizes:
-    groups = tuple(_group_of(next(replies), int(next(replies))) for _ in Priority)
+    groups = tuple(_group_of(next(replies), int(next(replies))) for _ in range(_NUM_STREAMS))
     return _Sizes(
         groups=groups,
         is_paused=bool(next(replies)),
@@ -134,12 +138,13 @@ def _ask_heads(pipeline: Any, shards: Sequence[Keys], sizes: Sequence[_Sizes], n
 
 
 def _read_heads(replies: Iterator[Any], known: _Sizes, *, now_ms: int) -> ShardState:
-    ingress = [
+    streams = [
         _ingress_of(priority, group, next(replies), next(replies), now_ms=now_ms)
-        for priority, group in zip(Priority, known.groups, strict=True)
+        for priority, group in zip(2 * list(Priority), known.groups, strict=True)
     ]
+    new, resumed = streams[: len(Priority)], streams[len(Priority) :]
     return ShardState(
-        ingress=tuple(ingress),
+        ingress=tuple(map(_together, new, resumed)),
         is_paused=known.is_paused,
         num_scheduled=known.num_scheduled,
         num_due=int(next(replies)),
@@ -197,4 +202,15 @@ def _ingress_of(
         num_pending=group.pending,
         undelivered_seconds=max(0, now_ms - entered_ms) / 1000,
         pending_seconds=idle_ms / 1000,
+    )
+
+
+def _together(new: IngressState, resumed: IngressState) -> IngressState:
+    """Both streams of one class as one."""
+    return IngressState(
+        priority=new.priority,
+        num_undelivered=new.num_undelivered + resumed.num_undelivered,
+        num_pending=new.num_pending + resumed.num_pending,
+        undelivered_seconds=max(new.undelivered_seconds, resumed.undelivered_seconds),
+        pending_seconds=max(new.pending_seconds, resumed.pending_seconds),
     )

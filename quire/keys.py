@@ -6,6 +6,7 @@ hash tag, so that a whole shard lies in one slot and every transition can be one
     in:<priority>       stream   ingress, group `workers` created at id 0. One entry per queued
                                  request, with the field `id`. Undelivered entries are never
                                  deleted: that would make the group's lag unknown.
+    in:<priority>:resumed  stream   the same, for what comes back to its class; read before it.
     r:<id>              hash     the request record: see below.
     b:<id>              string   the encoded GenerationRequest; deleted when the request ends.
     o:<id>              stream   the output log. The entry of a chunk has the id
@@ -13,13 +14,17 @@ hash tag, so that a whole shard lies in one slot and every transition can be one
                                  (msgpack array), `text`, `ends` (see TokenChunk) and `prefix`
                                  (see history.py). The last
                                  entry is the terminal record at `<number of tokens>-<epoch>`, with
-                                 the field `done` (msgpack Completion) and the broker's stamps. A
+                                 the fields `done` (msgpack Completion) and `state`, and the
+                                 broker's stamps. A
                                  reader that has n tokens asks for what lies after `n-0`.
     lease               zset     request id -> expiry of its lease, unix ms of Redis' clock.
     delay               zset     request id -> when a scheduled request is due, in the same unit.
+    wait                zset     request id -> until when a request, scheduled or queued, may wait:
+                                 its deadline, or what the queue allows.
     dead                stream   dead letters: id, reason, attempts, bytes, and what a new life of
                                  the request needs: priority, tenant, deadline_ms, metadata,
-                                 tokens. Capped.
+                                 tokens; and total, the bytes of all letters until then. Bounded
+                                 in number, bytes and age.
     open                hash     request id -> `<state> <tokens> <tenant>` of every request that has
                                  not ended: the books, from which every count is kept.
     counts              hash     `tokens`: of the requests that wait, scheduled or queued;
@@ -42,18 +47,18 @@ Fields of the request record; all times are unix ms of Redis' own clock except `
     state, priority, tenant, epoch, attempts, resumes, published
     owner               hex of 128 random bits while running, and after an end written by the owner
     deadline_ms         0 for none
-    queue_until_ms      the latest claim of a request that waits in the queue
     submitted_ms, claimed_ms (first claim), first_token_ms, finished_ms
     cancel              "1" once a caller asked for it
     prefix              hash of the published tokens; absent before the first
+    resumed_from        tokens published when it was claimed last: what is more, this claim has done
     fingerprint         of the engine that first claimed it
     metadata            msgpack map, echoed in the terminal record; absent when empty
     released            the owner that gave it back last, so that RELEASE can be repeated
 
 Every per-request key has an expiry from birth: the longest time in the queue plus the retention,
 renewed while the request lives, and cut to the retention when it ends. The keys of a group live as
-long as its longest living request. Only `in:*`, `lease`, `delay`, `dead`, `open`, `counts` and
-`control` belong to the queue itself and stay.
+long as its longest living request. Only `in:*`, `lease`, `delay`, `wait`, `open`, `counts` and
+`control` belong to the queue itself and stay; `dead` goes with its last letter.
 """
 
 from __future__ import annotations
@@ -93,10 +98,17 @@ class Keys:
     def ingress(self, priority: int) -> str:
         return f"{self.prefix}:in:{priority:d}"
 
+    def resumed(self, priority: int) -> str:
+        return f"{self.ingress(priority)}:resumed"
+
     @property
     def all_ingress(self) -> tuple[str, ...]:
-        """The ingress streams in the order of the priorities, lowest first."""
-        return tuple(self.ingress(priority) for priority in range(NUM_PRIORITIES))
+        """The ingress streams as the scripts take them: new requests, then those that came back.
+
+        Each in the order of the priorities, lowest first.
+        """
+        levels = range(NUM_PRIORITIES)
+        return (*map(self.ingress, levels), *map(self.resumed, levels))
 
     def request(self, request_id: str) -> str:
         return f"{self.prefix}:r:{request_id}"
@@ -124,12 +136,13 @@ class Keys:
     @property
     def of_producers(self) -> tuple[str, ...]:
         """The keys of the queue that SUBMIT and CANCEL take before those of requests."""
-        return (self.open, self.counts, self.delay, self.control, *self.all_ingress)
+        books = (self.open, self.counts, self.delay, self.control, self.wait)
+        return (*books, *self.all_ingress[:NUM_PRIORITIES])
 
     @property
     def of_workers(self) -> tuple[str, ...]:
         """The keys of the queue that all other transitions take before those of requests."""
-        return (*self.of_producers, self.lease, self.dead)
+        return (*self.of_producers, *self.all_ingress[NUM_PRIORITIES:], self.lease, self.dead)
 
     def idempotency(self, tenant: str, key: str) -> str:
         """The tenant has no colon (protocol.py sees to it), so no two pairs share a name."""
@@ -142,6 +155,10 @@ class Keys:
     @property
     def delay(self) -> str:
         return f"{self.prefix}:delay"
+
+    @property
+    def wait(self) -> str:
+        return f"{self.prefix}:wait"
 
     @property
     def open(self) -> str:

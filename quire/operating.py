@@ -83,7 +83,10 @@ class Operating(Shard):
         return backlog_of(fields)
 
     def queue_depth(self) -> dict[Priority, int]:
-        """Entries in each ingress stream: waiting, or delivered and not yet claimed."""
+        """Entries in the ingress streams of each class: waiting, or delivered and not yet claimed.
+
+        What came back and what is new together.
+        """
 
         def lengths() -> list[int]:
             with self._connection.pipeline(transaction=False) as pipeline:
@@ -91,7 +94,9 @@ class Operating(Shard):
                     pipeline.xlen(stream)
                 return pipeline.execute()
 
-        return dict(zip(Priority, self._retrying(lengths), strict=True))
+        found = self._retrying(lengths)
+        new, resumed = found[: len(Priority)], found[len(Priority) :]
+        return dict(zip(Priority, map(sum, zip(new, resumed, strict=True)), strict=True))
 
     def workers(self) -> list[WorkerInfo]:
         """The last word of every worker heard within a day, sorted by name."""

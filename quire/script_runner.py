@@ -7,6 +7,7 @@ Every transition is idempotent, so a call whose reply was lost is simply made ag
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -14,11 +15,11 @@ from importlib import resources
 from typing import Any
 
 import redis
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from quire.connection import TRANSIENT, Retrying, translated
 from quire.durability import Durability
-from quire.errors import QuireError
+from quire.errors import ProtocolError, QuireError
 
 Argument = str | bytes | int
 Command = tuple[int, tuple[Argument, ...]]
@@ -28,6 +29,13 @@ _PARTS = ("common", "request", "running")
 
 #: Transitions that take fewer of them, because they may be called by those who touch fewer keys.
 _PARTS_OF = {"submit": _PARTS[:2], "cancel": _PARTS[:2], "beat_worker": _PARTS[:1]}
+
+#: What an error reply to a script says when it is about the server, or about what its user may do,
+#: and so may be mended without us. Every other one is about the script and what it found.
+_OF_THE_SERVER = re.compile(
+    r"\b(BUSY|CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|NOAUTH|NOPERM|NOREPLICAS|OOM|READONLY"
+    r"|UNKILLABLE)\b|The user executing the script"
+)
 
 #: The most calls sent in one pipeline: a bound on the memory of both sides.
 MAX_CALLS_PER_PIPELINE = 256
@@ -61,7 +69,10 @@ class ScriptRunner:
         self._sources = sources or {}
 
     def run(self, name: str, call: Call) -> Any:
-        """Runs one transition and returns its reply. BrokerUnavailable, QueueFull."""
+        """Runs one transition and returns its reply.
+
+        BrokerUnavailable, QueueFull, or ProtocolError, see `script_error`.
+        """
         source = self._sources.get(name) or load_source(name)
         num_keys, values = self._command(call)
 
@@ -71,7 +82,15 @@ class ScriptRunner:
             except NoScriptError:
                 return self._connection.eval(source, num_keys, *values)
 
-        return self._retrying(once)
+        def judged() -> Any:
+            try:
+                return once()
+            except ResponseError as error:
+                if is_lasting(error):
+                    raise script_error(error) from error
+                raise
+
+        return self._retrying(judged)
 
     def run_many(
         self, name: str, calls: Iterable[Call], *, durability: Durability | None = None
@@ -89,7 +108,7 @@ class ScriptRunner:
         for first in range(0, len(commands), MAX_CALLS_PER_PIPELINE):
             part = commands[first : first + MAX_CALLS_PER_PIPELINE]
             replies += self._retrying(partial(self._pipeline, name, part, durability))
-        return [translated(r) if isinstance(r, RedisError) else r for r in replies]
+        return [script_error(r) if isinstance(r, RedisError) else r for r in replies]
 
     def _pipeline(
         self, name: str, commands: Sequence[Command], durability: Durability | None
@@ -128,6 +147,23 @@ def load_source(name: str) -> str:
     folder = resources.files("quire") / "scripts"
     files = (*_PARTS_OF.get(name, _PARTS), name)
     return "\n".join((folder / f"{file}.lua").read_text() for file in files)
+
+
+def is_lasting(error: RedisError) -> bool:
+    """Whether a script that failed like this would fail again, however often it is called."""
+    return type(error) is ResponseError and not _OF_THE_SERVER.search(str(error))
+
+
+def script_error(error: RedisError) -> QuireError:
+    """Our error for one that a call of a script was answered with; see `connection.translated`.
+
+    ProtocolError for one that lasts: the keys do not hold what the scripts write there.
+    """
+    if not is_lasting(error):
+        return translated(error)
+    ours = ProtocolError(f"a transition failed, and would fail again: {error}")
+    ours.__cause__ = error
+    return ours
 
 
 def raise_if_error(reply: Any) -> Any:

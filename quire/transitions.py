@@ -170,6 +170,14 @@ class Promoted:
 
 
 @dataclass(frozen=True, slots=True)
+class Expired:
+    """A request that has waited until its time was over; `state` is terminal."""
+
+    request_id: str
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
 class BackOff:
     """How long to wait before the next attempt: the first pause, doubling up to the longest.
 

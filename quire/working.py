@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,12 +14,14 @@ from quire.calls import (
     claim_call,
     commit_call,
     dead_letter_call,
+    expire_call,
     fail_call,
     heartbeat_call,
     promote_call,
     reap_call,
     release_call,
 )
+from quire.errors import ProtocolError
 from quire.keys import Keys
 from quire.output import Completion, ErrorInfo, FinishReason, State
 from quire.replies import claim_answer
@@ -31,6 +34,7 @@ from quire.transitions import (
     CommitItem,
     CommitReply,
     CommitStatus,
+    Expired,
     HeartbeatReply,
     IngressEntry,
     NotClaimed,
@@ -52,6 +56,7 @@ WORKER_MEMORY_SECONDS = 86_400.0
 PAUSE_POLL_SECONDS = 0.1
 
 _Item = TypeVar("_Item")
+_log = logging.getLogger(__name__)
 
 
 class Working(Shard):
@@ -110,7 +115,9 @@ class Working(Shard):
         """Publishes tokens and ends, one answer per item in the same order.
 
         All items of one call of up to 256 are applied at one moment; each is judged alone. At most
-        one item per request. Renews the leases of what it accepts.
+        one item per request. Renews the leases of what it accepts. ProtocolError when the keys of
+        one of them hold what is not ours, however often it is tried: those before it are committed
+        then, those after it are not, and one call for each tells which it is.
         """
         replies: list[CommitReply] = []
         for part in _parts(items):
@@ -134,6 +141,7 @@ class Working(Shard):
     def release(self, claims: Sequence[Claim]) -> list[bool]:
         """Gives claims back: the requests are queued again, their tokens kept, no attempt counted.
 
+        They go before the others of their class.
         False where the claim was not held any more. A request that a caller wants cancelled ends.
         """
         replies: list[bool] = []
@@ -146,7 +154,9 @@ class Working(Shard):
         """Takes requests from workers whose lease expired; any worker may call it at any time.
 
         Each is queued again, its tokens kept, or ended when it was cancelled, is past its deadline
-        or has spent its attempts (a dead letter then). At most `limit`, oldest lease first.
+        or has spent its attempts (a dead letter then). A claim that has published tokens is not
+        counted as an attempt. One that holds tokens goes before the others of its class. At most
+        `limit`, oldest lease first.
         """
         return [
             Reaped(*moved)
@@ -154,13 +164,27 @@ class Working(Shard):
         ]
 
     def promote(self, *, limit: int = MAX_ITEMS_PER_CALL) -> list[Promoted]:
-        """Queues the scheduled requests that are due; any worker may call it at any time.
+        """Looks after those that wait: queues the scheduled ones that are due, ends the late ones.
 
-        One that is past its deadline ends. At most `limit`, the longest due first.
+        Any worker may call it at any time. At most `limit` of each, the longest due first. The
+        answer has those that were due; what became of the late ones, see `expire`.
         """
-        return [
+        promoted = [
             Promoted(*moved)
             for moved in self._move("promote", promote_call, times=self.keys.delay, limit=limit)
+        ]
+        self.expire(limit=limit)
+        return promoted
+
+    def expire(self, *, limit: int = MAX_ITEMS_PER_CALL) -> list[Expired]:
+        """Ends the requests that are past their deadline, or too long in the queue, as they wait.
+
+        A claim would find that out, too, but a busy or a paused queue claims nothing. Any worker or
+        operator may call it at any time. At most `limit`, the longest overdue first.
+        """
+        return [
+            Expired(*moved)
+            for moved in self._move("expire", expire_call, times=self.keys.wait, limit=limit)
         ]
 
     def fail(self, claim: Claim, error: ErrorInfo, *, retry: BackOff | None = None) -> State | None:
@@ -222,10 +246,27 @@ class Working(Shard):
         )
         # The script looks at each time again: it may have changed since.
         for part in _parts([row.decode() for row in rows]):
-            states = self._scripts.run(transition, call(self.keys, part))
+            try:
+                states = self._scripts.run(transition, call(self.keys, part))
+            except ProtocolError:
+                states = [self._move_alone(transition, call, request_id) for request_id in part]
             for request_id, state in zip(part, states, strict=True):
                 if state:
                     yield request_id, State(state.decode())
+
+    def _move_alone(
+        self, transition: str, call: Callable[[Keys, Sequence[str]], Call], request_id: str
+    ) -> bytes:
+        """Moves one request; one whose keys are damaged must not keep the others from moving.
+
+        Those that the failed call had moved before it came upon the damage are not told of again.
+        """
+        try:
+            (state,) = self._scripts.run(transition, call(self.keys, [request_id]))
+        except ProtocolError as error:
+            _log.error("%s of %s: %s", transition, request_id, error)
+            return b""
+        return bytes(state)
 
 
 def _parts(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:

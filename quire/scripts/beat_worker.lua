@@ -1,6 +1,6 @@
 -- BEAT: note that a worker lives, and forget those that have been silent for too long.
 --
--- KEYS  1 workers, 2..5 ingress
+-- KEYS  1 workers, 2..9 ingress, of what is new and of what comes back
 -- ARGV  worker, state, load (opaque), how long silence is remembered
 -- A forgotten worker's consumers are deleted where nothing is pending for them; consumers are never
 -- deleted by Redis itself, and deleting one with pending entries would lose those.

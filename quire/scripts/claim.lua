@@ -1,15 +1,15 @@
 -- CLAIM: turn one delivered ingress entry into the right to run its request, or say why not.
 --
--- KEYS  those of running.lua with one request
--- ARGV  id, entry id, owner (fresh, so that a repeated call is recognised), fingerprint or '',
---       priority of the entry's stream
+-- KEYS  those of running.lua with one request, then the stream of the entry
+-- ARGV  id, entry id, owner (fresh, so that a repeated call is recognised), fingerprint or ''
 -- Returns {'claimed', epoch, body, attempts, submitted, fingerprint before, cancel, log entries} or
 -- {reason, 1 when this call ended the request}. The entry is acknowledged and deleted in any case:
 -- it was delivered, so deleting it leaves the group's lag known.
 
 local id, entry_id, owner = ARGV[FIRST], ARGV[FIRST + 1], ARGV[FIRST + 2]
-local fingerprint, stream = ARGV[FIRST + 3], ingress_of(ARGV[FIRST + 4])
+local fingerprint = ARGV[FIRST + 3]
 local keys, now = take_keys(id), now_ms()
+local stream = KEYS[next_key]
 
 local function drop_entry()
   redis.call('XACK', stream, 'workers', entry_id)
@@ -21,8 +21,13 @@ local function refuse(reason, ended)
   return { reason, ended }
 end
 
+-- Why a request cannot be claimed that is in one of these states; in any other it is finished.
+local SAID_OF = {
+  running = 'running', scheduled = 'scheduled', cancelled = 'cancelled', expired = 'expired',
+}
+
 local record = fields_of(keys, 'state', 'epoch', 'owner', 'attempts', 'resumes', 'published',
-  'cancel', 'deadline_ms', 'queue_until_ms', 'submitted_ms', 'claimed_ms', 'fingerprint')
+  'cancel', 'deadline_ms', 'submitted_ms', 'claimed_ms', 'fingerprint', 'prefix')
 
 local function answer(epoch, attempts)
   return { 'claimed', epoch, redis.call('GET', keys.body), attempts, record.submitted_ms,
@@ -33,19 +38,21 @@ end
 if record.state == 'running' and record.owner == owner then
   -- The reply to this very call was lost.
   return answer(record.epoch, record.attempts)
-elseif record.state == 'running' or record.state == 'scheduled' then
-  return refuse(record.state, 0)
-elseif record.state == 'cancelled' or record.state == 'expired' then
-  return refuse(record.state, 0)
 elseif record.state and record.state ~= 'queued' then
-  return refuse('finished', 0)
+  return refuse(SAID_OF[record.state] or 'finished', 0)
 elseif not record.state or redis.call('EXISTS', keys.body) == 0 then
   forget(keys, id)
   return refuse('missing', 0)
 end
 
+local newest = agree(keys, record)
+if newest.done then
+  local state = settle(keys, id, record.epoch, newest.state, now)
+  return refuse(SAID_OF[state] or 'finished', 0)
+end
+
 local reason = ending_due(record, tonumber(record.attempts), now)
-if not reason and now >= tonumber(record.queue_until_ms) then
+if not reason and now >= tonumber(redis.call('ZSCORE', WAIT, id) or 'inf') then
   reason = 'queue_timeout'
 end
 if reason then
@@ -62,7 +69,8 @@ if redis.call('HEXISTS', CONTROL, 'paused') == 1 then
 end
 
 local epoch, attempts = int(tonumber(record.epoch) + 1), int(tonumber(record.attempts) + 1)
-redis.call('HSET', keys.record, 'epoch', epoch, 'owner', owner, 'attempts', attempts)
+redis.call('HSET', keys.record, 'epoch', epoch, 'owner', owner, 'attempts', attempts,
+  'resumed_from', record.published)
 enter(keys, id, 'running')
 if tonumber(record.published) > 0 then
   redis.call('HINCRBY', keys.record, 'resumes', 1)

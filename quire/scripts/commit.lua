@@ -44,11 +44,18 @@ end
 local function commit(keys, item)
   local record = fields_of(keys, 'state', 'epoch', 'owner', 'published', 'cancel',
     'first_token_ms', 'prefix')
-  local published = tonumber(record.published or '0')
   local cancel = record.cancel == '1' and 1 or 0
   if not holds(record, item.epoch, item.owner) then
     -- The end that this very claim wrote is here already: its reply was lost.
     local mine = record.state and record.epoch == item.epoch and record.owner == item.owner
+    return { mine and 'replayed' or 'fenced', mine and tonumber(record.published) or 0, cancel }
+  end
+  local newest = agree(keys, record)
+  local published = tonumber(record.published)
+  if newest.done then
+    local mine = newest.epoch == item.epoch
+    redis.call('ZREM', LEASE, item.id)
+    settle(keys, item.id, item.epoch, newest.state, now)
     return { mine and 'replayed' or 'fenced', mine and published or 0, cancel }
   end
   local replay = item.start < published

@@ -11,7 +11,8 @@ local record = fields_of(keys, 'state', 'epoch', 'owner')
 if not holds(record, epoch, owner) then
   return record.state and record.epoch == epoch and record.owner == owner and 1 or 0
 end
-bury(keys, id, ARGV[FIRST + 3])
+local now = now_ms()
+bury(keys, id, ARGV[FIRST + 3], now)
 redis.call('ZREM', LEASE, id)
-write_end(keys, id, epoch, 'failed', ARGV[FIRST + 4], now_ms())
+write_end(keys, id, epoch, 'failed', ARGV[FIRST + 4], now)
 return 1

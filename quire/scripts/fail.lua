@@ -13,25 +13,26 @@ local jitter = tonumber(ARGV[FIRST + 8]) / 1000
 local keys, now = take_keys(id), now_ms()
 
 local record = fields_of(keys, 'state', 'epoch', 'owner', 'attempts', 'cancel', 'deadline_ms',
-  'released')
+  'released', 'published', 'resumed_from')
 
 local function fail_for_good()
   redis.call('ZREM', LEASE, id)
-  write_end(keys, id, epoch, 'failed', done, now)
-  return 'failed'
+  return write_end(keys, id, epoch, 'failed', done, now)
 end
 
 -- Half of the pause is certain, the other half is jitter. A deadline ends it sooner.
-local function schedule()
-  local pause = math.min(longest, first * 2 ^ (tonumber(record.attempts) - 1))
+local function schedule(attempts)
+  local pause = math.min(longest, first * 2 ^ math.max(0, attempts - 1))
   local due, deadline = now + math.floor(pause * (1 + jitter) / 2), tonumber(record.deadline_ms)
   if deadline > 0 then
     due = math.min(due, deadline)
   end
-  redis.call('HSET', keys.record, 'owner', '', 'epoch', int(tonumber(record.epoch) + 1))
+  redis.call('HSET', keys.record, 'owner', '', 'epoch', int(tonumber(record.epoch) + 1),
+    'attempts', int(attempts))
   redis.call('ZREM', LEASE, id)
   redis.call('ZADD', DELAY, int(due), id)
   enter(keys, id, 'scheduled')
+  wait_from(id, due, tonumber(record.deadline_ms))
   live_for(keys, due - now + SPAN_MS)
   return 'scheduled'
 end
@@ -42,13 +43,14 @@ if not holds(record, epoch, owner) then
 elseif not retryable then
   return fail_for_good()
 end
-local ending = ending_due(record, tonumber(record.attempts), now)
+local attempts = attempts_of(record)
+local ending = ending_due(record, attempts, now)
 if ending == 'attempts_spent' then
-  bury(keys, id, reason)
+  bury(keys, id, reason, now)
   return fail_for_good()
 end
 redis.call('HSET', keys.record, 'released', owner)
 if ending then
   return end_for(ending, keys, id, record, now)
 end
-return schedule()
+return schedule(attempts)

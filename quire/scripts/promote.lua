@@ -12,7 +12,8 @@ local function promote(keys, id)
     return ''
   end
   redis.call('ZREM', DELAY, id)
-  local record = fields_of(keys, 'state', 'epoch', 'attempts', 'priority', 'cancel', 'deadline_ms')
+  local record = fields_of(keys, 'state', 'epoch', 'attempts', 'priority', 'cancel', 'deadline_ms',
+    'published')
   if not record.state then
     forget(keys, id)
   end
@@ -23,7 +24,7 @@ local function promote(keys, id)
   if reason then
     return end_for(reason, keys, id, record, now)
   end
-  return enqueue(keys, id, record.priority, now)
+  return enqueue(keys, id, record, stream_of(record), now)
 end
 
 local replies = {}

@@ -11,7 +11,8 @@ local function reap(keys, id)
   if not expiry or tonumber(expiry) > now then
     return ''
   end
-  local record = fields_of(keys, 'state', 'epoch', 'attempts', 'priority', 'cancel', 'deadline_ms')
+  local record = fields_of(keys, 'state', 'epoch', 'attempts', 'priority', 'cancel', 'deadline_ms',
+    'published', 'resumed_from')
   if record.state ~= 'running' then
     -- A lease without a running request (its keys are gone) guards nothing.
     redis.call('ZREM', LEASE, id)
@@ -20,7 +21,7 @@ local function reap(keys, id)
     end
     return ''
   end
-  return put_back(keys, id, record, tonumber(record.attempts), now)
+  return put_back(keys, id, record, attempts_of(record), stream_of(record), now)
 end
 
 local replies = {}

@@ -14,7 +14,8 @@ for at = FIRST, #ARGV, 3 do
   local released = record.released == owner
   if holds(record, ARGV[at + 1], owner) then
     redis.call('HSET', keys.record, 'released', owner)
-    put_back(keys, id, record, tonumber(record.attempts) - 1, now)
+    local stream = resumed_of(record.priority)
+    put_back(keys, id, record, tonumber(record.attempts) - 1, stream, now)
     released = true
   end
   replies[#replies + 1] = released and 1 or 0

@@ -1,14 +1,15 @@
 -- What the transitions of a request share: its keys, its place in the books, and its end.
 --
--- KEYS  1 open, 2 counts, 3 delay, 4 control, 5..8 ingress by priority; the scripts that workers
---       and operators call have two more (see running.lua); then the keys of each request in turn.
+-- KEYS  1 open, 2 counts, 3 delay, 4 control, 5 wait, 6..9 ingress by priority; the scripts that
+--       workers and operators call have six more (see running.lua); then the keys of each request
+--       in turn.
 
-local OPEN, COUNTS, DELAY, CONTROL = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local OPEN, COUNTS, DELAY, CONTROL, WAIT = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 
 -- The states before the end, and whether the request waits in them.
 local WAITS = { scheduled = true, queued = true, running = false }
 
-local next_key = 9
+local next_key = 10
 
 -- The keys of the next request: three, and three of its group, which its id tells if it has one.
 local function take_keys(id)
@@ -23,7 +24,7 @@ local function take_keys(id)
 end
 
 local function ingress_of(priority)
-  return KEYS[5 + tonumber(priority)]
+  return KEYS[6 + tonumber(priority)]
 end
 
 -- The wanted fields of a record by name; a missing field is false.
@@ -94,6 +95,9 @@ local function book(keys, id, from, to, tokens, tenant)
   else
     redis.call('HDEL', OPEN, id)
   end
+  if WAITS[from] and not WAITS[to] then
+    redis.call('ZREM', WAIT, id)
+  end
   if keys.group and from ~= to then
     book_in_group(keys, id, from, to)
   end
@@ -117,12 +121,61 @@ local function forget(keys, id)
   end
 end
 
+-- Says until when a request may wait: its deadline, but no longer than the queue allows from
+-- `start` on.
+local function wait_from(id, start, deadline)
+  local latest = start + MAX_QUEUE_MS
+  if deadline > 0 then
+    latest = math.min(latest, deadline)
+  end
+  redis.call('ZADD', WAIT, int(latest), id)
+end
+
+-- Makes a record agree with its log, in Redis and in `record`. A server that came back from a torn
+-- file may have run a script by half: the entry is there, what the script did after it is not.
+-- Readers have seen the log, so the log is right. Returns its newest entry: epoch, and for an end
+-- `done` and the state.
+local function agree(keys, record)
+  local newest = redis.call('XREVRANGE', keys.output, '+', '-', 'COUNT', 1)[1]
+  local tokens, fields, index, epoch = 0, {}, nil, nil
+  if newest then
+    index, epoch = string.match(newest[1], '^(%d+)-(%d+)$')
+    fields = table_of(newest[2])
+    tokens = tonumber(index) + (fields.done and 0 or 1)
+  end
+  if tokens ~= tonumber(record.published) then
+    record.published, record.prefix = int(tokens), fields.prefix
+    redis.call('HSET', keys.record, 'published', record.published)
+    if fields.prefix then
+      redis.call('HSET', keys.record, 'prefix', fields.prefix)
+    else
+      redis.call('HDEL', keys.record, 'prefix')
+    end
+  end
+  return { epoch = epoch, done = fields.done, state = fields.state }
+end
+
+-- Brings a request whose log has its end to rest. Returns the state.
+local function settle(keys, id, epoch, state, now)
+  redis.call('HSET', keys.record, 'epoch', epoch, 'finished_ms', int(now))
+  redis.call('HDEL', keys.record, 'metadata')
+  enter(keys, id, state)
+  redis.call('DEL', keys.body)
+  live_for(keys, RETENTION_MS)
+  return state
+end
+
 -- Writes the terminal entry, with what only the broker saw stamped beside the author's message.
+-- Returns the state, which is another one where the log has an end already.
 local function write_end(keys, id, epoch, state, done, now)
   local record = fields_of(keys, 'published', 'attempts', 'resumes', 'submitted_ms', 'claimed_ms',
     'first_token_ms', 'metadata', 'prefix')
-  local entry = { 'done', done, 'attempts', record.attempts, 'resumes', record.resumes,
-    'submitted_ms', record.submitted_ms, 'finished_ms', int(now) }
+  local newest = agree(keys, record)
+  if newest.done then
+    return settle(keys, id, epoch, newest.state, now)
+  end
+  local entry = { 'done', done, 'state', state, 'attempts', record.attempts, 'resumes',
+    record.resumes, 'submitted_ms', record.submitted_ms, 'finished_ms', int(now) }
   for _, name in ipairs({ 'claimed_ms', 'first_token_ms', 'metadata', 'prefix' }) do
     if record[name] then
       entry[#entry + 1] = name
@@ -130,17 +183,12 @@ local function write_end(keys, id, epoch, state, done, now)
     end
   end
   redis.call('XADD', keys.output, record.published .. '-' .. epoch, unpack(entry))
-  redis.call('HSET', keys.record, 'epoch', epoch, 'finished_ms', int(now))
-  redis.call('HDEL', keys.record, 'metadata')
-  enter(keys, id, state)
-  redis.call('DEL', keys.body)
-  live_for(keys, RETENTION_MS)
+  return settle(keys, id, epoch, state, now)
 end
 
 -- Ends a request without a worker. A new epoch and no owner: whoever still runs it is fenced, and
--- the entry gets an id above all others even if the request was never claimed.
+-- the entry gets an id above all others even if the request was never claimed. Returns the state.
 local function end_without_worker(keys, id, epoch, ending, now)
   redis.call('HSET', keys.record, 'owner', '')
-  write_end(keys, id, int(tonumber(epoch) + 1), ending.state, ending.done, now)
-  return ending.state
+  return write_end(keys, id, int(tonumber(epoch) + 1), ending.state, ending.done, now)
 end

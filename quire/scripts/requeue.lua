@@ -29,7 +29,8 @@ else
   redis.call('HDEL', keys.record, 'first_token_ms', 'fingerprint', 'prefix')
   redis.call('HSET', keys.record, 'published', '0', 'resumes', '0')
 end
-redis.call('HDEL', keys.record, 'cancel', 'released', 'finished_ms', 'claimed_ms')
+letter.published = redis.call('HGET', keys.record, 'published')
+redis.call('HDEL', keys.record, 'cancel', 'released', 'resumed_from', 'finished_ms', 'claimed_ms')
 redis.call('HSET', keys.record, 'owner', '', 'attempts', '0', 'submitted_ms', int(now),
   'epoch', int(tonumber(record.epoch or '0') + 1), 'priority', letter.priority,
   'tenant', letter.tenant, 'deadline_ms', letter.deadline_ms)
@@ -38,4 +39,4 @@ if letter.metadata ~= '' then
 end
 book(keys, id, 'failed', 'queued', tonumber(letter.tokens), letter.tenant)
 redis.call('XDEL', DEAD, letter_id)
-return enqueue(keys, id, letter.priority, now)
+return enqueue(keys, id, letter, stream_of(letter), now)

@@ -1,12 +1,15 @@
 -- What the transitions of workers and operators share: the lease, the fence, the way back.
 --
--- KEYS  9 lease, 10 dead, and those of request.lua
+-- KEYS  10..13 ingress of what comes back, by priority, 14 lease, 15 dead, and those of request.lua
 
-local LEASE, DEAD = KEYS[9], KEYS[10]
-next_key = 11
+local LEASE, DEAD = KEYS[14], KEYS[15]
+next_key = 16
 
--- The most dead letters that are kept; the oldest go first.
-local MAX_DEAD_LETTERS = '10000'
+-- A dead letter is kept until it is a week old, or until so many letters, or so many bytes of
+-- requests, have been written after it.
+local DEAD_LETTER_MS = 7 * 86400000
+local MAX_DEAD_LETTERS = 10000
+local MAX_DEAD_BYTES = 64 * 1024 * 1024
 
 -- Whether (epoch, owner) still has the exclusive right to this request. THE fence: epoch and owner
 -- both, because after Redis lost its tail two claims may have been given the same epoch.
@@ -22,14 +25,51 @@ local function keep(keys, witness)
   end
 end
 
+-- The letter at one end of the dead stream: its id, and its fields; nil when there is none.
+local function letter_at(command, from, to)
+  local found = redis.call(command, DEAD, from, to, 'COUNT', 1)[1]
+  if found then
+    return found[1], table_of(found[2])
+  end
+  return nil
+end
+
+-- Takes the oldest letters out until the rest is within its bounds. `total` are the bytes of all
+-- letters so far; each letter was stamped with what they were when it was written, so that nobody
+-- has to add up those that are left.
+local function trim_letters(total, now)
+  redis.call('XTRIM', DEAD, 'MINID', int(now - DEAD_LETTER_MS))
+  redis.call('XTRIM', DEAD, 'MAXLEN', MAX_DEAD_LETTERS)
+  local oldest, letter = letter_at('XRANGE', '-', '+')
+  while oldest and total - tonumber(letter.total) >= MAX_DEAD_BYTES do
+    redis.call('XDEL', DEAD, oldest)
+    oldest, letter = letter_at('XRANGE', '-', '+')
+  end
+  redis.call('PEXPIRE', DEAD, int(DEAD_LETTER_MS))
+end
+
 -- Keeps what was given up for a person to look at, with all that REQUEUE needs once the record is
 -- gone. Before the end, which deletes the body.
-local function bury(keys, id, reason)
+local function bury(keys, id, reason, now)
   local record = fields_of(keys, 'attempts', 'priority', 'tenant', 'deadline_ms', 'metadata')
-  redis.call('XADD', DEAD, 'MAXLEN', '~', MAX_DEAD_LETTERS, '*', 'id', id, 'reason', reason,
-    'attempts', record.attempts, 'priority', record.priority, 'tenant', record.tenant,
-    'deadline_ms', record.deadline_ms, 'metadata', record.metadata or '',
-    'tokens', booked(id).tokens, 'bytes', redis.call('GET', keys.body) or '')
+  local body = redis.call('GET', keys.body) or ''
+  local _, last = letter_at('XREVRANGE', '+', '-')
+  local total = (last and tonumber(last.total) or 0) + #body
+  redis.call('XADD', DEAD, '*', 'id', id, 'reason', reason, 'attempts', record.attempts,
+    'priority', record.priority, 'tenant', record.tenant, 'deadline_ms', record.deadline_ms,
+    'metadata', record.metadata or '', 'tokens', booked(id).tokens, 'total', int(total),
+    'bytes', body)
+  trim_letters(total, now)
+end
+
+-- The attempts that count once a claim is over. One that has published tokens has moved its request
+-- on and counts for nothing: only standing still is bounded, and the tokens of a request are.
+local function attempts_of(record)
+  local attempts = tonumber(record.attempts)
+  if tonumber(record.published) > tonumber(record.resumed_from) then
+    return attempts - 1
+  end
+  return attempts
 end
 
 -- The end that is due before another attempt may begin, or nil. `attempts` are those already made.
@@ -48,24 +88,38 @@ end
 -- Ends the request for the given reason; spent attempts leave a dead letter.
 local function end_for(reason, keys, id, record, now)
   if reason == 'attempts_spent' then
-    bury(keys, id, reason)
+    bury(keys, id, reason, now)
   end
   redis.call('ZREM', LEASE, id)
   return end_without_worker(keys, id, record.epoch, ENDINGS[reason], now)
 end
 
--- Puts a request at the end of its queue.
-local function enqueue(keys, id, priority, now)
-  redis.call('HSET', keys.record, 'queue_until_ms', int(now + MAX_QUEUE_MS))
+-- The stream of what comes back to its class; it is read before the other.
+local function resumed_of(priority)
+  return KEYS[10 + tonumber(priority)]
+end
+
+-- Where a request is queued that is not new. One that holds tokens has a reader who waits for more;
+-- one that has published nothing may be what its worker died of, and goes behind the others.
+local function stream_of(record)
+  if tonumber(record.published) > 0 then
+    return resumed_of(record.priority)
+  end
+  return ingress_of(record.priority)
+end
+
+-- Puts a request at the end of a stream.
+local function enqueue(keys, id, record, stream, now)
   enter(keys, id, 'queued')
+  wait_from(id, now, tonumber(record.deadline_ms))
   live_for(keys, SPAN_MS)
-  redis.call('XADD', ingress_of(priority), '*', 'id', id)
+  redis.call('XADD', stream, '*', 'id', id)
   return 'queued'
 end
 
--- Takes a running request from its worker: back to the end of its queue, or to its end when one is
--- due. `attempts` is the number that shall count from now on. Returns the state.
-local function put_back(keys, id, record, attempts, now)
+-- Takes a running request from its worker: back into its queue, or to its end when one is due.
+-- `attempts` is the number that shall count from now on. Returns the state.
+local function put_back(keys, id, record, attempts, stream, now)
   local reason = ending_due(record, attempts, now)
   if reason then
     return end_for(reason, keys, id, record, now)
@@ -73,5 +127,5 @@ local function put_back(keys, id, record, attempts, now)
   redis.call('HSET', keys.record, 'owner', '', 'attempts', int(attempts),
     'epoch', int(tonumber(record.epoch) + 1))
   redis.call('ZREM', LEASE, id)
-  return enqueue(keys, id, record.priority, now)
+  return enqueue(keys, id, record, stream, now)
 end

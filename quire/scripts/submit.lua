@@ -44,10 +44,7 @@ local function limit_reached()
   local function most(index)
     return tonumber(limits[index] or '0')
   end
-  local waiting = redis.call('ZCARD', DELAY)
-  for level = 0, 3 do
-    waiting = waiting + redis.call('XLEN', ingress_of(level))
-  end
+  local waiting = redis.call('ZCARD', WAIT)
   local per_tenant = most(limits[4] and 4 or 3)
   if (MAX_BACKLOG > 0 and waiting >= MAX_BACKLOG) or (most(1) > 0 and waiting >= most(1)) then
     return 'requests'
@@ -75,7 +72,7 @@ local life = start - now + wait + RETENTION_MS
 redis.call('SET', keys.body, body, 'PX', int(life))
 redis.call('HSET', keys.record, 'epoch', '0', 'owner', '', 'published', '0', 'attempts', '0',
   'resumes', '0', 'priority', priority, 'tenant', tenant, 'deadline_ms', int(deadline),
-  'submitted_ms', int(now), 'queue_until_ms', int(start + MAX_QUEUE_MS))
+  'submitted_ms', int(now))
 if metadata ~= '' then
   redis.call('HSET', keys.record, 'metadata', metadata)
 end
@@ -85,6 +82,7 @@ end
 state = start > now and 'scheduled' or 'queued'
 book(keys, id, '', state, tokens, tenant)
 redis.call('HSET', keys.record, 'state', state)
+wait_from(id, start, deadline)
 live_for(keys, life)
 if state == 'scheduled' then
   redis.call('ZADD', DELAY, int(start), id)

@@ -14,8 +14,9 @@ from quire.transitions import Claim, Claimed, CommitItem, NotClaimed
 
 #: Keys that belong to a queue and not to a request; every other key must have an expiry.
 WITHOUT_EXPIRY = (
-    "in:0", "in:1", "in:2", "in:3", "lease", "delay", "dead", "open", "counts", "control",
-)  # fmt: skip
+    *(f"in:{level}{kind}" for level in range(4) for kind in ("", ":resumed")),
+    *("lease", "delay", "wait", "open", "counts", "control"),
+)
 
 
 def make_request(**changes: Any) -> GenerationRequest:
@@ -103,7 +104,7 @@ class Clockwork:
         self.connection.zadd(self.broker.keys.delay, {request_id: 1}, xx=True)
 
     def expire_queue_time(self, request_id: str) -> None:
-        self.connection.hset(self.broker.keys.request(request_id), "queue_until_ms", "1")
+        self.connection.zadd(self.broker.keys.wait, {request_id: 1}, xx=True)
 
 
 def queue_keys(connection: redis.Redis, broker: Broker) -> list[bytes]:

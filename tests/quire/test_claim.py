@@ -90,10 +90,10 @@ def test_an_expired_lease_queues_the_request_again_with_its_tokens(broker, clock
     second = claim_next(broker)
     assert token_ids_of(list(second.published)) == [token_at(index) for index in range(3)]
     assert second.num_published == 3
-    assert (second.claim.epoch, second.attempts) == (3, 2)
+    assert (second.claim.epoch, second.attempts) == (3, 1)
     broker.commit([make_item(second.claim, 3, 5, final=True)])
     _, completion = read_all(broker, "a")
-    assert (completion.attempts, completion.resumes) == (2, 1)
+    assert (completion.attempts, completion.resumes) == (1, 1)
     assert completion.usage.completion_tokens == 5
 
 

@@ -11,7 +11,7 @@ from redis.crc import key_slot
 
 from quire.broker import Broker
 from quire.connection import connect
-from quire.errors import BrokerUnavailable
+from quire.errors import ProtocolError
 from quire.keys import Keys
 from quire.local_redis import URL_VARIABLE, LocalRedis
 from quire.output import ErrorInfo, State
@@ -111,13 +111,16 @@ def go_through_everything(broker, clockwork):
 
 def go_through_delays(broker, clockwork):
     soon = broker.now_ms() + 60_000
-    later = [make_request(id=f"g~{n}", not_before_ms=soon, priority="critical") for n in range(4)]
+    later = [make_request(id=f"g~{n}", not_before_ms=soon, priority="critical") for n in range(5)]
     broker.submit_many(later)
     broker.cancel("g~0")
     clockwork.connection.delete(*broker.keys.of_request("g~1"))
     for name in ("g~1", "g~2", "g~3"):
         clockwork.expire_delay(name)
     broker.promote()
+    clockwork.expire_queue_time("g~4")
+    clockwork.connection.zadd(broker.keys.wait, {"nobody": 1})
+    assert [expired.request_id for expired in broker.expire()] == ["g~4"]
     broker.pause("repairs")
     entries = broker._ingress.read("w", count=1, block_seconds=0)
     assert [answer.reason for answer in broker.claim(entries)] == ["paused"]
@@ -137,7 +140,7 @@ def test_a_key_that_is_not_declared_would_be_noticed(make_broker):
     source = _WATCH_KEYS + load_source("submit").replace(
         "return { 'created'", "redis.call('GET', 'other') return { 'created'"
     )
-    with pytest.raises(BrokerUnavailable, match="undeclared key other"):
+    with pytest.raises(ProtocolError, match="undeclared key other"):
         make_broker(sources={"submit": source}).submit(make_request())
 
 
@@ -160,8 +163,8 @@ def test_a_server_in_cluster_mode_runs_every_script(monkeypatch):
 
 def test_every_transition_of_the_protocol_has_its_script():
     assert TRANSITIONS == [
-        "beat_worker", "cancel", "claim", "commit", "dead_letter", "fail", "heartbeat", "promote",
-        "reap", "release", "requeue", "submit",
+        "beat_worker", "cancel", "claim", "commit", "dead_letter", "expire", "fail", "heartbeat",
+        "promote", "reap", "release", "requeue", "submit",
     ]  # fmt: skip
 
 
@@ -175,7 +178,7 @@ def test_another_language_can_submit_with_the_script_and_msgpack_alone(broker, c
     )  # fmt: skip
     settings = [10_000, 86_400_000, 3_600_000, 5, 0, b"", b"", b"", b""]
     reply = connection.eval(
-        load_source("submit"), 11, *keys.of_producers, *keys.of_request("foreign"), *settings,
+        load_source("submit"), 12, *keys.of_producers, *keys.of_request("foreign"), *settings,
         "foreign", 2, "default", 0, b"", body, "", 0, 19,
     )  # fmt: skip
     assert reply == [b"created", b"foreign", b"queued"]
@@ -212,7 +215,7 @@ def test_what_a_request_leaves_behind_is_what_the_data_model_says(broker, connec
     record = connection.hgetall(broker.keys.request("a"))
     assert {name.decode() for name in record} == {
         "state", "priority", "tenant", "epoch", "attempts", "resumes", "published", "owner",
-        "deadline_ms", "queue_until_ms", "submitted_ms", "claimed_ms", "metadata",
+        "deadline_ms", "resumed_from", "submitted_ms", "claimed_ms", "metadata",
     }  # fmt: skip
     broker.commit([make_item(claimed.claim, 0, 1, final=True)])
     left = connection.hgetall(broker.keys.request("a"))

@@ -1,11 +1,13 @@
-"""REQUEUE: a dead letter is given another life, with its tokens or without them."""
+"""Dead letters: which are kept, and how one is given another life, with its tokens or without."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from quire.errors import UnknownRequest
 from quire.output import ErrorInfo, State
+from quire.script_runner import load_source
 from tests.quire.builders import (
     claim_next,
     make_item,
@@ -101,3 +103,66 @@ def test_bytes_that_cannot_be_read_today_are_requeued_as_they_are(broker, connec
     broker.dead_letter(claimed.claim, "unreadable", error=ErrorInfo("unsupported", "v 2"))
     broker.requeue(broker.dead_letters()[0], keep_tokens=True)
     assert claim_next(broker).request_bytes == b"\xc1 of another version"
+
+
+def bounded(script, **bounds):
+    """The script with other bounds on what is kept."""
+    source = load_source(script)
+    for name, value in bounds.items():
+        source, changed = re.subn(rf"(local {name} = ).*", rf"\g<1>{value}", source)
+        assert changed == 1
+    return {script: source}
+
+
+def bury_many(broker, count):
+    for number in range(count):
+        claimed = submit_and_claim(broker, id=f"r{number}")
+        broker.dead_letter(claimed.claim, "nobody knows")
+    return [letter.request_id for letter in broker.dead_letters()]
+
+
+def test_the_newest_letters_are_kept_within_their_number(make_broker):
+    broker = make_broker(sources=bounded("dead_letter", MAX_DEAD_LETTERS=3))
+    assert bury_many(broker, 5) == ["r4", "r3", "r2"]
+
+
+def test_the_newest_letters_are_kept_within_their_bytes(make_broker):
+    size = len(make_request(id="r0").encode())
+    broker = make_broker(sources=bounded("dead_letter", MAX_DEAD_BYTES=3 * size))
+    assert bury_many(broker, 6) == ["r5", "r4", "r3"]
+
+
+def test_a_letter_that_is_larger_than_all_bytes_allowed_is_kept_alone_until_the_next(make_broker):
+    broker = make_broker(sources=bounded("dead_letter", MAX_DEAD_BYTES=1))
+    assert bury_many(broker, 3) == ["r2"]
+
+
+def test_a_letter_that_is_too_old_goes_with_the_next_one(broker, connection):
+    bury(broker)
+    old = broker.dead_letters()[0]
+    ((_, fields),) = connection.xrange(broker.keys.dead)
+    week = 7 * 86_400_000
+    connection.delete(broker.keys.dead)
+    connection.xadd(broker.keys.dead, fields, id=f"{broker.now_ms() - week - 60_000}-0")
+    assert [letter.original for letter in broker.dead_letters()] == [old.original]
+    assert bury_many(broker, 1) == ["r0"]
+
+
+def test_the_last_letters_expire_without_another(broker, connection):
+    bury(broker)
+    assert 6 * 86_400 < connection.ttl(broker.keys.dead) <= 7 * 86_400
+
+
+def test_bytes_count_anew_once_no_letter_is_left(make_broker):
+    size = len(make_request(id="r0").encode())
+    broker = make_broker(sources=bounded("dead_letter", MAX_DEAD_BYTES=2 * size))
+    bury_many(broker, 2)
+    for letter in broker.dead_letters():
+        broker.requeue(letter, keep_tokens=False)
+        broker.cancel(letter.request_id)
+    read = broker.read_ingress("w", count=9, block_seconds=0)
+    assert not any(answer.ended for answer in broker.claim(read))
+    broker.submit_many([make_request(id=name) for name in ("x0", "x1")])
+    for _ in range(2):
+        broker.dead_letter(claim_next(broker).claim, "nobody knows")
+    assert [letter.request_id for letter in broker.dead_letters()] == ["x1", "x0"]

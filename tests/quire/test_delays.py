@@ -40,7 +40,7 @@ def test_a_failed_attempt_is_tried_again_with_its_tokens_when_it_is_due(broker, 
     assert broker.promote() == []
     second = claim_next(broker)
     assert token_ids_of(list(second.published)) == [token_at(index) for index in range(3)]
-    assert (second.attempts, second.claim.epoch) == (2, 3)
+    assert (second.attempts, second.claim.epoch) == (1, 3)
 
 
 def test_the_pause_doubles_with_every_attempt_up_to_the_longest(broker, connection, clockwork):

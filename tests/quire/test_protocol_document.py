@@ -53,16 +53,17 @@ class Foreign:
     def key(self, *parts: str) -> str:
         return ":".join((self.prefix, *parts))
 
-    def run(self, transition: str, request_ids, *arguments):
-        queue = ["open", "counts", "delay", "control", "in:0", "in:1", "in:2", "in:3"]
+    def run(self, transition: str, request_ids, *arguments, stream: str = ""):
+        queue = ["open", "counts", "delay", "control", "wait", "in:0", "in:1", "in:2", "in:3"]
         if transition not in ("submit", "cancel"):
-            queue += ["lease", "dead"]
+            queue += [f"in:{level}:resumed" for level in range(4)] + ["lease", "dead"]
         keys = [self.key(name) for name in queue]
         for request_id in request_ids:
             keys += [self.key(kind, request_id) for kind in "rbo"]
             if "~" in request_id:
                 group = request_id.partition("~")[0]
                 keys += [self.key(kind, group) for kind in ("g", "gm", "ge")]
+        keys += [stream] if stream else []
         source = "\n".join((SCRIPTS / f"{file}.lua").read_text() for file in FILES[transition])
         return self.redis.eval(source, len(keys), *keys, *SETTINGS, *arguments)
 
@@ -97,12 +98,14 @@ class Foreign:
             assert fields[b"prefix"].decode() == "{}.{}".format(*hashed)
 
     def claim(self):
-        stream = self.key("in", "2")
-        ((_, ((entry_id, fields),)),) = self.redis.xreadgroup(
-            "workers", "foreign", {stream: ">"}, count=1
-        )
+        for name in ("2:resumed", "2"):
+            stream = self.key("in", name)
+            found = self.redis.xreadgroup("workers", "foreign", {stream: ">"}, count=1)
+            if found:
+                break
+        ((_, ((entry_id, fields),)),) = found
         request_id, owner = fields[b"id"].decode(), secrets.token_hex(16)
-        reply = self.run("claim", [request_id], request_id, entry_id, owner, "", 2)
+        reply = self.run("claim", [request_id], request_id, entry_id, owner, "", stream=stream)
         assert reply[0] == b"claimed", reply
         return request_id, int(reply[1]), owner, msgpack.unpackb(reply[2])
 
@@ -180,6 +183,9 @@ def test_a_foreign_client_takes_the_other_ways_too(foreign):
     ((letter_id, letter),) = foreign.redis.xrange(foreign.key("dead"))
     assert letter[b"id"] == b"a"
     assert foreign.run("requeue", ["a"], "a", letter_id, 1) == b"queued"
+    assert foreign.run("expire", ["a"], "a") == [b""]
+    foreign.redis.zadd(foreign.key("wait"), {"a": 1})
+    assert foreign.run("expire", ["a"], "a") == [b"expired"]
 
 
 def test_the_lines_for_the_console_are_commands(foreign, broker):

@@ -2,8 +2,9 @@
 
 Each reduction is sound for a reason of its own: owners and entry ids are only compared for equality
 (and ids for order), so they may be renumbered; the two workers are alike, so they may change
-places; a log is read and extended as one sequence of tokens; a lease or a delay that is live may be
-over at any moment, so both are one; a claim that no record will name again is nothing.
+places; a log is read and extended as one sequence of tokens; a lease, a delay or a wait that is
+live may be over at any moment, so both are one; a claim has moved its request or not, no matter how
+far; a claim that no record will name again is nothing.
 """
 
 from __future__ import annotations
@@ -12,8 +13,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from tests.simulation.model_state import NOBODY, STRIDE, Chunk, End, Letter, Request, Shard
-from tests.simulation.protocol_model import Call
+from tests.simulation.model_state import (
+    NOBODY,
+    OPEN,
+    STRIDE,
+    Call,
+    Chunk,
+    End,
+    Letter,
+    Request,
+    Shard,
+)
 from tests.simulation.world import EXPLICIT_EVENTS, Reader, Worker, World
 
 
@@ -21,12 +31,13 @@ from tests.simulation.world import EXPLICIT_EVENTS, Reader, Worker, World
 class Reductions:
     """Which of the reductions are sound that depend on what is on trial.
 
-    `forgets_claims`: claims that no record will ever name again are forgotten, as nothing they say
-    has an effect; true of the real fence alone. `ranks_entries`: ids of entries become ranks; true
+    `knows_owners`: claims that no record will ever name again are forgotten, as nothing they say
+    has an effect, and epochs are, as each owner has one and is compared with it; true of the real
+    fence alone. `ranks_entries`: ids of entries become ranks; true
     if an id is never given again.
     """
 
-    forgets_claims: bool = True
+    knows_owners: bool = True
     ranks_entries: bool = True
 
 
@@ -39,8 +50,8 @@ def canonical(world: World, reductions: Reductions) -> World:
         reader = Reader((), reader.told)
     if shard is not world.shard or disk is not world.disk or reader is not world.reader:
         world = world._replace(shard=shard, disk=disk, reader=reader)
-    if reductions.forgets_claims:
-        world = without_lost_claims(world)
+    if reductions.knows_owners:
+        world = without_epochs(without_lost_claims(world))
     if reductions.ranks_entries:
         world = with_ranked_entries(world)
     first, second = world.workers
@@ -59,6 +70,7 @@ def plain_shard(shard: Shard) -> Shard:
         requests=tuple(request and plain_request(request) for request in shard.requests),
         leases=tuple(lease and "live" for lease in shard.leases),
         delays=tuple(delay and "live" for delay in shard.delays),
+        waits=tuple(wait and "live" for wait in shard.waits),
         books=shard.books._replace(ended=()),
         letters=tuple(
             Letter(place, request, reason, 0)
@@ -73,10 +85,13 @@ def plain_request(request: Request) -> Request:
     tokens, end = request.tokens, request.end
     log: tuple[Chunk | End, ...] = (Chunk(0, tokens, 0),) if tokens else ()
     if end:
-        log += (End(end.at, 0, end.reason, 0, 0),)
+        log += (End(end.at, end.epoch, end.reason, 0, 0),)
+    if request.state not in OPEN:
         # A request that has ended makes no more attempts.
         request = request._replace(attempts=0, cancel=False, released=NOBODY)
-    return request._replace(log=log, resumes=0)
+    has_moved = request.published > request.resumed_from
+    resumed_from = request.published - has_moved if request.state == "running" else 0
+    return request._replace(log=log, resumes=0, resumed_from=resumed_from)
 
 
 def without_lost_claims(world: World) -> World:
@@ -100,6 +115,30 @@ def without_lost_claims(world: World) -> World:
     )
     network = tuple(call for call in world.network if call.owner in owners)
     return world._replace(workers=workers, network=network)
+
+
+def without_epochs(world: World) -> World:
+    """The fence compares epoch and owner; an owner is drawn once, and so has one epoch for ever."""
+    workers = tuple(
+        worker._replace(sessions=tuple(s._replace(epoch=0) for s in worker.sessions))
+        for worker in world.workers
+    )
+    return world._replace(
+        shard=shard_without_epochs(world.shard),
+        disk=world.disk and shard_without_epochs(world.disk),
+        workers=workers,
+        network=tuple(call._replace(epoch=0) for call in world.network),
+    )
+
+
+@cache
+def shard_without_epochs(shard: Shard) -> Shard:
+    def plain(request: Request) -> Request:
+        log = tuple(entry._replace(epoch=0) for entry in request.log)
+        return request._replace(epoch=0, log=log)
+
+    plain_requests = tuple(request and plain(request) for request in shard.requests)
+    return shard._replace(requests=plain_requests)
 
 
 @cache

@@ -5,8 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tests.simulation.model_state import NOBODY, Chunk, Request, Shard, changed, with_request
-from tests.simulation.protocol_model import Call, Scripts
+from tests.simulation.model_state import (
+    NOBODY,
+    Call,
+    Chunk,
+    End,
+    Request,
+    Shard,
+    changed,
+    with_request,
+)
+from tests.simulation.protocol_model import Scripts
 from tests.simulation.world import Scenario
 
 
@@ -33,7 +42,14 @@ class EpochAlone(Scripts):
         return request.state == "running" and request.epoch == call.epoch
 
 
-class FenceOpenAfterTheEnd(Scripts):
+class LogUnread(Scripts):
+    """Nobody looks whether the record says of its log what there is."""
+
+    def agreed(self, shard: Shard, index: int) -> tuple[Shard, End | None]:
+        return shard, None
+
+
+class FenceOpenAfterTheEnd(LogUnread):
     def holds(self, request: Request, call: Call) -> bool:
         return (request.epoch, request.owner) == (call.epoch, call.owner) != (0, NOBODY)
 
@@ -82,8 +98,11 @@ class NeverPromoted(Scripts):
 class TokensTakenBack(Scripts):
     """A request that is queued again begins from nothing."""
 
-    def put_back(self, shard: Shard, index: int, attempts: int) -> Shard:
-        return super().put_back(changed(shard, index, published=0, log=()), index, attempts)
+    def put_back(
+        self, shard: Shard, index: int, attempts: int, *, is_resumed: bool
+    ) -> tuple[Shard, str]:
+        shard = changed(shard, index, published=0, log=())
+        return super().put_back(shard, index, attempts, is_resumed=is_resumed)
 
 
 class ReapedAndLost(Scripts):
@@ -108,8 +127,21 @@ class AttemptsUncounted(Scripts):
 
 
 class LettersUnwritten(Scripts):
-    def end_for(self, shard: Shard, index: int, reason: str) -> Shard:
-        return super().end_for(shard, index, reason)._replace(letters=shard.letters)
+    def end_for(self, shard: Shard, index: int, reason: str) -> tuple[Shard, str]:
+        after, state = super().end_for(shard, index, reason)
+        return after._replace(letters=shard.letters), state
+
+
+class MovesCounted(Scripts):
+    """A claim that published tokens is an attempt like any other."""
+
+    def attempts_of(self, request: Request) -> int:
+        return request.attempts
+
+
+class NeverExpired(Scripts):
+    def expire(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        return shard, ""
 
 
 class SubmittedTwice(Scripts):
@@ -165,6 +197,9 @@ CONTROLS = (
     Control(Scenario("refused and kept", may_cancel=True), "I6", RefusedAndKept),
     Control(Scenario("attempts uncounted"), "I7", AttemptsUncounted),
     Control(Scenario("letters unwritten"), "I7", LettersUnwritten),
+    Control(Scenario("moves counted"), "I7", MovesCounted),
+    Control(Scenario("never expired", may_be_late=True), "I5", NeverExpired),
+    Control(Scenario("log unread", num_rollbacks=1, may_be_torn=True), "I2", LogUnread),
     Control(Scenario("submitted twice"), "I8", SubmittedTwice),
     Control(Scenario("key unread", num_requests=2, shares_a_key=True), "I8", KeyUnread),
     Control(Scenario("cancelled and run", may_cancel=True), "I9", CancelledAndRun),

@@ -16,20 +16,20 @@ from tests.simulation.model_state import (
     OPEN,
     STRIDE,
     WAITING,
+    Call,
     Chunk,
     End,
     Request,
     Shard,
 )
 from tests.simulation.processes import Processes
-from tests.simulation.protocol_model import Call
 from tests.simulation.world import EXPLICIT_EVENTS, Left, Scenario, Step, Worker, World, read
 
 #: Ends that leave a dead letter, until someone gives it another life.
 LETTERED = ("attempts_spent", "undecodable")
 
 #: What takes back what was true: done by an operator or by an accident, and told to readers.
-TAKING_BACK = ("rollback", "requeue", "forget")
+TAKING_BACK = ("rollback", "tear", "requeue", "forget")
 
 
 def broken_by_step(before: World, step: Step) -> Iterator[str]:
@@ -49,8 +49,20 @@ def broken_by_step(before: World, step: Step) -> Iterator[str]:
             yield "I1: published tokens were changed"
         if new.epoch < old.epoch:
             yield "I4: an epoch went back"
+        if new.owner != old.owner and new.epoch == old.epoch:
+            yield "I4: another owner has the same epoch"
+        yield from broken_by_waiting(old, new, step=step)
         if old_shard.is_paused and (old.state, new.state) == ("queued", "running"):
             yield "I9: a request was claimed from a paused queue"
+
+
+def broken_by_waiting(old: Request, new: Request, *, step: Step) -> Iterator[str]:
+    """Who moves on is not given up, and who is too late is told so."""
+    has_moved = old.state == "running" and old.published > old.resumed_from
+    if has_moved and new.end and new.end.reason == "attempts_spent":
+        yield f"I7: a request was given up after a claim that moved it to {old.published}"
+    if step.calls[-1].name == "expire" and old.state in WAITING and new.state in WAITING:
+        yield f"I5: a {old.state} request waits though its time is over"
 
 
 def broken_in_shard(shard: Shard, *, scenario: Scenario) -> Iterator[str]:
@@ -58,6 +70,8 @@ def broken_in_shard(shard: Shard, *, scenario: Scenario) -> Iterator[str]:
     for index, request in enumerate(shard.requests):
         if request:
             yield from broken_in_log(request)
+            if not scenario.may_be_torn:
+                yield from broken_by_half(request)
             yield from broken_in_record(shard, index, request, scenario=scenario)
     if scenario.shares_a_key and sum(request != MISSING for request in shard.requests) > 1:
         yield "I8: one idempotency key has two generations"
@@ -69,8 +83,6 @@ def broken_in_record(
     shard: Shard, index: int, request: Request, *, scenario: Scenario
 ) -> Iterator[str]:
     state, is_open = request.state, request.state in OPEN
-    if bool(request.end) == is_open or request.has_body != is_open:
-        yield f"I3: a {state} request, its body and its log do not agree"
     if is_open and (request.owner != NOBODY) != (state == "running"):
         yield f"I4: a {state} request has the owner {request.owner}"
     if not 0 <= request.attempts <= scenario.max_attempts:
@@ -83,6 +95,17 @@ def broken_in_record(
             yield f"I5: a {state} request has the lease {shard.leases[index]!r}"
         if bool(shard.delays[index]) != (state == "scheduled"):
             yield f"I5: a {state} request has the delay {shard.delays[index]!r}"
+        if bool(shard.waits[index]) != (state in WAITING):
+            yield f"I5: a {state} request has the wait {shard.waits[index]!r}"
+
+
+def broken_by_half(request: Request) -> Iterator[str]:
+    """A record says of its log what there is: always, or, where files are torn, at rest."""
+    if request.published != len(request.tokens):
+        yield f"I2: {request.tokens} in the log, {request.published} in the record"
+    is_open = request.state in OPEN
+    if bool(request.end) == is_open or request.has_body != is_open:
+        yield f"I3: a {request.state} request, its body and its log do not agree"
 
 
 def broken_in_log(request: Request) -> Iterator[str]:
@@ -94,8 +117,6 @@ def broken_in_log(request: Request) -> Iterator[str]:
             if any(t % STRIDE != entry.start + n for n, t in enumerate(entry.tokens)):
                 yield f"I2: {entry.tokens} are not the tokens of the places from {entry.start}"
             reached = entry.end
-    if request.published != reached:
-        yield f"I2: {reached} tokens in the log, {request.published} in the record"
     ends = [entry for entry in request.log if isinstance(entry, End)]
     if len(ends) > 1 or (ends and request.log[-1] != ends[0]):
         yield f"I3: {len(ends)} terminal entries in a log of {len(request.log)}"
@@ -223,6 +244,10 @@ class Closings:
                 return processes.run(world, Call("expire_lease", index), Call("reap", index))[0]
             if world.shard.delays[index]:
                 return processes.run(world, Call("pass_delay", index), Call("promote", index))[0]
+            if world.shard.waits[index] and not world.shard.requests[index]:
+                # Not for one that is there: that it will be told it is too late is no consolation.
+                calls = Call("pass_queue_time", index), Call("expire", index)
+                return processes.run(world, *calls)[0]
         return None
 
 
@@ -231,8 +256,11 @@ def broken_at_rest(world: World) -> Iterator[str]:
     for request in shard.requests:
         if request and request.state in OPEN:
             yield f"I5: a {request.state} request that nothing will bring to its end"
-    if shard.ingress or any(shard.leases) or any(shard.delays):
-        yield f"I6: at rest there are {shard.ingress}, {shard.leases} and {shard.delays}"
+        elif request:
+            yield from broken_by_half(request)
+    if shard.ingress or any((*shard.leases, *shard.delays, *shard.waits)):
+        times = shard.leases, shard.delays, shard.waits
+        yield f"I6: at rest there are {shard.ingress}, and as leases, delays and waits {times}"
     if any(worker != Worker() for worker in world.workers):
         yield f"I6: at rest a worker has {world.workers} in its memory"
     if any(shard.books.open) or shard.books.waiting or shard.books.unfinished:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.errors import QuireError
-from tests.simulation.model_state import OPEN, Shard
+from tests.simulation.model_state import OPEN, Call, Shard, torn, with_late_waits
 from tests.simulation.processes import Processes, outcome_of
-from tests.simulation.protocol_model import Call, Scripts
+from tests.simulation.protocol_model import Scripts
 from tests.simulation.real_shard import RealShard
 from tests.simulation.world import NOTHING, Scenario, Step, World, described
 
@@ -42,10 +42,11 @@ DISRUPTIVE = {
     "pass_queue_time": 0.05,
     "pause": 0.1,
     "rollback": 3.0,
+    "tear": 3.0,
 }
 
 #: Operations that are not calls of a client, and so are not repeated.
-NOT_REPEATED = ("deliver", "recover", "snapshot", "rollback", "forget", "pass_deadline")
+NOT_REPEATED = ("deliver", "recover", "snapshot", "rollback", "tear", "forget", "pass_deadline")
 
 
 class Divergence(AssertionError):
@@ -84,20 +85,27 @@ class Lockstep:
         if call.name == "snapshot":
             self._disk = self.shard
             return self.shard, None
-        if call.name == "rollback":
+        if call.name in ("rollback", "tear"):
             assert self._disk != NOTHING
-            return self._disk._replace(clock=self.shard.clock), None
-        if call.name in ("reap", "promote"):
-            return self._on_all(call)
+            disk = self._disk
+            if call.name == "tear":
+                disk = torn(disk, self.shard, call.request, has_end=call.flag)
+            return with_late_waits(disk._replace(clock=self.shard.clock)), None
+        if call.name == "promote":
+            # The broker's promote looks after all that wait.
+            shard, promoted = self._on_all(self.shard, call)
+            return self._on_all(shard, call._replace(name="expire"))[0], promoted
+        if call.name in ("reap", "expire"):
+            return self._on_all(self.shard, call)
         shard, reply = self.scripts.run(self.shard, call._replace(holder=-1))
         if call.name == "submit" and reply[0] == "held":
             # As the broker does: once more, with the holder that was found.
             return self.scripts.run(shard, call._replace(holder=reply[1]))
         return shard, reply
 
-    def _on_all(self, call: Call) -> tuple[Shard, Any]:
-        """The broker reaps and promotes whatever is due."""
-        shard, replies = self.shard, []
+    def _on_all(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        """The broker reaps, promotes and expires whatever is due."""
+        replies = []
         for index in range(len(shard.requests)):
             shard, state = self.scripts.run(shard, call._replace(request=index))
             if state:

@@ -1,8 +1,9 @@
 """What one queue shard holds, as small immutable values; the model's counterpart of keys.py.
 
-Owners and the ids of entries and letters are small integers, a token is its own content, a lease or
-a delay is over or not. Left out, because no decision of a script depends on it: bodies, metadata,
-fingerprints, time stamps, priorities, sizes. All requests belong to one tenant and one group.
+Owners and the ids of entries and letters are small integers, a token is its own content, a lease, a
+delay or a wait is over or not. Left out, because no decision of a script depends on it: bodies,
+metadata, fingerprints, time stamps, priorities, sizes. All requests belong to one tenant and one
+group.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ STATE_OF = {
     "undecodable": "failed",
     "worker_error": "failed",
 }
+
+#: The reasons that a COMMIT writes.
+COMMITTED = ("completed", "cancelled", "deadline_exceeded")
 
 #: A token is an index, or, from a stateful source of noise, an index plus this times its owner.
 STRIDE = 100
@@ -67,7 +71,7 @@ class Request(NamedTuple):
     resumes: int = 0
     cancel: bool = False
     released: int = NOBODY
-    is_queue_time_over: bool = False
+    resumed_from: int = 0
     has_body: bool = True
     log: tuple[Chunk | End, ...] = ()
 
@@ -81,11 +85,15 @@ class Request(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """An entry of the ingress; a delivered one is pending for some worker."""
+    """An entry of the ingress; a delivered one is pending for some worker.
+
+    `is_resumed`: it stands in the stream of what came back.
+    """
 
     entry_id: int
     request: int
     is_delivered: bool = False
+    is_resumed: bool = False
 
 
 class Letter(NamedTuple):
@@ -95,6 +103,27 @@ class Letter(NamedTuple):
     request: int
     reason: str
     attempts: int
+
+
+class Call(NamedTuple):
+    """One operation: a script with its arguments, or what else happens to a shard.
+
+    `entry`: the id of an ingress entry or of a dead letter. `done`: a reason of STATE_OF that a
+    worker writes, "" for none. `holder`: the argument of SUBMIT of that name, -1 for none. `flag`:
+    for SUBMIT that it is for later, for FAIL that it may be tried again, for REQUEUE that the
+    tokens are kept, for a torn file that the end is in the log.
+    """
+
+    name: str
+    request: int = 0
+    entry: int = 0
+    epoch: int = 0
+    owner: int = NOBODY
+    start: int = 0
+    tokens: tuple[int, ...] = ()
+    done: str = ""
+    holder: int = -1
+    flag: bool = False
 
 
 class Books(NamedTuple):
@@ -122,13 +151,14 @@ class Clock(NamedTuple):
 class Shard(NamedTuple):
     """All that the scripts read and write.
 
-    `leases` and `delays` are "" (none), "live" or "over" for each request. `key_holder`: who holds
-    the one idempotency key there is, -1 for nobody.
+    `leases`, `delays` and `waits` are "" (none), "live" or "over" for each request. `key_holder`:
+    who holds the one idempotency key there is, -1 for nobody.
     """
 
     requests: tuple[Request | tuple[()], ...]
     leases: tuple[str, ...]
     delays: tuple[str, ...]
+    waits: tuple[str, ...]
     books: Books
     ingress: tuple[Entry, ...] = ()
     letters: tuple[Letter, ...] = ()
@@ -139,7 +169,7 @@ class Shard(NamedTuple):
     @classmethod
     def empty(cls, num_requests: int) -> Shard:
         none = ("",) * num_requests
-        return cls((MISSING,) * num_requests, none, none, Books(none))
+        return cls((MISSING,) * num_requests, none, none, none, Books(none))
 
 
 def changed(shard: Shard, index: int, **fields: object) -> Shard:
@@ -163,8 +193,45 @@ def with_delay(shard: Shard, index: int, delay: str) -> Shard:
     return shard._replace(delays=put(shard.delays, index, delay))
 
 
-def with_entry(shard: Shard, index: int) -> Shard:
-    entry = Entry(shard.clock.last_entry + 1, index)
+def with_wait(shard: Shard, index: int, wait: str) -> Shard:
+    if shard.waits[index] == wait:
+        return shard
+    return shard._replace(waits=put(shard.waits, index, wait))
+
+
+def waiting_anew(shard: Shard, index: int) -> Shard:
+    """A request may wait from now on; one that is past its deadline is over that at once."""
+    return with_wait(shard, index, "over" if index in shard.clock.late else "live")
+
+
+def with_late_waits(shard: Shard) -> Shard:
+    """Those that are past their deadline have waited long enough."""
+    for index in shard.clock.late:
+        if shard.waits[index]:
+            shard = with_wait(shard, index, "over")
+    return shard
+
+
+def torn(disk: Shard, shard: Shard, index: int, *, has_end: bool) -> Shard | None:
+    """What a torn file leaves of the commits of one claim: their entries, and no more; or None.
+
+    `has_end`: whether the end is among the entries, if there was one.
+    """
+    before, after = disk.requests[index], shard.requests[index]
+    if not before or not after or before.state != "running" or before.owner != after.owner:
+        return None
+    end, log = after.end, after.log
+    if end and end.reason not in COMMITTED:
+        return None
+    if end and not has_end:
+        log = tuple(entry for entry in log if entry != end)
+    if log == before.log or after.tokens[: len(before.tokens)] != before.tokens:
+        return None
+    return changed(disk, index, log=log)
+
+
+def with_entry(shard: Shard, index: int, *, is_resumed: bool = False) -> Shard:
+    entry = Entry(shard.clock.last_entry + 1, index, is_resumed=is_resumed)
     clock = shard.clock._replace(last_entry=entry.entry_id)
     return shard._replace(ingress=(*shard.ingress, entry), clock=clock)
 
@@ -195,6 +262,8 @@ def struck_out(shard: Shard, index: int) -> Shard:
 
 def booked(shard: Shard, index: int, before: str, after: str) -> Shard:
     """Books that a request went from one state ("" for none) to another."""
+    if before in WAITING and after not in WAITING:
+        shard = with_wait(shard, index, "")
     books = shard.books
     books = books._replace(
         open=put(books.open, index, after if after in OPEN else ""),

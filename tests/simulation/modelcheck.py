@@ -64,6 +64,7 @@ SMALL_SCENARIOS = (
         num_rollbacks=1,
         shares_a_key=True,
     ),
+    Scenario("a torn file", num_rollbacks=1, num_tokens=1, max_attempts=1, may_be_torn=True),
     Scenario("stateful noise", is_noise_stateful=True),
 )
 
@@ -92,6 +93,7 @@ SCENARIOS = (
     ),
     Scenario("a rollback, a pause", num_rollbacks=1, num_tokens=1, max_attempts=1, may_pause=True),
     Scenario("a rollback, another life", num_rollbacks=1, num_requeues=1, max_attempts=1),
+    Scenario("a torn file", num_rollbacks=1, max_attempts=1, may_cancel=True, may_be_torn=True),
     Scenario("two rollbacks", num_rollbacks=2, max_attempts=1),
     Scenario("expiry", num_expiries=1, num_tokens=1, may_fail=True, may_schedule=True),
     Scenario("expiry, a rollback", num_expiries=1, num_rollbacks=1, num_tokens=1, max_attempts=1),
@@ -133,6 +135,7 @@ OUTCOMES = frozenset(
         "dead_letter": "True False",
         "reap": "none queued failed cancelled expired",
         "promote": "none queued expired",
+        "expire": "none expired",
         "requeue": "queued running",
     }.items()
     for outcome in outcomes.split()

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tests.simulation.model_state import STRIDE
-from tests.simulation.protocol_model import Call, Scripts
+from tests.simulation.model_state import STRIDE, Call, Shard, torn, with_late_waits
+from tests.simulation.protocol_model import Scripts
 from tests.simulation.world import (
     NOTHING,
     NUM_WORKERS,
@@ -94,6 +94,10 @@ class Processes:
             if world.shard.delays[index]:
                 calls = Call("pass_delay", index), Call("promote", index)
                 yield self._plain("promoter", world, *calls)
+            has_gone = not world.shard.requests[index]
+            if world.shard.waits[index] and (self.scenario.may_be_late or has_gone):
+                calls = Call("pass_queue_time", index), Call("expire", index)
+                yield self._plain("sweeper", world, *calls)
             if world.left.expiries and world.shard.requests[index]:
                 yield self._plain("time", spent(world, "expiries"), Call("forget", index))
 
@@ -108,9 +112,19 @@ class Processes:
             clock = world.shard.clock
             if self.scenario.may_reuse_ids:
                 clock = clock._replace(last_entry=world.disk.clock.last_entry)
-            shard = world.disk._replace(clock=clock)
-            after = spent(world, "rollbacks")._replace(shard=shard, disk=NOTHING)
-            yield Step("server", "", (Call("rollback"),), after)
+            for call, memory in self._memories(world):
+                shard = with_late_waits(memory._replace(clock=clock))
+                after = spent(world, "rollbacks")._replace(shard=shard, disk=NOTHING)
+                yield Step("server", "", (call,), after)
+
+    def _memories(self, world: World) -> Iterator[tuple[Call, Shard]]:
+        """What the server may come back with."""
+        yield Call("rollback"), world.disk
+        for index in self._requests if self.scenario.may_be_torn else ():
+            for has_end in (False, True):
+                shard = torn(world.disk, world.shard, index, has_end=has_end)
+                if shard is not None:
+                    yield Call("tear", index, flag=has_end), shard
 
     # A worker.
 

@@ -6,13 +6,13 @@ its own. `test_model_matches_scripts.py` holds this file and the scripts togethe
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from tests.simulation.model_state import (
     MISSING,
     NOBODY,
-    STATE_OF,
     WAITING,
+    Call,
     Chunk,
     End,
     Request,
@@ -22,37 +22,23 @@ from tests.simulation.model_state import (
     entered,
     put,
     struck_out,
+    waiting_anew,
     with_delay,
     with_entry,
+    with_late_waits,
     with_lease,
     with_letter,
     with_request,
+    with_wait,
     without_entry,
 )
+from tests.simulation.shared_parts import SharedParts, is_named
+
+#: The states that CLAIM names when it refuses; all others that are not queued are finished.
+SAID = ("running", "scheduled", "cancelled", "expired")
 
 
-class Call(NamedTuple):
-    """One operation: a script with its arguments, or what else happens to a shard.
-
-    `entry`: the id of an ingress entry or of a dead letter. `done`: a reason of STATE_OF that a
-    worker writes, "" for none. `holder`: the argument of SUBMIT of that name, -1 for none. `flag`:
-    for SUBMIT that it is for later, for FAIL that it may be tried again, for REQUEUE that the
-    tokens are kept.
-    """
-
-    name: str
-    request: int = 0
-    entry: int = 0
-    epoch: int = 0
-    owner: int = NOBODY
-    start: int = 0
-    tokens: tuple[int, ...] = ()
-    done: str = ""
-    holder: int = -1
-    flag: bool = False
-
-
-class Scripts:
+class Scripts(SharedParts):
     """The scripts, with the settings they depend on. Each returns the shard after it and a reply.
 
     `keyed`: the requests that carry one and the same idempotency key.
@@ -81,13 +67,13 @@ class Scripts:
             if known := shard.requests[holder]:
                 return shard, ("known", holder, known.state)
         shard = struck_out(shard, index)
-        waiting = len(shard.ingress) + sum(bool(delay) for delay in shard.delays)
-        if 0 < self.max_backlog <= waiting:
+        if 0 < self.max_backlog <= sum(bool(wait) for wait in shard.waits):
             return shard, ("full", index, "requests")
         if index in self.keyed:
             shard = shard._replace(key_holder=index)
         state = "scheduled" if call.flag else "queued"
         shard = booked(with_request(shard, index, Request(state)), index, "", state)
+        shard = waiting_anew(shard, index)
         if call.flag:
             return with_delay(shard, index, "live"), ("created", index, state)
         return with_entry(shard, index), ("created", index, state)
@@ -99,7 +85,7 @@ class Scripts:
             return shard, ""
         if request.state in WAITING:
             shard = with_delay(shard, call.request, "")
-            return self.end_without_worker(shard, call.request, "cancelled"), "cancelled"
+            return self.ended_without_worker(shard, call.request, "cancelled")
         if request.state == "running":
             shard = changed(shard, call.request, cancel=True)
         return shard, request.state
@@ -115,16 +101,22 @@ class Scripts:
         if refusal := self.refusal(request):
             shard = struck_out(dropped, index) if refusal == "missing" else dropped
             return shard, (refusal, False)
-        reason = self.ending_due(shard, index, request.attempts)
-        if not reason and request.is_queue_time_over:
+        dropped, end = self.agreed(dropped, index)
+        if end:
+            shard, state = self.settled(dropped, index, end.reason, epoch=request.epoch)
+            return shard, (state if state in SAID else "finished", False)
+        request = dropped.requests[index]
+        reason = self.ending_due(dropped, index, request.attempts)
+        if not reason and shard.waits[index] == "over":
             reason = "queue_timeout"
         if reason:
-            state = STATE_OF[reason]
-            shard = self.end_for(dropped, index, reason)
+            shard, state = self.end_for(dropped, index, reason)
             return shard, ("attempts_spent" if state == "failed" else state, True)
         if shard.is_paused:
-            was_there = dropped.ingress != shard.ingress
-            return with_entry(dropped, index) if was_there else dropped, ("paused", False)
+            for entry in shard.ingress:
+                if entry.entry_id == call.entry:
+                    dropped = with_entry(dropped, index, is_resumed=entry.is_resumed)
+            return dropped, ("paused", False)
         shard = changed(
             entered(dropped, index, "running"),
             index,
@@ -132,6 +124,7 @@ class Scripts:
             owner=call.owner,
             attempts=request.attempts + 1,
             resumes=request.resumes + (request.published > 0),
+            resumed_from=request.published,
         )
         return with_lease(shard, index, "live"), claimed(shard.requests[index])
 
@@ -139,10 +132,8 @@ class Scripts:
         """Why a request that this owner does not run already cannot be claimed at all."""
         if not request:
             return "missing"
-        if request.state in ("running", "scheduled", "cancelled", "expired"):
-            return request.state
         if request.state != "queued":
-            return "finished"
+            return request.state if request.state in SAID else "finished"
         return "" if request.has_body else "missing"
 
     def commit(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
@@ -153,7 +144,14 @@ class Scripts:
         if not self.holds(request, call):
             status = ("replayed", request.published) if is_named(request, call) else ("fenced", 0)
             return shard, (*status, request.cancel)
+        shard, end = self.agreed(shard, call.request)
+        request = shard.requests[call.request]
         published, cancel = request.published, request.cancel
+        if end:
+            shard = with_lease(shard, call.request, "")
+            shard, _ = self.settled(shard, call.request, end.reason, epoch=call.epoch)
+            status = ("replayed", published) if end.epoch == call.epoch else ("fenced", 0)
+            return shard, (*status, cancel)
         is_replay = call.start < published
         ends_here = call.done and call.start + len(call.tokens) == published
         if call.start > published:
@@ -166,7 +164,7 @@ class Scripts:
             shard = changed(shard, call.request, published=published, log=(*request.log, chunk))
         if call.done:
             shard = with_lease(shard, call.request, "")
-            shard = self.write_end(shard, call.request, call.done, epoch=call.epoch)
+            shard, _ = self.write_end(shard, call.request, call.done, epoch=call.epoch)
         else:
             shard = with_lease(shard, call.request, "live")
         return shard, ("ok", published, cancel)
@@ -189,7 +187,8 @@ class Scripts:
         if not self.holds(request, call):
             return shard, request.released == call.owner
         shard = changed(shard, call.request, released=call.owner)
-        return self.put_back(shard, call.request, request.attempts - 1), True
+        shard, _ = self.put_back(shard, call.request, request.attempts - 1, is_resumed=True)
+        return shard, True
 
     def fail(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         """Replies the state after it when this claim has failed, now or earlier, else ""."""
@@ -199,18 +198,19 @@ class Scripts:
         if not self.holds(request, call):
             is_mine = request.released == call.owner or is_named(request, call)
             return shard, request.state if is_mine else ""
-        ending = self.ending_due(shard, index, request.attempts) if call.flag else ""
+        attempts = self.attempts_of(request)
+        ending = self.ending_due(shard, index, attempts) if call.flag else ""
         if not call.flag or ending == "attempts_spent":
             if ending:
                 shard = with_letter(shard, index, "worker_error")
             shard = with_lease(shard, index, "")
-            return self.write_end(shard, index, "worker_error", epoch=call.epoch), "failed"
+            return self.write_end(shard, index, "worker_error", epoch=call.epoch)
         shard = changed(shard, index, released=call.owner)
         if ending:
-            return self.end_for(shard, index, ending), STATE_OF[ending]
-        shard = changed(shard, index, owner=NOBODY, epoch=request.epoch + 1)
+            return self.end_for(shard, index, ending)
+        shard = changed(shard, index, owner=NOBODY, epoch=request.epoch + 1, attempts=attempts)
         shard = with_delay(with_lease(shard, index, ""), index, "live")
-        return entered(shard, index, "scheduled"), "scheduled"
+        return waiting_anew(entered(shard, index, "scheduled"), index), "scheduled"
 
     def dead_letter(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         """Replies whether this claim has ended the request, now or earlier."""
@@ -220,7 +220,8 @@ class Scripts:
         if not self.holds(request, call):
             return shard, is_named(request, call)
         shard = with_lease(with_letter(shard, call.request, "undecodable"), call.request, "")
-        return self.write_end(shard, call.request, "undecodable", epoch=call.epoch), True
+        shard, _ = self.write_end(shard, call.request, "undecodable", epoch=call.epoch)
+        return shard, True
 
     # What any worker or operator calls.
 
@@ -232,8 +233,8 @@ class Scripts:
         if not request or request.state != "running":
             shard = with_lease(shard, index, "")
             return shard if request else struck_out(shard, index), ""
-        shard = self.put_back(shard, index, request.attempts)
-        return shard, shard.requests[index].state
+        attempts = self.attempts_of(request)
+        return self.put_back(shard, index, attempts, is_resumed=request.published > 0)
 
     def promote(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         """Replies the state after it, "" when there was nothing to do."""
@@ -246,8 +247,20 @@ class Scripts:
         if request.state != "scheduled":
             return shard, ""
         if reason := self.ending_due(shard, index, request.attempts):
-            return self.end_for(shard, index, reason), STATE_OF[reason]
-        return self.enqueue(shard, index), "queued"
+            return self.end_for(shard, index, reason)
+        return self.enqueue(shard, index, is_resumed=request.published > 0)
+
+    def expire(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        """Replies the state after it, "" when there was nothing to do."""
+        index, request = call.request, shard.requests[call.request]
+        is_late = index in shard.clock.late
+        if not shard.waits[index] or (shard.waits[index] != "over" and not is_late):
+            return shard, ""
+        if not request or request.state not in WAITING:
+            shard = with_wait(shard, index, "")
+            return shard if request else struck_out(shard, index), ""
+        reason = "deadline_exceeded" if is_late else "queue_timeout"
+        return self.ended_without_worker(with_delay(shard, index, ""), index, reason)
 
     def requeue(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         """Replies the state after it, "" when there is neither letter nor request."""
@@ -267,7 +280,7 @@ class Scripts:
         )
         shard = booked(with_request(shard, index, again), index, "failed", "queued")
         shard = shard._replace(letters=tuple(lt for lt in shard.letters if lt not in here))
-        return self.enqueue(shard, index), "queued"
+        return self.enqueue(shard, index, is_resumed=again.published > 0)
 
     def pause(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         return shard._replace(is_paused=True), None
@@ -278,13 +291,17 @@ class Scripts:
     # What happens besides the scripts.
 
     def deliver(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
-        """A worker reads the oldest entry nobody has read. Replies its id and request, or ()."""
-        for place, entry in enumerate(shard.ingress):
-            if not entry.is_delivered and not shard.is_paused:
-                read = entry._replace(is_delivered=True)
-                shard = shard._replace(ingress=put(shard.ingress, place, read))
-                return shard, (entry.entry_id, entry.request)
-        return shard, ()
+        """A worker reads the oldest entry nobody has read, what came back before what is new.
+
+        Replies its id and request, or ().
+        """
+        unread = [place for place, entry in enumerate(shard.ingress) if not entry.is_delivered]
+        if not unread or shard.is_paused:
+            return shard, ()
+        place = min(unread, key=lambda number: not shard.ingress[number].is_resumed)
+        entry = shard.ingress[place]._replace(is_delivered=True)
+        shard = shard._replace(ingress=put(shard.ingress, place, entry))
+        return shard, (entry.entry_id, entry.request)
 
     def recover(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         """A worker takes what is pending, for itself or anyone. Replies ids and requests."""
@@ -299,61 +316,16 @@ class Scripts:
         return with_delay(shard, call.request, over), None
 
     def pass_queue_time(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
-        if shard.requests[call.request]:
-            shard = changed(shard, call.request, is_queue_time_over=True)
-        return shard, None
+        over = "over" if shard.waits[call.request] else ""
+        return with_wait(shard, call.request, over), None
 
     def pass_deadline(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         late = tuple(sorted({*shard.clock.late, call.request}))
-        return shard._replace(clock=shard.clock._replace(late=late)), None
+        return with_late_waits(shard._replace(clock=shard.clock._replace(late=late))), None
 
     def forget(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
-        """The keys of a request expire; its lease, due time and place in the books do not."""
+        """The keys of a request expire; its lease, its times and its place in the books do not."""
         return with_request(shard, call.request, MISSING), None
-
-    # What the scripts share.
-
-    def holds(self, request: Request, call: Call) -> bool:
-        """THE fence."""
-        return request.state == "running" and is_named(request, call)
-
-    def ending_due(self, shard: Shard, index: int, attempts: int) -> str:
-        if shard.requests[index].cancel:
-            return "cancelled"
-        if index in shard.clock.late:
-            return "deadline_exceeded"
-        return "attempts_spent" if attempts >= self.max_attempts else ""
-
-    def end_for(self, shard: Shard, index: int, reason: str) -> Shard:
-        if reason == "attempts_spent":
-            shard = with_letter(shard, index, reason)
-        return self.end_without_worker(with_lease(shard, index, ""), index, reason)
-
-    def end_without_worker(self, shard: Shard, index: int, reason: str) -> Shard:
-        epoch = shard.requests[index].epoch + 1
-        return self.write_end(changed(shard, index, owner=NOBODY), index, reason, epoch=epoch)
-
-    def write_end(self, shard: Shard, index: int, reason: str, *, epoch: int) -> Shard:
-        request = shard.requests[index]
-        end = End(request.published, epoch, reason, request.attempts, request.resumes)
-        shard = changed(shard, index, epoch=epoch, has_body=False, log=(*request.log, end))
-        return entered(shard, index, STATE_OF[reason])
-
-    def enqueue(self, shard: Shard, index: int) -> Shard:
-        shard = changed(shard, index, is_queue_time_over=False)
-        return with_entry(entered(shard, index, "queued"), index)
-
-    def put_back(self, shard: Shard, index: int, attempts: int) -> Shard:
-        if reason := self.ending_due(shard, index, attempts):
-            return self.end_for(shard, index, reason)
-        epoch = shard.requests[index].epoch + 1
-        shard = changed(shard, index, owner=NOBODY, attempts=attempts, epoch=epoch)
-        return self.enqueue(with_lease(shard, index, ""), index)
-
-
-def is_named(request: Request, call: Call) -> bool:
-    """Whether the record names this claim, be it running or ended by it."""
-    return request.epoch == call.epoch and request.owner == call.owner
 
 
 def claimed(request: Request) -> tuple[Any, ...]:

@@ -26,6 +26,7 @@ from tests.simulation.model_state import (
     MISSING,
     NOBODY,
     Books,
+    Call,
     Chunk,
     Clock,
     End,
@@ -34,7 +35,6 @@ from tests.simulation.model_state import (
     Request,
     Shard,
 )
-from tests.simulation.protocol_model import Call
 
 #: Seconds no test lasts: of leases, and of pauses between attempts.
 LONG_SECONDS = 100_000.0
@@ -85,7 +85,9 @@ class RealShard:
         self.broker = make_broker(lease_seconds=LONG_SECONDS, **settings)
         self.names = [f"{GROUP_NAME}~{number}" for number in range(num_requests)]
         self._keyed = keyed
-        self._entries: dict[bytes, int] = {}
+        normal = Priority.NORMAL
+        self._streams = self.broker.keys.ingress(normal), self.broker.keys.resumed(normal)
+        self._entries: dict[tuple[str, str], int] = {}
         self._letters: dict[bytes, int] = {}
         self._disk: Snapshot | None = None
 
@@ -93,7 +95,10 @@ class RealShard:
         """The answer in the terms of the model. `late`: the requests past their deadline."""
         reply = getattr(self, f"_{call.name}")(call)
         for index in late:
-            self._set_if_there(index, deadline_ms=LONG_AGO)
+            key = self.broker.keys.request(self.names[index])
+            if self._connection.exists(key):
+                self._connection.hset(key, "deadline_ms", str(LONG_AGO))
+            self._date_back(self.broker.keys.wait, index)
         return reply
 
     # The operations.
@@ -119,9 +124,8 @@ class RealShard:
 
     def _claim(self, call: Call) -> Any:
         ids = {number: entry_id for entry_id, number in self._entries.items()}
-        entry_id = ids.get(call.entry, b"1-1").decode()
-        stream, priority = self.broker.keys.ingress(Priority.NORMAL), Priority.NORMAL
-        entry = IngressEntry(stream, entry_id, self.names[call.request], priority, 0)
+        stream, entry_id = ids.get(call.entry, (self._streams[0], "1-1"))
+        entry = IngressEntry(stream, entry_id, self.names[call.request], Priority.NORMAL, 0)
         with mock.patch("quire.working.secrets.token_hex", return_value=owner_name(call.owner)):
             (answer,) = self.broker.claim([entry])
         if not isinstance(answer, Claimed):
@@ -162,6 +166,9 @@ class RealShard:
         promoted = self.broker.promote()
         return tuple((self.names.index(p.request_id), str(p.state)) for p in promoted)
 
+    def _expire(self, _call: Call) -> Any:
+        return tuple((self.names.index(e.request_id), str(e.state)) for e in self.broker.expire())
+
     def _requeue(self, call: Call) -> Any:
         ids = {number: letter_id for letter_id, number in self._letters.items()}
         letter_id = ids.get(call.entry, b"1-1").decode()
@@ -186,13 +193,13 @@ class RealShard:
         return tuple(sorted(self._numbered(entry) for entry in found))
 
     def _expire_lease(self, call: Call) -> None:
-        self._connection.zadd(self.broker.keys.lease, {self.names[call.request]: LONG_AGO}, xx=True)
+        self._date_back(self.broker.keys.lease, call.request)
 
     def _pass_delay(self, call: Call) -> None:
-        self._connection.zadd(self.broker.keys.delay, {self.names[call.request]: LONG_AGO}, xx=True)
+        self._date_back(self.broker.keys.delay, call.request)
 
     def _pass_queue_time(self, call: Call) -> None:
-        self._set_if_there(call.request, queue_until_ms=LONG_AGO)
+        self._date_back(self.broker.keys.wait, call.request)
 
     def _pass_deadline(self, _call: Call) -> None:
         """Nothing here: `run` dates back the deadlines of all that are late."""
@@ -208,33 +215,43 @@ class RealShard:
         self._disk.restore()
         self._disk = None
         # An id holds a time in ms: none is given twice if the clock is past the last of them.
-        known = {**self._entries, **self._letters}
-        given = max((int(i.partition(b"-")[0]) for i in known), default=0)
+        ids = [entry_id for _, entry_id in self._entries] + [i.decode() for i in self._letters]
+        given = max((int(i.partition("-")[0]) for i in ids), default=0)
         while self.broker.now_ms() <= given:
             pass
 
-    def _set_if_there(self, index: int, **fields: int) -> None:
-        key = self.broker.keys.request(self.names[index])
-        if self._connection.exists(key):
-            self._connection.hset(key, mapping={name: str(v) for name, v in fields.items()})
+    def _tear(self, call: Call) -> None:
+        output = self.broker.keys.output(self.names[call.request])
+        entries = self._connection.xrange(output)
+        self._rollback(call)
+        kept = {entry_id for entry_id, _ in self._connection.xrange(output)}
+        for entry_id, fields in entries:
+            if entry_id not in kept and (call.flag or b"done" not in fields):
+                self._connection.xadd(output, fields, id=entry_id)
+        self._connection.expire(output, int(LONG_SECONDS))
+
+    def _date_back(self, times: str, index: int) -> None:
+        self._connection.zadd(times, {self.names[index]: LONG_AGO}, xx=True)
 
     def _fence(self, call: Call) -> Claim:
         return Claim(self.names[call.request], call.epoch, owner_name(call.owner))
 
     def _numbered(self, entry: IngressEntry) -> tuple[int, int]:
-        return self._entries[entry.entry_id.encode()], self.names.index(entry.request_id)
+        name = entry.stream, entry.entry_id
+        return self._entries[name], self.names.index(entry.request_id)
 
     # What there is.
 
     def observe(self, clock: Clock) -> Shard:
         """The shard as it is; the clock of the model is taken at its word."""
-        keys, stream = self.broker.keys, self.broker.keys.ingress(Priority.NORMAL)
+        keys = self.broker.keys
         with self._connection.pipeline(transaction=True) as pipeline:
-            pipeline.xrange(stream)
-            pipeline.xpending_range(stream, GROUP, min="-", max="+", count=1000)
+            for stream in self._streams:
+                pipeline.xrange(stream)
+                pipeline.xpending_range(stream, GROUP, min="-", max="+", count=1000)
             pipeline.xrange(keys.dead)
-            pipeline.zrange(keys.lease, 0, -1, withscores=True)
-            pipeline.zrange(keys.delay, 0, -1, withscores=True)
+            for times in (keys.lease, keys.delay, keys.wait):
+                pipeline.zrange(times, 0, -1, withscores=True)
             pipeline.get(keys.idempotency(TENANT, IDEMPOTENCY_KEY))
             pipeline.hexists(keys.control, "paused")
             for name in self.names:
@@ -243,19 +260,17 @@ class RealShard:
                 pipeline.exists(body)
                 pipeline.xrange(output)
             books = self._ask_books(pipeline)
-            entries, pending, letters, leases, delays, holder, paused, *rest = pipeline.execute()
+            new, new_pending, old, old_pending, *found = pipeline.execute()
+        letters, leases, delays, waits, holder, paused, *rest = found
         requests = [self._request_of(*rest[3 * n : 3 * n + 3]) for n in range(len(self.names))]
-        is_pending = {item["message_id"] for item in pending}
-        assert is_pending <= {entry_id for entry_id, _ in entries}, "pending without an entry"
+        ingress = [*self._stream(0, new, new_pending), *self._stream(1, old, old_pending)]
         return Shard(
             requests=tuple(requests),
             leases=self._times(leases),
             delays=self._times(delays),
+            waits=self._times(waits),
             books=books(*rest[3 * len(self.names) :]),
-            ingress=tuple(
-                Entry(number(self._entries, i), self._index(fields[b"id"]), i in is_pending)
-                for i, fields in entries
-            ),
+            ingress=tuple(sorted(ingress)),
             letters=tuple(
                 Letter(
                     number(self._letters, letter_id),
@@ -269,6 +284,18 @@ class RealShard:
             is_paused=bool(paused),
             clock=clock,
         )
+
+    def _stream(self, place: int, entries: list[Any], pending: list[Any]) -> Iterator[Entry]:
+        is_pending = {item["message_id"] for item in pending}
+        assert is_pending <= {entry_id for entry_id, _ in entries}, "pending without an entry"
+        for entry_id, fields in entries:
+            name = self._streams[place], entry_id.decode()
+            yield Entry(
+                number(self._entries, name),
+                self._index(fields[b"id"]),
+                is_delivered=entry_id in is_pending,
+                is_resumed=bool(place),
+            )
 
     def _index(self, name: bytes) -> int:
         return self.names.index(name.decode())
@@ -294,7 +321,7 @@ class RealShard:
             resumes=int(record[b"resumes"]),
             cancel=record.get(b"cancel") == b"1",
             released=owner_number(record.get(b"released", b"")),
-            is_queue_time_over=int(record[b"queue_until_ms"]) == LONG_AGO,
+            resumed_from=int(record.get(b"resumed_from", 0)),
             has_body=bool(body),
             log=tuple(log_entry(entry_id, fields) for entry_id, fields in entries),
         )
@@ -349,6 +376,6 @@ def owner_number(name: bytes) -> int:
     return int(name, 16) if name else NOBODY
 
 
-def number(numbers: dict[bytes, int], entry_id: bytes) -> int:
+def number(numbers: dict[Any, int], entry_id: Any) -> int:
     """The number of an id; one that was never seen gets the next."""
     return numbers.setdefault(entry_id, len(numbers) + 1)

@@ -43,6 +43,7 @@ _WILD = {
     "may_fail": True,
     "may_schedule": True,
     "may_pause": True,
+    "may_be_torn": True,
 }
 WILD_SCENARIOS = (
     Scenario("wild", **_WILD),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tests.simulation.model_state import End, Request, Shard
-from tests.simulation.protocol_model import Call, Scripts
+from tests.simulation.model_state import Call, End, Request, Shard
+from tests.simulation.protocol_model import Scripts
 
 NUM_WORKERS = 2
 
@@ -29,7 +29,8 @@ class Scenario:
     `num_expiries`: requests whose keys expire. `is_noise_stateful`: a token depends on who drew it;
     `may_contradict`: a reader may then be contradicted, if it is told. `has_hashes`: readers
     compare the hash of their past with that of the log. `may_reuse_ids`: the server's clock goes
-    back with its memory, so that the id of a forgotten entry is given again.
+    back with its memory, so that the id of a forgotten entry is given again. `may_be_torn`: a
+    server that forgets may keep the entries of commits it has otherwise forgotten.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Scenario:
     may_contradict: bool = False
     has_hashes: bool = True
     may_reuse_ids: bool = False
+    may_be_torn: bool = False
 
 
 def scripts_of(scenario: Scenario, kind: type[Scripts] = Scripts) -> Scripts:

@@ -1,0 +1,100 @@
+"""What becomes of a script that fails: what may pass is told from what would come again."""
+
+import logging
+
+import pytest
+from redis.exceptions import (
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+)
+
+from quire.errors import BrokerUnavailable, ProtocolError, QueueFull
+from quire.output import State
+from quire.script_runner import script_error
+from quire.transitions import Expired, Reaped
+from tests.quire.builders import claim_next, make_item, make_request, submit_and_claim
+
+OLD_SERVER = "Error running script (call to f_00): @user_script:12: @user_script: 12: "
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        (ResponseError("user_script:3: attempt to index local 'x' (a nil value)"), ProtocolError),
+        (ResponseError("WRONGTYPE Operation against a key, on @user_script:1."), ProtocolError),
+        (ResponseError("The ID specified in XADD is equal or smaller than"), ProtocolError),
+        (ResponseError(OLD_SERVER + "WRONGTYPE Operation against a key"), ProtocolError),
+        (ResponseError("MISCONF Errors writing to the AOF file, on @user_script:1."), None),
+        (ResponseError(OLD_SERVER + "-READONLY You can't write against a read only"), None),
+        (ResponseError("BUSY Redis is busy running a script."), None),
+        (ResponseError("The user executing the script can't run this command"), None),
+        (NoPermissionError("User w has no permissions to run the 'evalsha' command"), None),
+        (ReadOnlyError("You can't write against a read only replica."), None),
+        (OutOfMemoryError("command not allowed when used memory > 'maxmemory'"), QueueFull),
+    ],
+)
+def test_an_error_that_would_come_again_is_told_from_one_that_may_pass(reply, kind):
+    error = script_error(reply)
+    assert type(error) is (kind or BrokerUnavailable)
+    assert error.__cause__ is reply
+
+
+@pytest.fixture
+def damaged(broker, connection):
+    """Three running requests; the record of the second is not ours any more."""
+    broker.submit_many([make_request(id=name) for name in "abc"])
+    claims = [claim_next(broker).claim for _ in range(3)]
+    kept = connection.dump(broker.keys.request("b"))
+    connection.delete(broker.keys.request("b"))
+    connection.set(broker.keys.request("b"), "foreign", ex=60)
+    yield claims
+    connection.delete(broker.keys.request("b"))
+    connection.restore(broker.keys.request("b"), 60_000, kept)
+
+
+def test_a_commit_that_can_never_succeed_says_so_at_once(broker, damaged):
+    with pytest.raises(ProtocolError, match="would fail again"):
+        broker.commit([make_item(claim, 0, 1) for claim in damaged])
+    for claim, status in zip(damaged, ("replayed", None, "ok"), strict=True):
+        if status:
+            assert broker.commit([make_item(claim, 0, 1)])[0].status == status
+
+
+def test_a_single_call_that_can_never_succeed_says_so_at_once(broker, damaged):
+    with pytest.raises(ProtocolError):
+        broker.heartbeat([damaged[1]])
+
+
+def test_a_damaged_request_does_not_keep_the_others_from_being_reaped(
+    broker, clockwork, damaged, caplog
+):
+    for claim in damaged:
+        clockwork.expire_lease(claim.request_id)
+    with caplog.at_level(logging.ERROR, logger="quire.working"):
+        assert Reaped("c", State.QUEUED) in broker.reap()
+    assert "reap of b" in caplog.text
+    assert [broker.status(name).state for name in "ac"] == [State.QUEUED] * 2
+    assert broker.reap() == []
+
+
+def test_a_damaged_request_does_not_keep_the_others_from_their_deadline(broker, connection):
+    broker.submit_many([make_request(id=name, deadline_ms=1) for name in "abc"])
+    log = broker.keys.output("b")
+    connection.set(log, "foreign", ex=60)
+    assert Expired("c", State.EXPIRED) in broker.expire()
+    assert [broker.status(name).state for name in "ac"] == [State.EXPIRED] * 2
+    connection.delete(log)
+    assert broker.expire() == [Expired("b", State.EXPIRED)]
+
+
+def test_a_transition_that_lost_its_server_may_be_tried_again(broker, connection, monkeypatch):
+    claimed = submit_and_claim(broker, id="a")
+
+    def refuse(*_):
+        raise ResponseError("MISCONF Errors writing to the AOF file")
+
+    monkeypatch.setattr(connection, "evalsha", refuse)
+    with pytest.raises(BrokerUnavailable, match="MISCONF"):
+        broker.heartbeat([claimed.claim])

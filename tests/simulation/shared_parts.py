@@ -1,0 +1,91 @@
+"""What the transitions of the model share: the fence, the attempts, the ends, the way back.
+
+The counterpart of request.lua and running.lua.
+"""
+
+from __future__ import annotations
+
+from tests.simulation.model_state import (
+    NOBODY,
+    STATE_OF,
+    Call,
+    Chunk,
+    End,
+    Request,
+    Shard,
+    changed,
+    entered,
+    waiting_anew,
+    with_entry,
+    with_lease,
+    with_letter,
+)
+
+
+class SharedParts:
+    """`max_attempts`: claims that may publish nothing until a request is given up."""
+
+    max_attempts: int
+
+    def holds(self, request: Request, call: Call) -> bool:
+        """THE fence."""
+        return request.state == "running" and is_named(request, call)
+
+    def ending_due(self, shard: Shard, index: int, attempts: int) -> str:
+        if shard.requests[index].cancel:
+            return "cancelled"
+        if index in shard.clock.late:
+            return "deadline_exceeded"
+        return "attempts_spent" if attempts >= self.max_attempts else ""
+
+    def attempts_of(self, request: Request) -> int:
+        return request.attempts - (request.published > request.resumed_from)
+
+    # Those that end something return the state after it, too.
+
+    def end_for(self, shard: Shard, index: int, reason: str) -> tuple[Shard, str]:
+        if reason == "attempts_spent":
+            shard = with_letter(shard, index, reason)
+        return self.ended_without_worker(with_lease(shard, index, ""), index, reason)
+
+    def ended_without_worker(self, shard: Shard, index: int, reason: str) -> tuple[Shard, str]:
+        epoch = shard.requests[index].epoch + 1
+        return self.write_end(changed(shard, index, owner=NOBODY), index, reason, epoch=epoch)
+
+    def agreed(self, shard: Shard, index: int) -> tuple[Shard, End | None]:
+        """The record says of the log what there is. Returns the end if it is there, too."""
+        request = shard.requests[index]
+        newest = request.log[-1] if request.log else Chunk(0, (), 0)
+        if isinstance(newest, End):
+            return changed(shard, index, published=newest.at), newest
+        return changed(shard, index, published=newest.end), None
+
+    def write_end(self, shard: Shard, index: int, reason: str, *, epoch: int) -> tuple[Shard, str]:
+        shard, end = self.agreed(shard, index)
+        if not end:
+            request = shard.requests[index]
+            end = End(request.published, epoch, reason, request.attempts, request.resumes)
+            shard = changed(shard, index, log=(*request.log, end))
+        return self.settled(shard, index, end.reason, epoch=epoch)
+
+    def settled(self, shard: Shard, index: int, reason: str, *, epoch: int) -> tuple[Shard, str]:
+        shard = changed(shard, index, epoch=epoch, has_body=False)
+        return entered(shard, index, STATE_OF[reason]), STATE_OF[reason]
+
+    def enqueue(self, shard: Shard, index: int, *, is_resumed: bool) -> tuple[Shard, str]:
+        shard = waiting_anew(entered(shard, index, "queued"), index)
+        return with_entry(shard, index, is_resumed=is_resumed), "queued"
+
+    def put_back(
+        self, shard: Shard, index: int, attempts: int, *, is_resumed: bool
+    ) -> tuple[Shard, str]:
+        if reason := self.ending_due(shard, index, attempts):
+            return self.end_for(shard, index, reason)
+        epoch = shard.requests[index].epoch + 1
+        shard = changed(shard, index, owner=NOBODY, attempts=attempts, epoch=epoch)
+        return self.enqueue(with_lease(shard, index, ""), index, is_resumed=is_resumed)
+
+
+def is_named(request: Request, call: Call) -> bool:
+    """Whether the record names this claim, be it running or ended by it."""
+    return request.epoch == call.epoch and request.owner == call.owner
