@@ -1,9 +1,11 @@
 """Starts a real Redis with the stack's configuration, moved to a folder of the test."""
 
+import contextlib
 import os
 import shutil
 import socket
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,21 +26,21 @@ def moved(text: str, folder: Path) -> str:
     return text
 
 
-@pytest.fixture
-def server(tmp_path):
-    """A client of a Redis started by start.sh, as compose starts it."""
-    folder = Path(shutil.which("redis-server") or program("redis-server")).parent
+@contextlib.contextmanager
+def started(folder: Path) -> Iterator[redis.Redis]:
+    """A client of a Redis started by start.sh, as compose starts it, with its data in `folder`."""
+    programs = Path(shutil.which("redis-server") or program("redis-server")).parent
     for name in ("redis.conf", "start.sh"):
         text = (ROOT / "ops" / "redis" / name).read_text(encoding="utf-8")
-        moved_text = moved(text, tmp_path)
-        (tmp_path / "etc" / "redis" / name).write_text(moved_text, encoding="utf-8")
-    (tmp_path / "run" / "secrets" / "redis_password").write_text(PASSWORD, encoding="utf-8")
+        moved_text = moved(text, folder)
+        (folder / "etc" / "redis" / name).write_text(moved_text, encoding="utf-8")
+    (folder / "run" / "secrets" / "redis_password").write_text(PASSWORD, encoding="utf-8")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    start = ["sh", str(tmp_path / "etc" / "redis" / "start.sh")]
+    start = ["sh", str(folder / "etc" / "redis" / "start.sh")]
     limits = ["--maxmemory", "64mb", "--bind", "127.0.0.1", "--port", str(port)]
-    environment = os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    environment = os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
     process = subprocess.Popen([*start, *limits], stdout=subprocess.DEVNULL, env=environment)
     client = redis.Redis(
         port=port,
@@ -54,6 +56,12 @@ def server(tmp_path):
         client.close()
         process.terminate()
         process.wait(timeout=10)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[redis.Redis]:
+    with started(tmp_path) as client:
+        yield client
 
 
 def test_redis_keeps_a_log_and_evicts_nothing(server):
@@ -80,3 +88,45 @@ def test_the_password_is_not_among_the_arguments_of_the_server(server):
 
     assert b"redis-server" in command_line
     assert PASSWORD.encode() not in command_line
+
+
+def push_twice(client: redis.Redis, first: int) -> None:
+    """One transaction, as the effects of a script are written."""
+    client.eval("redis.call('RPUSH', 'l', ARGV[1]) redis.call('RPUSH', 'l', ARGV[1] + 1)", 0, first)
+
+
+def log_of(folder: Path) -> Path:
+    """The file the server appends to; one file before Redis 7, in a folder since."""
+    data = folder / "data"
+    return next(iter([*data.glob("appendonlydir/*.incr.aof"), *data.glob("appendonly.aof")]))
+
+
+def cut(log: Path, size: int) -> None:
+    log.write_bytes(log.read_bytes()[:-size])
+
+
+def test_half_a_transaction_at_the_end_of_the_log_never_takes_effect(tmp_path):
+    with started(tmp_path) as client:
+        push_twice(client, 1)
+        push_twice(client, 3)
+    cut(log_of(tmp_path), 20)
+    with started(tmp_path) as client:
+        assert client.lrange("l", 0, -1) == ["1", "2"]
+        push_twice(client, 5)
+    with started(tmp_path) as client:
+        assert client.lrange("l", 0, -1) == ["1", "2", "5", "6"]
+
+
+def test_a_damage_that_is_more_than_a_torn_end_is_left_to_a_person(tmp_path):
+    with started(tmp_path) as client:
+        push_twice(client, 1)
+        client.set("large", "x" * 17_000_000)
+    log = log_of(tmp_path)
+    log.write_bytes(log.read_bytes().replace(b"MULTI", b"MU\0\0I", 1))
+    damaged = log.read_bytes()
+    start = ["sh", str(tmp_path / "etc" / "redis" / "start.sh")]
+    process = subprocess.run(
+        [*start, "--port", "0"], stdout=subprocess.DEVNULL, timeout=30, check=False
+    )
+    assert process.returncode != 0
+    assert log.read_bytes() == damaged
