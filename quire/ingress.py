@@ -6,7 +6,6 @@ twice does no harm, and an entry whose delivery was lost is found again by `reco
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,6 +30,14 @@ POLL_SECONDS = 0.01
 #: How long the probe of that ability waits for an entry that is already there.
 _PROBE_BLOCK_MS = 20
 
+#: How long the stream of a probe lives whose worker died over it.
+_PROBE_EXPIRY_MS = 60_000
+
+#: In one step: between two, a worker could die and leave a stream for ever.
+_MAKE_PROBE = """
+redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[1], '0', 'MKSTREAM')
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+"""
 
 # What redis-py takes: stream -> the id to read after.
 Streams = dict[str | bytes | memoryview, str | bytes | int | memoryview]
@@ -197,9 +204,7 @@ class IngressReader:
         # A name of its own, or two workers that start together would eat each other's entry.
         key, read = f"{self._probe_key}:{secrets.token_hex(8)}", self._connection.xreadgroup
         try:
-            with contextlib.suppress(ResponseError):
-                self._connection.xgroup_create(key, GROUP, id="0", mkstream=True)
-            self._connection.pexpire(key, 60_000)
+            self._connection.eval(_MAKE_PROBE, 1, key, GROUP, _PROBE_EXPIRY_MS)
             began = time.monotonic()
             read(GROUP, "probe", {key: ">"}, count=1, block=_PROBE_BLOCK_MS)
             waited = time.monotonic() - began >= _PROBE_BLOCK_MS / 2000

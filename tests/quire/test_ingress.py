@@ -4,8 +4,11 @@ import threading
 import time
 
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 
-from quire.ingress import AGING_PERIOD
+from quire.connection import Retrying
+from quire.errors import BrokerUnavailable
+from quire.ingress import AGING_PERIOD, IngressReader
 from quire.protocol import Priority
 from quire.transitions import NotClaimedReason
 from tests.quire.builders import claim_next, make_item, make_request, read_and_claim
@@ -71,6 +74,24 @@ def test_a_reader_without_work_waits_and_does_not_spin(broker):
     began = time.monotonic()
     assert read_ids(broker, block_seconds=0.2) == []
     assert time.monotonic() - began >= 0.15
+
+
+@pytest.mark.parametrize("last", ["xreadgroup", "xadd", "delete"])
+def test_a_probe_that_broke_off_leaves_nothing_for_ever(broker, connection, monkeypatch, last):
+    probes = f"{broker.keys.probe}:*"
+
+    def die(*_args, **_options):
+        if list(connection.scan_iter(probes)):
+            raise RedisConnectionError("gone")
+
+    monkeypatch.setattr(connection, last, die)
+    monkeypatch.setattr(connection, "delete", die)
+    reader = IngressReader(connection, broker.keys, retrying=Retrying(0.0))
+    with pytest.raises(BrokerUnavailable):
+        reader.read("w", count=1, block_seconds=0.01)
+    left = list(connection.scan_iter(probes))
+    assert len(left) == 1 and all(0 < connection.pttl(key) <= 60_000 for key in left)
+    monkeypatch.undo()
 
 
 def test_a_group_that_the_server_forgot_is_made_again(broker, connection):
