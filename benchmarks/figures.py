@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +31,19 @@ class Figures:
         )
 
 
-def figures_of(arrivals: Mapping[str, Sequence[tuple[float, int]]]) -> Figures:
+def figures_of(
+    arrivals: Mapping[str, Sequence[tuple[float, int]]],
+    submitted: Mapping[str, float] | None = None,
+) -> Figures:
     """Figures from (seconds since the start, tokens in this piece) per request.
 
-    A piece of several tokens counts as that many gaps of equal length since the piece before.
+    A piece of several tokens counts as that many gaps of equal length since the piece before. First
+    tokens count from the second at which their request was submitted, by default the start.
     """
+    begins = submitted or {}
     ends = [pieces[-1][0] for pieces in arrivals.values()]
     num_tokens = sum(count for pieces in arrivals.values() for _, count in pieces)
-    first = [pieces[0][0] for pieces in arrivals.values()]
+    first = [pieces[0][0] - begins.get(name, 0.0) for name, pieces in arrivals.items()]
     gaps: list[float] = []
     for pieces in arrivals.values():
         for (before, _), (now, count) in pairwise(pieces):
@@ -67,9 +73,21 @@ def machine() -> dict[str, str | int]:
     import torch
 
     return {
+        "processor": processor(),
         "cores": len(os.sched_getaffinity(0)),
         "machine": platform.machine(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }
+
+
+def processor() -> str:
+    """The processor's name, family and model, as Linux tells them; elsewhere what Python knows."""
+    information = Path("/proc/cpuinfo")
+    if not information.exists():
+        return platform.processor() or "unknown"
+    lines = [line.partition(":") for line in information.read_text().splitlines() if ":" in line]
+    told = {name.strip(): value.strip() for name, _, value in reversed(lines)}
+    name = told.get("model name", "unknown")
+    return f"{name}, family {told.get('cpu family', '?')}, model {told.get('model', '?')}"

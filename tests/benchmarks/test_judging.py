@@ -1,0 +1,95 @@
+"""No figure counts before its tokens are right; ratios are taken within a round."""
+
+import json
+
+import pytest
+
+from benchmarks.bench_peers import figures_of_run, next_round
+from benchmarks.floor import Limits, Work, weights_per_token, work_of
+from benchmarks.gate import Agreement, as_near_as, right_lengths
+from benchmarks.judge import by_round, floor_share, medians, ratios
+from benchmarks.models import SHAPES
+from benchmarks.peers.child import Generation
+from benchmarks.workloads import WorkItem, Workload
+
+TWO = Workload("test", (WorkItem((1, 2, 3), 2), WorkItem((4,), 3, arrival_seconds=1.0)))
+
+
+def run(engine: str, rate: float, *, number: int = 0, window: int = 1):
+    figures = {"output_tokens_per_second": rate, "inter_token_ms": 1e3 / rate, "first_token_ms": 5}
+    return {"engine": engine, "window": window, "round": number, "figures": figures}
+
+
+def test_a_run_with_a_token_too_few_or_too_many_is_refused():
+    assert right_lengths(TWO, [[1, 2], [1, 2, 3]])
+    assert not right_lengths(TWO, [[1, 2], [1, 2]])
+    assert not right_lengths(TWO, [[1, 2, 3], [1, 2, 3]])
+
+
+def test_agreement_may_be_lower_by_chance_and_no_further():
+    best = Agreement(950, 1000)
+    assert as_near_as(Agreement(940, 1000), best)
+    assert not as_near_as(Agreement(900, 1000), best)
+    assert not as_near_as(Agreement(94_000, 100_000), Agreement(95_000, 100_000))
+
+
+def test_a_ratio_is_the_median_of_ratios_within_rounds():
+    rounds = by_round(
+        [
+            *(run("quire", rate, number=n) for n, rate in enumerate((10.0, 100.0, 30.0))),
+            *(run("vllm-cpu", rate, number=n) for n, rate in enumerate((5.0, 100.0, 10.0))),
+            run("llama-cpp", 1.0, number=7),
+        ]
+    )
+    assert ratios(rounds) == {"vllm-cpu": 2.0}
+    assert medians(rounds)["output_tokens_per_second"]["quire"] == 30.0
+
+
+def test_runs_of_one_turn_are_one_figure():
+    rounds = by_round([run("quire", rate) for rate in (1.0, 2.0, 9.0)])
+    assert rounds[1, 0]["quire"]["output_tokens_per_second"] == 2.0
+
+
+def test_first_tokens_count_from_the_arrival_of_their_request():
+    figures = figures_of_run(
+        TWO, [Generation([1, 2], [0.5, 0.5]), Generation([1, 2, 3], [1.5, 2.0, 2.0])]
+    )
+    assert figures.first_token_ms == 500.0
+    assert figures.output_tokens_per_second == 2.5
+    assert figures.inter_token_ms == 250.0
+
+
+def test_the_weights_that_count_are_those_of_the_model():
+    body, head = weights_per_token(SHAPES["SMALL"])
+    assert body + head == pytest.approx(134.5e6, rel=0.001)
+
+
+def test_the_least_work_counts_a_shared_prefix_once():
+    prefix = tuple(range(512))
+    alone = Workload("test", (WorkItem((*prefix, 1), 1),))
+    both = Workload("test", (WorkItem((*prefix, 1), 1), WorkItem((*prefix, 2), 1)))
+    body, head = weights_per_token(SHAPES["TINY"])
+    one, two = (work_of(each, SHAPES["TINY"], dtype="bf16") for each in (alone, both))
+    assert one.operations == 2 * (513 * body + head)
+    assert two.operations - one.operations == 2 * (body + head)
+
+
+def test_the_floor_is_the_longer_of_arithmetic_and_reading():
+    limits = Limits(operations_per_second=10.0, bytes_per_second=5.0)
+    assert Work(operations=100.0, bytes_read=10.0).seconds(limits) == 10.0
+    assert Work(operations=10.0, bytes_read=100.0).seconds(limits) == 20.0
+
+
+def test_a_share_of_the_floor_is_taken_with_the_limits_of_its_window():
+    rounds = by_round([run("quire", 100.0, window=1), run("quire", 100.0, window=2)])
+    slow, fast = Limits(1e12, 1e11), Limits(2e12, 2e11)
+    assert floor_share(rounds, {1: slow}, "W1", "SMALL-bf16") == pytest.approx(
+        2 * floor_share(rounds, {2: fast}, "W1", "SMALL-bf16"), rel=1e-3
+    )
+
+
+def test_further_rounds_get_numbers_of_their_own(tmp_path):
+    runs = tmp_path / "runs.jsonl"
+    assert next_round(runs) == 0
+    runs.write_text(json.dumps({"facts": {}}) + "\n" + json.dumps({"round": 4}) + "\n")
+    assert next_round(runs) == 5
