@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import redis
@@ -17,7 +18,7 @@ from redis.exceptions import ResponseError
 from quire.connection import Retrying
 from quire.keys import GROUP, Keys
 from quire.protocol import Priority
-from quire.replies import worker_of
+from quire.replies import readable, worker_of
 from quire.transitions import WorkerInfo
 
 #: Deliveries looked at per stream for the one that waits longest for its claim. More than workers
@@ -151,7 +152,7 @@ def _read_heads(replies: Iterator[Any], known: _Sizes, *, now_ms: int) -> ShardS
         num_leases=known.num_leases,
         num_expired_leases=int(next(replies)),
         num_dead_letters=known.num_dead_letters,
-        workers=tuple(worker_of(*row, now_ms=now_ms) for row in known.workers.items()),
+        workers=tuple(readable(partial(worker_of, now_ms=now_ms), known.workers.items())),
     )
 
 

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from quire.calls import requeue_call
 from quire.errors import UnknownRequest
 from quire.output import State
 from quire.protocol import Priority
-from quire.replies import backlog_of, dead_letter_of, limit_fields, limits_of, worker_of
+from quire.replies import (
+    backlog_of,
+    dead_letter_of,
+    limit_fields,
+    limits_of,
+    readable,
+    worker_of,
+)
 from quire.shard import Shard
 from quire.transitions import Backlog, DeadLetter, QueueLimits, WorkerInfo
 
@@ -21,10 +29,10 @@ class Operating(Shard):
     """The operator's side of a Broker."""
 
     def dead_letters(self, *, count: int = 100) -> list[DeadLetter]:
-        """The newest dead letters, newest first."""
+        """The newest dead letters, newest first; what cannot be read is left out."""
         key = self.keys.dead
         rows: Any = self._retrying(lambda: self._connection.xrevrange(key, count=count))
-        return [dead_letter_of(entry_id, fields) for entry_id, fields in rows]
+        return readable(dead_letter_of, rows)
 
     def requeue(self, letter: DeadLetter, *, keep_tokens: bool) -> State:
         """Gives the request of a dead letter another life under its id; returns its state then.
@@ -103,7 +111,7 @@ class Operating(Shard):
         key = self.keys.workers
         rows: Any = self._retrying(lambda: self._connection.hgetall(key))
         now = self.now_ms()
-        found = [worker_of(name, value, now_ms=now) for name, value in rows.items()]
+        found = readable(partial(worker_of, now_ms=now), rows.items())
         return sorted(found, key=lambda info: info.name)
 
     def _change(self, write: Callable[[Any], object]) -> None:

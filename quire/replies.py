@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
-from quire.errors import QueueFull
+from quire.errors import ProtocolError, QueueFull
 from quire.output import State
 from quire.output_log import read_entries
 from quire.protocol import Priority
@@ -21,6 +23,9 @@ from quire.transitions import (
     WorkerInfo,
 )
 from quire.wire import unpack_map
+
+_Record = TypeVar("_Record")
+_log = logging.getLogger(__name__)
 
 
 def claim_answer(request_id: str, owner: str, reply: Sequence[Any]) -> Claimed | NotClaimed:
@@ -42,7 +47,12 @@ def claim_answer(request_id: str, owner: str, reply: Sequence[Any]) -> Claimed |
 
 
 def status_of(request_id: str, fields: Mapping[bytes, bytes]) -> RequestStatus:
-    """Reads the fields of a request record."""
+    """Reads the fields of a request record. ProtocolError when they are not ours."""
+    with _reading(f"the record of {request_id}"):
+        return _status_of(request_id, fields)
+
+
+def _status_of(request_id: str, fields: Mapping[bytes, bytes]) -> RequestStatus:
     deadline_ms = int(fields[b"deadline_ms"])
     fingerprint = fields.get(b"fingerprint")
     return RequestStatus(
@@ -74,14 +84,15 @@ def full_queue(*, limit: str) -> QueueFull:
 
 
 def dead_letter_of(entry_id: bytes, fields: Mapping[bytes, bytes]) -> DeadLetter:
-    """Reads an entry of the dead stream."""
-    return DeadLetter(
-        entry_id=entry_id.decode(),
-        request_id=fields[b"id"].decode(),
-        reason=fields[b"reason"].decode(),
-        attempts=int(fields[b"attempts"]),
-        original=fields[b"bytes"],
-    )
+    """Reads an entry of the dead stream. ProtocolError when it is not ours."""
+    with _reading(f"the dead letter {entry_id!r}"):
+        return DeadLetter(
+            entry_id=entry_id.decode(),
+            request_id=fields[b"id"].decode(),
+            reason=fields[b"reason"].decode(),
+            attempts=int(fields[b"attempts"]),
+            original=fields[b"bytes"],
+        )
 
 
 def limit_fields(limits: QueueLimits) -> dict[str, int]:
@@ -117,10 +128,33 @@ def _of_tenants(fields: Mapping[bytes, bytes], *, prefix: bytes) -> dict[str, in
 
 
 def worker_of(name: bytes, value: bytes, *, now_ms: int) -> WorkerInfo:
-    """Reads a field of the workers hash: last seen, state and load, parted by spaces."""
-    seen_ms, state, load = value.split(b" ", 2)
-    seconds = max(0, now_ms - int(seen_ms)) / 1000
-    return WorkerInfo(name.decode(), state.decode(), seconds, unpack_map(load))
+    """Reads a field of the workers hash: last seen, state and load, parted by spaces.
+
+    ProtocolError when it is not ours.
+    """
+    with _reading(f"the word of worker {name!r}"):
+        seen_ms, state, load = value.split(b" ", 2)
+        seconds = max(0, now_ms - int(seen_ms)) / 1000
+        return WorkerInfo(name.decode(), state.decode(), seconds, unpack_map(load))
+
+
+def readable(read: Callable[[Any, Any], _Record], rows: Iterable[tuple[Any, Any]]) -> list[_Record]:
+    """What can be read of the rows; one that is not ours must not hide those that are."""
+    found = []
+    for row in rows:
+        try:
+            found.append(read(*row))
+        except ProtocolError as error:
+            _log.warning("left out: %s", error)
+    return found
+
+
+@contextlib.contextmanager
+def _reading(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, ValueError) as error:
+        raise ProtocolError(f"{what} is damaged: {error!r}") from error
 
 
 def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
