@@ -39,10 +39,10 @@ class Broker(Working, Operating, Grouping):
     thread. All brokers of a queue should be given the same durations.
 
     `lease_seconds`: how long a claim lives without a heartbeat or commit. `max_attempts`: claims
-    until a request is given up. `max_queue_seconds`: the longest wait in the queue.
-    `retention_seconds`: how long a finished request can be read. `max_backlog`: the most requests
-    waiting, scheduled or queued, None for no limit but those set by `set_limits`. `retry_seconds`:
-    how long a call is repeated.
+    that publish nothing until a request is given up. `max_queue_seconds`: the longest wait in the
+    queue. `retention_seconds`: how long a finished request can be read. `max_backlog`: the most
+    requests waiting, scheduled or queued, None for no limit but those set by `set_limits`.
+    `retry_seconds`: how long a call is repeated.
     `durable`: SUBMIT, and the COMMIT of an end, return when they are on the server's disk; where
     the server cannot promise that, DurabilityUnavailable is raised before anything is sent.
     """
