@@ -11,6 +11,17 @@ TORCH_INDEX_URL ?=
 TEST_PROCESSES ?= 2
 #: More arguments for pytest, for instance ARGS="-k resume".
 ARGS ?=
+#: What the benchmarks run, with commas between; empty for all.
+PEERS ?=
+WORKLOADS ?=
+MODELS ?=
+ROUNDS ?=
+#: The file that the benchmarks add their results to.
+BENCH_JSON ?=
+
+comma := ,
+BENCH_SELECTION = $(if $(WORKLOADS),--workloads $(WORKLOADS)) $(if $(MODELS),--models $(MODELS)) \
+	$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(BENCH_JSON),--json $(BENCH_JSON)) $(ARGS)
 
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -19,7 +30,7 @@ TORCH_REQUIREMENT := $(if $(filter cpu,$(TORCH)),torch==2.13.0+cpu,torch==2.13.0
 INSTALL := $(BIN)/python -m pip install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check lint types imports format requests bench bench-protocol bench-scheduler modelcheck sim chaos up down clean
+.PHONY: help env demo test check lint types imports format requests bench bench-peers profile bench-protocol bench-scheduler modelcheck sim chaos up down clean
 
 help: ## print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,9 +89,16 @@ chaos: $(VENV)/dev.installed ## kill, freeze and cut off real workers, clients a
 requests: $(VENV)/demo.installed ## write examples/requests.jsonl anew
 	$(BIN)/python -m examples.make_requests
 
-bench: $(VENV)/demo.installed ## engine alone and end to end, workloads W1 and W2
-	$(BIN)/python -m benchmarks.bench_engine
+bench: $(VENV)/demo.installed ## engine alone and end to end, workloads W1 and W2 (BENCH_JSON=file)
+	$(BIN)/python -m benchmarks.bench_peers --peers quire $(BENCH_SELECTION)
 	$(BIN)/python -m benchmarks.bench_service
+
+bench-peers: $(VENV)/demo.installed ## other engines beside ours (PEERS= WORKLOADS= MODELS= ROUNDS= BENCH_JSON=file)
+	$(BIN)/python -m benchmarks.peers.install $(subst $(comma), ,$(PEERS))
+	$(BIN)/python -m benchmarks.bench_peers $(if $(PEERS),--peers $(PEERS)) $(BENCH_SELECTION)
+
+profile: $(VENV)/demo.installed ## where the time of a step goes, against the floor (ARGS="--models SMALL")
+	$(BIN)/python -m benchmarks.profile_parts $(ARGS)
 
 bench-protocol: $(VENV)/demo.installed ## commits, claims, memory and streams on a private Redis (BENCH_PROTOCOL_JSON=file)
 	$(BIN)/python -m benchmarks.bench_protocol $(ARGS)
