@@ -3,8 +3,10 @@
     python -m benchmarks.bench_service [--models TINY,SMALL] [--dtype bfloat16] [--runs 3]
 
 Runs of the engine alone and of the whole service alternate in one process tree on the same cores,
-and the service's share is the median of the ratios of neighbours. The gate: every request has the
-length it asked for, and both sides generated the same tokens wherever rounding allows (float32).
+and the service's share is the median of the ratios of neighbours. What each process took of the
+cores is printed beside it, for all that is not the engine is taken from it. The gate: every request
+has the length it asked for, and both sides generated the same tokens wherever rounding allows
+(float32).
 """
 
 import argparse
@@ -16,8 +18,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+
+from redis import Redis
 
 from benchmarks.bench_engine import (
     KV_CACHE_BYTES,
@@ -35,9 +39,42 @@ READY_SECONDS = 180.0
 POLL_SECONDS = 0.1
 
 
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Seconds of processor time that each process took during one run."""
+
+    worker: float
+    redis: float
+    reader: float
+
+    @classmethod
+    def now(cls, redis: Redis, worker_pid: int) -> "Cores":
+        """Readings since each process began."""
+        usage = redis.info("cpu")
+        return cls(
+            worker=process_seconds(worker_pid),
+            redis=usage["used_cpu_user"] + usage["used_cpu_sys"],
+            reader=time.process_time(),
+        )
+
+    def since(self, before: "Cores") -> "Cores":
+        names = (field.name for field in fields(self))
+        return Cores(**{name: getattr(self, name) - getattr(before, name) for name in names})
+
+    def line(self) -> str:
+        parts = (f"{field.name} {getattr(self, field.name):.2f}" for field in fields(self))
+        return f"{'seconds of a core':24} {', '.join(parts)}"
+
+
+def process_seconds(pid: int) -> float:
+    """User and system time of a process of ours, as Linux counts it."""
+    values = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @contextmanager
-def worker(redis: LocalRedis, broker: Broker, *, model: str, dtype: str) -> Iterator[None]:
-    """A worker process with the engine's own sizes, ready to serve."""
+def worker(redis: LocalRedis, broker: Broker, *, model: str, dtype: str) -> Iterator[int]:
+    """The id of a worker process with the engine's own sizes, ready to serve."""
     flags = {
         "queue": model.lower(),
         "model": str(model_folder(model)),
@@ -59,7 +96,7 @@ def worker(redis: LocalRedis, broker: Broker, *, model: str, dtype: str) -> Iter
             if process.poll() is not None or time.monotonic() > give_up:
                 raise SystemExit("the worker did not start")
             time.sleep(POLL_SECONDS)
-        yield
+        yield process.pid
     finally:
         process.terminate()
         process.wait()
@@ -102,14 +139,16 @@ def compare(model: str, workload_name: str, *, dtype: str, runs: int) -> dict[st
     """Alternate engine-only and service runs; prints and returns medians and the share."""
     engine = BenchedEngine(model, dtype=dtype)
     workload = make_workload(workload_name, vocab_size=engine.vocab_size)
-    alone, served = [], []
+    alone, served, cores = [], [], []
     with LocalRedis.start() as redis, connect(redis.url) as connection:
         broker = Broker(connection, queue=model.lower())
-        with worker(redis, broker, model=model, dtype=dtype):
+        with worker(redis, broker, model=model, dtype=dtype) as pid:
             for _ in range(runs):
                 figures, expected = engine.run(workload)
                 alone.append(figures)
+                before = Cores.now(connection, pid)
                 figures, tokens = run_service(broker, workload)
+                cores.append(Cores.now(connection, pid).since(before))
                 served.append(figures)
                 check(engine, workload, tokens, exact=False)
                 if dtype == "float32" and tokens != expected:
@@ -122,11 +161,13 @@ def compare(model: str, workload_name: str, *, dtype: str, runs: int) -> dict[st
     print(Figures.header())
     print(median_run(alone).line("engine alone"))
     print(median_run(served).line("through Redis"))
-    print(f"{'share of the engine':24} {statistics.median(shares):>9.3f}", flush=True)
+    print(f"{'share of the engine':24} {statistics.median(shares):>9.3f}")
+    print(cores[-1].line(), flush=True)
     return {
         "engine": asdict(median_run(alone)),
         "service": asdict(median_run(served)),
         "share": statistics.median(shares),
+        "core_seconds": asdict(cores[-1]),
     }
 
 

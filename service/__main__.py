@@ -11,6 +11,9 @@ from typing import NoReturn
 
 from service.signals import StopSignals
 
+#: How long a thread may hold the interpreter while another waits for it. A step that comes back
+#: from native code must not stand behind the publisher for the five milliseconds of the default.
+SWITCH_SECONDS = 0.0005
 #: The worker's exit code when it was stopped before there was a worker.
 EXIT_OK = 0
 #: Exit code of a command line, environment or file that cannot be right.
@@ -39,6 +42,7 @@ def main() -> int:
     except ConfigurationError as error:
         sys.stderr.write(f"configuration: {error}\n")
         return EXIT_USAGE
+    sys.setswitchinterval(SWITCH_SECONDS)
     signals.pass_to(worker.stop)
     return worker.run()
 

@@ -129,10 +129,9 @@ class Outbox:
     ) -> None:
         self._on_empty = on_empty
         self._clock = clock
-        lock = threading.RLock()
-        self._changed = threading.Condition(lock)
-        #: Told when the engine has ended all that it was given, or nothing more will be put.
-        self._quiet = threading.Condition(lock)
+        self._changed = threading.Condition()
+        #: The engine has ended all that it was given, or nothing more will be put.
+        self._quiet = threading.Event()
         self._deliveries: dict[str, Delivery] = {}
         #: Keys with something to do for the publisher, oldest first; values unused.
         self._due: dict[str, None] = {}
@@ -143,6 +142,8 @@ class Outbox:
         with self._changed:
             assert delivery.key not in self._deliveries
             self._deliveries[delivery.key] = delivery
+            if not self._is_closing:
+                self._quiet.clear()
             self._note_due(delivery)
 
     def put(self, outputs: Iterable[RequestOutput]) -> None:
@@ -160,8 +161,8 @@ class Outbox:
                     self._end(delivery, output)
                     has_end = True
                 self._note_due(delivery)
-            if has_end and self._is_quiet():
-                self._quiet.notify_all()
+            if has_end:
+                self._note_quiet()
 
     def end(self, key: str, make: Callable[[Origin], Completion]) -> None:
         """End a claim that the engine never ran, with the record `make` writes for it."""
@@ -170,6 +171,7 @@ class Outbox:
             if delivery is not None and not delivery.is_ended:
                 delivery.completion = make(delivery.origin)
                 self._note_due(delivery)
+                self._note_quiet()
 
     def take(self, *, timeout: float) -> list[tuple[Delivery, CommitItem | None]]:
         """Due deliveries with what to commit for each; None marks one to release.
@@ -186,8 +188,7 @@ class Outbox:
 
     def rest(self, seconds: float) -> None:
         """Wait so long; not when the engine has nothing left that waiting would spare."""
-        with self._changed:
-            self._quiet.wait_for(self._is_quiet, seconds)
+        self._quiet.wait(seconds)
 
     def settle(self, key: str, item: CommitItem, *, reply: CommitReply) -> Delivery | None:
         """Account for a reply. Returns the delivery if its terminal record is in the log now.
@@ -229,7 +230,7 @@ class Outbox:
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
-            self._quiet.notify_all()
+            self._quiet.set()
 
     def give_back(self, error: ErrorInfo) -> None:
         """Release all that an engine which is no more has not ended, after its tokens are out.
@@ -282,12 +283,14 @@ class Outbox:
         with self._changed:
             return not self._due
 
-    def _is_quiet(self) -> bool:
-        return self._is_closing or all(d.is_ended for d in self._deliveries.values())
+    def _note_quiet(self) -> None:
+        if all(delivery.is_ended for delivery in self._deliveries.values()):
+            self._quiet.set()
 
     def _remove(self, key: str) -> Delivery:
         self._due.pop(key, None)
         delivery = self._deliveries.pop(key)
+        self._note_quiet()
         if not self._deliveries:
             self._on_empty()
         return delivery

@@ -259,9 +259,15 @@ PUBLISH_ROW = Row(
         Panel(
             title="Rewinds",
             description="Commits that met a log shorter than what was published: Redis had lost "
-            "its tail, and the worker wrote it again.",
+            "its tail, and the worker wrote it again. Fenced ones came too late: the claim was "
+            "another worker's by then.",
             unit="cps",
-            targets=[Target(rate("quire_publish_rewinds_total", "instance", WORKERS))],
+            targets=[
+                Target(rate("quire_publish_rewinds_total", "instance", WORKERS), "{{instance}}"),
+                Target(
+                    rate("quire_publish_fenced_total", "instance", WORKERS), "fenced {{instance}}"
+                ),
+            ],
             width=12,
         ),
     ],
