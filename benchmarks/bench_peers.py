@@ -22,7 +22,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import Figures, figures_of
+from benchmarks.figures import Figures, commit, figures_of, machine
 from benchmarks.floor import measure_limits
 from benchmarks.judge import judge
 from benchmarks.models import SHAPES, model_folder
@@ -93,7 +93,7 @@ class Measurement:
         for name in list(self._engines):
             self._run(name, self._warm_up("W1"))
         limits = measure_limits(SHAPES[self._model], dtype=self._dtype)
-        self._note({"limits": asdict(limits)})
+        self._note({"limits": asdict(limits), "machine": machine(), "commit": commit()})
         print(f"{self._case}: {limits.rounded()}", flush=True)
 
     def _load(self, name: str) -> PeerProcess:

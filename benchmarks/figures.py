@@ -3,6 +3,7 @@
 import os
 import platform
 import statistics
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -91,3 +92,10 @@ def processor() -> str:
     told = {name.strip(): value.strip() for name, _, value in reversed(lines)}
     name = told.get("model name", "unknown")
     return f"{name}, family {told.get('cpu family', '?')}, model {told.get('model', '?')}"
+
+
+def commit() -> str:
+    """The commit that was measured, marked when the tree differs from it; "unknown" without git."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    told = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return told.stdout.strip() or "unknown"

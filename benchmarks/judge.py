@@ -6,18 +6,16 @@ share of the floor, whether the gate was passed, and what it was measured with.
 
 import json
 import statistics
-import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import machine
 from benchmarks.floor import Limits, work_of
 from benchmarks.gate import NOTHING_READ, Agreement, Reference, as_near_as, right_lengths
 from benchmarks.models import SHAPES
-from benchmarks.peers.register import OURS, ROOT
+from benchmarks.peers.register import OURS
 from benchmarks.workloads import make_workload
 
 METRICS = ("output_tokens_per_second", "inter_token_ms", "first_token_ms")
@@ -32,6 +30,8 @@ class Runs:
 
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     limits: dict[int, Limits] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+    commits: set[str] = field(default_factory=set)
     runs: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
@@ -42,6 +42,8 @@ class Runs:
                 found.facts[record["engine"]] = record["facts"]
             elif "limits" in record:
                 found.limits[record["window"]] = Limits(**record["limits"])
+                found.machine = record["machine"]
+                found.commits.add(record["commit"])
             else:
                 found.runs.append(record)
         return found
@@ -79,8 +81,8 @@ def judge(case: str, path: Path) -> dict[str, Cell]:
             "wrong_lengths": wrong,
             "rounds": {name: sum(name in each for each in rounds.values()) for name in found.facts},
             "engines": found.facts,
-            "machine": machine(),
-            "commit": commit(),
+            "machine": found.machine,
+            "commit": ", ".join(sorted(found.commits)),
         }
         cells[workload] = cell
         _print(case, workload, cell)
@@ -150,13 +152,6 @@ def floor_share(
         if OURS in engines and window in limits
     ]
     return _significant(statistics.median(shares)) if shares else None
-
-
-def commit() -> str:
-    """The commit that was measured, marked when the tree differs from it; "unknown" without git."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return told.stdout.strip() or "unknown"
 
 
 class _Agreements:
