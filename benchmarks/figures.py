@@ -97,5 +97,7 @@ def processor() -> str:
 def commit() -> str:
     """The commit that was measured, marked when the tree differs from it; "unknown" without git."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    told = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    told = subprocess.run(
+        command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
     return told.stdout.strip() or "unknown"
