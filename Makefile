@@ -30,7 +30,7 @@ TORCH_REQUIREMENT := $(if $(filter cpu,$(TORCH)),torch==2.13.0+cpu,torch==2.13.0
 INSTALL := $(BIN)/python -m pip install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check lint types imports format requests bench bench-peers profile bench-protocol bench-scheduler modelcheck sim chaos up down clean
+.PHONY: help env demo test check lint types imports format requests bench bench-peers profile bench-protocol bench-scheduler modelcheck sim fuzz chaos up down clean
 
 help: ## print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,11 @@ $(VENV)/dev.installed: pyproject.toml constraints.txt | $(VENV)/torch.installed
 	@echo "installing everything that tests and checks need"
 	$(INSTALL) -e ".[dev]"
 	@touch $@ $(VENV)/demo.installed
+
+$(VENV)/fuzz.installed: pyproject.toml constraints.txt | $(VENV)/torch.installed
+	@echo "installing what fuzzing needs"
+	$(INSTALL) -e ".[fuzz]"
+	@touch $@
 
 env: $(VENV)/dev.installed ## create the environment of tests and checks
 
@@ -82,6 +87,9 @@ modelcheck: $(VENV)/dev.installed ## explore every state of the protocol's model
 
 sim: $(VENV)/dev.installed ## play seeded schedules of the whole system on virtual time (RUNS=10000, SEED=n)
 	$(BIN)/python -m tests.simulation.system $(if $(SEED),--seed $(SEED),--runs $(or $(RUNS),10000))
+
+fuzz: $(VENV)/fuzz.installed ## feed bad bytes to everything that reads from Redis (SECONDS=60)
+	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60)
 
 chaos: $(VENV)/dev.installed ## kill, freeze and cut off real workers, clients and Redis (SCHEDULES=20, JOBS=4, SEED=n)
 	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED),--schedules $(or $(SCHEDULES),20) --jobs $(or $(JOBS),4))
