@@ -55,7 +55,11 @@ _TIME = SimpleNamespace(
 )
 
 _THREADING = SimpleNamespace(
-    Event=threads.Event, Lock=threads.Lock, Condition=threads.Condition, Thread=threads.Thread
+    Event=threads.Event,
+    Lock=threads.Lock,
+    RLock=threads.RLock,
+    Condition=threads.Condition,
+    Thread=threads.Thread,
 )
 
 

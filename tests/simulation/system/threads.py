@@ -85,20 +85,50 @@ class Lock:
         self.release()
 
 
-class Condition(Lock):
-    """See threading.Condition."""
+class RLock(Lock):
+    """See threading.RLock."""
 
     def __init__(self) -> None:
         super().__init__()
+        self._holder: Task | None = None
+        self._depth = 0
+
+    def acquire(self) -> bool:
+        if self._holder is not self._timeline.current or self._holder is None:
+            super().acquire()
+            self._holder = self._timeline.current
+        self._depth += 1
+        return True
+
+    def release(self) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._holder = None
+            super().release()
+
+
+class Condition:
+    """See threading.Condition. A lock that is given may be held once only while it waits."""
+
+    def __init__(self, lock: Lock | None = None) -> None:
+        self._timeline = active()
+        self._lock = RLock() if lock is None else lock
         self._sleeping: dict[Task, None] = {}
+        self.acquire, self.release = self._lock.acquire, self._lock.release
+
+    def __enter__(self) -> bool:
+        return self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
     def wait(self, timeout: float | None = None) -> bool:
         began = self._timeline.now
-        self.release()
+        self._lock.release()
         try:
             self._timeline.park(self._sleeping, timeout=timeout)
         finally:
-            self.acquire()
+            self._lock.acquire()
         return timeout is None or self._timeline.now < began + timeout
 
     def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:

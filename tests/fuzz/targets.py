@@ -1,0 +1,175 @@
+"""Everything that reads bytes from Redis or from a file, as functions of bytes alone.
+
+A target feeds the bytes to one reader. It returns when the reader gave a value or one of the errors
+it promises; anything else that is raised is a finding. Where a reader gave a value, what can be
+said of every such value is asserted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import msgpack
+
+from quire.batch_lines import BadLine, BatchLine, parse_line
+from quire.errors import InvalidRequest, ProtocolError
+from quire.output import Completion, FinishReason, State, TokenChunk, Usage
+from quire.output_log import read_entries
+from quire.protocol import GenerationRequest
+from quire.replies import claim_answer, dead_letter_of, status_of, worker_of
+from quire.transitions import Claimed
+from quire.wire import MAX_MESSAGE_BYTES, MAX_TOKEN_ID, pack, pack_ids, unpack, unpack_ids
+
+Target = Callable[[bytes], None]
+
+
+def wire_message(data: bytes) -> None:
+    """One msgpack message: plain values that can be sent again, or ProtocolError."""
+    with contextlib.suppress(ProtocolError):
+        value = unpack(data)
+        # Floats are shorter on some wires than on ours, so there may be too much of it for us.
+        with contextlib.suppress(InvalidRequest):
+            pack(value, max_bytes=4 * MAX_MESSAGE_BYTES)
+
+
+def token_ids(data: bytes) -> None:
+    """An array of token ids."""
+    with contextlib.suppress(ProtocolError):
+        assert all(0 <= id_ <= MAX_TOKEN_ID for id_ in unpack_ids(data))
+
+
+def request(data: bytes) -> None:
+    """The body key, as intake reads it: envelope first, body second; what was read can be sent."""
+    with contextlib.suppress(ProtocolError, InvalidRequest):
+        decoded = GenerationRequest.decode(data)
+        decoded.parse_body()
+        sent = decoded.encode()
+        assert GenerationRequest.decode(sent).encode() == sent
+
+
+def completion(data: bytes) -> None:
+    """The field `done`."""
+    with contextlib.suppress(ProtocolError):
+        decoded = Completion.decode(data, request_id="r")
+        assert decoded.state.is_terminal
+        decoded.encode()
+
+
+def log_entry(data: bytes) -> None:
+    """An output log of one entry, its id and fields taken from the bytes."""
+    entry_id, fields = _entry(data)
+    with contextlib.suppress(ProtocolError):
+        read = read_entries("r", [(entry_id, fields)], seen=0)
+        for chunk in read.chunks:
+            _check_cuts(chunk)
+
+
+def claim_reply(data: bytes) -> None:
+    """What CLAIM hands over, its log and its body taken from the bytes."""
+    entry_id, fields = _entry(data)
+    flat = [part for pair in fields.items() for part in pair]
+    reply = [b"claimed", b"1", data, 1, b"0", b"", 0, [[entry_id, flat]]]
+    with contextlib.suppress(ProtocolError):
+        assert isinstance(claim_answer("r", "owner", reply), Claimed)
+
+
+def record(data: bytes) -> None:
+    """The record of a request."""
+    _, fields = _entry(data)
+    with contextlib.suppress(ProtocolError):
+        status_of("r", fields)
+
+
+def dead_letter(data: bytes) -> None:
+    """An entry of the dead stream."""
+    entry_id, fields = _entry(data)
+    with contextlib.suppress(ProtocolError):
+        dead_letter_of(entry_id, fields)
+
+
+def worker_line(data: bytes) -> None:
+    """A field of the registry of workers."""
+    with contextlib.suppress(ProtocolError):
+        worker_of(b"worker", data, now_ms=0)
+
+
+def batch_line(data: bytes) -> None:
+    """A line of a batch file: a line that can be submitted, or one that says why not."""
+    line = parse_line(data.decode(errors="replace"), number=1, batch="b")
+    assert isinstance(line, BatchLine | BadLine)
+    if isinstance(line, BatchLine):
+        line.request().encode()
+
+
+TARGETS: dict[str, Target] = {
+    target.__name__: target
+    for target in (
+        *(wire_message, token_ids, request, completion, log_entry, claim_reply, record),
+        *(dead_letter, worker_line, batch_line),
+    )
+}
+
+_DONE = Completion("r", State.COMPLETED, FinishReason.STOP, usage=Usage(3, 2), tail="x")
+
+_REQUEST = GenerationRequest(
+    id="g~r", kind="completions", body={"prompt": "12+34=", "seed": 1}, metadata={"row": [1, None]}
+)
+
+_FIELDS = [
+    {b"from": b"0", b"ids": pack_ids([1, 2]), b"text": b"ab", b"ends": pack_ids([1, 2])},
+    {b"from": b"0", b"ids": pack_ids([7]), b"text": "\u00e9".encode(), b"prefix": b"1.2"},
+    {b"done": _DONE.encode(), b"attempts": b"1", b"resumes": b"0", b"submitted_ms": b"5",
+     b"finished_ms": b"9", b"metadata": pack({"a": 1}), b"prefix": b"3.4"},
+    {b"state": b"running", b"priority": b"1", b"published": b"2", b"attempts": b"1",
+     b"resumes": b"0", b"deadline_ms": b"0", b"submitted_ms": b"5", b"cancel": b"1"},
+    {b"id": b"r", b"reason": b"tired", b"attempts": b"1", b"bytes": b"x"},
+]  # fmt: skip
+
+
+def _packed(entry_id: bytes, fields: dict[bytes, bytes]) -> bytes:
+    data: bytes = msgpack.packb([entry_id, fields])
+    return data
+
+
+#: Good bytes to begin with.
+SEEDS: dict[str, list[bytes]] = {
+    "wire_message": [pack({"a": [1, 2.5, "x", None, True], "b": {"c": b"d"}})],
+    "token_ids": [pack_ids([0, 1, 65536, MAX_TOKEN_ID])],
+    "request": [_REQUEST.encode()],
+    "completion": [_DONE.encode()],
+    "worker_line": [b"1700000000000 ready " + pack({"claims": 1.0})],
+    "batch_line": [
+        b"""{"custom_id": "a", "method": "POST", "url": "/v1/completions",
+        "body": {"prompt": "x", "max_tokens": 3}}"""
+    ],
+    **{
+        name: [_packed(b"1-1", fields) for fields in _FIELDS]
+        for name in ("log_entry", "claim_reply", "record", "dead_letter")
+    },
+}
+
+
+def _entry(data: bytes) -> tuple[bytes, dict[bytes, bytes]]:
+    """An entry id and fields out of any bytes: a msgpack pair if it is one, else cut by lines."""
+    try:
+        entry_id, fields = msgpack.unpackb(data, raw=True, strict_map_key=False)
+        if isinstance(entry_id, bytes) and isinstance(fields, dict):
+            return entry_id, {
+                key: value
+                for key, value in fields.items()
+                if isinstance(key, bytes) and isinstance(value, bytes)
+            }
+    except Exception:  # noqa: BLE001 - the codec raises a dozen types; then they are lines.
+        pass
+    entry_id, *parts = data.split(b"\n")
+    return entry_id, dict(zip(parts[::2], parts[1::2], strict=False))
+
+
+def _check_cuts(chunk: TokenChunk) -> None:
+    """A chunk can be cut at every token, and the parts are the whole."""
+    for seen in range(chunk.start + 1, chunk.end):
+        rest = chunk.after(seen)
+        assert rest is not None
+        assert rest.token_ids == chunk.token_ids[seen - chunk.start :]
+        assert chunk.text.endswith(rest.text)

@@ -1,0 +1,109 @@
+"""What reads bytes never fails in a way it does not promise: any bytes, and good bytes gone bad."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.errors import ProtocolError
+from quire.output import Completion
+from quire.output_log import read_entries
+from quire.protocol import GenerationRequest
+from tests.fuzz.mutation import mutated
+from tests.fuzz.targets import _FIELDS, SEEDS, TARGETS
+
+#: Values of every type msgpack has, nested.
+VALUES = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(1 << 63), (1 << 64) - 1),
+        st.floats(),
+        st.text(),
+        st.binary(),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+every_target = pytest.mark.parametrize("name", TARGETS)
+
+
+def test_every_target_has_good_bytes_to_begin_with():
+    assert set(SEEDS) == set(TARGETS)
+    assert GenerationRequest.decode(SEEDS["request"][0]).parse_body()
+    assert Completion.decode(SEEDS["completion"][0], request_id="r")
+
+
+@every_target
+@given(data=st.binary(max_size=300))
+@settings(deadline=None)
+def test_any_bytes_are_read_or_refused(name, data):
+    TARGETS[name](data)
+
+
+@every_target
+@given(seed=st.integers(0, 1 << 32), rounds=st.integers(1, 6))
+@settings(deadline=None)
+def test_good_bytes_gone_bad_are_read_or_refused(name, seed, rounds):
+    draw = random.Random(seed)
+    data = draw.choice(SEEDS[name])
+    for _ in range(rounds):
+        data = mutated(data, draw)
+    TARGETS[name](data)
+
+
+#: Fields that messages have, so that wrong values meet the checks behind the first one.
+NAMES = st.sampled_from([
+    "v", "id", "kind", "body", "tenant", "priority", "deadline_ms", "not_before_ms", "headers",
+    "idempotency_key", "metadata", "created_ms", "state", "finish_reason", "usage", "error", "tail",
+    "prompt", "messages", "max_tokens", "stop", "seed", "logit_bias", "temperature",
+])  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["request", "completion", "wire_message"])
+@given(changes=st.dictionaries(NAMES, VALUES, max_size=3), inside=st.booleans())
+@settings(deadline=None)
+def test_a_message_with_wrong_values_is_refused_by_a_typed_error(name, changes, inside):
+    fields = msgpack.unpackb(SEEDS[name][0])
+    place = fields["body"] if inside and "body" in fields else fields
+    place.update(changes)
+    TARGETS[name](msgpack.packb(fields, use_bin_type=True))
+
+
+@pytest.mark.parametrize("name", ["log_entry", "claim_reply", "record", "dead_letter"])
+@given(
+    fields=st.sampled_from(_FIELDS),
+    dropped=st.integers(0, 9),
+    changed=st.integers(0, 9),
+    value=st.binary(max_size=12) | st.integers(-3, 1 << 70).map(lambda n: b"%d" % n),
+    entry_id=st.sampled_from([b"1-1", b"0-1", b"1", b"x-y", b"", b"-1-1", b"9" * 30 + b"-1"]),
+)
+@settings(deadline=None)
+def test_an_entry_with_one_wrong_field_is_refused_by_a_typed_error(
+    name, fields, dropped, changed, value, entry_id
+):
+    kept = {key: part for place, (key, part) in enumerate(fields.items()) if place != dropped}
+    if changed < len(kept):
+        kept[list(kept)[changed]] = value
+    TARGETS[name](msgpack.packb([entry_id, kept]))
+
+
+def test_a_foreign_entry_in_a_log_is_an_error_that_names_it():
+    with pytest.raises(ProtocolError, match="b'3-1'"):
+        read_entries("r", [(b"3-1", {b"hello": b"world"})], seen=0)
+
+
+def test_the_command_plays_for_as_long_as_it_is_told_and_counts():
+    command = [sys.executable, "-m", "tests.fuzz", "--seconds", "1", "--plain"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert "executions" in done.stdout
+    assert (done.returncode == 0) == ("findings          0" in done.stdout)
