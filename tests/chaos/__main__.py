@@ -19,13 +19,22 @@ from tests.chaos.audit import plants
 from tests.chaos.company import CONTROL, INTACT, SCHEDULE, Company, Play, Report
 from tests.chaos.controls import LIVE, planted
 
-#: The figures that programs read, always there. `fenced_commits` and `rewinds` are the workers' own
-#: metrics: claims that were someone else's by then, and commits to a log that had lost its tail.
+#: The figures that programs read, always there. `fenced_commits`, `lost_claims` and `rewinds` are
+#: the workers' own metrics: what was said for a claim that was someone else's by then, such claims
+#: however a worker learnt of it, and what met a log that had lost its tail.
 FIGURES = (
     *("runs", "violations", "controls", "controls_caught", "schedules", "requests", "tokens"),
     *("kills", "client_kills", "pauses", "drains", "redis_kills", "redis_stalls", "lost_bytes"),
     *("lost_replies", "cancels", "duplicate_submits", "resumed_requests", "fenced_commits"),
-    *("rewinds", "reaps", "reader_rewinds", "departures", "resubmits", "preemptions"),
+    *(
+        "lost_claims",
+        "rewinds",
+        "reaps",
+        "reader_rewinds",
+        "departures",
+        "resubmits",
+        "preemptions",
+    ),
 )
 MOST_SEED = 1_000_000
 #: The width of a terminal that progress must not overflow.

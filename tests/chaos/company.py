@@ -121,5 +121,6 @@ def _begin(is_real: bool) -> None:
     """What a playing process does first. `is_real` by position: it comes from a pool."""
     # Whoever ends the company ends every play, and a play leaves nothing behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    forking.end_with_parent(signal.SIGTERM)
     if is_real:
         forking.prepare_for_the_model()

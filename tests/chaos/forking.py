@@ -46,6 +46,11 @@ def start(run: Callable[..., None], *args: Any, name: str, log: Path) -> BasePro
     return process
 
 
+def end_with_parent(number: int) -> None:
+    """Has this process get a signal when the one that started it dies, however it dies."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+
+
 def hear_sigterm() -> None:
     """Lets a SIGTERM in that was kept waiting since the fork."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
@@ -53,7 +58,7 @@ def hear_sigterm() -> None:
 
 def _begin(run: Callable[..., None], args: tuple[Any, ...], log: Path) -> None:
     # No process may outlive the schedule, least of all one that stands still.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(signal.SIGKILL)
     with log.open("ab", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

@@ -69,6 +69,9 @@ def _judge(stage: "Stage", caller: Caller) -> Iterator[str]:
     elif notes.ended and not stage.has_lost_data and len(notes.token_ids) < len(log.token_ids):
         yield f"{caller.request_id}: a reader saw the end before the last tokens"
     if log.completion is not None:
+        attempts = stage.broker.status(caller.request_id).attempts
+        if attempts != log.completion.attempts:
+            yield f"{caller.request_id}: claimed again after its end"
         yield from _result_violations(stage, caller, log)
         figures[f"ended_{log.completion.state}"] += 1
         figures["resumed_requests"] += log.completion.resumes > 0

@@ -266,12 +266,18 @@ class Stage:
         with contextlib.suppress(Stuck):
             # What is left over is named below.
             self.until(lambda: not list(left_over(self)), "rest", seconds=seconds)
-        for worker in self.active:
-            worker.scrape()
-            self.outcome.violations += worker.contradictions()
+        with contextlib.suppress(Stuck):
+            # One that slept to the end learns only now what it has lost.
+            self.until(lambda: not self._contradictions(), "workers that agree with themselves")
+        self.outcome.violations += self._contradictions()
         self._drain()
         self.outcome.violations += left_over(self)
         judge(self)
+
+    def _contradictions(self) -> list[str]:
+        for worker in self.active:
+            worker.scrape()
+        return [sentence for worker in self.active for sentence in worker.contradictions()]
 
     def _all_have_ended(self) -> bool:
         states = set()

@@ -57,11 +57,12 @@ OTHER_NEVER = (*fake_model.NEVER, 65)
 
 #: The metrics that count what chaos is about, by the names of our figures.
 METRICS = {
-    "fenced_commits": ("quire_requests_finished_total", {"outcome": "lost"}),
+    "fenced_commits": ("quire_publish_fenced_total", {}),
+    "lost_claims": ("quire_requests_finished_total", {"outcome": "lost"}),
     "rewinds": ("quire_publish_rewinds_total", {}),
 }
-#: What the log says for each of them; a worker that is at rest must agree with itself.
-EVENTS = {"fenced_commits": "claim lost", "rewinds": "log rewound"}
+#: What the log says for some of them; a worker that is at rest must agree with itself.
+EVENTS = {"lost_claims": "claim lost", "rewinds": "log rewound"}
 SCRAPE_SECONDS = 10.0
 
 
@@ -123,11 +124,13 @@ class ChaosWorker:
             families = text_string_to_metric_families(answer.read().decode())
             samples = [sample for family in families for sample in family.samples]
         for name, (metric, labels) in METRICS.items():
-            self.counts[name] = sum(
+            found = [
                 int(sample.value)
                 for sample in samples
                 if sample.name == metric and labels.items() <= sample.labels.items()
-            )
+            ]
+            assert found, f"{self.name} has no metric {metric} {labels}"
+            self.counts[name] = sum(found)
 
     def contradictions(self) -> list[str]:
         """Where its metrics and its log disagree. For a worker that is at rest and just scraped."""
