@@ -112,7 +112,9 @@ class Intake:
             return
         room = self.room()
         if room > 0 and self._clock() >= self._next_recovery:
-            self._take_in(self._recover(room))
+            # What nobody claimed may be what nobody can: each alone, so that it costs no other.
+            for entry in self._recover(room):
+                self._take_in([entry])
             room = self.room()
         was_done = self._outbox.is_empty
         if room > 0:
@@ -167,7 +169,7 @@ class Intake:
             self._broker.recover_entries, self._worker, min_idle_seconds=lease, count=room
         )
         entries = self._contact.call("recover", recover)
-        if len(entries) <= room:
+        if len(entries) < room:
             self._next_recovery = self._clock() + lease
         self._metrics.redelivered.inc(min(len(entries), room))
         return entries[:room]
@@ -177,14 +179,20 @@ class Intake:
             return
         claim = partial(self._broker.claim, entries, fingerprint=self._served.fingerprint)
         now_ms = self._contact.call("claim", self._broker.now_ms)
-        answers = self._contact.call("claim", claim)
+        try:
+            answers = self._contact.call("claim", claim)
+        except ProtocolError as error:
+            # The keys of one of them hold what is not ours. Its entry stays pending for a person;
+            # what was claimed beside it comes back by its lease.
+            ids = [entry.request_id for entry in entries]
+            _log.error("not claimed", request_ids=ids, error=str(error))
+            return
         claimed = []
         for entry, answer in zip(entries, answers, strict=True):
-            if isinstance(answer, Claimed):
-                claimed.append((entry, answer))
+            if isinstance(answer, NotClaimed):
+                _log.debug("not claimed", request_id=entry.request_id, reason=str(answer.reason))
             else:
-                reason = answer.reason if isinstance(answer, NotClaimed) else answer
-                _log.debug("not claimed", request_id=entry.request_id, reason=str(reason))
+                claimed.append((entry, answer))
         if self._stopping.is_set():
             # The read was under way when we were told to stop.
             claims = [answer.claim for _, answer in claimed]
