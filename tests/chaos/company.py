@@ -4,6 +4,7 @@ A schedule mostly waits, for leases and for processes; so several share a core w
 real model are played by a process of their own, whose workers find torch imported.
 """
 
+import os
 import signal
 import sys
 import time
@@ -14,6 +15,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 
+from quire.local_redis import URL_VARIABLE
 from tests.chaos import forking
 from tests.chaos.controls import run_control
 from tests.chaos.schedules import REAL_SEEDS, draw_plan, play
@@ -122,5 +124,7 @@ def _begin(is_real: bool) -> None:
     # Whoever ends the company ends every play, and a play leaves nothing behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     forking.end_with_parent(signal.SIGTERM)
+    # A play kills its Redis, so it starts one, even where one is named.
+    os.environ.pop(URL_VARIABLE, None)
     if is_real:
         forking.prepare_for_the_model()

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from quire.local_redis import LocalRedis
+from quire.local_redis import URL_VARIABLE, LocalRedis
 from tests.chaos.append_only import cut, read_command
 from tests.chaos.audit import plants
 from tests.chaos.company import CONTROL, INTACT, SCHEDULE, Company, Play, Report
@@ -22,9 +22,12 @@ FIRST_TEST_SECONDS = 400
 @pytest.fixture(scope="module")
 def reports() -> Mapping[Play, Report]:
     """All plays of this file, played at once: they mostly wait."""
-    with LocalRedis.start() as server:
-        if server.kind in ("url", "fake"):
-            pytest.skip("chaos kills its Redis: no redis-server or valkey-server to start")
+    with pytest.MonkeyPatch.context() as patch:
+        # A server that was only named is not ours to kill.
+        patch.delenv(URL_VARIABLE, raising=False)
+        with LocalRedis.start() as server:
+            if not server.is_real:
+                pytest.skip("chaos kills its Redis: there is no redis-server to start")
     plays = [Play(SCHEDULE, str(seed)) for seed in SMOKE_SEEDS]
     plays += [Play(kind, name) for name in LIVE for kind in (CONTROL, INTACT)]
     with Company(JOBS) as company:
