@@ -64,6 +64,10 @@ class Slot:
     def is_running(self) -> bool:
         return self.process is not None and self.process.alive
 
+    @property
+    def has_claims(self) -> bool:
+        return self.is_running and self.worker is not None and not self.worker._outbox.is_empty
+
 
 class Fleet:
     """All slots. `runner` is the kind of device; a control brings a bad one."""

@@ -16,7 +16,7 @@ HORIZON_SECONDS = 3.5
 #: All requests are in the queue by then.
 LATEST_SUBMIT_SECONDS = 1.0
 
-LEASE_SECONDS = 1.0
+LEASE_SECONDS = 1.5
 
 #: Ids of tokens that are printable characters of one byte.
 PRINTABLE_IDS = range(1, 95)
@@ -104,7 +104,7 @@ def draw_plan(seed: int, *, plague: str = "") -> Plan:
         seed=seed,
         num_workers=draw.randint(1, 3),
         max_attempts=draw.choice([2, 5, 20, 20]),
-        step_seconds=draw.choice([0.01, 0.05, 0.1]),
+        step_seconds=draw.choice([0.02, 0.1, 0.2]),
         wanted=wanted,
         faults=tuple(sorted(faults, key=lambda fault: fault.moment)),
         weather=weather,

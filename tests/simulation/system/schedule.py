@@ -201,8 +201,11 @@ class _Schedule:
     # What befalls it.
 
     def _befall(self, fault: Fault) -> None:
-        slot = self._random.choice(self._fleet.slots)
-        caller = self._random.choice(self._callers)
+        # What has something to lose comes first: the idle are hit when nobody else is there.
+        busy = [slot for slot in self._fleet.slots if slot.has_claims]
+        waiting = [caller for caller in self._callers if not caller.notes.is_over]
+        slot = self._random.choice(busy or self._fleet.slots)
+        caller = self._random.choice(waiting or self._callers)
         size = fault.amount
         befall: dict[str, Callable[[], object]] = {
             "kill a worker": lambda: self._fleet.kill(slot),

@@ -75,6 +75,7 @@ class Timeline:
         self._appointments: list[tuple[float, int, int, Task]] = []
         self._num_appointments = 0
         self._num_events = 0
+        self._processes: dict[Process, None] = {}
         self.current: Task | None = None
 
     def monotonic(self) -> float:
@@ -128,6 +129,7 @@ class Timeline:
         task = Task(process, name, greenlet.greenlet(lambda: self._perform(task, work), self._hub))
         process.tasks = [old for old in process.tasks if not old.is_done]
         process.tasks.append(task)
+        self._processes[process] = None
         self.wake(task)
         return task
 
@@ -159,10 +161,8 @@ class Timeline:
 
     def close(self) -> None:
         """Ends every task that is left, so that no greenlet outlives the schedule."""
-        for task in {id(entry[3]): entry[3] for entry in self._appointments}.values():
-            task.process.alive = False
-            if not task.is_done:
-                self._bury(task)
+        for process in self._processes:
+            self.kill(process)
 
     def _perform(self, task: Task, work: Callable[[], None]) -> None:
         try:
