@@ -30,7 +30,7 @@ TORCH_REQUIREMENT := $(if $(filter cpu,$(TORCH)),torch==2.13.0+cpu,torch==2.13.0
 INSTALL := $(BIN)/python -m pip install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check lint types imports format requests bench bench-peers profile bench-protocol bench-scheduler modelcheck sim fuzz chaos up down clean
+.PHONY: help env demo test check lint types imports format requests bench bench-peers profile bench-protocol bench-scheduler soak modelcheck sim fuzz chaos up down clean
 
 help: ## print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -111,8 +111,11 @@ profile: $(VENV)/demo.installed ## where the time of a step goes, against the fl
 bench-protocol: $(VENV)/demo.installed ## commits, claims, memory and streams on a private Redis (BENCH_PROTOCOL_JSON=file)
 	$(BIN)/python -m benchmarks.bench_protocol $(ARGS)
 
-bench-scheduler: $(VENV)/demo.installed ## cost of a step with 10,000 waiting and 1,000 running
+bench-scheduler: $(VENV)/demo.installed ## cost of a step with up to 100,000 waiting and 1,000 running
 	$(BIN)/python -m benchmarks.bench_scheduler
+
+soak: $(VENV)/demo.installed ## memory and outputs of the engine over REQUESTS=100000 requests
+	$(BIN)/python -m benchmarks.bench_soak --requests $(or $(REQUESTS),100000)
 
 up: ## the whole stack in containers (PROFILE=cpu or gpu)
 	sh ops/make-secrets.sh

@@ -1,0 +1,241 @@
+"""Memory over 100,000 requests: the engine over its fake cache, with everything that can go wrong.
+
+    python -m benchmarks.bench_soak [--requests 100000] [--seed 1] [--json FILE]
+
+Prompts of mixed lengths share beginnings, some requests arrive with published tokens, some are
+aborted in any state, and the pool is so small that others are preempted by swap and by recompute.
+The resident size is printed at every tenth. The gate: every output is what its request generates
+alone, or the beginning of that if it was aborted; the laws of the engine hold at every tenth;
+everything that is to be soaked did happen; and over the last half the process grew by no more than
+a bound that keeping one dictionary entry per request would break.
+"""
+
+import argparse
+import gc
+import json
+import os
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.figures import machine
+from engine.config import EngineConfig
+from engine.engine import Engine, RequestOutput
+from engine.fake_runner import FakeRunner, fake_generation
+from engine.request import FinishReason, Priority, Request
+from engine.sampling_params import SamplingParams
+
+#: Growth of the process over the last half that is no leak: this much, or so much per request.
+MAX_GROWTH_BYTES = 1 << 20
+MAX_GROWTH_BYTES_PER_REQUEST = 64
+
+#: Requests in the engine at once, running and waiting.
+MAX_ALIVE = 96
+NUM_SHARED_PROMPTS = 24
+MAX_SHARED_TOKENS = 48
+MAX_OWN_TOKENS = 24
+MAX_OUTPUT_TOKENS = 24
+#: Shares of the requests that are aborted, and that arrive with tokens of an earlier claim.
+ABORTED_SHARE = 0.05
+RESUMED_SHARE = 0.1
+#: An abort comes up to so many steps after its request.
+MAX_STEPS_TO_ABORT = 40
+
+CONFIG = EngineConfig(
+    num_blocks=96,
+    block_size=8,
+    num_host_blocks=32,
+    max_model_len=128,
+    vocab_size=512,
+    eos_token_ids=frozenset({0}),
+    max_num_seqs=24,
+    max_num_batched_tokens=256,
+    policy="adaptive",
+    aging_seconds=20.0,
+    swap_min_tokens=48,
+)
+
+
+class SoakFailed(Exception):
+    """The gate: what was wrong, in one sentence."""
+
+
+@dataclass(slots=True)
+class Soaked:
+    """One request on its way through, and what it must generate."""
+
+    request: Request
+    expected: list[int]
+    #: Tokens published so far, the resumed ones included.
+    published: list[int]
+    abort_at_step: int | None
+
+
+def make_request(index: int, seed: int, now: float) -> Soaked:
+    """Request number `index` of a soak: a pure function of the seed and the index."""
+    draw = random.Random(f"{seed}-{index}")
+    shared = random.Random(f"{seed}-shared-{draw.randrange(NUM_SHARED_PROMPTS)}")
+    prompt = [shared.randrange(1, CONFIG.vocab_size) for _ in range(MAX_SHARED_TOKENS)]
+    prompt = prompt[: draw.randint(0, MAX_SHARED_TOKENS)]
+    prompt += [draw.randrange(1, CONFIG.vocab_size) for _ in range(draw.randint(1, MAX_OWN_TOKENS))]
+    max_tokens = draw.randint(1, MAX_OUTPUT_TOKENS)
+    sampling = SamplingParams(max_tokens=max_tokens, seed=draw.randrange(1 << 32))
+    expected = fake_generation(
+        prompt, num_tokens=max_tokens, seed=sampling.seed, vocab_size=CONFIG.vocab_size
+    )
+    is_resumed = draw.random() < RESUMED_SHARE
+    published = expected[: draw.randint(1, max_tokens)] if is_resumed else []
+    is_aborted = draw.random() < ABORTED_SHARE
+    request = Request(
+        request_id=f"r{index}",
+        prompt_token_ids=prompt,
+        sampling=sampling,
+        arrival_time=now,
+        priority=draw.choice(list(Priority)),
+        output_token_ids=list(published),
+    )
+    abort_at_step = int(now) + draw.randint(0, MAX_STEPS_TO_ABORT) if is_aborted else None
+    return Soaked(request, expected, published, abort_at_step)
+
+
+@dataclass(slots=True)
+class Soak:
+    """An engine kept full, one step per second of its clock, until all requests have ended."""
+
+    num_requests: int
+    seed: int
+    num_added: int = 0
+    num_finished: int = 0
+    num_aborted: int = 0
+    step: int = 0
+    alive: dict[str, Soaked] = field(default_factory=dict)
+    runner: FakeRunner = field(init=False)
+    engine: Engine = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.runner = FakeRunner(
+            num_blocks=CONFIG.num_blocks,
+            num_host_blocks=CONFIG.num_host_blocks,
+            block_size=CONFIG.block_size,
+            vocab_size=CONFIG.vocab_size,
+        )
+        self.engine = Engine(CONFIG, self.runner)
+
+    def run(self) -> Iterator[int]:
+        """Run to the end; yields the number of ended requests whenever another tenth is over."""
+        next_stop = self.num_requests // 10
+        while self.num_added < self.num_requests or self.engine.has_work():
+            self._fill()
+            self._abort_some()
+            self.step += 1
+            for output in self.engine.step(lambda: float(self.step)):
+                self._take(output)
+            while next_stop <= self.num_finished and next_stop <= self.num_requests:
+                yield next_stop
+                next_stop += max(1, self.num_requests // 10)
+        if self.alive:
+            raise SoakFailed(f"{len(self.alive)} requests never ended")
+
+    def _fill(self) -> None:
+        while self.num_added < self.num_requests and len(self.alive) < MAX_ALIVE:
+            soaked = make_request(self.num_added, self.seed, float(self.step))
+            self.alive[soaked.request.request_id] = soaked
+            self.engine.add_request(soaked.request)
+            self.num_added += 1
+
+    def _abort_some(self) -> None:
+        for request_id, soaked in self.alive.items():
+            if soaked.abort_at_step == self.step:
+                self.engine.abort(request_id)
+
+    def _take(self, output: RequestOutput) -> None:
+        soaked = self.alive[output.request_id]
+        if output.start != len(soaked.published):
+            raise SoakFailed(f"{output.request_id}: token {output.start} came out of turn")
+        soaked.published += output.token_ids
+        if output.finish_reason is None:
+            return
+        del self.alive[output.request_id]
+        self.num_finished += 1
+        expected = soaked.expected
+        if output.finish_reason is FinishReason.CANCELLED:
+            self.num_aborted += 1
+            expected = expected[: len(soaked.published)]
+        if soaked.published != expected:
+            raise SoakFailed(f"{output.request_id}: wrong tokens, {output.finish_reason}")
+
+
+def resident_bytes() -> int:
+    """What the kernel counts as this process's memory, after a full collection."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def soak(num_requests: int, seed: int) -> dict[str, object]:
+    """Run one soak behind its gate and report it.
+
+    Raises:
+        SoakFailed: the gate.
+    """
+    one = Soak(num_requests, seed)
+    sizes: list[int] = []
+    started = time.perf_counter()
+    for num_ended in one.run():
+        if broken := one.engine.violations():
+            raise SoakFailed(f"laws broken after {num_ended} requests: {broken}")
+        sizes.append(resident_bytes())
+        print(f"{num_ended:>8} requests {sizes[-1] / 2**20:>8.1f} MiB", flush=True)
+    seen = one.engine.snapshot()
+    happened = {
+        "aborts": one.num_aborted,
+        "preemptions_swap": seen.preemptions_swap,
+        "preemptions_recompute": seen.preemptions_recompute,
+        "cached_prompt_tokens": seen.cached_prompt_tokens,
+    }
+    if missing := [name for name, times in happened.items() if not times]:
+        raise SoakFailed(f"never happened, so never soaked: {', '.join(missing)}")
+    return {
+        "requests": num_requests,
+        "seed": seed,
+        "seconds": round(time.perf_counter() - started, 1),
+        "steps": seen.steps,
+        "generated_tokens": seen.generated_tokens,
+        **happened,
+        "resident_bytes_at_tenths": sizes,
+        "growth_of_last_half_bytes": growth_of_last_half(sizes, num_requests),
+    }
+
+
+def growth_of_last_half(sizes: Sequence[int], num_requests: int) -> int:
+    """Bytes by which the process grew from the fifth tenth to the tenth.
+
+    Raises:
+        SoakFailed: more than can be told from the allocator's noise.
+    """
+    growth = sizes[-1] - sizes[len(sizes) // 2 - 1]
+    allowed = max(MAX_GROWTH_BYTES, MAX_GROWTH_BYTES_PER_REQUEST * num_requests // 2)
+    if growth > allowed:
+        raise SoakFailed(f"grew by {growth} bytes in the last half, and {allowed} are allowed")
+    return growth
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="write the figures to this file as well")
+    arguments = parser.parse_args()
+    try:
+        record = soak(arguments.requests, arguments.seed)
+    except SoakFailed as failure:
+        raise SystemExit(f"soak failed: {failure}") from failure
+    print(", ".join(f"{name} {value}" for name, value in record.items() if name != "seed"))
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"machine": machine()} | record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
