@@ -34,6 +34,9 @@ def unbalanced(connection: redis.Redis, broker: Broker) -> list[str]:
     counts = {k.decode(): int(v) for k, v in connection.hgetall(keys.counts).items()}
     if counts != {name: count for name, count in expected.items() if count}:
         wrong.append(f"the counts are {counts} and should be {dict(expected)}")
+    waits = {name.decode() for name in connection.zrange(keys.wait, 0, -1)}
+    if waits != {name for name, (state, _, _) in booked.items() if state in WAITING}:
+        wrong.append(f"{waits} have a time to wait, the books are {booked}")
     # Members whose records have expired go on counting, as what the books or the ends say of them.
     states |= {name: state for name, (state, _, _) in booked.items() if name not in states}
     groups = {name.partition(GROUP_SEPARATOR)[0] for name in states if GROUP_SEPARATOR in name}

@@ -327,8 +327,8 @@ class World:
             for stream in self._broker.keys.all_ingress
         )
         keys = self._broker.keys
-        leased = self._connection.zcard(keys.lease) + self._connection.zcard(keys.delay)
-        return not (pending or leased or sum(self._broker.queue_depth().values()))
+        times = sum(self._connection.zcard(key) for key in (keys.lease, keys.delay, keys.wait))
+        return not (pending or times or sum(self._broker.queue_depth().values()))
 
     def _check_books(self) -> None:
         self.broken += [f"I10: {fault}" for fault in unbalanced(self._connection, self._broker)]

@@ -104,7 +104,7 @@ def test_the_program_writes_its_figures_and_succeeds(monkeypatch, tmp_path, caps
 def test_the_program_fails_when_a_law_breaks_and_prints_the_way_there(
     monkeypatch, tmp_path, capsys
 ):
-    monkeypatch.setattr(modelcheck, "explore", lambda scenario: explore(scenario, NoFence))
+    monkeypatch.setattr(modelcheck, "explore", lambda scenario, _: explore(scenario, NoFence))
     status, figures = run_main(
         monkeypatch, tmp_path, SCENARIOS=[Scenario("s")], CONTROLS=(), OUTCOMES=frozenset()
     )
