@@ -3,7 +3,9 @@
 Lengths must be the ones asked for. Beyond that the reference decides: transformers in float32,
 which is given a prompt with its output and says at each place which token it would have chosen. In
 float32 an engine that computes right agrees everywhere, which is the same as having generated the
-reference's tokens. In bfloat16 rounding moves near-ties, and the shares of agreement are compared.
+reference's tokens. In bfloat16 rounding moves near-ties, and the shares of agreement are compared
+with those of the engines that keep keys and values in bfloat16 as well; one with a finer cache is
+shown beside them.
 """
 
 import math

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.floor import Limits, work_of
 from benchmarks.gate import NOTHING_READ, Agreement, Reference, as_near_as, right_lengths
 from benchmarks.models import SHAPES
-from benchmarks.peers.register import OURS
+from benchmarks.peers.register import OURS, PEERS
 from benchmarks.workloads import make_workload
 
 METRICS = ("output_tokens_per_second", "inter_token_ms", "first_token_ms")
@@ -67,9 +67,8 @@ def judge(case: str, path: Path) -> dict[str, Cell]:
         items = make_workload(workload, vocab_size=SHAPES[model]["vocab_size"])
         wrong = sorted({run["engine"] for run in runs if not right_lengths(items, run["tokens"])})
         exact = agreements.get((OURS, workload), NOTHING_READ)
-        near = all(as_near_as(pooled[OURS], pooled[name]) for name in pooled if name != OURS)
         correct = not wrong and (
-            near if dtype == "bf16" else exact.num_agreed == exact.num_tokens > 0
+            near_enough(pooled) if dtype == "bf16" else exact.num_agreed == exact.num_tokens > 0
         )
         rounds = by_round(run for run in runs if run["engine"] not in wrong)
         cell = {
@@ -87,6 +86,17 @@ def judge(case: str, path: Path) -> dict[str, Cell]:
         cells[workload] = cell
         _print(case, workload, cell)
     return cells
+
+
+def near_enough(agreements: Mapping[str, Agreement]) -> bool:
+    """Whether we agree as often as each peer whose keys and values have our type."""
+    ours = agreements.get(OURS, NOTHING_READ)
+    theirs = [
+        agreement
+        for name, agreement in agreements.items()
+        if name != OURS and PEERS[name].cache == PEERS[OURS].cache
+    ]
+    return ours.num_tokens > 0 and all(as_near_as(ours, agreement) for agreement in theirs)
 
 
 def by_round(runs: Iterable[Mapping[str, Any]]) -> dict[Round, dict[str, dict[str, float]]]:

@@ -1,7 +1,6 @@
 """llama.cpp as a child: one call into `llama_loop.cpp` runs a workload."""
 
 import ctypes
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,40 +10,49 @@ MAX_REQUESTS = 64
 #: Tokens submitted at once, and computed at once.
 BATCH_TOKENS = 2048
 STEP_TOKENS = 512
+#: Tokens of the cache for many requests, and for one.
 CONTEXT_TOKENS = 65536
-#: One cache for all sequences lets each attend to the cells of all others, masked. Apart, they are
-#: faster: see docs/performance.md. The variable tries the other.
-UNIFIED = os.environ.get("QUIRE_BENCH_LLAMA_UNIFIED", "0") == "1"
+SINGLE_CONTEXT_TOKENS = 8192
 
 
 class LlamaEngine:
-    """A model and a context of libllama, flash attention on."""
+    """Two contexts of libllama, flash attention on: one for many requests and one for a single one.
+
+    A cache shared by all sequences is the fastest for one request. With many, each would read the
+    cells of all others to mask them, so each has its own part.
+    """
 
     def __init__(self, model: Path, dtype: str, workspace: Path) -> None:
         self._library = ctypes.CDLL(str(workspace / "libllama_loop.so"))
         self._library.quire_llama_load.restype = ctypes.c_void_p
-        self._handle = ctypes.c_void_p(
-            self._library.quire_llama_load(
-                str(workspace / f"{model.name}-{dtype}.gguf").encode(),
-                CONTEXT_TOKENS,
-                BATCH_TOKENS,
-                STEP_TOKENS,
-                MAX_REQUESTS,
-                num_cores(),
-                ctypes.c_bool(dtype == "bf16"),
-                ctypes.c_bool(UNIFIED),
-            )
-        )
-        if not self._handle:
-            raise RuntimeError("libllama did not load the model")
+        path = workspace / f"{model.name}-{dtype}.gguf"
+        half_cache = dtype == "bf16"
+        self._many = self._load(path, CONTEXT_TOKENS, MAX_REQUESTS, half_cache=half_cache)
+        self._single = self._load(path, SINGLE_CONTEXT_TOKENS, 1, half_cache=half_cache)
         self.facts: dict[str, object] = {
             "version": (workspace / "version.txt").read_text().strip(),
             "cache": "f16" if dtype == "bf16" else "f32",
             "flash_attention": True,
             "batch_tokens": BATCH_TOKENS,
             "step_tokens": STEP_TOKENS,
-            "unified_cache": UNIFIED,
         }
+
+    def _load(
+        self, path: Path, context_tokens: int, max_requests: int, *, half_cache: bool
+    ) -> ctypes.c_void_p:
+        handle = self._library.quire_llama_load(
+            str(path).encode(),
+            context_tokens,
+            BATCH_TOKENS,
+            STEP_TOKENS,
+            max_requests,
+            num_cores(),
+            ctypes.c_bool(half_cache),
+            ctypes.c_bool(max_requests == 1),
+        )
+        if not handle:
+            raise RuntimeError("libllama did not load the model")
+        return ctypes.c_void_p(handle)
 
     def run(self, requests: Sequence[Request]) -> list[Generation]:
         prompts = [token for request in requests for token in request.prompt]
@@ -52,7 +60,7 @@ class LlamaEngine:
         tokens = (ctypes.c_int32 * sum(lengths))()
         seconds = (ctypes.c_double * sum(lengths))()
         error = self._library.quire_llama_run(
-            self._handle,
+            self._single if len(requests) == 1 else self._many,
             len(requests),
             (ctypes.c_int32 * len(prompts))(*prompts),
             (ctypes.c_int32 * len(requests))(*(len(request.prompt) for request in requests)),

