@@ -13,7 +13,7 @@ callers die and come back, cancel, and submit again. What every caller is given 
 undisturbed generation, and when all has come to rest the laws I1 to I11 must hold.
 
 Exits with 1 when a law was broken, or a control was not caught; prints the command that replays a
-failing seed. SIM_JSON names a file for the figures.
+failing seed, and the trace of the first. SIM_JSON names a file for the figures.
 """
 
 from __future__ import annotations
@@ -154,6 +154,8 @@ def _chunks(seeds: range) -> Iterator[range]:
 
 
 def _report(figures: Figures, *, seconds: float) -> None:
+    if figures.failing:
+        replay(figures.failing[0][0])
     for seed, violations in figures.failing[:MAX_TOLD]:
         print(f"seed {seed} breaks the laws; replay it with `{COMMAND} --seed {seed}`")
         print(*(f"    {violation}" for violation in violations), sep="\n")
