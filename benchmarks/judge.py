@@ -74,6 +74,8 @@ def judge(case: str, path: Path) -> dict[str, Cell]:
         cell = {
             **medians(rounds),
             "ratio": ratios(rounds),
+            "inter_token_ratio": ratios(rounds, "inter_token_ms"),
+            "first_token_ratio": ratios(rounds, "first_token_ms"),
             "floor_share": floor_share(rounds, found.limits, workload, case),
             "agreement": {name: round(each.share, 4) for name, each in sorted(pooled.items())},
             "correct": correct,

