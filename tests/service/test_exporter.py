@@ -237,11 +237,18 @@ def test_a_redis_that_hangs_does_not_hang_the_scrape(hanging_redis: str, start):
 
 def test_keys_that_are_not_ours_are_told_like_a_redis_that_is_away(queue: Queue, start):
     exporter = start(queue.url, queue.name)
-    queue.connection.hset(queue.keys.workers, "stranger", b"1000 ready \xc1")
+    queue.connection.set(queue.keys.dead, "not a stream", ex=60)
     assert scrape(exporter) == {series("quire_exporter_up"): 0}
 
-    queue.connection.hdel(queue.keys.workers, "stranger")
+    queue.connection.delete(queue.keys.dead)
     assert scrape(exporter)[series("quire_exporter_up")] == 1
+
+
+def test_a_stranger_s_line_in_the_registry_hides_nothing(queue: Queue, start):
+    queue.connection.hset(queue.keys.workers, "stranger", b"1000 ready \xc1")
+    queue.submit()
+    found = scrape(start(queue.url, queue.name))
+    assert found[series("quire_exporter_up")] == 1
 
 
 def test_scrapes_that_meet_a_hanging_redis_share_one_read():

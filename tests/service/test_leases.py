@@ -22,10 +22,10 @@ def test_a_claim_is_kept_through_a_step_longer_than_its_lease(queue: Queue):
         queue.wait_for_tokens(request_id, 2)
         with WorkerThread(queue.settings()):
             # A second worker stands ready to reap, and nothing is committed meanwhile.
-            stays(lambda: queue.broker.status(request_id).attempts == 1, seconds=2 * LEASE_SECONDS)
+            stays(lambda: resumes(queue, request_id) == 0, seconds=2 * LEASE_SECONDS)
             gate.open()
             output = queue.result(request_id)
-    assert output.completion.attempts == 1
+    assert (output.completion.attempts, output.completion.resumes) == (1, 0)
 
 
 def test_after_an_outage_longer_than_a_lease_no_living_worker_loses_a_claim():
@@ -42,17 +42,17 @@ def test_after_an_outage_longer_than_a_lease_no_living_worker_loses_a_claim():
             back = time.monotonic() + 1.5 * LEASE_SECONDS
             eventually(lambda: time.monotonic() > back)
             server.restart()
-            stays(lambda: all(attempts(queue, id_) == 1 for id_ in ids), seconds=2 * LEASE_SECONDS)
+            stays(lambda: all(resumes(queue, id_) == 0 for id_ in ids), seconds=2 * LEASE_SECONDS)
             gate.open()
             outputs = [queue.result(request_id) for request_id in ids]
             assert other.metric("quire_leases_reaped_total", queue=queue.name) == 0
     for number, output in zip((1, 2), outputs, strict=True):
         assert output.token_ids == expected_tokens((number, 6), max_tokens=20)
-        assert output.completion.attempts == 1
+        assert (output.completion.attempts, output.completion.resumes) == (1, 0)
 
 
-def attempts(queue: Queue, request_id: str) -> int:
-    return queue.broker.status(request_id).attempts
+def resumes(queue: Queue, request_id: str) -> int:
+    return queue.broker.status(request_id).resumes
 
 
 def test_a_stalled_engine_loses_its_claims_and_another_worker_goes_on(queue: Queue):
@@ -65,7 +65,6 @@ def test_a_stalled_engine_loses_its_claims_and_another_worker_goes_on(queue: Que
         with WorkerThread(queue.settings()):
             output = queue.result(request_id)
             assert output.token_ids == expected_tokens((6, 7), max_tokens=20)
-            assert output.completion.attempts == 2
             assert (output.completion.resumes, output.chunks[-1].epoch > 1) == (1, True)
         gate.open()
         lost = {"model": "fake", "outcome": "lost"}
@@ -87,7 +86,7 @@ def test_a_worker_takes_its_own_request_again_without_mixing_the_two_lives(queue
         output = queue.result(request_id)
         assert worker.metric("quire_leases_reaped_total", queue=queue.name) >= 1
     assert output.token_ids == expected_tokens((6, 8), max_tokens=40)
-    assert output.completion.attempts == 2
+    assert output.completion.resumes == 1
     queue.assert_at_rest()
 
 
@@ -100,11 +99,11 @@ def test_a_claim_lost_and_made_again_by_the_same_busy_engine_gets_only_its_own_t
         queue.wait_for_tokens(request_id, 3)
         queue.take_away(request_id)
         # The engine stands in a step of the first life while intake brings the second.
-        eventually(lambda: queue.broker.status(request_id).attempts == 2)
+        eventually(lambda: resumes(queue, request_id) == 1)
         gate.open()
         output = queue.result(request_id)
     assert output.token_ids == expected_tokens((6, 8), max_tokens=40)
-    assert output.completion.attempts == 2
+    assert output.completion.resumes == 1
     queue.assert_at_rest()
 
 
