@@ -101,11 +101,11 @@ def parse_line(text: str, *, number: int, batch: str) -> BatchLine | BadLine:
 
     if fields.get("method", "POST") != "POST":
         return bad("invalid_method", "method must be POST")
-    if fields.get("url") not in KINDS:
+    url, body = fields.get("url"), fields.get("body")
+    if not isinstance(url, str) or url not in KINDS:
         return bad("invalid_url", f"url must be one of {', '.join(KINDS)}")
-    if not isinstance(fields.get("body"), dict):
+    if not isinstance(body, dict):
         return bad("invalid_body", "body must be an object")
-    url, body = fields["url"], fields["body"]
     asked = json.dumps([batch, custom_id, url, body], sort_keys=True)
     digest = hashlib.sha256(asked.encode()).hexdigest()
     line = BatchLine(custom_id, url, body, digest)

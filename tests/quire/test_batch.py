@@ -1,6 +1,5 @@
 """A batch runs every line once, whatever is wrong with some of them, and whoever is killed."""
 
-import json
 import subprocess
 import sys
 import threading
@@ -9,19 +8,14 @@ from pathlib import Path
 import pytest
 
 from quire import Broker, Client, RequestFailed
-from quire.batch import run_batch
 from quire.batch_files import BatchFileError
 from quire.testing import FakeQuire, FakeWorker
+from tests.quire.batch_folder import Folder, ask, waiting_for
 from tests.quire.builders import Snapshot, claim_next, make_item
 
 pytestmark = pytest.mark.timeout(60)
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def ask(custom_id, prompt="x", **body):
-    body = {"prompt": prompt, "max_tokens": 5} | body
-    return {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body}
 
 
 def chat(custom_id, content):
@@ -33,42 +27,6 @@ def echo(request):
     body = request.body
     text = body["prompt"] if "prompt" in body else body["messages"][0]["content"]
     return text.upper()
-
-
-class Folder:
-    """The files of one batch."""
-
-    def __init__(self, path):
-        self.input, self.output = path / "in.jsonl", path / "out.jsonl"
-        self.errors = path / "errors.jsonl"
-
-    def write(self, *lines):
-        texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
-        self.input.write_text("\n".join(texts) + "\n")
-
-    def run(self, broker, **options):
-        return run_batch(broker, self.input, self.output, errors_path=self.errors, **options)
-
-    @property
-    def results(self):
-        return [json.loads(line) for line in self.output.read_text().splitlines()]
-
-    @property
-    def failures(self):
-        return [json.loads(line) for line in self.errors.read_text().splitlines()]
-
-    @property
-    def texts(self):
-        return {line["custom_id"]: text_in(line["response"]["body"]) for line in self.results}
-
-    @property
-    def codes(self):
-        return {line["custom_id"]: line["error"]["code"] for line in self.failures}
-
-
-def text_in(body):
-    (choice,) = body["choices"]
-    return choice["text"] if "text" in choice else choice["message"]["content"]
 
 
 @pytest.fixture
@@ -106,6 +64,7 @@ def test_chats_and_completions_come_back_in_the_format_of_openai(folder):
         ({"url": "/v1/completions", "body": {"prompt": "x"}}, "invalid_custom_id"),
         (ask(7), "invalid_custom_id"),
         (ask("bad") | {"url": "/v1/embeddings"}, "invalid_url"),
+        (ask("bad") | {"url": {}}, "invalid_url"),
         (ask("bad") | {"method": "GET"}, "invalid_method"),
         (ask("bad") | {"body": None}, "invalid_body"),
         (ask("bad", top_p=7), "invalid_request"),
@@ -149,8 +108,8 @@ def test_no_more_requests_are_on_their_way_than_allowed(folder):
 
 
 def test_more_lines_than_one_read_takes_all_come_back(folder, monkeypatch):
-    monkeypatch.setattr("quire.batch.READ_SIZE", 16)
-    monkeypatch.setattr("quire.batch.SUBMIT_SIZE", 8)
+    monkeypatch.setattr("quire.batch_run.READ_SIZE", 16)
+    monkeypatch.setattr("quire.batch_run.SUBMIT_SIZE", 8)
     folder.write(*(ask(f"r{index}", f"p{index}") for index in range(100)))
     with FakeQuire(answer=echo) as fake:
         folder.run(fake.client(), max_inflight=100)
@@ -230,51 +189,8 @@ def test_a_torn_last_line_is_cut_off_and_run_again(folder):
     assert (progress.completed, progress.failed) == (2, 1)
 
 
-def waiting_for(release):
-    """Answers those whose prompt is `slow` only after the event."""
-
-    def answer(request):
-        yield "be"
-        if request.body["prompt"] == "slow":
-            release.wait(20)
-        yield "gun"
-
-    return answer
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "ending"),
-    [
-        ({"deadline_seconds": 0.3}, "batch_expired", "expired"),
-        ({"stop": "set"}, "batch_cancelled", "cancelled"),
-    ],
-)
-def test_a_batch_that_is_broken_off_keeps_what_finished_and_names_the_rest(
-    folder, options, code, ending
-):
-    release, stop = threading.Event(), threading.Event()
-    folder.write(ask("a"), ask("b", "slow"), "nonsense", ask("c", "slow"), ask("d"))
-
-    def stop_after_one(progress):
-        if progress.completed and "stop" in options:
-            stop.set()
-
-    with FakeQuire(answer=waiting_for(release)) as fake:
-        progress = folder.run(
-            fake.client(), max_inflight=2, on_progress=stop_after_one, **options | {"stop": stop}
-        )
-        assert progress.ending == ending
-        assert folder.texts == {"a": "begun"}
-        assert folder.codes == {"b": code, "c": code, "d": code, None: "invalid_json"}
-        release.set()
-        progress = folder.run(fake.client(), resume=True)
-    assert folder.texts == dict.fromkeys("abcd", "begun")
-    assert folder.codes == {None: "invalid_json"}
-    assert (progress.completed, progress.failed, progress.ending) == (4, 1, "completed")
-
-
 def test_what_redis_has_lost_is_submitted_again(folder, monkeypatch):
-    monkeypatch.setattr("quire.batch.SILENT_SECONDS", 0.05)
+    monkeypatch.setattr("quire.batch_run.SILENT_SECONDS", 0.05)
     release = threading.Event()
     folder.write(ask("a", "slow"))
     with FakeQuire(answer=waiting_for(release)) as fake:
@@ -289,7 +205,7 @@ def test_what_redis_has_lost_is_submitted_again(folder, monkeypatch):
 
 
 def test_a_log_that_lost_what_was_read_is_read_again(folder, monkeypatch):
-    monkeypatch.setattr("quire.batch.SILENT_SECONDS", 0.05)
+    monkeypatch.setattr("quire.batch_run.SILENT_SECONDS", 0.05)
     folder.write(ask("a"))
     with FakeQuire() as fake:
         runner = threading.Thread(target=folder.run, args=(fake.broker,))
