@@ -26,15 +26,8 @@ FIGURES = (
     *("runs", "violations", "controls", "controls_caught", "schedules", "requests", "tokens"),
     *("kills", "client_kills", "pauses", "drains", "redis_kills", "redis_stalls", "lost_bytes"),
     *("lost_replies", "cancels", "duplicate_submits", "resumed_requests", "fenced_commits"),
-    *(
-        "lost_claims",
-        "rewinds",
-        "reaps",
-        "reader_rewinds",
-        "departures",
-        "resubmits",
-        "preemptions",
-    ),
+    *("lost_claims", "rewinds", "reaps", "reader_rewinds", "departures", "resubmits"),
+    "preemptions",
 )
 MOST_SEED = 1_000_000
 #: The width of a terminal that progress must not overflow.
@@ -55,6 +48,9 @@ def main() -> int:
             _count(figures, report)
             failed += [report] if report.has_failed else []
             _progress(report, done=figures["runs"], total=len(plays))
+    seeds = [int(play.name) for play in plays if play.kind == SCHEDULE]
+    if seeds:
+        figures["first_seed"] = min(seeds)
     figures["seconds"] = round(time.monotonic() - began)
     _print(figures, failed)
     if path := os.environ.get("CHAOS_JSON"):
