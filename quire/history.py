@@ -14,6 +14,7 @@ every product is exact in the numbers of Lua. It protects against accidents, not
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 #: The moduli, and the base of the polynomial for each. `commit.lua` knows the moduli, too.
 PRIMES = (33_554_393, 33_554_383)
@@ -37,6 +38,14 @@ def extension(token_ids: Sequence[int]) -> tuple[int, int, int, int]:
 
     The hash before times the power, plus the hash, modulo the prime.
     """
-    first, second = (int(part) for part in extended(EMPTY, token_ids).split("."))
-    powers = [pow(base, len(token_ids), prime) for base, prime in zip(BASES, PRIMES, strict=True)]
-    return powers[0], powers[1], first, second
+    first = second = 0
+    for token_id in token_ids:
+        first = (first * BASES[0] + token_id + 1) % PRIMES[0]
+        second = (second * BASES[1] + token_id + 1) % PRIMES[1]
+    return *_powers(len(token_ids)), first, second
+
+
+@lru_cache(maxsize=1024)
+def _powers(length: int) -> tuple[int, int]:
+    """The bases to the power of a length. Most commits are of one token or a few."""
+    return pow(BASES[0], length, PRIMES[0]), pow(BASES[1], length, PRIMES[1])

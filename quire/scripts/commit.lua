@@ -9,6 +9,8 @@
 local NUM_ARGUMENTS = 14
 local PRIMES = { 33554393, 33554383 }
 local now = now_ms()
+local expiry = int(now + LEASE_MS)
+local leases = {} -- expiry and id of each lease to renew, one after the other
 
 -- The hash of the log once the item is in it; nil for a log that began before there were hashes.
 local function extended(record, item, published)
@@ -73,20 +75,54 @@ local function commit(keys, item)
     redis.call('ZREM', LEASE, item.id)
     write_end(keys, item.id, item.epoch, item.state, item.done, now)
   else
-    redis.call('ZADD', LEASE, int(now + LEASE_MS), item.id)
+    leases[#leases + 1], leases[#leases + 2] = expiry, item.id
     keep(keys, keys.output)
   end
   return { 'ok', published, cancel }
 end
 
-local replies = {}
-for at = FIRST, #ARGV, NUM_ARGUMENTS do
-  replies[#replies + 1] = commit(take_keys(ARGV[at]), {
+-- The usual item: more tokens, and no end, for a log that has begun and agrees with its record. Nil
+-- for any other. Most of what workers ask of Redis is this, so it spares tables and calls: what a
+-- half-written commit left would lie beyond the record's place, and HEARTBEAT renews the keys' life.
+local function extend(keys, at)
+  local found = redis.call('HMGET', keys.record, 'state', 'epoch', 'owner', 'published', 'cancel',
+    'prefix')
+  local epoch, start, published = ARGV[at + 1], ARGV[at + 3], found[4]
+  if found[1] ~= 'running' or found[2] ~= epoch or found[3] ~= ARGV[at + 2] or published ~= start
+    or published == '0' or not found[6] or ARGV[at + 7] ~= '' or ARGV[at + 8] ~= ''
+    or #redis.call('XRANGE', keys.output, published, '+', 'COUNT', 1) > 0 then
+    return nil
+  end
+  local first, second = string.match(found[6], '^(%d+)%.(%d+)$')
+  local prefix = string.format('%.0f.%.0f', (first * ARGV[at + 10] + ARGV[at + 12]) % PRIMES[1],
+    (second * ARGV[at + 11] + ARGV[at + 13]) % PRIMES[2])
+  local tokens = start + ARGV[at + 4]
+  local entry_id = string.format('%.0f-%s', tokens - 1, epoch)
+  if not redis.call('XADD', keys.output, 'NOMKSTREAM', entry_id, 'from', start, 'ids', ARGV[at + 5],
+    'text', ARGV[at + 6], 'prefix', prefix) then
+    return nil -- The log is gone.
+  end
+  redis.call('HSET', keys.record, 'published', int(tokens), 'prefix', prefix)
+  leases[#leases + 1], leases[#leases + 2] = expiry, ARGV[at]
+  return { 'ok', tokens, found[5] == '1' and 1 or 0 }
+end
+
+local function item_at(at)
+  return {
     id = ARGV[at], epoch = ARGV[at + 1], owner = ARGV[at + 2], start = tonumber(ARGV[at + 3]),
     count = tonumber(ARGV[at + 4]), ids = ARGV[at + 5], text = ARGV[at + 6], ends = ARGV[at + 7],
     done = ARGV[at + 8], state = ARGV[at + 9],
     powers = { tonumber(ARGV[at + 10]), tonumber(ARGV[at + 11]) },
     hashes = { tonumber(ARGV[at + 12]), tonumber(ARGV[at + 13]) },
-  })
+  }
+end
+
+local replies = {}
+for at = FIRST, #ARGV, NUM_ARGUMENTS do
+  local keys = take_keys(ARGV[at])
+  replies[#replies + 1] = extend(keys, at) or commit(keys, item_at(at))
+end
+if #leases > 0 then
+  redis.call('ZADD', LEASE, unpack(leases))
 end
 return replies
