@@ -172,6 +172,23 @@ def test_a_form_with_wrong_logits_is_left_out(error, tmp_path, monkeypatch, capl
     assert "is off by" in caplog.text
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_form_that_is_wrong_for_a_single_token_is_left_out(dtype, tmp_path, monkeypatch, caplog):
+    """A kernel that forgets the last row of a block is right for most tokens."""
+    right = NativeDecoder.forward
+
+    def one_wrong(self, inputs, pool):
+        logits = right(self, inputs, pool)
+        where = (inputs.positions == 20).nonzero()[:, 0]
+        logits[where] = logits[where].flip(-1)
+        return logits
+
+    monkeypatch.setattr(NativeDecoder, "forward", one_wrong)
+    wide = served(FAMILIES["llama"], tmp_path, dtype=dtype)
+    assert isinstance(choose_model(wide), Decoder)
+    assert "in one token by" in caplog.text
+
+
 def test_with_every_form_left_out_the_wide_path_serves(tmp_path, monkeypatch):
     monkeypatch.setattr(fast_path, "_forms", lambda *, compiled: iter(()))
     wide = served(FAMILIES["llama"], tmp_path)
