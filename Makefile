@@ -30,7 +30,7 @@ TORCH_REQUIREMENT := $(if $(filter cpu,$(TORCH)),torch==2.13.0+cpu,torch==2.13.0
 INSTALL := $(BIN)/python -m pip install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check lint types imports format requests bench bench-peers profile bench-protocol bench-scheduler soak modelcheck sim fuzz chaos up down clean
+.PHONY: help env demo test check lint types imports format requests bench bench-peers profile bench-protocol bench-scheduler soak modelcheck sim fuzz chaos up down clean check-native test-gpu bench-gpu
 
 help: ## print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,6 +81,15 @@ imports: $(VENV)/dev.installed ## who may import whom
 format: $(VENV)/dev.installed ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+check-native: $(VENV)/dev.installed ## the C++ kernels: warnings as errors, sanitizers, and a control
+	OMP_NUM_THREADS=2 $(BIN)/python -m tests.engine.model.check_native
+
+test-gpu: $(VENV)/dev.installed ## what only a GPU can show: right first; without one it says so
+	$(BIN)/python -m tests.gpu
+
+bench-gpu: $(VENV)/demo.installed ## decode and prefill against the device's limits; needs a GPU
+	$(BIN)/python -m benchmarks.bench_gpu
 
 modelcheck: $(VENV)/dev.installed ## explore every state of the protocol's model, and its controls
 	$(BIN)/python -m tests.simulation.modelcheck

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from engine.batch import BlockCopy
+from engine.model.copy_lane import CopyLane, CudaLane, SameLane
 
 #: Where a block begins on a CPU: a multiple of it, or every row of it would lie in two lines.
 CACHE_LINE_BYTES = 64
@@ -38,6 +39,7 @@ class KVPool:
         dtype: of keys and values; the model's own, so that nothing is rounded on the way.
         num_host_blocks: blocks on the host, for requests preempted by swap.
         has_spare_block: there is one block more, which nobody is given: padding is written there.
+        lane: the order of swaps against computations; the device's own by default.
     """
 
     def __init__(
@@ -50,22 +52,28 @@ class KVPool:
         device: torch.device | str = "cpu",
         num_host_blocks: int = 0,
         has_spare_block: bool = False,
+        lane: CopyLane | None = None,
     ) -> None:
         assert num_blocks >= 1 and block_size >= 1 and num_host_blocks >= 0
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_host_blocks = num_host_blocks
 
-        def tensors(count: int, place: torch.device) -> list[torch.Tensor]:
+        place = torch.device(device)
+        on_cuda = place.type == "cuda"
+        self._lane = lane or (CudaLane() if on_cuda else SameLane())
+
+        def tensors(count: int, place: torch.device, *, pinned: bool = False) -> list[torch.Tensor]:
             return [
-                _zeros((count, shape.kv_heads, block_size, dim), dtype, place)
+                _zeros((count, shape.kv_heads, block_size, dim), dtype, place, pinned=pinned)
                 for shape in shapes
                 for dim in (shape.key_dim, shape.value_dim)
             ]
 
         self._has_spare_block = has_spare_block
-        self._device_tensors = tensors(num_blocks + has_spare_block, torch.device(device))
-        self._host_tensors = tensors(num_host_blocks, torch.device("cpu"))
+        self._device_tensors = tensors(num_blocks + has_spare_block, place)
+        # Only pinned memory can be copied behind the back of the thread that asks for it.
+        self._host_tensors = tensors(num_host_blocks, torch.device("cpu"), pinned=on_cuda)
 
     @property
     def spare_block(self) -> int:
@@ -111,11 +119,23 @@ class KVPool:
 
     def swap_out(self, copies: Sequence[BlockCopy]) -> None:
         """Device to host, bit for bit."""
-        _copy_blocks(self._device_tensors, self._host_tensors, copies)
+        self._swap(self._device_tensors, self._host_tensors, copies)
 
     def swap_in(self, copies: Sequence[BlockCopy]) -> None:
         """Host to device, bit for bit."""
-        _copy_blocks(self._host_tensors, self._device_tensors, copies)
+        self._swap(self._host_tensors, self._device_tensors, copies)
+
+    def _swap(
+        self,
+        sources: Sequence[torch.Tensor],
+        destinations: Sequence[torch.Tensor],
+        copies: Sequence[BlockCopy],
+    ) -> None:
+        if not copies:
+            return
+        with self._lane.copying():
+            for source, destination in zip(sources, destinations, strict=True):
+                _copy_blocks(source, destination, copies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +160,17 @@ def num_blocks_for(
     return max(0, memory_bytes) // bytes_per_block(shapes, block_size=block_size, dtype=dtype)
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, place: torch.device) -> torch.Tensor:
+def _zeros(
+    shape: tuple[int, ...], dtype: torch.dtype, place: torch.device, *, pinned: bool
+) -> torch.Tensor:
     """Zeros, which on a CPU cost nothing until a block is first used.
 
     Zeros rather than whatever the allocator holds: an attention weight of zero times a leftover NaN
     is NaN. torch writes them, and a pool of many gigabytes then takes seconds to start; numpy asks
     the system for pages that are zero, which it makes as they are touched.
     """
-    if place.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=place)
+    if place.type != "cpu" or pinned:
+        return torch.zeros(shape, dtype=dtype, device=place, pin_memory=pinned)
     size = math.prod(shape) * dtype.itemsize
     memory = np.zeros(size + CACHE_LINE_BYTES, dtype=np.uint8)
     start = -memory.ctypes.data % CACHE_LINE_BYTES
@@ -156,15 +178,12 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, place: torch.device) -> t
 
 
 def _copy_blocks(
-    sources: Sequence[torch.Tensor],
-    destinations: Sequence[torch.Tensor],
-    copies: Sequence[BlockCopy],
+    source: torch.Tensor, destination: torch.Tensor, copies: Sequence[BlockCopy]
 ) -> None:
-    if not copies:
+    if source.device.type == destination.device.type == "cpu":
+        source_ids, destination_ids = torch.tensor(copies, dtype=torch.int64).unbind(1)
+        destination.index_copy_(0, destination_ids, source.index_select(0, source_ids))
         return
-    source_ids, destination_ids = torch.tensor(copies, dtype=torch.int64).unbind(1)
-    for source, destination in zip(sources, destinations, strict=True):
-        blocks = source.index_select(0, source_ids.to(source.device))
-        destination.index_copy_(
-            0, destination_ids.to(destination.device), blocks.to(destination.device)
-        )
+    # Between a device and pinned memory a block is one run of bytes, and one copy nobody waits for.
+    for copy in copies:
+        destination[copy.destination].copy_(source[copy.source], non_blocking=True)

@@ -1,5 +1,6 @@
 """How much memory a KV pool may take. Knows what is free on the device, not what it is for."""
 
+import gc
 from pathlib import Path
 
 import torch
@@ -27,6 +28,14 @@ def free_memory_bytes(device: torch.device) -> int:
     if not known:
         raise ModelRefused("this system does not say how much memory is free: set kv_cache_memory")
     return min(known)
+
+
+def release_memory(device: torch.device) -> None:
+    """Give back what nobody refers to: a loaded model is freed only after its cycles are found."""
+    gc.collect()
+    if device.type == "cuda":
+        # What torch keeps for its next allocation counts as taken otherwise.
+        torch.cuda.empty_cache()
 
 
 def memory_share(device: torch.device) -> float:

@@ -134,7 +134,9 @@ class _Recorder:
         self._check_options(name, options)
         shape = LayerShape(key.shape[1], key.shape[-1], value.shape[-1])
         window = self._window(name, mask, options.get("sliding_window"))
-        self.layers.append(AttentionLayer(module, shape, window))
+        self.layers.append(
+            AttentionLayer(module, shape, window, query.shape[1], options.get("softcap"))
+        )
         return attend(
             query,
             key,

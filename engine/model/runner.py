@@ -12,23 +12,23 @@ import torch
 
 from engine.batch import Batch, BatchRow
 from engine.errors import DeviceFailed, ModelRefused
-from engine.model.attention import choose_backend
-from engine.model.attention.interface import AttentionBackend
+from engine.model.attention import choose_backend, choose_decode
+from engine.model.attention.interface import AttentionBackend, AttentionNeeds
 from engine.model.attention.self_check import AttentionCheckFailed
 from engine.model.causal_model import CausalModel
+from engine.model.decoder import Decoder
 from engine.model.determinism import NotInvariant, invariant_multiple
+from engine.model.device_errors import is_device_failure
 from engine.model.fast_path import ModelPath, choose_model
+from engine.model.graphs import CudaCapturer, DecodeGraphs
 from engine.model.kv_pool import KVPool
 from engine.model.loader import LoadedModel, load_model
-from engine.model.memory import free_memory_bytes, memory_share
+from engine.model.memory import free_memory_bytes, memory_share, release_memory
 from engine.model.pool_size import StepSize, blocks_in, memory_for_blocks, useful_blocks
 from engine.model.probe import probe
 from engine.model.rehearsal import Rehearsal
 from engine.model.sampler import Sampler
 from engine.model.step import compute_logits, lay_out
-
-#: What a sticky CUDA error looks like where torch has no type of its own for it.
-_STICKY_MESSAGES = ("CUDA error", "CUBLAS_STATUS_EXECUTION_FAILED", "device-side assert")
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +72,7 @@ class ModelRunner:
     Args:
         limits: those of the EngineConfig beside it.
         multiple: what the numbers of rows are filled up to, see `compute_logits`.
+        graphs: captured steps of this model over this pool.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class ModelRunner:
         device: torch.device,
         limits: Limits,
         multiple: int = 1,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self.config_facts = facts
         self.kv_pool = kv_pool
@@ -93,6 +95,7 @@ class ModelRunner:
         self._sampler = Sampler(facts.eos_token_ids)
         self._limits = limits
         self._multiple = multiple
+        self._graphs = graphs
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> dict[str, int]:
@@ -137,6 +140,7 @@ class ModelRunner:
             kv_pool=self.kv_pool,
             backend=self._backend,
             multiple=self._multiple,
+            graphs=self._graphs,
         )
         due = [row for row in rows if row.samples]
         if not due:
@@ -177,65 +181,38 @@ def load_runner(
     """
     limits = Limits(max_num_seqs, max_num_batched_tokens)
     place = torch.device(_default_device() if device == "auto" else device)
-    loaded = load_model(path, dtype=dtype, device=place)
-    backend = _backend(
-        attention_backend, loaded, block_size=block_size, deterministic=deterministic
-    )
-    model = choose_model(
-        probe(loaded.model, max_model_len=loaded.max_model_len),
+    chosen = _choose(
+        load_model(path, dtype=dtype, device=place),
+        attention_backend=attention_backend,
         model_path=model_path,
         block_size=block_size,
-        compiled=attention_backend == "auto",
+        limits=limits,
+        deterministic=deterministic,
+        now=now,
     )
-    multiple = 1
-    if deterministic:
-        rehearsal = Rehearsal(
-            dtype=loaded.dtype, device=place, block_size=block_size, backend=backend
-        )
-        multiple = _invariant_multiple(
-            model, rehearsal, limits, max_model_len=loaded.max_model_len, now=now
-        )
+    release_memory(place)
     if num_blocks is None:
-        num_blocks = _num_blocks(
-            loaded,
-            model,
-            block_size=block_size,
-            kv_cache_memory_bytes=kv_cache_memory_bytes,
-            limits=limits,
-        )
+        num_blocks = _num_blocks(chosen, limits, kv_cache_memory_bytes=kv_cache_memory_bytes)
+    captures = place.type == "cuda" and not deterministic and isinstance(chosen.model, Decoder)
     kv_pool = KVPool(
-        model.layer_shapes,
+        chosen.model.layer_shapes,
         num_blocks=num_blocks,
-        block_size=block_size,
-        dtype=loaded.dtype,
+        block_size=chosen.block_size,
+        dtype=chosen.dtype,
         device=place,
         num_host_blocks=num_host_blocks,
-        has_spare_block=multiple > 1,
+        has_spare_block=captures or chosen.multiple > 1,
     )
+    graphs = _graphs(chosen, kv_pool, limits) if captures else None
     return ModelRunner(
-        model,
+        chosen.model,
         kv_pool,
-        backend=backend,
-        facts=_facts(loaded, model, kv_pool, _fingerprint(loaded, model, backend, multiple)),
+        backend=chosen.backend,
+        facts=_facts(chosen, kv_pool, graphs),
         device=place,
         limits=limits,
-        multiple=multiple,
-    )
-
-
-def is_device_failure(error: BaseException) -> bool:
-    """Whether a CUDA error outlives its step.
-
-    Running out of memory fails one allocation and leaves the device as it was; an illegal address,
-    a failed assertion in a kernel or a lost device poisons every call that follows.
-    """
-    if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
-        return False
-    sticky_type = getattr(torch, "AcceleratorError", None)
-    if sticky_type is not None and isinstance(error, sticky_type):
-        return True
-    return isinstance(error, RuntimeError) and any(
-        message in str(error) for message in _STICKY_MESSAGES
+        multiple=chosen.multiple,
+        graphs=graphs,
     )
 
 
@@ -243,67 +220,76 @@ def _default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _facts(
-    loaded: LoadedModel, model: CausalModel, kv_pool: KVPool, fingerprint: str
-) -> ConfigFacts:
-    return ConfigFacts(
-        vocab_size=model.vocab_size,
-        max_model_len=loaded.max_model_len,
-        eos_token_ids=loaded.eos_token_ids,
-        num_blocks=kv_pool.num_blocks,
-        num_host_blocks=kv_pool.num_host_blocks,
-        block_size=kv_pool.block_size,
-        fingerprint=fingerprint,
-        tokenizer_folder=loaded.folder,
-        dtype=str(loaded.dtype).removeprefix("torch."),
-        device=loaded.model.device.type,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chosen:
+    """What serves, and what of the loaded model is still needed when that itself is not."""
+
+    model: CausalModel
+    backend: AttentionBackend
+    block_size: int
+    multiple: int
+    needs: AttentionNeeds
+    hidden_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+    folder: Path
+    dtype: torch.dtype
+    device: torch.device
+    weights_fingerprint: str
 
 
-def _backend(
-    name: str, loaded: LoadedModel, *, block_size: int, deterministic: bool
-) -> AttentionBackend:
-    """The attention backend of this name, or the reason why the model cannot be served with it."""
+def _choose(
+    loaded: LoadedModel,
+    *,
+    attention_backend: str,
+    model_path: ModelPath,
+    block_size: int,
+    limits: Limits,
+    deterministic: bool,
+    now: Callable[[], float] | None,
+) -> _Chosen:
+    """Check what could serve on this machine, and keep what does."""
+    device = loaded.model.device
+    served = probe(loaded.model, max_model_len=loaded.max_model_len)
+    needs = served.attention_needs
     try:
-        return choose_backend(
-            name,
+        backend, block_size = choose_backend(
+            attention_backend,
             dtype=loaded.dtype,
-            device=loaded.model.device,
+            device=device,
             block_size=block_size,
+            needs=needs,
             deterministic=deterministic,
         )
     except (AttentionCheckFailed, ValueError) as error:
         raise ModelRefused(str(error)) from error
-
-
-def _num_blocks(
-    loaded: LoadedModel,
-    model: CausalModel,
-    *,
-    block_size: int,
-    kv_cache_memory_bytes: int | None,
-    limits: Limits,
-) -> int:
-    """The size of the pool from the memory it may take."""
-    shapes, dtype = model.layer_shapes, loaded.dtype
-    if kv_cache_memory_bytes is not None:
-        return blocks_in(kv_cache_memory_bytes, shapes, block_size=block_size, dtype=dtype)
-    device = loaded.model.device
-    step = StepSize(
-        num_tokens=limits.max_num_batched_tokens,
-        num_logits=limits.max_num_seqs,
-        hidden_size=int(loaded.model.config.get_text_config().hidden_size),
-        vocab_size=model.vocab_size,
-        dtype=dtype,
+    model = choose_model(
+        served,
+        model_path=model_path,
+        block_size=block_size,
+        compiled=attention_backend == "auto",
     )
-    memory = memory_for_blocks(free_memory_bytes(device), step, share=memory_share(device))
-    return min(
-        blocks_in(memory, shapes, block_size=block_size, dtype=dtype),
-        useful_blocks(
-            max_num_seqs=limits.max_num_seqs,
-            max_model_len=loaded.max_model_len,
-            block_size=block_size,
-        ),
+    multiple = 1
+    if deterministic:
+        rehearsal = Rehearsal(
+            dtype=loaded.dtype, device=device, block_size=block_size, backend=backend
+        )
+        multiple = _invariant_multiple(
+            model, rehearsal, limits, max_model_len=loaded.max_model_len, now=now
+        )
+    return _Chosen(
+        model=model,
+        backend=backend,
+        block_size=block_size,
+        multiple=multiple,
+        needs=needs,
+        hidden_size=int(loaded.model.config.get_text_config().hidden_size),
+        max_model_len=loaded.max_model_len,
+        eos_token_ids=loaded.eos_token_ids,
+        folder=loaded.folder,
+        dtype=loaded.dtype,
+        device=device,
+        weights_fingerprint=loaded.fingerprint,
     )
 
 
@@ -334,8 +320,66 @@ def _invariant_multiple(
     return multiple
 
 
-def _fingerprint(
-    loaded: LoadedModel, model: CausalModel, backend: AttentionBackend, multiple: int
-) -> str:
-    parts = [loaded.fingerprint, model.name, backend.name, loaded.model.device.type]
-    return "-".join(parts if multiple == 1 else [*parts, f"multiples-of-{multiple}"])
+def _num_blocks(chosen: _Chosen, limits: Limits, *, kv_cache_memory_bytes: int | None) -> int:
+    """The size of the pool from the memory it may take."""
+    shapes, sizes = chosen.model.layer_shapes, (chosen.block_size, chosen.dtype)
+    if kv_cache_memory_bytes is not None:
+        return blocks_in(kv_cache_memory_bytes, shapes, block_size=sizes[0], dtype=sizes[1])
+    step = StepSize(
+        num_tokens=limits.max_num_batched_tokens,
+        num_logits=limits.max_num_seqs,
+        hidden_size=chosen.hidden_size,
+        vocab_size=chosen.model.vocab_size,
+        dtype=chosen.dtype,
+    )
+    memory = memory_for_blocks(
+        free_memory_bytes(chosen.device), step, share=memory_share(chosen.device)
+    )
+    useful = useful_blocks(
+        max_num_seqs=limits.max_num_seqs,
+        max_model_len=chosen.max_model_len,
+        block_size=chosen.block_size,
+    )
+    return min(useful, blocks_in(memory, shapes, block_size=sizes[0], dtype=sizes[1]))
+
+
+def _graphs(chosen: _Chosen, kv_pool: KVPool, limits: Limits) -> DecodeGraphs | None:
+    """Captured decode steps, if an attention can be captured on this device."""
+    decode = choose_decode(
+        dtype=chosen.dtype,
+        device=chosen.device,
+        block_size=chosen.block_size,
+        needs=chosen.needs,
+    )
+    if decode is None:
+        return None
+    with torch.inference_mode():
+        return DecodeGraphs(
+            chosen.model,
+            kv_pool,
+            decode,
+            capturer=CudaCapturer(),
+            device=chosen.device,
+            max_num_seqs=limits.max_num_seqs,
+            max_model_len=chosen.max_model_len,
+        )
+
+
+def _facts(chosen: _Chosen, kv_pool: KVPool, graphs: DecodeGraphs | None) -> ConfigFacts:
+    path = [chosen.weights_fingerprint, chosen.model.name, chosen.backend.name, chosen.device.type]
+    if chosen.multiple > 1:
+        path.append(f"multiples-of-{chosen.multiple}")
+    if graphs is not None:
+        path.append(f"captured-{graphs.name}")
+    return ConfigFacts(
+        vocab_size=chosen.model.vocab_size,
+        max_model_len=chosen.max_model_len,
+        eos_token_ids=chosen.eos_token_ids,
+        num_blocks=kv_pool.num_blocks,
+        num_host_blocks=kv_pool.num_host_blocks,
+        block_size=kv_pool.block_size,
+        fingerprint="-".join(path),
+        tokenizer_folder=chosen.folder,
+        dtype=str(chosen.dtype).removeprefix("torch."),
+        device=chosen.device.type,
+    )

@@ -6,6 +6,7 @@ Everything is laid out with numpy on the host and becomes a tensor once, without
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -61,6 +62,18 @@ class HostStep:
             metadata=self.metadata,
             attention=backend.prepare(self.metadata),
         )
+
+
+class CapturedSteps(Protocol):
+    """Steps that were recorded once and are replayed; see `engine.model.graphs`."""
+
+    def accepts(self, step: HostStep) -> bool:
+        """Whether one of them can compute `step`."""
+        ...
+
+    def run(self, step: HostStep) -> torch.Tensor:
+        """The step's logits."""
+        ...
 
 
 def lay_out(rows: Sequence[BatchRow], *, block_size: int, device: torch.device) -> HostStep:
@@ -132,19 +145,23 @@ def compute_logits(
     kv_pool: KVPool,
     backend: AttentionBackend,
     multiple: int = 1,
+    graphs: CapturedSteps | None = None,
 ) -> torch.Tensor:
     """Write the step's keys and values to the pool; [rows due a token, width of the logits].
 
     A block is cleared by the step that writes its first slot but not its last: whatever an earlier
     owner left in the slots between is then gone before anyone reads the block.
 
+    A step that `graphs` accept is replayed, its logits are then valid until the next step.
     Tokens and logits are computed in multiples of `multiple`; above 1 the pool needs a spare block.
     """
     num_logits = len(step.logit_rows)
-    if multiple > 1:
-        step = pad(step, multiple=multiple, spare_block=kv_pool.spare_block)
     if len(step.begun_blocks) and model.reads_unwritten_slots:
         kv_pool.clear(torch.from_numpy(step.begun_blocks).to(step.metadata.device))
+    if graphs is not None and graphs.accepts(step):
+        return graphs.run(step)
+    if multiple > 1:
+        step = pad(step, multiple=multiple, spare_block=kv_pool.spare_block)
     return model.forward(step.inputs(backend), kv_pool)[:num_logits]
 
 

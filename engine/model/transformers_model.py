@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from engine.model.attention.interface import AttentionNeeds
 from engine.model.causal_model import StepInputs
 from engine.model.kv_pool import KVPool, LayerShape
 
@@ -56,11 +57,15 @@ class AttentionLayer:
         module: the module that calls the attention function.
         shape: what it keeps of a token.
         sliding_window: tokens it sees, itself included; None for all.
+        num_heads: of its queries.
+        softcap: of its scores; None when they are not capped.
     """
 
     module: nn.Module
     shape: LayerShape
     sliding_window: int | None
+    num_heads: int
+    softcap: float | None
 
 
 class TransformersModel:
@@ -92,6 +97,19 @@ class TransformersModel:
         self.vocab_size = vocab_size
         self._layer_of = {layer.module: (index, layer) for index, layer in enumerate(layers)}
         self._selects_logits = selects_logits
+
+    @property
+    def attention_needs(self) -> AttentionNeeds:
+        """What its layers ask of an attention backend."""
+        largest = max(self.layers, key=lambda layer: layer.num_heads * layer.shape.key_dim)
+        return AttentionNeeds(
+            heads=largest.num_heads,
+            kv_heads=largest.shape.kv_heads,
+            key_dim=largest.shape.key_dim,
+            value_dim=largest.shape.value_dim,
+            has_window=any(layer.sliding_window is not None for layer in self.layers),
+            has_softcap=any(layer.softcap is not None for layer in self.layers),
+        )
 
     def forward(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
         options = {"logits_to_keep": inputs.logit_rows} if self._selects_logits else {}

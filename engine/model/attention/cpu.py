@@ -27,6 +27,7 @@ class CpuAttention:
     """Groups of decodes and single chunks, each through one dense attention."""
 
     name = "cpu"
+    block_multiple = 1
 
     def prepare(self, metadata: AttentionMetadata) -> StepAttention:
         return _CpuStep(metadata)

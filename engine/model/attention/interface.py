@@ -86,6 +86,10 @@ class StepAttention(Protocol):
         ...
 
 
+class AttentionUnavailable(Exception):
+    """This attention cannot be computed here, or not in this way; the message is one sentence."""
+
+
 class AttentionBackend(Protocol):
     """One way to compute paged attention on one kind of device."""
 
@@ -94,6 +98,50 @@ class AttentionBackend(Protocol):
         """The name it is asked for by, and part of the engine's fingerprint."""
         ...
 
+    @property
+    def block_multiple(self) -> int:
+        """What the block size should be a multiple of where the one asked for is refused."""
+        ...
+
     def prepare(self, metadata: AttentionMetadata) -> StepAttention:
         """Plan one step; what it returns is valid until the next call."""
         ...
+
+
+class DecodeAttention(Protocol):
+    """Attention of rows of one token, planned from tensors whose values may change afterwards.
+
+    It reads nothing on the host, so a step that uses it can be captured and replayed.
+    """
+
+    @property
+    def name(self) -> str:
+        """Part of the engine's fingerprint."""
+        ...
+
+    def plan_decodes(
+        self, context_lens: torch.Tensor, block_tables: torch.Tensor, *, max_context: int
+    ) -> StepAttention:
+        """Plan for int32 tensors on the device, [rows] and [rows, blocks].
+
+        Every entry of the tables is a block that exists. `max_context` is the longest context that
+        the tensors will ever hold while the plan is used.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionNeeds:
+    """What a model asks of its attention, as far as a backend may fail at it.
+
+    Args:
+        heads: of the queries, as `key_dim` and the others of the layer with the most heads.
+        has_window, has_softcap: of any layer.
+    """
+
+    heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    has_window: bool
+    has_softcap: bool

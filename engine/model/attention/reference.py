@@ -16,6 +16,7 @@ class ReferenceAttention:
     """Slow and plain, on any device."""
 
     name = "reference"
+    block_multiple = 1
 
     def prepare(self, metadata: AttentionMetadata) -> StepAttention:
         return _ReferenceStep(metadata)

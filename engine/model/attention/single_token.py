@@ -17,6 +17,7 @@ class SingleTokenAttention:
     """The reference, with every token as a row of its own."""
 
     name = "single-token"
+    block_multiple = 1
 
     def __init__(self) -> None:
         self._reference = ReferenceAttention()

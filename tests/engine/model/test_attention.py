@@ -104,7 +104,7 @@ def dense(scene: Scene, *, scaling=0.3, sliding_window=None, softcap=None) -> to
     return torch.stack(outputs).view(scene.query.shape[0], heads, -1)
 
 
-@pytest.fixture(params=sorted(BACKENDS))
+@pytest.fixture(params=["cpu", "reference", "single-token"])
 def backend(request):
     return BACKENDS[request.param]()
 
@@ -206,6 +206,7 @@ class OneTokenShort:
     """Forgets the newest key of every row: the kind of mistake a kernel makes at a block's end."""
 
     name = "short"
+    block_multiple = 1
 
     def prepare(self, metadata):
         shorter = np.maximum(metadata.context_lens - 1, metadata.query_lens)
@@ -219,14 +220,12 @@ def test_the_self_check_names_a_backend_that_is_wrong():
 
 def test_auto_falls_back_to_a_backend_that_passes(monkeypatch):
     monkeypatch.setitem(BACKENDS, "cpu", OneTokenShort)
-    chosen = choose_backend("auto", dtype=torch.float32, device="cpu", block_size=16)
+    chosen, _ = choose_backend("auto", dtype=torch.float32, device="cpu", block_size=16)
     assert chosen.name == "reference"
     with pytest.raises(AttentionCheckFailed):
         choose_backend("cpu", dtype=torch.float32, device="cpu", block_size=16)
 
 
 def test_an_unknown_backend_is_refused_by_name():
-    with pytest.raises(
-        ValueError, match="'flash' is not one of auto, cpu, reference, single-token"
-    ):
+    with pytest.raises(ValueError, match="'flash' is not one of auto, cuda, cpu, reference"):
         choose_backend("flash", dtype=torch.float32, device="cpu", block_size=16)

@@ -7,8 +7,8 @@ import torch
 
 from engine.batch import Batch, BlockCopy, ModelRunner
 from engine.errors import DeviceFailed, ModelRefused
+from engine.model.device_errors import is_device_failure
 from engine.model.kv_pool import bytes_per_block
-from engine.model.runner import is_device_failure
 from tests.engine.model.builders import (
     CONFIGS,
     EOS,

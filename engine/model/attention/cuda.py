@@ -1,0 +1,158 @@
+"""Paged attention on CUDA: torch's flash attention over packed rows. Knows no model.
+
+One call serves any mix of chunks and decodes. It never splits a row's keys (`num_splits=1`): with a
+split, the paged kernel of torch is silently wrong for every row after the first (pytorch issue
+194167), and without one a row's sum has one order, whatever is in the batch.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.model.attention.interface import (
+    AttentionMetadata,
+    AttentionUnavailable,
+    StepAttention,
+)
+
+#: What the function must take; it has grown them one by one, under changing names.
+REQUIRED_OPTIONS = frozenset({"scale", "window_size", "seqused_k", "block_table", "num_splits"})
+
+Varlen = Callable[..., Any]
+
+
+class CudaAttention:
+    """Rows of any length in one call.
+
+    Args:
+        varlen: `torch.nn.attention.varlen.varlen_attn`, or what computes the same.
+
+    Raises:
+        AttentionUnavailable: torch's function lacks an option.
+    """
+
+    name = "cuda"
+    #: FlashAttention 2 reads pages of whole multiples; others take any.
+    block_multiple = 256
+
+    def __init__(self, varlen: Varlen | None = None) -> None:
+        self._varlen = varlen or find_varlen()
+
+    def prepare(self, metadata: AttentionMetadata) -> StepAttention:
+        rows = metadata.num_rows
+        cumulative = np.zeros((2, rows + 1), dtype=np.int32)
+        np.cumsum(metadata.query_lens, out=cumulative[0, 1:])
+        np.cumsum(metadata.context_lens, out=cumulative[1, 1:])
+        # Whatever stands behind a row's context must still be a block that exists.
+        sizes = -(-metadata.context_lens // metadata.block_size)
+        behind = np.arange(metadata.block_tables.shape[1]) >= sizes[:, None]
+        tables = np.where(behind, 0, metadata.block_tables).astype(np.int32)
+
+        def tensor(array: Any) -> torch.Tensor:
+            return torch.from_numpy(array).to(metadata.device)
+
+        return _VarlenStep(
+            self._varlen,
+            cumulative_queries=tensor(cumulative[0]),
+            cumulative_keys=tensor(cumulative[1]),
+            context_lens=tensor(metadata.context_lens.astype(np.int32)),
+            block_tables=tensor(tables),
+            max_query=int(metadata.query_lens.max()),
+            max_context=int(metadata.context_lens.max()),
+        )
+
+    def plan_decodes(
+        self, context_lens: torch.Tensor, block_tables: torch.Tensor, *, max_context: int
+    ) -> StepAttention:
+        rows = len(context_lens)
+        cumulative = torch.arange(rows + 1, dtype=torch.int32, device=context_lens.device)
+        keys = torch.zeros_like(cumulative)
+        keys[1:] = context_lens.cumsum(0)
+        return _VarlenStep(
+            self._varlen,
+            cumulative_queries=cumulative,
+            cumulative_keys=keys,
+            context_lens=context_lens,
+            block_tables=block_tables,
+            max_query=1,
+            max_context=max_context,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _VarlenStep:
+    """Tensors as the function wants them: int32, on the device."""
+
+    varlen: Varlen
+    cumulative_queries: torch.Tensor
+    cumulative_keys: torch.Tensor
+    context_lens: torch.Tensor
+    block_tables: torch.Tensor
+    max_query: int
+    max_context: int
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        *,
+        scaling: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        if softcap is not None:
+            raise AttentionUnavailable("the attention backend 'cuda' caps no scores")
+        # Pages are [slots, kv_heads, dim] there; only the last dimension must be contiguous.
+        attended: torch.Tensor = self.varlen(
+            query.contiguous(),
+            key_cache.transpose(1, 2),
+            value_cache.transpose(1, 2),
+            self.cumulative_queries,
+            self.cumulative_keys,
+            self.max_query,
+            self.max_context,
+            scale=scaling,
+            # Keys to the left of a query's own, and none to its right.
+            window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
+            seqused_k=self.context_lens,
+            block_table=self.block_tables,
+            num_splits=1,
+            **_grouping(self.varlen, query, key_cache),
+        )
+        return attended
+
+
+def find_varlen() -> Varlen:
+    """The function of torch, if it reads pages without splitting.
+
+    Raises:
+        AttentionUnavailable: naming what is missing.
+    """
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError as error:
+        raise AttentionUnavailable(f"torch has no variable-length attention: {error}") from error
+    missing = REQUIRED_OPTIONS - _parameters(varlen_attn)
+    if missing:
+        raise AttentionUnavailable(
+            f"torch's varlen_attn does not take {', '.join(sorted(missing))}"
+        )
+    found: Varlen = varlen_attn
+    return found
+
+
+def _grouping(varlen: Varlen, query: torch.Tensor, key_cache: torch.Tensor) -> dict[str, bool]:
+    """Some releases want to be told that query heads share key heads; others have no such word."""
+    grouped = query.shape[1] != key_cache.shape[1]
+    return {"enable_gqa": True} if grouped and "enable_gqa" in _parameters(varlen) else {}
+
+
+@functools.cache
+def _parameters(function: Varlen) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)

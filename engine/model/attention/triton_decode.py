@@ -1,0 +1,109 @@
+"""Decode attention that keeps a device busy with few requests: Triton kernels. Knows no model.
+
+Lengths and tables are read on the device, so that a step can be captured once and replayed.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine.model.attention.interface import AttentionUnavailable, StepAttention
+
+#: Runs a row's keys are cut into at most, and the fewest keys that are worth a run.
+NUM_SPLITS = 16
+LEAST_RUN = 128
+#: Keys of one tile, and the fewest rows that a matrix instruction takes.
+TILE = 64
+LEAST_ROWS = 16
+#: A window no context reaches: every earlier token is seen.
+NO_WINDOW = 1 << 30
+
+
+class TritonDecode:
+    """Rows of one token each.
+
+    Raises:
+        AttentionUnavailable: Triton is not installed.
+    """
+
+    name = "triton"
+
+    def __init__(self) -> None:
+        try:
+            from engine.model.attention import triton_kernels
+        except ImportError as error:
+            raise AttentionUnavailable(f"Triton is not installed: {error}") from error
+        self._kernels: Any = triton_kernels
+
+    def plan_decodes(
+        self, context_lens: torch.Tensor, block_tables: torch.Tensor, *, max_context: int
+    ) -> StepAttention:
+        del max_context  # The grid is the same for every context.
+        return _TritonStep(self._kernels, context_lens, block_tables)
+
+
+@dataclass(frozen=True, slots=True)
+class _TritonStep:
+    kernels: Any
+    context_lens: torch.Tensor
+    block_tables: torch.Tensor
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        *,
+        scaling: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        rows, heads, dim = query.shape
+        kv_heads, block_size = key_cache.shape[1:3]
+        if softcap is not None or value_cache.shape[-1] != dim:
+            raise AttentionUnavailable(
+                "the Triton kernels cap no scores and take keys and values of one width"
+            )
+        query = query.contiguous()
+        sums = query.new_empty(rows, heads, NUM_SPLITS, dim, dtype=torch.float32)
+        highest, totals = query.new_empty(2, rows, heads, NUM_SPLITS, dtype=torch.float32)
+        output = torch.empty_like(query)
+        group = heads // kv_heads
+        window = NO_WINDOW if sliding_window is None else sliding_window
+        shared = {
+            "HEADS": heads,
+            "DIM": dim,
+            "PADDED_DIM": max(LEAST_ROWS, _power_of_two(dim)),
+            "NUM_SPLITS": NUM_SPLITS,
+            "LEAST_RUN": LEAST_RUN,
+        }
+        self.kernels.attend_runs[rows, kv_heads, NUM_SPLITS](
+            query,
+            key_cache,
+            value_cache,
+            self.context_lens,
+            self.block_tables,
+            sums,
+            highest,
+            totals,
+            scaling,
+            window,
+            self.block_tables.stride(0),
+            KV_HEADS=kv_heads,
+            GROUP=group,
+            GROUP_ROWS=max(LEAST_ROWS, _power_of_two(group)),
+            BLOCK_SIZE=block_size,
+            TILE=TILE,
+            # Single precision is not to be cut down to the tensor cores' nineteen bits.
+            PRECISION="ieee",
+            **shared,
+        )
+        self.kernels.fold_runs[rows, heads](
+            output, sums, highest, totals, self.context_lens, window, **shared
+        )
+        return output
+
+
+def _power_of_two(size: int) -> int:
+    return 1 << (size - 1).bit_length()

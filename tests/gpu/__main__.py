@@ -1,0 +1,24 @@
+"""Runs the tests of the CUDA path; without a device it says so, and that is no failure.
+
+python -m tests.gpu
+"""
+
+import sys
+
+import pytest
+import torch
+
+
+def main() -> int:
+    if not torch.cuda.is_available():
+        print(f"test-gpu: torch {torch.__version__} sees no CUDA device: nothing was run")
+        return 0
+    print(f"test-gpu: torch {torch.__version__} on {torch.cuda.get_device_name()}")
+    # The timeout of the other tests comes from a plugin that a bare machine may not have.
+    return pytest.main(
+        ["-q", "-ra", "-c", "/dev/null", "--rootdir", ".", "tests/gpu", *sys.argv[1:]]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
