@@ -60,8 +60,9 @@ VERBS = (
 )
 
 _EPILOG = """\
-`quire VERB --help` tells more. The server is --redis-url or QUIRE_REDIS_URL, the queue --queue or
-QUIRE_QUEUE. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 some failed, 130 interrupted."""
+`quire VERB --help` tells more. The server is --redis-url or QUIRE_REDIS_URL (its password
+QUIRE_REDIS_PASSWORD), the queue --queue or QUIRE_QUEUE; quire.toml may say so, too. Exit codes:
+0 done, 1 failed, 2 wrong usage, 3 some failed, 130 interrupted."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,7 +80,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if verb.passes_on:
         parsed = argparse.Namespace(rest=arguments[1:])
     else:
-        getattr(module, f"add_{verb.function}")(parser)
+        from quire.errors import InvalidRequest
+
+        try:
+            getattr(module, f"add_{verb.function}")(parser)
+        except InvalidRequest as error:
+            # A file of settings that cannot be right.
+            sys.stderr.write(f"error: {error}\n")
+            return EXIT_USAGE
         parsed = parser.parse_args(arguments[1:])
     from quire.cli.console import Console
 

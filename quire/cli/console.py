@@ -11,7 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
+from quire.arguments import QueueSettings
 from quire.broker import Broker
+from quire.cli.sources import known_settings, with_password
 from quire.client import DEFAULT_URL, Client
 from quire.connection import connect
 from quire.errors import InvalidRequest
@@ -83,15 +85,35 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
-    """Where the queue is."""
-    url = os.environ.get("QUIRE_REDIS_URL", DEFAULT_URL)
+    """Where the queue is. InvalidRequest for a file of settings that cannot be right."""
+    known = known_settings(os.environ)
+    url = with_password(known.get("redis_url", DEFAULT_URL), known.get("redis_password"))
     parser.add_argument("--redis-url", default=url, metavar="URL", help="[QUIRE_REDIS_URL]")
-    queue = os.environ.get("QUIRE_QUEUE", "default")
+    queue = known.get("queue", "default")
     parser.add_argument("--queue", default=queue, metavar="NAME", help="[QUIRE_QUEUE or default]")
-    shards = os.environ.get("QUIRE_SHARDS", "1")
     help_ = "how many the queue has [QUIRE_SHARDS or 1]"
+    shards = known.get("shards", "1")
     parser.add_argument("--shards", type=int, default=shards, metavar="N", help=help_)
+    durations = {name: known[name] for name in _DURATIONS if name in known}
+    parser.set_defaults(durations=durations)
     add_json(parser)
+
+
+#: Settings of a queue that its clients should share with its workers.
+_DURATIONS = ("max_queue_seconds", "retention_seconds")
+
+
+def settings_of(arguments: argparse.Namespace) -> QueueSettings:
+    """The durations of the queue, where variables or the file tell them. InvalidRequest."""
+    settings = QueueSettings()
+    try:
+        if text := arguments.durations.get("max_queue_seconds"):
+            settings["max_queue_seconds"] = float(text)
+        if text := arguments.durations.get("retention_seconds"):
+            settings["retention_seconds"] = float(text)
+    except ValueError as error:
+        raise InvalidRequest("max_queue_seconds, retention_seconds", str(error)) from error
+    return settings
 
 
 def brokers_of(arguments: argparse.Namespace, **settings: Any) -> list[Broker]:
@@ -99,7 +121,12 @@ def brokers_of(arguments: argparse.Namespace, **settings: Any) -> list[Broker]:
     try:
         connection = connect(arguments.redis_url)
         return [
-            Broker(connection, queue=arguments.queue, shard=shard, **settings)
+            Broker(
+                connection,
+                queue=arguments.queue,
+                shard=shard,
+                **{**settings_of(arguments), **settings},
+            )
             for shard in range(max(1, arguments.shards))
         ]
     except ValueError as error:
@@ -110,7 +137,9 @@ def client_of(arguments: argparse.Namespace) -> Client:
     """A client of the queue that `add_server`'s flags name. InvalidRequest."""
     try:
         connection = connect(arguments.redis_url)
-        return Client(connection, queue=arguments.queue, shards=arguments.shards)
+        return Client(
+            connection, queue=arguments.queue, shards=arguments.shards, **settings_of(arguments)
+        )
     except ValueError as error:
         raise InvalidRequest("redis-url, queue or shards", str(error)) from error
 

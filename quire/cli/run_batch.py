@@ -9,7 +9,7 @@ import threading
 from quire.batch import DEFAULT_MAX_INFLIGHT, BatchProgress, run_batch
 from quire.batch_files import BatchFileError
 from quire.cli import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
-from quire.cli.console import Console, add_server
+from quire.cli.console import Console, add_server, settings_of
 
 
 def add_run_batch(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +53,7 @@ def run_run_batch(arguments: argparse.Namespace, console: Console) -> int:
             deadline_seconds=arguments.deadline,
             stop=stop,
             on_progress=lambda now: console.progress(_line(now)),
+            **settings_of(arguments),
         )
     except (BatchFileError, ValueError, OSError) as error:
         console.complain(error)

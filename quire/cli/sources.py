@@ -1,0 +1,76 @@
+"""Where the command finds its queue when no flag says so: `QUIRE_*` variables, then `quire.toml`.
+
+The names are the worker's, so that both can be given the same environment and the same file. In the
+file a key stands in the table `[client]`, or above all tables. A password has no flag, because `ps`
+shows flags: it is QUIRE_REDIS_PASSWORD, or in the file that QUIRE_REDIS_PASSWORD_FILE names.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from quire.errors import InvalidRequest
+
+#: Read when QUIRE_CONFIG_FILE names no other and it exists in the working directory.
+DEFAULT_FILE = "quire.toml"
+
+#: What a command wants to know of its queue.
+KEYS = (
+    "redis_url", "redis_password", "queue", "shards", "max_queue_seconds", "retention_seconds",
+)  # fmt: skip
+
+#: Bytes of a file with a password; a longer one is a mistake.
+MAX_SECRET_BYTES = 65_536
+
+
+def known_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """What variables and file say, as text; a key nobody has set is missing.
+
+    InvalidRequest for a file that cannot be read, or a key of `[client]` that nobody knows.
+    """
+    found = {key: str(value) for key, value in _file(environ).items()}
+    for key in KEYS:
+        variable = f"QUIRE_{key.upper()}"
+        if variable in environ:
+            found[key] = environ[variable]
+        elif key == "redis_password" and f"{variable}_FILE" in environ:
+            found[key] = _secret(Path(environ[f"{variable}_FILE"]))
+    return found
+
+
+def with_password(url: str, password: str | None) -> str:
+    """The url with the password in it, unless it has one of its own."""
+    parts = urlsplit(url)
+    if password is None or parts.password is not None or parts.scheme == "unix":
+        return url
+    user, _, hosts = parts.netloc.rpartition("@")
+    return parts._replace(netloc=f"{user}:{quote(password, safe='')}@{hosts}").geturl()
+
+
+def _file(environ: Mapping[str, str]) -> dict[str, Any]:
+    named = environ.get("QUIRE_CONFIG_FILE")
+    path = Path(named or DEFAULT_FILE)
+    if not named and not path.is_file():
+        return {}
+    try:
+        tables = tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(str(path), f"cannot be read: {error}") from error
+    client = tables.get("client", {})
+    if unknown := sorted(set(client) - set(KEYS)):
+        raise InvalidRequest(str(path), f"[client] has no setting {', '.join(unknown)}")
+    # What the worker was told of the queue holds for its clients, too.
+    shared = {**tables.get("worker", {}), **tables, **client}
+    return {key: shared[key] for key in KEYS if key in shared}
+
+
+def _secret(path: Path) -> str:
+    try:
+        with path.open() as file:
+            return file.read(MAX_SECRET_BYTES).rstrip("\r\n")
+    except (OSError, ValueError) as error:
+        raise InvalidRequest("QUIRE_REDIS_PASSWORD_FILE", f"{path}: {error}") from error

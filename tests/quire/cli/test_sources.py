@@ -1,0 +1,54 @@
+"""The command finds its queue where the worker does."""
+
+import pytest
+
+from quire import InvalidRequest
+from quire.cli import EXIT_USAGE, main
+from quire.cli.sources import known_settings, with_password
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_nothing_is_known_where_nothing_is_said():
+    assert known_settings({"HOME": "/"}) == {}
+
+
+def test_a_variable_wins_over_the_file_and_the_client_over_all_tables(tmp_path):
+    (tmp_path / "quire.toml").write_text(
+        'redis_url = "redis://above:1/0"\nqueue = "above"\n'
+        '[client]\nqueue = "mine"\nshards = 3\n[worker]\nretention_seconds = 60\nmodel = "x"\n'
+    )
+    assert known_settings({}) == {
+        "redis_url": "redis://above:1/0", "queue": "mine", "shards": "3",
+        "retention_seconds": "60",
+    }  # fmt: skip
+    assert known_settings({"QUIRE_QUEUE": "theirs"})["queue"] == "theirs"
+
+
+def test_a_password_comes_from_a_variable_or_a_file_and_never_replaces_that_of_the_url(tmp_path):
+    (tmp_path / "secret").write_text("p@ss/word\n")
+    found = known_settings({"QUIRE_REDIS_PASSWORD_FILE": str(tmp_path / "secret")})
+    assert found == {"redis_password": "p@ss/word"}
+    assert with_password("redis://h:1/0", "p@ss/word") == "redis://:p%40ss%2Fword@h:1/0"
+    assert with_password("redis://user@h:1/0", "x") == "redis://user:x@h:1/0"
+    assert with_password("redis://:own@h:1/0", "x") == "redis://:own@h:1/0"
+    assert with_password("redis://h:1/0", None) == "redis://h:1/0"
+
+
+@pytest.mark.parametrize("text", ["[client]\nqueues = 1\n", "queue = \n"])
+def test_a_file_that_cannot_be_right_is_wrong_usage(tmp_path, capsys, text):
+    (tmp_path / "quire.toml").write_text(text)
+    with pytest.raises(InvalidRequest, match=r"quire\.toml"):
+        known_settings({})
+    assert main(["status"]) == EXIT_USAGE
+    captured = capsys.readouterr()
+    assert captured.out == "" and "quire.toml" in captured.err
+
+
+def test_a_secret_that_cannot_be_read_is_wrong_usage(tmp_path):
+    with pytest.raises(InvalidRequest, match="missing"):
+        known_settings({"QUIRE_REDIS_PASSWORD_FILE": str(tmp_path / "missing")})
