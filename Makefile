@@ -88,7 +88,7 @@ check-native: $(VENV)/dev.installed ## the C++ kernels: warnings as errors, sani
 test-gpu: $(VENV)/dev.installed ## what only a GPU can show: right first; without one it says so
 	$(BIN)/python -m tests.gpu
 
-bench-gpu: $(VENV)/demo.installed ## decode and prefill against the device's limits; needs a GPU
+bench-gpu: $(VENV)/demo.installed ## decode steps against the device's limits; without a GPU it says so
 	$(BIN)/python -m benchmarks.bench_gpu
 
 modelcheck: $(VENV)/dev.installed ## explore every state of the protocol's model, and its controls

@@ -63,6 +63,7 @@ def load_model(settings: Settings) -> ServedModel:
     config = engine_config(
         settings,
         num_blocks=facts.num_blocks,
+        block_size=facts.block_size,
         max_model_len=facts.max_model_len,
         vocab_size=facts.vocab_size,
         eos_token_ids=facts.eos_token_ids,
@@ -83,6 +84,7 @@ def engine_config(
     max_model_len: int,
     vocab_size: int,
     eos_token_ids: frozenset[int],
+    block_size: int | None = None,
 ) -> EngineConfig:
     """The engine's part of the settings, completed by what model and memory decide."""
     return EngineConfig(
@@ -90,7 +92,7 @@ def engine_config(
         max_model_len=min(max_model_len, settings.max_model_len or max_model_len),
         vocab_size=vocab_size,
         eos_token_ids=eos_token_ids,
-        block_size=settings.block_size,
+        block_size=block_size or settings.block_size,
         num_host_blocks=settings.num_host_blocks,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,

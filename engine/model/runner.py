@@ -170,11 +170,9 @@ def load_runner(
 
     The pool has `num_blocks`; or as many as fit in `kv_cache_memory_bytes`; or, when neither is
     given, a share of what is free after the weights, but no more than `max_num_seqs` requests of
-    full length could use. A backend asked for by name is the one that attends: the compiled form of
-    the fast path, which has its own, is then left out.
-
-    `deterministic` promises that a token's logits do not depend on what is computed beside it, and
-    `now`, a clock in seconds, says in the log what finding that out has cost.
+    full length could use. A backend asked for by name is the one that attends: the compiled form,
+    which has its own, is then left out. `deterministic` promises that a token's logits do not
+    depend on what is computed beside it; by `now`, in seconds, the log says what that has cost.
 
     Raises:
         ModelRefused: the model, the backend or the memory does not allow it.
@@ -191,12 +189,10 @@ def load_runner(
         now=now,
     )
     release_memory(place)
-    if num_blocks is None:
-        num_blocks = _num_blocks(chosen, limits, kv_cache_memory_bytes=kv_cache_memory_bytes)
     captures = place.type == "cuda" and not deterministic and isinstance(chosen.model, Decoder)
     kv_pool = KVPool(
         chosen.model.layer_shapes,
-        num_blocks=num_blocks,
+        num_blocks=num_blocks or _num_blocks(chosen, limits, memory_bytes=kv_cache_memory_bytes),
         block_size=chosen.block_size,
         dtype=chosen.dtype,
         device=place,
@@ -320,11 +316,11 @@ def _invariant_multiple(
     return multiple
 
 
-def _num_blocks(chosen: _Chosen, limits: Limits, *, kv_cache_memory_bytes: int | None) -> int:
+def _num_blocks(chosen: _Chosen, limits: Limits, *, memory_bytes: int | None) -> int:
     """The size of the pool from the memory it may take."""
     shapes, sizes = chosen.model.layer_shapes, (chosen.block_size, chosen.dtype)
-    if kv_cache_memory_bytes is not None:
-        return blocks_in(kv_cache_memory_bytes, shapes, block_size=sizes[0], dtype=sizes[1])
+    if memory_bytes is not None:
+        return blocks_in(memory_bytes, shapes, block_size=sizes[0], dtype=sizes[1])
     step = StepSize(
         num_tokens=limits.max_num_batched_tokens,
         num_logits=limits.max_num_seqs,
