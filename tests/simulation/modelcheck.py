@@ -56,7 +56,7 @@ SMALL_SCENARIOS = (
         may_be_poison=True,
         may_fail=True,
     ),
-    Scenario("a rollback", num_rollbacks=1, max_attempts=1),
+    Scenario("a rollback", num_rollbacks=1, num_tokens=1, max_attempts=1),
     Scenario("expiry", num_expiries=1, num_tokens=1, max_attempts=1, may_schedule=True),
     Scenario("another life", num_expiries=1, num_requeues=1, num_tokens=1, max_attempts=1),
     Scenario("a pause", may_pause=True, num_tokens=1),
@@ -91,32 +91,40 @@ SCENARIOS = (
         may_be_poison=True,
         may_fail=True,
     ),
-    Scenario("a rollback", num_rollbacks=1, num_tokens=1, may_cancel=True),
+    # With two tokens and three lives: "a torn file" below.
+    Scenario("a rollback", num_rollbacks=1, num_tokens=1, max_attempts=1, may_cancel=True),
     Scenario(
         "a rollback, late calls", num_rollbacks=1, num_late_calls=1, num_tokens=1, max_attempts=1
     ),
     Scenario(
-        "a rollback, retries", num_rollbacks=1, num_tokens=1, may_fail=True, may_schedule=True
+        "a rollback, retries",
+        num_rollbacks=1,
+        num_tokens=1,
+        max_attempts=1,
+        may_fail=True,
+        may_schedule=True,
     ),
-    Scenario("a rollback, a pause", num_rollbacks=1, num_tokens=1, max_attempts=1, may_pause=True),
-    Scenario("a rollback, another life", num_rollbacks=1, num_requeues=1, max_attempts=1),
+    Scenario("a rollback, a pause", num_rollbacks=1, num_tokens=0, max_attempts=1, may_pause=True),
+    Scenario(
+        "a rollback, another life", num_rollbacks=1, num_requeues=1, num_tokens=1, max_attempts=1
+    ),
     Scenario("a torn file", num_rollbacks=1, max_attempts=1, may_cancel=True, may_be_torn=True),
     Scenario("two rollbacks", num_rollbacks=2, num_tokens=1, max_attempts=1),
     Scenario(
         "expiry", num_expiries=1, num_tokens=1, max_attempts=1, may_fail=True, may_schedule=True
     ),
-    Scenario("expiry, a rollback", num_expiries=1, num_rollbacks=1, num_tokens=1, max_attempts=1),
-    Scenario("expiry, another life", num_expiries=1, num_requeues=1, max_attempts=1),
+    Scenario("expiry, a rollback", num_expiries=1, num_rollbacks=1, num_tokens=0, max_attempts=1),
+    Scenario("expiry, another life", num_expiries=1, num_requeues=1, num_tokens=1, max_attempts=1),
     Scenario("expiry, late calls", num_expiries=1, num_late_calls=1, num_tokens=1, max_attempts=1),
+    # Two requests meet in the ingress and the books, not in their logs: empty answers do.
     Scenario(
         "two, late calls",
         num_requests=2,
-        num_tokens=1,
+        num_tokens=0,
         max_attempts=1,
         num_late_calls=1,
         may_fail=True,
     ),
-    # Two requests meet in the ingress and the books, not in their logs: empty answers do.
     Scenario("two, a rollback", num_requests=2, num_tokens=0, max_attempts=1, num_rollbacks=1),
     Scenario(
         "one key for two",
@@ -128,7 +136,14 @@ SCENARIOS = (
         shares_a_key=True,
     ),
     Scenario("stateful noise", is_noise_stateful=True),
-    Scenario("stateful noise, told", num_rollbacks=1, is_noise_stateful=True, may_contradict=True),
+    Scenario(
+        "stateful noise, told",
+        num_rollbacks=1,
+        num_tokens=1,
+        max_attempts=1,
+        is_noise_stateful=True,
+        may_contradict=True,
+    ),
 )
 
 #: Every answer the scripts can give while all brokers have the same settings.
