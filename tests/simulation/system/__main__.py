@@ -101,7 +101,8 @@ def main(arguments: list[str] | None = None) -> int:
         for done, outcomes in enumerate(pool.map(play_all, chunks), start=1):
             figures.add(outcomes)
             _show_progress(f"{done * CHUNK} of {options.runs} schedules")
-        for control, count in zip(CONTROLS, pool.map(catches, CONTROLS), strict=True):
+        look = partial(catches, enough=options.catches)
+        for control, count in zip(CONTROLS, pool.map(look, CONTROLS), strict=True):
             figures.caught[control.name] = count
     _report(figures, seconds=time.monotonic() - began)
     is_good = not figures.failing and all(figures.caught.values())
@@ -122,8 +123,8 @@ def play_all(seeds: range) -> list[Outcome]:
     return _played(play, seeds)
 
 
-def catches(control: Control) -> int:
-    """In how many schedules the control breaks its law; counts no further than is needed."""
+def catches(control: Control, *, enough: int = CONTROL_CATCHES) -> int:
+    """In how many schedules the control breaks its law; looks no further than `enough`."""
     control.check()
     count = 0
     for seeds in _chunks(range(CONTROL_SEEDS)):
@@ -132,7 +133,7 @@ def catches(control: Control) -> int:
         )
         for outcome in _played(broken, seeds):
             count += any(text.startswith(control.law) for text in outcome.violations)
-        if count >= CONTROL_CATCHES:
+        if count >= enough:
             break
     return count
 
@@ -179,6 +180,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help="play this schedule alone, and tell all of it")
     parser.add_argument("--runs", type=int, default=DEFAULT_RUNS, help="schedules to play")
     parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument(
+        "--catches", type=int, default=CONTROL_CATCHES, help="how often a control must be caught"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that play")
     return parser
 
