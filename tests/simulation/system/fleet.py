@@ -18,6 +18,7 @@ from engine.fake_runner import FakeRunner, fake_next_token
 from service.config import Settings
 from service.model import ServedModel, engine_config
 from service.text import ModelTokenizer
+from service.vitals import WorkerState
 from service.worker import Worker
 from tests.service.builders import make_settings
 from tests.service.fake_model import EOS_ID, MAX_MODEL_LEN, NEVER, VOCAB_SIZE, byte_tokenizer
@@ -63,6 +64,13 @@ class Slot:
     @property
     def is_running(self) -> bool:
         return self.process is not None and self.process.alive
+
+    @property
+    def is_ready(self) -> bool:
+        """It serves; one that is still dying of what befell it does not."""
+        if not self.is_running or self.worker is None:
+            return False
+        return self.worker._vitals.state is WorkerState.READY
 
     @property
     def has_claims(self) -> bool:

@@ -174,6 +174,11 @@ class _Schedule:
         # Entries and leases without a request are found by the workers, in their own time.
         while not_at_rest(self._server) and self._timeline.now < give_up:
             self._timeline.sleep(LOOK_SECONDS)
+        while not all(slot.is_ready for slot in self._fleet.slots):
+            if self._timeline.now > give_up:
+                self.violations.append("I5: not every worker came back")
+                return
+            self._timeline.sleep(LOOK_SECONDS)
 
     def _settle(self) -> None:
         """Drains the fleet, and looks at what is left, at once and after everything has expired."""
