@@ -35,6 +35,7 @@ TAKING_BACK = ("rollback", "tear", "requeue", "forget")
 def broken_by_step(before: World, step: Step) -> Iterator[str]:
     """Laws about what a step may change."""
     old_shard, new_shard = before.shard, step.world.shard
+    yield from broken_by_waiting(new_shard, step=step)
     if old_shard is new_shard or any(call.name in TAKING_BACK for call in step.calls):
         return
     for old, new in zip(old_shard.requests, new_shard.requests, strict=True):
@@ -51,18 +52,19 @@ def broken_by_step(before: World, step: Step) -> Iterator[str]:
             yield "I4: an epoch went back"
         if new.owner != old.owner and new.epoch == old.epoch:
             yield "I4: another owner has the same epoch"
-        yield from broken_by_waiting(old, new, step=step)
+        has_moved = old.state == "running" and old.published > old.resumed_from
+        if has_moved and new.end and new.end.reason == "attempts_spent":
+            yield f"I7: a request was given up after a claim that moved it to {old.published}"
         if old_shard.is_paused and (old.state, new.state) == ("queued", "running"):
             yield "I9: a request was claimed from a paused queue"
 
 
-def broken_by_waiting(old: Request, new: Request, *, step: Step) -> Iterator[str]:
-    """Who moves on is not given up, and who is too late is told so."""
-    has_moved = old.state == "running" and old.published > old.resumed_from
-    if has_moved and new.end and new.end.reason == "attempts_spent":
-        yield f"I7: a request was given up after a claim that moved it to {old.published}"
-    if step.calls[-1].name == "expire" and old.state in WAITING and new.state in WAITING:
-        yield f"I5: a {old.state} request waits though its time is over"
+def broken_by_waiting(shard: Shard, *, step: Step) -> Iterator[str]:
+    """Who is too late is told so."""
+    for call in step.calls[-1:]:
+        request = shard.requests[call.request]
+        if call.name == "expire" and request and request.state in WAITING:
+            yield f"I5: a {request.state} request waits though its time is over"
 
 
 def broken_in_shard(shard: Shard, *, scenario: Scenario) -> Iterator[str]:

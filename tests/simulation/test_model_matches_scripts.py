@@ -13,6 +13,7 @@ from tests.quire.builders import leaked_keys
 from tests.simulation.controls import CONTROLS
 from tests.simulation.exploration import Search
 from tests.simulation.lockstep import Divergence, Lockstep, walk
+from tests.simulation.model_state import Call
 from tests.simulation.modelcheck import OUTCOMES, SMALL_SCENARIOS
 from tests.simulation.protocol_model import Scripts
 from tests.simulation.real_shard import RealShard, fresh_queue
@@ -123,7 +124,13 @@ def test_every_random_path_of_the_model_is_a_path_of_the_scripts(real_connection
         except Divergence as divergence:
             pytest.fail(f"QUIRE_WALK_SEED={seed}: {divergence}")
     print(f"{len(met)} kinds of answers met")
-    assert chosen or ("submit", "full") in met
+
+
+def test_a_full_queue_is_full_on_both_sides(real_connection):
+    with fresh_queue(real_connection) as make:
+        lockstep = lockstep_of(real_connection, make, WILD_SCENARIOS[-1])
+        lockstep.run(Call("submit", 0))
+        assert lockstep.run(Call("submit", 1)) == ("full", 1, "requests")
 
 
 def is_found_out(connection, paths, **doctored) -> bool:
