@@ -52,11 +52,16 @@ def broken_by_step(before: World, step: Step) -> Iterator[str]:
             yield "I4: an epoch went back"
         if new.owner != old.owner and new.epoch == old.epoch:
             yield "I4: another owner has the same epoch"
-        has_moved = old.state == "running" and old.published > old.resumed_from
-        if has_moved and new.end and new.end.reason == "attempts_spent":
-            yield f"I7: a request was given up after a claim that moved it to {old.published}"
+        yield from broken_by_giving_up(old, new)
         if old_shard.is_paused and (old.state, new.state) == ("queued", "running"):
             yield "I9: a request was claimed from a paused queue"
+
+
+def broken_by_giving_up(old: Request, new: Request) -> Iterator[str]:
+    """Who moves on is not given up."""
+    has_moved = old.state == "running" and old.published > old.resumed_from
+    if has_moved and new.end and new.end.reason == "attempts_spent":
+        yield f"I7: a request was given up after a claim that moved it to {old.published}"
 
 
 def broken_by_waiting(shard: Shard, *, step: Step) -> Iterator[str]:
