@@ -208,7 +208,8 @@ class IngressReader:
             began = time.monotonic()
             read(GROUP, "probe", {key: ">"}, count=1, block=_PROBE_BLOCK_MS)
             waited = time.monotonic() - began >= _PROBE_BLOCK_MS / 2000
-            self._connection.xadd(key, {"probe": "1"})
+            # A server that lost the stream since must not get one that never expires.
+            self._connection.xadd(key, {"probe": "1"}, nomkstream=True)
             return waited and bool(read(GROUP, "probe", {key: ">"}, block=_PROBE_BLOCK_MS))
         finally:
             self._connection.delete(key)

@@ -24,8 +24,12 @@ MAX_NUMBER = LAST_ID[1]
 class StreamCommands(Commands):
     """Adds streams and consumer groups."""
 
-    def xadd(self, key: bytes, *arguments: bytes) -> bytes:
+    def xadd(self, key: bytes, *arguments: bytes) -> bytes | None:
         rest, bounds = list(arguments), dict[bytes, bytes]()
+        if rest[0].upper() == b"NOMKSTREAM":
+            rest.pop(0)
+            if self.typed(key, Stream) is None:
+                return None
         while (word := rest[0].upper()) in (b"MAXLEN", b"MINID"):
             rest.pop(0)
             is_exact = rest[0] != b"~"
