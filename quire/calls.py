@@ -114,7 +114,7 @@ def requeue_call(keys: Keys, letter: DeadLetter, *, keep_tokens: bool) -> Call:
 def beat_call(keys: Keys, worker: str, *, state: str, load: bytes, memory_seconds: float) -> Call:
     """For beat_worker.lua."""
     arguments = (worker, state, load, int(memory_seconds * 1000))
-    return Call((keys.workers, *keys.all_ingress), arguments)
+    return Call((keys.workers, keys.control, *keys.all_ingress), arguments)
 
 
 def _of_claims(keys: Keys, claims: Sequence[Claim]) -> Call:

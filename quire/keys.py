@@ -30,7 +30,8 @@ hash tag, so that a whole shard lies in one slot and every transition can be one
     counts              hash     `tokens`: of the requests that wait, scheduled or queued;
                                  `tenant:<tenant>`: its open requests. Absent means 0.
     control             hash     what operators set: the limits `max_requests`, `max_tokens`,
-                                 `max_per_tenant`, `max_of:<tenant>`, and `paused` with a reason.
+                                 `max_per_tenant`, `max_of:<tenant>`, `paused` with a reason, and
+                                 `drain:<worker>` with the time at which it was asked to.
     g:<group>           hash     state -> number of the group's requests in it.
     gm:<group>          set      the group's requests that have not ended.
     ge:<group>          stream   the group's ends in the order they came: id, state.

@@ -24,6 +24,9 @@ from quire.transitions import Backlog, DeadLetter, QueueLimits, WorkerInfo
 #: The longest reason of a pause, in characters.
 MAX_REASON_LENGTH = 500
 
+#: What the fields of the control hash begin with that ask a worker to drain.
+_DRAIN = "drain:"
+
 
 class Operating(Shard):
     """The operator's side of a Broker."""
@@ -63,6 +66,22 @@ class Operating(Shard):
         key = self.keys.control
         reason: Any = self._retrying(lambda: self._connection.hget(key, "paused"))
         return None if reason is None else reason.decode()
+
+    def drain(self, worker: str) -> None:
+        """Asks a worker to end: it takes nothing new, and finishes or gives back what it has.
+
+        It hears of it when it signs the registry next, within a lease. Harmless when repeated, and
+        forgotten after a day if no worker of that name has heard it.
+        """
+        key, now = self.keys.control, self.now_ms()
+        self._change(lambda pipeline: pipeline.hset(key, f"{_DRAIN}{worker}", now))
+
+    def drain_wishes(self) -> frozenset[str]:
+        """The workers that were asked to drain and have not said yet that they do."""
+        key = self.keys.control
+        names: Any = self._retrying(lambda: self._connection.hkeys(key))
+        wishes = (name.decode() for name in names)
+        return frozenset(w.removeprefix(_DRAIN) for w in wishes if w.startswith(_DRAIN))
 
     def set_limits(self, limits: QueueLimits) -> None:
         """Replaces the limits of this shard; every SUBMIT of any client obeys them from now on."""

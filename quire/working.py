@@ -218,13 +218,17 @@ class Working(Shard):
         call = dead_letter_call(self.keys, claim, reason, done=completion.encode())
         return bool(self._scripts.run("dead_letter", call))
 
-    def beat_worker(self, worker: str, state: str, load: Mapping[str, float]) -> None:
-        """Notes that a worker lives; forgets those silent for a day, with their idle consumers."""
+    def beat_worker(self, worker: str, state: str, load: Mapping[str, float]) -> bool:
+        """Notes that a worker lives; forgets those silent for a day, with their idle consumers.
+
+        Returns whether an operator wants it to drain. It is told so until its state is `draining`,
+        `stopped` or `failed`.
+        """
         data = pack(dict(load), field="load")
         call = beat_call(
             self.keys, worker, state=state, load=data, memory_seconds=WORKER_MEMORY_SECONDS
         )
-        self._scripts.run("beat_worker", call)
+        return bool(self._scripts.run("beat_worker", call))
 
     def _is_paused(self) -> bool:
         control = self.keys.control

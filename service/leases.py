@@ -121,6 +121,7 @@ class Housekeeper:
         *,
         worker: str,
         load: Callable[[], Mapping[str, float]],
+        on_drain: Callable[[], None],
         vitals: Vitals,
         contact: Contact,
         metrics: Metrics,
@@ -131,6 +132,7 @@ class Housekeeper:
         self._brokers = brokers
         self._worker = worker
         self._load = load
+        self._on_drain = on_drain
         self._vitals = vitals
         self._contact = contact
         self._metrics = metrics
@@ -188,7 +190,12 @@ class Housekeeper:
 
     def _sign(self, state: str) -> bool:
         load = dict(self._load())
-        return self._in_every_shard("beat", lambda b: b.beat_worker(self._worker, state, load))
+
+        def beat(broker: Broker) -> None:
+            if broker.beat_worker(self._worker, state, load):
+                self._on_drain()
+
+        return self._in_every_shard("beat", beat)
 
     def _in_every_shard(self, operation: str, act: Callable[[Broker], None]) -> bool:
         """Do it once for each shard. False when Redis did not answer.

@@ -61,6 +61,10 @@ class StopAsked:
     """Somebody wants the worker to end."""
 
 
+class DrainAsked:
+    """An operator wants the worker to drain, and may say so again while it does."""
+
+
 @dataclass(frozen=True, slots=True)
 class ShardEmpty:
     """In a burst: there is nothing left to do in this shard."""
@@ -79,7 +83,7 @@ class ModelLoaded:
     served: ServedModel
 
 
-Event = StopAsked | ShardEmpty | OutboxEmpty | ModelLoaded | ThreadDied
+Event = StopAsked | DrainAsked | ShardEmpty | OutboxEmpty | ModelLoaded | ThreadDied
 
 
 class WorkerDied(Exception):
@@ -149,6 +153,7 @@ class Worker:
             self._brokers,
             worker=settings.worker,
             load=self._load,
+            on_drain=lambda: self._events.put(DrainAsked()),
             vitals=self._vitals,
             contact=self._contact,
             metrics=self.metrics,
@@ -198,7 +203,10 @@ class Worker:
     def _serve(self) -> None:
         """Take requests in once the model is loaded; return when asked to stop, or all is done."""
         busy_shards = set(self._brokers)
-        while busy_shards and not isinstance(event := self._next_event(), StopAsked):
+        while busy_shards:
+            event = self._next_event()
+            if isinstance(event, StopAsked | DrainAsked):
+                return
             if isinstance(event, ModelLoaded):
                 self._open(event.served)
             elif isinstance(event, ShardEmpty):

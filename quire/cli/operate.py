@@ -61,11 +61,15 @@ def add_queue(parser: argparse.ArgumentParser) -> None:
     pause.add_argument("reason", nargs="?", default="")
     add_server(pause)
     add_server(actions.add_parser("resume", help="end a pause"))
+    late = "end the requests that wait past their deadline, as workers do"
+    add_server(actions.add_parser("expire", help=late))
 
 
 def run_queue(arguments: argparse.Namespace, console: Console) -> int:
-    """Prints whether the queue is paused after that."""
+    """Prints whether the queue is paused after that, or the requests it has ended."""
     brokers = brokers_of(arguments)
+    if arguments.action == "expire":
+        return _expire(brokers, console)
     for broker in brokers:
         if arguments.action == "pause":
             broker.pause(arguments.reason)
@@ -75,6 +79,15 @@ def run_queue(arguments: argparse.Namespace, console: Console) -> int:
     state = "running" if reason is None else f"paused  {reason}".rstrip()
     value = {"queue": arguments.queue, "paused": reason is not None, "reason": reason}
     console.data(value, f"{arguments.queue}  {state}")
+    return EXIT_OK
+
+
+def _expire(brokers: Sequence[Broker], console: Console) -> int:
+    for broker in brokers:
+        while ended := broker.expire():
+            for request in ended:
+                value = {"request_id": request.request_id, "state": str(request.state)}
+                console.data(value, f"{request.request_id}  {request.state}")
     return EXIT_OK
 
 

@@ -161,6 +161,19 @@ def test_an_operator_pauses_limits_and_requeues(as_role, real_broker):
     assert broker.cancel("g~a") is State.CANCELLED
 
 
+def test_an_operator_drains_workers_and_ends_what_is_late(as_role, real_broker, real_connection):
+    operator = as_role("operator")
+    operator.drain("w")
+    worker = as_role("worker")
+    assert worker.beat_worker("w", "serving", {}) is True
+    worker.beat_worker("w", "draining", {})
+    assert operator.drain_wishes() == frozenset()
+    real_broker.submit(make_request(id="g~late"))
+    real_connection.zadd(real_broker.keys.wait, {"g~late": 1})
+    assert [expired.request_id for expired in operator.expire()] == ["g~late"]
+    refused(lambda: worker.drain("w"))
+
+
 def test_an_operator_is_refused_the_work(as_role):
     broker = as_role("operator")
     refused(lambda: broker.read_ingress("w", count=1, block_seconds=0))

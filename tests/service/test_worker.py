@@ -285,6 +285,32 @@ def test_asked_twice_to_stop_a_worker_releases_at_once(queue: Queue):
     assert queue.broker.status(request_id).state == "queued"
 
 
+def test_an_operator_drains_a_worker_by_its_name(queue: Queue):
+    gate = StepGate(steps=2)
+    request_id = queue.submit((6, 6), max_tokens=12)
+    settings = queue.settings()
+    with WorkerThread(settings, before_run=gate) as worker:
+        queue.wait_for_tokens(request_id, 1)
+        with WorkerThread(queue.settings()) as other:
+            queue.broker.drain(settings.worker)
+            eventually(lambda: state_of(queue, settings.worker) == "draining")
+            assert queue.broker.drain_wishes() == frozenset()
+            # Unlike a second signal, a second wish does not hurry it.
+            queue.broker.drain(settings.worker)
+            eventually(lambda: queue.broker.drain_wishes() == frozenset())
+            gate.open()
+            assert worker.wait() == 0
+            assert not other.has_ended
+            output = queue.result(request_id)
+    assert output.token_ids == expected_tokens((6, 6), max_tokens=12)
+    assert output.completion.resumes == 0
+    assert state_of(queue, settings.worker) == "stopped"
+
+
+def state_of(queue: Queue, worker: str) -> str | None:
+    return next((info.state for info in queue.broker.workers() if info.name == worker), None)
+
+
 def test_cancels_still_work_while_draining(queue: Queue):
     gate = StepGate(steps=2)
     request_id = queue.submit(max_tokens=800)

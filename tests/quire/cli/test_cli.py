@@ -177,6 +177,14 @@ def test_a_queue_is_paused_and_resumed(quire, real_broker):
     assert state["paused"] is False
 
 
+def test_what_waits_too_long_is_ended_without_a_worker(quire, real_broker, real_connection):
+    real_broker.submit_many([make_request(id="late"), make_request(id="young")])
+    real_connection.zadd(real_broker.keys.wait, {"late": 1})
+    assert quire("queue", "expire")[:2] == (0, "late  expired\n")
+    assert quire("queue", "expire", "--json")[:2] == (0, "")
+    assert real_broker.status("young").state == "queued"
+
+
 def bury(broker, request_id):
     broker.submit(make_request(id=request_id))
     broker.dead_letter(claim_next(broker).claim, "unreadable")

@@ -1,0 +1,161 @@
+"""`quire drain`: asks workers to end from anywhere, and waits until they have.
+
+A drained worker takes nothing new, finishes what fits into its grace period, gives the rest back
+with its tokens, and exits with 0. Whoever restarts processes that exit restarts it, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from quire.broker import Broker
+from quire.cli import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
+from quire.cli.console import Console, add_server, brokers_of
+from quire.transitions import WorkerInfo
+
+#: A worker that has not signed the registry for so long is taken for dead.
+SILENT_SECONDS = 60.0
+
+#: Between two looks at the registry.
+LOOK_SECONDS = 0.5
+
+#: What a worker signs last.
+_ENDS = ("stopped", "failed")
+
+
+def add_drain(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `quire drain`."""
+    parser.add_argument("worker", nargs="*", help="as `quire status` names it")
+    parser.add_argument("--all", action="store_true", help="every worker that lives")
+    wait = parser.add_mutually_exclusive_group()
+    wait.add_argument("--no-wait", action="store_true", help="ask, and leave")
+    help_ = "give up waiting; the wish stands [300]"
+    wait.add_argument("--timeout", type=float, default=300.0, metavar="SECONDS", help=help_)
+    add_server(parser)
+    parser.epilog = (
+        "Prints each worker with how it ended: stopped, failed (leases hand its work over), "
+        "restarted, silent (not heard for a minute) or timeout; with --no-wait: asked. Exit "
+        "codes: 0 all stopped or restarted, 3 some, 1 none. What restarts processes that exit "
+        "restarts a drained worker: scale down there."
+    )
+
+
+def run_drain(arguments: argparse.Namespace, console: Console) -> int:
+    """Prints one line per worker as it ends; 3 when some have not ended well, 1 when none has."""
+    if arguments.all != (not arguments.worker):
+        console.complain("drain takes either workers or --all")
+        return EXIT_USAGE
+    brokers = brokers_of(arguments)
+    known = _look(brokers)
+    names = _living(known) if arguments.all else list(dict.fromkeys(arguments.worker))
+    if not names:
+        console.note("no worker lives")
+    watch = _Watch(brokers, console)
+    for name in names:
+        watch.ask(name, known)
+    if arguments.no_wait:
+        for name in list(watch.asked):
+            watch.tell(name, "asked")
+    else:
+        watch.wait(arguments.timeout)
+    good = [outcome in ("asked", "restarted", "stopped") for outcome in watch.outcomes.values()]
+    if all(good):
+        return EXIT_OK
+    return EXIT_PARTIAL if any(good) else EXIT_ERROR
+
+
+@dataclass(slots=True)
+class _Watch:
+    """The workers that were asked, and those of which it is known how they ended."""
+
+    brokers: Sequence[Broker]
+    console: Console
+    #: Those still awaited, with the shards on which they work.
+    asked: dict[str, list[int]] = field(default_factory=dict)
+    outcomes: dict[str, str] = field(default_factory=dict)
+
+    def ask(self, name: str, known: Sequence[Mapping[str, WorkerInfo]]) -> None:
+        """Asks one worker, unless there is nobody to ask."""
+        shards = [number for number, workers in enumerate(known) if name in workers]
+        if not shards:
+            self.tell(name, "unknown")
+        elif end := _end_of([known[shard][name] for shard in shards]):
+            self.tell(name, end)
+        else:
+            for shard in shards:
+                self.brokers[shard].drain(name)
+            self.asked[name] = shards
+
+    def wait(self, timeout: float) -> None:
+        """Looks again and again until all have ended."""
+        give_up = time.monotonic() + timeout
+        while self.asked:
+            # In this order: a wish that is gone has been heard, and the registry shows it by then.
+            wishes = [broker.drain_wishes() for broker in self.brokers]
+            workers = _look(self.brokers)
+            for name, shards in list(self.asked.items()):
+                # In the registry it stays for a day, unless somebody has deleted it.
+                infos = [workers[shard][name] for shard in shards if name in workers[shard]]
+                is_heard = not any(name in wishes[shard] for shard in shards)
+                if end := _end_of(infos, is_heard=is_heard):
+                    self.tell(name, end)
+            if self.asked and time.monotonic() >= give_up:
+                for name in list(self.asked):
+                    self.tell(name, "timeout")
+            elif self.asked:
+                self.console.progress(f"waiting for {_described(self.asked, workers)}")
+                time.sleep(LOOK_SECONDS)
+        self.console.end_progress()
+
+    def tell(self, name: str, outcome: str) -> None:
+        """Prints what has become of a worker, and waits for it no longer."""
+        self.asked.pop(name, None)
+        self.outcomes[name] = outcome
+        self.console.end_progress()
+        self.console.data({"worker": name, "outcome": outcome}, f"{name}  {outcome}")
+        self.console.piece("")
+
+
+def _look(brokers: Sequence[Broker]) -> list[dict[str, WorkerInfo]]:
+    """The registry of each shard by the workers' names."""
+    return [{info.name: info for info in broker.workers()} for broker in brokers]
+
+
+def _living(known: Sequence[Mapping[str, WorkerInfo]]) -> list[str]:
+    names = {name for workers in known for name in workers}
+    return [
+        name
+        for name in sorted(names)
+        if not _end_of([workers[name] for workers in known if name in workers])
+    ]
+
+
+def _end_of(infos: Sequence[WorkerInfo], *, is_heard: bool = False) -> str | None:
+    """How a worker ended, None while it has not. `is_heard`: it has said that it drains."""
+    if not infos:
+        return "unknown"
+    for end in _ENDS:
+        if all(info.state == end for info in infos):
+            return end
+    if all(info.seen_seconds > SILENT_SECONDS for info in infos):
+        return "silent"
+    if is_heard and not any(info.state == "draining" for info in infos):
+        # It has been through the end, and signs with the same name again.
+        return "restarted"
+    return None
+
+
+def _described(
+    asked: Mapping[str, Sequence[int]], workers: Sequence[Mapping[str, WorkerInfo]]
+) -> str:
+    """The awaited workers with their states and claims, as far as a line goes."""
+    parts = []
+    for name, shards in asked.items():
+        info = next((workers[shard][name] for shard in shards if name in workers[shard]), None)
+        if info is not None:
+            parts.append(f"{name} ({info.state}, {info.load.get('claims', 0):g} claims)")
+    shown = ", ".join(parts[:3])
+    return shown if len(parts) <= 3 else f"{shown} and {len(parts) - 3} more"
