@@ -5,46 +5,54 @@
     with Client("redis://127.0.0.1:6379/0") as quire:
         print(quire.submit("12+34=").result(timeout=30).text)
 
-Knows nothing of models and engines; needs redis, msgpack and pydantic only.
+Knows nothing of models and engines; needs redis, msgpack and pydantic only. A name's module is
+loaded when the name is asked for first, so that `quire --help` and a service that needs the errors
+alone wait for none of the three.
 """
 
-from quire.aio import AsyncClient, AsyncGroupHandle, AsyncHandle
-from quire.async_broker import connect_async
-from quire.broker import Broker
-from quire.client import Client, Handle
-from quire.connection import connect
-from quire.errors import (
-    BrokerUnavailable,
-    Cancelled,
-    DeadlineExceeded,
-    DurabilityUnavailable,
-    InvalidRequest,
-    OutputRewound,
-    ProtocolError,
-    QueueFull,
-    QuireError,
-    RequestFailed,
-    ResultExpired,
-    UnknownRequest,
-    UnsupportedVersion,
-    WaitTimeout,
-)
-from quire.groups import GroupHandle
-from quire.local_redis import LocalRedis
-from quire.protocol import (
-    PROTOCOL_VERSION,
-    Completion,
-    ErrorInfo,
-    FinishReason,
-    GenerationRequest,
-    Priority,
-    SamplingParams,
-    State,
-    Timing,
-    TokenChunk,
-    Usage,
-)
-from quire.transitions import QueueLimits, RequestStatus
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quire.aio import AsyncClient, AsyncGroupHandle, AsyncHandle
+    from quire.async_broker import connect_async
+    from quire.broker import Broker
+    from quire.client import Client, Handle
+    from quire.connection import connect
+    from quire.errors import (
+        BrokerUnavailable,
+        Cancelled,
+        DeadlineExceeded,
+        DurabilityUnavailable,
+        InvalidRequest,
+        OutputRewound,
+        ProtocolError,
+        QueueFull,
+        QuireError,
+        RequestFailed,
+        ResultExpired,
+        UnknownRequest,
+        UnsupportedVersion,
+        WaitTimeout,
+    )
+    from quire.groups import GroupHandle
+    from quire.local_redis import LocalRedis
+    from quire.protocol import (
+        PROTOCOL_VERSION,
+        Completion,
+        ErrorInfo,
+        FinishReason,
+        GenerationRequest,
+        Priority,
+        SamplingParams,
+        State,
+        Timing,
+        TokenChunk,
+        Usage,
+    )
+    from quire.transitions import QueueLimits, RequestStatus
 
 __all__ = [
     "PROTOCOL_VERSION",
@@ -85,3 +93,63 @@ __all__ = [
     "connect",
     "connect_async",
 ]
+
+#: module -> the public names in it, once more for those who run and do not check types.
+_NAMES_OF = {
+    "aio": ("AsyncClient", "AsyncGroupHandle", "AsyncHandle"),
+    "async_broker": ("connect_async",),
+    "broker": ("Broker",),
+    "client": ("Client", "Handle"),
+    "connection": ("connect",),
+    "errors": (
+        "BrokerUnavailable",
+        "Cancelled",
+        "DeadlineExceeded",
+        "DurabilityUnavailable",
+        "InvalidRequest",
+        "OutputRewound",
+        "ProtocolError",
+        "QueueFull",
+        "QuireError",
+        "RequestFailed",
+        "ResultExpired",
+        "UnknownRequest",
+        "UnsupportedVersion",
+        "WaitTimeout",
+    ),
+    "groups": ("GroupHandle",),
+    "local_redis": ("LocalRedis",),
+    "protocol": (
+        "PROTOCOL_VERSION",
+        "Completion",
+        "ErrorInfo",
+        "FinishReason",
+        "GenerationRequest",
+        "Priority",
+        "SamplingParams",
+        "State",
+        "Timing",
+        "TokenChunk",
+        "Usage",
+    ),
+    "transitions": ("QueueLimits", "RequestStatus"),
+}
+
+_MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}
+
+
+# A type checker that saw this function would take every name for one of ours.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        module = _MODULE_OF.get(name)
+        if module is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{__name__}.{module}"), name)
+        # The next look finds it without coming here.
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,5 +1,6 @@
 """What a service gets when it installs quire: these names, these dependencies, and types."""
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,21 @@ PUBLIC_NAMES = [
 def test_the_public_names_are_these_and_all_exist():
     assert quire.__all__ == PUBLIC_NAMES
     assert all(hasattr(quire, name) for name in PUBLIC_NAMES)
+    assert set(PUBLIC_NAMES) <= set(dir(quire))
+    assert not hasattr(quire, "Clients")
+
+
+def test_type_checkers_find_each_name_in_the_module_it_is_loaded_from():
+    body = ast.parse(Path(quire.__file__).read_text()).body
+    block = next(node for node in body if isinstance(node, ast.If))
+    checked = {
+        alias.name: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert sorted(checked) == sorted(PUBLIC_NAMES)
+    assert checked == {name: f"quire.{module}" for name, module in quire._MODULE_OF.items()}
 
 
 def test_every_error_is_in_the_tree_drawn_at_the_top_and_exported():
@@ -43,9 +59,9 @@ def test_every_error_is_in_the_tree_drawn_at_the_top_and_exported():
     assert raised <= set(tree)
 
 
-def test_importing_quire_loads_its_dependencies_and_nothing_heavy():
+def test_using_quire_loads_its_dependencies_and_nothing_heavy():
     program = (
-        "import sys; before = set(sys.modules); import quire;"
+        "import sys; before = set(sys.modules); from quire import *;"
         "print(*{name.partition('.')[0] for name in set(sys.modules) - before})"
     )
     loaded = subprocess.run(

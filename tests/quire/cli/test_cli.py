@@ -65,7 +65,8 @@ def test_help_names_every_verb_and_loads_nothing_heavy():
         "import sys, quire.cli\n"
         "try: quire.cli.main(['--help'])\n"
         "except SystemExit: pass\n"
-        "heavy = {'torch', 'numpy', 'fakeredis', 'rich', 'service', 'quire.batch'}\n"
+        "heavy = {'torch', 'numpy', 'fakeredis', 'rich', 'service', 'asyncio'}\n"
+        "heavy |= {'redis', 'pydantic', 'msgpack', 'quire.errors', 'quire.batch'}\n"
         "sys.exit(bool(heavy & set(sys.modules)))"
     )
     done = subprocess.run(
