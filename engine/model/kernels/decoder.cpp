@@ -21,6 +21,9 @@ namespace {
 // Activation rows end in unused words, so that rows of a power of two do not share cache sets.
 constexpr int64_t ROW_PADDING = 16;
 constexpr int64_t MAX_HEAD_DIM = 512;
+// From so many rows on a product's strips are taken, not shared out: they take long enough for one
+// thread to be held up, and the others then do its part.
+constexpr int64_t TAKING_ROWS = 16;
 
 class AnyDecoder {
  public:
@@ -163,17 +166,28 @@ class Decoder : public AnyDecoder {
   // One thread's strips of a product; done(row, strip, values, count) as in multiply().
   template <class Done>
   void multiply_share(const QuireLinear& linear, const Element* from, int64_t stride, int64_t count,
-                      const Team& team, int member, const Done& done) {
-    const Share mine((linear.outputs + LANES - 1) / LANES, member, team.size(), 2);
+                      Team& team, int member, const Done& done) {
     const Rows rows{(const uint32_t*)from, stride / T::PER_WORD, count};
-    multiply<T>(rows, (const uint32_t*)linear.packed, linear.inputs / T::PER_WORD, mine.first,
-                mine.last, sums_ + member * SUMS_SIZE, done);
+    const int64_t num_strips = (linear.outputs + LANES - 1) / LANES;
+    const auto compute = [&](int64_t first, int64_t last, int64_t next) {
+      multiply<T>(rows, (const uint32_t*)linear.packed, linear.inputs / T::PER_WORD, first, last,
+                  next, sums_ + member * SUMS_SIZE, done);
+    };
+    if (count < TAKING_ROWS) {
+      const Share mine(num_strips, member, team.size(), 2);
+      compute(mine.first, mine.last, mine.last);
+      return;
+    }
+    for (int64_t first = team.take() * TILE_STRIPS, next; first < num_strips; first = next) {
+      next = team.take() * TILE_STRIPS;
+      compute(first, std::min(first + TILE_STRIPS, num_strips), std::min(next, num_strips));
+    }
   }
 
   // One thread's outputs of a linear layer, bias included.
   template <class Write>
   void write_outputs(const QuireLinear& linear, const Element* from, int64_t stride, int64_t count,
-                     const Team& team, int member, const Write& write) {
+                     Team& team, int member, const Write& write) {
     const auto done = [&](int64_t row, int64_t strip, const float* values, int64_t num_strips) {
       for (int64_t s = 0; s < num_strips; s++, values += LANES) {
         const int64_t column = (strip + s) * LANES;

@@ -96,9 +96,10 @@ inline void for_each_tile(int64_t total, const Body& body) {
 // Every row times the strips first .. last-1, where each strip takes inner * 16 words of `packed`.
 // done(row, strip, values, count): `values` are count vectors of sums, for strips strip, strip+1...
 // The cuts are at multiples of four strips from `first`, so an even range never cuts a pair.
+// After the last strips those from number `next` on are fetched.
 template <class T, class Done>
 void multiply(const Rows& rows, const uint32_t* packed, int64_t inner, int64_t first, int64_t last,
-              float* sums, const Done& done) {
+              int64_t next, float* sums, const Done& done) {
   constexpr int64_t WIDTH = TILE_STRIPS * LANES;
   for (int64_t row = 0; row < rows.count; row += ROW_BLOCK) {
     const int64_t num_rows = std::min(ROW_BLOCK, rows.count - row);
@@ -106,7 +107,8 @@ void multiply(const Rows& rows, const uint32_t* packed, int64_t inner, int64_t f
       const int64_t count = std::min<int64_t>(TILE_STRIPS, last - strip);
       const uint32_t* base = packed + strip * inner * LANES;
       // The next strips are fetched line by line while these are computed.
-      const char* fetch = (const char*)(base + count * inner * LANES);
+      const int64_t then = strip + count < last ? strip + count : next;
+      const char* fetch = (const char*)(packed + then * inner * LANES);
       const char* const fetched = fetch + count * inner * LANES * sizeof(uint32_t);
       for (int64_t k = 0; k < inner; k += INNER_BLOCK) {
         const int64_t length = std::min(INNER_BLOCK, inner - k);
