@@ -8,8 +8,7 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from quire.connection import TRANSIENT
-from quire.durability import Durability
-from quire.errors import DurabilityUnavailable
+from quire.durability import Durability, require_unknown_command, require_write_through
 from quire.keys import Keys
 
 
@@ -29,30 +28,18 @@ class AsyncDurability(Durability):
             return
         try:
             await self._server.execute_command("WAITAOF", 1, 0, self._timeout_ms)
-            self._waits = True
         except TRANSIENT:
             raise
         except RedisError as error:
-            if "unknown command" not in str(error).lower():
-                raise DurabilityUnavailable(str(error)) from error
-            if not await self._writes_every_command():
-                raise DurabilityUnavailable(
-                    "the server has no WAITAOF (Redis 7.2) and does not write with "
-                    "`appendfsync always`"
-                ) from error
-            self._waits = False
-
-    async def _writes_every_command(self) -> bool:
+            require_unknown_command(error)
+        else:
+            self._waits = True
+            return
         try:
-            appends = await self._server.config_get("appendonly", "appendfsync")
+            found = await self._server.config_get("append*")
         except TRANSIENT:
             raise
         except RedisError:
-            # Not allowed, or no such command: then nothing is known, and nothing promised.
-            return False
-        found = {_text(name): _text(value) for name, value in appends.items()}
-        return found == {"appendonly": "yes", "appendfsync": "always"}
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
+            found = {}
+        require_write_through(found)
+        self._waits = False

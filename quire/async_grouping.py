@@ -7,11 +7,17 @@ from typing import Any
 
 from quire.async_shard import AsyncShard
 from quire.calls import cancel_call
-from quire.grouping import FIRST_POSITION, MAX_ENDS_PER_READ, GroupEnd
+from quire.grouping import (
+    FIRST_POSITION,
+    MAX_ENDS_PER_READ,
+    GroupEnd,
+    block_ms,
+    counts_of,
+    ends_of,
+    states_of,
+)
 from quire.output import State
-from quire.output_log import entries_by_stream
 from quire.producing import Ask
-from quire.script_runner import raise_if_error
 
 
 class AsyncGrouping(AsyncShard):
@@ -21,8 +27,7 @@ class AsyncGrouping(AsyncShard):
         """See `Broker.group_counts`."""
         key, _, _ = self.keys.of_group(group)
         fields: Any = await self._call(lambda: self._connection.hgetall(key))
-        counts = {State(name.decode()): int(count) for name, count in fields.items()}
-        return {state: count for state, count in counts.items() if count}
+        return counts_of(fields)
 
     async def open_members(self, group: str) -> list[str]:
         """See `Broker.open_members`."""
@@ -42,26 +47,16 @@ class AsyncGrouping(AsyncShard):
         """See `Broker.read_ends`. One that waits takes a connection for as long."""
         _, _, key = self.keys.of_group(group)
 
+        block = block_ms(block_seconds, longest=self._longest_block)
+
         async def read() -> Any:
-            block = None
-            if block_seconds is not None:
-                block = max(1, int(1000 * min(block_seconds, self._longest_block)))
             return await self._connection.xread({key: after}, count=MAX_ENDS_PER_READ, block=block)
 
         # A read that waits must not take the turn of calls that are answered at once.
         reply = await (self._call(read) if block_seconds is None else self._retrying(read))
-        return [
-            GroupEnd(entry_id.decode(), fields[b"id"].decode(), State(fields[b"state"].decode()))
-            for _, entries in entries_by_stream(reply)
-            for entry_id, fields in entries
-        ]
+        return ends_of(reply)
 
     async def cancel_many(self, request_ids: Sequence[str]) -> dict[str, State]:
         """See `Broker.cancel_many`."""
         calls = [cancel_call(self.keys, request_id) for request_id in request_ids]
-        replies = [raise_if_error(reply) for reply in await self._run(Ask("cancel", calls))]
-        return {
-            request_id: State(reply.decode())
-            for request_id, reply in zip(request_ids, replies, strict=True)
-            if reply
-        }
+        return states_of(request_ids, await self._run(Ask("cancel", calls)))

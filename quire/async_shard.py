@@ -15,10 +15,17 @@ import redis.asyncio
 from redis.exceptions import NoScriptError, RedisError
 
 from quire.async_durability import AsyncDurability
-from quire.connection import TRANSIENT, Attempts, longest_block_of, translated
+from quire.connection import TRANSIENT, Attempts, longest_block_of
 from quire.keys import Keys
 from quire.producing import Ask, Conversation
-from quire.script_runner import MAX_CALLS_PER_PIPELINE, Argument, Call, load_source, script_sha
+from quire.script_runner import (
+    MAX_CALLS_PER_PIPELINE,
+    Argument,
+    Call,
+    load_source,
+    script_error,
+    script_sha,
+)
 
 #: Calls that are under way at once; each takes a connection. Others wait for their turn.
 MAX_CALLS = 8
@@ -74,7 +81,7 @@ class AsyncShard:
         for first in range(0, len(ask.calls), MAX_CALLS_PER_PIPELINE):
             part = ask.calls[first : first + MAX_CALLS_PER_PIPELINE]
             replies += await self._call(partial(self._pipeline, ask.transition, part, durability))
-        return [translated(r) if isinstance(r, RedisError) else r for r in replies]
+        return [script_error(r) if isinstance(r, RedisError) else r for r in replies]
 
     async def _pipeline(
         self, transition: str, calls: Sequence[Call], durability: AsyncDurability | None

@@ -9,6 +9,7 @@ nobody shall believe in a promise that is not kept.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import redis
@@ -69,26 +70,36 @@ class Durability:
         except TRANSIENT:
             raise
         except RedisError as error:
-            if "unknown command" not in str(error).lower():
-                raise DurabilityUnavailable(str(error)) from error
+            require_unknown_command(error)
         else:
             return True
-        if self._writes_through():
-            return False
-        raise DurabilityUnavailable(
-            "the server has no WAITAOF (Redis 7.2) and does not write with `appendfsync always`"
-        )
-
-    def _writes_through(self) -> bool:
         try:
             found = self._connection.config_get("append*")
         except TRANSIENT:
             raise
         except RedisError:
-            # Not allowed, or no such command: then nothing is known, and nothing promised.
-            return False
-        settings = {_text(name): _text(value) for name, value in found.items()}
-        return settings.get("appendonly") == "yes" and settings.get("appendfsync") == "always"
+            found = {}
+        require_write_through(found)
+        return False
+
+
+def require_unknown_command(error: RedisError) -> None:
+    """DurabilityUnavailable for an answer to WAITAOF, unless the server merely lacks it."""
+    if "unknown command" not in str(error).lower():
+        raise DurabilityUnavailable(str(error)) from error
+
+
+def require_write_through(found: Mapping[Any, Any]) -> None:
+    """DurabilityUnavailable unless these settings of the server write every command to disk.
+
+    None of them, because it may not tell or has no such command: then nothing is known, and nothing
+    promised.
+    """
+    settings = {_text(name): _text(value) for name, value in found.items()}
+    if settings.get("appendonly") != "yes" or settings.get("appendfsync") != "always":
+        raise DurabilityUnavailable(
+            "the server has no WAITAOF (Redis 7.2) and does not write with `appendfsync always`"
+        )
 
 
 def _text(value: Any) -> str:

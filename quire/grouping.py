@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,8 +35,7 @@ class Grouping(Shard):
         """How many of the group's requests are in each state; empty when there is no such group."""
         key, _, _ = self.keys.of_group(group)
         fields: Any = self._retrying(lambda: self._connection.hgetall(key))
-        counts = {State(name.decode()): int(count) for name, count in fields.items()}
-        return {state: count for state, count in counts.items() if count}
+        return counts_of(fields)
 
     def open_members(self, group: str) -> list[str]:
         """The ids of the group's requests that have not ended, sorted."""
@@ -55,23 +54,42 @@ class Grouping(Shard):
     ) -> list[GroupEnd]:
         """The ends that came after a position, in order; waits for one as `read_output` does."""
         _, _, key = self.keys.of_group(group)
-        longest = self._longest_block
-        block = None if block_seconds is None else max(1, int(1000 * min(block_seconds, longest)))
+        block = block_ms(block_seconds, longest=self._longest_block)
         reply = self._retrying(
             lambda: self._connection.xread({key: after}, count=MAX_ENDS_PER_READ, block=block)
         )
-        return [
-            GroupEnd(entry_id.decode(), fields[b"id"].decode(), State(fields[b"state"].decode()))
-            for _, entries in entries_by_stream(reply)
-            for entry_id, fields in entries
-        ]
+        return ends_of(reply)
 
     def cancel_many(self, request_ids: Sequence[str]) -> dict[str, State]:
         """Cancels many requests in few round trips; unknown ones are missing from the answer."""
         calls = [cancel_call(self.keys, request_id) for request_id in request_ids]
-        replies = [raise_if_error(reply) for reply in self._scripts.run_many("cancel", calls)]
-        return {
-            request_id: State(reply.decode())
-            for request_id, reply in zip(request_ids, replies, strict=True)
-            if reply
-        }
+        return states_of(request_ids, self._scripts.run_many("cancel", calls))
+
+
+def counts_of(fields: Mapping[bytes, bytes]) -> dict[State, int]:
+    """Reads the counts of a group."""
+    counts = {State(name.decode()): int(count) for name, count in fields.items()}
+    return {state: count for state, count in counts.items() if count}
+
+
+def block_ms(seconds: float | None, *, longest: float) -> int | None:
+    """How long an XREAD blocks. Never 0, which would be for ever."""
+    return None if seconds is None else max(1, int(1000 * min(seconds, longest)))
+
+
+def ends_of(reply: Any) -> list[GroupEnd]:
+    """Reads what an XREAD of the ends of one group answered."""
+    return [
+        GroupEnd(entry_id.decode(), fields[b"id"].decode(), State(fields[b"state"].decode()))
+        for _, entries in entries_by_stream(reply)
+        for entry_id, fields in entries
+    ]
+
+
+def states_of(request_ids: Sequence[str], replies: Sequence[Any]) -> dict[str, State]:
+    """Reads what CANCEL answered for each; unknown ones are missing. Raises the first error."""
+    return {
+        request_id: State(reply.decode())
+        for request_id, reply in zip(request_ids, map(raise_if_error, replies), strict=True)
+        if reply
+    }

@@ -211,6 +211,24 @@ def test_a_damaged_log_is_an_error_for_its_own_reader_only(connection, broker):
     assert text == WHOLE_TEXT
 
 
+def test_a_call_that_can_never_succeed_says_so_and_its_neighbours_are_answered(connection, broker):
+    connection.set(broker.keys.request("bad"), "foreign", ex=60)
+
+    async def scenario():
+        async with AsyncClient(async_twin(connection), queue=broker.keys.queue) as client:
+            (other,) = client._brokers
+            with pytest.raises(ProtocolError, match="would fail again"):
+                await client.submit_many([
+                    {"prompt": [1], "request_id": "good"}, {"prompt": [1], "request_id": "bad"},
+                ])  # fmt: skip
+            with pytest.raises(ProtocolError):
+                await other.cancel("bad")
+
+    asyncio.run(scenario())
+    connection.delete(broker.keys.request("bad"))
+    assert broker.status("good").state is State.QUEUED
+
+
 @pytest.mark.real_redis
 def test_a_submit_whose_reply_was_lost_enqueues_once(real_server, real_broker):
     async def scenario(proxy):
