@@ -88,8 +88,8 @@ class Settings(ProcessSettings):
     )
     max_attempts: int = setting(
         "Leases",
-        "Claims of one request before it is given up as a dead letter. All workers of a queue "
-        "should agree on this and the next two.",
+        "Claims of one request before it is given up as a dead letter; a claim that has published "
+        "tokens is not counted. All workers of a queue should agree on this and the next two.",
         default=5,
         ge=1,
     )

@@ -22,6 +22,7 @@ from quire.transitions import Claim, Claimed, IngressEntry, NotClaimed
 from service.completions import Origin, own_failure, rejection
 from service.config import Settings
 from service.contact import LONGEST_PAUSE_SECONDS, UNAVAILABLE, Contact
+from service.logs import trace_ids
 from service.loop import EngineLoop
 from service.metrics import Metrics
 from service.model import ServedModel
@@ -236,7 +237,7 @@ class Intake:
         except InvalidRequest as error:
             self._outbox.end(delivery.key, partial(rejection, error=error))
         except Exception as error:  # noqa: BLE001 - ours or a library's: it costs one request.
-            _log.exception("intake failed", request_id=request.id)
+            _log.exception("intake failed", **origin.names)
             self._outbox.end(delivery.key, partial(own_failure, error=error))
         else:
             self._note_resume(origin)
@@ -271,6 +272,7 @@ class Intake:
             ),
             num_resumed_tokens=claimed.num_published,
             fingerprint_changed=changed and claimed.num_published > 0,
+            trace_ids=trace_ids(request.headers) if request else {},
         )
 
     def _request(self, delivery: Delivery, request: GenerationRequest, *, now_ms: int) -> Request:
@@ -317,7 +319,7 @@ class Intake:
         self._metrics.resumed["changed" if origin.fingerprint_changed else "same"].inc()
         _log.info(
             "request resumed",
-            request_id=origin.request_id,
+            **origin.names,
             tokens=origin.num_resumed_tokens,
             attempts=origin.attempts,
             fingerprint_changed=origin.fingerprint_changed,

@@ -5,8 +5,9 @@ and outputs are never logged; what a line may name is the request's id.
 """
 
 import logging
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal, TextIO
 
 import structlog
@@ -14,6 +15,14 @@ from structlog.typing import Processor
 
 #: Libraries that talk too much below this level.
 QUIET_LIBRARIES = ("httpx", "urllib3", "filelock", "transformers", "asyncio")
+
+#: The header in which a caller's trace travels: version, trace, span and flags
+#: (https://www.w3.org/TR/trace-context/#traceparent-header).
+TRACE_HEADER = "traceparent"
+
+_TRACEPARENT = re.compile(
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?"
+)
 
 
 def configure_logs(
@@ -60,6 +69,15 @@ def configure_logs(
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
+
+
+def trace_ids(headers: Mapping[str, str]) -> dict[str, str]:
+    """`trace_id` and `span_id` of the caller, for the log lines of its request.
+
+    Empty when it sent no trace, or one that is none: by its standard such a header is ignored.
+    """
+    found = _TRACEPARENT.fullmatch(headers.get(TRACE_HEADER, ""))
+    return {} if found is None else {"trace_id": found[1], "span_id": found[2]}
 
 
 def warn_of_variables(clauses: Iterable[str]) -> None:

@@ -125,12 +125,12 @@ class Publisher:
     def _condemn(self, broker: Broker, delivery: Delivery, error: ProtocolError) -> None:
         """End a request whose keys take no commit. Where they take no end either, drop it."""
         info = ErrorInfo("internal_error", "the output cannot be written")
-        request_id = delivery.origin.request_id
-        _log.error("commit refused", request_id=request_id, error=str(error))
+        names = delivery.origin.names
+        _log.error("commit refused", **names, error=str(error))
         try:
             self._until_answered("fail", lambda: [broker.fail(delivery.claim, info)])
         except ProtocolError as worse:
-            _log.error("request cannot be ended", request_id=request_id, error=str(worse))
+            _log.error("request cannot be ended", **names, error=str(worse))
         if self._outbox.forget(delivery.key) is not None:
             self._engine.abort(delivery.key, FinishReason.CANCELLED)
             self._metrics.finished["error"].inc()
@@ -145,7 +145,7 @@ class Publisher:
             self._metrics.rewinds.inc()
             _log.warning(
                 "log rewound",
-                request_id=delivery.origin.request_id,
+                **delivery.origin.names,
                 sent_from=item.start,
                 published=reply.published,
             )
@@ -166,7 +166,7 @@ class Publisher:
         if delivery is not None:
             self._engine.abort(key, FinishReason.CANCELLED)
             self._metrics.finished["lost"].inc()
-            _log.warning("claim lost", request_id=delivery.origin.request_id)
+            _log.warning("claim lost", **delivery.origin.names)
 
     def cancel(self, key: str) -> None:
         """A caller wants the request to end; its record says so once the engine gave it up."""
@@ -189,8 +189,7 @@ class Publisher:
                 for delivery in rest:
                     self._release(broker, [delivery])
                 return
-            request_id = rest[0].origin.request_id
-            _log.error("claim cannot be released", request_id=request_id, error=str(error))
+            _log.error("claim cannot be released", **rest[0].origin.names, error=str(error))
         for delivery in rest:
             self._forget_released(delivery)
 
@@ -201,8 +200,8 @@ class Publisher:
                 "fail", lambda: [broker.fail(delivery.claim, error, retry=SETBACK_PAUSES)]
             )
         except ProtocolError as worse:
-            request_id = delivery.origin.request_id
-            _log.error("claim cannot be given back", request_id=request_id, error=str(worse))
+            names = delivery.origin.names
+            _log.error("claim cannot be given back", **names, error=str(worse))
         else:
             if failed is None:
                 return
@@ -213,7 +212,7 @@ class Publisher:
         self._metrics.finished["released"].inc()
         _log.info(
             "request released",
-            request_id=delivery.origin.request_id,
+            **delivery.origin.names,
             published_tokens=delivery.published,
             counts_as_attempt=delivery.setback is not None,
         )
@@ -262,7 +261,7 @@ class Publisher:
             facts |= {"error_code": completion.error.code, "error_field": completion.error.field}
         _log.info(
             "request finished",
-            request_id=origin.request_id,
+            **origin.names,
             outcome=str(completion.finish_reason),
             kind=origin.kind,
             priority=origin.priority_name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -45,6 +46,9 @@ def add_submit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--id", metavar="ID", help="of the request; makes a repetition harmless")
     parser.add_argument("--idempotency-key", metavar="KEY")
     parser.add_argument("--metadata", type=json.loads, metavar="JSON", help="echoed in the result")
+    trace = "W3C header; the worker logs its ids [TRACEPARENT]"
+    known = os.environ.get("TRACEPARENT")
+    parser.add_argument("--traceparent", default=known, metavar="HEADER", help=trace)
     wait = parser.add_mutually_exclusive_group()
     wait.add_argument("--follow", action="store_true", help="print the output as it comes")
     wait.add_argument("--wait", action="store_true", help="print the output when it is complete")
@@ -152,6 +156,7 @@ def _request_of(arguments: argparse.Namespace, prompt: str) -> RequestArguments:
         "request_id": arguments.id,
         "idempotency_key": arguments.idempotency_key,
         "metadata": arguments.metadata,
+        "headers": {"traceparent": arguments.traceparent} if arguments.traceparent else None,
     }
     return subject
 

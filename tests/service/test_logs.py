@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from service.logs import configure_logs
+from service.logs import configure_logs, trace_ids
 from tests.service.builders import CHECKOUT
 
 PROGRAM = """
@@ -50,6 +50,24 @@ def test_the_level_and_the_form_can_be_chosen():
     assert "failed" in text
     assert "finished" not in text
     assert not text.startswith("{")
+
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+@pytest.mark.parametrize("header", [f"00-{TRACE}-{SPAN}-01", f"cc-{TRACE}-{SPAN}-01-more"])
+def test_a_trace_of_this_version_and_of_later_ones_is_read(header):
+    assert trace_ids({"traceparent": header}) == {"trace_id": TRACE, "span_id": SPAN}
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["", "nonsense", f"00-{TRACE}-{SPAN}", f"ff-{TRACE}-{SPAN}-01", f"00-{'0' * 32}-{SPAN}-01",
+     f"00-{TRACE}-{'0' * 16}-01", f"00-{TRACE.upper()}-{SPAN}-01", f"00-{TRACE}-{SPAN}-01\n"],
+)  # fmt: skip
+def test_what_is_no_trace_is_ignored(header):
+    assert trace_ids({"traceparent": header}) == {}
+    assert trace_ids({"tracestate": "x"}) == {}
 
 
 @pytest.fixture(autouse=True)

@@ -32,6 +32,26 @@ def fake_worker(queue: Queue, *flags: str) -> Iterator[WorkerProcess]:
         yield process
 
 
+def test_the_log_lines_of_a_request_carry_the_trace_of_its_caller(queue: Queue):
+    trace, span = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    sampling = {"max_tokens": 2}
+    with fake_worker(queue) as process, Client(queue.url, queue=queue.name) as client:
+        headers = {"traceparent": f"00-{trace}-{span}-01"}
+        traced = client.submit([1, 2], sampling=sampling, headers=headers)
+        plain = client.submit([1, 2], sampling=sampling)
+        traced.result(timeout=20)
+        plain.result(timeout=20)
+        process.signal(signal.SIGTERM)
+        assert process.wait() == 0
+    lines = {
+        line["request_id"]: line for line in process.log if line["event"] == "request finished"
+    }
+    assert (lines[traced.request_id]["trace_id"], lines[traced.request_id]["span_id"]) == (
+        trace, span,
+    )  # fmt: skip
+    assert "trace_id" not in lines[plain.request_id]
+
+
 def submit_some(queue: Queue, *, max_tokens: int = MAX_TOKENS) -> dict[str, tuple[int, ...]]:
     """Three requests, with the tokens that each must end with."""
     prompts = [(n, n + 1, n + 2) for n in (10, 20, 30)]

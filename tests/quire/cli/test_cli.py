@@ -122,6 +122,14 @@ def test_submit_prints_ids_that_result_tail_and_inspect_take(quire, worker):
     assert "text" not in found and 0 < found["expires_seconds"] <= 3600
 
 
+def test_the_trace_of_the_caller_goes_with_the_request(quire, real_broker, monkeypatch):
+    header = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    monkeypatch.setenv("TRACEPARENT", header)
+    quire("submit", "x", "--id", "a")
+    (found,) = records(quire("inspect", "a", "--json")[1])
+    assert found["request"]["headers"] == {"traceparent": header}
+
+
 def test_submit_reads_stdin_follows_and_waits(quire, worker, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("from stdin"))
     assert quire("submit", "-", "--follow") == (0, "from stdin\n", "")
