@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import redis
 
+from quire.commits import CommitCalls
 from quire.connection import Retrying, longest_block_of
 from quire.durability import Durability
 from quire.errors import UnknownRequest
@@ -38,7 +39,7 @@ class Broker(Working, Operating, Grouping):
     Safe to share between threads, except that `read_ingress` and `recover_entries` belong to one
     thread. All brokers of a queue should be given the same durations.
 
-    `lease_seconds`: how long a claim lives without a heartbeat or commit. `max_attempts`: claims
+    `lease_seconds`: how long a claim lives without a heartbeat. `max_attempts`: claims
     that publish nothing until a request is given up. `max_queue_seconds`: the longest wait in the
     queue. `retention_seconds`: how long a finished request can be read. `max_backlog`: the most
     requests waiting, scheduled or queued, None for no limit but those set by `set_limits`.
@@ -72,6 +73,7 @@ class Broker(Working, Operating, Grouping):
             if durable
             else None
         )
+        self._commit_calls = CommitCalls(self.keys)
         self._ingress = IngressReader(connection, self.keys, retrying=self._retrying)
         settings = script_settings(
             lease_seconds=lease_seconds,

@@ -1,16 +1,18 @@
-"""Puts together the keys and arguments of the transitions, in the order their scripts read them."""
+"""Puts together the keys and arguments of the transitions, in the order their scripts read them.
+
+Those of COMMIT are in commits.py.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from quire.history import extension
 from quire.keys import Keys
 from quire.protocol import GenerationRequest
 from quire.script_runner import Argument, Call
 from quire.sizes import estimated_tokens
-from quire.transitions import BackOff, Claim, CommitItem, DeadLetter, IngressEntry
-from quire.wire import pack, pack_ids
+from quire.transitions import BackOff, Claim, DeadLetter, IngressEntry
+from quire.wire import pack
 
 
 def submit_call(keys: Keys, request: GenerationRequest, *, holder: str | None = None) -> Call:
@@ -47,25 +49,6 @@ def claim_call(keys: Keys, entry: IngressEntry, *, owner: str, fingerprint: str 
         (*keys.of_workers, *keys.of_scripts(entry.request_id), entry.stream),
         (entry.request_id, entry.entry_id, owner, fingerprint or ""),
     )
-
-
-def commit_call(keys: Keys, items: Sequence[CommitItem]) -> Call:
-    """For commit.lua."""
-    arguments = list[Argument]()
-    for item in items:
-        done = item.completion
-        arguments += (
-            *_fence(item.claim),
-            item.start,
-            len(item.token_ids),
-            pack_ids(item.token_ids),
-            item.text.encode(),
-            pack_ids(item.text_ends) if item.text_ends else b"",
-            done.encode() if done else b"",
-            str(done.state) if done else "",
-            *extension(item.token_ids),
-        )
-    return Call(_names(keys, (item.claim.request_id for item in items)), arguments)
 
 
 def heartbeat_call(keys: Keys, claims: Sequence[Claim]) -> Call:

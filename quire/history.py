@@ -14,9 +14,8 @@ every product is exact in the numbers of Lua. It protects against accidents, not
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 
-#: The moduli, and the base of the polynomial for each. `commit.lua` knows the moduli, too.
+#: The moduli, and the base of the polynomial for each. `commit.lua` knows them, too.
 PRIMES = (33_554_393, 33_554_383)
 BASES = (1_000_003, 7_368_787)
 
@@ -33,19 +32,14 @@ def extended(prefix_hash: str, token_ids: Iterable[int]) -> str:
     return f"{first}.{second}"
 
 
-def extension(token_ids: Sequence[int]) -> tuple[int, int, int, int]:
-    """What COMMIT needs to extend a hash by these tokens: two powers, and two hashes of their own.
-
-    The hash before times the power, plus the hash, modulo the prime.
-    """
+def hashes_of(token_ids: Sequence[int]) -> tuple[int, int]:
+    """The two hashes of these tokens alone, by which COMMIT extends that of their log."""
+    if len(token_ids) == 1:
+        # What most commits bring. An id is below 2**31, and so it may be above the primes.
+        hashed = token_ids[0] + 1
+        return hashed % PRIMES[0], hashed % PRIMES[1]
     first = second = 0
     for token_id in token_ids:
         first = (first * BASES[0] + token_id + 1) % PRIMES[0]
         second = (second * BASES[1] + token_id + 1) % PRIMES[1]
-    return *_powers(len(token_ids)), first, second
-
-
-@lru_cache(maxsize=1024)
-def _powers(length: int) -> tuple[int, int]:
-    """The bases to the power of a length. Most commits are of one token or a few."""
-    return pow(BASES[0], length, PRIMES[0]), pow(BASES[1], length, PRIMES[1])
+    return first, second

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import redis
 
+from quire.commits import CommitCalls
 from quire.connection import Retrying
 from quire.durability import Durability
 from quire.ingress import IngressReader
@@ -19,6 +20,7 @@ class Shard:
     _connection: redis.Redis
     _retrying: Retrying
     _scripts: ScriptRunner
+    _commit_calls: CommitCalls
     _ingress: IngressReader
     _durability: Durability | None
     _longest_block: float

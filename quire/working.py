@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from quire.calls import (
     beat_call,
     claim_call,
-    commit_call,
     dead_letter_call,
     expire_call,
     fail_call,
@@ -21,6 +20,7 @@ from quire.calls import (
     reap_call,
     release_call,
 )
+from quire.commits import commit_replies
 from quire.errors import ProtocolError
 from quire.keys import Keys
 from quire.output import Completion, ErrorInfo, FinishReason, State
@@ -33,7 +33,6 @@ from quire.transitions import (
     Claimed,
     CommitItem,
     CommitReply,
-    CommitStatus,
     Expired,
     HeartbeatReply,
     IngressEntry,
@@ -115,19 +114,19 @@ class Working(Shard):
         """Publishes tokens and ends, one answer per item in the same order.
 
         All items of one call of up to 256 are applied at one moment; each is judged alone. At most
-        one item per request. Renews the leases of what it accepts. ProtocolError when the keys of
+        one item per request. It renews no lease; see `heartbeat`. ProtocolError when the keys of
         one of them hold what is not ours, however often it is tried: those before it are committed
         then, those after it are not, and one call for each tells which it is.
         """
         replies: list[CommitReply] = []
         for part in _parts(items):
             durability = self._durability if any(item.completion for item in part) else None
-            calls = [commit_call(self.keys, part)]
-            (rows,) = self._scripts.run_many("commit", calls, durability=durability)
-            replies += [
-                CommitReply(CommitStatus(status.decode()), int(published), bool(cancel))
-                for status, published, cancel in raise_if_error(rows)
-            ]
+            call = self._commit_calls.call(part)
+            if durability:
+                (reply,) = self._scripts.run_many("commit", [call], durability=durability)
+            else:
+                reply = self._scripts.run("commit", call)
+            replies += commit_replies(raise_if_error(reply), num_items=len(part))
         return replies
 
     def heartbeat(self, claims: Sequence[Claim]) -> list[HeartbeatReply]:

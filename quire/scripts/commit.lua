@@ -1,48 +1,60 @@
 -- COMMIT: publish the tokens of many requests, each judged by its own fence.
 --
 -- KEYS  those of running.lua with one request per item
--- ARGV  per item: id, epoch, owner, index of the first token, number of tokens, tokens, text,
---       text ends or '', terminal record or '', terminal state or '', and to extend the hash of
---       the log (see history.py) two powers and two hashes
--- Returns per item {ok | fenced | rewind | replayed, tokens in the log, cancel flag}.
+-- ARGV  the items, a line for each that ends with a newline: '<index of the first token> <index
+--       after the last> <hash> <hash> <terminal state or -> <epoch> <owner> <id>', the hashes those
+--       of the item's own tokens (see history.py); then per item tokens, text, and text ends or '';
+--       then the terminal records of those items that have a terminal state
+-- Returns a line per item: '<ok | fenced | rewind | replayed> <tokens in the log> <cancel flag>'.
+-- Leases are HEARTBEAT's to renew.
 
-local NUM_ARGUMENTS = 14
-local PRIMES = { 33554393, 33554383 }
+local ITEM = '(%d+) (%d+) (%d+) (%d+) (%S+) (%d+) (%S*) ([^\n]+)\n'
+local PRIME_1, PRIME_2 = 33554393, 33554383
+local BASE_1, BASE_2 = 1000003, 7368787
+local call, find, format, match = redis.call, string.find, string.format, string.match
 local now = now_ms()
-local expiry = int(now + LEASE_MS)
-local leases = {} -- expiry and id of each lease to renew, one after the other
 
--- The hash of the log once the item is in it; nil for a log that began before there were hashes.
-local function extended(record, item, published)
-  local prefix = record.prefix or (published == 0 and '0.0')
-  if not prefix then
-    return nil
+-- The bases to the power of a number of tokens, by that number.
+local powers = {}
+
+local function powers_of(count)
+  local first, second = 1, 1
+  for _ = 1, count do
+    first, second = first * BASE_1 % PRIME_1, second * BASE_2 % PRIME_2
   end
-  local first, second = string.match(prefix, '^(%d+)%.(%d+)$')
-  local powers, hashes = item.powers, item.hashes
-  return int((tonumber(first) * powers[1] + hashes[1]) % PRIMES[1]) .. '.'
-    .. int((tonumber(second) * powers[2] + hashes[2]) % PRIMES[2])
+  powers[count] = { first, second }
+  return powers[count]
+end
+
+-- The hash of a log once `count` tokens with these hashes of their own are in it.
+local function extended(prefix, count, first, second)
+  local power = powers[count] or powers_of(count)
+  local before_1, before_2 = match(prefix, '(%d+).(%d+)')
+  return format('%d.%d', (before_1 * power[1] + first) % PRIME_1,
+    (before_2 * power[2] + second) % PRIME_2)
 end
 
 local function append(keys, record, item, published)
-  local last = int(published + item.count - 1)
   local entry = { 'from', int(item.start), 'ids', item.ids, 'text', item.text }
   if item.ends ~= '' then
     entry[7], entry[8] = 'ends', item.ends
   end
-  local changes = { 'published', int(published + item.count) }
-  local prefix = extended(record, item, published)
+  local changes = { 'published', int(item.finish) }
+  -- A log that began before there were hashes has none.
+  local prefix = record.prefix or (published == 0 and '0.0')
   if prefix then
+    prefix = extended(prefix, item.finish - item.start, item.first, item.second)
     entry[#entry + 1], entry[#entry + 2] = 'prefix', prefix
     changes[3], changes[4] = 'prefix', prefix
   end
   if not record.first_token_ms then
     changes[#changes + 1], changes[#changes + 2] = 'first_token_ms', int(now)
   end
-  redis.call('XADD', keys.output, last .. '-' .. item.epoch, unpack(entry))
+  redis.call('XADD', keys.output, int(item.finish - 1) .. '-' .. item.epoch, unpack(entry))
   redis.call('HSET', keys.record, unpack(changes))
 end
 
+-- Judges any item. Returns its status, the tokens in the log, and the cancel flag.
 local function commit(keys, item)
   local record = fields_of(keys, 'state', 'epoch', 'owner', 'published', 'cancel',
     'first_token_ms', 'prefix')
@@ -50,7 +62,7 @@ local function commit(keys, item)
   if not holds(record, item.epoch, item.owner) then
     -- The end that this very claim wrote is here already: its reply was lost.
     local mine = record.state and record.epoch == item.epoch and record.owner == item.owner
-    return { mine and 'replayed' or 'fenced', mine and tonumber(record.published) or 0, cancel }
+    return mine and 'replayed' or 'fenced', mine and record.published or '0', cancel
   end
   local newest = agree(keys, record)
   local published = tonumber(record.published)
@@ -58,71 +70,101 @@ local function commit(keys, item)
     local mine = newest.epoch == item.epoch
     redis.call('ZREM', LEASE, item.id)
     settle(keys, item.id, item.epoch, newest.state, now)
-    return { mine and 'replayed' or 'fenced', mine and published or 0, cancel }
+    return mine and 'replayed' or 'fenced', mine and record.published or '0', cancel
   end
   local replay = item.start < published
-  local ends_here = item.done ~= '' and item.start + item.count == published
+  local ends_here = item.done and item.finish == published
   if item.start > published then
-    return { 'rewind', published, cancel }
+    return 'rewind', record.published, cancel
   elseif replay and not ends_here then
-    return { 'replayed', published, cancel }
+    return 'replayed', record.published, cancel
   end
-  if item.count > 0 and not replay then
+  if item.finish > item.start and not replay then
     append(keys, record, item, published)
-    published = published + item.count
   end
-  if item.done ~= '' then
+  if item.done then
     redis.call('ZREM', LEASE, item.id)
     write_end(keys, item.id, item.epoch, item.state, item.done, now)
   else
-    leases[#leases + 1], leases[#leases + 2] = expiry, item.id
     keep(keys, keys.output)
   end
-  return { 'ok', published, cancel }
+  return 'ok', int(item.finish), cancel
 end
 
--- The usual item: more tokens, and no end, for a log that has begun and agrees with its record. Nil
--- for any other. Most of what workers ask of Redis is this, so it spares tables and calls: what a
--- half-written commit left would lie beyond the record's place, and HEARTBEAT renews the keys' life.
-local function extend(keys, at)
-  local found = redis.call('HMGET', keys.record, 'state', 'epoch', 'owner', 'published', 'cancel',
-    'prefix')
-  local epoch, start, published = ARGV[at + 1], ARGV[at + 3], found[4]
-  if found[1] ~= 'running' or found[2] ~= epoch or found[3] ~= ARGV[at + 2] or published ~= start
-    or published == '0' or not found[6] or ARGV[at + 7] ~= '' or ARGV[at + 8] ~= ''
-    or #redis.call('XRANGE', keys.output, published, '+', 'COUNT', 1) > 0 then
+-- How many items there are, and by their keys the logs that reach beyond the place where their item
+-- begins: a commit whose reply was lost leaves them so, and a server that came back from a torn
+-- file. One call for all; where a key holds no log, none is known to be as short as it should.
+local function logs_beyond()
+  local outputs, starts, key = {}, {}, next_key
+  for start, group in string.gmatch(ARGV[FIRST], '(%d+)[^~\n]*(~?)[^\n]*\n') do
+    starts[#starts + 1], outputs[#outputs + 1] = start, KEYS[key + 2]
+    key = key + (group == '' and 3 or 6)
+  end
+  local places = { unpack(outputs) }
+  for _, start in ipairs(starts) do
+    places[#places + 1] = start
+  end
+  local found, beyond = redis.pcall('XREAD', 'COUNT', 1, 'STREAMS', unpack(places)) or {}, {}
+  for index, output in ipairs(outputs) do
+    beyond[output] = found.err or beyond[output]
+  end
+  for _, log in ipairs(found) do
+    beyond[log[1]] = true
+  end
+  return #outputs, beyond
+end
+
+local num_items, beyond = logs_beyond()
+local at = FIRST + 1 -- of the item's tokens, text and text ends
+local done_at = at + 3 * num_items
+
+-- The usual item: more tokens, and no end, for a log that has begun and is as long as its record
+-- says. Nil for any other. Most of what workers ask of Redis is this, so it spares tables and calls.
+local function extend(record, output, start, finish, first, second, epoch, owner)
+  local found = call('HMGET', record, 'state', 'epoch', 'owner', 'published', 'cancel', 'prefix')
+  if found[1] ~= 'running' or found[2] ~= epoch or found[3] ~= owner or found[4] ~= start
+    or start == '0' or not found[6] or beyond[output] then
     return nil
   end
-  local first, second = string.match(found[6], '^(%d+)%.(%d+)$')
-  local prefix = string.format('%.0f.%.0f', (first * ARGV[at + 10] + ARGV[at + 12]) % PRIMES[1],
-    (second * ARGV[at + 11] + ARGV[at + 13]) % PRIMES[2])
-  local tokens = start + ARGV[at + 4]
-  local entry_id = string.format('%.0f-%s', tokens - 1, epoch)
-  if not redis.call('XADD', keys.output, 'NOMKSTREAM', entry_id, 'from', start, 'ids', ARGV[at + 5],
-    'text', ARGV[at + 6], 'prefix', prefix) then
+  local prefix = extended(found[6], finish - start, first, second)
+  local entry_id, ends, added = format('%d-%s', finish - 1, epoch), ARGV[at + 2], nil
+  if ends == '' then
+    added = call('XADD', output, 'NOMKSTREAM', entry_id, 'from', start, 'ids', ARGV[at],
+      'text', ARGV[at + 1], 'prefix', prefix)
+  else
+    added = call('XADD', output, 'NOMKSTREAM', entry_id, 'from', start, 'ids', ARGV[at],
+      'text', ARGV[at + 1], 'ends', ends, 'prefix', prefix)
+  end
+  if not added then
     return nil -- The log is gone.
   end
-  redis.call('HSET', keys.record, 'published', int(tokens), 'prefix', prefix)
-  leases[#leases + 1], leases[#leases + 2] = expiry, ARGV[at]
-  return { 'ok', tokens, found[5] == '1' and 1 or 0 }
+  call('HSET', record, 'published', finish, 'prefix', prefix)
+  return 'ok ' .. finish .. (found[5] == '1' and ' 1' or ' 0')
 end
 
-local function item_at(at)
-  return {
-    id = ARGV[at], epoch = ARGV[at + 1], owner = ARGV[at + 2], start = tonumber(ARGV[at + 3]),
-    count = tonumber(ARGV[at + 4]), ids = ARGV[at + 5], text = ARGV[at + 6], ends = ARGV[at + 7],
-    done = ARGV[at + 8], state = ARGV[at + 9],
-    powers = { tonumber(ARGV[at + 10]), tonumber(ARGV[at + 11]) },
-    hashes = { tonumber(ARGV[at + 12]), tonumber(ARGV[at + 13]) },
-  }
+local function judge(start, finish, first, second, state, epoch, owner, id)
+  local item = { id = id, epoch = epoch, owner = owner, start = tonumber(start),
+    finish = tonumber(finish), first = first, second = second, ids = ARGV[at],
+    text = ARGV[at + 1], ends = ARGV[at + 2] }
+  if state ~= '-' then
+    item.state, item.done = state, ARGV[done_at]
+    done_at = done_at + 1
+  end
+  return format('%s %s %d', commit(take_keys(id), item))
 end
 
 local replies = {}
-for at = FIRST, #ARGV, NUM_ARGUMENTS do
-  local keys = take_keys(ARGV[at])
-  replies[#replies + 1] = extend(keys, at) or commit(keys, item_at(at))
+for start, finish, first, second, state, epoch, owner, id in string.gmatch(ARGV[FIRST], ITEM) do
+  local record, output, reply = KEYS[next_key], KEYS[next_key + 2], nil
+  if state == '-' and finish ~= start then
+    reply = extend(record, output, start, finish, first, second, epoch, owner)
+  end
+  if reply then
+    next_key = next_key + (find(id, '~', 1, true) and 6 or 3)
+  else
+    reply = judge(start, finish, first, second, state, epoch, owner, id)
+  end
+  replies[#replies + 1] = reply
+  at = at + 3
 end
-if #leases > 0 then
-  redis.call('ZADD', LEASE, unpack(leases))
-end
-return replies
+return table.concat(replies, '\n')

@@ -65,11 +65,18 @@ def test_no_script_makes_up_a_key_or_looks_at_another_clock(name):
 _WATCH_KEYS = """
 local declared, server = {}, redis
 for _, key in ipairs(KEYS) do declared[key] = true end
+local function keys_of(command, words)
+  if command == 'XREAD' then -- COUNT <number> STREAMS, then keys, then as many places
+    return { unpack(words, 4, 3 + (#words - 3) / 2) }
+  end
+  return { words[(command == 'XGROUP' or command == 'XINFO') and 2 or 1] }
+end
 local function watched(send)
   return function(command, ...)
-    local key = ({ ... })[(command == 'XGROUP' or command == 'XINFO') and 2 or 1]
-    if command ~= 'TIME' and not declared[key] then
-      error('undeclared key ' .. tostring(key) .. ' in ' .. command)
+    for _, key in ipairs(command == 'TIME' and {} or keys_of(command, { ... })) do
+      if not declared[key] then
+        error('undeclared key ' .. tostring(key) .. ' in ' .. command)
+      end
     end
     return send(command, ...)
   end

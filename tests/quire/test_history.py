@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire import Client, OutputRewound
-from quire.history import BASES, EMPTY, PRIMES, extended, extension
+from quire.history import BASES, EMPTY, PRIMES, extended, hashes_of
 from quire.output import ErrorInfo, TokenChunk
 from quire.transitions import CommitItem
 from tests.quire.builders import Snapshot, claim_next, make_item, make_request, submit_and_claim
@@ -27,10 +27,12 @@ def other_item(claim, start, end):
 @given(IDS, IDS)
 def test_the_hash_of_two_parts_follows_from_both(left, right):
     before = extended(EMPTY, left)
-    powers, hashes = extension(right)[:2], extension(right)[2:]
+    powers = [pow(base, len(right), prime) for base, prime in zip(BASES, PRIMES, strict=True)]
     combined = [
         (int(part) * power + own) % prime
-        for part, power, own, prime in zip(before.split("."), powers, hashes, PRIMES, strict=True)
+        for part, power, own, prime in zip(
+            before.split("."), powers, hashes_of(right), PRIMES, strict=True
+        )
     ]
     assert (
         extended(before, right) == f"{combined[0]}.{combined[1]}" == extended(EMPTY, left + right)

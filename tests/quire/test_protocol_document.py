@@ -110,11 +110,13 @@ class Foreign:
         return request_id, int(reply[1]), owner, msgpack.unpackb(reply[2])
 
     def commit(self, fence, start: int, ids, *, done: bytes = b"", state: str = ""):
-        powers = [pow(base, len(ids), prime) for base, prime in HASHES]
+        first, second = hash_of(ids, [0, 0])
+        request_id, epoch, owner = fence
+        line = f"{start} {start + len(ids)} {first} {second} {state or '-'}"
         text = "".join(chr(97 + token % 26) for token in ids)
         return self.run(
-            "commit", [fence[0]], *fence, start, len(ids), msgpack.packb(ids), text, "", done,
-            state, *powers, *hash_of(ids, [0, 0]),
+            "commit", [request_id], f"{line} {epoch} {owner} {request_id}\n",
+            msgpack.packb(ids), text, "", *([done] if state else []),
         )  # fmt: skip
 
 
@@ -135,11 +137,11 @@ def test_a_foreign_client_submits_and_reads_what_a_foreign_worker_commits(foreig
     assert foreign.submit("hello") == [b"known", b"hello", b"queued"]
     *fence, request = foreign.claim()
     assert (request["body"]["prompt"], request["metadata"]) == ([1, 2, 3], {"row": 7})
-    assert foreign.commit(fence, 0, [5, 6, 70_000]) == [[b"ok", 3, 0]]
-    assert foreign.commit(fence, 0, [5, 6, 70_000]) == [[b"replayed", 3, 0]]
+    assert foreign.commit(fence, 0, [5, 6, 70_000]) == b"ok 3 0"
+    assert foreign.commit(fence, 0, [5, 6, 70_000]) == b"replayed 3 0"
     assert foreign.run("heartbeat", ["hello"], *fence) == [[1, 0]]
     end = done_message("completed", "length")
-    assert foreign.commit(fence, 3, [8], done=end, state="completed") == [[b"ok", 4, 0]]
+    assert foreign.commit(fence, 3, [8], done=end, state="completed") == b"ok 4 0"
     tokens, text, done, fields = foreign.read("hello")
     assert (tokens, text, done["state"]) == ([5, 6, 70_000, 8], "fgii", "completed")
     assert msgpack.unpackb(fields[b"metadata"]) == {"row": 7}
@@ -177,7 +179,7 @@ def test_a_foreign_client_takes_the_other_ways_too(foreign):
     *fence, _ = foreign.claim()
     foreign.redis.zadd(foreign.key("lease"), {"a": 1})
     assert foreign.run("reap", ["a"], "a") == [b"queued"]
-    assert foreign.commit(fence, 0, [1]) == [[b"fenced", 0, 0]]
+    assert foreign.commit(fence, 0, [1]) == b"fenced 0 0"
     *fence, _ = foreign.claim()
     assert foreign.run("dead_letter", ["a"], *fence, "tired", broken) == 1
     ((letter_id, letter),) = foreign.redis.xrange(foreign.key("dead"))

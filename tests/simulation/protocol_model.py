@@ -165,8 +165,6 @@ class Scripts(SharedParts):
         if call.done:
             shard = with_lease(shard, call.request, "")
             shard, _ = self.write_end(shard, call.request, call.done, epoch=call.epoch)
-        else:
-            shard = with_lease(shard, call.request, "live")
         return shard, ("ok", published, cancel)
 
     def heartbeat(self, shard: Shard, call: Call) -> tuple[Shard, Any]:

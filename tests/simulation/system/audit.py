@@ -77,10 +77,11 @@ class Witness:
             if isinstance(fields, Hash) and key.startswith(_PREFIX + b"r:")
         )
 
-    def _watch_commit(self, arguments: list[bytes], reply: list[Any]) -> None:
-        stride = len(arguments) // len(reply)
-        for number, (status, _, _) in enumerate(reply):
-            request_id, epoch, owner = arguments[number * stride : number * stride + 3]
+    def _watch_commit(self, arguments: list[bytes], reply: bytes) -> None:
+        items = arguments[0].splitlines()
+        for item, answer in zip(items, reply.splitlines(), strict=True):
+            epoch, owner, request_id = item.split()[-3:]
+            status = answer.split()[0]
             self.counts[f"commit {status.decode()}"] += 1
             if status != b"ok":
                 continue
