@@ -20,7 +20,7 @@ from quire.aio import AsyncClient
 from quire.arguments import RequestArguments
 from quire.async_broker import connect_async
 from quire.cli import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL
-from quire.cli.console import Console, add_server
+from quire.cli.console import Console, add_server, not_negative
 from quire.errors import InvalidRequest, QuireError
 
 #: The metrics by the names vLLM's benchmark gives them, in milliseconds.
@@ -46,7 +46,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-concurrency", type=int, metavar="N")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and arrivals")
-    parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS")
+    parser.add_argument("--timeout", type=not_negative, default=600.0, metavar="SECONDS")
     parser.add_argument("--metric-percentiles", default="50,90,99", metavar="P,P")
     goal = "for instance ttft:200 tpot:50, in milliseconds"
     parser.add_argument("--goodput", nargs="+", default=[], metavar="METRIC:MS", help=goal)
@@ -56,18 +56,19 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
 
 def run_bench(arguments: argparse.Namespace, console: Console) -> int:
     """Prints the figures; 3 when some requests failed, 1 when all did."""
-    percentiles = [float(part) for part in arguments.metric_percentiles.split(",")]
+    percentiles = _percentiles(arguments.metric_percentiles)
     goals = _goals(arguments.goodput)
     requests = _requests(arguments)
     samples, seconds = asyncio.run(_run(arguments, requests, console))
     console.end_progress()
     figures = figures_of(samples, seconds, percentiles=percentiles, goals=goals)
-    if arguments.save_result:
-        arguments.save_result.write_text(json.dumps(figures, indent=2) + "\n")
     if console.is_json:
         console.data(figures)
     else:
         _print(figures, console)
+    if arguments.save_result:
+        # Last: where it cannot be written, the figures are on the screen at least.
+        _save(arguments.save_result, figures)
     failed = figures["failed"]
     if failed:
         console.complain(f"{failed} failed, the first: {next(s.error for s in samples if s.error)}")
@@ -147,6 +148,23 @@ def _summary(values: Sequence[float], percentiles: Sequence[float]) -> dict[str,
     return summary | {f"p{percent:g}": percentile(values, percent) for percent in percentiles}
 
 
+def _percentiles(text: str) -> list[float]:
+    try:
+        percents = [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise InvalidRequest("metric-percentiles", str(error)) from error
+    if not all(0 <= percent <= 100 for percent in percents):
+        raise InvalidRequest("metric-percentiles", f"{text}: each must lie between 0 and 100")
+    return percents
+
+
+def _save(path: Path, figures: dict[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(figures, indent=2) + "\n")
+    except OSError as error:
+        raise InvalidRequest("save-result", str(error)) from error
+
+
 def _goals(texts: Sequence[str]) -> dict[str, float]:
     goals: dict[str, float] = {}
     for text in texts:
@@ -172,9 +190,7 @@ def _requests(arguments: argparse.Namespace) -> list[RequestArguments]:
              "sampling": fixed}
             for _ in range(arguments.num_prompts)
         ]  # fmt: skip
-    lines = [json.loads(line) for line in arguments.dataset.read_text().splitlines() if line]
-    if not lines:
-        raise InvalidRequest("dataset", f"{arguments.dataset} has no lines")
+    lines = _dataset(arguments.dataset)
     chosen = [lines[index % len(lines)] for index in range(arguments.num_prompts)]
     length = arguments.output_len
     return [
@@ -184,6 +200,18 @@ def _requests(arguments: argparse.Namespace) -> list[RequestArguments]:
         }
         for line in chosen
     ]
+
+
+def _dataset(path: Path) -> list[dict[str, Any]]:
+    try:
+        lines = [json.loads(line) for line in path.read_text().splitlines() if line]
+    except (OSError, ValueError) as error:
+        raise InvalidRequest("dataset", str(error)) from error
+    if not lines:
+        raise InvalidRequest("dataset", f"{path} has no lines")
+    if not all(isinstance(line, dict) and "prompt" in line for line in lines):
+        raise InvalidRequest("dataset", f"{path}: each line must be an object with a `prompt`")
+    return lines
 
 
 async def _run(

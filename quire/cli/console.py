@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -103,6 +104,25 @@ def add_server(parser: argparse.ArgumentParser) -> None:
 _DURATIONS = ("max_queue_seconds", "retention_seconds")
 
 
+def not_negative(text: str) -> float:
+    """The type of a flag that is a time or a pause."""
+    seconds = float(text)
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds")
+    return seconds
+
+
+def json_map(text: str) -> dict[str, Any]:
+    """The type of a flag that is an object of JSON."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("not an object of JSON")
+    return value
+
+
 def settings_of(arguments: argparse.Namespace) -> QueueSettings:
     """The durations of the queue, where variables or the file tell them. InvalidRequest."""
     settings = QueueSettings()
@@ -118,6 +138,8 @@ def settings_of(arguments: argparse.Namespace) -> QueueSettings:
 
 def brokers_of(arguments: argparse.Namespace, **settings: Any) -> list[Broker]:
     """The brokers of all shards, as `add_server`'s flags name them. InvalidRequest."""
+    if arguments.shards < 1:
+        raise InvalidRequest("shards", "a queue has at least one")
     try:
         connection = connect(arguments.redis_url)
         return [
@@ -127,7 +149,7 @@ def brokers_of(arguments: argparse.Namespace, **settings: Any) -> list[Broker]:
                 shard=shard,
                 **{**settings_of(arguments), **settings},
             )
-            for shard in range(max(1, arguments.shards))
+            for shard in range(arguments.shards)
         ]
     except ValueError as error:
         raise InvalidRequest("redis-url or queue", str(error)) from error

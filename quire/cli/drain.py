@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from quire.broker import Broker
 from quire.cli import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
-from quire.cli.console import Console, add_server, brokers_of
+from quire.cli.console import Console, add_server, brokers_of, not_negative
 from quire.transitions import WorkerInfo
 
 #: A worker that has not signed the registry for so long is taken for dead.
@@ -33,7 +33,7 @@ def add_drain(parser: argparse.ArgumentParser) -> None:
     wait = parser.add_mutually_exclusive_group()
     wait.add_argument("--no-wait", action="store_true", help="ask, and leave")
     help_ = "give up waiting; the wish stands [300]"
-    wait.add_argument("--timeout", type=float, default=300.0, metavar="SECONDS", help=help_)
+    wait.add_argument("--timeout", type=not_negative, default=300.0, metavar="SECONDS", help=help_)
     add_server(parser)
     parser.epilog = (
         "Prints each worker with how it ended: stopped, failed (leases hand its work over), "

@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.broker import Broker
 from quire.cli import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
-from quire.cli.console import Console, add_server, brokers_of, plain
+from quire.cli.console import Console, add_server, brokers_of, not_negative, plain
 from quire.errors import UnknownRequest
 from quire.inspection import ShardState, inspect_shards
 from quire.transitions import DeadLetter
@@ -32,7 +32,7 @@ def run_status(arguments: argparse.Namespace, console: Console) -> int:
 
 def add_top(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire top`."""
-    parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS")
+    parser.add_argument("--interval", type=not_negative, default=2.0, metavar="SECONDS")
     parser.add_argument("--count", type=int, metavar="N", help="stop after so many looks")
     add_server(parser)
 

@@ -12,7 +12,7 @@ from typing import Any
 from quire.arguments import RequestArguments
 from quire.broker import Broker
 from quire.cli import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL
-from quire.cli.console import Console, add_server, client_of, plain
+from quire.cli.console import Console, add_server, client_of, json_map, not_negative, plain
 from quire.client import Handle
 from quire.errors import InvalidRequest, ProtocolError, RequestFailed, UnknownRequest
 from quire.protocol import GenerationRequest
@@ -45,7 +45,7 @@ def add_submit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tenant")
     parser.add_argument("--id", metavar="ID", help="of the request; makes a repetition harmless")
     parser.add_argument("--idempotency-key", metavar="KEY")
-    parser.add_argument("--metadata", type=json.loads, metavar="JSON", help="echoed in the result")
+    parser.add_argument("--metadata", type=json_map, metavar="JSON", help="echoed in the result")
     trace = "W3C header; the worker logs its ids [TRACEPARENT]"
     known = os.environ.get("TRACEPARENT")
     parser.add_argument("--traceparent", default=known, metavar="HEADER", help=trace)
@@ -87,7 +87,7 @@ def run_tail(arguments: argparse.Namespace, console: Console) -> int:
 def add_result(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire result`."""
     parser.add_argument("id")
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="give up waiting")
+    parser.add_argument("--timeout", type=not_negative, metavar="SECONDS", help="give up waiting")
     add_server(parser)
 
 

@@ -99,6 +99,28 @@ def test_a_wrong_request_is_exit_code_2_and_names_the_field(quire):
     assert "sampling.top_p" in err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["top", "--interval", "-1"],
+        ["result", "a", "--timeout", "nan"],
+        ["drain", "w", "--timeout", "inf"],
+        ["submit", "x", "--metadata", "{bad"],
+        ["submit", "x", "--metadata", "[]"],
+        ["status", "--shards", "0"],
+        ["bench", "--dataset", "no-such-file"],
+        ["bench", "--dataset", __file__],
+        ["bench", "--metric-percentiles", "50,all"],
+        ["bench", "--metric-percentiles", "101"],
+    ],
+    ids=" ".join,
+)
+def test_a_value_that_cannot_be_right_is_exit_code_2_and_one_sentence(quire, arguments):
+    code, out, err = quire(*arguments)
+    assert (code, out) == (2, "")
+    assert "error: " in err and "Traceback" not in err
+
+
 def test_a_server_that_is_not_there_is_exit_code_1(quire):
     code, out, err = quire("submit", "x", "--redis-url", "redis://127.0.0.1:1/0")
     assert (code, out) == (1, "")
