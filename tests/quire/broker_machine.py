@@ -98,7 +98,7 @@ class BrokerMachine(RuleBasedStateMachine):
             return
         if request.state in (State.QUEUED, State.SCHEDULED):
             request.leave(State.CANCELLED)
-            request.released_by = request.ended_by = None
+            request.ended_by = None
         elif request.state is State.RUNNING:
             request.cancel = True
         assert self.broker.cancel(name) is request.state

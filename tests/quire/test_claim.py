@@ -102,9 +102,13 @@ def test_a_lease_that_was_renewed_is_not_reaped(broker, clockwork):
     clockwork.expire_lease("a")
     assert broker.heartbeat([claimed.claim])[0].alive
     assert broker.reap() == []
+
+
+def test_publishing_alone_renews_no_lease(broker, clockwork):
+    claimed = submit_and_claim(broker, id="a")
     clockwork.expire_lease("a")
     broker.commit([make_item(claimed.claim, 0, 1)])
-    assert broker.reap() == []
+    assert [reaped.request_id for reaped in broker.reap()] == ["a"]
 
 
 def test_a_lease_renewed_between_the_look_and_the_reaping_is_left_alone(
@@ -232,14 +236,10 @@ def test_a_running_request_outlives_its_first_expiry(make_broker, connection):
     broker = make_broker(max_queue_seconds=1000, retention_seconds=100)
     claimed = submit_and_claim(broker, id="a")
     broker.commit([make_item(claimed.claim, 0, 1)])
-    for sign_of_life in (
-        lambda: broker.heartbeat([claimed.claim]),
-        lambda: broker.commit([make_item(claimed.claim, 1, 2)]),
-    ):
-        for key in broker.keys.of_request("a"):
-            connection.pexpire(key, 2000)
-        sign_of_life()
-        assert all(connection.pttl(key) > 500_000 for key in broker.keys.of_request("a"))
+    for key in broker.keys.of_request("a"):
+        connection.pexpire(key, 2000)
+    broker.heartbeat([claimed.claim])
+    assert all(connection.pttl(key) > 500_000 for key in broker.keys.of_request("a"))
 
 
 def test_a_finished_request_is_kept_for_the_retention(make_broker, connection):

@@ -124,7 +124,7 @@ def test_a_claim_lost_to_another_worker_is_dropped_in_silence(queue: Queue):
         assert loser.metric("quire_requests_finished_total", **lost) == 1
         assert loser.metric("quire_publish_fenced_total") == 1
     assert output.token_ids == expected_tokens((8, 2), max_tokens=60)
-    assert output.completion.resumes == 1
+    assert output.completion.resumes >= 1
     assert queue.result(request_id) == output
     queue.assert_at_rest()
 

@@ -67,7 +67,7 @@ def test_b35_a_batch_is_one_forward_pass_and_no_text(runner_of, monkeypatch):
     ]
     run(runner, *rows)
     assert len(passes) == 1
-    assert "decode(" not in inspect.getsource(runner_module)
+    assert ".decode(" not in inspect.getsource(runner_module)
 
 
 def test_b64_sampling_parameters_count_in_a_batch_as_they_do_alone(runner_of):
