@@ -39,7 +39,16 @@ DOCTORED = {
     ),
     "submits not remembered": ("submit", "local state = redis.call(", "local state = nil and ("),
     "rewind ignored": ("commit", "if item.start > published then", "if false then"),
-    "replays written": ("commit", "local replay = item.start < published", "local replay = false"),
+    "replays written": (
+        "commit",
+        "local replay = item.start < published",
+        (
+            "local replay = false\n"
+            "  if item.start < published then\n"
+            "    item.finish = published + item.finish - item.start\n"
+            "  end"
+        ),
+    ),
     "entries kept": (
         "claim",
         (
