@@ -14,7 +14,7 @@ from typing import Any
 from engine.batch import Batch, BatchRow
 from engine.engine import Engine
 from engine.errors import DeviceFailed
-from engine.fake_runner import FakeRunner, fake_next_token
+from engine.fake_runner import FakeRunner, Script, fake_next_token
 from service.config import Settings
 from service.model import ServedModel, engine_config
 from service.text import ModelTokenizer
@@ -152,6 +152,7 @@ class Fleet:
             never=NEVER,
             before_run=partial(self._before_step, slot),
         )
+        runner.script = PoisonedScript(failing_request_ids=self._poison)
         self._timeline.sleep(self._timeline.random.uniform(0, 0.2))
         slot.served = ServedModel(
             engine=Engine(config, runner),
@@ -164,8 +165,14 @@ class Fleet:
         self._timeline.sleep(self._plan.step_seconds * self._timeline.random.uniform(0.5, 1.5))
         if slot.device_fails:
             raise DeviceFailed("the device is gone")
+
+
+class PoisonedScript(Script):
+    """Some requests break the model in whatever life; a step's swaps are done by then."""
+
+    def fail_if_told(self, batch: Batch) -> None:
         for row in batch.rows:
-            if row.request_id.partition("@")[0] in self._poison:
+            if row.request_id.partition("@")[0] in self.failing_request_ids:
                 raise ValueError("this request breaks the model")
 
 
