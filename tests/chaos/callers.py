@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from quire.output import State
 from quire.protocol import GenerationRequest
-from tests.chaos.audit import first_difference
+from tests.chaos.audit import Entry, first_difference
 from tests.chaos.clients import (
     Confused,
     Departed,
@@ -44,14 +44,29 @@ class Notes:
     violations: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Cancellation:
+    """What the broker answered to a call to cancel, and what the keys held right after it.
+
+    From then on nobody claims the request, and where the answer is an end, its log is what it is
+    for ever. Unless Redis loses what it knew: by then it had done so `num_losses` times.
+    """
+
+    answer: State
+    entries: tuple[Entry, ...]
+    #: The fields of the record that a claim would change.
+    claims: tuple[bytes | None, ...]
+    num_losses: int
+
+
 class Caller:
     """One request as seen by its callers. Heard by one thread at a time; read by any."""
 
     def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted
         self.notes = Notes()
-        #: What the broker answered to a cancellation, None when nobody asked.
-        self.cancel_answer: State | None = None
+        #: What came of every call to cancel it.
+        self.cancellations: list[Cancellation] = []
 
     @property
     def request_id(self) -> str:

@@ -48,17 +48,28 @@ class Play:
 class Report:
     """What came of a play.
 
-    For a control `violations` is what it was caught by; for all else there must be none.
+    For a control `violations` is what it was caught by; for all else there must be none. One that
+    broke down shows nothing, and a control that did was not caught.
     """
 
     play: Play
     seconds: float
     violations: tuple[str, ...]
     figures: Counter[str] = field(default_factory=Counter)
+    breakdown: str = ""
 
     @property
     def has_failed(self) -> bool:
-        return bool(self.violations) != (self.play.kind == CONTROL)
+        return bool(self.sentences)
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What is wrong with it."""
+        if self.breakdown:
+            return (self.breakdown,)
+        if self.play.kind != CONTROL:
+            return self.violations
+        return () if self.violations else ("the audit did not name the broken law",)
 
 
 class Company:
@@ -102,15 +113,15 @@ class Company:
 
 def perform(play: Play) -> Report:
     """Plays it, and says how it went."""
-    began = time.monotonic()
+    began, breakdown = time.monotonic(), ""
     try:
         outcome = _outcome_of(play)
     except Stuck as error:
-        outcome = Outcome(violations=[str(error)])
+        outcome, breakdown = Outcome(), str(error)
     except Exception:  # noqa: BLE001 - one play that breaks down must not take the others along.
-        outcome = Outcome(violations=[f"the play broke down: {traceback.format_exc()}"])
+        outcome, breakdown = Outcome(), f"the play broke down: {traceback.format_exc()}"
     seconds = time.monotonic() - began
-    return Report(play, seconds, tuple(outcome.violations), outcome.figures)
+    return Report(play, seconds, tuple(outcome.violations), outcome.figures, breakdown)
 
 
 def _outcome_of(what: Play) -> Outcome:

@@ -2,8 +2,8 @@
 
 Live ones doctor worker processes and lead them to where the broken law matters; the same scene is
 played with the law intact, too, and must be silent: so it is the law, and not the scene, that the
-audit speaks of. Planted ones damage a sound log. A control that is not caught means that silence of
-the audit proves nothing.
+audit speaks of. Those that need no process are in `plants`. A control that is not caught means that
+silence of the audit proves nothing.
 """
 
 from collections.abc import Callable
@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from quire.broker import Broker
 from quire.protocol import GenerationRequest
 from quire.script_runner import load_source, script_sha
-from tests.chaos.audit import Expected, log_violations, plants, sound_log
 from tests.chaos.callers import Wanted
 from tests.chaos.judge import judge
 from tests.chaos.schedules import FAKE_FLAGS, LEASE_SECONDS, text_after
 from tests.chaos.stage import QUEUE, Cast, Outcome, Stage, Stuck
-from tests.chaos.worker import OTHER_MODEL, STATEFUL_NOISE, doctored_source
+from tests.chaos.worker import OTHER_MODEL, SILENT_LOSS, STATEFUL_NOISE, doctored_source
 from tests.service.fake_model import expected_tokens
 
 #: Long enough to stand in the middle of it, at some hundred steps a second.
@@ -41,15 +40,6 @@ class Control:
     words: tuple[str, ...]
     lease_seconds: float = LEASE_SECONDS
     max_tokens: int = MAX_TOKENS
-
-
-def planted(name: str) -> list[str]:
-    """What the audit says about a sound log damaged so; nothing for an unknown name."""
-    expected = Expected("planted", (10, 20, 30, 40), "abcd")
-    log = sound_log(expected)
-    if plant := plants().get(name):
-        plant(log)
-    return list(log_violations(expected, log, max_attempts=5))
 
 
 def run_control(name: str, *, intact: bool = False) -> Outcome:
@@ -162,8 +152,34 @@ def _expired_leases_kept(stage: Stage, doctored: tuple[str, ...]) -> None:
 def _submits_not_remembered(stage: Stage, doctored: tuple[str, ...]) -> None:
     stage.start_worker()
     _begin(stage, tokens=20)
-    broker = Broker(stage.connection, queue=QUEUE, sources={"submit": _source("submit", doctored)})
-    stage.submit_again(stage.callers[0], broker)
+    stage.submit_again(stage.callers[0], _broker(stage, "submit", doctored))
+
+
+def _cancel_put_off(stage: Stage, doctored: tuple[str, ...]) -> None:
+    """A request is cancelled in the queue before there is a worker at all."""
+    (caller,) = stage.callers
+    stage.start_clients()
+    stage.until(lambda: caller.notes.is_submitted, "the submit")
+    stage.cancel(caller, _broker(stage, "cancel", doctored))
+    stage.start_worker()
+
+
+def _cancel_not_minded(stage: Stage, doctored: tuple[str, ...]) -> None:
+    """A request is cancelled whose worker stands still, and dies before it hears of that."""
+    first = stage.start_worker()
+    _begin(stage, tokens=20)
+    first.pause()
+    stage.cancel(stage.callers[0], stage.broker)
+    first.kill()
+    stage.start_worker(*doctored)
+
+
+def _claims_lost_in_silence(stage: Stage, doctored: tuple[str, ...]) -> None:
+    zombie = stage.start_worker(*doctored)
+    _begin(stage, tokens=20)
+    stage.start_worker()
+    stage.wait_for_workers()
+    stage.pause(zombie)
 
 
 def _another_model(stage: Stage, doctored: tuple[str, ...]) -> None:
@@ -176,6 +192,11 @@ def _another_model(stage: Stage, doctored: tuple[str, ...]) -> None:
 def _begin(stage: Stage, *, tokens: int) -> None:
     stage.start_clients()
     stage.until(lambda: stage.num_tokens >= tokens, f"{tokens} tokens")
+
+
+def _broker(stage: Stage, transition: str, doctored: tuple[str, ...]) -> Broker:
+    sources = {transition: _source(transition, doctored)}
+    return Broker(stage.connection, queue=QUEUE, sources=sources)
 
 
 def _losing_much(size: int) -> int:
@@ -214,4 +235,7 @@ LIVE: dict[str, Control] = {
     "entries kept": Control(_entries_kept, ("at rest",), max_tokens=10),
     "expired leases kept": Control(_expired_leases_kept, ("0 terminal records",)),
     "submits not remembered": Control(_submits_not_remembered, ("a second submit made a second",)),
+    "cancel put off": Control(_cancel_put_off, ("was over before its end was in the log",)),
+    "cancel not minded": Control(_cancel_not_minded, ("claimed after it was cancelled",)),
+    SILENT_LOSS: Control(_claims_lost_in_silence, ("but logged",)),
 }

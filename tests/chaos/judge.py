@@ -54,13 +54,17 @@ def left_over(stage: "Stage") -> Iterator[str]:
 def _judge(stage: "Stage", caller: Caller) -> Iterator[str]:
     notes, wanted, figures = caller.notes, caller.wanted, stage.outcome.figures
     entries = stage.connection.xrange(stage.keys.output(caller.request_id))
+    remembered = [c for c in caller.cancellations if c.num_losses == stage.num_losses]
     expected = Expected(
         caller.request_id,
         wanted.tokens,
         wanted.text,
-        may_be_cancelled=caller.cancel_answer is not None,
-        must_be_cancelled=caller.cancel_answer == "cancelled" and not stage.has_lost_data,
+        may_be_cancelled=bool(caller.cancellations),
+        sealed=next((c.entries for c in remembered if c.answer.is_terminal), None),
     )
+    claims = stage.claims_of(caller)
+    if any(cancellation.claims != claims for cancellation in remembered):
+        yield f"{caller.request_id}: claimed after it was cancelled"
     yield from notes.violations
     yield from log_violations(expected, entries, max_attempts=stage.cast.max_attempts)
     log = read_log(caller.request_id, entries)

@@ -20,7 +20,7 @@ from quire.connection import connect
 from quire.errors import BrokerUnavailable, UnknownRequest
 from quire.local_redis import LocalRedis
 from tests.chaos import append_only
-from tests.chaos.callers import Caller, Wanted
+from tests.chaos.callers import Caller, Cancellation, Wanted
 from tests.chaos.clients import ClientProcess, Event
 from tests.chaos.judge import judge, left_over
 from tests.chaos.proxy import Wire
@@ -87,7 +87,8 @@ class Stage:
         self.clients: list[ClientProcess] = []
         self._groups: dict[str, list[Caller]] = {}
         self._num_clients = 0
-        self.has_lost_data = False
+        #: How often Redis has lost data.
+        self.num_losses = 0
 
     def __enter__(self) -> "Stage":
         return self
@@ -140,7 +141,6 @@ class Stage:
 
     def drain_worker(self, worker: ChaosWorker) -> None:
         """Asks a worker to end, and returns when it has."""
-        worker.scrape()
         worker.terminate()
         self.until(lambda: not worker.is_alive, f"the drain of {worker.name}")
         self.outcome.figures["drains"] += 1
@@ -184,6 +184,19 @@ class Stage:
         if answer.created and not self.has_lost_data:
             self.outcome.violations.append(f"{caller.request_id}: a second submit made a second")
 
+    def cancel(self, caller: Caller, broker: Broker) -> None:
+        """Somebody wants a request to end. UnknownRequest when Redis does not have it."""
+        answer = broker.cancel(caller.request_id)
+        entries = tuple(self.connection.xrange(self.keys.output(caller.request_id)))
+        claims = self.claims_of(caller)
+        caller.cancellations.append(Cancellation(answer, entries, claims, self.num_losses))
+        self.outcome.figures["cancels"] += 1
+
+    def claims_of(self, caller: Caller) -> tuple[bytes | None, ...]:
+        """The fields of its record that change with every claim of a request."""
+        record = self.keys.request(caller.request_id)
+        return tuple(self.connection.hmget(record, "attempts", "resumes"))
+
     def _start_client(self, callers: list[Caller]) -> None:
         name = f"client-{self._num_clients}"
         self._num_clients += 1
@@ -211,7 +224,7 @@ class Stage:
         kept = keep(size)
         if kept < size:
             append_only.cut(append_only.log_file(self._data), kept)
-            self.has_lost_data = True
+            self.num_losses += 1
             self.outcome.figures["lost_bytes"] += size - kept
         self.server.restart()
 
@@ -226,6 +239,10 @@ class Stage:
             threading.Event().wait(seconds)
         finally:
             os.kill(pid, signal.SIGCONT)
+
+    @property
+    def has_lost_data(self) -> bool:
+        return self.num_losses > 0
 
     @property
     def log_size(self) -> int:
@@ -266,18 +283,9 @@ class Stage:
         with contextlib.suppress(Stuck):
             # What is left over is named below.
             self.until(lambda: not list(left_over(self)), "rest", seconds=seconds)
-        with contextlib.suppress(Stuck):
-            # One that slept to the end learns only now what it has lost.
-            self.until(lambda: not self._contradictions(), "workers that agree with themselves")
-        self.outcome.violations += self._contradictions()
         self._drain()
         self.outcome.violations += left_over(self)
         judge(self)
-
-    def _contradictions(self) -> list[str]:
-        for worker in self.active:
-            worker.scrape()
-        return [sentence for worker in self.active for sentence in worker.contradictions()]
 
     def _all_have_ended(self) -> bool:
         states = set()
@@ -300,6 +308,7 @@ class Stage:
             if code not in (0, -9):
                 words = worker.log_tail(600)
                 self.outcome.violations.append(f"{worker.name} ended with {code}: ...{words}")
+            self.outcome.violations += worker.contradictions()
 
     def _log_of(self, name: str) -> Path:
         return Path(self._folder.name) / f"{name}.log"

@@ -12,10 +12,11 @@ import sys
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 import service.__main__
@@ -25,6 +26,7 @@ from engine.batch import BatchRow
 from engine.fake_runner import FakeRunner
 from quire import script_runner
 from service.model import ServedModel
+from service.publisher import Publisher
 from tests.chaos import forking
 from tests.service import fake_model
 
@@ -37,7 +39,7 @@ DOCTORED = {
         "if not expiry or tonumber(expiry) > now then",
         "if true then",
     ),
-    "submits not remembered": ("submit", "local state = redis.call(", "local state = nil and ("),
+    "submits not remembered": ("submit", "if state then", "if false then"),
     "rewind ignored": ("commit", "if item.start > published then", "if false then"),
     "replays written": (
         "commit",
@@ -49,6 +51,12 @@ DOCTORED = {
             "  end"
         ),
     ),
+    "cancel put off": (
+        "cancel",
+        "return end_without_worker(keys, id, record.epoch, ENDINGS.cancelled, now_ms())",
+        "redis.call('HSET', keys.record, 'cancel', '1')\n  return 'cancelled'",
+    ),
+    "cancel not minded": (None, "if record.cancel == '1' then", "if false then"),
     "entries kept": (
         "claim",
         (
@@ -61,6 +69,8 @@ DOCTORED = {
 #: Controls that give the process another model, or another source of noise.
 OTHER_MODEL = "another model"
 STATEFUL_NOISE = "noise with a memory"
+#: A control that gives the process another way to lose a claim.
+SILENT_LOSS = "claims lost in silence"
 #: What the vocabulary of another model has to do without.
 OTHER_NEVER = (*fake_model.NEVER, 65)
 
@@ -68,10 +78,13 @@ OTHER_NEVER = (*fake_model.NEVER, 65)
 METRICS = {
     "fenced_commits": ("quire_publish_fenced_total", {}),
     "lost_claims": ("quire_requests_finished_total", {"outcome": "lost"}),
+    "releases": ("quire_requests_finished_total", {"outcome": "released"}),
     "rewinds": ("quire_publish_rewinds_total", {}),
 }
-#: What the log says for some of them; a worker that is at rest must agree with itself.
-EVENTS = {"lost_claims": "claim lost", "rewinds": "log rewound"}
+#: What the log says for some of them; a worker that has ended must agree with itself.
+EVENTS = {"lost_claims": "claim lost", "rewinds": "log rewound", "releases": "request released"}
+#: The last line of a worker that ended by itself: what its metrics said then.
+LAST_WORDS = "last metrics"
 SCRAPE_SECONDS = 10.0
 
 
@@ -130,24 +143,24 @@ class ChaosWorker:
             return
         url = f"http://127.0.0.1:{ready[0]['http_port']}/metrics"
         with urllib.request.urlopen(url, timeout=SCRAPE_SECONDS) as answer:
-            families = text_string_to_metric_families(answer.read().decode())
-            samples = [sample for family in families for sample in family.samples]
-        for name, (metric, labels) in METRICS.items():
-            found = [
-                int(sample.value)
-                for sample in samples
-                if sample.name == metric and labels.items() <= sample.labels.items()
-            ]
-            assert found, f"{self.name} has no metric {metric} {labels}"
-            self.counts[name] = sum(found)
+            self.counts.update(counted(text_string_to_metric_families(answer.read().decode())))
 
     def contradictions(self) -> list[str]:
-        """Where its metrics and its log disagree. For a worker that is at rest and just scraped."""
+        """Where the metrics and the log of a process that has ended disagree.
+
+        Nothing is said of one that was killed: what it would have counted died with it.
+        """
+        if self._process.exitcode in (None, -signal.SIGKILL):
+            return []
+        last = self.events(LAST_WORDS)
+        if not last:
+            return [f"{self.name} ended by itself and did not say what it had counted"]
+        self.counts = Counter({name: last[0][name] for name in METRICS})
         found = []
         for name, event in EVENTS.items():
-            counted, logged = self.counts[name], len(self.events(event))
-            if counted != logged:
-                found.append(f"{self.name}: counted {counted} but logged {logged} times {event!r}")
+            count, logged = self.counts[name], len(self.events(event))
+            if count != logged:
+                found.append(f"{self.name}: counted {count} but logged {logged} times {event!r}")
         return found
 
     def events(self, name: str) -> list[dict[str, Any]]:
@@ -164,6 +177,21 @@ class ChaosWorker:
     def _signal(self, number: int) -> None:
         assert self._process.pid is not None
         os.kill(self._process.pid, number)
+
+
+def counted(families: Iterable[Metric]) -> Counter[str]:
+    """Our figures in the metrics of a worker. AssertionError when one of them is missing."""
+    samples = [sample for family in families for sample in family.samples]
+    counts: Counter[str] = Counter()
+    for name, (metric, labels) in METRICS.items():
+        found = [
+            int(sample.value)
+            for sample in samples
+            if sample.name == metric and labels.items() <= sample.labels.items()
+        ]
+        assert found, f"no metric {metric} {labels}"
+        counts[name] = sum(found)
+    return counts
 
 
 def doctored_source(control: str, name: str, source: str) -> str:
@@ -191,23 +219,49 @@ def _run(argv: Sequence[str], step_seconds: float | None, doctored: Sequence[str
         return load_settings()
 
     service.config.load_settings = settings_and_signals  # type: ignore[assignment]
+    workers = _remembered_workers()
     sys.argv = ["worker", *argv]
-    service.__main__.leave(service.__main__.main())
+    code = service.__main__.main()
+    counts = counted(workers[0].metrics.registry.collect()) if workers else {}
+    print(json.dumps({"event": LAST_WORDS, **dict.fromkeys(METRICS, 0), **counts}), flush=True)
+    service.__main__.leave(code)
 
 
 def _with_model(load: Callable[..., ServedModel]) -> Callable[..., service.worker.Worker]:
     return functools.partial(service.worker.Worker, load=load)
 
 
+def _remembered_workers() -> list[service.worker.Worker]:
+    """Where this process's worker will be once there is one."""
+    workers: list[service.worker.Worker] = []
+    make = service.worker.Worker
+
+    def make_and_remember(settings: service.config.Settings) -> service.worker.Worker:
+        workers.append(make(settings))
+        return workers[-1]
+
+    service.worker.Worker = make_and_remember  # type: ignore[assignment, misc]
+    return workers
+
+
 def _doctor(control: str) -> None:
     """Breaks this process in one way."""
     if control == OTHER_MODEL:
         fake_model.NEVER = OTHER_NEVER  # type: ignore[assignment]
+    elif control == SILENT_LOSS:
+        Publisher.lose = _lose_in_silence  # type: ignore[method-assign]
     elif control == STATEFUL_NOISE:
         FakeRunner._sample = _with_memory(FakeRunner._sample)  # type: ignore[method-assign]
     else:
         load = script_runner.load_source
         script_runner.load_source = lambda name: doctored_source(control, name, load(name))  # type: ignore[assignment]
+
+
+def _lose_in_silence(publisher: Publisher, key: str, *, unless_ended: bool = False) -> None:
+    """As `Publisher.lose`, but for the line in the log."""
+    if publisher._outbox.forget(key, unless_ended=unless_ended) is not None:
+        publisher.cancel(key)
+        publisher._metrics.finished["lost"].inc()
 
 
 def _with_memory(
