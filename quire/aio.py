@@ -57,8 +57,12 @@ class AsyncClient:
         self._owns_brokers = isinstance(connection, redis.asyncio.Redis)
         if isinstance(connection, AsyncBroker):
             self._brokers = [connection]
+        elif not isinstance(connection, redis.asyncio.Redis):
+            raise TypeError(
+                "an AsyncClient takes a url, a connection made with `connect_async`, or an "
+                "AsyncBroker"
+            )
         else:
-            assert isinstance(connection, redis.asyncio.Redis)
             self._brokers = [
                 AsyncBroker(connection, queue=queue, shard=shard, **settings)
                 for shard in range(shards)

@@ -67,13 +67,17 @@ _ENVELOPE = ("priority", "idempotency_key", "metadata", "headers", "tenant")
 def build_request(
     arguments: RequestArguments, *, tenant: str, now_ms: int | None
 ) -> GenerationRequest:
-    """The checked message. `now_ms` is the broker's clock, for a deadline. InvalidRequest."""
+    """The checked message. `now_ms` is the broker's clock, for the moments. InvalidRequest."""
+    if not isinstance(arguments, Mapping):
+        raise InvalidRequest("request", "must be a GenerationRequest or a map of arguments")
     for name in arguments:
         if name not in _ARGUMENTS:
             raise InvalidRequest(name, "unknown argument")
     kind, body = _subject(arguments.get("prompt"), arguments.get("messages"))
     sampling = arguments.get("sampling")
     if not isinstance(sampling, SamplingParams):
+        if not isinstance(sampling, Mapping | None):
+            raise InvalidRequest("sampling", "must be a SamplingParams or a map of its fields")
         sampling = validated(SamplingParams, sampling or {}, prefix="sampling.")
     body |= sampling.to_body()
     # A generation that is resumed elsewhere must go on with the same noise.
@@ -91,8 +95,13 @@ def build_request(
 
 def needs_clock(arguments: RequestArguments) -> bool:
     """Whether `build_request` must be told the broker's clock for these arguments."""
-    return any(arguments.get(name) is not None for name in ("deadline", "delay_seconds"))
+    return isinstance(arguments, Mapping) and any(
+        arguments.get(name) is not None for name in _MOMENTS
+    )
 
+
+#: The arguments that name a moment; each may be a year ahead of the broker's clock at most.
+_MOMENTS = ("deadline", "delay_seconds", "not_before")
 
 _ARGUMENTS = frozenset(RequestArguments.__optional_keys__)
 
@@ -103,10 +112,20 @@ def _subject(
     if (prompt is None) == (messages is None):
         raise InvalidRequest("prompt", "give either a prompt or messages")
     if messages is not None:
-        return "chat.completions", {"messages": [dict(message) for message in messages]}
+        if not _is_sequence(messages):
+            raise InvalidRequest("messages", "must be a sequence of maps")
+        maps = [dict(one) if isinstance(one, Mapping) else one for one in messages]
+        return "chat.completions", {"messages": maps}
     if isinstance(prompt, str):
         return "completions", {"prompt": prompt}
+    if not _is_sequence(prompt):
+        raise InvalidRequest("prompt", "must be a text or a sequence of token ids")
     return "tokens", {"prompt": list(prompt or ())}
+
+
+def _is_sequence(value: object) -> bool:
+    """Whether this is one of several things. Of bytes the items would pass for token ids."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
 
 
 def _times(arguments: RequestArguments, *, now_ms: int | None) -> dict[str, int]:
@@ -119,17 +138,26 @@ def _times(arguments: RequestArguments, *, now_ms: int | None) -> dict[str, int]
     if (moment := arguments.get("not_before")) is not None:
         if delay is not None:
             raise InvalidRequest("not_before", "give either a delay or a moment")
-        if moment.tzinfo is None:
-            raise InvalidRequest("not_before", "must have a time zone")
-        times["not_before_ms"] = int(moment.timestamp() * 1000)
+        times["not_before_ms"] = _moment(now_ms, moment)
     if "deadline_ms" in times and times["deadline_ms"] <= times.get("not_before_ms", 0):
         raise InvalidRequest("deadline", "passes before the request may be queued")
     return times
 
 
+def _moment(now_ms: int | None, moment: datetime) -> int:
+    assert now_ms is not None, "a moment is held against the broker's clock"
+    if not isinstance(moment, datetime) or moment.tzinfo is None:
+        raise InvalidRequest("not_before", "must be a datetime with a time zone")
+    moment_ms = int(moment.timestamp() * 1000)
+    if moment_ms > now_ms + 1000 * MAX_AHEAD_SECONDS:
+        raise InvalidRequest("not_before", f"is more than {MAX_AHEAD_SECONDS} seconds ahead")
+    return moment_ms
+
+
 def _after(now_ms: int | None, field: str, seconds: float) -> int:
     assert now_ms is not None, "a moment counted from now needs the broker's clock"
-    if not 0 < seconds <= MAX_AHEAD_SECONDS:
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not 0 < seconds <= MAX_AHEAD_SECONDS:
         raise InvalidRequest(
             field, f"must be a positive number of seconds up to {MAX_AHEAD_SECONDS}"
         )

@@ -46,7 +46,8 @@ class Client:
 
     `shards` is how many shards the queue has; every client and worker of it must be given the same
     number. The `settings` are those of Broker, for instance `retention_seconds` as the queue's
-    workers have it, or `durable`: a submit returns when the request is on disk.
+    workers have it, or `durable`: a submit returns when the request is on disk. ValueError for a
+    url, a name or a setting that cannot be right.
     """
 
     def __init__(
@@ -64,8 +65,9 @@ class Client:
         connection = self._owned or broker
         if isinstance(connection, Broker):
             self._brokers = [connection]
+        elif not isinstance(connection, redis.Redis):
+            raise TypeError("a Client takes a url, a connection made with `connect`, or a Broker")
         else:
-            assert isinstance(connection, redis.Redis)
             self._brokers = [
                 Broker(connection, queue=queue, shard=shard, **settings) for shard in range(shards)
             ]
@@ -120,8 +122,8 @@ class Client:
 
         With a `group` they become members of it, `<group>~<id>` their ids, and the answer is the
         handle of the group. A call with the same ids is repeatable; members may be added later.
-        InvalidRequest before anything is sent. QueueFull when some were refused; its `accepted` are
-        the ids of the others, which are in the queue.
+        InvalidRequest, with the `index` of the culprit, before anything is sent. QueueFull when
+        some were refused; its `accepted` are the ids of the others, which are in the queue.
         """
         name = None if group is None else check_group_name(group)
         items = list(requests)

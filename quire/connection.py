@@ -17,13 +17,14 @@ import redis
 import redis.asyncio
 from redis.backoff import NoBackoff
 from redis.exceptions import (
-    ConnectionError as RedisConnectionError,
-)
-from redis.exceptions import (
+    AuthenticationError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
     TryAgainError,
+)
+from redis.exceptions import (
+    ConnectionError as RedisConnectionError,
 )
 from redis.exceptions import (
     TimeoutError as RedisTimeoutError,
@@ -136,7 +137,7 @@ class Attempts:
     def pause_after(self, error: RedisError) -> float:
         """Seconds until the next try. Raises our error when there is none."""
         pause = self._pause
-        if not isinstance(error, TRANSIENT) or time.monotonic() + pause >= self._give_up:
+        if not _may_pass(error) or time.monotonic() + pause >= self._give_up:
             raise translated(error) from error
         self._pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
         # Jitter keeps a fleet that lost its server together from coming back together.
@@ -146,10 +147,17 @@ class Attempts:
 def translated(error: RedisError) -> QuireError:
     """Our error for one of redis-py's, which stays its cause."""
     ours: QuireError = BrokerUnavailable(f"{type(error).__name__}: {error}")
+    if isinstance(error, AuthenticationError):
+        ours = BrokerUnavailable(f"Redis wants another user or password: {error}")
     if isinstance(error, OutOfMemoryError):
         ours = QueueFull("Redis has no memory left", limit="memory")
     ours.__cause__ = error
     return ours
+
+
+def _may_pass(error: RedisError) -> bool:
+    # To redis-py a refused password is a broken connection, too.
+    return isinstance(error, TRANSIENT) and not isinstance(error, AuthenticationError)
 
 
 def _keepalive_options() -> dict[int, int]:

@@ -18,23 +18,35 @@ QuireError
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from quire.protocol import Completion
 
 
 class QuireError(Exception):
-    """The root of the tree: `except QuireError` catches all that Quire raises on purpose."""
+    """The root of the tree: `except QuireError` catches all that Quire raises on purpose.
+
+    All of them can be pickled: a pool of processes hands an error on as it was raised.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default would call the class with the finished message as its only argument.
+        return _restored, (type(self), self.args, self.__dict__)
 
 
 class InvalidRequest(QuireError):
-    """A request that cannot be right. `field` is the path of the culprit, such as `body.top_p`."""
+    """A request that cannot be right. `field` is the path of the culprit, such as `body.top_p`.
 
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field}: {message}")
+    `index` is its place among several that were submitted together, from 0 on.
+    """
+
+    def __init__(self, field: str, message: str, *, index: int | None = None) -> None:
+        place = "" if index is None else f"request {index}: "
+        super().__init__(f"{place}{field}: {message}")
         self.field = field
         self.message = message
+        self.index = index
 
 
 class ProtocolError(QuireError):
@@ -146,3 +158,11 @@ class BrokerUnavailable(QuireError):
     Whether the last call took effect is unknown. Every transition but the bare reading of the
     ingress may be repeated with the same arguments.
     """
+
+
+def _restored(
+    kind: type[QuireError], arguments: tuple[Any, ...], fields: dict[str, Any]
+) -> QuireError:
+    error = kind.__new__(kind, *arguments)
+    error.__dict__.update(fields)
+    return error

@@ -13,6 +13,7 @@ from dataclasses import replace
 from quire.errors import (
     Cancelled,
     DeadlineExceeded,
+    InvalidRequest,
     OutputRewound,
     ProtocolError,
     RequestFailed,
@@ -21,7 +22,7 @@ from quire.errors import (
     WaitTimeout,
 )
 from quire.history import EMPTY, extended
-from quire.output import Completion, State, TokenChunk
+from quire.output import Completion, State, TokenChunk, is_prefix_hash
 from quire.output_log import OutputRead
 from quire.transitions import RequestStatus
 
@@ -31,7 +32,8 @@ class Following:
 
     `seen` is the number of tokens the reader has, `known` whether the request was heard of before,
     `timeout` after how many seconds `patience` gives up; None never does. `prefix_hash` is that of
-    the tokens the reader has, when it has kept it: see history.py.
+    the tokens the reader has, when it has kept it: see history.py. InvalidRequest for a place that
+    no log has.
     """
 
     def __init__(
@@ -43,6 +45,10 @@ class Following:
         timeout: float | None = None,
         prefix_hash: str = "",
     ) -> None:
+        if after < 0:
+            raise InvalidRequest("after", "must not be negative")
+        if prefix_hash and not is_prefix_hash(prefix_hash):
+            raise InvalidRequest("prefix_hash", "must be that of a chunk")
         self.request_id = request_id
         self.seen = after
         self.known = known

@@ -229,11 +229,16 @@ def split_entry_id(entry_id: bytes) -> tuple[int, int]:
         raise ProtocolError(f"{entry_id!r} is not the id of a log entry") from error
 
 
+def is_prefix_hash(text: str) -> bool:
+    """Whether this can be a hash of ours; see history.py."""
+    return re.fullmatch(r"[0-9]{1,9}\.[0-9]{1,9}", text) is not None
+
+
 def _prefix_hash(fields: Mapping[bytes, bytes]) -> str:
-    value = fields.get(b"prefix", b"")
-    if value and not re.fullmatch(rb"\d{1,9}\.\d{1,9}", value):
+    value = fields.get(b"prefix", b"").decode(errors="replace")
+    if value and not is_prefix_hash(value):
         raise ProtocolError("a log entry has no hash of ours")
-    return value.decode()
+    return value
 
 
 def _known(fields: Mapping[str, Any], record: type[Usage] | type[ErrorInfo]) -> dict[str, Any]:

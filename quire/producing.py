@@ -14,7 +14,13 @@ from typing import Any, TypeVar
 from quire.arguments import RequestArguments, build_request, needs_clock
 from quire.calls import cancel_call, submit_call
 from quire.endings import ENDINGS
-from quire.errors import BrokerUnavailable, QueueFull, QuireError, UnknownRequest
+from quire.errors import (
+    BrokerUnavailable,
+    InvalidRequest,
+    QueueFull,
+    QuireError,
+    UnknownRequest,
+)
 from quire.keys import Keys
 from quire.output import State
 from quire.protocol import GenerationRequest
@@ -95,15 +101,29 @@ def must_ask_clock(items: Iterable[GenerationRequest | RequestArguments]) -> boo
 def ready_requests(
     items: Iterable[GenerationRequest | RequestArguments], *, tenant: str, now_ms: int | None
 ) -> list[GenerationRequest]:
-    """The checked messages of what a client was given to submit. InvalidRequest."""
+    """The checked messages of what a client was given to submit.
+
+    InvalidRequest, with the place of the culprit when it is one of several.
+    """
+    given = list(items)
     ready: list[GenerationRequest] = []
-    for item in items:
-        if isinstance(item, GenerationRequest):
-            item.parse_body()
-            ready.append(item)
-        else:
-            ready.append(build_request(item, tenant=tenant, now_ms=now_ms))
+    for index, item in enumerate(given):
+        try:
+            ready.append(_ready(item, tenant=tenant, now_ms=now_ms))
+        except InvalidRequest as error:
+            if len(given) == 1:
+                raise
+            raise InvalidRequest(error.field, error.message, index=index) from error
     return ready
+
+
+def _ready(
+    item: GenerationRequest | RequestArguments, *, tenant: str, now_ms: int | None
+) -> GenerationRequest:
+    if isinstance(item, GenerationRequest):
+        item.parse_body()
+        return item
+    return build_request(item, tenant=tenant, now_ms=now_ms)
 
 
 def _submitted(keys: Keys, request: GenerationRequest, reply: Any) -> Conversation[Submitted]:

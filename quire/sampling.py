@@ -128,7 +128,9 @@ def validated(model: type[_Model], fields: Mapping[str, Any], *, prefix: str = "
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         path = ".".join(str(part) for part in first["loc"])
-        raise InvalidRequest(f"{prefix}{path}" or model.__name__, first["msg"]) from None
+        # A validator of ours says it all; pydantic puts the kind of exception in front of it.
+        message = first["msg"].removeprefix("Value error, ")
+        raise InvalidRequest(f"{prefix}{path}" or model.__name__, message) from None
 
 
 def _sampling_fields(body: Mapping[str, Any]) -> dict[str, Any]:
