@@ -138,7 +138,7 @@ def decode_seconds(runner: ModelRunner, count: int) -> float:
     for step in range(WARM_UP_STEPS + STEPS):
         started = time.perf_counter()
         # The step ends with its tokens on the host, so nothing of it is still running.
-        runner.run(Batch(step=step, rows=rows))
+        runner.run(Batch(step=step, catch_up_rows=rows))
         times.append(time.perf_counter() - started)
     return statistics.median(times[WARM_UP_STEPS:])
 

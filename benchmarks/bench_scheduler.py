@@ -52,7 +52,7 @@ class ConstantRunner:
     """Answers every row with the same token and computes nothing."""
 
     def run(self, batch: Batch) -> dict[str, int]:
-        return {row.request_id: TOKEN for row in batch.rows if row.samples}
+        return {one.request_id: TOKEN for one in batch.due}
 
 
 def full_engine(num_running: int, num_waiting: int) -> Engine:

@@ -66,8 +66,7 @@ def measure(
     times: dict[str, list[float]] = {name: [] for name in variants}
     for step in range(WARM_UP_ROUNDS + rounds):
         for name, rows in variants.items():
-            num_decodes = num_rows if num_tokens == 1 else 0
-            batch = Batch(step=step, rows=tuple(rows), num_decodes=num_decodes)
+            batch = Batch(step=step, catch_up_rows=tuple(rows))
             started = time.perf_counter()
             runner.run(batch)
             times[name].append(1e3 * (time.perf_counter() - started))

@@ -1,14 +1,21 @@
 """The Batch: the Scheduler's immutable plan for one step, and all a ModelRunner ever sees.
 
 Knows no device. A row is a run of consecutive tokens of one request; a decode is a run of length
-one and a prefill chunk a longer one: nothing else tells them apart.
+one and a prefill chunk a longer one: nothing else tells them apart. Those that had caught up come
+as columns, because there may be a thousand of them in every step; the few others as records.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.request import Request
 from engine.sampling_params import SamplingParams
+
+IntArray = NDArray[np.int64]
 
 
 class BlockCopy(NamedTuple):
@@ -19,7 +26,7 @@ class BlockCopy(NamedTuple):
 
 
 class BatchRow(NamedTuple):
-    """The work of one request in this step; a tuple, because a step makes one per running request.
+    """The work of one request in this step.
 
     Tokens `token_ids` sit at positions `start .. start + len(token_ids) - 1`. Their K and V go to
     slot `block_ids[p // block_size] * block_size + p % block_size`, and each attends to positions
@@ -48,6 +55,55 @@ class BatchRow(NamedTuple):
         return self.start + len(self.token_ids)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DecodeRows:
+    """The rows of requests that had caught up: one token each, and each is due the next one.
+
+    Args:
+        requests: the live records, to be read and never to be changed.
+        token_ids: [rows], the last known token of each.
+        starts: [rows], its position.
+        block_tables: [rows, most blocks of any row]; of each row the blocks of positions
+            `0 .. start`, what lies behind them may be anything.
+        block_size: slots per block.
+    """
+
+    requests: Sequence[Request]
+    token_ids: IntArray
+    starts: IntArray
+    block_tables: IntArray
+    block_size: int
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def as_rows(self) -> list[BatchRow]:
+        """The same as records."""
+        return [
+            BatchRow(
+                request_id=request.request_id,
+                token_ids=(token_id,),
+                start=start,
+                block_ids=table[: start // self.block_size + 1].tolist(),
+                samples=True,
+                sampling=request.sampling,
+                prompt_token_ids=request.prompt_token_ids,
+                output_token_ids=request.output_token_ids,
+            )
+            for request, token_id, start, table in zip(
+                self.requests,
+                self.token_ids.tolist(),
+                self.starts.tolist(),
+                self.block_tables,
+                strict=True,
+            )
+        ]
+
+
+_NOTHING = np.zeros(0, dtype=np.int64)
+NO_DECODES = DecodeRows((), _NOTHING, _NOTHING, np.zeros((0, 0), dtype=np.int64), block_size=1)
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The plan of one step.
@@ -55,28 +111,37 @@ class Batch:
     The runner does swap_out, then swap_in, then computes the rows, in this order: a block may be
     swapped out and handed to another request within the same step.
 
-    swap_out: device block -> host block; swap_in: host block -> device block. The first
-    `num_decodes` rows have one token each; others may have one as well.
+    swap_out: device block -> host block; swap_in: host block -> device block. The rows are the
+    decodes and then the others, which may have one token as well.
     """
 
     step: int
-    rows: tuple[BatchRow, ...]
+    decodes: DecodeRows = NO_DECODES
+    catch_up_rows: tuple[BatchRow, ...] = ()
     swap_out: tuple[BlockCopy, ...] = ()
     swap_in: tuple[BlockCopy, ...] = ()
-    num_decodes: int = 0
+
+    @property
+    def rows(self) -> tuple[BatchRow, ...]:
+        """All rows as records, made anew with every look."""
+        return (*self.decodes.as_rows(), *self.catch_up_rows)
+
+    @property
+    def due(self) -> list[Request | BatchRow]:
+        """Those whose next token the step yields, in the order of the rows."""
+        return [*self.decodes.requests, *(row for row in self.catch_up_rows if row.samples)]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.decodes) + len(self.catch_up_rows)
 
     @property
     def num_tokens(self) -> int:
-        return self.num_decodes + sum(len(row.token_ids) for row in self.catch_up_rows)
-
-    @property
-    def catch_up_rows(self) -> tuple[BatchRow, ...]:
-        """The rows of requests that had not caught up when the step was planned."""
-        return self.rows[self.num_decodes :]
+        return len(self.decodes) + sum(len(row.token_ids) for row in self.catch_up_rows)
 
     @property
     def is_empty(self) -> bool:
-        return not (self.rows or self.swap_out or self.swap_in)
+        return not (self.num_rows or self.swap_out or self.swap_in)
 
 
 class ModelRunner(Protocol):

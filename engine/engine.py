@@ -9,7 +9,6 @@ device: the ModelRunner is passed in. Everything but `abort` belongs to a single
 import heapq
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 from engine.batch import Batch, ModelRunner
@@ -168,7 +167,7 @@ class Engine:
             token_ids = self._run_one_by_one(batch, clock)
         self._steps += 1
         kind = kind_of_step(batch)
-        self._last_step = StepStats(kind, len(batch.rows), batch.num_tokens, clock() - started)
+        self._last_step = StepStats(kind, batch.num_rows, batch.num_tokens, clock() - started)
         return token_ids
 
     def _run_one_by_one(self, batch: Batch, clock: Clock) -> Mapping[str, int]:
@@ -177,16 +176,14 @@ class Engine:
         failures: dict[str, Exception] = {}
         for row in batch.rows:
             try:
-                token_ids |= self._runner.run(
-                    replace(batch, rows=(row,), num_decodes=0, swap_out=(), swap_in=())
-                )
+                token_ids |= self._runner.run(Batch(batch.step, catch_up_rows=(row,)))
             except DeviceFailed:
                 raise
             except Exception as error:  # noqa: BLE001 - as above.
                 failures[row.request_id] = error
         # Arithmetic belongs to a request: the runner names the row whose logits are no numbers.
         others = [error for error in failures.values() if not isinstance(error, ArithmeticError)]
-        if others and len(failures) == len(batch.rows) > 1:
+        if others and len(failures) == batch.num_rows > 1:
             raise DeviceFailed("every row of a step failed alone") from others[0]
         for request_id, failure in failures.items():
             request = self._scheduler.requests[request_id]
@@ -198,7 +195,7 @@ class Engine:
     def _emit(self, progress: Progress) -> None:
         """Report the tokens that `apply` has just appended, with the text that became certain."""
         self._generated_tokens += len(progress.requests)
-        new = tuple.__new__  # As for the rows of a batch.
+        new = tuple.__new__  # What a NamedTuple adds to it would take as long as the tuple.
         self._outputs += [
             new(
                 RequestOutput,
@@ -280,7 +277,7 @@ def take_text(request: Request, *, final: bool) -> str:
 
 def kind_of_step(batch: Batch) -> StepKind:
     """What the rows are made of, derived and never stored."""
-    num_decodes = batch.num_decodes + sum(len(row.token_ids) == 1 for row in batch.catch_up_rows)
-    if num_decodes == len(batch.rows):
+    num_decodes = len(batch.decodes) + sum(len(row.token_ids) == 1 for row in batch.catch_up_rows)
+    if num_decodes == batch.num_rows:
         return "decode"
     return "mixed" if num_decodes else "prefill"

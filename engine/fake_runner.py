@@ -51,10 +51,11 @@ class FakeRunner:
             self._host[destination] = list(self._device[source])
         for source, destination in batch.swap_in:
             self._device[destination] = list(self._host[source])
-        for row in batch.rows:
+        rows = batch.rows
+        for row in rows:
             self._write(row)
         self.script.fail_if_told(batch)
-        return {row.request_id: self._sample(row) for row in batch.rows if row.samples}
+        return {row.request_id: self._sample(row) for row in rows if row.samples}
 
     def _write(self, row: BatchRow) -> None:
         for position, token_id in enumerate(row.token_ids, start=row.start):

@@ -9,11 +9,11 @@ Every operation either succeeds or leaves the state as it was.
 """
 
 import hashlib
-from array import array
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from struct import Struct
 from types import MappingProxyType
 
 from engine.batch import BlockCopy
@@ -55,6 +55,7 @@ class KVCache:
         self._tables: dict[str, BlockTable] = {}
         self._host_blocks_in_flight: list[int] = []
         self._hash_chains: dict[str, list[bytes]] = {}
+        self._pack = Struct(f"{block_size}i").pack
 
     @property
     def num_available(self) -> int:
@@ -235,8 +236,6 @@ class KVCache:
         for index in range(len(chain), num_blocks):
             parent = chain[-1] if chain else request.cache_salt.encode()
             start = index * self.block_size
-            tokens = array("i", request.all_token_ids[start : start + self.block_size])
-            chain.append(
-                hashlib.blake2b(parent + tokens.tobytes(), digest_size=HASH_BYTES).digest()
-            )
+            tokens = self._pack(*request.all_token_ids[start : start + self.block_size])
+            chain.append(hashlib.blake2b(parent + tokens, digest_size=HASH_BYTES).digest())
         return chain

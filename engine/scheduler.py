@@ -98,10 +98,10 @@ class Scheduler:
         self._plan_catch_up(plan)
         return Batch(
             step=next(self._steps),
-            rows=(*self.decodes.batch_rows(), *plan.rows.values()),
+            decodes=self.decodes.rows(),
+            catch_up_rows=tuple(plan.rows.values()),
             swap_out=tuple(plan.swap_out),
             swap_in=tuple(plan.swap_in),
-            num_decodes=len(self.decodes),
         )
 
     def apply(self, batch: Batch, token_ids: Mapping[str, int], *, now: float) -> Progress:

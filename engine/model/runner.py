@@ -4,13 +4,13 @@
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from engine.batch import Batch, BatchRow
+from engine.batch import Batch
 from engine.errors import DeviceFailed, ModelRefused
 from engine.model.attention import choose_backend, choose_decode
 from engine.model.attention.interface import AttentionBackend, AttentionNeeds
@@ -105,13 +105,13 @@ class ModelRunner:
             DeviceFailed: a sticky device error, or block copies that stopped half-way.
             Exception: the rows failed; the copies are done and must not be repeated.
         """
-        assert len(batch.rows) <= self._limits.max_num_seqs
+        assert batch.num_rows <= self._limits.max_num_seqs
         assert batch.num_tokens <= self._limits.max_num_batched_tokens
         self._move_blocks(batch)
-        if not batch.rows:
+        if not batch.num_rows:
             return {}
         try:
-            return self._compute(batch.rows)
+            return self._compute(batch)
         except Exception as error:
             if is_device_failure(error):
                 raise DeviceFailed(f"the device failed in step {batch.step}: {error}") from error
@@ -132,8 +132,13 @@ class ModelRunner:
         except (RuntimeError, IndexError) as error:
             raise DeviceFailed(f"block copies of step {batch.step} failed: {error}") from error
 
-    def _compute(self, rows: Sequence[BatchRow]) -> dict[str, int]:
-        step = lay_out(rows, block_size=self.kv_pool.block_size, device=self._device)
+    def _compute(self, batch: Batch) -> dict[str, int]:
+        step = lay_out(
+            batch.catch_up_rows,
+            decodes=batch.decodes,
+            block_size=self.kv_pool.block_size,
+            device=self._device,
+        )
         logits = compute_logits(
             step,
             model=self.model,
@@ -142,12 +147,12 @@ class ModelRunner:
             multiple=self._multiple,
             graphs=self._graphs,
         )
-        due = [row for row in rows if row.samples]
+        due = batch.due
         if not due:
             return {}
         # Logits may be wider than the vocabulary: padding that no token stands for is cut off.
         tokens = self._sampler.sample(logits[:, : self.model.vocab_size], due)
-        return {row.request_id: token for row, token in zip(due, tokens, strict=True)}
+        return {one.request_id: token for one, token in zip(due, tokens, strict=True)}
 
 
 def load_runner(

@@ -13,11 +13,11 @@ ways give the same token, because the threshold is the same and the noise belong
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from engine.batch import BatchRow
 from engine.model.noise import gumbel, noise_keys
 from engine.sampling_params import SamplingParams
 
@@ -29,6 +29,22 @@ MIN_TEMPERATURE = 1e-30
 
 #: In place of a token id: the candidates did not decide, or the logits are not numbers.
 _UNDECIDED, _NOT_FINITE = -1, -2
+
+
+class Drawn(Protocol):
+    """What the choice of a next token depends on, besides the logits; a row or a request has it."""
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def sampling(self) -> SamplingParams: ...
+
+    @property
+    def prompt_token_ids(self) -> Sequence[int]: ...
+
+    @property
+    def output_token_ids(self) -> Sequence[int]: ...
 
 
 class Sampler:
@@ -46,7 +62,7 @@ class Sampler:
         self._eos_token_ids = eos_token_ids
         self._max_candidates = max_candidates
 
-    def sample(self, logits: torch.Tensor, rows: Sequence[BatchRow]) -> list[int]:
+    def sample(self, logits: torch.Tensor, rows: Sequence[Drawn]) -> list[int]:
         """One token id per row; overwrites `logits`, [rows, vocabulary].
 
         Waits for the device once, for the ids; a second time only if candidates did not decide.
@@ -76,7 +92,7 @@ class Sampler:
                 chosen[index] = int(row)
         return chosen
 
-    def _ban_early_stops(self, logits: torch.Tensor, rows: Sequence[BatchRow]) -> None:
+    def _ban_early_stops(self, logits: torch.Tensor, rows: Sequence[Drawn]) -> None:
         """No EOS and no stop token before `min_tokens`."""
         vocab_size = logits.shape[1]
         banned = [
@@ -90,7 +106,7 @@ class Sampler:
             where = torch.tensor(banned, device=logits.device)
             logits[where[:, 0], where[:, 1]] = -math.inf
 
-    def _draw(self, scaled: torch.Tensor, rows: Sequence[BatchRow]) -> torch.Tensor:
+    def _draw(self, scaled: torch.Tensor, rows: Sequence[Drawn]) -> torch.Tensor:
         """[rows] tokens, `_UNDECIDED` where the candidates were too few."""
         vocab_size = scaled.shape[1]
         size = min(self._max_candidates, vocab_size)
@@ -108,7 +124,7 @@ class Sampler:
         return tokens
 
     @staticmethod
-    def _refuse_broken(chosen: Sequence[int], rows: Sequence[BatchRow]) -> None:
+    def _refuse_broken(chosen: Sequence[int], rows: Sequence[Drawn]) -> None:
         broken = [
             row.request_id for row, token in zip(rows, chosen, strict=True) if token == _NOT_FINITE
         ]
@@ -131,7 +147,7 @@ def _scale(
     return (logits[where] - best[where]).div_(temperatures)
 
 
-def _draw_candidates(scaled: torch.Tensor, rows: Sequence[BatchRow], size: int) -> torch.Tensor:
+def _draw_candidates(scaled: torch.Tensor, rows: Sequence[Drawn], size: int) -> torch.Tensor:
     """[rows] tokens drawn from the `size` best of each; `_UNDECIDED` where they are too few."""
     values, token_ids = scaled.topk(size, dim=-1)
     threshold = _threshold(scaled, values, [row.sampling for row in rows])
@@ -145,7 +161,7 @@ def _draw_candidates(scaled: torch.Tensor, rows: Sequence[BatchRow], size: int) 
     return tokens.masked_fill_(~decided[:, 0], _UNDECIDED)
 
 
-def _draw_whole(scaled: torch.Tensor, row: BatchRow) -> torch.Tensor:
+def _draw_whole(scaled: torch.Tensor, row: Drawn) -> torch.Tensor:
     """One token drawn from all that survive of the whole vocabulary of one row, [1, vocabulary]."""
     token_ids = torch.arange(scaled.shape[1], dtype=torch.int32, device=scaled.device)
     scores = gumbel(token_ids, _keys([row], scaled.device)).add_(scaled)
@@ -193,7 +209,7 @@ def _threshold(
     return threshold
 
 
-def _penalize(logits: torch.Tensor, rows: Sequence[BatchRow]) -> None:
+def _penalize(logits: torch.Tensor, rows: Sequence[Drawn]) -> None:
     """Repetition over prompt and output, then frequency and presence over the output, in place.
 
     A repetition penalty divides positive logits and multiplies negative ones (Keskar et al., CTRL,
@@ -229,7 +245,7 @@ def _penalize(logits: torch.Tensor, rows: Sequence[BatchRow]) -> None:
     logits[where, which] = scores - discount_all
 
 
-def _keys(rows: Sequence[BatchRow], device: torch.device) -> torch.Tensor:
+def _keys(rows: Sequence[Drawn], device: torch.device) -> torch.Tensor:
     draws = [(row.sampling.seed, len(row.output_token_ids)) for row in rows]
     return torch.from_numpy(noise_keys(draws)).to(device)
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from engine.batch import BatchRow
+from engine.batch import NO_DECODES, BatchRow, DecodeRows
 from engine.model.attention.interface import AttentionBackend, AttentionMetadata, IntArray
 from engine.model.causal_model import CausalModel, StepInputs
 from engine.model.kv_pool import KVPool, Slots
@@ -76,26 +76,33 @@ class CapturedSteps(Protocol):
         ...
 
 
-def lay_out(rows: Sequence[BatchRow], *, block_size: int, device: torch.device) -> HostStep:
-    """The step over `rows`; `device` is where the model and the cache are."""
-    assert rows
-    query_lens = np.fromiter((len(row.token_ids) for row in rows), dtype=np.int64)
-    context_lens = np.fromiter((row.end for row in rows), dtype=np.int64)
+def lay_out(
+    rows: Sequence[BatchRow],
+    *,
+    block_size: int,
+    device: torch.device,
+    decodes: DecodeRows = NO_DECODES,
+) -> HostStep:
+    """The step over `decodes` and then `rows`; `device` is where the model and the cache are."""
+    num_rows = len(decodes) + len(rows)
+    assert num_rows
+    query_lens = np.ones(num_rows, dtype=np.int64)
+    query_lens[len(decodes) :] = [len(row.token_ids) for row in rows]
+    starts = _append(decodes.starts, [row.start for row in rows])
     metadata = AttentionMetadata(
         block_size=block_size,
         query_lens=query_lens,
-        context_lens=context_lens,
-        block_tables=_block_tables(rows, context_lens, block_size),
+        context_lens=starts + query_lens,
+        block_tables=_block_tables(rows, decodes, block_size),
         device=device,
     )
     num_tokens = int(query_lens.sum())
-    row_of_token = np.repeat(np.arange(len(rows)), query_lens)
-    positions = np.arange(num_tokens) + np.repeat(metadata.starts - metadata.offsets, query_lens)
-    samples = np.fromiter((row.samples for row in rows), dtype=np.bool_)
+    row_of_token = np.repeat(np.arange(num_rows), query_lens)
+    positions = np.arange(num_tokens) + np.repeat(starts - metadata.offsets, query_lens)
+    samples = np.ones(num_rows, dtype=np.bool_)
+    samples[len(decodes) :] = [row.samples for row in rows]
     return HostStep(
-        token_ids=np.fromiter(
-            chain.from_iterable(row.token_ids for row in rows), dtype=np.int64, count=num_tokens
-        ),
+        token_ids=_append(decodes.token_ids, list(chain.from_iterable(r.token_ids for r in rows))),
         positions=positions,
         blocks=metadata.block_tables[row_of_token, positions // block_size],
         offsets=positions % block_size,
@@ -165,14 +172,20 @@ def compute_logits(
     return model.forward(step.inputs(backend), kv_pool)[:num_logits]
 
 
-def _block_tables(rows: Sequence[BatchRow], context_lens: IntArray, block_size: int) -> IntArray:
-    """[rows, most blocks], the part of each table that the step's context reaches."""
-    sizes = (context_lens + block_size - 1) // block_size
-    tables = np.zeros((len(rows), int(sizes.max())), dtype=np.int64)
-    for table, row, size in zip(tables, rows, sizes.tolist(), strict=True):
+def _block_tables(rows: Sequence[BatchRow], decodes: DecodeRows, block_size: int) -> IntArray:
+    """[decodes and rows, most blocks], the part of each table that the step's context reaches."""
+    sizes = [-(-row.end // block_size) for row in rows]
+    width = max((decodes.block_tables.shape[1], *sizes))
+    tables = np.zeros((len(decodes) + len(rows), width), dtype=np.int64)
+    tables[: len(decodes), : decodes.block_tables.shape[1]] = decodes.block_tables
+    for table, row, size in zip(tables[len(decodes) :], rows, sizes, strict=True):
         assert len(row.block_ids) >= size, f"{row.request_id} has too few blocks"
         table[:size] = row.block_ids[:size]
     return tables
+
+
+def _append(column: IntArray, values: list[int]) -> IntArray:
+    return np.concatenate((column, np.array(values, dtype=np.int64))) if values else column
 
 
 def _begun_blocks(metadata: AttentionMetadata) -> IntArray:

@@ -18,8 +18,8 @@ def caught_up(request_id: str = "r", *, with_first_token: bool = True, **others)
     return request
 
 
-def make_set(*requests: Request, **config) -> DecodeSet:
-    decodes = DecodeSet(make_config(**config), max_requests=max(1, len(requests)))
+def make_set(*requests: Request, max_requests: int | None = None, **config) -> DecodeSet:
+    decodes = DecodeSet(make_config(**config), max_requests=max_requests or len(requests))
     for request in requests:
         decodes.join(request, BLOCK_IDS)
     return decodes
@@ -27,7 +27,7 @@ def make_set(*requests: Request, **config) -> DecodeSet:
 
 def test_every_member_has_its_last_token_computed_at_the_last_position():
     a, b = caught_up("a", prompt=[5, 6]), caught_up("b", prompt=[7, 8, 9], output=[3])
-    rows = make_set(a, b).batch_rows()
+    rows = make_set(a, b).rows().as_rows()
     assert [(row.request_id, row.token_ids, row.start, row.samples) for row in rows] == [
         ("a", (6,), 1, True),
         ("b", (3,), 3, True),
@@ -35,7 +35,7 @@ def test_every_member_has_its_last_token_computed_at_the_last_position():
     assert rows[1].prompt_token_ids is b.prompt_token_ids
     assert rows[1].output_token_ids is b.output_token_ids
     assert rows[1].sampling is b.sampling
-    assert rows[1].block_ids is BLOCK_IDS
+    assert rows[1].block_ids == BLOCK_IDS[:1]
 
 
 def test_a_step_appends_one_token_to_every_member_and_leaves_one_pending():
@@ -45,7 +45,7 @@ def test_a_step_appends_one_token_to_every_member_and_leaves_one_pending():
     assert (progress.requests, progress.starts, progress.token_ids) == ([a, b], [0, 1], [11, 21])
     assert (a.output_token_ids, a.all_token_ids, a.num_computed_tokens) == ([11], [5, 6, 11], 2)
     assert (b.output_token_ids, b.all_token_ids, b.num_computed_tokens) == ([3, 21], [7, 3, 21], 2)
-    assert [row.token_ids for row in decodes.batch_rows()] == [(11,), (21,)]
+    assert [row.token_ids for row in decodes.rows().as_rows()] == [(11,), (21,)]
     assert decodes.violations() == []
 
 
@@ -54,7 +54,7 @@ def test_those_that_stay_keep_their_order_and_their_numbers_when_others_leave():
     decodes = make_set(*members)
     decodes.leave(members[0])
     decodes.leave(members[2])
-    assert [(row.request_id, row.start) for row in decodes.batch_rows()] == [("b", 1), ("d", 3)]
+    assert [(row.request_id, row.start) for row in decodes.rows().as_rows()] == [("b", 1), ("d", 3)]
     assert len(decodes) == 2
     assert decodes.violations() == []
 
@@ -64,7 +64,38 @@ def test_the_place_of_one_that_left_is_taken_by_the_next_that_joins():
     decodes = make_set(*members)
     decodes.leave(members[0])
     decodes.join(caught_up("c", prompt=5), BLOCK_IDS)
-    assert [(row.request_id, row.start) for row in decodes.batch_rows()] == [("b", 2), ("c", 4)]
+    assert [(row.request_id, row.start) for row in decodes.rows().as_rows()] == [("b", 2), ("c", 4)]
+
+
+def test_each_row_has_the_blocks_that_its_request_holds_by_then():
+    long, short = caught_up("long", prompt=9), caught_up("short", prompt=3)
+    decodes, blocks_of_long, blocks_of_short = make_set(max_requests=2), [7, 3], [5]
+    decodes.join(long, blocks_of_long)
+    decodes.join(short, blocks_of_short)
+    assert decodes.at_block_boundary() == [long]
+    blocks_of_long.append(8)
+    rows = decodes.rows()
+    assert rows.block_tables[0].tolist() == [7, 3, 8]
+    assert [row.block_ids for row in rows.as_rows()] == [[7, 3, 8], [5]]
+    decodes.advance({"long": 1, "short": 1})
+    decodes.leave(long)
+    assert decodes.rows().block_tables.tolist() == [[5]]
+    decodes.advance({"short": 1})
+    assert decodes.at_block_boundary() == [short]
+    blocks_of_short.append(7)
+    assert decodes.rows().block_tables.tolist() == [[5, 7]]
+
+
+def test_the_rows_of_a_step_stay_as_they_were_when_the_set_goes_on():
+    a, b = caught_up("a", prompt=[5, 6]), caught_up("b", prompt=[7, 8, 9])
+    decodes = make_set(a, b)
+    rows = decodes.rows()
+    decodes.advance({"a": 11, "b": 21})
+    decodes.leave(a)
+    decodes.join(caught_up("c", prompt=3), [9])
+    assert rows.requests == (a, b)
+    assert (rows.token_ids.tolist(), rows.starts.tolist()) == ([6, 9], [1, 2])
+    assert rows.block_tables.tolist() == [[4], [4]]
 
 
 @pytest.mark.parametrize(("block_size", "lengths"), [(4, [1, 5, 9]), (1, [*range(1, 11)])])
@@ -98,7 +129,7 @@ def test_a_request_is_watched_from_the_length_at_which_the_nearest_limit_ends_it
 
 def test_an_empty_set_plans_nothing_and_advances_by_nothing():
     decodes = make_set()
-    assert decodes.batch_rows() == decodes.at_block_boundary() == []
+    assert decodes.rows().as_rows() == decodes.at_block_boundary() == []
     progress = decodes.advance({})
     assert progress.requests == decodes.that_may_end(progress) == []
 
@@ -113,3 +144,19 @@ def test_a_token_that_the_set_was_not_told_of_is_noticed():
     decodes = make_set(request)
     request.append_token(7)
     assert decodes.violations() == ["a: 2 pending of 6 tokens, in a decode column of 5"]
+
+
+def test_a_block_that_changed_under_the_set_is_noticed():
+    block_ids = [4, 2]
+    decodes = make_set(max_requests=1)
+    decodes.join(caught_up("a", prompt=5), block_ids)
+    assert decodes.violations() == []
+    block_ids[0] = 3
+    assert decodes.violations() == ["a: other blocks in its decode table"]
+
+
+def test_a_token_that_was_changed_under_the_set_is_noticed():
+    request = caught_up("a", prompt=5)
+    decodes = make_set(request)
+    request.all_token_ids[-1] += 1
+    assert decodes.violations() == ["a: another token is pending in its decode column"]

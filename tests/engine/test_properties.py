@@ -1,10 +1,16 @@
 """Whatever arrives, is aborted or preempted: each stream is the one its request alone gives."""
 
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.request import FinishReason, Priority
-from tests.engine.builders import Machine, expected_tokens, make_config, make_request
+from engine.batch import Batch, DecodeRows
+from engine.config import EngineConfig
+from engine.request import FinishReason, Priority, Progress, Request
+from tests.engine.builders import EOS, Machine, expected_tokens, make_config, make_request
 
 configs = st.builds(
     make_config,
@@ -35,12 +41,10 @@ def arrivals(draw):
     )
 
 
-@settings(max_examples=150, deadline=None)
-@given(config=configs, plan=st.lists(arrivals(), min_size=1, max_size=10))
-def test_every_stream_is_a_prefix_of_the_request_alone_and_whole_unless_aborted(config, plan):
-    machine = Machine(config)
+def play(machine: Machine, plan: Sequence[tuple], **sampling) -> dict[str, tuple]:
+    """Play a plan to its end; by name, what each request gives alone, and what was published."""
     requests, abort_at = {}, {}
-    limit = config.max_request_tokens
+    limit = machine.config.max_request_tokens
 
     def step() -> None:
         machine.step()
@@ -65,6 +69,7 @@ def test_every_stream_is_a_prefix_of_the_request_alone_and_whole_unless_aborted(
                 priority=priority,
                 arrival=machine.now,
                 output=whole[:published],
+                **sampling,
             )
         )
         if abort_after is not None:
@@ -72,13 +77,98 @@ def test_every_stream_is_a_prefix_of_the_request_alone_and_whole_unless_aborted(
     while machine.engine.has_work():
         assert machine.now < 3000, "livelock"
         step()
-    for name, (whole, published) in requests.items():
+    return requests
+
+
+@settings(max_examples=150, deadline=None)
+@given(config=configs, plan=st.lists(arrivals(), min_size=1, max_size=10))
+def test_every_stream_is_a_prefix_of_the_request_alone_and_whole_unless_aborted(config, plan):
+    machine = Machine(config)
+    for name, (whole, published) in play(machine, plan).items():
         stream = published + machine.tokens(name)
         if machine.finish_reason(name) is FinishReason.CANCELLED:
             assert stream == whole[: len(stream)]
         else:
             assert stream == whole
     assert machine.engine.violations() == []
+
+
+class SingleDecodes:
+    """What a DecodeSet does, one request at a time and from nothing but the requests."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._block_size = config.block_size
+        self._members: dict[Request, Sequence[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def join(self, request: Request, block_ids: Sequence[int]) -> None:
+        self._members[request] = block_ids
+
+    def leave(self, request: Request) -> None:
+        del self._members[request]
+
+    def rows(self) -> DecodeRows:
+        tables = list(zip_longest(*self._members.values(), fillvalue=0))
+        return DecodeRows(
+            requests=tuple(self._members),
+            token_ids=np.array([request.all_token_ids[-1] for request in self._members]),
+            starts=np.array([request.num_computed_tokens for request in self._members]),
+            block_tables=np.array(tables, dtype=np.int64).reshape(len(tables), len(self)).T,
+            block_size=self._block_size,
+        )
+
+    def advance(self, token_ids: Mapping[str, int]) -> Progress:
+        progress = Progress()
+        for request in self._members:
+            request.num_computed_tokens += 1
+            request.append_token(token_ids[request.request_id])
+            progress.add(request)
+        return progress
+
+    def at_block_boundary(self) -> list[Request]:
+        return [r for r in self._members if r.num_computed_tokens % self._block_size == 0]
+
+    def that_may_end(self, progress: Progress) -> list[Request]:
+        return list(progress.requests)
+
+    def violations(self) -> list[str]:
+        return []
+
+
+def seen(batch: Batch) -> tuple:
+    """All that a runner is told, as it stands now."""
+    rows = [
+        (*row._replace(output_token_ids=len(row.output_token_ids)), row.end) for row in batch.rows
+    ]
+    return rows, batch.swap_out, batch.swap_in
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    config=configs,
+    plan=st.lists(arrivals(), min_size=1, max_size=10),
+    ends=st.dictionaries(st.integers(0, 9), st.integers(0, 19), max_size=5),
+    sampling=st.fixed_dictionaries(
+        {}, optional={"ignore_eos": st.booleans(), "stop_token_ids": st.just(tuple(range(1, 250)))}
+    ),
+)
+def test_decodes_planned_as_one_set_are_planned_as_if_each_were_alone(config, plan, ends, sampling):
+    """The same batches, to the block, and the same outputs, whatever ends, leaves and returns."""
+    machines = Machine(config), Machine(config)
+    machines[1].engine._scheduler.decodes = SingleDecodes(config)
+    told: tuple[list, list] = [], []
+    for machine, batches in zip(machines, told, strict=True):
+        machine.runner._before_run = lambda batch, batches=batches: batches.append(seen(batch))
+        machine.runner.script.tokens = {f"r{index}": {at: EOS} for index, at in ends.items()}
+        play(machine, plan, **sampling)
+    assert told[0] == told[1]
+    outputs = [
+        [(*output[1:], output.request_id, output.request.times) for output in machine.outputs]
+        for machine in machines
+    ]
+    assert outputs[0] == outputs[1]
 
 
 @settings(max_examples=60, deadline=None)

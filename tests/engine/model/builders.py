@@ -126,7 +126,7 @@ def make_row(
 
 
 def run_rows(runner: ModelRunner, *rows: BatchRow, **moves) -> dict[str, int]:
-    return runner.run(Batch(step=1, rows=rows, **moves))
+    return runner.run(Batch(step=1, catch_up_rows=rows, **moves))
 
 
 def make_prompt(length: int, *, salt: int = 0) -> list[int]:

@@ -102,7 +102,7 @@ def test_padding_of_the_logits_is_never_sampled(model_folder):
 
 def test_a_batch_may_only_move_blocks(runner_of):
     runner = runner_of("llama")
-    batch = Batch(step=1, rows=(), swap_out=(BlockCopy(0, 0),))
+    batch = Batch(step=1, swap_out=(BlockCopy(0, 0),))
     assert runner.run(batch) == {}
 
 

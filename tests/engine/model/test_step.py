@@ -1,0 +1,65 @@
+"""A step's arrays: the same whether a request that decodes comes as a column or as a record."""
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+
+from engine.batch import DecodeRows
+from engine.model.step import HostStep, lay_out
+from tests.engine.model.builders import make_prompt, make_request, make_row
+
+BLOCK_SIZE = 4
+CPU = torch.device("cpu")
+
+
+def decodes_of(*prompt_lengths: int) -> DecodeRows:
+    """Requests that have caught up, in scattered blocks."""
+    lengths = np.array(prompt_lengths, dtype=np.int64)
+    requests = [
+        make_request(f"d{index}", make_prompt(length)) for index, length in enumerate(lengths)
+    ]
+    num_blocks = int(lengths.max() - 1) // BLOCK_SIZE + 1
+    return DecodeRows(
+        requests=requests,
+        token_ids=np.array([request.all_token_ids[-1] for request in requests]),
+        starts=lengths - 1,
+        block_tables=50 + np.arange(len(requests) * num_blocks).reshape(num_blocks, -1).T,
+        block_size=BLOCK_SIZE,
+    )
+
+
+def arrays_of(step: HostStep) -> dict[str, list]:
+    metadata = step.metadata
+    named = {f.name: getattr(step, f.name) for f in fields(step)} | {
+        "query_lens": metadata.query_lens,
+        "context_lens": metadata.context_lens,
+        # What lies behind a row's context may be anything.
+        "block_tables": np.where(
+            np.arange(metadata.block_tables.shape[1])
+            < -(-metadata.context_lens[:, None] // BLOCK_SIZE),
+            metadata.block_tables,
+            -1,
+        ),
+    }
+    del named["metadata"]
+    return {name: array.tolist() for name, array in named.items()}
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [],
+        [make_row(make_prompt(9), end=7, block_ids=[1, 2, 3])],
+        [make_row(make_prompt(25), start=3, block_ids=range(8)), make_row([5], block_ids=[9])],
+    ],
+    ids=["alone", "beside a chunk", "beside longer ones"],
+)
+@pytest.mark.parametrize("lengths", [(1,), (4, 5, 6), (17, 2, 9)])
+def test_columns_of_decodes_are_laid_out_as_their_records_are(lengths, others):
+    decodes = decodes_of(*lengths)
+    by_column = lay_out(others, decodes=decodes, block_size=BLOCK_SIZE, device=CPU)
+    by_row = lay_out([*decodes.as_rows(), *others], block_size=BLOCK_SIZE, device=CPU)
+    assert arrays_of(by_column) == arrays_of(by_row)
+    assert by_column.metadata.block_tables.shape == by_row.metadata.block_tables.shape
