@@ -15,7 +15,8 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 #: Tokens that may be looked at together. No character has so many: what still is a replacement mark
 #: then stays one.
 MAX_WINDOW_TOKENS = 64
-#: Tokens of a prompt that are decoded to begin with; more where these have no text.
+#: Tokens of a prompt that are decoded to begin with; more where these have no text or begin within
+#: a character.
 FEW_TOKENS = 8
 
 
@@ -86,11 +87,12 @@ class StreamDecoder:
         return text
 
     def _end_of(self, prompt: Sequence[int]) -> list[int]:
-        """So much of a prompt's end that it has text, if the prompt has any."""
+        """So much of a prompt's end that it has text, if any, and begins with a whole character."""
         count = FEW_TOKENS
         while True:
             window = list(prompt[-count:])
-            if count >= len(prompt) or self._decode(window):
+            text = self._decode(window)
+            if count >= len(prompt) or (text and not text.startswith(REPLACEMENT)):
                 return window
             count *= 2
 

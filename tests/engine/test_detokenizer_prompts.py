@@ -100,6 +100,7 @@ def test_the_first_word_of_an_output_keeps_its_space(name: str):
 @example(text="the 漢字 the", cut=3, specials=[0])
 @example(text="eé..", cut=3, specials=[])
 @example(text="  the  the", cut=1, specials=[1, 2])
+@example(text="é😀😀", cut=10, specials=[])
 @given(
     text=st.text(st.sampled_from("the é漢😀z."), min_size=1, max_size=30),
     cut=st.integers(0, 60),
