@@ -48,7 +48,7 @@ VERBS = (
     Verb("cancel", "requests", "ask for the end of requests"),
     Verb("inspect", "requests", "everything the queue knows of a request"),
     Verb("status", "operate", "what waits, what runs, who works"),
-    Verb("top", "operate", "the same, again and again"),
+    Verb("top", "operate", "what waits, what runs, who works, again and again"),
     Verb("queue", "operate", "pause and resume a queue, end what waits too long"),
     Verb("drain", "drain", "ask workers to finish and end, and wait until they have"),
     Verb("dead", "operate", "dead letters: ls, show, requeue, purge"),
@@ -63,12 +63,20 @@ VERBS = (
 _EPILOG = """\
 `quire VERB --help` tells more. The server is --redis-url or QUIRE_REDIS_URL (its password
 QUIRE_REDIS_PASSWORD), the queue --queue or QUIRE_QUEUE; quire.toml may say so, too. Exit codes:
-0 done, 1 failed, 2 wrong usage, 3 some failed, 130 interrupted."""
+0 done, 1 failed, 2 wrong usage, 3 some failed, 130 interrupted. What a verb found goes to
+stdout, with --json as a record per line; everything else to stderr."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line; returns the exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:
+        # It may come while the verb's modules are still being loaded.
+        return EXIT_INTERRUPTED
+
+
+def _run(arguments: list[str]) -> int:
     verb = next((verb for verb in VERBS if arguments and arguments[0] == verb.name), None)
     if verb is None:
         # Only now: a parser of all verbs would need all their modules.
@@ -100,6 +108,9 @@ def _guarded(
     arguments: argparse.Namespace,
     console: Console,
 ) -> int:
+    from redis.exceptions import RedisError
+
+    from quire.connection import translated
     from quire.errors import InvalidRequest, QuireError
 
     try:
@@ -111,7 +122,12 @@ def _guarded(
     except QuireError as error:
         console.complain(error)
         return EXIT_ERROR
+    except RedisError as error:
+        # From the few looks that go around the broker.
+        console.complain(translated(error))
+        return EXIT_ERROR
     except KeyboardInterrupt:
+        console.end_progress()
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader has gone, as `head` does. The interpreter must not flush into it once more.

@@ -18,9 +18,8 @@ from typing import Any
 
 from quire.aio import AsyncClient
 from quire.arguments import RequestArguments
-from quire.async_broker import connect_async
 from quire.cli import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL
-from quire.cli.console import Console, add_server, not_negative
+from quire.cli.console import Console, add_server, async_client_of, not_negative
 from quire.errors import InvalidRequest, QuireError
 
 #: The metrics by the names vLLM's benchmark gives them, in milliseconds.
@@ -34,20 +33,31 @@ METRICS = {
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire bench`; the names are those of vLLM's benchmark."""
-    parser.add_argument("--num-prompts", type=int, default=100, metavar="N")
+    parser.add_argument("--num-prompts", type=int, default=100, metavar="N", help="requests [100]")
     parser.add_argument("--dataset", type=Path, metavar="FILE", help="JSONL: prompt, max_tokens")
-    parser.add_argument("--input-len", type=int, default=32, metavar="N", help="random token ids")
-    parser.add_argument("--output-len", type=int, default=32, metavar="N", help="exactly so many")
-    parser.add_argument("--vocab-size", type=int, default=32, metavar="N", help="of the random ids")
-    rate = "arrivals per second; inf sends all at once"
+    parser.add_argument(
+        "--input-len", type=int, default=32, metavar="N", help="random token ids [32]"
+    )
+    parser.add_argument(
+        "--output-len", type=int, default=32, metavar="N", help="exactly so many [32]"
+    )
+    vocabulary = "of the random ids [32]"
+    parser.add_argument("--vocab-size", type=int, default=32, metavar="N", help=vocabulary)
+    rate = "arrivals per second; inf sends all at once [inf]"
     parser.add_argument("--request-rate", type=float, default=math.inf, metavar="R", help=rate)
-    shape = "1 is a Poisson process, less is burstier"
+    shape = "1 is a Poisson process, less is burstier [1]"
     parser.add_argument("--burstiness", type=float, default=1.0, metavar="B", help=shape)
-    parser.add_argument("--max-concurrency", type=int, metavar="N")
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and arrivals")
-    parser.add_argument("--timeout", type=not_negative, default=600.0, metavar="SECONDS")
-    parser.add_argument("--metric-percentiles", default="50,90,99", metavar="P,P")
+    width = "requests on their way at once [all]"
+    parser.add_argument("--max-concurrency", type=int, metavar="N", help=width)
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="[0]")
+    source = "of prompts and arrivals [0]"
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help=source)
+    limit = "for one request [600]"
+    parser.add_argument(
+        "--timeout", type=not_negative, default=600.0, metavar="SECONDS", help=limit
+    )
+    shown = "what is printed of each latency [50,90,99]"
+    parser.add_argument("--metric-percentiles", default="50,90,99", metavar="P,P", help=shown)
     goal = "for instance ttft:200 tpot:50, in milliseconds"
     parser.add_argument("--goodput", nargs="+", default=[], metavar="METRIC:MS", help=goal)
     parser.add_argument("--save-result", type=Path, metavar="FILE", help="write the JSON there")
@@ -217,8 +227,7 @@ def _dataset(path: Path) -> list[dict[str, Any]]:
 async def _run(
     arguments: argparse.Namespace, requests: Sequence[RequestArguments], console: Console
 ) -> tuple[list[Sample], float]:
-    connection = connect_async(arguments.redis_url)
-    client = AsyncClient(connection, queue=arguments.queue, shards=arguments.shards)
+    client = async_client_of(arguments)
     turns = asyncio.Semaphore(arguments.max_concurrency or len(requests))
     began = time.monotonic()
     samples: list[Sample] = []
@@ -243,7 +252,6 @@ async def _run(
         return samples, time.monotonic() - began
     finally:
         await client.close()
-        await connection.aclose()
 
 
 async def _measure(client: AsyncClient, request: RequestArguments, *, timeout: float) -> Sample:

@@ -8,16 +8,19 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
+from quire.aio import AsyncClient
 from quire.arguments import QueueSettings
 from quire.broker import Broker
 from quire.cli.sources import known_settings, with_password
 from quire.client import DEFAULT_URL, Client
 from quire.connection import connect
 from quire.errors import InvalidRequest
+
+_Client = TypeVar("_Client", Client, AsyncClient)
 
 
 @dataclasses.dataclass(slots=True)
@@ -88,8 +91,10 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 def add_server(parser: argparse.ArgumentParser) -> None:
     """Where the queue is. InvalidRequest for a file of settings that cannot be right."""
     known = known_settings(os.environ)
-    url = with_password(known.get("redis_url", DEFAULT_URL), known.get("redis_password"))
-    parser.add_argument("--redis-url", default=url, metavar="URL", help="[QUIRE_REDIS_URL]")
+    url = known.get("redis_url", DEFAULT_URL)
+    help_ = "its password is QUIRE_REDIS_PASSWORD [QUIRE_REDIS_URL]"
+    parser.add_argument("--redis-url", default=url, metavar="URL", help=help_)
+    parser.set_defaults(redis_password=known.get("redis_password"))
     queue = known.get("queue", "default")
     parser.add_argument("--queue", default=queue, metavar="NAME", help="[QUIRE_QUEUE or default]")
     help_ = "how many the queue has [QUIRE_SHARDS or 1]"
@@ -141,7 +146,7 @@ def brokers_of(arguments: argparse.Namespace, **settings: Any) -> list[Broker]:
     if arguments.shards < 1:
         raise InvalidRequest("shards", "a queue has at least one")
     try:
-        connection = connect(arguments.redis_url)
+        connection = connect(url_of(arguments))
         return [
             Broker(
                 connection,
@@ -157,11 +162,23 @@ def brokers_of(arguments: argparse.Namespace, **settings: Any) -> list[Broker]:
 
 def client_of(arguments: argparse.Namespace) -> Client:
     """A client of the queue that `add_server`'s flags name. InvalidRequest."""
+    return _made(Client, arguments)
+
+
+def async_client_of(arguments: argparse.Namespace) -> AsyncClient:
+    """The same for an event loop. InvalidRequest."""
+    return _made(AsyncClient, arguments)
+
+
+def url_of(arguments: argparse.Namespace) -> str:
+    """Where the server is, with the password the surroundings tell unless the url has its own."""
+    return with_password(arguments.redis_url, arguments.redis_password)
+
+
+def _made(kind: Callable[..., _Client], arguments: argparse.Namespace) -> _Client:
+    settings = settings_of(arguments)
     try:
-        connection = connect(arguments.redis_url)
-        return Client(
-            connection, queue=arguments.queue, shards=arguments.shards, **settings_of(arguments)
-        )
+        return kind(url_of(arguments), queue=arguments.queue, shards=arguments.shards, **settings)
     except ValueError as error:
         raise InvalidRequest("redis-url, queue or shards", str(error)) from error
 

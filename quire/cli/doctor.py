@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import redis
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, RedisError
 
 from quire.broker import Broker
 from quire.cli import EXIT_ERROR, EXIT_OK
@@ -91,6 +91,10 @@ def _redis(brokers: Sequence[Broker]) -> Iterator[Finding]:
         began = time.monotonic()
         connection.ping()
         milliseconds = (time.monotonic() - began) * 1000
+    except AuthenticationError as error:
+        advice = "set QUIRE_REDIS_PASSWORD, and the user in the url if it is not the default"
+        yield Finding("redis", Verdict.FAIL, f"wants another user or password: {error}", advice)
+        return
     except RedisError as error:
         advice = "set --redis-url or QUIRE_REDIS_URL to a server that runs"
         yield Finding("redis", Verdict.FAIL, f"cannot be reached: {error}", advice)

@@ -32,7 +32,7 @@ def run_status(arguments: argparse.Namespace, console: Console) -> int:
 
 def add_top(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire top`."""
-    parser.add_argument("--interval", type=not_negative, default=2.0, metavar="SECONDS")
+    parser.add_argument("--interval", type=not_negative, default=2.0, metavar="SECONDS", help="[2]")
     parser.add_argument("--count", type=int, metavar="N", help="stop after so many looks")
     add_server(parser)
 

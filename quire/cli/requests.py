@@ -39,8 +39,11 @@ def add_submit(parser: argparse.ArgumentParser) -> None:
     for name, kind in _SAMPLING.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=kind.__name__.upper())
     parser.add_argument("--stop", action="append", metavar="TEXT", help="may be given repeatedly")
-    parser.add_argument("--priority", default="normal", help="low, normal, high or critical")
-    parser.add_argument("--deadline", type=float, metavar="SECONDS")
+    parser.add_argument(
+        "--priority", default="normal", help="low, normal, high or critical [normal]"
+    )
+    parser.add_argument("--deadline", type=float, metavar="SECONDS", help="end it, done or not")
+    parser.add_argument("--delay", type=float, metavar="SECONDS", help="queue it after that")
     parser.add_argument("--model", help="refuse a worker that serves another one")
     parser.add_argument("--tenant")
     parser.add_argument("--id", metavar="ID", help="of the request; makes a repetition harmless")
@@ -151,6 +154,7 @@ def _request_of(arguments: argparse.Namespace, prompt: str) -> RequestArguments:
         "sampling": sampling,
         "priority": arguments.priority,
         "deadline": arguments.deadline,
+        "delay_seconds": arguments.delay,
         "model": arguments.model,
         "tenant": arguments.tenant,
         "request_id": arguments.id,

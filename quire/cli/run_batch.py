@@ -9,7 +9,8 @@ import threading
 from quire.batch import DEFAULT_MAX_INFLIGHT, BatchProgress, run_batch
 from quire.batch_files import BatchFileError
 from quire.cli import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
-from quire.cli.console import Console, add_server, settings_of
+from quire.cli.console import Console, add_server, settings_of, url_of
+from quire.errors import BrokerUnavailable
 
 
 def add_run_batch(parser: argparse.ArgumentParser) -> None:
@@ -19,9 +20,15 @@ def add_run_batch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-e", "--errors", metavar="FILE", help="failures [OUTPUT.errors.jsonl]")
     parser.add_argument("--resume", action="store_true", help="go on where a run has ended")
     parser.add_argument("--name", help="keeps apart batches that ask the same [the input's name]")
-    parser.add_argument("--max-inflight", type=int, default=DEFAULT_MAX_INFLIGHT, metavar="N")
+    parser.add_argument(
+        "--max-inflight",
+        type=int,
+        default=DEFAULT_MAX_INFLIGHT,
+        metavar="N",
+        help=f"requests on their way at once [{DEFAULT_MAX_INFLIGHT}]",
+    )
     parser.add_argument("--deadline", type=float, metavar="SECONDS", help="for the whole batch")
-    parser.add_argument("--priority", default="low", help="low, normal, high or critical")
+    parser.add_argument("--priority", default="low", help="low, normal, high or critical [low]")
     parser.add_argument("--tenant", default="default")
     add_server(parser)
     parser.epilog = (
@@ -39,7 +46,7 @@ def run_run_batch(arguments: argparse.Namespace, console: Console) -> int:
     }
     try:
         progress = run_batch(
-            arguments.redis_url,
+            url_of(arguments),
             arguments.input,
             arguments.output,
             errors_path=arguments.errors,
@@ -58,6 +65,9 @@ def run_run_batch(arguments: argparse.Namespace, console: Console) -> int:
     except (BatchFileError, ValueError, OSError) as error:
         console.complain(error)
         return EXIT_USAGE
+    except BrokerUnavailable as error:
+        console.complain(f"{error}; what has come is in {arguments.output}, --resume goes on")
+        return EXIT_ERROR
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from quire import DeadlineExceeded, GenerationRequest, RequestFailed
-from quire.cli import VERBS, main
+from quire.cli import VERBS
 from quire.cli.bench import Sample, figures_of, percentile
 from quire.cli.run_batch import remaining_seconds
 from quire.testing import FakeWorker
@@ -31,23 +31,6 @@ def echo(request):
     if text == "late":
         raise DeadlineExceeded("late", "late")
     return [*text] if isinstance(text, str) else "ids"
-
-
-@pytest.fixture
-def quire(real_server, real_broker, monkeypatch, capsys):
-    """Runs a command line on the queue of this test; returns exit code, stdout and stderr."""
-    monkeypatch.setenv("QUIRE_REDIS_URL", real_server.url)
-    monkeypatch.setenv("QUIRE_QUEUE", real_broker.keys.queue)
-
-    def run(*arguments):
-        try:
-            code = main(arguments)
-        except SystemExit as exit_:
-            code = exit_.code
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture

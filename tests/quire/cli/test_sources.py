@@ -1,9 +1,12 @@
 """The command finds its queue where the worker does."""
 
+import argparse
+
 import pytest
 
 from quire import InvalidRequest
 from quire.cli import EXIT_USAGE, main
+from quire.cli.console import add_server, url_of
 from quire.cli.sources import known_settings, with_password
 
 
@@ -36,7 +39,16 @@ def test_a_password_comes_from_a_variable_or_a_file_and_never_replaces_that_of_t
     assert with_password("redis://h:1/0", "p@ss/word") == "redis://:p%40ss%2Fword@h:1/0"
     assert with_password("redis://user@h:1/0", "x") == "redis://user:x@h:1/0"
     assert with_password("redis://:own@h:1/0", "x") == "redis://:own@h:1/0"
+    assert with_password("unix:///run/redis?db=1", "x") == "unix://:x@/run/redis?db=1"
     assert with_password("redis://h:1/0", None) == "redis://h:1/0"
+
+
+def test_a_password_goes_with_the_server_that_a_flag_names(monkeypatch):
+    monkeypatch.setenv("QUIRE_REDIS_PASSWORD", "secret")
+    parser = argparse.ArgumentParser()
+    add_server(parser)
+    arguments = parser.parse_args(["--redis-url", "redis://elsewhere:1/0"])
+    assert url_of(arguments) == "redis://:secret@elsewhere:1/0"
 
 
 @pytest.mark.parametrize("text", ["[client]\nqueues = 1\n", "queue = \n"])

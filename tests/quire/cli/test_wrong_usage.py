@@ -1,0 +1,49 @@
+"""What goes wrong around the command: each is one sentence and the exit code for it."""
+
+import pytest
+
+from quire.cli import main
+from quire.connection import connect
+from quire.local_redis import URL_VARIABLE, LocalRedis
+
+pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(60)]
+
+
+def test_a_refused_password_is_told_as_one(quire, monkeypatch):
+    monkeypatch.delenv(URL_VARIABLE)
+    with LocalRedis.start() as server:
+        if not server.is_real:
+            pytest.skip("no real Redis to set a password on")
+        with connect(server.url) as connection:
+            connection.config_set("requirepass", "right")
+        monkeypatch.setenv("QUIRE_REDIS_PASSWORD", "wrong")
+        url = ["--redis-url", server.url]
+        code, out, _ = quire("doctor", "--no-torch", *url)
+        assert code == 1 and "QUIRE_REDIS_PASSWORD" in out
+        code, _, err = quire("submit", "x", *url)
+        assert code == 1 and "user or password" in err
+        monkeypatch.setenv("QUIRE_REDIS_PASSWORD", "right")
+        assert quire("submit", "x", *url)[0] == 0
+
+
+@pytest.mark.parametrize("verb", [["status"], ["submit", "x"], ["bench", "--num-prompts", "1"]])
+@pytest.mark.parametrize(
+    "wrong", [["--redis-url", "nowhere"], ["--queue", "a b"], ["--shards", "0"]]
+)
+def test_a_server_or_queue_that_cannot_be_right_is_wrong_usage(quire, verb, wrong):
+    code, out, err = quire(*verb, *wrong)
+    assert (code, out) == (2, "") and err.startswith("error: ")
+
+
+def test_an_interruption_while_modules_are_loaded_leaves_no_traceback(monkeypatch):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("quire.cli.importlib.import_module", interrupted)
+    assert main(["status"]) == 130
+
+
+def test_a_submit_can_wait_for_its_time(quire, real_broker):
+    code, out, _ = quire("submit", "x", "--delay", "60")
+    assert code == 0
+    assert real_broker.status(out.strip()).state == "scheduled"
