@@ -1,7 +1,8 @@
 """Runs a worker: `python -m service`. SIGTERM and SIGINT drain it, a second one hurries it up.
 
 Exit codes: 0 drained, or stopped before it had taken anything; 1 a part of it died, or work was
-left behind that leases hand over; 2 settings that cannot be right.
+left behind that leases hand over; 2 settings that cannot be right, or a model or a promise that
+cannot be had here.
 """
 
 import logging

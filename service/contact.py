@@ -5,6 +5,7 @@ Knows no Redis: the broker repeats what is safe to repeat for a short time and t
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from time import monotonic
 from typing import TypeVar
 
@@ -19,6 +20,8 @@ UNAVAILABLE = (BrokerUnavailable, QueueFull, DurabilityUnavailable)
 #: Pauses between two tries of a thread that cannot go on without Redis: from, and at most.
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 1.0
+#: While an operation goes on failing, how often the log says so again.
+REMINDER_SECONDS = 30.0
 
 _Result = TypeVar("_Result")
 _log = structlog.get_logger("service.contact")
@@ -44,6 +47,7 @@ class Contact:
         self._silence_seconds = silence_seconds
         self._clock = clock
         self._last_answer = self._unbroken_since = clock()
+        self._outages: dict[str, _Outage] = {}
 
     def call(self, operation: str, function: Callable[[], _Result]) -> _Result:
         """What `function` returns. `operation` is one of the register's OPERATIONS.
@@ -57,8 +61,8 @@ class Contact:
         except UNAVAILABLE as error:
             kind = kind_of(error)
             self._metrics.redis_errors[operation, kind].inc()
-            _log.warning("redis unavailable", operation=operation, kind=kind, error=str(error))
             self._unbroken_since = self._clock()
+            self._note_outage(operation, kind=kind, error=str(error))
             raise
         except ProtocolError:
             self._metrics.redis_errors[operation, "protocol"].inc()
@@ -68,12 +72,33 @@ class Contact:
             self._unbroken_since = now
         self._last_answer = now
         self._vitals.heard_from_redis()
+        if outage := self._outages.pop(operation, None):
+            away = round(now - outage.since, 1)
+            _log.info("redis is back", operation=operation, away_seconds=away, calls=outage.calls)
         return result
 
     @property
     def unbroken_seconds(self) -> float:
         """For how long every call has been answered, and none was waited for in vain."""
         return self._clock() - self._unbroken_since
+
+    def _note_outage(self, operation: str, **details: str) -> None:
+        """Say that an operation fails when it begins to, and from time to time while it does."""
+        now = self._unbroken_since
+        outage = self._outages.setdefault(operation, _Outage(since=now))
+        outage.calls += 1
+        if outage.said is None or now - outage.said >= REMINDER_SECONDS:
+            outage.said = now
+            _log.warning("redis unavailable", operation=operation, calls=outage.calls, **details)
+
+
+@dataclass(slots=True)
+class _Outage:
+    """An operation that fails: since when, in how many calls, and when the log last said so."""
+
+    since: float
+    calls: int = 0
+    said: float | None = None
 
 
 def kind_of(error: BaseException) -> str:

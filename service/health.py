@@ -4,6 +4,7 @@
 would restart the whole fleet. `/readyz` is for whoever decides whether this worker takes work.
 """
 
+import errno
 import json
 import threading
 from collections.abc import Callable, Mapping
@@ -43,7 +44,9 @@ class ProbeServer:
         try:
             self._server = ThreadingHTTPServer((host, port), self._handler())
         except OSError as error:
-            message = f"http_host, http_port: cannot listen on {host}:{port}: {error}"
+            message = f"http_host, http_port: cannot listen on {host}:{port}: {error.strerror}"
+            if error.errno == errno.EADDRINUSE:
+                message += "; another worker may have it, and port 0 takes a free one"
             raise ConfigurationError(message) from error
         self._server.daemon_threads = True
         serve = partial(self._server.serve_forever, poll_interval=STOP_POLL_SECONDS)

@@ -57,9 +57,10 @@ class ProcessSettings(BaseSettings):
 
     redis_url: str = setting(
         "Queue",
-        "Where Redis is: `redis://`, `rediss://` or `unix://`.",
+        "Where Redis is: `redis://`, `rediss://` (TLS), `unix://`, or through sentinels "
+        "`redis+sentinel://host:port,.../service/0`.",
         default="redis://127.0.0.1:6379/0",
-        pattern=r"^(redis|rediss|unix)://",
+        pattern=r"^(rediss?(\+sentinel)?|unix)://",
         repr=False,
     )
     redis_password: SecretStr | None = setting(

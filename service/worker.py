@@ -23,8 +23,10 @@ from time import monotonic
 import redis
 import structlog
 
+from engine.errors import ModelRefused
 from quire.broker import Broker
 from quire.connection import connect as connect_redis
+from quire.errors import DurabilityUnavailable
 from quire.protocol import ErrorInfo
 from service.config import Settings
 from service.contact import Contact
@@ -53,6 +55,11 @@ JOIN_SECONDS = 10.0
 EXIT_OK = 0
 #: A thread died, or work was left behind. Leases hand it over.
 EXIT_FAILED = 1
+#: What was asked for cannot be had here: the model, or a promise that this Redis does not keep.
+EXIT_REFUSED = 2
+
+#: Errors whose sentence says it all; where they were raised helps nobody.
+_REFUSALS = (ModelRefused, DurabilityUnavailable)
 
 _log = structlog.get_logger("service.worker")
 
@@ -171,7 +178,7 @@ class Worker:
             self._release()
         except WorkerDied as error:
             self._fail(error)
-            return EXIT_FAILED
+            return EXIT_REFUSED if isinstance(error.death.error, _REFUSALS) else EXIT_FAILED
         finally:
             self._stop()
         return EXIT_OK if self._outbox.is_empty else EXIT_FAILED
@@ -256,7 +263,10 @@ class Worker:
         """
         self._vitals.state = WorkerState.FAILED
         death = self.death = error.death
-        _log.critical("worker died", thread=death.name, exc_info=death.error)
+        if isinstance(death.error, _REFUSALS):
+            _log.critical("worker cannot serve", reason=str(death.error))
+        else:
+            _log.critical("worker died", thread=death.name, exc_info=death.error)
         self._close_intakes(LAST_WORDS_SECONDS)
         if death.name == "engine":
             reason = f"the engine of a worker failed: {type(death.error).__name__}"

@@ -226,3 +226,11 @@ def test_a_worker_serves_all_shards_of_its_queue_or_those_named(monkeypatch):
 def test_shards_that_cannot_be_are_refused(served: str):
     with pytest.raises(ConfigurationError, match="served_shards"):
         load_settings(["--shards", "4", f"--served-shards={served}"])
+
+
+@pytest.mark.parametrize("url", ["redis+sentinel://a:1,b:2/shop/0", "rediss+sentinel://a/shop"])
+def test_a_worker_finds_redis_through_sentinels_as_clients_do(url, monkeypatch):
+    monkeypatch.setenv("QUIRE_REDIS_PASSWORD", "pass")
+    settings = load_settings(["--redis-url", url])
+    scheme, _, rest = url.partition("://")
+    assert settings.connection_url == f"{scheme}://:pass@{rest}"

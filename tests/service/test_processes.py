@@ -205,3 +205,13 @@ def test_the_real_worker_with_a_real_model_survives_a_kill_with_the_very_same_ou
     assert interrupted.token_ids == whole.token_ids
     assert interrupted.text == whole.text
     assert interrupted.model == "served"
+
+
+def test_a_model_that_cannot_be_served_is_told_in_one_sentence(queue: Queue, tmp_path: Path):
+    flags = ("--model", str(tmp_path), "--device", "cpu")
+    with WorkerProcess(queue.url, queue.name, *flags, module="service") as process:
+        assert process.wait() == 2
+    (told,) = [line for line in process.log if line["level"] == "critical"]
+    assert told["event"] == "worker cannot serve"
+    assert told["reason"] == f"{tmp_path} has no config.json"
+    assert "exception" not in told

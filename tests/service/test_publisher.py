@@ -111,7 +111,8 @@ def test_tokens_that_redis_lost_are_sent_again(queue: Queue):
 def test_a_claim_lost_to_another_worker_is_dropped_in_silence(queue: Queue):
     gate = StepGate(steps=4)
     request_id = queue.submit((8, 2), max_tokens=60)
-    with WorkerThread(queue.settings(), before_run=gate) as loser:
+    # Its heartbeat would find out, too; with such a lease the commit is the first to.
+    with WorkerThread(queue.settings(lease_seconds=600.0), before_run=gate) as loser:
         queue.wait_for_tokens(request_id, 4)
         # Draining, it takes nothing in, not even the very same request.
         loser.worker.stop()

@@ -113,7 +113,7 @@ def test_a_durable_worker_refuses_a_server_that_promises_nothing():
         with WorkerThread(queue.settings(durable=True), before_run=gate) as worker:
             death = eventually(lambda: worker.worker.death)
             gate.open()
-            assert worker.wait() == 1
+            assert worker.wait() == 2
         assert death is not None
         assert isinstance(death.error, DurabilityUnavailable)
         assert "appendfsync always" in str(death.error)

@@ -338,12 +338,17 @@ def test_a_request_that_fails_alone_costs_only_itself(queue: Queue):
     assert completed.token_ids == expected_tokens((8, 8), max_tokens=9)
 
 
-def test_a_worker_whose_model_cannot_be_loaded_exits_1(queue: Queue):
+@pytest.mark.parametrize(
+    ("error", "code"), [(ModelRefused("this folder holds no model"), 2), (KeyError("weight"), 1)]
+)
+def test_a_worker_that_cannot_load_its_model_exits_with_2_if_it_knows_why(
+    queue: Queue, error: Exception, code: int
+):
     def refuse(_settings):
-        raise ModelRefused("this folder holds no model")
+        raise error
 
     with WorkerThread(queue.settings(), load=refuse) as worker:
-        assert worker.wait() == 1
+        assert worker.wait() == code
 
 
 @pytest.mark.parametrize("part", ["publisher", "intake-0", "heartbeat", "keeper"])

@@ -1,0 +1,76 @@
+"""What the log says of an outage: that it begins, that it lasts, and that it is over."""
+
+import contextlib
+
+import pytest
+import structlog
+from structlog.typing import EventDict
+
+from quire.errors import BrokerUnavailable, QueueFull
+from service.contact import REMINDER_SECONDS, Contact
+from service.metrics import Metrics
+from service.vitals import Vitals
+
+
+class Clock:
+    """A clock that stands until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def contact(clock: Clock) -> Contact:
+    metrics = Metrics(model="fake", queue="test")
+    vitals = Vitals(stall_timeout_seconds=60.0)
+    return Contact(vitals, metrics, silence_seconds=10.0, clock=clock)
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch):
+    with structlog.testing.capture_logs() as events:
+        monkeypatch.setattr("service.contact._log", structlog.get_logger())
+        yield events
+
+
+def fails(contact: Contact, operation: str, error: Exception) -> None:
+    def away() -> None:
+        raise error
+
+    with contextlib.suppress(BrokerUnavailable, QueueFull):
+        contact.call(operation, away)
+
+
+def said(events: list[EventDict]) -> list[tuple[str, str, int]]:
+    return [(event["event"], event["operation"], event["calls"]) for event in events]
+
+
+def test_an_outage_is_said_once_and_so_is_its_end(contact, clock, events):
+    for _ in range(20):
+        fails(contact, "commit", BrokerUnavailable("refused"))
+        clock.now += 1.0
+    contact.call("commit", lambda: None)
+    contact.call("commit", lambda: None)
+    assert said(events) == [("redis unavailable", "commit", 1), ("redis is back", "commit", 20)]
+    assert (events[0]["error"], events[1]["away_seconds"]) == ("refused", 20.0)
+
+
+def test_an_outage_that_lasts_is_said_again_now_and_then(contact, clock, events):
+    for _ in range(4):
+        fails(contact, "commit", BrokerUnavailable("refused"))
+        clock.now += REMINDER_SECONDS / 2
+    assert said(events) == [("redis unavailable", "commit", 1), ("redis unavailable", "commit", 3)]
+
+
+def test_what_one_operation_cannot_do_is_not_over_because_another_can(contact, events):
+    fails(contact, "commit", QueueFull("Redis has no memory left", limit="memory"))
+    contact.call("heartbeat", lambda: None)
+    assert said(events) == [("redis unavailable", "commit", 1)]
