@@ -106,9 +106,10 @@ chaos: $(VENV)/dev.installed ## kill, freeze and cut off real workers, clients a
 requests: $(VENV)/demo.installed ## write examples/requests.jsonl anew
 	$(BIN)/python -m examples.make_requests
 
-bench: $(VENV)/demo.installed ## engine alone and end to end, workloads W1 and W2 (BENCH_JSON=file)
+bench: $(VENV)/demo.installed ## engine alone and end to end, W1 and W2, and what `deterministic` costs (BENCH_JSON=file)
 	$(BIN)/python -m benchmarks.bench_peers --peers quire --workloads W1,W2 $(BENCH_SELECTION)
 	$(BIN)/python -m benchmarks.bench_service
+	$(BIN)/python -m benchmarks.bench_deterministic
 
 bench-peers: $(VENV)/demo.installed ## other engines beside ours (PEERS= WORKLOADS= MODELS= ROUNDS= BENCH_JSON=file)
 	$(BIN)/python -m benchmarks.peers.install $(subst $(comma), ,$(PEERS))

@@ -11,6 +11,7 @@ import json
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from benchmarks.figures import Figures, figures_of, machine, median_run
 from benchmarks.models import model_folder
@@ -29,19 +30,20 @@ NUM_CHECKED_ALONE = 4
 
 
 class BenchedEngine:
-    """One loaded model, run over and over."""
+    """One loaded model, run over and over; `options` are those of `load_runner`."""
 
-    def __init__(self, model: str, *, dtype: str) -> None:
+    def __init__(self, model: str, *, dtype: str, **options: Any) -> None:
         started = time.perf_counter()
-        runner = load_runner(
+        self.runner = load_runner(
             model_folder(model),
             dtype=dtype,
+            **options,
             max_num_seqs=MAX_NUM_SEQS,
             max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
             kv_cache_memory_bytes=KV_CACHE_BYTES,
         )
         self.load_seconds = time.perf_counter() - started
-        facts = runner.config_facts
+        facts = self.runner.config_facts
         self.vocab_size = facts.vocab_size
         config = EngineConfig(
             num_blocks=facts.num_blocks,
@@ -54,7 +56,7 @@ class BenchedEngine:
             # Runs repeat their prompts; what is measured is computing them.
             enable_prefix_caching=False,
         )
-        self._engine = Engine(config, runner)
+        self._engine = Engine(config, self.runner)
 
     def run(self, workload: Workload) -> tuple[Figures, dict[str, list[int]]]:
         """Run a workload from an idle engine; figures and tokens by request id."""
