@@ -101,11 +101,16 @@ class AsyncBroker(AsyncGrouping):
 
     async def status(self, request_id: str) -> RequestStatus:
         """See `Broker.status`."""
-        key = self.keys.request(request_id)
-        fields: Any = await self._call(lambda: self._connection.hgetall(key))
+        place, fields = await self._call(partial(self._look, request_id))
         if not fields:
             raise UnknownRequest(request_id)
-        return status_of(request_id, fields)
+        return status_of(request_id, fields, place=place)
+
+    async def _look(self, request_id: str) -> list[Any]:
+        async with self._connection.pipeline(transaction=False) as pipeline:
+            pipeline.hget(self.keys.place, request_id)
+            pipeline.hgetall(self.keys.request(request_id))
+            return list(await pipeline.execute())
 
     async def read_output(
         self, seen: Mapping[str, int], *, block_seconds: float | None = None

@@ -9,6 +9,7 @@ told in keys.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import redis
@@ -112,11 +113,10 @@ class Broker(Working, Operating, Grouping):
 
     def status(self, request_id: str) -> RequestStatus:
         """A snapshot of the request. UnknownRequest when there is none or it is forgotten."""
-        key = self.keys.request(request_id)
-        fields: Any = self._retrying(lambda: self._connection.hgetall(key))
+        place, fields = self._retrying(partial(self._look, request_id))
         if not fields:
             raise UnknownRequest(request_id)
-        return status_of(request_id, fields)
+        return status_of(request_id, fields, place=place)
 
     def read_output(
         self, seen: Mapping[str, int], *, block_seconds: float | None = None
@@ -130,6 +130,12 @@ class Broker(Working, Operating, Grouping):
         return self._retrying(
             lambda: read_logs(self._connection, self.keys, seen, block_seconds=block)
         )
+
+    def _look(self, request_id: str) -> list[Any]:
+        with self._connection.pipeline(transaction=False) as pipeline:
+            pipeline.hget(self.keys.place, request_id)
+            pipeline.hgetall(self.keys.request(request_id))
+            return pipeline.execute()
 
     def _hold(self, conversation: Conversation[_Result]) -> _Result:
         replies: Any = None

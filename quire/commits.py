@@ -1,16 +1,19 @@
-"""Puts together the calls of COMMIT and reads their replies; knows no connection.
+"""Puts together the calls of EXTEND and COMMIT and reads their replies; knows no connection.
 
 Of all that a worker asks of Redis this is asked most, for every token of every request. So what
-stays the same for a claim is put together once, and what answers say often is read once.
+stays the same for a claim is put together once. And it is remembered up to where a claim has come
+and with which hash: where Redis has it at the same place, EXTEND may add to the log, and COMMIT is
+for everything else. What is remembered here decides nothing; it only says which to try.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from quire.errors import ProtocolError
-from quire.history import hashes_of
+from quire.history import BASES, PRIMES, hashes_of, parts_of
 from quire.keys import Keys
 from quire.script_runner import Argument, Call
 from quire.transitions import Claim, CommitItem, CommitReply, CommitStatus
@@ -19,8 +22,41 @@ from quire.wire import pack_ids
 #: How many claims are known at once before all are forgotten; no worker runs as many.
 MAX_CLAIMS = 8192
 
-#: What stands for the terminal state of an item that has none.
-NO_STATE = "-"
+#: What stands for the terminal state of an item that has none, and for a hash that is not known.
+NONE = "-"
+
+#: What EXTEND answers for an item that it has added.
+_ADDED = ord("+")
+
+_BASE_1, _BASE_2 = BASES
+_PRIME_1, _PRIME_2 = PRIMES
+
+#: Where a claim stands: the tokens in its log, their two hashes, and its place as Redis has it.
+_Standing = tuple[int, int, int, str]
+
+
+class _Course:
+    """What is known of one claim. `standing` is replaced whole: another thread may read it."""
+
+    __slots__ = ("before", "claim", "epoch", "fence", "keys", "standing")
+
+    def __init__(self, keys: Keys, claim: Claim) -> None:
+        self.claim = claim
+        self.keys = keys.of_scripts(claim.request_id)
+        self.epoch = claim.epoch
+        #: What ends the line of every item in COMMIT, and what begins its place.
+        self.fence = f"{claim.epoch} {claim.owner} {claim.request_id}\n"
+        self.before = f"epoch {claim.epoch} owner {claim.owner} tokens "
+        self.standing: _Standing | None = None
+
+
+class Extension(NamedTuple):
+    """A call of EXTEND: which items it is about, and where their claims stand when it succeeds."""
+
+    call: Call
+    numbers: list[int]
+    courses: list[_Course]
+    standings: list[_Standing]
 
 
 class CommitCalls:
@@ -29,50 +65,101 @@ class CommitCalls:
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
         self._of_workers = keys.of_workers
-        self._parts: dict[Claim, tuple[tuple[str, ...], str]] = {}
+        self._courses: dict[str, _Course] = {}
 
-    def call(self, items: Sequence[CommitItem]) -> Call:
+    def extension(self, items: Sequence[CommitItem]) -> Extension | None:
+        """For extend.lua: those of the items that it may add; None when there is none."""
+        names, ids, rows = [self._keys.place], list[Argument](), list[Argument]()
+        extension = Extension(Call((), ()), [], [], [])
+        for number, item in enumerate(items):
+            course = self._course_of(item.claim)
+            standing = course.standing
+            if standing is None or standing[0] != item.start or item.completion:
+                continue
+            _, first, second, place = standing
+            token_ids = item.token_ids
+            for token_id in token_ids:
+                first = (first * _BASE_1 + token_id + 1) % _PRIME_1
+                second = (second * _BASE_2 + token_id + 1) % _PRIME_2
+            finish, prefix = item.start + len(token_ids), f"{first}.{second}"
+            after = f"{course.before}{finish} hash {prefix}"
+            names.append(course.keys[2])
+            ids.append(item.claim.request_id)
+            rows += (
+                *(place, after, item.start, f"{finish - 1}-{course.epoch}"),
+                *(pack_ids(token_ids), item.text, _packed_ends(item.text_ends), prefix),
+            )
+            extension.numbers.append(number)
+            extension.courses.append(course)
+            extension.standings.append((finish, first, second, after))
+        if not ids:
+            return None
+        return extension._replace(call=Call(names, ids + rows))
+
+    def extended(self, extension: Extension, reply: bytes) -> dict[int, CommitReply]:
+        """Reads the reply of extend.lua: the answers to the items that are added, by their number.
+
+        ProtocolError when it is about another number of items.
+        """
+        _check_number(len(reply), len(extension.numbers))
+        answers: dict[int, CommitReply] = {}
+        for answer, number, course, standing in zip(reply, *extension[1:], strict=True):
+            if answer == _ADDED:
+                course.standing = standing
+                answers[number] = _added(standing[0])
+        return answers
+
+    def commit(self, items: Iterable[CommitItem]) -> Call:
         """For commit.lua."""
         names, lines = list(self._of_workers), list[str]()
         arguments, ends = list[Argument](), list[Argument]()
         for item in items:
-            keys, fence = self._parts.get(item.claim) or self._part_of(item.claim)
-            names += keys
-            ids, done, state = item.token_ids, item.completion, NO_STATE
+            course = self._course_of(item.claim)
+            names += course.keys
+            ids, done, state = item.token_ids, item.completion, NONE
             if done:
                 ends.append(done.encode())
                 state = str(done.state)
             first, second = hashes_of(ids)
             finish = item.start + len(ids)
-            lines.append(f"{item.start} {finish} {first} {second} {state} {fence}")
+            lines.append(f"{item.start} {finish} {first} {second} {state} {course.fence}")
             arguments += pack_ids(ids), item.text, _packed_ends(item.text_ends)
         return Call(names, ("".join(lines), *arguments, *ends))
 
-    def _part_of(self, claim: Claim) -> tuple[tuple[str, ...], str]:
-        """What every item of a claim begins its keys and ends its line with."""
-        if len(self._parts) >= MAX_CLAIMS:
-            self._parts.clear()
-        part = self._keys.of_scripts(claim.request_id), _fence_of(claim)
-        self._parts[claim] = part
-        return part
+    def committed(self, items: Sequence[CommitItem], reply: bytes) -> list[CommitReply]:
+        """Reads the reply of commit.lua. ProtocolError when it is about another number of items."""
+        lines = reply.decode().split("\n")
+        _check_number(len(lines), len(items))
+        return [self._committed(item, line) for item, line in zip(items, lines, strict=True)]
+
+    def _committed(self, item: CommitItem, line: str) -> CommitReply:
+        status, published, cancel, prefix = line.split()
+        reply = CommitReply(CommitStatus(status), int(published), cancel == "1")
+        course = self._course_of(item.claim)
+        course.standing = None
+        if prefix != NONE and not item.completion:
+            place = f"{course.before}{published} hash {prefix}"
+            course.standing = (reply.published, *parts_of(prefix), place)
+        return reply
+
+    def _course_of(self, claim: Claim) -> _Course:
+        # Owners are drawn for each claim, and their hash is known to the interpreter.
+        course = self._courses.get(claim.owner)
+        if course is None or (course.claim is not claim and course.claim != claim):
+            if len(self._courses) >= MAX_CLAIMS:
+                self._courses.clear()
+            course = self._courses[claim.owner] = _Course(self._keys, claim)
+        return course
 
 
-def commit_replies(reply: bytes, *, num_items: int) -> list[CommitReply]:
-    """Reads the reply of commit.lua. ProtocolError when it is about another number of items."""
-    replies = [_commit_reply(line) for line in reply.split(b"\n")]
-    if len(replies) != num_items:
-        raise ProtocolError(f"{len(replies)} answers to a commit of {num_items}")
-    return replies
+def _check_number(found: int, wanted: int) -> None:
+    if found != wanted:
+        raise ProtocolError(f"{found} answers to a commit of {wanted}")
 
 
 @lru_cache(maxsize=4096)
-def _commit_reply(line: bytes) -> CommitReply:
-    status, published, cancel = line.split()
-    return CommitReply(CommitStatus(status.decode()), int(published), cancel == b"1")
-
-
-def _fence_of(claim: Claim) -> str:
-    return f"{claim.epoch} {claim.owner} {claim.request_id}\n"
+def _added(published: int) -> CommitReply:
+    return CommitReply(CommitStatus.OK, published, cancel_requested=False)
 
 
 @lru_cache(maxsize=4096)

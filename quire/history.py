@@ -25,11 +25,17 @@ EMPTY = "0.0"
 
 def extended(prefix_hash: str, token_ids: Iterable[int]) -> str:
     """The hash of the tokens hashed before, followed by these."""
-    first, second = (int(part) for part in prefix_hash.split("."))
+    first, second = parts_of(prefix_hash)
     for token_id in token_ids:
         first = (first * BASES[0] + token_id + 1) % PRIMES[0]
         second = (second * BASES[1] + token_id + 1) % PRIMES[1]
     return f"{first}.{second}"
+
+
+def parts_of(prefix_hash: str) -> tuple[int, int]:
+    """The two numbers a hash is written with. ValueError for what is none."""
+    first, second = prefix_hash.split(".")
+    return int(first), int(second)
 
 
 def hashes_of(token_ids: Sequence[int]) -> tuple[int, int]:

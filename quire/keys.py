@@ -21,6 +21,9 @@ hash tag, so that a whole shard lies in one slot and every transition can be one
     delay               zset     request id -> when a scheduled request is due, in the same unit.
     wait                zset     request id -> until when a request, scheduled or queued, may wait:
                                  its deadline, or what the queue allows.
+    place               hash     running request -> `epoch <epoch> owner <owner> tokens <tokens>
+                                 hash <hash>`: the claim that may add tokens by EXTEND, and after
+                                 what. Given by COMMIT; absent where EXTEND may add none.
     dead                stream   dead letters: id, reason, attempts, bytes, and what a new life of
                                  the request needs: priority, tenant, deadline_ms, metadata,
                                  tokens; and total, the bytes of all letters until then. Bounded
@@ -45,12 +48,13 @@ the group's keys from the id alone.
 
 Fields of the request record; all times are unix ms of Redis' own clock except `deadline_ms`:
 
-    state, priority, tenant, epoch, attempts, resumes, published
+    state, priority, tenant, epoch, attempts, resumes
+    published           tokens in the log; while it runs its place may say more, after EXTEND
     owner               hex of 128 random bits while running, and after an end written by the owner
     deadline_ms         0 for none
     submitted_ms, claimed_ms (first claim), first_token_ms, finished_ms
     cancel              "1" once a caller asked for it
-    prefix              hash of the published tokens; absent before the first
+    prefix              hash of those tokens; absent before the first
     resumed_from        tokens published when it was claimed last: what is more, this claim has done
     fingerprint         of the engine that first claimed it
     metadata            msgpack map, echoed in the terminal record; absent when empty
@@ -58,8 +62,8 @@ Fields of the request record; all times are unix ms of Redis' own clock except `
 
 Every per-request key has an expiry from birth: the longest time in the queue plus the retention,
 renewed while the request lives, and cut to the retention when it ends. The keys of a group live as
-long as its longest living request. Only `in:*`, `lease`, `delay`, `wait`, `open`, `counts` and
-`control` belong to the queue itself and stay; `dead` goes with its last letter.
+long as its longest living request. Only `in:*`, `lease`, `place`, `delay`, `wait`, `open`, `counts`
+and `control` belong to the queue itself and stay; `dead` goes with its last letter.
 """
 
 from __future__ import annotations
@@ -138,7 +142,7 @@ class Keys:
     def of_producers(self) -> tuple[str, ...]:
         """The keys of the queue that SUBMIT and CANCEL take before those of requests."""
         books = (self.open, self.counts, self.delay, self.control, self.wait)
-        return (*books, *self.all_ingress[:NUM_PRIORITIES])
+        return (*books, *self.all_ingress[:NUM_PRIORITIES], self.place)
 
     @property
     def of_workers(self) -> tuple[str, ...]:
@@ -152,6 +156,10 @@ class Keys:
     @property
     def lease(self) -> str:
         return f"{self.prefix}:lease"
+
+    @property
+    def place(self) -> str:
+        return f"{self.prefix}:place"
 
     @property
     def delay(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from quire.errors import ProtocolError, QueueFull
@@ -46,10 +47,21 @@ def claim_answer(request_id: str, owner: str, reply: Sequence[Any]) -> Claimed |
     )
 
 
-def status_of(request_id: str, fields: Mapping[bytes, bytes]) -> RequestStatus:
-    """Reads the fields of a request record. ProtocolError when they are not ours."""
+def status_of(
+    request_id: str, fields: Mapping[bytes, bytes], *, place: bytes | None = None
+) -> RequestStatus:
+    """Reads the fields of a request record, and its place. ProtocolError when they are not ours.
+
+    The place is to be read before the record. Then what is told never falls behind what was told
+    before: whatever takes a place away has brought the record up to it.
+    """
     with _reading(f"the record of {request_id}"):
-        return _status_of(request_id, fields)
+        status = _status_of(request_id, fields)
+        if place and status.state is State.RUNNING:
+            *_, tokens, _, prefix = place.decode().split(" ")
+            if int(tokens) > status.published:
+                return replace(status, published=int(tokens), prefix_hash=prefix)
+        return status
 
 
 def _status_of(request_id: str, fields: Mapping[bytes, bytes]) -> RequestStatus:

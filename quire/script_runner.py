@@ -28,7 +28,12 @@ Command = tuple[int, tuple[Argument, ...]]
 _PARTS = ("common", "request", "running")
 
 #: Transitions that take fewer of them, because they may be called by those who touch fewer keys.
-_PARTS_OF = {"submit": _PARTS[:2], "cancel": _PARTS[:2], "beat_worker": _PARTS[:1]}
+_PARTS_OF = {
+    "submit": _PARTS[:2],
+    "cancel": _PARTS[:2],
+    "extend": _PARTS[:1],
+    "beat_worker": _PARTS[:1],
+}
 
 #: What an error reply to a script says when it is about the server, or about what its user may do,
 #: and so may be mended without us. Every other one is about the script and what it found.

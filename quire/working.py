@@ -20,7 +20,6 @@ from quire.calls import (
     reap_call,
     release_call,
 )
-from quire.commits import commit_replies
 from quire.errors import ProtocolError
 from quire.keys import Keys
 from quire.output import Completion, ErrorInfo, FinishReason, State
@@ -113,21 +112,36 @@ class Working(Shard):
     def commit(self, items: Sequence[CommitItem]) -> list[CommitReply]:
         """Publishes tokens and ends, one answer per item in the same order.
 
-        All items of one call of up to 256 are applied at one moment; each is judged alone. At most
-        one item per request. It renews no lease; see `heartbeat`. ProtocolError when the keys of
-        one of them hold what is not ours, however often it is tried: those before it are committed
-        then, those after it are not, and one call for each tells which it is.
+        Each is judged alone; at most one item per request. It renews no lease; see `heartbeat`.
+        Those that bring tokens where all is as their worker believes are added by EXTEND, all
+        others are judged by COMMIT after them. ProtocolError when the keys of one of these hold
+        what is not ours, however often it is tried: which of the others are committed is open
+        then, and one call for each tells which it is.
         """
         replies: list[CommitReply] = []
         for part in _parts(items):
-            durability = self._durability if any(item.completion for item in part) else None
-            call = self._commit_calls.call(part)
-            if durability:
-                (reply,) = self._scripts.run_many("commit", [call], durability=durability)
-            else:
-                reply = self._scripts.run("commit", call)
-            replies += commit_replies(raise_if_error(reply), num_items=len(part))
+            extension = self._commit_calls.extension(part)
+            if extension is None:
+                replies += self._judge(part)
+                continue
+            reply = self._scripts.run("extend", extension.call)
+            answers = self._commit_calls.extended(extension, reply)
+            left = [number for number in range(len(part)) if number not in answers]
+            if left:
+                judged = self._judge([part[number] for number in left])
+                answers.update(zip(left, judged, strict=True))
+            replies += [answers[number] for number in range(len(part))]
         return replies
+
+    def _judge(self, items: Sequence[CommitItem]) -> list[CommitReply]:
+        """What EXTEND has not added, or may not: COMMIT."""
+        durability = self._durability if any(item.completion for item in items) else None
+        call = self._commit_calls.commit(items)
+        if durability:
+            (reply,) = self._scripts.run_many("commit", [call], durability=durability)
+        else:
+            reply = self._scripts.run("commit", call)
+        return self._commit_calls.committed(items, raise_if_error(reply))
 
     def heartbeat(self, claims: Sequence[Claim]) -> list[HeartbeatReply]:
         """Renews the leases still held, one answer per claim in the same order."""

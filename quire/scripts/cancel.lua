@@ -7,12 +7,15 @@
 
 local id = ARGV[FIRST]
 local keys = take_keys(id)
-local record = fields_of(keys, 'state', 'epoch')
+local record = fields_of(keys, 'state', 'epoch', 'published', 'prefix')
 
 if WAITS[record.state] then
   redis.call('ZREM', DELAY, id)
   return end_without_worker(keys, id, record.epoch, ENDINGS.cancelled, now_ms())
 elseif record.state == 'running' then
   redis.call('HSET', keys.record, 'cancel', '1')
+  -- Without a place the next commit is judged, and its worker told.
+  agree(keys, record)
+  redis.call('HDEL', PLACE, id)
 end
 return record.state or ''

@@ -13,7 +13,7 @@ local jitter = tonumber(ARGV[FIRST + 8]) / 1000
 local keys, now = take_keys(id), now_ms()
 
 local record = fields_of(keys, 'state', 'epoch', 'owner', 'attempts', 'cancel', 'deadline_ms',
-  'released', 'published', 'resumed_from')
+  'released', 'published', 'resumed_from', 'prefix')
 
 local function fail_for_good()
   redis.call('ZREM', LEASE, id)
@@ -43,6 +43,7 @@ if not holds(record, epoch, owner) then
 elseif not retryable then
   return fail_for_good()
 end
+agree(keys, record)
 local attempts = attempts_of(record)
 local ending = ending_due(record, attempts, now)
 if ending == 'attempts_spent' then

@@ -12,15 +12,17 @@ local function reap(keys, id)
     return ''
   end
   local record = fields_of(keys, 'state', 'epoch', 'attempts', 'priority', 'cancel', 'deadline_ms',
-    'published', 'resumed_from')
+    'published', 'resumed_from', 'prefix')
   if record.state ~= 'running' then
-    -- A lease without a running request (its keys are gone) guards nothing.
+    -- A lease without a running request (its keys are gone) guards nothing, nor does its place.
     redis.call('ZREM', LEASE, id)
+    redis.call('HDEL', PLACE, id)
     if not record.state then
       forget(keys, id)
     end
     return ''
   end
+  agree(keys, record)
   return put_back(keys, id, record, attempts_of(record), stream_of(record), now)
 end
 

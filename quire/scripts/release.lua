@@ -10,10 +10,11 @@ local replies = {}
 for at = FIRST, #ARGV, 3 do
   local id, owner, keys = ARGV[at], ARGV[at + 2], take_keys(ARGV[at])
   local record = fields_of(keys, 'state', 'epoch', 'owner', 'attempts', 'priority', 'cancel',
-    'deadline_ms', 'released')
+    'deadline_ms', 'released', 'published', 'prefix')
   local released = record.released == owner
   if holds(record, ARGV[at + 1], owner) then
     redis.call('HSET', keys.record, 'released', owner)
+    agree(keys, record)
     local stream = resumed_of(record.priority)
     put_back(keys, id, record, tonumber(record.attempts) - 1, stream, now)
     released = true

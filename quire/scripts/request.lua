@@ -1,15 +1,16 @@
 -- What the transitions of a request share: its keys, its place in the books, and its end.
 --
--- KEYS  1 open, 2 counts, 3 delay, 4 control, 5 wait, 6..9 ingress by priority; the scripts that
---       workers and operators call have six more (see running.lua); then the keys of each request
---       in turn.
+-- KEYS  1 open, 2 counts, 3 delay, 4 control, 5 wait, 6..9 ingress by priority, 10 place; the
+--       scripts that workers and operators call have six more (see running.lua); then the keys of
+--       each request in turn.
 
 local OPEN, COUNTS, DELAY, CONTROL, WAIT = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local PLACE = KEYS[10]
 
 -- The states before the end, and whether the request waits in them.
 local WAITS = { scheduled = true, queued = true, running = false }
 
-local next_key = 10
+local next_key = 11
 
 -- The keys of the next request: three, and three of its group, which its id tells if it has one.
 local function take_keys(id)
@@ -103,8 +104,10 @@ local function book(keys, id, from, to, tokens, tenant)
   end
 end
 
--- Brings a request into another state.
+-- Brings a request into another state. First of all its place goes: while it is there, EXTEND asks
+-- nothing else.
 local function enter(keys, id, state)
+  redis.call('HDEL', PLACE, id)
   local now = booked(id)
   if now.state ~= '' then
     book(keys, id, now.state, state, tonumber(now.tokens), now.tenant)
@@ -116,6 +119,7 @@ end
 local function forget(keys, id)
   local now = booked(id)
   if now.state ~= '' then
+    redis.call('HDEL', PLACE, id)
     book(keys, id, now.state, 'expired', tonumber(now.tokens), now.tenant)
     live_for(keys, RETENTION_MS)
   end
@@ -131,10 +135,10 @@ local function wait_from(id, start, deadline)
   redis.call('ZADD', WAIT, int(latest), id)
 end
 
--- Makes a record agree with its log, in Redis and in `record`. A server that came back from a torn
--- file may have run a script by half: the entry is there, what the script did after it is not.
--- Readers have seen the log, so the log is right. Returns its newest entry: epoch, and for an end
--- `done` and the state.
+-- Makes a record agree with its log, in Redis and in `record`. EXTEND writes nothing but the log; and
+-- a server that came back from a torn file may have run a script by half: the entry is there, what
+-- the script did after it is not. Readers have seen the log, so the log is right. Returns its newest
+-- entry: epoch, and for an end `done` and the state.
 local function agree(keys, record)
   local newest = redis.call('XREVRANGE', keys.output, '+', '-', 'COUNT', 1)[1]
   local tokens, fields, index, epoch = 0, {}, nil, nil

@@ -1,9 +1,9 @@
 -- What the transitions of workers and operators share: the lease, the fence, the way back.
 --
--- KEYS  10..13 ingress of what comes back, by priority, 14 lease, 15 dead, and those of request.lua
+-- KEYS  11..14 ingress of what comes back, by priority, 15 lease, 16 dead, and those of request.lua
 
-local LEASE, DEAD = KEYS[14], KEYS[15]
-next_key = 16
+local LEASE, DEAD = KEYS[15], KEYS[16]
+next_key = 17
 
 -- A dead letter is kept until it is a week old, or until so many letters, or so many bytes of
 -- requests, have been written after it.
@@ -96,7 +96,7 @@ end
 
 -- The stream of what comes back to its class; it is read before the other.
 local function resumed_of(priority)
-  return KEYS[10 + tonumber(priority)]
+  return KEYS[11 + tonumber(priority)]
 end
 
 -- Where a request is queued that is not new. One that holds tokens has a reader who waits for more;
@@ -117,8 +117,9 @@ local function enqueue(keys, id, record, stream, now)
   return 'queued'
 end
 
--- Takes a running request from its worker: back into its queue, or to its end when one is due.
--- `attempts` is the number that shall count from now on. Returns the state.
+-- Takes a running request from its worker: back into its queue, or to its end when one is due. Its
+-- record agrees with its log. `attempts` is the number that shall count from now on. Returns the
+-- state.
 local function put_back(keys, id, record, attempts, stream, now)
   local reason = ending_due(record, attempts, now)
   if reason then

@@ -15,7 +15,7 @@ from quire.transitions import Claim, Claimed, CommitItem, NotClaimed
 #: Keys that belong to a queue and not to a request; every other key must have an expiry.
 WITHOUT_EXPIRY = (
     *(f"in:{level}{kind}" for level in range(4) for kind in ("", ":resumed")),
-    *("lease", "delay", "wait", "open", "counts", "control"),
+    *("lease", "place", "delay", "wait", "open", "counts", "control"),
 )
 
 

@@ -1,14 +1,25 @@
-"""The short path of a commit gives up wherever something is not as usual."""
+"""EXTEND adds where all is as the worker believes; whatever is not, COMMIT judges."""
 
 import pytest
 
-from quire.transitions import CommitStatus
-from tests.quire.builders import make_item, read_all, submit_and_claim, token_at, token_ids_of
+from quire.broker import Broker
+from quire.errors import ProtocolError
+from quire.output import ErrorInfo
+from quire.transitions import BackOff, CommitStatus
+from tests.quire.builders import (
+    Snapshot,
+    claim_next,
+    make_item,
+    read_all,
+    submit_and_claim,
+    token_at,
+    token_ids_of,
+)
 
 
 @pytest.fixture
 def claimed(broker):
-    """A request whose log has begun, so that the next tokens may take the short path."""
+    """A request whose log has begun, so that EXTEND may add the next tokens."""
     claimed = submit_and_claim(broker, id="a")
     broker.commit([make_item(claimed.claim, 0, 2)])
     return claimed
@@ -25,9 +36,8 @@ def test_a_log_that_is_gone_is_sent_again_and_lives_no_longer_than_the_others(
     assert connection.pttl(broker.keys.output("a")) > 0
 
 
-def test_both_paths_write_the_same_log(broker, connection, claimed):
+def test_extend_and_commit_write_the_same_log(broker, connection, claimed):
     broker.commit([make_item(claimed.claim, 2, 5)])
-    # An item with an end takes the long path, any other the short one.
     item = make_item(claimed.claim, 5, 6)
     broker.commit([type(item)(item.claim, item.start, item.token_ids, item.text)])
     entries = connection.xrange(broker.keys.output("a"))
@@ -46,7 +56,7 @@ def test_a_commit_leaves_the_lease_to_the_heartbeat(broker, connection):
     claims = [submit_and_claim(broker, id=name).claim for name in "abc"]
     connection.zadd(broker.keys.lease, {claim.request_id: 1 for claim in claims})
     for start in (0, 1):
-        # The first tokens of a log take the long path, those after them the short one.
+        # The first tokens of a claim are judged by COMMIT, those after them added by EXTEND.
         replies = broker.commit([make_item(claim, start, start + 1) for claim in claims])
         assert [reply.status for reply in replies] == [CommitStatus.OK] * 3
         leases = connection.zrange(broker.keys.lease, 0, -1, withscores=True)
@@ -55,7 +65,7 @@ def test_a_commit_leaves_the_lease_to_the_heartbeat(broker, connection):
     assert all(connection.zscore(broker.keys.lease, name) > 1 for name in "abc")
 
 
-def test_items_of_both_paths_and_with_and_without_a_group_stand_in_one_call(broker):
+def test_items_for_extend_and_for_commit_and_with_and_without_a_group_stand_in_one_call(broker):
     names = ["a", "g~b", "c", "g~d", "e"]
     claims = [submit_and_claim(broker, id=name).claim for name in names]
     broker.commit([make_item(claim, 0, 2) for claim in claims[:3]])
@@ -70,18 +80,121 @@ def test_items_of_both_paths_and_with_and_without_a_group_stand_in_one_call(brok
         assert (completion is not None) == name.startswith("g~")
 
 
-def test_a_cancelled_request_is_told_so_on_the_short_path_too(broker, claimed):
+def test_a_cancelled_request_is_told_so_with_its_next_tokens(broker, claimed):
     broker.cancel("a")
     (reply,) = broker.commit([make_item(claimed.claim, 2, 3)])
     assert (reply.status, reply.cancel_requested) == (CommitStatus.OK, True)
 
 
 @pytest.mark.real_redis
-def test_the_usual_item_takes_the_short_path(real_broker, real_connection):
+def test_extend_adds_what_is_usual_and_asks_little_for_it(real_broker, real_connection):
     claims = [submit_and_claim(real_broker, id=name).claim for name in "ab"]
     real_broker.commit([make_item(claim, 0, 1) for claim in claims])
     real_connection.config_resetstat()
     real_broker.commit([make_item(claim, 1, 2) for claim in claims])
-    # Only the long path looks for the newest entry of a log.
-    calls = real_connection.info("commandstats")
-    assert calls["cmdstat_xadd"]["calls"] == 2 and "cmdstat_xrevrange" not in calls
+    calls = {
+        name: stats["calls"]
+        for name, stats in real_connection.info("commandstats").items()
+        if name != "cmdstat_config|resetstat"
+    }
+    assert calls.pop("cmdstat_evalsha") + calls.pop("cmdstat_eval", 0) >= 1
+    assert calls == {
+        "cmdstat_hmget": 1, "cmdstat_xread": 1, "cmdstat_xadd": 2, "cmdstat_hset": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda broker, claim: broker.cancel("a"),
+        lambda broker, claim: broker.release([claim]),
+        lambda broker, claim: broker.fail(claim, ErrorInfo("x", "y"), retry=BackOff()),
+        lambda broker, claim: broker.fail(claim, ErrorInfo("x", "y")),
+        lambda broker, claim: broker.dead_letter(claim, "tired"),
+        lambda broker, claim: broker.commit([make_item(claim, 4, 5, final=True)]),
+        lambda broker, claim: broker.reap(),
+    ],
+    ids=["cancel", "release", "fail and retry", "fail", "dead letter", "end", "reap"],
+)
+def test_whatever_takes_a_request_from_its_claim_takes_its_place(
+    broker, connection, clockwork, claimed, take
+):
+    broker.commit([make_item(claimed.claim, 2, 4)])
+    before = broker.status("a")
+    assert (before.published, connection.hlen(broker.keys.place)) == (4, 1)
+    clockwork.expire_lease("a")
+    take(broker, claimed.claim)
+    assert connection.exists(broker.keys.place) == 0
+    # What was told of a request is never taken back.
+    after = broker.status("a")
+    assert after.published >= 4
+    assert after.published > 4 or after.prefix_hash == before.prefix_hash
+
+
+def test_a_worker_that_is_new_to_a_claim_is_told_where_it_stands(broker, connection, claimed):
+    other = Broker(connection, queue=broker.keys.queue)
+    for end in (3, 4, 5):
+        (reply,) = other.commit([make_item(claimed.claim, end - 1, end)])
+        assert (reply.status, reply.published) == (CommitStatus.OK, end)
+    # The first of the two knows an older place now, and is judged.
+    (reply,) = broker.commit([make_item(claimed.claim, 2, 3)])
+    assert (reply.status, reply.published) == (CommitStatus.REPLAYED, 5)
+    (reply,) = broker.commit([make_item(claimed.claim, 5, 6)])
+    assert reply.status is CommitStatus.OK
+    assert token_ids_of(read_all(broker, "a")[0]) == [token_at(index) for index in range(6)]
+
+
+def test_a_place_that_redis_lost_is_sent_again_from_there(broker, connection, claimed):
+    disk = Snapshot(connection, broker)
+    for start in (2, 3, 4):
+        broker.commit([make_item(claimed.claim, start, start + 1)])
+    disk.restore()
+    (reply,) = broker.commit([make_item(claimed.claim, 5, 6)])
+    assert (reply.status, reply.published) == (CommitStatus.REWIND, 2)
+    for start in (2, 3, 4):
+        (reply,) = broker.commit([make_item(claimed.claim, start, start + 1)])
+        assert reply.status is CommitStatus.OK
+    chunks, _ = read_all(broker, "a")
+    assert token_ids_of(chunks) == [token_at(index) for index in range(5)]
+    assert chunks[-1].prefix_hash == broker.status("a").prefix_hash
+
+
+def test_an_epoch_that_redis_gave_twice_extends_nothing_for_the_first(
+    broker, connection, clockwork, claimed
+):
+    disk = Snapshot(connection, broker)
+    clockwork.expire_lease("a")
+    broker.reap()
+    first = claim_next(broker)
+    broker.commit([make_item(first.claim, 2, 3)])
+    disk.restore()
+    clockwork.expire_lease("a")
+    broker.reap()
+    second = claim_next(broker)
+    assert first.claim.epoch == second.claim.epoch
+    broker.commit([make_item(second.claim, 2, 3)])
+    (reply,) = broker.commit([make_item(first.claim, 3, 4)])
+    assert reply.status is CommitStatus.FENCED
+
+
+def test_a_log_that_is_no_log_costs_its_neighbours_nothing_but_time(broker, connection):
+    claims = [submit_and_claim(broker, id=name).claim for name in "abc"]
+    broker.commit([make_item(claim, 0, 1) for claim in claims])
+    connection.set(broker.keys.output("b"), "spoilt", keepttl=True)
+    with pytest.raises(ProtocolError):
+        broker.commit([make_item(claim, 1, 2) for claim in claims])
+    with pytest.raises(ProtocolError):
+        broker.commit([make_item(claims[1], 1, 2)])
+    for claim in (claims[0], claims[2]):
+        (reply,) = broker.commit([make_item(claim, 1, 2)])
+        assert reply.published == 2
+    connection.delete(broker.keys.output("b"))
+
+
+def test_a_log_without_a_hash_has_no_place(broker, connection, claimed):
+    connection.hdel(broker.keys.request("a"), "prefix")
+    connection.delete(broker.keys.place)
+    for start in (2, 3):
+        (reply,) = broker.commit([make_item(claimed.claim, start, start + 1)])
+        assert (reply.status, reply.published) == (CommitStatus.OK, start + 1)
+    assert connection.exists(broker.keys.place) == 0

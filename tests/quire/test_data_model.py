@@ -170,8 +170,8 @@ def test_a_server_in_cluster_mode_runs_every_script(monkeypatch):
 
 def test_every_transition_of_the_protocol_has_its_script():
     assert TRANSITIONS == [
-        "beat_worker", "cancel", "claim", "commit", "dead_letter", "expire", "fail", "heartbeat",
-        "promote", "reap", "release", "requeue", "submit",
+        "beat_worker", "cancel", "claim", "commit", "dead_letter", "expire", "extend", "fail",
+        "heartbeat", "promote", "reap", "release", "requeue", "submit",
     ]  # fmt: skip
 
 
@@ -185,7 +185,7 @@ def test_another_language_can_submit_with_the_script_and_msgpack_alone(broker, c
     )  # fmt: skip
     settings = [10_000, 86_400_000, 3_600_000, 5, 0, b"", b"", b"", b""]
     reply = connection.eval(
-        load_source("submit"), 12, *keys.of_producers, *keys.of_request("foreign"), *settings,
+        load_source("submit"), 13, *keys.of_producers, *keys.of_request("foreign"), *settings,
         "foreign", 2, "default", 0, b"", body, "", 0, 19,
     )  # fmt: skip
     assert reply == [b"created", b"foreign", b"queued"]

@@ -73,6 +73,35 @@ def test_the_hash_of_the_log_is_right_again_after_half_a_commit(broker, connecti
     assert mended == read_all(broker, "b")[1].prefix_hash != ""
 
 
+def test_tokens_that_were_written_by_half_are_not_written_over_with_more_behind_them(broker, torn):
+    claimed = submit_and_claim(broker, id="a")
+    broker.commit([make_item(claimed.claim, 0, 2)])
+    torn.commit(make_item(claimed.claim, 2, 3))
+    # The entry of these three has an id that is larger than the torn one's.
+    (reply,) = broker.commit([make_item(claimed.claim, 2, 5)])
+    assert (reply.status, reply.published) == (CommitStatus.REPLAYED, 3)
+    (reply,) = broker.commit([make_item(claimed.claim, 3, 5, final=True)])
+    assert (reply.status, reply.published) == (CommitStatus.OK, 5)
+    assert_whole(broker, tokens=5)
+
+
+def test_a_place_that_outlived_its_claim_by_half_is_gone_with_the_next_claim(
+    broker, connection, clockwork
+):
+    old = submit_and_claim(broker, id="a")
+    broker.commit([make_item(old.claim, 0, 2)])
+    place = connection.hget(broker.keys.place, "a")
+    clockwork.expire_lease("a")
+    broker.reap()
+    connection.hset(broker.keys.place, "a", place)
+    heir = claim_next(broker)
+    assert connection.hexists(broker.keys.place, "a") is False
+    (reply,) = broker.commit([make_item(old.claim, 2, 3)])
+    assert reply.status is CommitStatus.FENCED
+    broker.commit([make_item(heir.claim, 2, 4, final=True)])
+    assert_whole(broker, tokens=4)
+
+
 def test_an_owner_that_did_not_send_more_goes_on_after_half_a_commit(broker, torn):
     claimed = submit_and_claim(broker, id="a")
     torn.commit(make_item(claimed.claim, 0, 3))

@@ -55,6 +55,7 @@ class Foreign:
 
     def run(self, transition: str, request_ids, *arguments, stream: str = ""):
         queue = ["open", "counts", "delay", "control", "wait", "in:0", "in:1", "in:2", "in:3"]
+        queue.append("place")
         if transition not in ("submit", "cancel"):
             queue += [f"in:{level}:resumed" for level in range(4)] + ["lease", "dead"]
         keys = [self.key(name) for name in queue]
@@ -64,6 +65,9 @@ class Foreign:
                 group = request_id.partition("~")[0]
                 keys += [self.key(kind, group) for kind in ("g", "gm", "ge")]
         keys += [stream] if stream else []
+        return self.eval(transition, keys, *arguments)
+
+    def eval(self, transition: str, keys, *arguments):
         source = "\n".join((SCRIPTS / f"{file}.lua").read_text() for file in FILES[transition])
         return self.redis.eval(source, len(keys), *keys, *SETTINGS, *arguments)
 
@@ -109,15 +113,33 @@ class Foreign:
         assert reply[0] == b"claimed", reply
         return request_id, int(reply[1]), owner, msgpack.unpackb(reply[2])
 
+    def extend(self, fence, log, ids):
+        request_id, epoch, owner = fence
+        places, hashed = [], [0, 0]
+        for tokens in (log, ids):
+            hashed = hash_of(tokens, hashed)
+            prefix = "{}.{}".format(*hashed)
+            count = len(log) + (len(ids) if places else 0)
+            places.append(f"epoch {epoch} owner {owner} tokens {count} hash {prefix}")
+        # The only transition whose keys do not begin with those of the queue.
+        keys = [self.key("place"), self.key("o", request_id)]
+        return self.eval(
+            "extend", keys, request_id, *places, len(log), f"{count - 1}-{epoch}",
+            msgpack.packb(ids), text_of(ids), "", prefix,
+        )  # fmt: skip
+
     def commit(self, fence, start: int, ids, *, done: bytes = b"", state: str = ""):
         first, second = hash_of(ids, [0, 0])
         request_id, epoch, owner = fence
         line = f"{start} {start + len(ids)} {first} {second} {state or '-'}"
-        text = "".join(chr(97 + token % 26) for token in ids)
         return self.run(
             "commit", [request_id], f"{line} {epoch} {owner} {request_id}\n",
-            msgpack.packb(ids), text, "", *([done] if state else []),
+            msgpack.packb(ids), text_of(ids), "", *([done] if state else []),
         )  # fmt: skip
+
+
+def text_of(ids):
+    return "".join(chr(97 + token % 26) for token in ids)
 
 
 def hash_of(ids, before):
@@ -137,13 +159,17 @@ def test_a_foreign_client_submits_and_reads_what_a_foreign_worker_commits(foreig
     assert foreign.submit("hello") == [b"known", b"hello", b"queued"]
     *fence, request = foreign.claim()
     assert (request["body"]["prompt"], request["metadata"]) == ([1, 2, 3], {"row": 7})
-    assert foreign.commit(fence, 0, [5, 6, 70_000]) == b"ok 3 0"
-    assert foreign.commit(fence, 0, [5, 6, 70_000]) == b"replayed 3 0"
+    hashed = "{}.{}".format(*hash_of([5, 6, 70_000], [0, 0])).encode()
+    assert foreign.commit(fence, 0, [5, 6, 70_000]) == b"ok 3 0 " + hashed
+    assert foreign.commit(fence, 0, [5, 6, 70_000]) == b"replayed 3 0 " + hashed
     assert foreign.run("heartbeat", ["hello"], *fence) == [[1, 0]]
     end = done_message("completed", "length")
-    assert foreign.commit(fence, 3, [8], done=end, state="completed") == b"ok 4 0"
+    assert foreign.extend(fence, [5, 6, 70_000], [9, 2]) == b"+"
+    assert foreign.extend(fence, [5, 6, 70_000], [9, 2]) == b"-"
+    reply = foreign.commit(fence, 5, [8], done=end, state="completed")
+    assert reply.split()[:3] == [b"ok", b"6", b"0"]
     tokens, text, done, fields = foreign.read("hello")
-    assert (tokens, text, done["state"]) == ([5, 6, 70_000, 8], "fgii", "completed")
+    assert (tokens, text, done["state"]) == ([5, 6, 70_000, 9, 2, 8], "fgijci", "completed")
     assert msgpack.unpackb(fields[b"metadata"]) == {"row": 7}
     assert int(fields[b"attempts"]) == 1
 
@@ -179,7 +205,7 @@ def test_a_foreign_client_takes_the_other_ways_too(foreign):
     *fence, _ = foreign.claim()
     foreign.redis.zadd(foreign.key("lease"), {"a": 1})
     assert foreign.run("reap", ["a"], "a") == [b"queued"]
-    assert foreign.commit(fence, 0, [1]) == b"fenced 0 0"
+    assert foreign.commit(fence, 0, [1]) == b"fenced 0 0 -"
     *fence, _ = foreign.claim()
     assert foreign.run("dead_letter", ["a"], *fence, "tired", broken) == 1
     ((letter_id, letter),) = foreign.redis.xrange(foreign.key("dead"))

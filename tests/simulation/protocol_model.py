@@ -87,7 +87,7 @@ class Scripts(SharedParts):
             shard = with_delay(shard, call.request, "")
             return self.ended_without_worker(shard, call.request, "cancelled")
         if request.state == "running":
-            shard = changed(shard, call.request, cancel=True)
+            shard, _ = self.agreed(changed(shard, call.request, cancel=True), call.request)
         return shard, request.state
 
     # What a worker calls.
@@ -184,7 +184,7 @@ class Scripts(SharedParts):
             return shard, False
         if not self.holds(request, call):
             return shard, request.released == call.owner
-        shard = changed(shard, call.request, released=call.owner)
+        shard, _ = self.agreed(changed(shard, call.request, released=call.owner), call.request)
         shard, _ = self.put_back(shard, call.request, request.attempts - 1, is_resumed=True)
         return shard, True
 
@@ -196,6 +196,9 @@ class Scripts(SharedParts):
         if not self.holds(request, call):
             is_mine = request.released == call.owner or is_named(request, call)
             return shard, request.state if is_mine else ""
+        if call.flag:
+            shard, _ = self.agreed(shard, index)
+            request = shard.requests[index]
         attempts = self.attempts_of(request)
         ending = self.ending_due(shard, index, attempts) if call.flag else ""
         if not call.flag or ending == "attempts_spent":
@@ -231,6 +234,8 @@ class Scripts(SharedParts):
         if not request or request.state != "running":
             shard = with_lease(shard, index, "")
             return shard if request else struck_out(shard, index), ""
+        shard, _ = self.agreed(shard, index)
+        request = shard.requests[index]
         attempts = self.attempts_of(request)
         return self.put_back(shard, index, attempts, is_resumed=request.published > 0)
 

@@ -254,6 +254,7 @@ class RealShard:
                 pipeline.zrange(times, 0, -1, withscores=True)
             pipeline.get(keys.idempotency(TENANT, IDEMPOTENCY_KEY))
             pipeline.hexists(keys.control, "paused")
+            pipeline.hgetall(keys.place)
             for name in self.names:
                 record, body, output = keys.of_request(name)
                 pipeline.hgetall(record)
@@ -261,8 +262,11 @@ class RealShard:
                 pipeline.xrange(output)
             books = self._ask_books(pipeline)
             new, new_pending, old, old_pending, *found = pipeline.execute()
-        letters, leases, delays, waits, holder, paused, *rest = found
-        requests = [self._request_of(*rest[3 * n : 3 * n + 3]) for n in range(len(self.names))]
+        letters, leases, delays, waits, holder, paused, places, *rest = found
+        requests = [
+            self._request_of(*rest[3 * n : 3 * n + 3], place=places.get(name.encode(), b""))
+            for n, name in enumerate(self.names)
+        ]
         ingress = [*self._stream(0, new, new_pending), *self._stream(1, old, old_pending)]
         return Shard(
             requests=tuple(requests),
@@ -307,16 +311,25 @@ class RealShard:
         return tuple(found.get(index, "") for index in range(len(self.names)))
 
     def _request_of(
-        self, record: Mapping[bytes, bytes], body: int, entries: list[Any]
+        self, record: Mapping[bytes, bytes], body: int, entries: list[Any], *, place: bytes
     ) -> Request | tuple[()]:
+        """A request as the model sees it: what its place says of the log counts as the record's."""
         if not record:
             assert not body and not entries, "a body or a log without a record"
             return MISSING
+        published = int(record[b"published"])
+        if place:
+            _, epoch, _, owner, _, tokens, _, _ = place.split(b" ")
+            assert (epoch, owner) == (record[b"epoch"], record[b"owner"]), "another claim's place"
+            assert record[b"state"] == b"running", "a place without a claim"
+            assert b"cancel" not in record, "a place where there is something to tell"
+            assert int(tokens) >= published, "a place behind its record"
+            published = int(tokens)
         return Request(
             state=record[b"state"].decode(),
             epoch=int(record[b"epoch"]),
             owner=owner_number(record[b"owner"]),
-            published=int(record[b"published"]),
+            published=published,
             attempts=int(record[b"attempts"]),
             resumes=int(record[b"resumes"]),
             cancel=record.get(b"cancel") == b"1",

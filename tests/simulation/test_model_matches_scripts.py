@@ -165,6 +165,13 @@ def test_a_doctored_model_is_found_out(real_connection, paths, name):
         ("reap", "int(tonumber(record.epoch) + 1)", "int(tonumber(record.epoch))"),
         ("fail", "redis.call('HSET', keys.record, 'released', owner)", ""),
         ("cancel", "redis.call('ZREM', DELAY, id)", ""),
+        ("cancel", "agree(keys, record)\n  redis.call('HDEL', PLACE, id)", ""),
+        (
+            "reap",
+            "local function enter(keys, id, state)\n  redis.call('HDEL', PLACE, id)",
+            "local function enter(keys, id, state)",
+        ),
+        ("extend", "places[number] == ARGV[at] and ", ""),
         ("requeue", "redis.call('XDEL', DEAD, letter_id)", ""),
         ("submit", "forget(keys, id)\n\n", "\n"),
     ],

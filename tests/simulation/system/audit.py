@@ -53,6 +53,8 @@ class Witness:
         arguments = command[3 + int(command[2]) + _NUM_SETTINGS :]
         if name == "commit":
             self._watch_commit(arguments, reply)
+        elif name == "extend":
+            self._watch_extension(arguments, reply)
         elif name == "claim" and reply[0] == b"claimed":
             self.counts["claimed"] += 1
             if arguments[0] in self._may_not_run:
@@ -83,13 +85,23 @@ class Witness:
             epoch, owner, request_id = item.split()[-3:]
             status = answer.split()[0]
             self.counts[f"commit {status.decode()}"] += 1
-            if status != b"ok":
-                continue
-            record = self.server.database.values.get(_PREFIX + b"r:" + request_id)
-            assert isinstance(record, Hash)
-            if (record[b"epoch"], record[b"owner"]) != (epoch, owner):
-                who = f"{epoch!r} {owner!r}"
-                self.violations.append(f"I4: {request_id!r}: {who} passes the fence of another")
+            if status == b"ok":
+                self._check_fence(request_id, epoch, owner)
+
+    def _watch_extension(self, arguments: list[bytes], reply: bytes) -> None:
+        ids, rows = arguments[: len(reply)], arguments[len(reply) :]
+        for request_id, answer, before in zip(ids, reply, rows[::8], strict=True):
+            self.counts[f"extend {chr(answer)}"] += 1
+            if answer == ord("+"):
+                _, epoch, _, owner, *_ = before.split()
+                self._check_fence(request_id, epoch, owner)
+
+    def _check_fence(self, request_id: bytes, epoch: bytes, owner: bytes) -> None:
+        record = self.server.database.values.get(_PREFIX + b"r:" + request_id)
+        assert isinstance(record, Hash)
+        if (record[b"epoch"], record[b"owner"]) != (epoch, owner):
+            who = f"{epoch!r} {owner!r}"
+            self.violations.append(f"I4: {request_id!r}: {who} passes the fence of another")
 
 
 def audit_books(broker: Broker) -> list[str]:
@@ -122,10 +134,10 @@ def audit_after_retention(server: RedisServer, broker: Broker) -> list[str]:
 
 
 def not_at_rest(server: RedisServer) -> list[str]:
-    """I6: no entry waits, none is pending, no lease and no appointment is left."""
+    """I6: no entry waits, none is pending, no lease, no place and no appointment is left."""
     broken = []
     for key, value in server.database.values.items():
-        if isinstance(value, Scores):
+        if isinstance(value, Scores) or key == _PREFIX + b"place":
             broken.append(f"I6: {key!r} holds {dict(value)}")
         elif isinstance(value, Stream) and value.groups and key not in server.database.expiries:
             held = sum(len(group.pending) for group in value.groups.values())

@@ -1,0 +1,69 @@
+-- EXTEND: publish more tokens of many requests where everything is as their worker believes.
+--
+-- KEYS  1 place, then the output log of each request
+-- ARGV  the id of each request; then for each its place before and after, the index of the first
+--       token, the id of the entry, tokens, text, text ends or '', and the hash after them
+-- Returns a character per request: + when its tokens are in the log, - when nothing was done, which
+-- is for COMMIT to judge.
+-- Of all that is asked of Redis this is asked most, so it takes few calls. A place names the claim,
+-- its tokens and their hash. COMMIT gives it, and whatever takes a request from its claim, or has
+-- something to tell it, takes it away: so one look at it is the whole fence.
+
+local PLACE = KEYS[1]
+local call, pcall = redis.call, redis.pcall
+local num_requests = #KEYS - 1
+local ROWS = FIRST + num_requests
+local WIDTH = 8
+
+-- The logs that reach beyond the index at which their tokens begin: a server that came back from a
+-- torn file has them. Nil when one of the keys holds no log, so that nobody can tell.
+local function logs_beyond()
+  local places = {}
+  for number = 1, num_requests do
+    places[number] = KEYS[1 + number]
+    places[num_requests + number] = ARGV[ROWS + WIDTH * (number - 1) + 2]
+  end
+  local found = pcall('XREAD', 'COUNT', 1, 'STREAMS', unpack(places)) or {}
+  if found.err then
+    return nil
+  end
+  local beyond = {}
+  for _, log in ipairs(found) do
+    beyond[log[1]] = true
+  end
+  return beyond
+end
+
+-- What the server refuses here, it will tell COMMIT.
+local function append(output, at)
+  local ends = ARGV[at + 6]
+  if ends == '' then
+    return pcall('XADD', output, 'NOMKSTREAM', ARGV[at + 3], 'from', ARGV[at + 2],
+      'ids', ARGV[at + 4], 'text', ARGV[at + 5], 'prefix', ARGV[at + 7])
+  end
+  return pcall('XADD', output, 'NOMKSTREAM', ARGV[at + 3], 'from', ARGV[at + 2],
+    'ids', ARGV[at + 4], 'text', ARGV[at + 5], 'ends', ends, 'prefix', ARGV[at + 7])
+end
+
+local beyond = logs_beyond()
+if not beyond then
+  return string.rep('-', num_requests)
+end
+local places = pcall('HMGET', PLACE, unpack(ARGV, FIRST, ROWS - 1))
+local replies, changes, at = {}, {}, ROWS
+for number = 1, num_requests do
+  local output, reply = KEYS[1 + number], '-'
+  if places[number] == ARGV[at] and not beyond[output] then
+    -- The id of the entry; or an error; or false, as the log is gone.
+    if type(append(output, at)) == 'string' then
+      changes[#changes + 1], changes[#changes + 2] = ARGV[FIRST + number - 1], ARGV[at + 1]
+      reply = '+'
+    end
+  end
+  replies[number] = reply
+  at = at + WIDTH
+end
+if #changes > 0 then
+  call('HSET', PLACE, unpack(changes))
+end
+return table.concat(replies)
