@@ -15,12 +15,24 @@ STOP_SECONDS = 60.0
 POLL_SECONDS = 0.1
 LOG_TAIL_CHARACTERS = 2000
 
+#: Short, so that the audience need not wait long for the takeover.
+LEASE_SECONDS = 3.0
+
 #: Small on purpose: a KV cache that 24 long requests overflow shows preemption at work, and short
 #: blocks let prompts of a few words share their beginnings.
 WORKER_FLAGS = (
     *("--block-size", "8", "--num-blocks", "320", "--num-host-blocks", "160"),
     *("--max-num-seqs", "24", "--max-num-batched-tokens", "192", "--swap-min-tokens", "32"),
-    *("--lease-seconds", "3", "--drain-seconds", "10", "--http-port", "0", "--claim-batch", "8"),
+    *(
+        "--lease-seconds",
+        str(LEASE_SECONDS),
+        "--drain-seconds",
+        "10",
+        "--http-port",
+        "0",
+        "--claim-batch",
+        "8",
+    ),
 )
 
 
@@ -79,6 +91,10 @@ class Fleet:
         self._processes[busiest].wait()
         self.killed.append(busiest)
         return busiest
+
+    def alive(self) -> str:
+        """The names of the workers that were not killed."""
+        return " and ".join(name for name in self._processes if name not in self.killed)
 
     def __enter__(self) -> "Fleet":
         return self

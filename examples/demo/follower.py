@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from quire import Broker, Completion
+from quire import Broker, Completion, TokenChunk
 
 #: How long one read waits for news; also how often the display moves when nothing comes.
 BLOCK_SECONDS = 0.2
@@ -19,6 +19,8 @@ class Followed:
     submitted: float
     text: str = ""
     num_tokens: int = 0
+    #: That of the claim under which the last tokens were published.
+    epoch: int = 0
     first_token: float | None = None
     last_token: float = 0.0
     #: Seconds between tokens; a piece of several counts as that many equal gaps.
@@ -32,6 +34,8 @@ class Follower:
     def __init__(self, broker: Broker, requests: Sequence[Followed]) -> None:
         self._broker = broker
         self.requests = {request.request_id: request for request in requests}
+        self._resumed: list[str] = []
+        self._has_told = False
 
     @property
     def open_requests(self) -> list[Followed]:
@@ -40,6 +44,13 @@ class Follower:
     @property
     def num_tokens(self) -> int:
         return sum(request.num_tokens for request in self.requests.values())
+
+    def first_resumed(self) -> str | None:
+        """The first request that goes on under another claim, and where; told once."""
+        if self._has_told or not self._resumed:
+            return None
+        self._has_told = True
+        return self._resumed[0]
 
     def follow(self, on_news: Callable[[], None]) -> None:
         """Read until every request has ended; `on_news` is called after each read."""
@@ -50,15 +61,19 @@ class Follower:
             for request_id, output in news.items():
                 request = self.requests[request_id]
                 for chunk in output.chunks:
-                    self._note(request, len(chunk.token_ids), chunk.text, now)
+                    self._note(request, chunk, now)
                 request.completion = output.completion
             on_news()
 
-    def _note(self, request: Followed, count: int, text: str, now: float) -> None:
+    def _note(self, request: Followed, chunk: TokenChunk, now: float) -> None:
+        count = len(chunk.token_ids)
+        if 0 < request.epoch < chunk.epoch:
+            self._resumed.append(f"{request.prompt!r} from token {chunk.start} on")
+        request.epoch = chunk.epoch
         if request.first_token is None:
             request.first_token = now
         else:
             request.gaps += [(now - request.last_token) / count] * count
         request.last_token = now
         request.num_tokens += count
-        request.text += text
+        request.text += chunk.text

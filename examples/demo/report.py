@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from examples.demo.audit import Verdict
 from examples.demo.follower import Follower
@@ -17,7 +18,9 @@ from examples.demo.follower import Follower
 #: Plain lines, where there is no terminal, come at least this far apart.
 LINE_SECONDS = 2.0
 LIVE_ROWS = 8
-LIVE_CHARACTERS = 60
+PROMPT_CHARACTERS = 30
+#: Left of a line for the two margins and the gap between prompt and text.
+MARGIN_CHARACTERS = 5
 
 
 class Display:
@@ -59,9 +62,14 @@ class Display:
 
     def _table(self) -> Table:
         table = Table(title=self._progress(), title_justify="left", show_header=False, box=None)
+        table.add_column(width=PROMPT_CHARACTERS, no_wrap=True)
+        table.add_column(no_wrap=True)
+        room = max(0, self._console.width - PROMPT_CHARACTERS - MARGIN_CHARACTERS)
         live = [request for request in self._follower.open_requests if request.num_tokens]
-        for request in live[:LIVE_ROWS]:
-            table.add_row(request.prompt[:LIVE_CHARACTERS], request.text[-LIVE_CHARACTERS:])
+        rows = [(request.prompt, request.text[-room:]) for request in live[:LIVE_ROWS]]
+        # Always as many, or all below would jump.
+        for prompt, text in rows + [("", "")] * (LIVE_ROWS - len(rows)):
+            table.add_row(Text(prompt), Text(text))
         return table
 
 

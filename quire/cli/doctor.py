@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import redis
-from redis.exceptions import AuthenticationError, RedisError
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from quire.broker import Broker
 from quire.cli import EXIT_ERROR, EXIT_OK
@@ -94,6 +94,10 @@ def _redis(brokers: Sequence[Broker]) -> Iterator[Finding]:
     except AuthenticationError as error:
         advice = "set QUIRE_REDIS_PASSWORD, and the user in the url if it is not the default"
         yield Finding("redis", Verdict.FAIL, f"wants another user or password: {error}", advice)
+        return
+    except ResponseError as error:
+        advice = "mend the server first; its log says more"
+        yield Finding("redis", Verdict.FAIL, f"refuses to serve: {error}", advice)
         return
     except RedisError as error:
         advice = "set --redis-url or QUIRE_REDIS_URL to a server that runs"

@@ -1,14 +1,20 @@
 """The demo's audit can find what it looks for, and its requests are the ones on file."""
 
 import json
+import subprocess
+import sys
 
 import msgpack
 import pytest
 
 from examples.demo.audit import count_faults
+from examples.demo.follower import Followed, Follower
 from examples.demo.report import percentile
 from examples.make_requests import NUM_REQUESTS, REQUESTS_FILE, make_lines
 from models.abacus.tasks import answer, is_held_out
+from quire import Client
+from quire.testing import FakeQuire
+from tests.quire.builders import claim_next, make_item
 
 
 def entry(start: int, *ids: int) -> tuple[bytes, dict[bytes, bytes]]:
@@ -31,6 +37,32 @@ END = (b"9-1", {b"done": b""})
 )
 def test_the_audit_counts_lost_and_repeated_tokens(entries, faults):
     assert count_faults(entries, num_tokens=3) == faults
+
+
+def test_the_follower_tells_once_where_a_request_goes_on_under_another_claim():
+    with FakeQuire() as queue:
+        handle = Client(queue.broker).submit([1, 2, 3])
+        follower = Follower(queue.broker, [Followed(handle.request_id, "12+34=", submitted=0.0)])
+        first = claim_next(queue.broker).claim
+        queue.broker.commit([make_item(first, 0, 2)])
+        told = []
+
+        def on_news() -> None:
+            told.append(follower.first_resumed())
+            if len(told) == 1:
+                queue.broker.release([first])
+                again = claim_next(queue.broker).claim
+                queue.broker.commit([make_item(again, 2, 3), make_item(again, 3, 4, final=True)])
+
+        follower.follow(on_news)
+    assert told == [None, "'12+34=' from token 2 on"]
+    assert follower.first_resumed() is None
+
+
+def test_asking_the_demo_for_help_does_not_start_it():
+    command = [sys.executable, "-m", "examples.demo", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "200 requests" in done.stdout and done.stderr == ""
 
 
 def test_the_requests_on_file_are_the_ones_their_program_makes():
