@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
 from quire.async_broker import AsyncBroker
 from quire.async_handle import completion_of
 from quire.connection import MAX_BLOCK_SECONDS
-from quire.errors import ResultExpired, WaitTimeout
+from quire.errors import ResultExpired
 from quire.grouping import FIRST_POSITION, GroupEnd
 from quire.groups import TURN_SECONDS, forgotten
 from quire.output import Completion, State
+from quire.patience import Patience
 
 
 class AsyncGroupHandle:
@@ -56,7 +56,7 @@ class AsyncGroupHandle:
 
     async def _ends(self, *, timeout: float | None) -> AsyncIterator[tuple[AsyncBroker, GroupEnd]]:
         """The ends of members as they come, until none is open."""
-        give_up = None if timeout is None else time.monotonic() + timeout
+        patience = Patience(timeout, f"the group {self.group}")
         places = dict.fromkeys(self._brokers, FIRST_POSITION)
         turn = MAX_BLOCK_SECONDS if len(places) == 1 else TURN_SECONDS
         while True:
@@ -73,8 +73,6 @@ class AsyncGroupHandle:
             if not waiting:
                 return
             for broker in waiting:
-                left = turn if give_up is None else min(turn, give_up - time.monotonic())
-                if left <= 0:
-                    raise WaitTimeout(f"the group {self.group} has not ended yet")
+                left = patience.left(turn)
                 if await broker.read_ends(self.group, after=places[broker], block_seconds=left):
                     break

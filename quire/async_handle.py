@@ -83,7 +83,7 @@ async def _follow(
                 yield item
             if read.completion is not None:
                 return
-        block = following.patience(MAX_BLOCK_SECONDS)
+        block = following.patience.left(MAX_BLOCK_SECONDS)
 
 
 async def _status(broker: AsyncBroker, request_id: str) -> RequestStatus | None:

@@ -6,7 +6,6 @@ request's record instead. It keeps the reader's place and says what became of th
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -19,11 +18,11 @@ from quire.errors import (
     RequestFailed,
     ResultExpired,
     UnknownRequest,
-    WaitTimeout,
 )
 from quire.history import EMPTY, extended
 from quire.output import Completion, State, TokenChunk, is_prefix_hash
 from quire.output_log import OutputRead
+from quire.patience import Patience
 from quire.transitions import RequestStatus
 
 
@@ -31,9 +30,9 @@ class Following:
     """The place of one reader in the log of one request.
 
     `seen` is the number of tokens the reader has, `known` whether the request was heard of before,
-    `timeout` after how many seconds `patience` gives up; None never does. `prefix_hash` is that of
-    the tokens the reader has, when it has kept it: see history.py. InvalidRequest for a place that
-    no log has.
+    `timeout` after how many seconds its `patience` runs out; None never does. `prefix_hash` is that
+    of the tokens the reader has, when it has kept it: see history.py. InvalidRequest for a place
+    that no log has.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class Following:
         self.request_id = request_id
         self.seen = after
         self.known = known
-        self._give_up = None if timeout is None else time.monotonic() + timeout
+        self.patience = Patience(timeout, request_id)
         self._ends_without_entry = 0
         # The hash of all tokens seen, empty as long as it is not known; that of the first `_base`
         # of them; and the tokens after those.
@@ -127,15 +126,6 @@ class Following:
             return 0
         mine = extended(self._base_hash, self._token_ids[:left])
         return status.published if mine == status.prefix_hash else 0
-
-    def patience(self, longest_seconds: float) -> float:
-        """For how long the next read may wait. WaitTimeout when the time is over."""
-        if self._give_up is None:
-            return longest_seconds
-        left = min(longest_seconds, self._give_up - time.monotonic())
-        if left <= 0:
-            raise WaitTimeout(f"{self.request_id} has not ended yet")
-        return left
 
 
 def joined(completion: Completion, chunks: Sequence[TokenChunk]) -> Completion:

@@ -9,16 +9,16 @@ The group is its name: any process that knows it can look at it with `Client.att
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from quire.broker import Broker
 from quire.connection import MAX_BLOCK_SECONDS
-from quire.errors import ResultExpired, WaitTimeout
+from quire.errors import ResultExpired
 from quire.grouping import FIRST_POSITION, GroupEnd
 from quire.handle import completion_of
 from quire.output import Completion, ErrorInfo, FinishReason, State
+from quire.patience import Patience
 
 #: With its members in several shards, for how long a reader waits at one before it looks at the
 #: next.
@@ -74,7 +74,7 @@ class GroupHandle:
 
     def _ends(self, *, timeout: float | None) -> Iterator[tuple[Broker, GroupEnd]]:
         """The ends of members as they come, until none is open."""
-        give_up = None if timeout is None else time.monotonic() + timeout
+        patience = Patience(timeout, f"the group {self.group}")
         places = dict.fromkeys(self._brokers, FIRST_POSITION)
         turn = MAX_BLOCK_SECONDS if len(places) == 1 else TURN_SECONDS
         while True:
@@ -91,9 +91,7 @@ class GroupHandle:
             if not waiting:
                 return
             for broker in waiting:
-                left = turn if give_up is None else min(turn, give_up - time.monotonic())
-                if left <= 0:
-                    raise WaitTimeout(f"the group {self.group} has not ended yet")
+                left = patience.left(turn)
                 if broker.read_ends(self.group, after=places[broker], block_seconds=left):
                     break
 

@@ -90,7 +90,7 @@ def _follow(broker: Broker, following: Following) -> Iterator[TokenChunk | Compl
             yield from following.take(read)
             if read.completion is not None:
                 return
-        block = following.patience(MAX_BLOCK_SECONDS)
+        block = following.patience.left(MAX_BLOCK_SECONDS)
 
 
 def _status(broker: Broker, request_id: str) -> RequestStatus | None:
