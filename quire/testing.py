@@ -37,7 +37,7 @@ try:
     import fakeredis
 except ImportError as missing:
     raise ImportError(
-        "quire.testing needs the extra `local`: pip install quire[local]"
+        "quire.testing needs fakeredis with Lua, the extra `local`: pip install '.[local]'"
     ) from missing
 
 if TYPE_CHECKING:

@@ -138,6 +138,7 @@ class Housekeeper:
         self._metrics = metrics
         self._lease_seconds = lease_seconds
         self._stopping = threading.Event()
+        self._signed = ""
         # Seeded by the system: workers started together must not stay together.
         self._random = random.SystemRandom()
 
@@ -149,7 +150,7 @@ class Housekeeper:
                 is_heard = self.tidy()
                 next_tidy = self._clock() + self._lease_seconds * self._random.uniform(0.25, 0.75)
             else:
-                is_heard = self.promote()
+                is_heard = self._sign_a_new_state() and self.promote()
             pause = min(PROMOTE_SECONDS, self._lease_seconds / 4) * self._random.uniform(0.5, 1.0)
             if self._stopping.wait(pause):
                 if is_heard:
@@ -188,6 +189,11 @@ class Housekeeper:
         if promoted:
             _log.debug("requests promoted", request_ids=[item.request_id for item in promoted])
 
+    def _sign_a_new_state(self) -> bool:
+        """Tell at once that the worker is ready, or drains. False when Redis did not answer."""
+        state = self._vitals.state
+        return state == self._signed or self._sign(state)
+
     def _sign(self, state: str) -> bool:
         load = dict(self._load())
 
@@ -195,7 +201,10 @@ class Housekeeper:
             if broker.beat_worker(self._worker, state, load):
                 self._on_drain()
 
-        return self._in_every_shard("beat", beat)
+        is_heard = self._in_every_shard("beat", beat)
+        if is_heard:
+            self._signed = state
+        return is_heard
 
     def _in_every_shard(self, operation: str, act: Callable[[Broker], None]) -> bool:
         """Do it once for each shard. False when Redis did not answer.

@@ -1,8 +1,11 @@
 """Who keeps a claim and who loses it: heartbeat, watchdog, reaper."""
 
 import contextlib
+import threading
 import time
 
+from service.config import Settings
+from service.model import ServedModel
 from tests.service.builders import (
     LEASE_SECONDS,
     Queue,
@@ -13,6 +16,7 @@ from tests.service.builders import (
     private_redis,
     stays,
 )
+from tests.service.fake_model import fake_model
 
 
 def test_a_claim_is_kept_through_a_step_longer_than_its_lease(queue: Queue):
@@ -144,3 +148,29 @@ def test_workers_sign_the_registry_with_state_and_load(queue: Queue):
         assert set(info.load) == {"claims", "running"}
     (info,) = queue.broker.workers()
     assert info.state == "stopped"
+
+
+def test_the_registry_is_told_at_once_when_a_worker_is_ready_and_when_it_drains(queue: Queue):
+    """At the next turn of the keeper, and not half a lease later."""
+
+    def signed(state: str) -> bool:
+        return [worker.state for worker in queue.broker.workers()] == [state]
+
+    loading, gate = threading.Event(), StepGate(steps=2)
+
+    def load(settings: Settings) -> ServedModel:
+        assert loading.wait(20)
+        return fake_model(settings, before_run=gate)
+
+    # With such a lease nothing is due again within the test.
+    with WorkerThread(queue.settings(lease_seconds=600.0), load=load) as worker:
+        eventually(lambda: signed("loading"))
+        loading.set()
+        eventually(lambda: signed("ready"))
+        queue.submit((6, 6), max_tokens=20)
+        eventually(lambda: gate.batches)
+        worker.worker.stop()
+        eventually(lambda: signed("draining"))
+        gate.open()
+        assert worker.wait() == 0
+    assert signed("stopped")
