@@ -8,7 +8,7 @@ for everything else. What is remembered here decides nothing; it only says which
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -21,6 +21,9 @@ from quire.wire import pack_ids
 
 #: How many claims are known at once before all are forgotten; no worker runs as many.
 MAX_CLAIMS = 8192
+
+#: From how many items on it pays to part them into two calls.
+MIN_ITEMS_PARTED = 16
 
 #: What stands for the terminal state of an item that has none, and for a hash that is not known.
 NONE = "-"
@@ -38,11 +41,12 @@ _Standing = tuple[int, int, int, str]
 class _Course:
     """What is known of one claim. `standing` is replaced whole: another thread may read it."""
 
-    __slots__ = ("before", "claim", "epoch", "fence", "keys", "standing")
+    __slots__ = ("before", "claim", "epoch", "fence", "keys", "log", "standing")
 
     def __init__(self, keys: Keys, claim: Claim) -> None:
         self.claim = claim
         self.keys = keys.of_scripts(claim.request_id)
+        self.log = keys.output(claim.request_id)
         self.epoch = claim.epoch
         #: What ends the line of every item in COMMIT, and what begins its place.
         self.fence = f"{claim.epoch} {claim.owner} {claim.request_id}\n"
@@ -65,36 +69,45 @@ class CommitCalls:
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
         self._of_workers = keys.of_workers
+        self._place_key = keys.place
         self._courses: dict[str, _Course] = {}
 
-    def extension(self, items: Sequence[CommitItem]) -> Extension | None:
-        """For extend.lua: those of the items that it may add; None when there is none."""
-        names, ids, rows = [self._keys.place], list[Argument](), list[Argument]()
-        extension = Extension(Call((), ()), [], [], [])
-        for number, item in enumerate(items):
+    def extensions(self, items: Sequence[CommitItem]) -> Iterator[Extension]:
+        """For extend.lua: those of the items that it may add, in two calls where they are many.
+
+        The second is made while the server is at the first.
+        """
+        half = len(items) if len(items) < MIN_ITEMS_PARTED else len(items) // 2
+        for numbers in (range(half), range(half, len(items))):
+            extension = self._extension(items, numbers)
+            if extension.numbers:
+                yield extension
+
+    def _extension(self, items: Sequence[CommitItem], numbers: range) -> Extension:
+        names, ids, rows = [self._place_key], list[Argument](), list[Argument]()
+        chosen, courses, standings = list[int](), list[_Course](), list[_Standing]()
+        for number in numbers:
+            item = items[number]
             course = self._course_of(item.claim)
-            standing = course.standing
-            if standing is None or standing[0] != item.start or item.completion:
+            standing, start = course.standing, item.start
+            if standing is None or standing[0] != start or item.completion:
                 continue
             _, first, second, place = standing
             token_ids = item.token_ids
             for token_id in token_ids:
                 first = (first * _BASE_1 + token_id + 1) % _PRIME_1
                 second = (second * _BASE_2 + token_id + 1) % _PRIME_2
-            finish, prefix = item.start + len(token_ids), f"{first}.{second}"
+            finish, prefix = start + len(token_ids), f"{first}.{second}"
             after = f"{course.before}{finish} hash {prefix}"
-            names.append(course.keys[2])
-            ids.append(item.claim.request_id)
-            rows += (
-                *(place, after, item.start, f"{finish - 1}-{course.epoch}"),
-                *(pack_ids(token_ids), item.text, _packed_ends(item.text_ends), prefix),
-            )
-            extension.numbers.append(number)
-            extension.courses.append(course)
-            extension.standings.append((finish, first, second, after))
-        if not ids:
-            return None
-        return extension._replace(call=Call(names, ids + rows))
+            names.append(course.log)
+            ids.append(course.claim.request_id)
+            ends = _packed_ends(item.text_ends)
+            entry_id = f"{finish - 1}-{course.epoch}"
+            rows += place, after, start, entry_id, pack_ids(token_ids), item.text, ends, prefix
+            chosen.append(number)
+            courses.append(course)
+            standings.append((finish, first, second, after))
+        return Extension(Call(names, ids + rows), chosen, courses, standings)
 
     def extended(self, extension: Extension, reply: bytes) -> dict[int, CommitReply]:
         """Reads the reply of extend.lua: the answers to the items that are added, by their number.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import resources
@@ -41,6 +41,9 @@ _OF_THE_SERVER = re.compile(
     r"\b(BUSY|CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|NOAUTH|NOPERM|NOREPLICAS|OOM|READONLY"
     r"|UNKILLABLE)\b|The user executing the script"
 )
+
+#: Error replies after which a call is made again.
+_AGAIN = (*TRANSIENT, NoScriptError)
 
 #: The most calls sent in one pipeline: a bound on the memory of both sides.
 MAX_CALLS_PER_PIPELINE = 256
@@ -114,6 +117,53 @@ class ScriptRunner:
             part = commands[first : first + MAX_CALLS_PER_PIPELINE]
             replies += self._retrying(partial(self._pipeline, name, part, durability))
         return [script_error(r) if isinstance(r, RedisError) else r for r in replies]
+
+    def run_as_made(self, name: str, calls: Iterator[Call]) -> list[Any]:
+        """Like `run_many`: sends each call when it is made, to be run while the next is made."""
+        made: list[Command] = []
+
+        def commands() -> Iterator[Command]:
+            for call in calls:
+                made.append(self._command(call))
+                yield made[-1]
+
+        sending = commands()
+        replies = self._send_as_made(self._sources.get(name) or load_source(name), sending)
+        # Those that were not made yet when the sending failed.
+        made += sending
+        if len(replies) < len(made) or any(isinstance(r, _AGAIN) for r in replies):
+            replies = self._retrying(partial(self._pipeline, name, made, None))
+        return [script_error(r) if isinstance(r, RedisError) else r for r in replies]
+
+    def _send_as_made(self, source: str, commands: Iterable[Command]) -> list[Any]:
+        """The replies, errors among them; fewer than there are commands when sending failed."""
+        pool, sha = self._connection.connection_pool, script_sha(source)
+        replies: list[Any] = []
+        # What it is made of has no types of its own.
+        connection: Any = None
+        is_whole = False
+        try:
+            num_sent = 0
+            for num_keys, values in commands:
+                connection = connection or pool.get_connection()
+                connection.send_command("EVALSHA", sha, num_keys, *values)
+                num_sent += 1
+            for _ in range(num_sent):
+                try:
+                    replies.append(connection.read_response())
+                except ResponseError as error:
+                    replies.append(error)
+            is_whole = True
+        except RedisError:
+            # Whether it may pass is found out by those who send again.
+            return []
+        finally:
+            if connection:
+                if not is_whole:
+                    # Nobody else may read what is still to come.
+                    connection.disconnect()
+                pool.release(connection)
+        return replies
 
     def _pipeline(
         self, name: str, commands: Sequence[Command], durability: Durability | None

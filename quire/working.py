@@ -20,6 +20,7 @@ from quire.calls import (
     reap_call,
     release_call,
 )
+from quire.commits import Extension
 from quire.errors import ProtocolError
 from quire.keys import Keys
 from quire.output import Completion, ErrorInfo, FinishReason, State
@@ -120,18 +121,28 @@ class Working(Shard):
         """
         replies: list[CommitReply] = []
         for part in _parts(items):
-            extension = self._commit_calls.extension(part)
-            if extension is None:
-                replies += self._judge(part)
-                continue
-            reply = self._scripts.run("extend", extension.call)
-            answers = self._commit_calls.extended(extension, reply)
+            answers = self._extend(part)
             left = [number for number in range(len(part)) if number not in answers]
             if left:
                 judged = self._judge([part[number] for number in left])
                 answers.update(zip(left, judged, strict=True))
             replies += [answers[number] for number in range(len(part))]
         return replies
+
+    def _extend(self, items: Sequence[CommitItem]) -> dict[int, CommitReply]:
+        """The answers to those of the items that EXTEND has added, by their number."""
+        extensions: list[Extension] = []
+
+        def calls() -> Iterator[Call]:
+            for extension in self._commit_calls.extensions(items):
+                extensions.append(extension)
+                yield extension.call
+
+        replies = self._scripts.run_as_made("extend", calls())
+        answers: dict[int, CommitReply] = {}
+        for extension, reply in zip(extensions, replies, strict=True):
+            answers |= self._commit_calls.extended(extension, raise_if_error(reply))
+        return answers
 
     def _judge(self, items: Sequence[CommitItem]) -> list[CommitReply]:
         """What EXTEND has not added, or may not: COMMIT."""

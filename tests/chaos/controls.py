@@ -132,8 +132,8 @@ def _rewind_ignored(stage: Stage, doctored: tuple[str, ...]) -> None:
 def _replays_written(stage: Stage, doctored: tuple[str, ...]) -> None:
     stage.start_worker(*doctored)
     _begin(stage, tokens=20)
-    # A doctored script has a hash of its own.
-    stage.wire.lose_reply(script_sha(_source("commit", doctored)))
+    # What EXTEND refuses, since it was there already, is for the doctored COMMIT to judge.
+    stage.wire.lose_reply(script_sha(load_source("extend")))
     stage.until(lambda: stage.wire.num_lost > 0, "a lost reply")
 
 

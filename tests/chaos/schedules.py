@@ -34,7 +34,7 @@ REAL_FLAGS = (
     *("--max-num-seqs", "4", "--num-blocks", "128", "--dtype", "float32", "--device", "cpu"),
 )
 #: Transitions whose reply may be lost on the way.
-LOSABLE = ("submit", "claim", "commit", "commit", "commit", "heartbeat", "release", "reap")
+LOSABLE = ("submit", "claim", "commit", "extend", "extend", "heartbeat", "release", "reap")
 #: The most that a crash of Redis takes from its log; a schedule writes some hundred thousand bytes.
 MOST_LOST_BYTES = 12_000
 

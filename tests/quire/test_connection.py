@@ -9,6 +9,7 @@ from redis.exceptions import BusyLoadingError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from quire.broker import Broker
+from quire.commits import MIN_ITEMS_PARTED
 from quire.connection import MAX_BLOCK_SECONDS, Retrying, connect
 from quire.errors import BrokerUnavailable
 from quire.transitions import CommitStatus
@@ -138,6 +139,48 @@ def test_a_commit_whose_reply_is_lost_is_in_the_log_once(shaky, proxy, real_brok
     (reply,) = shaky.commit([make_item(claimed.claim, 0, 3, final=final)])
     assert proxy.num_lost == 1
     assert (reply.status, reply.published) == (CommitStatus.REPLAYED, 3)
+
+
+@pytest.mark.real_redis
+@pytest.mark.parametrize("knows_scripts", [True, False])
+def test_a_commit_in_two_parts_whose_reply_is_lost_is_in_the_logs_once(
+    shaky, proxy, real_broker, real_connection, knows_scripts
+):
+    names = [f"r{number}" for number in range(MIN_ITEMS_PARTED)]
+    claims = [submit_and_claim(real_broker, id=name).claim for name in names]
+    for start in (0, 1):
+        # Afterwards the server knows both scripts, and this broker where its claims stand.
+        replies = shaky.commit([make_item(claim, start, start + 1) for claim in claims])
+        assert {reply.status for reply in replies} == {CommitStatus.OK}
+    if not knows_scripts:
+        real_connection.script_flush()
+    proxy.lose_next_reply()
+    replies = shaky.commit([make_item(claim, 2, 4) for claim in claims])
+    assert proxy.num_lost == 1
+    assert {reply.published for reply in replies} == {4}
+    # The connection that broke has left no reply for those who come after.
+    replies = shaky.commit([make_item(claim, 4, 5) for claim in claims])
+    assert {(reply.status, reply.published) for reply in replies} == {(CommitStatus.OK, 5)}
+    entries = [real_connection.xlen(real_broker.keys.output(name)) for name in names]
+    assert entries == [4] * len(names)
+
+
+@pytest.mark.real_redis
+def test_a_commit_waits_for_a_server_that_is_away_for_a_moment(real_broker, monkeypatch):
+    claimed = submit_and_claim(real_broker, id="a")
+    real_broker.commit([make_item(claimed.claim, 0, 1)])
+    pool, away = real_broker._connection.connection_pool, [True, True]
+    get_connection = pool.get_connection
+
+    def none_at_first(*arguments, **options):
+        if away:
+            away.pop()
+            raise RedisConnectionError("refused")
+        return get_connection(*arguments, **options)
+
+    monkeypatch.setattr(pool, "get_connection", none_at_first)
+    (reply,) = real_broker.commit([make_item(claimed.claim, 1, 2)])
+    assert (reply.status, reply.published, away) == (CommitStatus.OK, 2, [])
 
 
 @pytest.mark.real_redis
