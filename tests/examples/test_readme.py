@@ -1,0 +1,64 @@
+"""What the README shows can be typed as it stands, and prints what it says."""
+
+import argparse
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from quire.cli import VERBS
+from quire.local_redis import URL_VARIABLE, LocalRedis
+from service.config import EMBEDDED_MODEL, build_parser
+from tests.service.builders import CHECKOUT, WorkerProcess
+
+README = (CHECKOUT / "README.md").read_text()
+
+#: The address in every example.
+ADDRESS = "redis://127.0.0.1:6379/0"
+
+
+def lines_that_begin_with(command: str) -> list[list[str]]:
+    """The arguments of each command line in a block, without the remark behind it."""
+    found = re.findall(rf"^{re.escape(command)} (.*)$", README, flags=re.MULTILINE)
+    return [shlex.split(line, comments=True) for line in found]
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(180)
+def test_the_snippet_prints_what_the_readme_says(monkeypatch):
+    (snippet,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    said = re.search(r"it prints `(.*?)`, and\n`(.*?)`", README)
+    assert said is not None
+    monkeypatch.delenv(URL_VARIABLE, raising=False)
+    flags = ("--model", str(EMBEDDED_MODEL), "--device", "cpu")
+    with (
+        LocalRedis.start() as server,
+        WorkerProcess(server.url, "default", *flags, module="service") as worker,
+    ):
+        worker.wait_until_ready()
+        command = [sys.executable, "-c", snippet.replace(ADDRESS, server.url)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == list(said.groups())
+
+
+@pytest.mark.parametrize("arguments", lines_that_begin_with("quire"), ids=" ".join)
+def test_a_command_line_is_understood(arguments):
+    verb = next(verb for verb in VERBS if verb.name == arguments[0])
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    getattr(importlib.import_module(f"quire.cli.{verb.module}"), f"add_{verb.function}")(parser)
+    assert parser.parse_args(arguments[1:])
+
+
+def test_the_worker_is_started_by_flags_it_has():
+    (arguments,) = lines_that_begin_with("python -m service")
+    assert build_parser().parse_args(arguments).redis_url == ADDRESS
+
+
+def test_every_target_it_names_is_one_of_make():
+    targets = re.findall(r"^([a-z-]+):.*## ", (CHECKOUT / "Makefile").read_text(), re.MULTILINE)
+    named = re.findall(r"(?:^|`)make ([a-z-]+)", README, flags=re.MULTILINE)
+    assert len(named) > 5
+    assert set(named) <= set(targets)
