@@ -30,7 +30,7 @@ TORCH_REQUIREMENT := $(if $(filter cpu,$(TORCH)),torch==2.13.0+cpu,torch==2.13.0
 INSTALL := $(BIN)/python -m pip install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check lint types imports format requests bench bench-peers profile bench-protocol bench-scheduler soak modelcheck sim fuzz chaos up down clean check-native test-gpu bench-gpu
+.PHONY: help env demo test check lint types imports format requests bench bench-peers profile bench-protocol bench-scheduler soak soak-service modelcheck sim fuzz chaos up down clean check-native test-gpu bench-gpu
 
 help: ## print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -126,6 +126,9 @@ bench-scheduler: $(VENV)/demo.installed ## cost of a step with up to 100,000 wai
 
 soak: $(VENV)/demo.installed ## memory and outputs of the engine over REQUESTS=100000 requests
 	$(BIN)/python -m benchmarks.bench_soak --requests $(or $(REQUESTS),100000)
+
+soak-service: $(VENV)/demo.installed ## the same through Redis and a worker process, REQUESTS=20000
+	$(BIN)/python -m benchmarks.bench_service_soak --requests $(or $(REQUESTS),20000)
 
 up: ## the whole stack in containers (PROFILE=cpu or gpu)
 	sh ops/make-secrets.sh

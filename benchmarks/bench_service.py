@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -73,22 +73,14 @@ def process_seconds(pid: int) -> float:
 
 
 @contextmanager
-def worker(redis: LocalRedis, broker: Broker, *, model: str, dtype: str) -> Iterator[int]:
-    """The id of a worker process with the engine's own sizes, ready to serve."""
-    flags = {
-        "queue": model.lower(),
-        "model": str(model_folder(model)),
-        "dtype": dtype,
-        "max-num-seqs": str(MAX_NUM_SEQS),
-        "max-num-batched-tokens": str(MAX_NUM_BATCHED_TOKENS),
-        "kv-cache-memory-bytes": str(KV_CACHE_BYTES),
-        "claim-batch": str(MAX_NUM_SEQS),
-        "http-port": "0",
-        "log-level": "warning",
-    }
-    command = [sys.executable, "-m", "service", "--no-enable-prefix-caching"]
+def worker(redis: LocalRedis, broker: Broker, flags: Mapping[str, str]) -> Iterator[int]:
+    """The id of a worker process of the broker's queue, ready to serve.
+
+    The flags are without dashes; one whose value is empty stands alone.
+    """
+    command = [sys.executable, "-m", "service", "--queue", broker.keys.queue]
     for name, value in flags.items():
-        command += [f"--{name}", value]
+        command += [f"--{name}", value] if value else [f"--{name}"]
     process = subprocess.Popen(command, env=os.environ | {"QUIRE_REDIS_URL": redis.url})
     try:
         give_up = time.monotonic() + READY_SECONDS
@@ -100,6 +92,21 @@ def worker(redis: LocalRedis, broker: Broker, *, model: str, dtype: str) -> Iter
     finally:
         process.terminate()
         process.wait()
+
+
+def flags_of(model: str, *, dtype: str) -> dict[str, str]:
+    """A worker with the sizes of the engine beside it."""
+    return {
+        "model": str(model_folder(model)),
+        "dtype": dtype,
+        "max-num-seqs": str(MAX_NUM_SEQS),
+        "max-num-batched-tokens": str(MAX_NUM_BATCHED_TOKENS),
+        "kv-cache-memory-bytes": str(KV_CACHE_BYTES),
+        "no-enable-prefix-caching": "",
+        "claim-batch": str(MAX_NUM_SEQS),
+        "http-port": "0",
+        "log-level": "warning",
+    }
 
 
 def run_service(broker: Broker, workload: Workload) -> tuple[Figures, dict[str, list[int]]]:
@@ -142,7 +149,7 @@ def compare(model: str, workload_name: str, *, dtype: str, runs: int) -> dict[st
     alone, served, cores = [], [], []
     with LocalRedis.start() as redis, connect(redis.url) as connection:
         broker = Broker(connection, queue=model.lower())
-        with worker(redis, broker, model=model, dtype=dtype) as pid:
+        with worker(redis, broker, flags_of(model, dtype=dtype)) as pid:
             for _ in range(runs):
                 figures, expected = engine.run(workload)
                 alone.append(figures)

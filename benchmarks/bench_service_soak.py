@@ -1,0 +1,272 @@
+"""Memory over 20,000 requests through Redis and a worker process: nothing grows, nothing is wrong.
+
+    python -m benchmarks.bench_service_soak [--requests 20000] [--seed 1] [--json FILE]
+
+Producer and reader are this process, the worker serves abacus from a pool of blocks so small that
+half of the requests are preempted; prompts recur, and some requests are cancelled.
+After every tenth the queue comes to rest, and what Redis keeps of ended requests passes; then the
+worker's resident size, the memory of Redis and the number of its keys are read. The gate: every
+output is, token for token, what the engine gives its prompt alone, or the beginning of that if it
+was cancelled; at rest no key of a request is left, and there are as many keys as ever; everything
+that is to be soaked did happen; and over the last half neither process grew beyond the bounds of
+`benchmarks.bench_soak`.
+"""
+
+import argparse
+import json
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from redis import Redis
+from tokenizers import Tokenizer
+
+from benchmarks.bench_service import worker
+from benchmarks.bench_soak import SoakFailed, growth_of_last_half
+from benchmarks.figures import machine
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.model.runner import load_runner
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+from models.abacus import tasks
+from quire import Broker, Client, LocalRedis, connect
+from quire.output_log import OutputRead
+
+MODEL = Path(__file__).resolve().parent.parent / "models" / "abacus"
+NUM_QUESTIONS = 400
+MAX_TOKENS = 96
+#: Requests open at once, and how many are submitted together.
+MAX_OPEN = 256
+SUBMITTED_AT_ONCE = 32
+CANCELLED_SHARE = 0.05
+#: How long Redis keeps what has ended, and how long it may take to see it gone.
+RETENTION_SECONDS = 2.0
+PATIENCE_SECONDS = 60.0
+POLL_SECONDS = 0.1
+
+WORKER_FLAGS = {
+    "model": str(MODEL),
+    "retention-seconds": str(RETENTION_SECONDS),
+    "claim-batch": "64",
+    "num-blocks": "96",
+    "num-host-blocks": "32",
+    "swap-min-tokens": "48",
+    "http-port": "0",
+    "log-level": "warning",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt, and what the engine answers to it alone."""
+
+    prompt: str
+    token_ids: list[int]
+    text: str
+
+
+@dataclass(slots=True)
+class Asked:
+    """One open request, and what has been read of it."""
+
+    question: Question
+    is_cancelled: bool
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+
+
+def questions(seed: int) -> list[Question]:
+    """Different prompts of all tasks with their answers, each computed by itself."""
+    runner = load_runner(MODEL, max_num_seqs=1, max_num_batched_tokens=512, num_blocks=64)
+    facts = runner.config_facts
+    config = EngineConfig(
+        num_blocks=facts.num_blocks,
+        max_model_len=facts.max_model_len,
+        vocab_size=facts.vocab_size,
+        eos_token_ids=facts.eos_token_ids,
+        block_size=facts.block_size,
+    )
+    engine, tokenizer = Engine(config, runner), Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    draw = random.Random(seed)
+    prompts = {
+        tasks.generate(tasks.TASKS[index % len(tasks.TASKS)], draw).prompt
+        for index in range(NUM_QUESTIONS)
+    }
+    found = []
+    for prompt in sorted(prompts):
+        request = Request(
+            request_id=prompt,
+            prompt_token_ids=tokenizer.encode(prompt).ids,
+            sampling=SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0),
+            arrival_time=0.0,
+        )
+        engine.add_request(request)
+        while engine.has_work():
+            engine.step(time.perf_counter)
+        ids = request.output_token_ids
+        found.append(Question(prompt, ids, tokenizer.decode(ids)))
+    return found
+
+
+@dataclass(slots=True)
+class ServiceSoak:
+    """A queue kept full of questions, and a reader of all answers."""
+
+    client: Client
+    broker: Broker
+    questions: list[Question]
+    draw: random.Random
+    #: What happened, by kind.
+    seen: Counter[str] = field(default_factory=Counter)
+    _open: dict[str, Asked] = field(default_factory=dict)
+
+    def run(self, count: int) -> None:
+        """Submit so many requests, read them to their ends, and judge every output."""
+        num_left = count
+        while num_left or self._open:
+            while num_left and len(self._open) <= MAX_OPEN - SUBMITTED_AT_ONCE:
+                num_new = min(num_left, SUBMITTED_AT_ONCE)
+                self._submit(num_new)
+                num_left -= num_new
+            pending = {name: len(asked.token_ids) for name, asked in self._open.items()}
+            for name, output in self.broker.read_output(pending, block_seconds=1.0).items():
+                self._take(name, output)
+
+    def _submit(self, count: int) -> None:
+        asked = [
+            Asked(self.draw.choice(self.questions), self.draw.random() < CANCELLED_SHARE)
+            for _ in range(count)
+        ]
+        sampling = {"max_tokens": MAX_TOKENS, "temperature": 0.0}
+        handles = self.client.submit_many(
+            {
+                "prompt": one.question.prompt,
+                "sampling": sampling,
+                "priority": self.draw.choice(("low", "normal", "high")),
+            }
+            for one in asked
+        )
+        for handle, one in zip(handles, asked, strict=True):
+            self._open[handle.request_id] = one
+            if one.is_cancelled and self.draw.random() < 0.5:
+                handle.cancel()
+
+    def _take(self, name: str, output: OutputRead) -> None:
+        asked = self._open[name]
+        for chunk in output.chunks:
+            if chunk.start != len(asked.token_ids):
+                raise SoakFailed(f"{name}: token {chunk.start} came out of turn")
+            asked.token_ids += chunk.token_ids
+            asked.text += chunk.text
+        completion = output.completion
+        if completion is None:
+            if asked.is_cancelled:
+                self.client.cancel(name)
+            return
+        del self._open[name]
+        asked.text += completion.tail
+        state = str(completion.state)
+        self.seen[state] += 1
+        self.seen["preemptions"] += completion.preemptions
+        self.seen["cached_prompt_tokens"] += completion.usage.cached_tokens
+        self.seen["generated_tokens"] += len(asked.token_ids)
+        check_answer(name, asked, state=state)
+
+
+def check_answer(name: str, asked: Asked, *, state: str) -> None:
+    """The gate, for one request that ended in `state`."""
+    expected, count = asked.question, len(asked.token_ids)
+    if state == "completed":
+        is_right = (asked.token_ids, asked.text) == (expected.token_ids, expected.text)
+    else:
+        is_right = asked.is_cancelled and state == "cancelled"
+        is_right &= asked.token_ids == expected.token_ids[:count]
+        is_right &= expected.text.startswith(asked.text)
+    if not is_right:
+        raise SoakFailed(f"{name}, {expected.prompt!r}: {state} with {asked.text!r}")
+
+
+def read_at_rest(connection: Redis, broker: Broker, worker_pid: int) -> dict[str, int]:
+    """Wait until Redis has forgotten all requests; then what both processes hold."""
+    give_up = time.monotonic() + PATIENCE_SECONDS
+    patterns = [f"{broker.keys.prefix}:{kind}:*" for kind in "rbo"]
+    while any(left := [key for p in patterns for key in connection.scan_iter(p, count=1000)]):
+        if time.monotonic() > give_up:
+            raise SoakFailed(f"{len(left)} keys of ended requests are left, one is {left[0]!r}")
+        time.sleep(POLL_SECONDS)
+    pages = int(Path(f"/proc/{worker_pid}/statm").read_text().split()[1])
+    return {
+        "worker_bytes": pages * os.sysconf("SC_PAGE_SIZE"),
+        "redis_bytes": connection.info("memory")["used_memory"],
+        "redis_keys": connection.dbsize(),
+    }
+
+
+def judge(readings: Mapping[str, list[int]], seen: Counter[str], num_requests: int) -> None:
+    """The gate, for the whole soak."""
+    if len(set(readings["redis_keys"])) > 1:
+        raise SoakFailed(f"the number of keys at rest changes: {readings['redis_keys']}")
+    for process in ("worker", "redis"):
+        try:
+            growth_of_last_half(readings[f"{process}_bytes"], num_requests)
+        except SoakFailed as failure:
+            raise SoakFailed(f"{process}: {failure}") from failure
+    for kind in ("completed", "cancelled", "preemptions", "cached_prompt_tokens"):
+        if not seen[kind]:
+            raise SoakFailed(f"never happened, so never soaked: {kind}")
+
+
+def soak(num_requests: int, seed: int) -> dict[str, Any]:
+    """Run one soak behind its gate and report it; SoakFailed."""
+    asked = questions(seed)
+    readings: dict[str, list[int]] = {}
+    started = time.perf_counter()
+    with LocalRedis.start() as redis, connect(redis.url) as connection:
+        broker = Broker(connection, queue="soak", retention_seconds=RETENTION_SECONDS)
+        with worker(redis, broker, WORKER_FLAGS) as pid:
+            one = ServiceSoak(Client(broker), broker, asked, random.Random(seed))
+            for tenth in range(1, 11):
+                one.run(num_requests // 10)
+                for name, value in read_at_rest(connection, broker, pid).items():
+                    readings.setdefault(name, []).append(value)
+                sizes = [
+                    readings[f"{process}_bytes"][-1] / 2**20 for process in ("worker", "redis")
+                ]
+                print(
+                    f"{tenth * num_requests // 10:>8} requests, worker {sizes[0]:.1f} MiB,"
+                    f" Redis {sizes[1]:.2f} MiB, {readings['redis_keys'][-1]} keys",
+                    flush=True,
+                )
+    judge(readings, one.seen, num_requests)
+    return {
+        "requests": num_requests,
+        "seed": seed,
+        "seconds": round(time.perf_counter() - started, 1),
+        **one.seen,
+        **{f"{name}_at_tenths": values for name, values in readings.items()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="write the figures to this file as well")
+    arguments = parser.parse_args()
+    try:
+        record = soak(arguments.requests, arguments.seed)
+    except SoakFailed as failure:
+        raise SystemExit(f"soak failed: {failure}") from failure
+    print(", ".join(f"{name} {value}" for name, value in record.items() if name != "seed"))
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"machine": machine()} | record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
