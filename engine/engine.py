@@ -225,14 +225,17 @@ class Engine:
         self._outputs.append(output)
 
     def _apply_aborts(self, now: float) -> None:
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, request_id = heapq.heappop(self._deadlines)
-            self._aborts.append((request_id, FinishReason.DEADLINE, None))
         while self._aborts:
             request_id, reason, error = self._aborts.popleft()
             request = self._scheduler.requests.get(request_id)
             if request is not None:
                 self._finish(request, reason, now=now, error=error)
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline, request_id = heapq.heappop(self._deadlines)
+            request = self._scheduler.requests.get(request_id)
+            # One that ended may have left its id, and this entry, to another.
+            if request is not None and request.deadline == deadline:
+                self._finish(request, FinishReason.DEADLINE, now=now)
 
     def _watch_deadline(self, request_id: str, deadline: float) -> None:
         heapq.heappush(self._deadlines, (deadline, request_id))

@@ -86,6 +86,7 @@ def lay_out(
     """The step over `decodes` and then `rows`; `device` is where the model and the cache are."""
     num_rows = len(decodes) + len(rows)
     assert num_rows
+    assert decodes.block_size == block_size or not len(decodes)
     query_lens = np.ones(num_rows, dtype=np.int64)
     query_lens[len(decodes) :] = [len(row.token_ids) for row in rows]
     starts = _append(decodes.starts, [row.start for row in rows])

@@ -106,6 +106,17 @@ def test_nothing_but_a_limit_ends_a_request_before_min_tokens():
     assert end_of(machine, max_tokens=9, min_tokens=3) == (FinishReason.EOS, 4)
 
 
+@pytest.mark.parametrize("deadline", [None, 60.0])
+def test_a_deadline_passes_by_the_next_request_of_the_same_id(deadline):
+    machine = Machine(make_config())
+    machine.add(make_request("a", max_tokens=1, deadline=5.0))
+    machine.run()
+    machine.add(make_request("a", max_tokens=9, deadline=deadline))
+    machine.run()
+    assert machine.now > 5.0
+    assert machine.finish_reason("a") is FinishReason.LENGTH
+
+
 def test_a_deadline_ends_a_request_wherever_it_is():
     machine = Machine(make_config(max_num_seqs=1))
     running = make_request("running", max_tokens=50, deadline=5.0)
