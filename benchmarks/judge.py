@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.floor import Limits, work_of
-from benchmarks.gate import NOTHING_READ, Agreement, Reference, as_near_as, right_lengths
+from benchmarks.gate import NOTHING_READ, Agreement, Reference, right_lengths
 from benchmarks.models import SHAPES
-from benchmarks.peers.register import OURS, PEERS
+from benchmarks.peers.register import OURS
 from benchmarks.workloads import make_workload
 
 METRICS = ("output_tokens_per_second", "inter_token_ms", "first_token_ms")
 #: One round of one workload: (window, number). Ratios are taken within it.
 Round = tuple[int, int]
+#: What one engine was given first of one workload: (window, workload, engine).
+FirstRun = tuple[int, str, str]
 Cell = dict[str, Any]
 
 
@@ -60,15 +62,14 @@ def judge(case: str, path: Path) -> dict[str, Cell]:
     model, _, dtype = case.partition("-")
     found = Runs.read(path)
     agreements = _Agreements(model, path.with_suffix(".agreement.json")).read(found)
-    pooled = _pool(agreements)
     cells = {}
     for workload in found.workloads():
         runs = found.of(workload)
         items = make_workload(workload, vocab_size=SHAPES[model]["vocab_size"])
         wrong = sorted({run["engine"] for run in runs if not right_lengths(items, run["tokens"])})
-        exact = agreements.get((OURS, workload), NOTHING_READ)
+        exact = total(agreements, OURS, workload=workload)
         correct = not wrong and (
-            near_enough(pooled) if dtype == "bf16" else exact.num_agreed == exact.num_tokens > 0
+            near_enough(agreements) if dtype == "bf16" else exact.num_agreed == exact.num_tokens > 0
         )
         rounds = by_round(run for run in runs if run["engine"] not in wrong)
         cell = {
@@ -77,7 +78,11 @@ def judge(case: str, path: Path) -> dict[str, Cell]:
             "inter_token_ratio": ratios(rounds, "inter_token_ms"),
             "first_token_ratio": ratios(rounds, "first_token_ms"),
             "floor_share": floor_share(rounds, found.limits, workload, case),
-            "agreement": {name: round(each.share, 4) for name, each in sorted(pooled.items())},
+            "agreement": {
+                name: round(read.share, 4)
+                for name in sorted(found.facts)
+                if (read := total(agreements, name)).num_tokens
+            },
             "correct": correct,
             "wrong_lengths": wrong,
             "rounds": {name: sum(name in each for each in rounds.values()) for name in found.facts},
@@ -90,15 +95,28 @@ def judge(case: str, path: Path) -> dict[str, Cell]:
     return cells
 
 
-def near_enough(agreements: Mapping[str, Agreement]) -> bool:
-    """Whether we agree as often as each peer whose keys and values have our type."""
-    ours = agreements.get(OURS, NOTHING_READ)
-    theirs = [
-        agreement
-        for name, agreement in agreements.items()
-        if name != OURS and PEERS[name].cache == PEERS[OURS].cache
-    ]
-    return ours.num_tokens > 0 and all(as_near_as(ours, agreement) for agreement in theirs)
+def near_enough(agreements: Mapping[FirstRun, Agreement]) -> bool:
+    """Whether we agree no less often than each peer, over the prompts that both were given."""
+    for peer in {name for _, _, name in agreements} - {OURS}:
+        ours = theirs = NOTHING_READ
+        for (window, workload, name), agreement in agreements.items():
+            beside = agreements.get((window, workload, OURS), NOTHING_READ)
+            if name == peer and beside.num_tokens:
+                ours, theirs = ours + beside, theirs + agreement
+        if ours.num_agreed * theirs.num_tokens < theirs.num_agreed * ours.num_tokens:
+            return False
+    return total(agreements, OURS).num_tokens > 0
+
+
+def total(
+    agreements: Mapping[FirstRun, Agreement], engine: str, *, workload: str | None = None
+) -> Agreement:
+    """All that was read of an engine, or of what it did with one workload."""
+    found = NOTHING_READ
+    for (_, name, whose), agreement in agreements.items():
+        if whose == engine and workload in (None, name):
+            found += agreement
+    return found
 
 
 def by_round(runs: Iterable[Mapping[str, Any]]) -> dict[Round, dict[str, dict[str, float]]]:
@@ -167,7 +185,7 @@ def floor_share(
 
 
 class _Agreements:
-    """Agreement of each engine's first run of each workload, kept between calls."""
+    """Agreement of each engine's first run of each workload in a window, kept between calls."""
 
     def __init__(self, model: str, path: Path) -> None:
         self._model = model
@@ -175,12 +193,12 @@ class _Agreements:
         self._reference = Reference(model)
         self._known: dict[str, list[int]] = json.loads(path.read_text()) if path.exists() else {}
 
-    def read(self, found: Runs) -> dict[tuple[str, str], Agreement]:
-        agreements: dict[tuple[str, str], Agreement] = {}
+    def read(self, found: Runs) -> dict[FirstRun, Agreement]:
+        agreements: dict[FirstRun, Agreement] = {}
         for run in found.runs:
-            name, workload = run["engine"], run["workload"]
-            if (name, workload) not in agreements:
-                agreements[name, workload] = self._of(run)
+            first_run = run["window"], run["workload"], run["engine"]
+            if first_run not in agreements:
+                agreements[first_run] = self._of(run)
         return agreements
 
     def _of(self, run: Mapping[str, Any]) -> Agreement:
@@ -194,15 +212,6 @@ class _Agreements:
             self._known[key] = [agreement.num_agreed, agreement.num_tokens]
             self._path.write_text(json.dumps(self._known))
         return Agreement(*self._known[key])
-
-
-def _pool(agreements: Mapping[tuple[str, str], Agreement]) -> dict[str, Agreement]:
-    """By engine, over all workloads that it ran."""
-    pooled: dict[str, Agreement] = defaultdict(lambda: NOTHING_READ)
-    for (name, _), agreement in agreements.items():
-        if agreement.num_tokens:
-            pooled[name] += agreement
-    return pooled
 
 
 def _print(case: str, workload: str, cell: Cell) -> None:

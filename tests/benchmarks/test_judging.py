@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.bench_peers import figures_of_run, next_round
 from benchmarks.floor import Limits, Work, weights_per_token, work_of
-from benchmarks.gate import Agreement, as_near_as, right_lengths
+from benchmarks.gate import Agreement, right_lengths
 from benchmarks.judge import by_round, floor_share, medians, near_enough, ratios
 from benchmarks.models import SHAPES
 from benchmarks.peers.child import Generation
@@ -26,19 +26,21 @@ def test_a_run_with_a_token_too_few_or_too_many_is_refused():
     assert not right_lengths(TWO, [[1, 2, 3], [1, 2, 3]])
 
 
-def test_agreement_may_be_lower_by_chance_and_no_further():
-    best = Agreement(950, 1000)
-    assert as_near_as(Agreement(940, 1000), best)
-    assert not as_near_as(Agreement(900, 1000), best)
-    assert not as_near_as(Agreement(94_000, 100_000), Agreement(95_000, 100_000))
+def test_ours_must_agree_no_less_often_than_every_peer():
+    ours = {(1, "W1", "quire"): Agreement(900, 1000)}
+    assert near_enough({**ours, (1, "W1", "vllm-cpu"): Agreement(900, 1000)})
+    assert not near_enough({**ours, (1, "W1", "vllm-cpu"): Agreement(901, 1000)})
+    assert not near_enough({(1, "W1", "vllm-cpu"): Agreement(1, 100)})
 
 
-def test_ours_must_agree_as_often_as_every_peer_whose_cache_has_our_type():
-    ours = {"quire": Agreement(90_000, 100_000)}
-    assert near_enough({**ours, "vllm-cpu": Agreement(90_000, 100_000)})
-    assert not near_enough({**ours, "vllm-cpu": Agreement(91_000, 100_000)})
-    assert near_enough({**ours, "llama-cpp": Agreement(91_000, 100_000)})
-    assert not near_enough({"vllm-cpu": Agreement(1, 100)})
+def test_agreement_is_compared_over_the_prompts_that_both_were_given():
+    easy, hard = Agreement(99, 100), Agreement(80, 100)
+    apart = {(1, "W1", "quire"): hard, (2, "W1", "vllm-cpu"): easy}
+    assert near_enough(apart)
+    assert near_enough({**apart, (2, "W1", "quire"): easy})
+    assert not near_enough({**apart, (2, "W1", "quire"): Agreement(98, 100)})
+    both_workloads = {(1, "W1", "vllm-cpu"): Agreement(79, 100), (1, "W2", "vllm-cpu"): easy}
+    assert near_enough({**both_workloads, **apart, (1, "W2", "quire"): easy})
 
 
 def test_a_ratio_is_the_median_of_ratios_within_rounds():

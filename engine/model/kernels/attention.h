@@ -13,38 +13,18 @@
 
 #include <cmath>
 #include <limits>
-#include <vector>
 
 #include "multiply.h"
+#include "plan.h"
+#include "rounded.h"
 
 namespace quire {
-
-constexpr int64_t SPAN = 256;
-// Query rows (tokens times heads of a group) of one unit, unless a single token has more.
-constexpr int64_t UNIT_ROWS = 30;
 
 struct CacheShape {
   int64_t kv_heads, block_size, head_dim;
 
   // Slots of a strip of keys: 16, or all slots of a block that has another size.
   int64_t strip_width() const { return block_size % LANES == 0 ? LANES : block_size; }
-};
-
-struct AttentionRow {
-  int64_t num_tokens;    // Of this step.
-  int64_t context;       // Length including them.
-  int64_t offset;        // Of its first token in the step.
-  const int64_t* table;  // Block ids.
-
-  int64_t start() const { return context - num_tokens; }
-  int64_t num_spans() const { return (context + SPAN - 1) / SPAN; }
-};
-
-struct Unit {
-  int64_t row, kv_head;
-  int64_t first_token, last_token;  // Of the row's tokens of this step.
-  int64_t first_span, last_span;
-  int64_t piece;  // Where a part of the spans leaves its result; -1: the unit is complete.
 };
 
 // The keys first .. last-1 of one key head of one row.
@@ -107,9 +87,9 @@ class SpanWorker {
     return rows * SPAN * 2 + width * SPAN * 2 + (Partial::size(rows, width) + 15) / 16 * 16;
   }
 
-  // Folds the unit's spans into `sum`; `queries` are its rows, one token's heads after the other.
+  // Folds the unit's spans into `sum`; at `queries` are its rows, one token's heads after the other.
   // `next` is what this thread will do afterwards, if it is known: its first span is fetched.
-  void attend(const Unit& unit, const AttentionRow* rows, const Element* queries,
+  void attend(const Unit& unit, const AttentionRow* rows, const Place<T>& queries,
               const Element* key_cache, const Element* value_cache, int64_t window,
               const Unit* next, const Partial& sum) {
     const AttentionRow& row = rows[unit.row];
@@ -148,18 +128,20 @@ class SpanWorker {
             std::min(base + SPAN, row.start() + unit.last_token)};
   }
 
-  void score(int64_t rows, const Element* queries, const Keys& keys) {
+  void score(int64_t rows, const Place<T>& queries, const Keys& keys) {
     const int64_t inner = cache_.head_dim / T::PER_WORD;
-    const uint32_t* words = (const uint32_t*)queries;
     for (int64_t key = keys.first; key < keys.last; key += TILE_STRIPS * LANES) {
       const int64_t count = std::min<int64_t>(TILE_STRIPS, (keys.last - key + LANES - 1) / LANES);
       const uint32_t* strips[TILE_STRIPS];
       for (int64_t s = 0; s < count; s++) strips[s] = key_strip(keys, key + s * LANES, s);
-      for_each_tile(rows, [&](int64_t r, int64_t n) {
-        tile_of<T>(n, count)(words + r * inner, inner, strips, inner,
-                             scores_ + r * SPAN + (key - keys.first), SPAN, false,
-                             (const char*)strips[0]);
-      });
+      for (const Element* part : {queries.values, queries.rest}) {
+        if (part == nullptr) continue;
+        for_each_tile(rows, [&](int64_t r, int64_t n) {
+          tile_of<T>(n, count)((const uint32_t*)part + r * inner, inner, strips, inner,
+                               scores_ + r * SPAN + (key - keys.first), SPAN,
+                               part != queries.values, (const char*)strips[0]);
+        });
+      }
     }
   }
 

@@ -21,6 +21,9 @@ namespace {
 // Activation rows end in unused words, so that rows of a power of two do not share cache sets.
 constexpr int64_t ROW_PADDING = 16;
 constexpr int64_t MAX_HEAD_DIM = 512;
+// Attention in so many layers, from the first on, keeps what rounding takes from its activations:
+// all layers after them carry their errors on, and the first makes most of the error of the logits.
+constexpr int64_t FINE_LAYERS = 1;
 // From so many rows on a product's strips are taken, not shared out: they take long enough for one
 // thread to be held up, and the others then do its part.
 constexpr int64_t TAKING_ROWS = 16;
@@ -57,42 +60,14 @@ class Decoder : public AnyDecoder {
 
  private:
   void plan_attention() {
-    const int64_t tokens_per_unit = std::max<int64_t>(1, UNIT_ROWS / group_);
-    rows_.clear();
-    units_.clear();
-    split_units_.clear();
-    num_pieces_ = 0;
-    int64_t offset = 0, whole = 0;
+    plan_.clear();
+    int64_t offset = 0;
     for (int64_t r = 0; r < step_->num_rows; r++) {
-      const int64_t tokens = step_->query_lens[r];
       const int64_t* table = step_->tables + r * step_->table_stride;
-      rows_.push_back({tokens, step_->context_lens[r], offset, table});
-      offset += tokens;
-      whole += (tokens + tokens_per_unit - 1) / tokens_per_unit * model_.num_kv_heads;
+      plan_.rows.push_back({step_->query_lens[r], step_->context_lens[r], offset, table});
+      offset += step_->query_lens[r];
     }
-    const bool split = whole < 2 * step_->num_threads;
-    for (int64_t r = 0; r < step_->num_rows; r++)
-      for (int64_t first = 0; first < rows_[r].num_tokens; first += tokens_per_unit)
-        for (int64_t head = 0; head < model_.num_kv_heads; head++) {
-          const int64_t last = std::min(first + tokens_per_unit, rows_[r].num_tokens);
-          add_units({r, head, first, last, 0, rows_[r].num_spans(), -1}, split);
-        }
-  }
-
-  void add_units(const Unit& whole, bool split) {
-    if (!split || whole.last_span < 2) {
-      units_.push_back(whole);
-      return;
-    }
-    split_units_.push_back(whole);
-    split_units_.back().piece = num_pieces_;
-    for (int64_t span = 0; span < whole.last_span; span++) {
-      Unit unit = whole;
-      unit.first_span = span;
-      unit.last_span = span + 1;
-      unit.piece = num_pieces_++;
-      units_.push_back(unit);
-    }
+    plan_.cut(group_, model_.num_kv_heads, step_->num_threads);
   }
 
   void lay_out() {
@@ -101,40 +76,49 @@ class Decoder : public AnyDecoder {
     const int64_t padding = ROW_PADDING * T::PER_WORD;
     const int64_t half = m.rotary_dim / 2, rows = SpanWorker<T>::max_rows(group_);
     const int64_t projected = (m.num_heads + 2 * m.num_kv_heads) * m.head_dim;
-    hidden_stride_ = std::max(m.hidden_size, m.num_heads * m.head_dim) + padding;
-    inner_stride_ = SpanWorker<T>::padded(m.intermediate_size) + padding;
+    normed_.stride = m.hidden_size + padding;
+    attended_.stride = m.num_heads * m.head_dim + padding;
+    activated_.stride = SpanWorker<T>::padded(m.intermediate_size) + padding;
+    queries_.stride = group_ * m.head_dim;
     projected_stride_ = std::max(m.hidden_size, projected);
     scratch_stride_ = SpanWorker<T>::scratch_size(cache_, group_);
     partial_stride_ = Partial::size(rows, width_);
     workspace_.add(&residual_, tokens * m.hidden_size);
-    workspace_.add(&normed_, std::max(tokens, step_->num_logit_rows) * hidden_stride_);
-    workspace_.add(&attended_, tokens * hidden_stride_);
-    workspace_.add(&activated_, tokens * inner_stride_);
+    add_rows(normed_, std::max(tokens, step_->num_logit_rows));
+    add_rows(attended_, tokens);
+    add_rows(queries_, tokens * m.num_kv_heads);
+    workspace_.add(&activated_.values, tokens * activated_.stride);
     workspace_.add(&projected_, tokens * projected_stride_);
-    workspace_.add(&queries_, tokens * m.num_heads * m.head_dim);
     workspace_.add(&cosines_, tokens * half);
     workspace_.add(&sines_, tokens * half);
     workspace_.add(&sums_, threads * SUMS_SIZE);
     workspace_.add(&scratch_, threads * scratch_stride_);
-    workspace_.add(&partials_, (num_pieces_ + threads) * partial_stride_);
+    workspace_.add(&partials_, (plan_.num_pieces + threads) * partial_stride_);
     workspace_.reserve();
+  }
+
+  void add_rows(Rounded<T>& rows, int64_t count) {
+    workspace_.add(&rows.values, count * rows.stride);
+    workspace_.add(&rows.rest, count * rows.stride);
   }
 
   void run(Team& team, int member) {
     embed(team, member);
     for (int64_t i = 0; i < model_.num_layers; i++) {
       const QuireLayer& layer = model_.layers[i];
-      norm(layer.attention_norm, team, member);
-      project(layer.qkv, normed_, hidden_stride_, team, member);
+      const bool fine = T::PER_WORD > 1 && i < FINE_LAYERS;
+      const Rounded<T> normed = normed_.kept(fine), queries = queries_.kept(fine);
+      const Rounded<T> attended = attended_.kept(fine);
+      norm(layer.attention_norm, normed, team, member);
+      project(layer.qkv, normed, team, member);
       if (layer.query_norm != nullptr && model_.norms_whole_projections)
         norm_projections(layer, team, member);
-      rotate_and_store(layer, i, team, member);
-      attend(layer, i, team, member);
-      add_to_residual(layer.output, attended_, hidden_stride_, layer.attention_post_norm, team,
-                      member);
-      norm(layer.mlp_norm, team, member);
+      rotate_and_store(layer, i, queries, team, member);
+      attend(layer, i, queries, attended, team, member);
+      add_to_residual(layer.output, attended, layer.attention_post_norm, team, member);
+      norm(layer.mlp_norm, normed_.kept(false), team, member);
       activate(layer.gate_up, team, member);
-      add_to_residual(layer.down, activated_, inner_stride_, layer.mlp_post_norm, team, member);
+      add_to_residual(layer.down, activated_, layer.mlp_post_norm, team, member);
     }
     compute_logits(team, member);
   }
@@ -155,19 +139,20 @@ class Decoder : public AnyDecoder {
     team.barrier();
   }
 
-  void norm(const float* weight, Team& team, int member) {
+  void norm(const float* weight, const Rounded<T>& to, Team& team, int member) {
     const int64_t size = model_.hidden_size;
     const Share mine(step_->num_tokens, member, team.size());
     for (int64_t t = mine.first; t < mine.last; t++)
-      norm_row<T>(normed_ + t * hidden_stride_, residual_ + t * size, weight, size, model_.epsilon);
+      norm_row(to.at(t), residual_ + t * size, weight, size, model_.epsilon);
     team.barrier();
   }
 
   // One thread's strips of a product; done(row, strip, values, count) as in multiply().
   template <class Done>
-  void multiply_share(const QuireLinear& linear, const Element* from, int64_t stride, int64_t count,
-                      Team& team, int member, const Done& done) {
-    const Rows rows{(const uint32_t*)from, stride / T::PER_WORD, count};
+  void multiply_share(const QuireLinear& linear, const Rounded<T>& from, int64_t count, Team& team,
+                      int member, const Done& done) {
+    const Rows rows{(const uint32_t*)from.values, from.stride / T::PER_WORD, count,
+                    (const uint32_t*)from.rest};
     const int64_t num_strips = (linear.outputs + LANES - 1) / LANES;
     const auto compute = [&](int64_t first, int64_t last, int64_t next) {
       multiply<T>(rows, (const uint32_t*)linear.packed, linear.inputs / T::PER_WORD, first, last,
@@ -186,8 +171,8 @@ class Decoder : public AnyDecoder {
 
   // One thread's outputs of a linear layer, bias included.
   template <class Write>
-  void write_outputs(const QuireLinear& linear, const Element* from, int64_t stride, int64_t count,
-                     Team& team, int member, const Write& write) {
+  void write_outputs(const QuireLinear& linear, const Rounded<T>& from, int64_t count, Team& team,
+                     int member, const Write& write) {
     const auto done = [&](int64_t row, int64_t strip, const float* values, int64_t num_strips) {
       for (int64_t s = 0; s < num_strips; s++, values += LANES) {
         const int64_t column = (strip + s) * LANES;
@@ -201,26 +186,25 @@ class Decoder : public AnyDecoder {
           write.one(row, column + i, values[i] + (bias ? bias[i] : 0.0f));
       }
     };
-    multiply_share(linear, from, stride, count, team, member, done);
+    multiply_share(linear, from, count, team, member, done);
   }
 
-  void project(const QuireLinear& linear, const Element* from, int64_t stride, Team& team,
-               int member) {
-    write_outputs(linear, from, stride, step_->num_tokens, team, member,
+  void project(const QuireLinear& linear, const Rounded<T>& from, Team& team, int member) {
+    write_outputs(linear, from, step_->num_tokens, team, member,
                   Assign{projected_, projected_stride_, 1.0f});
     team.barrier();
   }
 
-  void add_to_residual(const QuireLinear& linear, const Element* from, int64_t stride,
-                       const float* post_norm, Team& team, int member) {
+  void add_to_residual(const QuireLinear& linear, const Rounded<T>& from, const float* post_norm,
+                       Team& team, int member) {
     const int64_t size = model_.hidden_size;
     if (post_norm == nullptr) {
-      write_outputs(linear, from, stride, step_->num_tokens, team, member,
+      write_outputs(linear, from, step_->num_tokens, team, member,
                     Add{residual_, size, model_.residual_multiplier});
       team.barrier();
       return;
     }
-    project(linear, from, stride, team, member);
+    project(linear, from, team, member);
     const Share mine(step_->num_tokens, member, team.size());
     for (int64_t t = mine.first; t < mine.last; t++) {
       float* row = projected_ + t * projected_stride_;
@@ -243,7 +227,8 @@ class Decoder : public AnyDecoder {
     team.barrier();
   }
 
-  void rotate_and_store(const QuireLayer& layer, int64_t index, Team& team, int member) {
+  void rotate_and_store(const QuireLayer& layer, int64_t index, const Rounded<T>& queries,
+                        Team& team, int member) {
     const int64_t kv_heads = model_.num_kv_heads, dim = model_.head_dim;
     const Share mine(step_->num_tokens * kv_heads, member, team.size());
     for (int64_t piece = mine.first; piece < mine.last; piece++) {
@@ -253,13 +238,13 @@ class Decoder : public AnyDecoder {
       for (int64_t g = 0; g < group_; g++) {
         float* query = projected + (head * group_ + g) * dim;
         prepare_head(query, layer, layer.query_norm, token);
-        narrow_row<T>(queries_of(head, token) + g * dim, query, dim);
+        narrow_row(queries.at(query_row(head, token), g * dim), query, dim);
       }
       prepare_head(key, layer, layer.key_norm, token);
       store_key(key, index, token, head);
-      narrow_row<T>(block_of(step_->value_caches[index], token, head) +
-                        step_->slot_offsets[token] * dim,
-                    key + kv_heads * dim, dim);
+      Element* const slot =
+          block_of(step_->value_caches[index], token, head) + step_->slot_offsets[token] * dim;
+      narrow_row(Place<T>{slot}, key + kv_heads * dim, dim);
     }
     team.barrier();
   }
@@ -272,8 +257,8 @@ class Decoder : public AnyDecoder {
   }
 
   // A key head's query rows lie together: one token's heads, then the next token's.
-  Element* queries_of(int64_t kv_head, int64_t token) const {
-    return queries_ + (kv_head * step_->num_tokens + token) * group_ * model_.head_dim;
+  int64_t query_row(int64_t kv_head, int64_t token) const {
+    return kv_head * step_->num_tokens + token;
   }
 
   Element* block_of(void* cache, int64_t token, int64_t kv_head) const {
@@ -285,39 +270,44 @@ class Decoder : public AnyDecoder {
     const int64_t width = cache_.strip_width(), offset = step_->slot_offsets[token];
     const int64_t inner = model_.head_dim / T::PER_WORD;
     Element narrowed[MAX_HEAD_DIM];
-    narrow_row<T>(narrowed, key, model_.head_dim);
+    narrow_row(Place<T>{narrowed}, key, model_.head_dim);
     uint32_t* to = (uint32_t*)block_of(step_->key_caches[index], token, kv_head) +
                    offset / width * width * inner + offset % width;
     for (int64_t k = 0; k < inner; k++)
       std::memcpy(to + k * width, narrowed + k * T::PER_WORD, sizeof(uint32_t));
   }
 
-  void attend(const QuireLayer& layer, int64_t index, Team& team, int member) {
+  void attend(const QuireLayer& layer, int64_t index, const Rounded<T>& queries,
+              const Rounded<T>& attended, Team& team, int member) {
     SpanWorker<T> worker(cache_, group_, model_.scaling, scratch_ + member * scratch_stride_);
     const Element* keys = (const Element*)step_->key_caches[index];
     const Element* values = (const Element*)step_->value_caches[index];
-    const int64_t count = (int64_t)units_.size();
+    const std::vector<Unit>&units = plan_.units, &split_units = plan_.split_units;
+    const int64_t count = (int64_t)units.size();
     for (int64_t i = team.take(), next; i < count; i = next) {
       next = team.take();
-      const Unit& unit = units_[i];
-      const Partial sum = partial(unit.piece < 0 ? num_pieces_ + member : unit.piece, unit);
+      const Unit& unit = units[i];
+      const Partial sum = partial(unit.piece < 0 ? plan_.num_pieces + member : unit.piece, unit);
       clear(sum, num_query_rows(unit), width_);
-      worker.attend(unit, rows_.data(),
-                    queries_of(unit.kv_head, rows_[unit.row].offset + unit.first_token), keys,
-                    values, layer.window, next < count ? &units_[next] : nullptr, sum);
-      if (unit.piece < 0) finish(unit, sum);
+      worker.attend(unit, plan_.rows.data(), queries.at(query_row(unit.kv_head, first_token(unit))),
+                    keys, values, layer.window, next < count ? &units[next] : nullptr, sum);
+      if (unit.piece < 0) finish(unit, sum, attended);
     }
     team.barrier();
-    if (split_units_.empty()) return;
-    const Share mine((int64_t)split_units_.size(), member, team.size());
+    if (split_units.empty()) return;
+    const Share mine((int64_t)split_units.size(), member, team.size());
     for (int64_t i = mine.first; i < mine.last; i++) {
-      const Unit& unit = split_units_[i];
+      const Unit& unit = split_units[i];
       const Partial sum = partial(unit.piece, unit);
       for (int64_t span = 1; span < unit.last_span; span++)
         fold(sum, partial(unit.piece + span, unit), num_query_rows(unit), width_);
-      finish(unit, sum);
+      finish(unit, sum, attended);
     }
     team.barrier();
+  }
+
+  int64_t first_token(const Unit& unit) const {
+    return plan_.rows[unit.row].offset + unit.first_token;
   }
 
   int64_t num_query_rows(const Unit& unit) const {
@@ -328,38 +318,39 @@ class Decoder : public AnyDecoder {
     return Partial(partials_ + index * partial_stride_, num_query_rows(unit), width_);
   }
 
-  void finish(const Unit& unit, const Partial& sum) {
+  void finish(const Unit& unit, const Partial& sum, const Rounded<T>& attended) {
     const int64_t dim = model_.head_dim;
-    const int64_t first = rows_[unit.row].offset + unit.first_token;
+    const int64_t first = first_token(unit);
     for (int64_t r = 0; r < num_query_rows(unit); r++) {
       float* row = sum.sums + r * width_;
       const float factor = 1.0f / sum.total[r];
       for (int64_t i = 0; i < width_; i += LANES) store(row + i, load<Vector>(row + i) * factor);
       const int64_t head = unit.kv_head * group_ + r % group_;
-      narrow_row<T>(attended_ + (first + r / group_) * hidden_stride_ + head * dim, row, dim);
+      narrow_row(attended.at(first + r / group_, head * dim), row, dim);
     }
   }
 
   // A strip of gates and the strip of ups beside it become one strip of activations.
   void activate(const QuireLinear& linear, Team& team, int member) {
     const auto done = [&](int64_t row, int64_t strip, const float* values, int64_t num_strips) {
-      Element* to = activated_ + row * inner_stride_ + strip / 2 * LANES;
-      for (int64_t s = 0; s < num_strips; s += 2, to += LANES, values += 2 * LANES)
-        T::narrow16(to, gated(load<Vector>(values), load<Vector>(values + LANES)));
+      const Place<T> to = activated_.at(row, strip / 2 * LANES);
+      for (int64_t s = 0; s < num_strips; s += 2, values += 2 * LANES)
+        to.vector(s / 2 * LANES, gated(load<Vector>(values), load<Vector>(values + LANES)));
     };
-    multiply_share(linear, normed_, hidden_stride_, step_->num_tokens, team, member, done);
+    multiply_share(linear, normed_.kept(false), step_->num_tokens, team, member, done);
     team.barrier();
   }
 
   void compute_logits(Team& team, int member) {
     const int64_t count = step_->num_logit_rows, size = model_.hidden_size;
     if (count == 0) return;
+    const Rounded<T> normed = normed_.kept(false);
     const Share mine(count, member, team.size());
     for (int64_t i = mine.first; i < mine.last; i++)
-      norm_row<T>(normed_ + i * hidden_stride_, residual_ + step_->logit_rows[i] * size,
-                  model_.final_norm, size, model_.epsilon);
+      norm_row(normed.at(i), residual_ + step_->logit_rows[i] * size, model_.final_norm, size,
+               model_.epsilon);
     team.barrier();
-    write_outputs(model_.head, normed_, hidden_stride_, count, team, member,
+    write_outputs(model_.head, normed, count, team, member,
                   Assign{step_->logits, model_.head.outputs, 1.0f / model_.logits_divisor});
   }
 
@@ -367,13 +358,11 @@ class Decoder : public AnyDecoder {
   const int64_t group_, width_;
   CacheShape cache_;
   const QuireStep* step_ = nullptr;
-  std::vector<AttentionRow> rows_;
-  std::vector<Unit> units_, split_units_;
-  int64_t num_pieces_ = 0;
+  AttentionPlan plan_;
   Workspace workspace_;
-  int64_t hidden_stride_, inner_stride_, projected_stride_, scratch_stride_, partial_stride_;
+  int64_t projected_stride_, scratch_stride_, partial_stride_;
   float *residual_, *projected_, *cosines_, *sines_, *sums_, *scratch_, *partials_;
-  Element *normed_, *attended_, *activated_, *queries_;
+  Rounded<T> normed_, attended_, activated_, queries_;
 };
 
 }  // namespace

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "vector.h"
+#include "rounded.h"
 
 namespace quire {
 
@@ -35,23 +35,16 @@ inline float rms_scale(const float* row, int64_t size, float epsilon) {
   return 1.0f / std::sqrt(sum_of_squares(size, Floats{row}) / (float)size + epsilon);
 }
 
-template <class T>
-inline void narrow_row(typename T::Element* to, const float* from, int64_t size) {
-  int64_t i = 0;
-  for (; i + LANES <= size; i += LANES) T::narrow16(to + i, load<Vector>(from + i));
-  for (; i < size; i++) to[i] = T::narrow(from[i]);
-}
-
 // to = row normed and weighed; a null weight copies the row.
 template <class T>
-inline void norm_row(typename T::Element* to, const float* row, const float* weight, int64_t size,
+inline void norm_row(const Place<T>& to, const float* row, const float* weight, int64_t size,
                      float epsilon) {
-  if (weight == nullptr) return narrow_row<T>(to, row, size);
+  if (weight == nullptr) return narrow_row(to, row, size);
   const float scale = rms_scale(row, size, epsilon);
   int64_t i = 0;
   for (; i + LANES <= size; i += LANES)
-    T::narrow16(to + i, load<Vector>(row + i) * scale * load<Vector>(weight + i));
-  for (; i < size; i++) to[i] = T::narrow(row[i] * scale * weight[i]);
+    to.vector(i, load<Vector>(row + i) * scale * load<Vector>(weight + i));
+  for (; i < size; i++) to.one(i, row[i] * scale * weight[i]);
 }
 
 inline void norm_in_place(float* row, const float* weight, int64_t size, float epsilon) {

@@ -1,0 +1,79 @@
+// Cuts the attention of a step into units of work. Knows lengths, and no keys.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace quire {
+
+constexpr int64_t SPAN = 256;
+// Query rows (tokens times heads of a group) of one unit, unless a single token has more.
+constexpr int64_t UNIT_ROWS = 30;
+
+struct AttentionRow {
+  int64_t num_tokens;    // Of this step.
+  int64_t context;       // Length including them.
+  int64_t offset;        // Of its first token in the step.
+  const int64_t* table;  // Block ids.
+
+  int64_t start() const { return context - num_tokens; }
+  int64_t num_spans() const { return (context + SPAN - 1) / SPAN; }
+};
+
+struct Unit {
+  int64_t row, kv_head;
+  int64_t first_token, last_token;  // Of the row's tokens of this step.
+  int64_t first_span, last_span;
+  int64_t piece;  // Where a part of the spans leaves its result; -1: the unit is complete.
+};
+
+// Units in the order in which they are taken. Where they are fewer than two a thread, those of
+// several spans are cut into pieces of one span, and `split_units` says what has to be folded.
+class AttentionPlan {
+ public:
+  std::vector<AttentionRow> rows;
+  std::vector<Unit> units, split_units;
+  int64_t num_pieces = 0;
+
+  void clear() {
+    rows.clear();
+    units.clear();
+    split_units.clear();
+    num_pieces = 0;
+  }
+
+  // After all rows have come: the units of `group` query heads for each of `kv_heads` key heads.
+  void cut(int64_t group, int64_t kv_heads, int64_t num_threads) {
+    const int64_t tokens_per_unit = std::max<int64_t>(1, UNIT_ROWS / group);
+    int64_t whole = 0;
+    for (const AttentionRow& row : rows)
+      whole += (row.num_tokens + tokens_per_unit - 1) / tokens_per_unit * kv_heads;
+    const bool split = whole < 2 * num_threads;
+    for (int64_t r = 0; r < (int64_t)rows.size(); r++)
+      for (int64_t first = 0; first < rows[r].num_tokens; first += tokens_per_unit)
+        for (int64_t head = 0; head < kv_heads; head++) {
+          const int64_t last = std::min(first + tokens_per_unit, rows[r].num_tokens);
+          add({r, head, first, last, 0, rows[r].num_spans(), -1}, split);
+        }
+  }
+
+ private:
+  void add(const Unit& whole, bool split) {
+    if (!split || whole.last_span < 2) {
+      units.push_back(whole);
+      return;
+    }
+    split_units.push_back(whole);
+    split_units.back().piece = num_pieces;
+    for (int64_t span = 0; span < whole.last_span; span++) {
+      Unit unit = whole;
+      unit.first_span = span;
+      unit.last_span = span + 1;
+      unit.piece = num_pieces++;
+      units.push_back(unit);
+    }
+  }
+};
+
+}  // namespace quire
