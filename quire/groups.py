@@ -29,7 +29,8 @@ class GroupHandle:
     """One group. It holds no state but the name and may be thrown away.
 
     Its counts are kept inside the transitions of its members, so at every moment they add up to the
-    number of its requests. It is forgotten when the last of its members is.
+    number of its requests. It is forgotten when the last of its members is; a group that nobody
+    knows has no members, and waiting for it ends at once.
     """
 
     def __init__(self, brokers: Sequence[Broker], group: str) -> None:

@@ -52,6 +52,13 @@ def test_a_command_line_is_understood(arguments):
     assert parser.parse_args(arguments[1:])
 
 
+def test_every_verb_of_the_command_is_named():
+    block = next(
+        block for block in README.split("```") if block.lstrip().startswith("quire submit")
+    )
+    assert {verb.name for verb in VERBS} <= set(re.findall(r"[a-z-]+", block))
+
+
 def test_the_worker_is_started_by_flags_it_has():
     (arguments,) = lines_that_begin_with("python -m service")
     assert build_parser().parse_args(arguments).redis_url == ADDRESS

@@ -75,7 +75,7 @@ def test_every_copied_path_is_let_through_by_dockerignore():
     copied = {copy.split()[0] for copy in arguments("COPY") if not copy.startswith("--")}
 
     assert patterns[0] == "*"
-    assert copied <= allowed
+    assert {path.partition("/")[0] for path in copied} <= allowed
     assert all((ROOT / path).exists() for path in copied)
 
 
