@@ -10,11 +10,10 @@ Every operation either succeeds or leaves the state as it was.
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from struct import Struct
-from types import MappingProxyType
 
 from engine.batch import BlockCopy
 from engine.block_pool import BlockPool
@@ -77,17 +76,26 @@ class KVCache:
         table = self._tables.get(request_id)
         return table is not None and bool(table.host_block_ids)
 
-    def fits(self, request: Request, *, spare_blocks: int, without: Collection[str] = ()) -> bool:
-        """All known tokens of the request could be held, leaving `spare_blocks` available.
+    def lacking_blocks(self, request: Request, *, without: Sequence[str] = ()) -> Iterator[int]:
+        """What is lacking to hold all known tokens of a request; where blocks are left, below 0.
 
-        `without` names requests that are imagined to have given up all they hold: the question a
-        preemption asks before it is committed.
+        First as things are, and then once the first, the first two, ... of `without` had given up
+        all they hold: the question a preemption asks before it is committed.
         """
-        given_up = Counter(b for id_ in without for b in self._tables[id_].device_block_ids)
-        freed = sum(self.pool.reference_count(b) == count for b, count in given_up.items())
-        unpromised = sum(self._tables[id_].num_promised for id_ in without)
-        needed = self._blocks_to_admit(request, given_up)
-        return needed + spare_blocks <= self.num_available + freed + unpromised
+        lacking = self._blocks_to_admit(request) - self.num_available
+        yield lacking
+        # A block shared with the request gives it nothing: freed, it would have to be revived.
+        shared = set() if self.is_swapped(request.request_id) else set(self._match_prefix(request))
+        given_up: Counter[int] = Counter()
+        for request_id in without:
+            table = self._tables[request_id]
+            given_up.update(table.device_block_ids)
+            lacking -= table.num_promised + sum(
+                given_up[block_id] == self.pool.reference_count(block_id)
+                for block_id in table.device_block_ids
+                if block_id not in shared
+            )
+            yield lacking
 
     def admit(self, request: Request) -> int:
         """Open a table, take what the prefix cache has, promise the rest.
@@ -202,15 +210,13 @@ class KVCache:
             found.append(f"{len(leaked)} finished requests hold blocks")
         return found
 
-    def _blocks_to_admit(
-        self, request: Request, given_up: Mapping[int, int] = MappingProxyType({})
-    ) -> int:
+    def _blocks_to_admit(self, request: Request) -> int:
         """Blocks that admission takes from `num_available`: new ones, and free ones it revives."""
         total = self.blocks_for(request.num_tokens)
         if self.is_swapped(request.request_id):
             return total
         hits = self._match_prefix(request)
-        return total - sum(self.pool.reference_count(b) > given_up.get(b, 0) for b in hits)
+        return total - sum(self.pool.reference_count(block_id) > 0 for block_id in hits)
 
     def _match_prefix(self, request: Request) -> list[int]:
         """The longest run of leading blocks whose content is on the device."""

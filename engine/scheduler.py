@@ -208,14 +208,22 @@ class Scheduler:
             self.stats.cached_prompt_tokens += request.num_cached_tokens
         return True
 
-    def _has_room(self, request: Request, without: Sequence[str] = ()) -> bool:
-        """A slot and the blocks of all known tokens, if the requests in `without` were gone."""
-        num_running = len(self.running) - len(without)
-        # Alone, a request may fill the pool; beside others, the running ones need air to grow.
-        spare_blocks = self._watermark_blocks if num_running else 0
-        return num_running < self._max_running and self.kv_cache.fits(
-            request, spare_blocks=spare_blocks, without=without
-        )
+    def _has_room(self, request: Request) -> bool:
+        """A slot, and the blocks of all known tokens."""
+        return self._num_in_the_way(request, ()) == 0
+
+    def _num_in_the_way(self, request: Request, others: Sequence[Request]) -> int | None:
+        """How many of `others`, in their order, must go to make room; None if all are too few."""
+        if len(self.running) - len(others) >= self._max_running:
+            return None
+        ids = [other.request_id for other in others]
+        for num_gone, lacking in enumerate(self.kv_cache.lacking_blocks(request, without=ids)):
+            num_running = len(self.running) - num_gone
+            # Alone, a request may fill the pool; beside others, the running ones need air to grow.
+            spare_blocks = self._watermark_blocks if num_running else 0
+            if num_running < self._max_running and lacking + spare_blocks <= 0:
+                return num_gone
+        return None
 
     # -- preemption -------------------------------------------------------------------------------
 
@@ -234,16 +242,13 @@ class Scheduler:
             and request.rank > waiting.rank
             and self._may_preempt(request)
         ]
-        if not self._has_room(waiting, [request.request_id for request in worse]):
-            return False
         worse.sort(key=lambda request: request.rank, reverse=True)
-        for num_victims in range(1, len(worse) + 1):
-            victims = worse[:num_victims]
-            if self._has_room(waiting, [victim.request_id for victim in victims]):
-                for victim in victims:
-                    self._preempt(victim, plan)
-                return True
-        return False
+        num_victims = self._num_in_the_way(waiting, worse)
+        if num_victims is None:
+            return False
+        for victim in worse[:num_victims]:
+            self._preempt(victim, plan)
+        return True
 
     def _make_room_to_grow(self, request: Request, plan: Plan) -> None:
         """Get a block for the pending token of a decode, or preempt it if it is the last of all."""

@@ -165,7 +165,7 @@ def test_free_is_idempotent_and_legal_wherever_the_request_is(place):
     assert cache.violations(set()) == []
 
 
-def test_fits_can_imagine_that_others_are_gone_even_when_they_share_blocks():
+def test_what_is_lacking_can_be_imagined_with_others_gone_even_when_they_share_blocks():
     cache = make_cache(num_blocks=4)
     prompt = list(range(1, 9))
     first = make_request("a", prompt=prompt)
@@ -176,10 +176,9 @@ def test_fits_can_imagine_that_others_are_gone_even_when_they_share_blocks():
     computed(cache, twin, 9)
     waiting = make_request("c", prompt=[*prompt, *range(20, 28)])
     # Of four blocks two are shared with the newcomer, one is the twin's, one is free.
-    assert not cache.fits(waiting, spare_blocks=0)
-    assert cache.fits(waiting, spare_blocks=0, without=["b"])
-    assert not cache.fits(waiting, spare_blocks=1, without=["b"])
-    assert not cache.fits(waiting, spare_blocks=1, without=["a", "b"])
+    assert list(cache.lacking_blocks(waiting, without=["b"])) == [1, 0]
+    # With all owners gone the shared ones are free, and taken again.
+    assert list(cache.lacking_blocks(waiting, without=["a", "b"])) == [1, 1, 0]
 
 
 def test_a_leaked_table_breaks_a_law():
