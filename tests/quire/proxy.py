@@ -1,33 +1,36 @@
-"""A TCP proxy before Redis that can lose replies, as a failing network does."""
+"""A wire between a client and its Redis: it loses the replies it is told to lose.
 
-from __future__ import annotations
+A connection is cut in place of the reply to one command, after the server has got the command: what
+a failing network does at the worst moment. While the server is away, connections are turned down.
+"""
 
 import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 
-class LossyProxy:
-    """Forwards to a server; `lose_next_reply` cuts the connection in place of one reply.
+class Wire:
+    """Forwards everything to the server at `target`; `url` is its own address."""
 
-    The reply that is lost is the next one, or the next one to the command named by `to`.
-    """
-
-    def __init__(self, host: str, port: int) -> None:
-        self._target = (host, port)
+    def __init__(self, target: str) -> None:
+        parts = urlsplit(target)
+        assert parts.hostname and parts.port, f"{target} has no host or no port"
+        self._target = parts.hostname, parts.port
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._lose = threading.Event()
-        self._awaited: bytes | None = None
         self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
+        # Guards the two below.
+        self._lock = threading.Lock()
+        self._awaited: list[bytes] = []
         #: Replies that were swallowed so far.
         self.num_lost = 0
-        threading.Thread(target=self._accept, daemon=True).start()
+        threading.Thread(target=self._accept, name="wire", daemon=True).start()
 
-    def lose_next_reply(self, *, to: str | None = None) -> None:
-        if to is None:
-            self._lose.set()
-        self._awaited = to.encode() if to else None
+    def lose_reply(self, to: str = "") -> None:
+        """Loses the reply to the next command, or the next with `to` in it. Calls add up."""
+        with self._lock:
+            self._awaited.append(to.encode())
 
     def close(self) -> None:
         self._listener.close()
@@ -36,33 +39,62 @@ class LossyProxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(self._target)
-                for source, sink, replies in ((client, server, False), (server, client, True)):
-                    threading.Thread(
-                        target=self._forward, args=(source, sink), kwargs={"replies": replies},
-                        daemon=True,
-                    ).start()  # fmt: skip
+                try:
+                    server = socket.create_connection(self._target)
+                except OSError:
+                    client.close()
+                    continue
+                for end in (client, server):
+                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                # Set when the next reply on this connection is the one to lose.
+                doomed = threading.Event()
+                for forward in (self._forward_commands, self._forward_replies):
+                    arguments = (client, server, doomed)
+                    threading.Thread(target=forward, args=arguments, daemon=True).start()
 
-    def _forward(self, source: socket.socket, sink: socket.socket, *, replies: bool) -> None:
-        with contextlib.suppress(OSError), source, sink:
-            while data := source.recv(1 << 16):
-                if not replies and self._awaited and self._awaited in data:
-                    self._awaited = None
-                    self._lose.set()
-                if replies and self._lose.is_set():
-                    self._lose.clear()
-                    self.num_lost += 1
-                    break
-                sink.sendall(data)
-            for end in (source, sink):
-                end.shutdown(socket.SHUT_RDWR)
+    def _forward_commands(
+        self, client: socket.socket, server: socket.socket, doomed: threading.Event
+    ) -> None:
+        with contextlib.suppress(OSError), _closing(client, server):
+            while data := client.recv(1 << 16):
+                if self._is_awaited(data):
+                    doomed.set()
+                server.sendall(data)
+
+    def _forward_replies(
+        self, client: socket.socket, server: socket.socket, doomed: threading.Event
+    ) -> None:
+        with contextlib.suppress(OSError), _closing(client, server):
+            while data := server.recv(1 << 16):
+                if doomed.is_set():
+                    with self._lock:
+                        self.num_lost += 1
+                    return
+                client.sendall(data)
+
+    def _is_awaited(self, data: bytes) -> bool:
+        with self._lock:
+            found = next((text for text in self._awaited if text in data), None)
+            if found is not None:
+                self._awaited.remove(found)
+            return found is not None
 
 
 @contextlib.contextmanager
-def lossy_proxy(url: str) -> Iterator[LossyProxy]:
-    host, _, port = url.removeprefix("redis://").partition("/")[0].rpartition(":")
-    proxy = LossyProxy(host, int(port))
+def wire_to(target: str) -> Iterator[Wire]:
+    wire = Wire(target)
     try:
-        yield proxy
+        yield wire
     finally:
-        proxy.close()
+        wire.close()
+
+
+@contextlib.contextmanager
+def _closing(*ends: socket.socket) -> Iterator[None]:
+    """Shuts both ends down afterwards, which wakes whoever waits for the other."""
+    try:
+        yield
+    finally:
+        for end in ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)

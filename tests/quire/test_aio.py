@@ -25,7 +25,7 @@ from tests.quire.builders import (
     token_at,
 )
 from tests.quire.loop_face import async_twin
-from tests.quire.proxy import lossy_proxy
+from tests.quire.proxy import wire_to
 
 NUM_STREAMS = 1000
 NUM_TOKENS = 4
@@ -234,11 +234,11 @@ def test_a_submit_whose_reply_was_lost_enqueues_once(real_server, real_broker):
     async def scenario(proxy):
         async with AsyncClient(proxy.url, queue=real_broker.keys.queue) as client:
             await client.submit("x")
-            proxy.lose_next_reply()
+            proxy.lose_reply()
             await client.submit("y")
             return proxy.num_lost
 
-    with lossy_proxy(real_server.url) as proxy:
+    with wire_to(real_server.url) as proxy:
         assert asyncio.run(scenario(proxy)) == 1
     assert sum(real_broker.queue_depth().values()) == 2
 

@@ -9,7 +9,6 @@ from quire.aio import AsyncClient
 from quire.broker import Broker
 from quire.connection import connect
 from quire.errors import DurabilityUnavailable, UnknownRequest
-from quire.local_redis import URL_VARIABLE, LocalRedis
 from quire.output import State
 
 
@@ -18,18 +17,10 @@ async def submit_durably(server):
         return (await client.submit("x", request_id="a")).request_id
 
 
-def start(monkeypatch, **settings):
-    monkeypatch.delenv(URL_VARIABLE, raising=False)
-    server = LocalRedis.start(**settings)
-    if not server.is_real:
-        pytest.skip("no real Redis to start on this machine")
-    return server
-
-
 @pytest.mark.real_redis
-def test_what_a_durable_submit_has_confirmed_survives_the_death_of_the_server(monkeypatch):
+def test_what_a_durable_submit_has_confirmed_survives_the_death_of_the_server(start_server):
     options = ["--appendfsync", "always"]
-    with start(monkeypatch, append_only=True, options=options) as server:
+    with start_server(append_only=True, options=options) as server:
         asyncio.run(submit_durably(server.url))
         server.restart()
         with connect(server.url) as connection:
@@ -37,8 +28,8 @@ def test_what_a_durable_submit_has_confirmed_survives_the_death_of_the_server(mo
 
 
 @pytest.mark.real_redis
-def test_a_server_that_writes_nothing_is_refused_before_anything_is_sent(monkeypatch):
-    with start(monkeypatch) as server, connect(server.url) as connection:
+def test_a_server_that_writes_nothing_is_refused_before_anything_is_sent(start_server):
+    with start_server() as server, connect(server.url) as connection:
         for _ in range(2):
             with pytest.raises(DurabilityUnavailable, match=r"WAITAOF|appendonly"):
                 asyncio.run(submit_durably(server.url))

@@ -14,7 +14,7 @@ from quire.connection import MAX_BLOCK_SECONDS, Retrying, connect
 from quire.errors import BrokerUnavailable
 from quire.transitions import CommitStatus
 from tests.quire.builders import claim_next, make_item, make_request, submit_and_claim
-from tests.quire.proxy import lossy_proxy
+from tests.quire.proxy import wire_to
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -90,7 +90,7 @@ def test_settings_that_cannot_work_are_refused(settings, complaint):
 
 @pytest.fixture
 def proxy(real_server):
-    with lossy_proxy(real_server.url) as proxy:
+    with wire_to(real_server.url) as proxy:
         yield proxy
 
 
@@ -113,7 +113,7 @@ def shaky(proxy, real_broker):
 
 @pytest.mark.real_redis
 def test_a_submit_whose_reply_is_lost_enqueues_once(shaky, proxy, real_broker):
-    proxy.lose_next_reply()
+    proxy.lose_reply()
     request = make_request()
     assert shaky.submit(request).request_id == request.id
     assert proxy.num_lost == 1
@@ -124,7 +124,7 @@ def test_a_submit_whose_reply_is_lost_enqueues_once(shaky, proxy, real_broker):
 def test_a_claim_whose_reply_is_lost_is_ours(shaky, proxy, real_broker):
     real_broker.submit(make_request(id="a"))
     entries = shaky.read_ingress("w", count=1, block_seconds=0)
-    proxy.lose_next_reply()
+    proxy.lose_reply()
     (claimed,) = shaky.claim(entries)
     assert proxy.num_lost == 1
     assert (claimed.attempts, claimed.claim.epoch) == (1, 1)
@@ -135,7 +135,7 @@ def test_a_claim_whose_reply_is_lost_is_ours(shaky, proxy, real_broker):
 @pytest.mark.parametrize("final", [False, True])
 def test_a_commit_whose_reply_is_lost_is_in_the_log_once(shaky, proxy, real_broker, final):
     claimed = submit_and_claim(real_broker, id="a")
-    proxy.lose_next_reply()
+    proxy.lose_reply()
     (reply,) = shaky.commit([make_item(claimed.claim, 0, 3, final=final)])
     assert proxy.num_lost == 1
     assert (reply.status, reply.published) == (CommitStatus.REPLAYED, 3)
@@ -154,7 +154,7 @@ def test_a_commit_in_two_parts_whose_reply_is_lost_is_in_the_logs_once(
         assert {reply.status for reply in replies} == {CommitStatus.OK}
     if not knows_scripts:
         real_connection.script_flush()
-    proxy.lose_next_reply()
+    proxy.lose_reply()
     replies = shaky.commit([make_item(claim, 2, 4) for claim in claims])
     assert proxy.num_lost == 1
     assert {reply.published for reply in replies} == {4}
@@ -186,7 +186,7 @@ def test_a_commit_waits_for_a_server_that_is_away_for_a_moment(real_broker, monk
 @pytest.mark.real_redis
 def test_a_release_whose_reply_is_lost_queues_once(shaky, proxy, real_broker):
     claimed = submit_and_claim(real_broker, id="a")
-    proxy.lose_next_reply()
+    proxy.lose_reply()
     assert shaky.release([claimed.claim]) == [True]
     assert (proxy.num_lost, sum(real_broker.queue_depth().values())) == (1, 1)
 
@@ -200,7 +200,7 @@ def test_a_read_whose_reply_is_lost_is_not_repeated_and_its_delivery_is_recovere
     real_broker.submit_many([make_request(id="a", priority=3), make_request(id="b", priority=3)])
     # Given back, they are in the stream that is read first, and so lost with its reply.
     real_broker.release([claim_next(real_broker).claim for _ in range(2)])
-    proxy.lose_next_reply(to="XREADGROUP")
+    proxy.lose_reply(to="XREADGROUP")
     with pytest.raises(BrokerUnavailable):
         shaky.read_ingress("w", count=1, block_seconds=block_seconds)
     recovered = shaky.recover_entries("w", min_idle_seconds=3600, count=10)

@@ -7,17 +7,8 @@ from quire import Client
 from quire.broker import Broker
 from quire.connection import connect
 from quire.errors import BrokerUnavailable, DurabilityUnavailable, UnknownRequest
-from quire.local_redis import URL_VARIABLE, LocalRedis
 from quire.output import State
 from tests.quire.builders import claim_next, make_item, make_request, read_all
-
-
-def start(monkeypatch, **settings):
-    monkeypatch.delenv(URL_VARIABLE, raising=False)
-    server = LocalRedis.start(**settings)
-    if not server.is_real:
-        pytest.skip("no real Redis to start on this machine")
-    return server
 
 
 def has_waitaof(connection) -> bool:
@@ -31,8 +22,8 @@ def run_one(broker):
 
 
 @pytest.mark.parametrize("append_only", [True, False])
-def test_a_server_that_writes_later_is_refused_before_anything_is_sent(monkeypatch, append_only):
-    with start(monkeypatch, append_only=append_only) as server, connect(server.url) as connection:
+def test_a_server_that_writes_later_is_refused_before_anything_is_sent(start_server, append_only):
+    with start_server(append_only=append_only) as server, connect(server.url) as connection:
         if append_only and has_waitaof(connection):
             pytest.skip("this server has WAITAOF, so it can promise")
         broker = Broker(connection, durable=True)
@@ -49,10 +40,10 @@ def test_the_fake_promises_nothing():
 
 
 @pytest.mark.real_redis
-def test_a_server_that_writes_every_command_through_is_good_enough(monkeypatch):
+def test_a_server_that_writes_every_command_through_is_good_enough(start_server):
     options = ["--appendfsync", "always"]
     with (
-        start(monkeypatch, append_only=True, options=options) as server,
+        start_server(append_only=True, options=options) as server,
         connect(server.url) as connection,
     ):
         run_one(Broker(connection, durable=True))
@@ -61,8 +52,8 @@ def test_a_server_that_writes_every_command_through_is_good_enough(monkeypatch):
 
 
 @pytest.mark.real_redis
-def test_what_a_durable_broker_has_said_survives_the_death_of_the_server(monkeypatch):
-    with start(monkeypatch, append_only=True) as server, connect(server.url) as connection:
+def test_what_a_durable_broker_has_said_survives_the_death_of_the_server(start_server):
+    with start_server(append_only=True) as server, connect(server.url) as connection:
         if not has_waitaof(connection):
             pytest.skip("WAITAOF came with Redis 7.2")
         run_one(Broker(connection, durable=True))
@@ -73,9 +64,9 @@ def test_what_a_durable_broker_has_said_survives_the_death_of_the_server(monkeyp
 
 
 @pytest.mark.real_redis
-def test_a_disk_that_does_not_answer_in_time_is_no_confirmation(monkeypatch):
+def test_a_disk_that_does_not_answer_in_time_is_no_confirmation(monkeypatch, start_server):
     monkeypatch.setattr("quire.durability.SYNC_SECONDS", 0.001)
-    with start(monkeypatch, append_only=True) as server, connect(server.url) as connection:
+    with start_server(append_only=True) as server, connect(server.url) as connection:
         if not has_waitaof(connection):
             pytest.skip("WAITAOF came with Redis 7.2")
         connection.config_set("appendfsync", "no")

@@ -5,16 +5,12 @@ import asyncio
 import pytest
 
 from quire import AsyncClient, Broker, Client, QueueFull, State, connect
-from quire.local_redis import URL_VARIABLE, LocalRedis
 from tests.quire.builders import claim_next, make_item, text_of
 
 
 @pytest.fixture
-def server(monkeypatch):
-    monkeypatch.delenv(URL_VARIABLE, raising=False)
-    with LocalRedis.start() as started:
-        if not started.is_real:
-            pytest.skip("no real Redis to start on this machine")
+def server(start_server):
+    with start_server() as started:
         yield started
 
 

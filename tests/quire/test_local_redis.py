@@ -27,11 +27,8 @@ def without_servers(monkeypatch):
 
 
 @pytest.fixture
-def own_server(monkeypatch):
-    monkeypatch.delenv(URL_VARIABLE, raising=False)
-    with LocalRedis.start(append_only=True, options=["--appendfsync", "always"]) as server:
-        if not server.is_real:
-            pytest.skip("no real Redis to start on this machine")
+def own_server(start_server):
+    with start_server(append_only=True, options=["--appendfsync", "always"]) as server:
         yield server
 
 
