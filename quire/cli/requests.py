@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import math
 import os
 import sys
 from collections.abc import Iterable
@@ -13,8 +15,15 @@ from quire.arguments import RequestArguments
 from quire.broker import Broker
 from quire.cli import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL
 from quire.cli.console import Console, add_server, client_of, json_map, not_negative, plain
-from quire.client import Handle
-from quire.errors import InvalidRequest, ProtocolError, RequestFailed, UnknownRequest
+from quire.cli.drain import SILENT_SECONDS
+from quire.client import Client, Handle
+from quire.errors import (
+    InvalidRequest,
+    ProtocolError,
+    QuireError,
+    RequestFailed,
+    UnknownRequest,
+)
 from quire.protocol import GenerationRequest
 
 #: Flags of `submit` that are sampling parameters of the same name.
@@ -65,11 +74,13 @@ def run_submit(arguments: argparse.Namespace, console: Console) -> int:
     if named and len(prompts) > 1:
         raise InvalidRequest("id", "an id or a key names one request")
     requests = [_request_of(arguments, prompt) for prompt in prompts]
-    handles = client_of(arguments).submit_many(requests)
+    client = client_of(arguments)
+    handles = client.submit_many(requests)
     if not (arguments.follow or arguments.wait):
         for handle in handles:
             console.data({"request_id": handle.request_id}, handle.request_id)
         return EXIT_OK
+    _note_if_nobody_works(client, console)
     show = _tail if arguments.follow else _result
     return _exit_code([show(handle, console) for handle in handles])
 
@@ -83,8 +94,9 @@ def add_tail(parser: argparse.ArgumentParser) -> None:
 
 def run_tail(arguments: argparse.Namespace, console: Console) -> int:
     """Prints chunks; with --json one record each, and the request's end as the last."""
-    handle = client_of(arguments).attach(arguments.id)
-    return _exit_code([_tail(handle, console, after=arguments.after)])
+    client = client_of(arguments)
+    _note_if_nobody_works(client, console)
+    return _exit_code([_tail(client.attach(arguments.id), console, after=arguments.after)])
 
 
 def add_result(parser: argparse.ArgumentParser) -> None:
@@ -96,8 +108,9 @@ def add_result(parser: argparse.ArgumentParser) -> None:
 
 def run_result(arguments: argparse.Namespace, console: Console) -> int:
     """Prints the text, or the whole completion with --json."""
-    handle = client_of(arguments).attach(arguments.id)
-    return _exit_code([_result(handle, console, timeout=arguments.timeout)])
+    client = client_of(arguments)
+    _note_if_nobody_works(client, console)
+    return _exit_code([_result(client.attach(arguments.id), console, timeout=arguments.timeout)])
 
 
 def add_cancel(parser: argparse.ArgumentParser) -> None:
@@ -163,6 +176,16 @@ def _request_of(arguments: argparse.Namespace, prompt: str) -> RequestArguments:
         "headers": {"traceparent": arguments.traceparent} if arguments.traceparent else None,
     }
     return subject
+
+
+def _note_if_nobody_works(client: Client, console: Console) -> None:
+    """Tells a person who is about to wait; who may not look at the registry is told nothing."""
+    if not console.has_terminal:
+        return
+    with contextlib.suppress(QuireError):
+        seen = [worker.seen_seconds for broker in client._brokers for worker in broker.workers()]
+        if min(seen, default=math.inf) > SILENT_SECONDS:
+            console.note("no worker of this queue has been heard of for a minute; waiting for one")
 
 
 def _tail(handle: Handle, console: Console, *, after: int = 0) -> bool:

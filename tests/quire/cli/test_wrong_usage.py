@@ -43,6 +43,17 @@ def test_an_interruption_while_modules_are_loaded_leaves_no_traceback(monkeypatc
     assert main(["status"]) == 130
 
 
+def test_a_person_who_waits_is_told_that_nobody_works(quire, real_broker, monkeypatch):
+    request_id = quire("submit", "x")[1].strip()
+    wait = ("result", request_id, "--timeout", "0.05")
+    assert "no worker" not in quire(*wait)[2], "only people are told"
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    code, _, err = quire(*wait)
+    assert code == 1 and "no worker of this queue" in err
+    real_broker.beat_worker("w", "ready", {})
+    assert "no worker" not in quire(*wait)[2]
+
+
 def test_a_submit_can_wait_for_its_time(quire, real_broker):
     code, out, _ = quire("submit", "x", "--delay", "60")
     assert code == 0
