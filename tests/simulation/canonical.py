@@ -5,13 +5,17 @@ Each reduction is sound for a reason of its own: owners and entry ids are only c
 places; a log is read and extended as one sequence of tokens; a lease, a delay or a wait that is
 live may be over at any moment, so both are one; a claim has moved its request or not, no matter how
 far; a claim that no record will name again is nothing.
+
+Most of a search is spent here. What depends on a shard alone is worked out once for each shard, and
+what is as it should be is passed on as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from tests.simulation.model_state import (
     NOBODY,
@@ -24,7 +28,10 @@ from tests.simulation.model_state import (
     Request,
     Shard,
 )
-from tests.simulation.world import EXPLICIT_EVENTS, Reader, Worker, World
+from tests.simulation.world import EXPLICIT_EVENTS, NOTHING, Reader, Session, Worker, World
+
+#: A shard, or what stands for none where a server has nothing on its disk.
+Disk = Shard | tuple[()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +50,56 @@ class Reductions:
 
 def canonical(world: World, reductions: Reductions) -> World:
     """The representative of `world`."""
-    shard = plain_shard(world.shard)
-    disk = world.disk and plain_shard(world.disk)
-    reader = world.reader
+    ground = ground_of(world.shard, world.disk, reductions)
+    (first, second), reader, network = world.workers, world.reader, world.network
     if reader.told in EXPLICIT_EVENTS and reader.seen:
         reader = Reader((), reader.told)
-    if shard is not world.shard or disk is not world.disk or reader is not world.reader:
-        world = world._replace(shard=shard, disk=disk, reader=reader)
     if reductions.knows_owners:
-        world = without_epochs(without_lost_claims(world))
+        held = owners_held(ground.running, world)
+        first, second = without_lost_claims(first, held), without_lost_claims(second, held)
+        if network:
+            network = tuple(without_epoch(c) for c in network if c.owner in held)
     if reductions.ranks_entries:
-        world = with_ranked_entries(world)
-    first, second = world.workers
+        ids = ground.entry_ids
+        first, second = with_ranked_entries(first, ids), with_ranked_entries(second, ids)
+        if network:
+            network = tuple(with_ranked_entry(call, ids) for call in network)
+    one = World(ground.shard, ground.disk, (first, second), reader, network, world.left)
+    if first == second:
+        return with_numbered_owners(one)
     keys = shape(first), shape(second)
-    if keys[0] < keys[1] or first == second:
-        return with_numbered_owners(world)
-    swapped = with_numbered_owners(world._replace(workers=(second, first)))
-    return swapped if keys[0] > keys[1] else min(with_numbered_owners(world), swapped)
+    if keys[0] < keys[1]:
+        return with_numbered_owners(one)
+    other = with_numbered_owners(one._replace(workers=(second, first)))
+    return other if keys[0] > keys[1] else min(with_numbered_owners(one), other)
+
+
+class Ground(NamedTuple):
+    """A shard and what is on disk, reduced, and what of them the rest of a world goes by.
+
+    `running`: the owners of running requests. `entry_ids`: the ids of entries, in order, before
+    they were ranked.
+    """
+
+    shard: Shard
+    disk: Disk
+    running: frozenset[int]
+    entry_ids: tuple[int, ...]
+
+
+@cache
+def ground_of(shard: Shard, disk: Disk, reductions: Reductions) -> Ground:
+    plain = shard_without_epochs if reductions.knows_owners else plain_shard
+    shards = [plain(one) for one in (shard, disk) if one]
+    ids = tuple(sorted({entry.entry_id for one in shards for entry in one.ingress}))
+    running = frozenset(r.owner for one in shards for r in one.requests if r and is_running(r))
+    if reductions.ranks_entries:
+        shards = [ranked_shard(one, ids) for one in shards]
+    return Ground(shards[0], shards[1] if disk else NOTHING, running, ids)
+
+
+def is_running(request: Request) -> bool:
+    return request.state == "running"
 
 
 @cache
@@ -94,95 +134,65 @@ def plain_request(request: Request) -> Request:
     return request._replace(log=log, resumes=0, resumed_from=resumed_from)
 
 
-def without_lost_claims(world: World) -> World:
-    """Forgets the claims that will never be held again, and the calls on their way in their name.
-
-    An owner comes into a record through a CLAIM alone. So one that is in no running record, neither
-    now nor on disk, nor in a CLAIM still to come, is fenced for ever, whatever its epoch.
-    """
-    owners = set(running_owners(world.shard))
-    if world.disk:
-        owners.update(running_owners(world.disk))
-    owners.update(call.owner for worker in world.workers for call in worker.asking)
-    owners.update(call.owner for call in world.network if call.name == "claim")
-    named = [s.owner for worker in world.workers for s in worker.sessions]
-    named += [call.owner for call in world.network]
-    if owners.issuperset(named):
-        return world
-    workers = tuple(
-        worker._replace(sessions=tuple(s for s in worker.sessions if s.owner in owners))
-        for worker in world.workers
-    )
-    network = tuple(call for call in world.network if call.owner in owners)
-    return world._replace(workers=workers, network=network)
-
-
-def without_epochs(world: World) -> World:
-    """The fence compares epoch and owner; an owner is drawn once, and so has one epoch for ever."""
-    workers = tuple(
-        worker._replace(sessions=tuple(s._replace(epoch=0) for s in worker.sessions))
-        for worker in world.workers
-    )
-    return world._replace(
-        shard=shard_without_epochs(world.shard),
-        disk=world.disk and shard_without_epochs(world.disk),
-        workers=workers,
-        network=tuple(call._replace(epoch=0) for call in world.network),
-    )
-
-
 @cache
 def shard_without_epochs(shard: Shard) -> Shard:
-    def plain(request: Request) -> Request:
+    """The plain shard; the fence compares epoch and owner, and an owner has one epoch for ever."""
+
+    def without_epochs(request: Request) -> Request:
         log = tuple(entry._replace(epoch=0) for entry in request.log)
         return request._replace(epoch=0, log=log)
 
-    plain_requests = tuple(request and plain(request) for request in shard.requests)
-    return shard._replace(requests=plain_requests)
+    plain = plain_shard(shard)
+    requests = tuple(request and without_epochs(request) for request in plain.requests)
+    return plain if requests == plain.requests else plain._replace(requests=requests)
 
 
-@cache
-def running_owners(shard: Shard) -> tuple[int, ...]:
-    return tuple(r.owner for r in shard.requests if r and r.state == "running")
+def owners_held(running: frozenset[int], world: World) -> Collection[int]:
+    """The owners that are in a record or may come into one; all others are fenced for ever.
+
+    An owner comes into a record through a CLAIM alone. So one that is in no running record, neither
+    now nor on disk, nor in a CLAIM still to come, will never hold anything, whatever its epoch.
+    """
+    coming = [call.owner for worker in world.workers for call in worker.asking]
+    coming += [call.owner for call in world.network if call.name == "claim"]
+    return running.union(coming) if coming else running
 
 
-def with_ranked_entries(world: World) -> World:
-    """Entry ids become ranks; ids that are in no stream any more, and never will be, become 0."""
-    ids = entry_ids(world.shard)
-    if world.disk:
-        ids = tuple(sorted({*ids, *entry_ids(world.disk)}))
-    rank = {entry_id: place for place, entry_id in enumerate(ids, start=1)}
-    named = [worker.held[0] for worker in world.workers if worker.held]
-    named += [call.entry for worker in world.workers for call in worker.asking]
-    named += [call.entry for call in world.network]
-    is_ranked = ids == tuple(range(1, len(ids) + 1)) and all(0 <= n <= len(ids) for n in named)
-    clocks = [shard.clock for shard in (world.shard, world.disk) if shard]
-    if is_ranked and all(clock.last_entry == len(ids) for clock in clocks):
-        return world
-
-    def ranked_worker(worker: Worker) -> Worker:
-        return worker._replace(
-            held=worker.held and (rank.get(worker.held[0], 0), worker.held[1]),
-            asking=tuple(c._replace(entry=rank.get(c.entry, 0)) for c in worker.asking),
-        )
-
-    return world._replace(
-        shard=ranked_shard(world.shard, ids),
-        disk=world.disk and ranked_shard(world.disk, ids),
-        workers=tuple(ranked_worker(worker) for worker in world.workers),
-        network=tuple(c._replace(entry=rank.get(c.entry, 0)) for c in world.network),
-    )
+def without_lost_claims(worker: Worker, held: Collection[int]) -> Worker:
+    """The worker without the claims that will never be held again, and without epochs."""
+    for session in worker.sessions:
+        if session.epoch or session.owner not in held:
+            kept = tuple(s._replace(epoch=0) for s in worker.sessions if s.owner in held)
+            return worker._replace(sessions=kept)
+    return worker
 
 
-@cache
-def entry_ids(shard: Shard) -> tuple[int, ...]:
-    return tuple(sorted(entry.entry_id for entry in shard.ingress))
+def without_epoch(call: Call) -> Call:
+    return call._replace(epoch=0) if call.epoch else call
 
 
-@cache
+def rank(entry_id: int, ids: tuple[int, ...]) -> int:
+    """Which id it is; 0 for one that is in no stream any more, and never will be."""
+    return ids.index(entry_id) + 1 if entry_id in ids else 0
+
+
 def ranked_shard(shard: Shard, ids: tuple[int, ...]) -> Shard:
-    ingress = tuple(e._replace(entry_id=ids.index(e.entry_id) + 1) for e in shard.ingress)
-    return shard._replace(ingress=ingress, clock=shard.clock._replace(last_entry=len(ids)))
+    ingress = tuple(e._replace(entry_id=rank(e.entry_id, ids)) for e in shard.ingress)
+    clock = shard.clock._replace(last_entry=len(ids))
+    return shard._replace(ingress=ingress, clock=clock)
+
+
+def with_ranked_entries(worker: Worker, ids: tuple[int, ...]) -> Worker:
+    held, asking, sessions = worker
+    if not (held or asking):
+        return worker
+    held = held and (rank(held[0], ids), held[1])
+    return Worker(held, tuple(with_ranked_entry(call, ids) for call in asking), sessions)
+
+
+def with_ranked_entry(call: Call, ids: tuple[int, ...]) -> Call:
+    entry = rank(call.entry, ids)
+    return call if call.entry == entry else call._replace(entry=entry)
 
 
 def shape(worker: Worker) -> tuple[object, ...]:
@@ -195,68 +205,86 @@ def with_numbered_owners(world: World) -> World:
     """Owners are numbered in the order in which one comes upon them."""
     numbers = {NOBODY: NOBODY}
     for owner in owners_in_order(world):
-        numbers.setdefault(owner, len(numbers))
+        if owner not in numbers:
+            numbers[owner] = len(numbers)
     last = len(numbers) - 1
-    if all(owner == number for owner, number in numbers.items()):
-        return world if world.last_owner == last else world._replace(last_owner=last)
+    if list(numbers) == list(range(len(numbers))):
+        return World(*world[:-1], last)
 
     def numbered(tokens: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(t % STRIDE + STRIDE * numbers[t // STRIDE] for t in tokens)
 
-    def numbered_request(request: Request) -> Request:
-        log = tuple(
-            entry._replace(tokens=numbered(entry.tokens)) if isinstance(entry, Chunk) else entry
-            for entry in request.log
-        )
-        owner, released = numbers[request.owner], numbers[request.released]
-        return request._replace(owner=owner, released=released, log=log)
+    def numbered_call(call: Call) -> Call:
+        return call._replace(owner=numbers[call.owner], tokens=numbered(call.tokens))
 
-    def numbered_shard(shard: Shard) -> Shard:
-        requests = tuple(request and numbered_request(request) for request in shard.requests)
-        return shard._replace(requests=requests)
-
-    def numbered_calls(calls: tuple[Call, ...]) -> tuple[Call, ...]:
-        return tuple(
-            call._replace(owner=numbers[call.owner], tokens=numbered(call.tokens)) for call in calls
-        )
+    def numbered_session(session: Session) -> Session:
+        owner = numbers[session.owner]
+        return session._replace(owner=owner, prefix=numbered(session.prefix))
 
     def numbered_worker(worker: Worker) -> Worker:
-        sessions = tuple(
-            s._replace(owner=numbers[s.owner], prefix=numbered(s.prefix)) for s in worker.sessions
-        )
-        return worker._replace(asking=numbered_calls(worker.asking), sessions=sessions)
+        asking = tuple(numbered_call(call) for call in worker.asking)
+        sessions = tuple(numbered_session(session) for session in worker.sessions)
+        return Worker(worker.held, asking, sessions)
 
-    return world._replace(
-        shard=numbered_shard(world.shard),
-        disk=world.disk and numbered_shard(world.disk),
+    def numbered_in(shard: Shard) -> Shard:
+        return renamed_shard(shard, tuple(numbers[owner] for owner in shard_owners(shard)))
+
+    return World(
+        shard=numbered_in(world.shard),
+        disk=world.disk and numbered_in(world.disk),
         workers=tuple(numbered_worker(worker) for worker in world.workers),
         reader=world.reader._replace(seen=numbered(world.reader.seen)),
-        network=tuple(sorted(numbered_calls(world.network))),
+        network=tuple(sorted(numbered_call(call) for call in world.network)),
+        left=world.left,
         last_owner=last,
     )
 
 
-def owners_in_order(world: World) -> Iterator[int]:
-    yield from shard_owners(world.shard)
+@cache
+def renamed_shard(shard: Shard, names: tuple[int, ...]) -> Shard:
+    """The shard with other names for those that `shard_owners` tells, in its order."""
+    name_of = dict(zip(shard_owners(shard), names, strict=True))
+
+    def renamed(request: Request) -> Request:
+        log = tuple(
+            entry._replace(
+                tokens=tuple(t % STRIDE + STRIDE * name_of[t // STRIDE] for t in entry.tokens)
+            )
+            if isinstance(entry, Chunk)
+            else entry
+            for entry in request.log
+        )
+        owner, released = name_of[request.owner], name_of[request.released]
+        return request._replace(owner=owner, released=released, log=log)
+
+    return shard._replace(
+        requests=tuple(request and renamed(request) for request in shard.requests)
+    )
+
+
+def owners_in_order(world: World) -> list[int]:
+    owners = list(shard_owners(world.shard))
     if world.disk:
-        yield from shard_owners(world.disk)
+        owners += shard_owners(world.disk)
+    tokens: list[int] = []
     for worker in world.workers:
-        for call in worker.asking:
-            yield call.owner
+        owners += [call.owner for call in worker.asking]
         for session in worker.sessions:
-            yield session.owner
-            yield from (token // STRIDE for token in session.prefix)
+            owners.append(session.owner)
+            tokens += session.prefix
     for call in world.network:
-        yield call.owner
-        yield from (token // STRIDE for token in call.tokens)
-    yield from (token // STRIDE for token in world.reader.seen)
+        owners.append(call.owner)
+        tokens += call.tokens
+    owners += [token // STRIDE for token in (*tokens, *world.reader.seen)]
+    return owners
 
 
 @cache
 def shard_owners(shard: Shard) -> tuple[int, ...]:
-    owners: list[int] = []
+    """Every owner that is named in a shard, once, and nobody."""
+    owners = {NOBODY: None}
     for request in shard.requests:
         if request:
-            owners += (request.owner, request.released)
-            owners += [token // STRIDE for token in request.tokens]
+            owners |= dict.fromkeys((request.owner, request.released))
+            owners |= dict.fromkeys(token // STRIDE for token in request.tokens)
     return tuple(owners)

@@ -6,13 +6,16 @@ one.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tests.simulation.canonical import Reductions, canonical
 from tests.simulation.laws import Closings, broken_by_step, broken_in_shard, broken_in_world
-from tests.simulation.model_state import Shard
+from tests.simulation.model_state import Call, Shard
 from tests.simulation.processes import Processes
 from tests.simulation.protocol_model import Scripts
 from tests.simulation.world import Scenario, Step, World, scripts_of
@@ -48,7 +51,8 @@ def explore(scenario: Scenario, kind: type[Scripts] = Scripts) -> Result:
     """Searches the whole scenario, with the real scripts or with doctored ones."""
     search = Search(scenario, kind)
     began = time.process_time()
-    violation = search.run()
+    with no_collection():
+        violation = search.run()
     return Result(
         scenario=scenario,
         num_states=len(search.numbers),
@@ -59,6 +63,18 @@ def explore(scenario: Scenario, kind: type[Scripts] = Scripts) -> Result:
         outcomes=frozenset(search.processes.outcomes),
         violation=violation,
     )
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """Nobody looks for garbage: millions of small tuples are made, and none is in a cycle."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class Search:
@@ -79,7 +95,9 @@ class Search:
         self.firsts: dict[tuple[str, str], tuple[int, Step]] = {}
         self._parents = [0]
         self._depths = [0]
+        #: What has been judged already: shards, and operations that led from one to another.
         self._shards: set[Shard] = set()
+        self._taken: set[tuple[Shard, tuple[Call, ...], Shard]] = set()
 
     def run(self, *, max_states: int | None = None) -> Violation | None:
         """Goes on until all is explored or a law is broken; or ends once it has `max_states`."""
@@ -87,11 +105,14 @@ class Search:
         while waiting and (max_states is None or len(self.numbers) < max_states):
             world = waiting.popleft()
             number = self.numbers[world]
-            for step in self.processes.steps(world):
+            # Of two workers that are alike, one is as good as the other.
+            actors = range(len(set(world.workers)))
+            for step in self.processes.steps(world, workers=actors):
                 self.num_steps += 1
-                for outcome in self.processes.outcomes - self.firsts.keys():
-                    self.firsts[outcome] = number, step
-                broken = list(broken_by_step(world, step))
+                if len(self.firsts) < len(self.processes.outcomes):
+                    for outcome in self.processes.outcomes - self.firsts.keys():
+                        self.firsts[outcome] = number, step
+                broken = self._broken_by_step(world, step)
                 if not broken and (step.world == world or step.world in self.numbers):
                     continue
                 after = self._canonical(step.world)
@@ -111,6 +132,13 @@ class Search:
         self._parents.append(found_from)
         self.depth = self._depths[found_from] + 1
         self._depths.append(self.depth)
+
+    def _broken_by_step(self, world: World, step: Step) -> list[str]:
+        taken = world.shard, step.calls, step.world.shard
+        if taken in self._taken:
+            return []
+        self._taken.add(taken)
+        return list(broken_by_step(*taken))
 
     def _broken(self, raw: World, world: World) -> list[str]:
         broken = []

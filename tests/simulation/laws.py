@@ -23,7 +23,7 @@ from tests.simulation.model_state import (
     Shard,
 )
 from tests.simulation.processes import Processes
-from tests.simulation.world import EXPLICIT_EVENTS, Left, Scenario, Step, Worker, World, read
+from tests.simulation.world import EXPLICIT_EVENTS, Left, Scenario, Worker, World, read
 
 #: Ends that leave a dead letter, until someone gives it another life.
 LETTERED = ("attempts_spent", "undecodable")
@@ -32,11 +32,10 @@ LETTERED = ("attempts_spent", "undecodable")
 TAKING_BACK = ("rollback", "tear", "requeue", "forget")
 
 
-def broken_by_step(before: World, step: Step) -> Iterator[str]:
-    """Laws about what a step may change."""
-    old_shard, new_shard = before.shard, step.world.shard
-    yield from broken_by_waiting(new_shard, step=step)
-    if old_shard is new_shard or any(call.name in TAKING_BACK for call in step.calls):
+def broken_by_step(old_shard: Shard, calls: tuple[Call, ...], new_shard: Shard) -> Iterator[str]:
+    """Laws about what operations that led from one shard to another may change."""
+    yield from broken_by_waiting(new_shard, calls=calls)
+    if old_shard is new_shard or any(call.name in TAKING_BACK for call in calls):
         return
     for old, new in zip(old_shard.requests, new_shard.requests, strict=True):
         if old is new or old == MISSING:
@@ -44,7 +43,7 @@ def broken_by_step(before: World, step: Step) -> Iterator[str]:
         if old.state not in OPEN and new != old:
             law = "I9" if (old.state, old.owner) == ("cancelled", NOBODY) else "I3"
             yield f"{law}: a request that was {old.state} is {new.state} or was changed"
-        if step.calls[0].name == "submit":
+        if calls[0].name == "submit":
             yield "I8: a submit has changed a request that was there"
         if new.tokens[: len(old.tokens)] != old.tokens:
             yield "I1: published tokens were changed"
@@ -64,9 +63,9 @@ def broken_by_giving_up(old: Request, new: Request) -> Iterator[str]:
         yield f"I7: a request was given up after a claim that moved it to {old.published}"
 
 
-def broken_by_waiting(shard: Shard, *, step: Step) -> Iterator[str]:
+def broken_by_waiting(shard: Shard, *, calls: tuple[Call, ...]) -> Iterator[str]:
     """Who is too late is told so."""
-    for call in step.calls[-1:]:
+    for call in calls[-1:]:
         request = shard.requests[call.request]
         if call.name == "expire" and request and request.state in WAITING:
             yield f"I5: a {request.state} request waits though its time is over"

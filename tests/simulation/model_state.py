@@ -148,12 +148,8 @@ class Clock(NamedTuple):
     late: tuple[int, ...] = ()
 
 
-class Shard(NamedTuple):
-    """All that the scripts read and write.
-
-    `leases`, `delays` and `waits` are "" (none), "live" or "over" for each request. `key_holder`:
-    who holds the one idempotency key there is, -1 for nobody.
-    """
+class ShardFields(NamedTuple):
+    """What a Shard holds."""
 
     requests: tuple[Request | tuple[()], ...]
     leases: tuple[str, ...]
@@ -165,6 +161,21 @@ class Shard(NamedTuple):
     key_holder: int = -1
     is_paused: bool = False
     clock: Clock = Clock()
+
+
+class Shard(ShardFields):
+    """All that the scripts read and write.
+
+    `leases`, `delays` and `waits` are "" (none), "live" or "over" for each request. `key_holder`:
+    who holds the one idempotency key there is, -1 for nobody.
+    """
+
+    _hash = 0
+
+    def __hash__(self) -> int:
+        # Worlds share their shards, and a search asks for little else than hashes.
+        self._hash = self._hash or super().__hash__()
+        return self._hash
 
     @classmethod
     def empty(cls, num_requests: int) -> Shard:

@@ -11,7 +11,6 @@ never met. MODELCHECK_JSON names a file to write the figures to. Runs on all cor
 
 from __future__ import annotations
 
-import gc
 import json
 import multiprocessing
 import os
@@ -58,8 +57,8 @@ SMALL_SCENARIOS = (
     ),
     Scenario("a rollback", num_rollbacks=1, num_tokens=1, max_attempts=1),
     Scenario("expiry", num_expiries=1, num_tokens=1, max_attempts=1, may_schedule=True),
-    Scenario("another life", num_expiries=1, num_requeues=1, num_tokens=1, max_attempts=1),
-    Scenario("a pause", may_pause=True, num_tokens=1),
+    Scenario("another life", num_expiries=1, num_requeues=1, num_tokens=0, max_attempts=1),
+    Scenario("a pause", may_pause=True, num_tokens=1, max_attempts=1),
     Scenario(
         "one key for two",
         num_requests=2,
@@ -116,9 +115,12 @@ SCENARIOS = (
     Scenario("expiry, a rollback", num_expiries=1, num_rollbacks=1, num_tokens=0, max_attempts=1),
     Scenario("expiry, another life", num_expiries=1, num_requeues=1, num_tokens=1, max_attempts=1),
     Scenario("expiry, late calls", num_expiries=1, num_late_calls=1, num_tokens=1, max_attempts=1),
-    # Two requests meet in the ingress and the books, not in their logs: empty answers do.
+    Scenario("two, late calls", num_requests=2, num_tokens=1, max_attempts=1, num_late_calls=1),
+    Scenario("two, cancelled", num_requests=2, num_tokens=1, max_attempts=1, may_cancel=True),
+    # Where it would be too many, two requests have empty answers: they meet in the ingress and the
+    # books, and not in their logs.
     Scenario(
-        "two, late calls",
+        "two, late calls, retries",
         num_requests=2,
         num_tokens=0,
         max_attempts=1,
@@ -129,7 +131,7 @@ SCENARIOS = (
     Scenario(
         "one key for two",
         num_requests=2,
-        num_tokens=0,
+        num_tokens=1,
         max_attempts=1,
         num_late_calls=1,
         num_rollbacks=1,
@@ -206,25 +208,28 @@ def searched(tasks: Sequence[tuple[Scenario, type[Scripts]]]) -> Iterator[Result
     """The results in the order of the tasks, each searched in a process of its own."""
     # Forked, so that nothing is imported twenty times; one task each, as its memory is large.
     context = multiprocessing.get_context("fork")
-    with context.Pool(os.cpu_count(), gc.disable, maxtasksperchild=1) as pool:
+    with context.Pool(os.cpu_count(), maxtasksperchild=1) as pool:
         yield from pool.imap(search, tasks)
 
 
 def search(task: tuple[Scenario, type[Scripts]]) -> Result:
-    # Millions of small tuples, none in a cycle: there is nothing to collect.
     return explore(*task)
 
 
 def checked(result: Result) -> Result:
-    scenario = result.scenario
-    print(
-        f"{scenario.name:26} {result.num_states:9,} states {result.num_steps:10,} steps"
-        f"  depth {result.depth:3}  {result.seconds:6.1f} s  {bounds(scenario)}",
-        flush=True,
-    )
+    print(summary(result), flush=True)
     if result.violation:
         print(f"BROKEN\n{result.violation}")
     return result
+
+
+def summary(result: Result) -> str:
+    """A line that says how much was explored, and within which bounds."""
+    scenario = result.scenario
+    return (
+        f"{scenario.name:26} {result.num_states:9,} states {result.num_steps:10,} steps"
+        f"  depth {result.depth:3}  {result.seconds:6.1f} s  {bounds(scenario)}"
+    )
 
 
 def bounds(scenario: Scenario) -> str:

@@ -7,7 +7,7 @@ late is one that is heard at once by a worker that then stands still.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tests.simulation.model_state import STRIDE, Call, Shard, torn, with_late_waits
@@ -37,22 +37,30 @@ class Processes:
         #: Each script with each kind of answer it has given so far.
         self.outcomes: set[tuple[str, str]] = set()
         self._requests = range(scenario.num_requests)
+        #: What came of each operation on each shard: scripts know nothing else.
+        self._ran: dict[tuple[Shard, Call], tuple[Shard, Any]] = {}
 
-    def steps(self, world: World) -> Iterator[Step]:
+    def steps(self, world: World, *, workers: Iterable[int] = range(NUM_WORKERS)) -> Iterator[Step]:
+        """All steps of a world, of these workers and of everybody else."""
         yield from self._callers(world)
         yield from self._operators(world)
         yield from self._time(world)
         yield from self._server(world)
-        for number in range(NUM_WORKERS):
+        for number in workers:
             yield from self._worker(world, number)
 
     def run(self, world: World, *calls: Call) -> tuple[World, Any]:
         """The world after some operations, and the reply to the last."""
         shard, reply = world.shard, None
         for call in calls:
-            shard, reply = self.scripts.run(shard, call)
-            self.outcomes.add((call.name, outcome_of(reply)))
-        return world._replace(shard=shard), reply
+            ran = self._ran.get((shard, call))
+            if ran is None:
+                ran = self._ran[shard, call] = self.scripts.run(shard, call)
+                self.outcomes.add((call.name, outcome_of(ran[1])))
+            shard, reply = ran
+        if shard is world.shard:
+            return world, reply
+        return World(shard, *world[1:]), reply
 
     def _plain(self, actor: str, world: World, *calls: Call) -> Step:
         return Step(actor, "", calls, self.run(world, *calls)[0])

@@ -171,8 +171,8 @@ def read(reader: Reader, request: Request | tuple[()], *, has_hashes: bool) -> R
 
 
 def with_worker(world: World, number: int, worker: Worker) -> World:
-    before = world.workers
-    return world._replace(workers=(*before[:number], worker, *before[number + 1 :]))
+    shard, disk, before, *others = world
+    return World(shard, disk, (*before[:number], worker, *before[number + 1 :]), *others)
 
 
 def with_session(
