@@ -4,6 +4,7 @@ The one place of `service` that reaches into `engine.model`, and so into torch; 
 function, so that `--help` and the tests of the service never pay for it.
 """
 
+import gc
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -68,13 +69,18 @@ def load_model(settings: Settings) -> ServedModel:
         vocab_size=facts.vocab_size,
         eos_token_ids=facts.eos_token_ids,
     )
-    return ServedModel(
+    served = ServedModel(
         engine=Engine(config, runner),
         tokenizer=ModelTokenizer.load(str(facts.tokenizer_folder)),
         fingerprint=facts.fingerprint,
         build={"torch": version("torch"), "device": facts.device, "dtype": facts.dtype},
         read_memory=runner.device_memory,
     )
+    # Hundreds of thousands of objects that will stay, most of them the libraries' own. To look
+    # through them takes the collector longer than many steps, and no thread gets on meanwhile.
+    gc.collect()
+    gc.freeze()
+    return served
 
 
 def engine_config(
