@@ -19,13 +19,13 @@ from engine.request import Progress, Request
 
 #: What is kept of each member: its length, how much of that is prompt, the length from which on its
 #: tokens are looked at, its pending token, and which of the block tables is its own.
-_NUM_TOKENS, _NUM_PROMPT_TOKENS, _WATCHED_FROM, _PENDING_TOKEN, _SLOT = COLUMNS = range(5)
+_NUM_TOKENS, _NUM_PROMPT_TOKENS, _WATCHED_FROM, _PENDING_TOKEN, _SEAT = COLUMNS = range(5)
 
 
 class Member(NamedTuple):
     """Where a request's block table is copied to, and the live one."""
 
-    slot: int
+    seat: int
     block_ids: Sequence[int]
 
 
@@ -43,10 +43,10 @@ class DecodeSet:
         self._config = config
         self._requests: list[Request] = []
         # One table, so that a request leaves by a single shift; but the long block tables stay
-        # where they are, each in a slot of its own.
+        # where they are, each in a seat of its own.
         self._table = np.zeros((len(COLUMNS), max_requests), dtype=np.int64)
         self._block_tables = np.zeros((max_requests, 1), dtype=np.int64)
-        self._free_slots = list(range(max_requests))
+        self._free_seats = list(range(max_requests))
         # All grow by a token per step, so those that reach the end of a block together always will.
         self._parties: list[dict[Request, Member]] = [{} for _ in range(config.block_size)]
         self._num_advances = 0
@@ -57,23 +57,23 @@ class DecodeSet:
     def join(self, request: Request, block_ids: Sequence[int]) -> None:
         """Take in a running request that has caught up; `block_ids` is its live block table."""
         assert request.num_pending_tokens == 1
-        slot = self._free_slots.pop()
+        seat = self._free_seats.pop()
         self._table[:, len(self)] = (
             request.num_tokens,
             request.num_prompt_tokens,
             watched_from(request, self._config),
             request.all_token_ids[-1],
-            slot,
+            seat,
         )
         self._requests.append(request)
-        self._party(request.num_tokens)[request] = Member(slot, block_ids)
+        self._party(request.num_tokens)[request] = Member(seat, block_ids)
         self._make_wide(len(block_ids))
-        self._block_tables[slot, : len(block_ids)] = block_ids
+        self._block_tables[seat, : len(block_ids)] = block_ids
 
     def leave(self, request: Request) -> None:
         """Let a member go, whether it finished or was preempted."""
         row = self._requests.index(request)
-        self._free_slots.append(self._party(request.num_tokens).pop(request).slot)
+        self._free_seats.append(self._party(request.num_tokens).pop(request).seat)
         del self._requests[row]
         self._table[:, row : len(self)] = self._table[:, row + 1 : len(self) + 1]
 
@@ -85,13 +85,13 @@ class DecodeSet:
         starts = self._column(_NUM_TOKENS) - 1
         num_blocks = int(starts.max()) // block_size + 1
         self._make_wide(num_blocks)
-        for slot, block_ids in self._party(1).values():
-            self._block_tables[slot, len(block_ids) - 1] = block_ids[-1]
+        for seat, block_ids in self._party(1).values():
+            self._block_tables[seat, len(block_ids) - 1] = block_ids[-1]
         return DecodeRows(
             requests=tuple(self._requests),
             token_ids=self._column(_PENDING_TOKEN).copy(),
             starts=starts,
-            block_tables=self._block_tables[self._column(_SLOT), :num_blocks],
+            block_tables=self._block_tables[self._column(_SEAT), :num_blocks],
             block_size=block_size,
         )
 
@@ -134,13 +134,13 @@ class DecodeSet:
                 )
             elif request.all_token_ids[-1] != row[_PENDING_TOKEN]:
                 found.append(f"{request.request_id}: another token is pending in its decode column")
-            slot, block_ids = self._party(row[_NUM_TOKENS]).get(request, NOBODY)
-            table = self._block_tables[slot, : len(block_ids)]
-            if slot != row[_SLOT] or table.tolist() != list(block_ids):
+            seat, block_ids = self._party(row[_NUM_TOKENS]).get(request, NOBODY)
+            table = self._block_tables[seat, : len(block_ids)]
+            if seat != row[_SEAT] or table.tolist() != list(block_ids):
                 found.append(f"{request.request_id}: other blocks in its decode table")
-        slots = [*self._free_slots, *(row[_SLOT] for row in columns)]
-        if sorted(slots) != list(range(self._table.shape[1])):
-            found.append("a slot for a block table is lost, or taken twice")
+        seats = [*self._free_seats, *(row[_SEAT] for row in columns)]
+        if sorted(seats) != list(range(self._table.shape[1])):
+            found.append("a seat for a block table is lost, or taken twice")
         return found
 
     def _party(self, num_tokens: int) -> dict[Request, Member]:

@@ -26,7 +26,9 @@ def free_memory_bytes(device: torch.device) -> int:
     available = [_meminfo_available(MEMINFO), _cgroup_available(CGROUP)]
     known = [value for value in available if value is not None]
     if not known:
-        raise ModelRefused("this system does not say how much memory is free: set kv_cache_memory")
+        raise ModelRefused(
+            "this system does not say how much memory is free: set kv_cache_memory_bytes"
+        )
     return min(known)
 
 
