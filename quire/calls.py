@@ -76,6 +76,16 @@ def expire_call(keys: Keys, request_ids: Sequence[str]) -> Call:
     return Call(_names(keys, request_ids), request_ids)
 
 
+def condemn_call(
+    keys: Keys, request_id: str, *, entry: IngressEntry | None, reason: str, done: bytes
+) -> Call:
+    """For condemn.lua."""
+    names = _names(keys, [request_id])
+    if entry:
+        names.append(entry.stream)
+    return Call(names, (request_id, entry.entry_id if entry else "", reason, done))
+
+
 def dead_letter_call(keys: Keys, claim: Claim, reason: str, *, done: bytes) -> Call:
     """For dead_letter.lua."""
     return Call(_names(keys, [claim.request_id]), (*_fence(claim), reason, done))

@@ -30,11 +30,18 @@ _log = logging.getLogger(__name__)
 
 
 def claim_answer(request_id: str, owner: str, reply: Sequence[Any]) -> Claimed | NotClaimed:
-    """Reads the reply of claim.lua."""
+    """Reads the reply of claim.lua. ProtocolError when what was claimed is not ours."""
     if reply[0] != b"claimed":
         reason = NotClaimedReason(reply[0].decode())
         return NotClaimed(request_id, reason, ended=bool(reply[1]))
+    with _reading(f"what was claimed of {request_id}"):
+        return _claimed(request_id, owner, reply)
+
+
+def _claimed(request_id: str, owner: str, reply: Sequence[Any]) -> Claimed:
     _, epoch, body, attempts, submitted_ms, fingerprint, cancel, entries = reply
+    if body is None:
+        raise ProtocolError("the message of the request is gone")
     log = [(entry_id, _pairs(fields)) for entry_id, fields in entries]
     return Claimed(
         claim=Claim(request_id, int(epoch), owner),
@@ -165,7 +172,7 @@ def readable(read: Callable[[Any, Any], _Record], rows: Iterable[tuple[Any, Any]
 def _reading(what: str) -> Iterator[None]:
     try:
         yield
-    except (KeyError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"{what} is damaged: {error!r}") from error
 
 

@@ -76,7 +76,9 @@ class Claimed:
 class NotClaimedReason(StrEnum):
     """Why an ingress entry gave no claim.
 
-    The entry is gone from the stream in every case; PAUSED has put another in its place.
+    The entry is gone from the stream; PAUSED has put another in its place. DAMAGED: its keys hold
+    what no transition wrote. As a rule it has ended as failed then, with a dead letter; where that
+    was not possible either, it has not, and its entry stays pending.
     """
 
     FINISHED = "finished"
@@ -87,6 +89,7 @@ class NotClaimedReason(StrEnum):
     RUNNING = "running"
     SCHEDULED = "scheduled"
     PAUSED = "paused"
+    DAMAGED = "damaged"
 
 
 @dataclass(frozen=True, slots=True)

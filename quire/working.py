@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from quire.calls import (
     beat_call,
     claim_call,
+    condemn_call,
     dead_letter_call,
     expire_call,
     fail_call,
@@ -21,7 +22,7 @@ from quire.calls import (
     release_call,
 )
 from quire.commits import Extension
-from quire.errors import ProtocolError
+from quire.errors import ProtocolError, QuireError
 from quire.keys import Keys
 from quire.output import Completion, ErrorInfo, FinishReason, State
 from quire.replies import claim_answer
@@ -37,6 +38,7 @@ from quire.transitions import (
     HeartbeatReply,
     IngressEntry,
     NotClaimed,
+    NotClaimedReason,
     Promoted,
     Reaped,
 )
@@ -97,7 +99,7 @@ class Working(Shard):
 
         Either the request is this worker's now, with its lease running, or the answer says why not.
         The entry is removed from the stream in both cases. `fingerprint` names the engine and is
-        recorded at the first claim.
+        recorded at the first claim. One whose keys are damaged ends alone, see NotClaimedReason.
         """
         owners = [secrets.token_hex(16) for _ in entries]
         calls = [
@@ -106,9 +108,52 @@ class Working(Shard):
         ]
         replies = self._scripts.run_many("claim", calls)
         return [
-            claim_answer(entry.request_id, owner, raise_if_error(reply))
+            self._claimed(entry, owner, reply=reply)
             for entry, owner, reply in zip(entries, owners, replies, strict=True)
         ]
+
+    def _claimed(self, entry: IngressEntry, owner: str, *, reply: Any) -> Claimed | NotClaimed:
+        request_id = entry.request_id
+        try:
+            return claim_answer(request_id, owner, raise_if_error(reply))
+        except ProtocolError as error:
+            _log.error("claim of %s: %s", request_id, error)
+            ended = self._condemn("claim", request_id, error=error, entry=entry)
+            if not ended and not isinstance(reply, ProtocolError):
+                # It is ours, and only we cannot read what is in its log.
+                ended = self._give_up(Claim(request_id, int(reply[1]), owner), error=error)
+        return NotClaimed(request_id, NotClaimedReason.DAMAGED, ended=ended)
+
+    def _give_up(self, claim: Claim, *, error: ProtocolError) -> bool:
+        info = ErrorInfo("broken_log", str(error))
+        try:
+            return self.dead_letter(claim, f"broken_log: {error}", error=info)
+        except QuireError as worse:
+            _log.error("dead letter of %s: %s", claim.request_id, worse)
+            return False
+
+    def _condemn(
+        self,
+        transition: str,
+        request_id: str,
+        *,
+        error: ProtocolError,
+        entry: IngressEntry | None = None,
+    ) -> bool:
+        """Ends a request on which a transition fails for ever. False where its keys are sound."""
+        info = ErrorInfo("damaged", "what the queue holds of the request is damaged")
+        done = Completion(request_id, State.FAILED, FinishReason.ERROR, error=info).encode()
+        reason = f"{info.code}: {error}"[:MAX_REASON_LENGTH]
+        call = condemn_call(self.keys, request_id, entry=entry, reason=reason, done=done)
+        try:
+            ended = bool(self._scripts.run("condemn", call))
+        except QuireError as worse:
+            # The others of the same call are claimed or moved already, and must hear of it.
+            _log.error("condemn of %s: %s", request_id, worse)
+            return False
+        if ended:
+            _log.error("%s of %s failed, and it has ended: %s", transition, request_id, error)
+        return ended
 
     def commit(self, items: Sequence[CommitItem]) -> list[CommitReply]:
         """Publishes tokens and ends, one answer per item in the same order.
@@ -273,28 +318,51 @@ class Working(Shard):
             lambda: self._connection.zrangebyscore(times, "-inf", now, start=0, num=limit)
         )
         # The script looks at each time again: it may have changed since.
-        for part in _parts([row.decode() for row in rows]):
+        for part in _parts(self._ids_in(times, rows)):
             try:
                 states = self._scripts.run(transition, call(self.keys, part))
-            except ProtocolError:
-                states = [self._move_alone(transition, call, request_id) for request_id in part]
+            except ProtocolError as error:
+                states = self._move_alone(transition, call, part, error=error)
             for request_id, state in zip(part, states, strict=True):
                 if state:
                     yield request_id, State(state.decode())
 
-    def _move_alone(
-        self, transition: str, call: Callable[[Keys, Sequence[str]], Call], request_id: str
-    ) -> bytes:
-        """Moves one request; one whose keys are damaged must not keep the others from moving.
+    def _ids_in(self, times: str, rows: Sequence[bytes]) -> list[str]:
+        """The requests in a sorted set; a member that is no id is taken out of everybody's way."""
+        ids: list[str] = []
+        for row in rows:
+            try:
+                ids.append(row.decode())
+            except UnicodeDecodeError:
+                _log.error("no request has this id: %r in %s", row, times)
+                self._retrying(partial(self._connection.zrem, times, row))
+        return ids
 
-        Those that the failed call had moved before it came upon the damage are not told of again.
+    def _move_alone(
+        self,
+        transition: str,
+        call: Callable[[Keys, Sequence[str]], Call],
+        request_ids: Sequence[str],
+        *,
+        error: ProtocolError,
+    ) -> list[bytes]:
+        """Moves requests of which one at least is damaged: that one ends, and the others go on.
+
+        It ends before anything else, or enough of them would stand before all others for ever; and
+        what the call that failed did to it may hide it from the next. What that call had done for
+        others is not told of again.
         """
-        try:
-            (state,) = self._scripts.run(transition, call(self.keys, [request_id]))
-        except ProtocolError as error:
-            _log.error("%s of %s: %s", transition, request_id, error)
-            return b""
-        return bytes(state)
+        states: list[bytes] = []
+        for request_id in request_ids:
+            if self._condemn(transition, request_id, error=error):
+                states.append(State.FAILED.encode())
+                continue
+            try:
+                states += self._scripts.run(transition, call(self.keys, [request_id]))
+            except ProtocolError as still:
+                _log.error("%s of %s: %s", transition, request_id, still)
+                states.append(b"")
+        return states
 
 
 def _parts(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:

@@ -41,7 +41,7 @@ local function trim_letters(total, now)
   redis.call('XTRIM', DEAD, 'MINID', int(now - DEAD_LETTER_MS))
   redis.call('XTRIM', DEAD, 'MAXLEN', MAX_DEAD_LETTERS)
   local oldest, letter = letter_at('XRANGE', '-', '+')
-  while oldest and total - tonumber(letter.total or '0') >= MAX_DEAD_BYTES do
+  while oldest and total - (tonumber(letter.total) or 0) >= MAX_DEAD_BYTES do
     redis.call('XDEL', DEAD, oldest)
     oldest, letter = letter_at('XRANGE', '-', '+')
   end
@@ -54,7 +54,7 @@ local function bury(keys, id, reason, now)
   local record = fields_of(keys, 'attempts', 'priority', 'tenant', 'deadline_ms', 'metadata')
   local body = redis.call('GET', keys.body) or ''
   local _, last = letter_at('XREVRANGE', '+', '-')
-  local total = tonumber(last and last.total or '0') + #body
+  local total = (tonumber(last and last.total) or 0) + #body
   redis.call('XADD', DEAD, '*', 'id', id, 'reason', reason, 'attempts', record.attempts,
     'priority', record.priority, 'tenant', record.tenant, 'deadline_ms', record.deadline_ms,
     'metadata', record.metadata or '', 'tokens', booked(id).tokens, 'total', int(total),

@@ -126,6 +126,44 @@ def test_a_worker_claims_commits_and_looks_after_the_others(as_role, real_broker
     assert [info.name for info in broker.workers()] == ["other"]
 
 
+def test_a_worker_extends_what_it_has_begun(as_role, real_broker, real_connection):
+    broker = as_role("worker")
+    real_broker.submit_many([make_request(id=f"g~{n}") for n in range(20)])
+    claims = [a.claim for a in broker.claim(broker.read_ingress("w", count=20, block_seconds=0))]
+    broker.commit([make_item(claim, 0, 1) for claim in claims])
+    real_connection.config_resetstat()
+    replies = broker.commit([make_item(claim, 1, 2) for claim in claims])
+    assert {reply.published for reply in replies} == {2}
+    # A script that may not do what it wants falls back, and that would look for each newest entry.
+    assert "cmdstat_xrevrange" not in real_connection.info("commandstats")
+    assert broker.status("g~0").published == 2
+    broker.commit([make_item(claim, 2, 3, final=True) for claim in claims])
+
+
+@pytest.mark.parametrize("spoilt", ["request", "body", "output"])
+def test_a_worker_ends_what_is_spoilt(as_role, real_broker, real_connection, spoilt):
+    broker = as_role("worker")
+    real_broker.submit_many([make_request(id=name) for name in ("a", "g~b")])
+    key = getattr(real_broker.keys, spoilt)("g~b")
+    real_connection.delete(key)
+    real_connection.rpush(key, "foreign")
+    real_connection.expire(key, 60)
+    answers = broker.claim(broker.read_ingress("w", count=9, block_seconds=0))
+    assert [getattr(answer, "ended", None) for answer in answers] == [None, True]
+    assert real_broker.status("g~b").state is State.FAILED
+
+
+def test_what_a_user_may_not_look_at_is_not_taken_for_damage(as_role, real_broker, real_connection):
+    user = f"worker-{real_broker.keys.queue}"
+    broker = as_role("worker")
+    real_broker.submit(make_request(id="a"))
+    entries = broker.read_ingress("w", count=1, block_seconds=0)
+    real_connection.execute_command("ACL", "SETUSER", user, "-get", "-xlen", "-srem")
+    refused(lambda: broker.claim(entries))
+    assert real_broker.status("a").state is not State.FAILED
+    assert real_connection.exists(*real_broker.keys.of_request("a")[:2]) == 2
+
+
 def test_a_worker_is_refused_new_requests_and_the_operation(as_role, real_broker):
     broker = as_role("worker")
     real_broker.submit(make_request(id="a"))

@@ -69,6 +69,9 @@ local function keys_of(command, words)
   if command == 'XREAD' then -- COUNT <number> STREAMS, then keys, then as many places
     return { unpack(words, 4, 3 + (#words - 3) / 2) }
   end
+  if command == 'EXISTS' then
+    return words
+  end
   return { words[(command == 'XGROUP' or command == 'XINFO') and 2 or 1] }
 end
 local function watched(send)
@@ -136,6 +139,17 @@ def go_through_delays(broker, clockwork):
     error = ErrorInfo("device_failed", "gone")
     states = [broker.fail(answer.claim, error, retry=BackOff()) for answer in answers]
     assert states == ["scheduled"] * 2
+    go_through_damage(broker, clockwork.connection)
+
+
+def go_through_damage(broker, connection):
+    broker.submit(make_request(id="g~spoilt", priority="critical"))
+    for key in broker.keys.of_request("g~spoilt"):
+        connection.delete(key)
+        connection.rpush(key, "foreign")
+    entries = broker.read_ingress("w", count=1, block_seconds=0)
+    assert [answer.reason for answer in broker.claim(entries)] == ["damaged"]
+    assert broker.status("g~spoilt").state is State.FAILED
 
 
 def test_every_script_declares_all_keys_it_touches(make_broker, clockwork):
@@ -170,8 +184,8 @@ def test_a_server_in_cluster_mode_runs_every_script(monkeypatch):
 
 def test_every_transition_of_the_protocol_has_its_script():
     assert TRANSITIONS == [
-        "beat_worker", "cancel", "claim", "commit", "dead_letter", "expire", "extend", "fail",
-        "heartbeat", "promote", "reap", "release", "requeue", "submit",
+        "beat_worker", "cancel", "claim", "commit", "condemn", "dead_letter", "expire", "extend",
+        "fail", "heartbeat", "promote", "reap", "release", "requeue", "submit",
     ]  # fmt: skip
 
 

@@ -50,8 +50,9 @@ def damaged(broker, connection):
     connection.delete(broker.keys.request("b"))
     connection.set(broker.keys.request("b"), "foreign", ex=60)
     yield claims
-    connection.delete(broker.keys.request("b"))
-    connection.restore(broker.keys.request("b"), 60_000, kept)
+    if connection.type(broker.keys.request("b")) == b"string":
+        connection.delete(broker.keys.request("b"))
+        connection.restore(broker.keys.request("b"), 60_000, kept)
 
 
 def test_a_commit_that_can_never_succeed_says_so_at_once(broker, damaged):
@@ -73,7 +74,7 @@ def test_a_damaged_request_does_not_keep_the_others_from_being_reaped(
     for claim in damaged:
         clockwork.expire_lease(claim.request_id)
     with caplog.at_level(logging.ERROR, logger="quire.working"):
-        assert Reaped("c", State.QUEUED) in broker.reap()
+        assert {Reaped("b", State.FAILED), Reaped("c", State.QUEUED)} <= set(broker.reap())
     assert "reap of b" in caplog.text
     assert [broker.status(name).state for name in "ac"] == [State.QUEUED] * 2
     assert broker.reap() == []
@@ -83,10 +84,10 @@ def test_a_damaged_request_does_not_keep_the_others_from_their_deadline(broker, 
     broker.submit_many([make_request(id=name, deadline_ms=1) for name in "abc"])
     log = broker.keys.output("b")
     connection.set(log, "foreign", ex=60)
-    assert Expired("c", State.EXPIRED) in broker.expire()
+    expired = broker.expire()
+    assert {Expired("b", State.FAILED), Expired("c", State.EXPIRED)} <= set(expired)
     assert [broker.status(name).state for name in "ac"] == [State.EXPIRED] * 2
-    connection.delete(log)
-    assert broker.expire() == [Expired("b", State.EXPIRED)]
+    assert broker.expire() == []
 
 
 def test_a_transition_that_lost_its_server_may_be_tried_again(broker, connection, monkeypatch):

@@ -1,0 +1,134 @@
+-- CONDEMN: end a request whose keys hold what no transition wrote, so that it is in nobody's way.
+--
+-- KEYS  those of running.lua with one request, [then the stream of its entry]
+-- ARGV  id, entry id or '', reason, terminal record
+-- Returns 1 when it has ended by this, 0 when its keys are sound: then nothing is done.
+-- Every other transition takes these keys at their word, and fails on such a request for ever. What
+-- cannot be read is deleted; what can is kept, the request in a dead letter, the tokens in the log.
+
+local id, entry_id, reason, done = ARGV[FIRST], ARGV[FIRST + 1], ARGV[FIRST + 2], ARGV[FIRST + 3]
+local keys, now = take_keys(id), now_ms()
+local stream = KEYS[next_key]
+
+-- No log of ours is as long; a token has an index below it.
+local MOST_TOKENS = 2 ^ 31
+
+local is_damaged = false
+
+-- Deletes a key that is of another type than the one the command is for. Any other error is about
+-- the server, or about what its user may do.
+local function delete_unless(key, command, ...)
+  local found = redis.pcall(command, key, ...)
+  if type(found) == 'table' and found.err then
+    local said = tostring(found.err)
+    assert(string.find(said, 'WRONGTYPE', 1, true), said)
+    redis.call('DEL', key)
+    is_damaged = true
+  end
+end
+
+local function matches(pattern)
+  return function(text)
+    return string.find(text, pattern)
+  end
+end
+
+-- With more digits than these, Lua would not know a number from the next one.
+local function is_number(text)
+  return #text <= 15 and string.find(text, '^%d+$')
+end
+
+local function is_state(text)
+  return WAITS[text] ~= nil or text == 'completed' or text == 'failed' or text == 'cancelled'
+    or text == 'expired'
+end
+
+-- What each field of a record is like, and what stands in for one that is not; false where there
+-- need not be one.
+local FIELDS = {
+  state = { is_state, 'queued' },
+  owner = { matches('^%S*$'), '' },
+  tenant = { matches('^%S+$'), 'default' },
+  priority = { matches('^[0-3]$'), '1' },
+  epoch = { is_number, '0' },
+  attempts = { is_number, '0' },
+  resumes = { is_number, '0' },
+  published = { is_number, '0' },
+  deadline_ms = { is_number, '0' },
+  submitted_ms = { is_number, int(now) },
+  resumed_from = { is_number, false },
+  claimed_ms = { is_number, false },
+  first_token_ms = { is_number, false },
+  prefix = { matches('^%d+%.%d+$'), false },
+}
+
+-- The epoch of the newest entry of the log; what is written next must be above it.
+local function mend_log()
+  delete_unless(keys.output, 'XLEN')
+  local newest = redis.call('XREVRANGE', keys.output, '+', '-', 'COUNT', 1)[1]
+  local index, epoch = string.match(newest and newest[1] or '0-0', '^(%d+)-(%d+)$')
+  if tonumber(index) >= MOST_TOKENS or tonumber(epoch) >= MOST_TOKENS then
+    redis.call('DEL', keys.output)
+    is_damaged = true
+    return 0
+  end
+  return tonumber(epoch)
+end
+
+local function mend_record(newest_epoch)
+  delete_unless(keys.record, 'HGET', 'state')
+  local record = table_of(redis.call('HGETALL', keys.record))
+  for name, rule in pairs(FIELDS) do
+    local is_sound, instead, found = rule[1], rule[2], record[name]
+    if (found and not is_sound(found)) or (instead and not found) then
+      is_damaged = true
+      if instead then
+        redis.call('HSET', keys.record, name, instead)
+      else
+        redis.call('HDEL', keys.record, name)
+      end
+    end
+  end
+  if tonumber(redis.call('HGET', keys.record, 'epoch')) < newest_epoch then
+    redis.call('HSET', keys.record, 'epoch', int(newest_epoch))
+  end
+end
+
+local function mend_books()
+  local entry = redis.call('HGET', OPEN, id)
+  if entry and not string.find(entry, '^%l+ %d+ .*$') then
+    redis.call('HDEL', OPEN, id)
+    is_damaged = true
+  end
+  if keys.group then
+    delete_unless(keys.group, 'HGET', 'queued')
+    delete_unless(keys.members, 'SREM', '')
+    delete_unless(keys.ended, 'XLEN')
+  end
+end
+
+if redis.call('EXISTS', keys.record) == 0 then
+  -- Forgotten, which every transition knows how to take.
+  return 0
+end
+local newest_epoch = mend_log()
+delete_unless(keys.body, 'GET')
+mend_books()
+mend_record(newest_epoch)
+if not is_damaged then
+  return 0
+end
+
+local record = fields_of(keys, 'state', 'epoch')
+for _, times in ipairs({ LEASE, DELAY, WAIT }) do
+  redis.call('ZREM', times, id)
+end
+if WAITS[record.state] ~= nil then
+  bury(keys, id, reason, now)
+end
+end_without_worker(keys, id, record.epoch, { state = 'failed', done = done }, now)
+if stream then
+  redis.call('XACK', stream, 'workers', entry_id)
+  redis.call('XDEL', stream, entry_id)
+end
+return 1
