@@ -100,8 +100,8 @@ sim: $(VENV)/dev.installed ## play seeded schedules of the whole system on virtu
 fuzz: $(VENV)/fuzz.installed ## feed bad bytes to everything that reads from Redis (SECONDS=60)
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60)
 
-chaos: $(VENV)/dev.installed ## kill, freeze and cut off real workers, clients and Redis (SCHEDULES=20, JOBS=4, SEED=n)
-	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED),--schedules $(or $(SCHEDULES),20) --jobs $(or $(JOBS),4))
+chaos: $(VENV)/dev.installed ## kill, freeze and cut off real workers, clients and Redis (SCHEDULES=20, REAL=0, JOBS=4, SEED=n)
+	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED),--schedules $(or $(SCHEDULES),20) --real $(or $(REAL),0) --jobs $(or $(JOBS),4))
 
 requests: $(VENV)/demo.installed ## write examples/requests.jsonl anew
 	$(BIN)/python -m examples.make_requests

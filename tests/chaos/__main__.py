@@ -13,11 +13,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from itertools import count, islice
 from pathlib import Path
 
 from tests.chaos.company import CONTROL, INTACT, SCHEDULE, Company, Play, Report
 from tests.chaos.controls import LIVE
 from tests.chaos.plants import PLANTS
+from tests.chaos.schedules import is_real
 
 #: The figures that programs read, always there. `fenced_commits`, `lost_claims` and `rewinds` are
 #: the workers' own metrics: what was said for a claim that was someone else's by then, such claims
@@ -27,7 +29,7 @@ FIGURES = (
     *("kills", "client_kills", "pauses", "drains", "redis_kills", "redis_stalls", "lost_bytes"),
     *("lost_replies", "cancels", "duplicate_submits", "resumed_requests", "fenced_commits"),
     *("lost_claims", "rewinds", "reaps", "reader_rewinds", "departures", "resubmits"),
-    "preemptions",
+    *("preemptions", "real_schedules"),
 )
 MOST_SEED = 1_000_000
 #: The width of a terminal that progress must not overflow.
@@ -66,7 +68,11 @@ def _plays(options: argparse.Namespace) -> list[Play]:
         return [Play(CONTROL, options.control), Play(INTACT, options.control)]
     first = options.first if options.first is not None else random.randrange(MOST_SEED)
     controls = [Play(kind, name) for name in LIVE for kind in (CONTROL, INTACT)]
-    schedules = [Play(SCHEDULE, str(first + index)) for index in range(options.schedules)]
+    seeds = [*range(first, first + options.schedules)]
+    seeds += islice(
+        (seed for seed in count(first + options.schedules) if is_real(seed)), options.real
+    )
+    schedules = [Play(SCHEDULE, str(seed)) for seed in seeds]
     return (controls if options.controls else []) + schedules
 
 
@@ -85,6 +91,7 @@ def _count(figures: Counter[str], report: Report) -> None:
         return
     figures.update(report.figures)
     figures["schedules"] += report.play.kind == SCHEDULE
+    figures["real_schedules"] += report.play.is_real
     figures["violations"] += len(report.sentences)
 
 
@@ -116,6 +123,9 @@ def _write(path: Path, figures: Counter[str], failed: Sequence[Report]) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--schedules", type=int, default=20, help="how many to play")
+    parser.add_argument(
+        "--real", type=int, default=0, help="how many to play with the embedded model besides"
+    )
     parser.add_argument("--jobs", type=int, default=4, help="how many to play at once")
     parser.add_argument("--seconds", type=float, default=0.0, help="start none after so long")
     parser.add_argument("--first", type=int, help="the first seed; drawn when unset")

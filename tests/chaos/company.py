@@ -18,7 +18,7 @@ from multiprocessing import get_context
 from quire.local_redis import URL_VARIABLE
 from tests.chaos import forking
 from tests.chaos.controls import run_control
-from tests.chaos.schedules import REAL_SEEDS, draw_plan, play
+from tests.chaos.schedules import draw_plan, is_real, play
 from tests.chaos.stage import Outcome, Stuck
 
 #: The kinds of plays: a drawn schedule, a control with its law broken, the same with it intact.
@@ -35,7 +35,7 @@ class Play:
     @property
     def is_real(self) -> bool:
         """It is played with the real model."""
-        return self.kind == SCHEDULE and int(self.name) in REAL_SEEDS
+        return self.kind == SCHEDULE and is_real(int(self.name))
 
     @property
     def replay(self) -> str:

@@ -21,7 +21,6 @@ from tests.service.fake_model import byte_tokenizer, expected_tokens
 
 #: Of so many schedules one is played by real workers with the embedded model.
 REAL_EVERY = 10
-REAL_SEEDS = range(REAL_EVERY - 1, 1_000_000, REAL_EVERY)
 
 LEASE_SECONDS = 1.0
 FAKE_FLAGS = (
@@ -74,25 +73,29 @@ FAULTS = {
 NUM_FAULTS = (4, 9)
 
 
+def is_real(seed: int) -> bool:
+    """Whether its workers have the embedded model."""
+    return seed % REAL_EVERY == REAL_EVERY - 1
+
+
 def draw_plan(seed: int) -> Plan:
     """The plan of a seed: always the same."""
-    random_ = random.Random(seed)
-    is_real = seed in REAL_SEEDS
+    random_, has_model = random.Random(seed), is_real(seed)
     kinds = random_.choices(
         list(FAULTS), weights=list(FAULTS.values()), k=random_.randint(*NUM_FAULTS)
     )
     # Few attempts make dead letters; many let all that can be completed be completed.
     cast = Cast(
-        flags=REAL_FLAGS if is_real else FAKE_FLAGS,
-        lease_seconds=2.0 if is_real else LEASE_SECONDS,
+        flags=REAL_FLAGS if has_model else FAKE_FLAGS,
+        lease_seconds=2.0 if has_model else LEASE_SECONDS,
         max_attempts=2 if random_.random() < 0.15 else 20,
-        step_seconds=None if is_real else random_.choice((0.002, 0.004, 0.008)),
+        step_seconds=None if has_model else random_.choice((0.002, 0.004, 0.008)),
     )
-    draw = _draw_real if is_real else _draw_fake
+    draw = _draw_real if has_model else _draw_fake
     return Plan(
         seed=seed,
         cast=cast,
-        num_workers=2 if is_real else random_.randint(2, 3),
+        num_workers=2 if has_model else random_.randint(2, 3),
         wanted=draw(random_, seed=seed),
         faults=tuple(
             Fault(kind, share)
@@ -243,7 +246,7 @@ def _draw_sampling(random_: random.Random) -> dict:
 
 def _draw_real(random_: random.Random, *, seed: int) -> tuple[Wanted, ...]:
     """A choice of the recorded requests under new names."""
-    chosen = random_.sample(_recorded(), k=6)
+    chosen = random_.sample(recorded(), k=6)
     return tuple(
         Wanted(
             item.request.model_copy(
@@ -261,7 +264,7 @@ def _draw_real(random_: random.Random, *, seed: int) -> tuple[Wanted, ...]:
 
 
 @cache
-def _recorded() -> tuple[Wanted, ...]:
+def recorded() -> tuple[Wanted, ...]:
     """Requests with what one worker, left in peace, makes of them: the oracle of the real model."""
     random_ = random.Random("recorded")
     requests = [

@@ -1,19 +1,30 @@
 """A few schedules of chaos, small enough for every run of the tests, and all controls."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from quire.local_redis import URL_VARIABLE, LocalRedis
+from service.config import EMBEDDED_MODEL
 from tests.chaos.append_only import cut, read_command
 from tests.chaos.audit import log_violations
 from tests.chaos.company import CONTROL, INTACT, SCHEDULE, Company, Play, Report
 from tests.chaos.controls import LIVE
 from tests.chaos.plants import MAX_ATTEMPTS, PLANTS, sound_log
-from tests.chaos.schedules import FAULTS, draw_plan
+from tests.chaos.schedules import FAULTS, draw_plan, is_real, recorded
 
 #: Between them every fault there is.
 SMOKE_SEEDS = (90, 661, 690)
+#: One with the embedded model: workers are killed and stopped, and Redis loses its tail twice.
+REAL_SEED = 3009
 #: Plays at once.
 JOBS = 4
 #: Whichever test is the first waits for all plays.
@@ -21,15 +32,30 @@ FIRST_TEST_SECONDS = 400
 
 
 @pytest.fixture(scope="module")
-def reports() -> Mapping[Play, Report]:
-    """All plays of this file, played at once: they mostly wait."""
+def own_redis() -> Iterator[None]:
+    """There is a Redis to start, and none is named: such a server is not ours to kill."""
     with pytest.MonkeyPatch.context() as patch:
-        # A server that was only named is not ours to kill.
         patch.delenv(URL_VARIABLE, raising=False)
         with LocalRedis.start() as server:
             if not server.is_real:
                 pytest.skip("chaos kills its Redis: there is no redis-server to start")
-    plays = [Play(SCHEDULE, str(seed)) for seed in SMOKE_SEEDS]
+        yield
+
+
+@pytest.fixture(scope="module")
+def abacus() -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+    """The embedded model as transformers runs it, in the precision of the plays."""
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_MODEL)
+    model = AutoModelForCausalLM.from_pretrained(EMBEDDED_MODEL, dtype=torch.float32)
+    # The plays generate beyond the end of an answer.
+    model.config.eos_token_id = model.generation_config.eos_token_id = None
+    return tokenizer, model
+
+
+@pytest.fixture(scope="module")
+def reports(own_redis: None) -> Mapping[Play, Report]:
+    """All plays of this file, played at once: they mostly wait."""
+    plays = [Play(SCHEDULE, str(seed)) for seed in (REAL_SEED, *SMOKE_SEEDS)]
     plays += [Play(kind, name) for name in LIVE for kind in (CONTROL, INTACT)]
     with Company(JOBS) as company:
         return {report.play: report for report in company.perform(plays)}
@@ -38,7 +64,7 @@ def reports() -> Mapping[Play, Report]:
 @pytest.mark.real_redis
 @pytest.mark.processes
 @pytest.mark.timeout(FIRST_TEST_SECONDS)
-@pytest.mark.parametrize("seed", SMOKE_SEEDS)
+@pytest.mark.parametrize("seed", [*SMOKE_SEEDS, REAL_SEED])
 def test_whatever_goes_wrong_every_log_is_that_of_the_uninterrupted_run(reports, seed):
     report = reports[Play(SCHEDULE, str(seed))]
     assert report.sentences == ()
@@ -59,6 +85,28 @@ def test_a_system_that_breaks_a_law_is_caught_by_that_law(reports, name):
 @pytest.mark.parametrize("name", LIVE)
 def test_the_scene_of_a_broken_law_is_silent_when_the_law_is_kept(reports, name):
     assert reports[Play(INTACT, name)].sentences == ()
+
+
+@pytest.mark.real_redis
+@pytest.mark.processes
+@pytest.mark.timeout(FIRST_TEST_SECONDS)
+def test_the_run_nobody_interrupts_is_what_transformers_generates(own_redis, abacus):
+    tokenizer, model = abacus
+    greedy = [item for item in recorded() if item.request.body["temperature"] == 0.0]
+    assert len(greedy) >= 3
+    for item in greedy:
+        prompt = tokenizer(item.request.body["prompt"], return_tensors="pt")
+        output = model.generate(
+            **prompt,
+            generation_config=GenerationConfig(
+                do_sample=False, max_new_tokens=len(item.tokens), pad_token_id=0
+            ),
+        )
+        assert tuple(output[0, prompt.input_ids.shape[1] :].tolist()) == item.tokens
+
+
+def test_one_of_the_small_schedules_has_the_embedded_model():
+    assert [seed for seed in (*SMOKE_SEEDS, REAL_SEED) if is_real(seed)] == [REAL_SEED]
 
 
 def test_a_seed_always_draws_the_same_plan():
