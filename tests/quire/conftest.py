@@ -15,12 +15,17 @@ from typing import Any
 import fakeredis
 import pytest
 import redis
+from hypothesis import settings
 
 from quire.broker import Broker
 from quire.connection import connect
 from quire.local_redis import URL_VARIABLE, LocalRedis
 from tests.quire.books import unbalanced
 from tests.quire.builders import Clockwork, leaked_keys, queue_keys
+
+# A machine that has other work is slow, and no example is wrong for that.
+settings.register_profile("whatever it takes", deadline=None)
+settings.load_profile("whatever it takes")
 
 #: A durable log, so that the server can be killed and come back with its data.
 _SERVER_OPTIONS = {"append_only": True}
