@@ -49,6 +49,9 @@ LAST_WORDS_SECONDS = 2.0
 #: How long the broker repeats a call by itself. Short: every thread knows better what to do while
 #: Redis is away, and none may be stuck in a call when the worker ends.
 RETRY_SECONDS = 0.5
+#: How long the main thread sleeps at most. The system may give a signal to any thread, as it does
+#: when one comes to a process that stands still; Python hears it when the main thread runs again.
+LOOK_UP_SECONDS = 1.0
 #: How long any other thread may take to end.
 JOIN_SECONDS = 10.0
 
@@ -328,10 +331,15 @@ class Worker:
 
     def _next_event(self, *, timeout: float | None = None) -> Event | None:
         """The next event, or None after `timeout` seconds. WorkerDied when a thread has died."""
-        try:
-            event = self._events.get(timeout=None if timeout is None else max(0.0, timeout))
-        except queue.Empty:
-            return None
+        give_up = None if timeout is None else monotonic() + timeout
+        event = None
+        while event is None:
+            left = LOOK_UP_SECONDS if give_up is None else give_up - monotonic()
+            try:
+                event = self._events.get(timeout=max(0.0, min(LOOK_UP_SECONDS, left)))
+            except queue.Empty:
+                if left <= LOOK_UP_SECONDS and give_up is not None:
+                    return None
         if isinstance(event, ThreadDied):
             raise WorkerDied(event)
         return event

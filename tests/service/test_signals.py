@@ -4,13 +4,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from service.signals import STOP_SIGNALS, StopSignals
-from tests.service.builders import CHECKOUT, PATIENCE_SECONDS, Queue
+from service.worker import Worker
+from tests.service.builders import CHECKOUT, PATIENCE_SECONDS, Queue, eventually
+from tests.service.fake_model import fake_model
 
 #: Moments of a start: its settings, its parts, and the model, which another thread loads.
 MOMENTS = (
@@ -47,6 +50,23 @@ def test_signals_that_came_before_there_was_a_worker_are_passed_on_each(signals:
     os.kill(os.getpid(), signal.SIGTERM)
     assert len(stops) == 3
     assert not signals.were_heard
+
+
+@pytest.mark.timeout(PATIENCE_SECONDS)
+def test_a_signal_that_another_thread_was_given_stops_the_worker(
+    queue: Queue, signals: StopSignals
+):
+    worker = Worker(queue.settings(), load=fake_model)
+    signals.pass_to(worker.stop)
+
+    def take_the_signal() -> None:
+        eventually(lambda: any(info.state == "ready" for info in queue.broker.workers()))
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+    thread = threading.Thread(target=take_the_signal)
+    thread.start()
+    assert worker.run() == 0
+    thread.join()
 
 
 def real_command(module: str, *arguments: str) -> list[str]:
