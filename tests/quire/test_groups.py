@@ -31,7 +31,7 @@ def test_the_members_of_a_group_are_found_by_their_ids(client, broker):
     assert group.counts() == {State.QUEUED: 2}
     assert broker.open_members("eval-7") == ["eval-7~a", "eval-7~b"]
     assert client.status("eval-7~a").state is State.QUEUED
-    assert "GroupHandle('eval-7')" in repr(group)
+    assert repr(group).removeprefix("Async") == "GroupHandle('eval-7')"
 
 
 def test_the_counts_follow_every_state_of_every_member(client, broker, clockwork):
