@@ -175,27 +175,41 @@ class SpanWorker {
     return to;
   }
 
-  // Row r's scores become weights: those of the keys low .. high-1, and zero for the others.
+  // Row r's scores become weights: those of the keys low .. high-1, and zero for the others. Where
+  // all lanes count nothing is masked, which is nearly everywhere.
   void soften(int64_t r, int64_t low, int64_t high, int64_t num_keys, const Partial& part) {
     const Integers lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const Vector nothing = broadcast(-std::numeric_limits<float>::infinity());
+    low = std::max<int64_t>(low, 0);
+    high = std::min(high, num_keys);
+    const int64_t whole = std::min((low + LANES - 1) / LANES * LANES, num_keys);
+    const int64_t rest = std::max(whole, high / LANES * LANES);
     const float* scores = scores_ + r * SPAN;
     Element* weights = weights_ + r * SPAN;
     const auto visible = [&](int64_t key) {
-      return (lanes >= (int32_t)(std::max<int64_t>(low, -1) - key)) &
-             (lanes < (int32_t)(std::min(high, num_keys) - key));
+      return (lanes >= (int32_t)(low - key)) & (lanes < (int32_t)(high - key));
+    };
+    const auto masked = [&](int64_t key) {
+      return visible(key) ? load<Vector>(scores + key) : nothing;
     };
     Vector best = nothing;
-    for (int64_t key = 0; key < num_keys; key += LANES)
-      best = larger(best, visible(key) ? load<Vector>(scores + key) : nothing);
+    for (int64_t key = 0; key < whole; key += LANES) best = larger(best, masked(key));
+    for (int64_t key = whole; key < rest; key += LANES)
+      best = larger(best, load<Vector>(scores + key));
+    for (int64_t key = rest; key < num_keys; key += LANES) best = larger(best, masked(key));
     const float highest = largest_of(best) * scaling_;
     Vector total = Vector{};
-    for (int64_t key = 0; key < num_keys; key += LANES) {
-      const Vector weight = exponential(load<Vector>(scores + key) * scaling_ - highest);
-      const Vector kept = visible(key) ? weight : Vector{};
-      total += kept;
-      T::narrow16(weights + key, kept);
-    }
+    const auto weigh_up = [&](int64_t key, auto&& kept) {
+      const Vector weight = kept(exponential(load<Vector>(scores + key) * scaling_ - highest));
+      total += weight;
+      T::narrow16(weights + key, weight);
+    };
+    const auto all = [](Vector weight) { return weight; };
+    for (int64_t key = 0; key < whole; key += LANES)
+      weigh_up(key, [&](Vector weight) { return visible(key) ? weight : Vector{}; });
+    for (int64_t key = whole; key < rest; key += LANES) weigh_up(key, all);
+    for (int64_t key = rest; key < num_keys; key += LANES)
+      weigh_up(key, [&](Vector weight) { return visible(key) ? weight : Vector{}; });
     part.total[r] = sum_of(total);
     part.highest[r] = highest;
   }

@@ -9,7 +9,7 @@ namespace quire {
 
 constexpr int64_t SPAN = 256;
 // Query rows (tokens times heads of a group) of one unit, unless a single token has more.
-constexpr int64_t UNIT_ROWS = 30;
+constexpr int64_t UNIT_ROWS = 96;
 
 struct AttentionRow {
   int64_t num_tokens;    // Of this step.

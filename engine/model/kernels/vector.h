@@ -35,20 +35,22 @@ inline void store(void* to, const V& value) {
 inline Vector broadcast(float value) { return value - Vector{}; }
 inline Words broadcast_word(uint32_t value) { return value - Words{}; }
 
-inline float sum_of(Vector v) {
-  // A fixed tree: the same sum whatever the target.
-  for (int width = 8; width > 0; width /= 2)
-    for (int lane = 0; lane < width; lane++) v[lane] += v[lane + width];
+// Combines all lanes by a fixed tree: the same result whatever the target.
+template <class Combine>
+inline float across_lanes(Vector v, const Combine& combine) {
+  const Integers lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  v = combine(v, __builtin_shuffle(v, lanes ^ 8));
+  v = combine(v, __builtin_shuffle(v, lanes ^ 4));
+  v = combine(v, __builtin_shuffle(v, lanes ^ 2));
+  v = combine(v, __builtin_shuffle(v, lanes ^ 1));
   return v[0];
 }
 
 inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
-
-inline float largest_of(Vector v) {
-  float best = v[0];
-  for (int lane = 1; lane < LANES; lane++) best = v[lane] > best ? v[lane] : best;
-  return best;
+inline float sum_of(Vector v) {
+  return across_lanes(v, [](Vector a, Vector b) { return a + b; });
 }
+inline float largest_of(Vector v) { return across_lanes(v, larger); }
 
 // exp for arguments up to 88, within two units in the last place; below -87 the result stays at the
 // smallest normal number. Range reduction by Cody and Waite, polynomial as in Cephes' expf.
