@@ -82,6 +82,12 @@ class Measurement:
                 if generations is not None:
                     self._keep(name, items, generations, number=number, repeat=repeat)
 
+    def measure_limits(self) -> None:
+        """Note what the machine reaches now; the best of a window is its limit."""
+        limits = measure_limits(SHAPES[self._model], dtype=self._dtype)
+        self._note({"limits": asdict(limits), "machine": machine(), "commit": commit()})
+        print(f"{self._case}: {limits.rounded()}", flush=True)
+
     def _start(self) -> None:
         for name in self._names:
             try:
@@ -92,9 +98,6 @@ class Measurement:
                 print(f"{name} is left out: {error}", flush=True)
         for name in list(self._engines):
             self._run(name, self._warm_up("W1"))
-        limits = measure_limits(SHAPES[self._model], dtype=self._dtype)
-        self._note({"limits": asdict(limits), "machine": machine(), "commit": commit()})
-        print(f"{self._case}: {limits.rounded()}", flush=True)
 
     def _load(self, name: str) -> PeerProcess:
         log = RUNS_FOLDER / f"{name}-{self._case}.log"
@@ -192,10 +195,12 @@ def measure(arguments: argparse.Namespace, case: str) -> None:
     first = next_round(runs_file)
     names = [OURS, *(name for name in arguments.peers.split(",") if name != OURS)]
     with Measurement(case, names, runs_file=runs_file) as measurement:
+        measurement.measure_limits()
         print(Figures.header(), flush=True)
         for number in range(first, first + arguments.rounds):
             for workload in arguments.workloads.split(","):
                 measurement.round(workload, number=number)
+            measurement.measure_limits()
 
 
 def main() -> None:

@@ -27,6 +27,13 @@ class Limits:
     operations_per_second: float
     bytes_per_second: float
 
+    def best_with(self, other: "Limits") -> "Limits":
+        """The better of the two, each by itself: whatever else ran then made one of them worse."""
+        return Limits(
+            max(self.operations_per_second, other.operations_per_second),
+            max(self.bytes_per_second, other.bytes_per_second),
+        )
+
     def rounded(self) -> dict[str, float]:
         return {name: float(f"{value:.3g}") for name, value in asdict(self).items()}
 

@@ -43,12 +43,15 @@ class Runs:
             if "facts" in record:
                 found.facts[record["engine"]] = record["facts"]
             elif "limits" in record:
-                found.limits[record["window"]] = Limits(**record["limits"])
+                found._add_limits(record["window"], Limits(**record["limits"]))
                 found.machine = record["machine"]
                 found.commits.add(record["commit"])
             else:
                 found.runs.append(record)
         return found
+
+    def _add_limits(self, window: int, limits: Limits) -> None:
+        self.limits[window] = limits.best_with(self.limits.get(window, limits))
 
     def workloads(self) -> list[str]:
         return sorted({run["workload"] for run in self.runs})

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.bench_peers import figures_of_run, next_round
 from benchmarks.floor import Limits, Work, weights_per_token, work_of
 from benchmarks.gate import Agreement, right_lengths
-from benchmarks.judge import by_round, floor_share, medians, near_enough, ratios
+from benchmarks.judge import Runs, by_round, floor_share, medians, near_enough, ratios
 from benchmarks.models import SHAPES
 from benchmarks.peers.child import Generation
 from benchmarks.workloads import WorkItem, Workload
@@ -96,6 +96,22 @@ def test_a_share_of_the_floor_is_taken_with_the_limits_of_its_window():
     assert floor_share(rounds, {1: slow}, "W1", "SMALL-bf16") == pytest.approx(
         2 * floor_share(rounds, {2: fast}, "W1", "SMALL-bf16"), rel=1e-3
     )
+
+
+def test_the_limits_of_a_window_are_the_best_that_were_measured_in_it(tmp_path):
+    runs = tmp_path / "runs.jsonl"
+    measured = [(1, 5.0, 2.0), (1, 4.0, 3.0), (2, 1.0, 1.0)]
+    lines = [
+        {
+            "window": window,
+            "limits": {"operations_per_second": operations, "bytes_per_second": num_bytes},
+            "machine": {},
+            "commit": "abc",
+        }
+        for window, operations, num_bytes in measured
+    ]
+    runs.write_text("\n".join(map(json.dumps, lines)))
+    assert Runs.read(runs).limits == {1: Limits(5.0, 3.0), 2: Limits(1.0, 1.0)}
 
 
 def test_further_rounds_get_numbers_of_their_own(tmp_path):
