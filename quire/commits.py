@@ -148,11 +148,13 @@ class CommitCalls:
     def _committed(self, item: CommitItem, line: str) -> CommitReply:
         status, published, cancel, prefix = line.split()
         reply = CommitReply(CommitStatus(status), int(published), cancel == "1")
+        if prefix == NONE or item.completion:
+            # The claim has ended, or what is known of it is wrong.
+            self._courses.pop(item.claim.owner, None)
+            return reply
         course = self._course_of(item.claim)
-        course.standing = None
-        if prefix != NONE and not item.completion:
-            place = f"{course.before}{published} hash {prefix}"
-            course.standing = (reply.published, *parts_of(prefix), place)
+        place = f"{course.before}{published} hash {prefix}"
+        course.standing = (reply.published, *parts_of(prefix), place)
         return reply
 
     def _course_of(self, claim: Claim) -> _Course:

@@ -183,8 +183,8 @@ class Intake:
         try:
             answers = self._contact.call("claim", claim)
         except ProtocolError as error:
-            # The keys of one of them hold what is not ours. Its entry stays pending for a person;
-            # what was claimed beside it comes back by its lease.
+            # The server answers what our scripts do not. The entries stay pending, and what was
+            # claimed comes back by its lease.
             ids = [entry.request_id for entry in entries]
             _log.error("not claimed", request_ids=ids, error=str(error))
             return

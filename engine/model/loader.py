@@ -85,7 +85,7 @@ def load_model(
     if model.dtype not in DTYPES.values():
         raise ModelRefused(f"{path} is stored as {model.dtype}; ask for one of {', '.join(DTYPES)}")
     model.requires_grad_(requires_grad=False)
-    torch.nn.Module.to(model, device)
+    _place(model, device)
     return LoadedModel(
         model=model,
         folder=folder,
@@ -94,6 +94,14 @@ def load_model(
         dtype=model.dtype,
         fingerprint=_fingerprint(folder, model.dtype),
     )
+
+
+def _place(model: PreTrainedModel, device: torch.device | str) -> None:
+    try:
+        torch.nn.Module.to(model, device)
+    except (RuntimeError, AssertionError) as error:
+        # torch asserts that it was built for the device.
+        raise ModelRefused(f"the weights cannot go to {device}: {_first_line(error)}") from error
 
 
 def _folder(path: str | Path) -> Path:

@@ -223,7 +223,7 @@ def test_a_bad_entry_in_one_log_ends_its_reader_by_a_typed_error_and_no_other(fi
 
 def test_the_command_says_what_is_wrong_with_a_log_and_prints_the_next(broker, monkeypatch, capsys):
     write_two_logs(broker, {b"hello": b"world"})
-    monkeypatch.setattr("quire.cli.console.connect", lambda _url: broker._connection)
+    monkeypatch.setattr("quire.cli.requests.client_of", lambda _arguments: Client(broker))
     assert main(["tail", "bad"]) != 0
     told = capsys.readouterr()
     assert "neither tokens nor an end" in told.err

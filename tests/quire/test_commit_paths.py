@@ -3,6 +3,7 @@
 import pytest
 
 from quire.broker import Broker
+from quire.commits import CommitCalls
 from quire.errors import ProtocolError
 from quire.output import ErrorInfo
 from quire.transitions import BackOff, CommitStatus
@@ -198,3 +199,15 @@ def test_a_log_without_a_hash_has_no_place(broker, connection, claimed):
         (reply,) = broker.commit([make_item(claimed.claim, start, start + 1)])
         assert (reply.status, reply.published) == (CommitStatus.OK, start + 1)
     assert connection.exists(broker.keys.place) == 0
+
+
+def test_what_is_known_of_a_claim_is_forgotten_with_its_end(broker):
+    calls = CommitCalls(broker.keys)
+    claim, fenced = (submit_and_claim(broker, id=name).claim for name in "ab")
+    begun = [make_item(claim, 0, 2), make_item(fenced, 0, 2)]
+    calls.committed(begun, b"ok 2 0 7.9\nok 2 0 7.9")
+    more = [make_item(claim, 2, 3), make_item(fenced, 2, 3)]
+    assert [extension.numbers for extension in calls.extensions(more)] == [[0, 1]]
+    ended = [make_item(claim, 2, 3, final=True), make_item(fenced, 2, 3)]
+    calls.committed(ended, b"ok 3 0 8.9\nfenced 0 0 -")
+    assert not calls._courses

@@ -278,3 +278,10 @@ def test_frequencies_that_follow_the_longest_request_limit_the_length(tmp_path):
     )
     save_model(config, tmp_path)
     assert load_model(tmp_path).max_model_len == 32
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device")
+def test_a_device_that_is_not_there_is_a_reason_to_refuse(tmp_path):
+    folder = save_model(CONFIGS["llama"], tmp_path)
+    with pytest.raises(ModelRefused, match="the weights cannot go to cuda"):
+        load_model(folder, device="cuda")
