@@ -28,6 +28,10 @@ _PREFIX = f"quire:{{{QUEUE}.0}}:".encode()
 #: How many arguments stand before a transition's own: the settings of the broker.
 _NUM_SETTINGS = 9
 
+#: Codes of a failure that ends a request whose attempts are spent, and only then: found by whoever
+#: would have been the next to try, or told by the worker whose device died under the last one.
+GIVEN_UP = ("attempts_spent", "engine_failed")
+
 _TERMINAL = {str(state).encode() for state in State if state.is_terminal}
 
 
@@ -195,14 +199,14 @@ def _judge_end(
         == (wanted.tokens, wanted.text, wanted.finish_reason),
         State.CANCELLED: request_id in witness.cancelled,
         State.EXPIRED: wanted.deadline is not None,
-        State.FAILED: wanted.is_poison or code == "attempts_spent",
+        State.FAILED: wanted.is_poison or code in GIVEN_UP,
     }
     if not may_be[status.state]:
         broken.append(
             f"I5: {request_id} ended as {status.state} ({code}) with {log} {text!r}, "
             f"wanted {wanted}"
         )
-    if code == "attempts_spent" and status.attempts < plan.max_attempts:
+    if code in GIVEN_UP and status.attempts < plan.max_attempts:
         broken.append(f"I7: {request_id} was given up after {status.attempts} attempts")
     if completion.finish_reason is FinishReason.REJECTED:
         broken.append(f"I5: {request_id} was rejected")

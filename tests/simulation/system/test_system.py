@@ -91,3 +91,10 @@ def test_the_command_writes_its_figures_and_fails_when_a_law_is_broken(tmp_path,
     told = json.loads(file.read_text())
     assert (told["runs"], told["controls"]) == (4, len(CONTROLS))
     assert (done.returncode == 0) == (told["violations"] == 0 and told["controls_caught"] == 5)
+
+
+def test_the_device_of_a_last_attempt_may_take_the_request_along(capsys):
+    assert replay(1396) == 0
+    told = capsys.readouterr().out
+    assert "worker died" in told
+    assert "counts_as_attempt=True" in told
