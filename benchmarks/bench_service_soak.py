@@ -12,8 +12,6 @@ that is to be soaked did happen; and over the last half neither process grew bey
 `benchmarks.bench_soak`.
 """
 
-import argparse
-import json
 import os
 import random
 import time
@@ -27,8 +25,7 @@ from redis import Redis
 from tokenizers import Tokenizer
 
 from benchmarks.bench_service import worker
-from benchmarks.bench_soak import SoakFailed, growth_of_last_half
-from benchmarks.figures import machine
+from benchmarks.bench_soak import SoakFailed, growth_of_last_half, run_command
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.model.runner import load_runner
@@ -253,20 +250,5 @@ def soak(num_requests: int, seed: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--requests", type=int, default=20_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="write the figures to this file as well")
-    arguments = parser.parse_args()
-    try:
-        record = soak(arguments.requests, arguments.seed)
-    except SoakFailed as failure:
-        raise SystemExit(f"soak failed: {failure}") from failure
-    print(", ".join(f"{name} {value}" for name, value in record.items() if name != "seed"))
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": machine()} | record, indent=2) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    run_command(soak, description=__doc__.splitlines()[0], num_requests=20_000)

@@ -16,9 +16,10 @@ import json
 import os
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from benchmarks.figures import machine
 from engine.config import EngineConfig
@@ -174,7 +175,7 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def soak(num_requests: int, seed: int) -> dict[str, object]:
+def soak(num_requests: int, seed: int) -> dict[str, Any]:
     """Run one soak behind its gate and report it.
 
     Raises:
@@ -222,9 +223,15 @@ def growth_of_last_half(sizes: Sequence[int], num_requests: int) -> int:
     return growth
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--requests", type=int, default=100_000)
+def run_command(
+    soak: Callable[[int, int], dict[str, Any]], *, description: str, num_requests: int
+) -> None:
+    """The command of a soak: its flags, its figures, and an exit code that tells of its gate.
+
+    `soak` takes the number of requests, by default `num_requests`, and a seed.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--requests", type=int, default=num_requests)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the figures to this file as well")
     arguments = parser.parse_args()
@@ -238,4 +245,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(soak, description=__doc__.splitlines()[0], num_requests=100_000)

@@ -90,6 +90,16 @@ def make_settings(redis_url: str, queue: str, **overrides: Any) -> Settings:
     return Settings(**(values | overrides))
 
 
+class Clock:
+    """A clock that stands until a test turns it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 class ScriptedDeath(BaseException):
     """What a test raises in a thread that is to die."""
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from quire.local_redis import LocalRedis
-from tests.service.builders import Queue
+from tests.service.builders import Clock, Queue
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +19,8 @@ def queue(redis_url: str) -> Iterator[Queue]:
     queue = Queue.at(redis_url)
     yield queue
     queue.connection.close()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()

@@ -10,21 +10,7 @@ from quire.errors import BrokerUnavailable, QueueFull
 from service.contact import REMINDER_SECONDS, Contact
 from service.metrics import Metrics
 from service.vitals import Vitals
-
-
-class Clock:
-    """A clock that stands until it is moved."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+from tests.service.builders import Clock
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from service.metrics import Metrics
 from service.sources import ConfigurationError
 from service.vitals import LOOP_TURN_SECONDS, Vitals, WorkerState
 from tests.service.builders import (
+    Clock,
     Queue,
     StepGate,
     WorkerThread,
@@ -17,21 +18,6 @@ from tests.service.builders import (
     http_get,
     make_settings,
 )
-
-
-class Clock:
-    """A clock that a test turns."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture
