@@ -27,7 +27,7 @@ class Control:
     def check(self) -> None:
         """A control that changes nothing proves nothing. AssertionError."""
         for text in self.sabotage:
-            scripts = ("submit", "claim", "commit", "cancel", "release", "reap")
+            scripts = ("submit", "claim", "commit", "cancel", "release", "reap", "fail")
             assert any(text in load_source(name) for name in scripts), f"no script has {text!r}"
 
 

@@ -98,3 +98,9 @@ def test_the_device_of_a_last_attempt_may_take_the_request_along(capsys):
     told = capsys.readouterr().out
     assert "worker died" in told
     assert "counts_as_attempt=True" in told
+
+
+def test_a_device_that_takes_a_request_with_attempts_left_is_caught():
+    gives_up_at_once = {"if ending == 'attempts_spent' then": "if true then"}
+    control = Control("given up too soon", "I7", gives_up_at_once, plague="fail a device")
+    assert catches(control, enough=1) > 0
