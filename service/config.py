@@ -27,6 +27,10 @@ from service.sources import ENV_PREFIX, read_environment
 #: The model that ships with the checkout.
 EMBEDDED_MODEL = Path(__file__).resolve().parent.parent / "models" / "abacus"
 
+#: Where /metrics is. Prometheus' exporters have the ports from 9100 to 9999, and two of them are
+#: on the machines of workers: that of the node (9100) and that of NVIDIA's cards (9400).
+WORKER_PORT = 10_400
+EXPORTER_PORT = 10_401
 
 #: Names a queue; the braces of a Redis key's hash tag must stay outside.
 QUEUE_PATTERN = r"^[A-Za-z0-9._-]{1,64}$"
@@ -227,7 +231,7 @@ class Settings(ProcessSettings):
     http_port: int = setting(
         "Observability",
         "Port of `/livez`, `/readyz` and `/metrics`; 0 takes a free one and logs it when ready.",
-        default=9100,
+        default=WORKER_PORT,
         ge=0,
         le=65_535,
     )
@@ -313,7 +317,7 @@ class ExporterSettings(ProcessSettings):
     http_port: int = setting(
         "Observability",
         "Port of `/livez` and `/metrics`; 0 takes a free one and logs it.",
-        default=9101,
+        default=EXPORTER_PORT,
         ge=0,
         le=65_535,
     )

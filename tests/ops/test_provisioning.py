@@ -2,7 +2,7 @@
 
 from pathlib import PurePosixPath
 
-from service.config import ExporterSettings
+from service.config import EXPORTER_PORT, WORKER_PORT, ExporterSettings
 from tests.ops.checkout import (
     COMPOSE_FILE,
     DASHBOARD,
@@ -99,6 +99,19 @@ def test_prometheus_finds_the_one_exporter_by_its_name_and_port():
         name for name in SERVICES if "service.exporter" in SERVICES[name].get("command", [])
     ]
     assert exporters == [host]
+
+
+def test_the_stack_uses_the_ports_that_are_the_defaults_everywhere():
+    image = (ROOT / "ops" / "Dockerfile").read_text(encoding="utf-8")
+    runbook = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
+
+    for name in ("worker-cpu", "worker-gpu"):
+        assert SERVICES[name]["environment"]["QUIRE_HTTP_PORT"] == str(WORKER_PORT)
+    assert SERVICES["exporter"]["environment"]["QUIRE_EXPORTER_HTTP_PORT"] == str(EXPORTER_PORT)
+    assert f"QUIRE_HTTP_PORT={WORKER_PORT}\n" in image
+    assert f"EXPOSE {WORKER_PORT}\n" in image
+    assert f"http://127.0.0.1:{WORKER_PORT}/livez" in runbook
+    assert f"port {EXPORTER_PORT}" in runbook
 
 
 def test_a_scrape_outlasts_the_exporters_patience_with_redis():

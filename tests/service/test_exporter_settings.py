@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from service.config import ExporterSettings, build_exporter_parser, load_exporter_settings
+from service.config import (
+    EXPORTER_PORT,
+    ExporterSettings,
+    build_exporter_parser,
+    load_exporter_settings,
+)
 from service.sources import ConfigurationError
 
 
@@ -38,13 +43,13 @@ def test_what_it_shares_with_the_worker_comes_from_the_workers_variables(nothing
     nothing_set.setenv("QUIRE_REDIS_URL", "redis://redis:6379/0")
     nothing_set.setenv("QUIRE_REDIS_PASSWORD_FILE", "password")
     nothing_set.setenv("QUIRE_QUEUE", "work")
-    nothing_set.setenv("QUIRE_HTTP_PORT", "9400")
+    nothing_set.setenv("QUIRE_HTTP_PORT", "8080")
     nothing_set.setenv("QUIRE_DEVICE", "cuda")
     settings = load_exporter_settings([])
 
     assert settings.connection_url == "redis://:secret@redis:6379/0"
     assert settings.queues == ("work",)
-    assert settings.http_port != 9400
+    assert settings.http_port == EXPORTER_PORT
 
     nothing_set.setenv("QUIRE_EXPORTER_QUEUES", "work, play")
     assert load_exporter_settings([]).queues == ("work", "play")
