@@ -62,10 +62,3 @@ def test_every_verb_of_the_command_is_named():
 def test_the_worker_is_started_by_flags_it_has():
     (arguments,) = lines_that_begin_with("python -m service")
     assert build_parser().parse_args(arguments).redis_url == ADDRESS
-
-
-def test_every_target_it_names_is_one_of_make():
-    targets = re.findall(r"^([a-z-]+):.*## ", (CHECKOUT / "Makefile").read_text(), re.MULTILINE)
-    named = re.findall(r"(?:^|`)make ([a-z-]+)", README, flags=re.MULTILINE)
-    assert len(named) > 5
-    assert set(named) <= set(targets)

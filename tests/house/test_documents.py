@@ -1,0 +1,127 @@
+"""What the pages for people name exists: files, links, commands, settings and metrics.
+
+Each law is a function from a page's text to what is wrong with it, so that a planted mistake shows
+that it can be found.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from service.config import ExporterSettings, Settings
+from service.register import exporter_families, families
+from tests.house.test_house import ROOT, tracked
+
+PAGES = tracked("*.md")
+#: The ways in which Prometheus shows a histogram.
+SERIES = re.compile(r"_(bucket|count|sum)$")
+
+
+@cache
+def anchors(path: Path) -> set[str]:
+    """The headings of a page as its links name them."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def dead_links(text: str, folder: Path) -> list[str]:
+    found = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        name, _, anchor = link.partition("#")
+        target = folder / name
+        if "://" not in link and (
+            not target.exists() or (anchor and anchor not in anchors(target))
+        ):
+            found.append(link)
+    return found
+
+
+def missing_files(text: str, folder: Path) -> list[str]:
+    """Paths in code type that are neither in the checkout nor beside the room just named."""
+    named = re.findall(r"`([\w.*-]+(?:/[\w.*-]+)*/(?:[\w*-]+\.\w+)?)`", text)
+    return [name for name in named if not any(path.match(name) for path in paths())]
+
+
+@cache
+def paths() -> frozenset[Path]:
+    """All files of the project, and their folders."""
+    files = {path.relative_to(ROOT) for path in tracked()}
+    return frozenset(files.union(*(path.parents for path in files)))
+
+
+def unknown_targets(text: str, folder: Path) -> list[str]:
+    """Targets, and variables handed to them, that the Makefile does not have."""
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE))
+    found = []
+    for line in re.findall(r"(?:^|`)make ([^`#\n]*)", text, re.MULTILINE):
+        words = line.split()
+        found += [word for word in words[:1] if word not in targets]
+        given = [word.partition("=")[0] for word in words if "=" in word]
+        found += [name for name in given if not re.search(rf"\b{name}\b", makefile)]
+    return found
+
+
+def unknown_modules(text: str, folder: Path) -> list[str]:
+    rooms = "benchmarks|engine|examples|models|quire|service|tests"
+    modules = re.findall(rf"python -m ((?:{rooms})\b[\w.]*)", text)
+    places = {module: ROOT.joinpath(*module.split(".")) for module in modules}
+    return [
+        module
+        for module, place in places.items()
+        if not (place.with_suffix(".py").exists() or (place / "__main__.py").exists())
+    ]
+
+
+@cache
+def known_variables() -> frozenset[str]:
+    """Variables that a setting, a program of ours or the compose file reads."""
+    files = [path for path in tracked("*.py", "docker-compose.yml") if "tests" not in path.parts]
+    read = re.findall(r"\bQUIRE_[A-Z_]+[A-Z]", "\n".join(path.read_text() for path in files))
+    settings = [f"QUIRE_{name.upper()}" for name in Settings.model_fields]
+    settings += [f"QUIRE_EXPORTER_{name.upper()}" for name in ExporterSettings.model_fields]
+    return frozenset([*read, *settings, *(f"{name}_FILE" for name in settings)])
+
+
+def unknown_variables(text: str, folder: Path) -> list[str]:
+    return sorted(set(re.findall(r"\bQUIRE_[A-Z_]+[A-Z]\b", text)) - known_variables())
+
+
+def unknown_metrics(text: str, folder: Path) -> list[str]:
+    known = families() | exporter_families()
+    named = set(re.findall(r"\bquire_[a-z_]+[a-z]\b", text))
+    return sorted(name for name in named if name not in known and SERIES.sub("", name) not in known)
+
+
+LAWS: dict[str, Callable[[str, Path], Iterable[str]]] = {
+    "a link leads somewhere": dead_links,
+    "a file is there": missing_files,
+    "a target of make is one": unknown_targets,
+    "a module can be run": unknown_modules,
+    "a variable is read": unknown_variables,
+    "a metric is registered": unknown_metrics,
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_what_a_page_names_exists(law):
+    wrong = {str(page): list(LAWS[law](page.read_text(), page.parent)) for page in PAGES}
+    assert {page: names for page, names in wrong.items() if names} == {}
+
+
+MISTAKES = {
+    "a link leads somewhere": "[a](nowhere.md) [b](README.md#no-such-heading) [c](README.md#speed)",
+    "a file is there": "`engine/engines.py` `quire/scripts/*.moon` `engine/engine.py`",
+    "a target of make is one": "`make tea` and `make sim RUN=5`, or\nmake sim RUNS=5 # five",
+    "a module can be run": "`python -m service.exporters` `python -m engine` `python -m service`",
+    "a variable is read": "QUIRE_QUEUES QUIRE_EXPORTER_QUEUE QUIRE_QUEUE QUIRE_REDIS_PASSWORD_FILE",
+    "a metric is registered": "quire_publish_seconds_max quire_tokens quire_publish_seconds_sum",
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_of_three_names_on_a_page_the_two_wrong_ones_are_found(law):
+    assert len(list(LAWS[law](MISTAKES[law], ROOT))) == 2
