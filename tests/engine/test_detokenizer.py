@@ -101,6 +101,26 @@ def test_of_several_stop_strings_the_one_completed_first_wins(tokenizer):
     assert "".join(pieces(make(tokenizer, "cdef", "bc"), ids)) == "a"
 
 
+class Says:
+    """A decoder whose tokens have texts of several characters."""
+
+    def __init__(self, *texts: str) -> None:
+        self._texts = texts
+
+    def step(self, token_id: int) -> str | None:
+        return self._texts[token_id]
+
+    def rest(self) -> str:
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("stop", "kept"), [(("cdef", "bc", "bcd"), "a"), (("cd", "bcd"), "a"), (("ef", "f"), "abcd")]
+)
+def test_of_several_stop_strings_in_one_token_the_one_completed_first_wins(stop, kept):
+    assert "".join(pieces(Detokenizer(Says("abcdef"), stop=stop), [0])) == kept
+
+
 def test_no_stop_string_counts_before_min_tokens(tokenizer):
     ids = tokenizer.encode("..x..x").ids
     assert "".join(pieces(make(tokenizer, "x", min_tokens=3), ids)) == "..x.."

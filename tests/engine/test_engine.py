@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine.engine import MAX_STALE_DEADLINES
 from engine.errors import DeviceFailed, DuplicateRequest, RequestRejected
 from engine.request import FinishReason, Priority
 from tests.engine.builders import EOS, Machine, expected_tokens, make_config, make_request
@@ -175,6 +176,15 @@ def test_many_aborted_waiters_leave_no_trace():
     assert machine.engine.snapshot().num_waiting == 0
     assert len(machine.engine._scheduler._waiting._heap) < 100
     machine.run()
+
+
+def test_deadlines_of_those_that_ended_before_are_forgotten():
+    machine = Machine(make_config())
+    for index in range(2 * MAX_STALE_DEADLINES):
+        machine.add(make_request(f"r{index}", max_tokens=1, deadline=1e9))
+        machine.step()
+    assert machine.engine.snapshot().num_alive == 0
+    assert len(machine.engine._deadlines) <= MAX_STALE_DEADLINES + 2
 
 
 # -- resuming --------------------------------------------------------------------------------------

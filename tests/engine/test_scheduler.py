@@ -164,14 +164,49 @@ def test_equal_classes_never_preempt_each_other_for_admission():
     assert machine.engine.snapshot().preemptions_recompute == 0
 
 
-def test_nobody_is_preempted_when_it_would_not_be_enough():
+def test_what_a_preempted_decode_would_have_taken_goes_to_the_one_it_gives_way_to():
+    machine = Machine(make_config(max_num_seqs=1, max_num_batched_tokens=4))
+    machine.add(make_request("low", prompt=3, max_tokens=3, priority=Priority.LOW))
+    machine.step()
+    machine.add(make_request("high", prompt=9, max_tokens=1, priority=Priority.HIGH, arrival=1.0))
+    assert trace(machine) == [
+        "high:4 | w0 p1 f63",
+        "high:4 | w0 p1 f62",
+        "high:1 | w0 p1 f64",
+        "low:4 | w0 p0 f63",
+        "low:1 | w0 p0 f64",
+    ]
+
+
+def test_one_that_was_preempted_gains_a_token_before_it_gives_way_again():
+    config = make_config(max_num_seqs=1, max_num_batched_tokens=4, enable_prefix_caching=False)
+    machine = Machine(config)
+    machine.add(make_request("low", prompt=7, max_tokens=3, priority=Priority.LOW))
+    machine.step()
+    for name in ("first", "second"):
+        machine.add(
+            make_request(name, prompt=1, max_tokens=1, priority=Priority.HIGH, arrival=machine.now)
+        )
+        machine.step()
+        # The second comes when the preempted one has begun anew, and not yet come to a token.
+        machine.step()
+    machine.run()
+    assert [
+        " ".join(f"{row.request_id}:{len(row.token_ids)}" for row in batch.rows)
+        for batch in machine.batches
+    ] == ["low:4", "first:1", "low:4", "low:3", "second:1", "low:4", "low:4", "low:1"]
+
+
+@pytest.mark.parametrize("arrival", [1.0, -1.0], ids=["after those", "before those"])
+def test_nobody_is_preempted_when_it_would_not_be_enough(arrival):
+    """Those of its own class do not count, not even where it has come before them."""
     machine = Machine(make_config(num_blocks=6))
     machine.add(
         make_request("normal", prompt=12, max_tokens=8),
         make_request("low", prompt=4, max_tokens=4, priority=Priority.LOW),
     )
     machine.step()
-    machine.add(make_request("large", prompt=20, max_tokens=2, arrival=1.0))
+    machine.add(make_request("large", prompt=20, max_tokens=2, arrival=arrival))
     machine.step()
     assert machine.engine.snapshot().num_preempted == 0
 
