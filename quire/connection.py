@@ -18,9 +18,13 @@ import redis.asyncio
 from redis.backoff import NoBackoff
 from redis.exceptions import (
     AuthenticationError,
+    BusyLoadingError,
+    InvalidResponse,
+    NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
+    ResponseError,
     TryAgainError,
 )
 from redis.exceptions import (
@@ -49,6 +53,19 @@ LONGEST_PAUSE_SECONDS = 0.5
 
 #: What may pass by itself: a lost connection, a loading or demoted server, a slot in migration.
 TRANSIENT = (RedisConnectionError, RedisTimeoutError, ReadOnlyError, TryAgainError)
+
+#: How the sentence about an error begins; the first kind that fits counts.
+_SENTENCES: dict[type[RedisError], str] = {
+    BusyLoadingError: "Redis still reads its data",
+    RedisConnectionError: "Redis cannot be reached",
+    RedisTimeoutError: "Redis did not answer in time",
+    NoPermissionError: "Redis does not allow this user what was asked",
+    InvalidResponse: "what answers there is not Redis",
+    ResponseError: "Redis refused",
+}
+
+#: How Redis says that nobody has told it who is there.
+_NOTHING_GIVEN = ("HELLO must be called", "Authentication required", "NOAUTH")
 
 _Result = TypeVar("_Result")
 
@@ -146,13 +163,28 @@ class Attempts:
 
 def translated(error: RedisError) -> QuireError:
     """Our error for one of redis-py's, which stays its cause."""
-    ours: QuireError = BrokerUnavailable(f"{type(error).__name__}: {error}")
-    if isinstance(error, AuthenticationError):
-        ours = BrokerUnavailable(f"Redis wants another user or password: {error}")
+    ours: QuireError
     if isinstance(error, OutOfMemoryError):
         ours = QueueFull("Redis has no memory left", limit="memory")
+    else:
+        ours = BrokerUnavailable(_sentence(error))
     ours.__cause__ = error
     return ours
+
+
+def _sentence(error: RedisError) -> str:
+    """What a person has to know of it; redis-py's own words where they add to that."""
+    if isinstance(error, ReadOnlyError):
+        return "Redis takes no writes: it is a replica, or has become one"
+    if isinstance(error, AuthenticationError):
+        # Without any password the handshake is what fails, and says so at length.
+        if str(error).startswith(_NOTHING_GIVEN):
+            return "Redis wants a password, and was given none"
+        return f"Redis wants another user or password: {error}"
+    for kind, text in _SENTENCES.items():
+        if isinstance(error, kind):
+            return f"{text}: {error}"
+    return f"{type(error).__name__}: {error}"
 
 
 def _may_pass(error: RedisError) -> bool:

@@ -23,6 +23,14 @@ LONGEST_PAUSE_SECONDS = 1.0
 #: While an operation goes on failing, how often the log says so again.
 REMINDER_SECONDS = 30.0
 
+#: The kind of an error by what the class of its cause is called.
+_KINDS = {
+    "timeout": ("Timeout",),
+    "access": ("Authentication", "Authorization", "Permission"),
+    "read_only": ("ReadOnly",),
+    "connection": ("Connection", "Loading"),
+}
+
 _Result = TypeVar("_Result")
 _log = structlog.get_logger("service.contact")
 
@@ -107,10 +115,12 @@ def kind_of(error: BaseException) -> str:
         return "memory"
     if isinstance(error, DurabilityUnavailable):
         return "disk"
+    # By name: this module knows no Redis, and so not the classes of its client either.
     cause = type(error.__cause__).__name__
-    if "Timeout" in cause:
-        return "timeout"
-    return "connection" if "Connection" in cause else "other"
+    for kind, names in _KINDS.items():
+        if any(name in cause for name in names):
+            return kind
+    return "other"
 
 
 def pauses() -> Iterator[float]:

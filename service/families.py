@@ -40,7 +40,10 @@ OPERATIONS = (
     *("read", "recover", "claim", "bury", "commit", "release", "fail"),
     *("heartbeat", "reap", "promote", "beat"),
 )
-ERROR_KINDS = ("connection", "timeout", "memory", "disk", "protocol", "other")
+ERROR_KINDS = (
+    *("connection", "timeout", "access", "read_only"),
+    *("memory", "disk", "protocol", "other"),
+)
 DEAD_REASONS = ("undecodable", "unsupported_version", "broken_log")
 
 NONE: Mapping[str, Sequence[str]] = {}

@@ -21,6 +21,7 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from quire.broker import Broker
 from quire.cli import EXIT_ERROR, EXIT_OK
 from quire.cli.console import Console, add_server, brokers_of
+from quire.connection import translated
 from quire.errors import QuireError
 
 #: The oldest server whose commands suffice.
@@ -91,22 +92,14 @@ def _redis(brokers: Sequence[Broker]) -> Iterator[Finding]:
         began = time.monotonic()
         connection.ping()
         milliseconds = (time.monotonic() - began) * 1000
-    except AuthenticationError as error:
-        advice = "set QUIRE_REDIS_PASSWORD, and the user in the url if it is not the default"
-        yield Finding("redis", Verdict.FAIL, f"wants another user or password: {error}", advice)
-        return
-    except ResponseError as error:
-        advice = "mend the server first; its log says more"
-        yield Finding("redis", Verdict.FAIL, f"refuses to serve: {error}", advice)
-        return
     except RedisError as error:
-        advice = "set --redis-url or QUIRE_REDIS_URL to a server that runs"
-        yield Finding("redis", Verdict.FAIL, f"cannot be reached: {error}", advice)
+        yield Finding("redis", Verdict.FAIL, str(translated(error)), _advice(error))
         return
     yield Finding("redis", Verdict.OK, f"answers in {milliseconds:.1f} ms")
     info = _info(connection)
     if info:
         yield _version(info)
+        yield _role(info)
         yield _persistence(info)
         yield _memory(info)
     yield _scripts(connection)
@@ -114,6 +107,15 @@ def _redis(brokers: Sequence[Broker]) -> Iterator[Finding]:
     verdict = Verdict.OK if skew <= MAX_CLOCK_SKEW_SECONDS else Verdict.WARN
     yield Finding("clock", verdict, f"{skew:.1f} s between Redis and this machine")
     yield from map(_workers, brokers)
+
+
+def _advice(error: RedisError) -> str:
+    """What to do about a server that does not answer a PING."""
+    if isinstance(error, AuthenticationError):
+        return "set QUIRE_REDIS_PASSWORD, and the user in the url if it is not the default"
+    if isinstance(error, ResponseError):
+        return "mend the server first; its log says more"
+    return "set --redis-url or QUIRE_REDIS_URL to a server that runs"
 
 
 def _info(connection: redis.Redis) -> dict[str, Any]:
@@ -135,6 +137,14 @@ def _version(info: dict[str, Any]) -> Finding:
     return Finding("redis version", Verdict.FAIL, f"{name} {version}", advice)
 
 
+def _role(info: dict[str, Any]) -> Finding:
+    role = str(info.get("role", "unknown"))
+    if role != "slave":
+        return Finding("redis role", Verdict.OK, role)
+    advice = "it takes no writes: name its master, or the sentinels that know it"
+    return Finding("redis role", Verdict.FAIL, role, advice)
+
+
 def _persistence(info: dict[str, Any]) -> Finding:
     if info.get("aof_enabled"):
         return Finding("redis persistence", Verdict.OK, "append-only file")
@@ -144,7 +154,11 @@ def _persistence(info: dict[str, Any]) -> Finding:
 
 def _memory(info: dict[str, Any]) -> Finding:
     policy, limit = str(info.get("maxmemory_policy", "unknown")), int(info.get("maxmemory", 0))
-    detail = f"maxmemory {limit or 'unlimited'}, policy {policy}"
+    used = int(info.get("used_memory", 0))
+    detail = f"{used} bytes used, maxmemory {limit or 'unlimited'}, policy {policy}"
+    if limit and used >= limit:
+        advice = "raise maxmemory, or shorten the retention: see RedisOutOfMemory in the runbook"
+        return Finding("redis memory", Verdict.FAIL, f"full, {detail}", advice)
     if policy == "noeviction":
         return Finding("redis memory", Verdict.OK, detail)
     verdict = Verdict.FAIL if limit else Verdict.WARN

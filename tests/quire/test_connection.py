@@ -5,12 +5,21 @@ import time
 import fakeredis
 import pytest
 import redis
-from redis.exceptions import BusyLoadingError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    InvalidResponse,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from quire.broker import Broker
 from quire.commits import MIN_ITEMS_PARTED
-from quire.connection import MAX_BLOCK_SECONDS, Retrying, connect
+from quire.connection import MAX_BLOCK_SECONDS, Retrying, connect, translated
 from quire.errors import BrokerUnavailable
 from quire.transitions import CommitStatus
 from tests.quire.builders import claim_next, make_item, make_request, submit_and_claim
@@ -51,6 +60,31 @@ def test_an_error_that_will_not_pass_is_raised_at_once():
         Retrying(5.0)(operation)
     assert isinstance(caught.value.__cause__, ResponseError)
     assert operation() == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (RedisConnectionError("refused."), "Redis cannot be reached: refused."),
+        (RedisTimeoutError("reading"), "Redis did not answer in time: reading"),
+        (BusyLoadingError("loading"), "Redis still reads its data: loading"),
+        (
+            ReadOnlyError("You can't write against a read only replica. script: ab, on 314."),
+            "Redis takes no writes: it is a replica, or has become one",
+        ),
+        (AuthenticationError("WRONGPASS"), "Redis wants another user or password: WRONGPASS"),
+        (
+            AuthenticationError("HELLO must be called with the client already authenticated"),
+            "Redis wants a password, and was given none",
+        ),
+        (NoPermissionError("xadd"), "Redis does not allow this user what was asked: xadd"),
+        (InvalidResponse('got "<"'), 'what answers there is not Redis: got "<"'),
+        (ResponseError("DB index is out of range"), "Redis refused: DB index is out of range"),
+        (OutOfMemoryError("OOM"), "Redis has no memory left"),
+    ],
+)
+def test_an_error_of_the_server_becomes_a_sentence_for_a_person(error, sentence):
+    assert str(translated(error)) == sentence
 
 
 def test_what_is_not_repeatable_is_tried_once():

@@ -3,9 +3,11 @@
 import contextlib
 
 import pytest
+import redis.exceptions
 import structlog
 from structlog.typing import EventDict
 
+from quire.connection import translated
 from quire.errors import BrokerUnavailable, QueueFull
 from service.contact import REMINDER_SECONDS, Contact
 from service.metrics import Metrics
@@ -54,6 +56,24 @@ def test_an_outage_that_lasts_is_said_again_now_and_then(contact, clock, events)
         fails(contact, "commit", BrokerUnavailable("refused"))
         clock.now += REMINDER_SECONDS / 2
     assert said(events) == [("redis unavailable", "commit", 1), ("redis unavailable", "commit", 3)]
+
+
+@pytest.mark.parametrize(
+    ("cause", "kind"),
+    [
+        (redis.exceptions.ConnectionError(), "connection"),
+        (redis.exceptions.BusyLoadingError(), "connection"),
+        (redis.exceptions.TimeoutError(), "timeout"),
+        (redis.exceptions.AuthenticationError(), "access"),
+        (redis.exceptions.NoPermissionError(), "access"),
+        (redis.exceptions.ReadOnlyError(), "read_only"),
+        (redis.exceptions.OutOfMemoryError(), "memory"),
+        (redis.exceptions.ResponseError(), "other"),
+    ],
+)
+def test_an_outage_is_counted_by_what_somebody_would_have_to_mend(contact, events, cause, kind):
+    fails(contact, "commit", translated(cause))
+    assert events[0]["kind"] == kind
 
 
 def test_what_one_operation_cannot_do_is_not_over_because_another_can(contact, events):

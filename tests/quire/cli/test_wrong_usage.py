@@ -16,14 +16,33 @@ def test_a_refused_password_is_told_as_one(quire, monkeypatch):
             pytest.skip("no real Redis to set a password on")
         with connect(server.url) as connection:
             connection.config_set("requirepass", "right")
-        monkeypatch.setenv("QUIRE_REDIS_PASSWORD", "wrong")
         url = ["--redis-url", server.url]
+        said = quire("submit", "x", *url)
+        assert said == (1, "", "error: Redis wants a password, and was given none\n")
+        monkeypatch.setenv("QUIRE_REDIS_PASSWORD", "wrong")
         code, out, _ = quire("doctor", "--no-torch", *url)
         assert code == 1 and "QUIRE_REDIS_PASSWORD" in out
         code, _, err = quire("submit", "x", *url)
         assert code == 1 and "user or password" in err
         monkeypatch.setenv("QUIRE_REDIS_PASSWORD", "right")
         assert quire("submit", "x", *url)[0] == 0
+
+
+def test_the_doctor_sees_a_server_that_takes_no_writes(quire, monkeypatch):
+    monkeypatch.delenv(URL_VARIABLE)
+    with LocalRedis.start() as server:
+        if not server.is_real:
+            pytest.skip("no real Redis to make a replica of")
+        url = ["--redis-url", server.url]
+        with connect(server.url) as connection:
+            assert "ok    redis role: master\n" in quire("doctor", "--no-torch", *url)[1]
+            connection.config_set("maxmemory", "1mb")
+            code, out, _ = quire("doctor", "--no-torch", *url)
+            assert code == 1 and "fail  redis memory: full, " in out
+            connection.config_set("maxmemory", "0")
+            connection.replicaof("127.0.0.1", 1)
+            code, out, _ = quire("doctor", "--no-torch", *url)
+        assert code == 1 and "fail  redis role: slave\n" in out
 
 
 @pytest.mark.parametrize("verb", [["status"], ["submit", "x"], ["bench", "--num-prompts", "1"]])
