@@ -190,6 +190,16 @@ def test_a_claim_that_is_lost_cannot_be_released(broker, clockwork):
     assert sum(broker.queue_depth().values()) == 1
 
 
+def test_a_request_that_has_ended_is_held_by_nobody(broker, connection):
+    """Its record keeps the epoch and the owner of the claim that ended it."""
+    claimed = submit_and_claim(broker, id="a")
+    broker.commit([make_item(claimed.claim, 0, 2, final=True)])
+    assert not broker.heartbeat([claimed.claim])[0].alive
+    assert broker.release([claimed.claim]) == [False]
+    assert broker.status("a").state is State.COMPLETED
+    assert connection.zcard(broker.keys.lease) == 0
+
+
 def test_releasing_without_end_never_spends_the_attempts(make_broker):
     broker = make_broker(max_attempts=1)
     broker.submit(make_request())

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from quire import Client
+from quire.calls import promote_call
 from quire.errors import InvalidRequest
 from quire.output import ErrorInfo, FinishReason, State
 from quire.transitions import BackOff, Claimed, NotClaimed, NotClaimedReason, Promoted
@@ -43,25 +44,40 @@ def test_a_failed_attempt_is_tried_again_with_its_tokens_when_it_is_due(broker, 
     assert (second.attempts, second.claim.epoch) == (1, 3)
 
 
-def test_the_pause_doubles_with_every_attempt_up_to_the_longest(broker, connection, clockwork):
+def set_back(broker, connection):
+    """Fails the next attempt; returns the bounds of its pause, in seconds."""
+    claim, before = claim_next(broker).claim, broker.now_ms()
+    broker.fail(claim, BROKEN, retry=SOON)
+    due = connection.zscore(broker.keys.delay, claim.request_id)
+    return (due - broker.now_ms()) / 1000, (due - before) / 1000
+
+
+def test_the_pause_doubles_with_every_attempt_up_to_the_longest(
+    broker, connection, clockwork, monkeypatch
+):
+    monkeypatch.setattr(BackOff, "draw", lambda _: 1000)
     broker.submit(make_request(id="a"))
-    pauses = []
-    for _ in range(4):
-        broker.fail(claim_next(broker).claim, BROKEN, retry=SOON)
-        pauses.append(pause_of(broker, connection, "a"))
+    for seconds in (10, 20, 40, 60):
+        least, most = set_back(broker, connection)
+        assert least <= seconds <= most
         clockwork.expire_delay("a")
         broker.promote()
-    for pause, most in zip(pauses, (10, 20, 40, 60), strict=True):
-        assert most / 2 - 5 < pause <= most
 
 
-def test_half_of_the_pause_is_random(broker, connection):
-    requests = [make_request(id=f"r{n}") for n in range(20)]
-    broker.submit_many(requests)
-    for _ in requests:
-        broker.fail(claim_next(broker).claim, BROKEN, retry=SOON)
-    dues = {connection.zscore(broker.keys.delay, request.id) for request in requests}
-    assert len(dues) > 10
+@pytest.mark.parametrize(("drawn", "seconds"), [(0, 5), (500, 7.5), (1000, 10)])
+def test_half_of_the_pause_is_certain_and_the_other_half_is_drawn(
+    broker, connection, monkeypatch, drawn, seconds
+):
+    monkeypatch.setattr(BackOff, "draw", lambda _: drawn)
+    broker.submit(make_request(id="a"))
+    least, most = set_back(broker, connection)
+    assert least <= seconds <= most
+
+
+def test_what_is_drawn_is_anything_from_nothing_to_the_whole():
+    drawn = {SOON.draw() for _ in range(1000)}
+    assert len(drawn) > 100
+    assert drawn <= set(range(1001))
 
 
 def test_a_claim_that_failed_can_say_nothing_more(broker):
@@ -142,6 +158,22 @@ def test_a_request_for_later_is_scheduled_and_queued_when_it_is_due(broker, cloc
     clockwork.expire_delay("later")
     assert broker.promote() == [Promoted("later", State.QUEUED)]
     assert claim_next(broker).claim.request_id == "later"
+
+
+def test_a_request_put_off_between_the_look_and_the_promotion_waits_on(
+    broker, connection, clockwork, monkeypatch
+):
+    broker.submit(make_request(id="a", not_before_ms=broker.now_ms() + 60_000))
+    clockwork.expire_delay("a")
+
+    def put_off_and_build(keys, request_ids):
+        assert request_ids == ["a"], "the sweep has seen that it is due"
+        connection.zadd(keys.delay, {"a": broker.now_ms() + 60_000})
+        return promote_call(keys, request_ids)
+
+    monkeypatch.setattr("quire.working.promote_call", put_off_and_build)
+    assert broker.promote() == []
+    assert broker.status("a").state is State.SCHEDULED
 
 
 def read_and_claim_nothing(broker):

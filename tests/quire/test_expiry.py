@@ -112,6 +112,22 @@ def test_a_request_claimed_between_the_look_and_the_end_goes_on(broker, clockwor
     assert broker.heartbeat([claims[0].claim])[0].alive
 
 
+def test_a_request_given_more_time_between_the_look_and_the_end_waits_on(
+    broker, clockwork, monkeypatch
+):
+    broker.submit(make_request(id="a"))
+    clockwork.expire_queue_time("a")
+
+    def give_time_and_build(keys, request_ids):
+        assert request_ids == ["a"], "the sweep has seen that its time is over"
+        clockwork.connection.zadd(keys.wait, {"a": broker.now_ms() + 60_000})
+        return expire_call(keys, request_ids)
+
+    monkeypatch.setattr("quire.working.expire_call", give_time_and_build)
+    assert broker.expire() == []
+    assert broker.status("a").state is State.QUEUED
+
+
 def test_one_sweep_ends_no_more_than_its_limit_the_longest_overdue_first(broker, connection):
     broker.submit_many([make_request(id=name) for name in "abc"])
     connection.zadd(broker.keys.wait, {"a": 3, "b": 1, "c": 2})
