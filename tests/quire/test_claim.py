@@ -182,6 +182,19 @@ def test_a_released_request_is_queued_again_and_the_attempt_does_not_count(broke
     assert broker.status("a").state is State.RUNNING
 
 
+def test_the_moment_of_the_first_token_is_that_of_the_first_claim(broker, connection):
+    first = submit_and_claim(broker, id="a")
+    broker.commit([make_item(first.claim, 0, 2)])
+    record = connection.hgetall(broker.keys.request("a"))
+    an_hour_later = int(record[b"submitted_ms"]) + 3_600_000
+    connection.hset(broker.keys.request("a"), "first_token_ms", an_hour_later)
+    broker.release([first.claim])
+    second = claim_next(broker)
+    broker.commit([make_item(second.claim, 2, 3)])
+    broker.commit([make_item(second.claim, 3, 4, final=True)])
+    assert read_all(broker, "a")[1].timing.first_token_seconds == 3600
+
+
 def test_a_claim_that_is_lost_cannot_be_released(broker, clockwork):
     first = submit_and_claim(broker, id="a")
     clockwork.expire_lease("a")

@@ -1,5 +1,7 @@
 """EXTEND adds where all is as the worker believes; whatever is not, COMMIT judges."""
 
+from dataclasses import replace
+
 import pytest
 
 from quire.broker import Broker
@@ -26,11 +28,13 @@ def claimed(broker):
     return claimed
 
 
+@pytest.mark.parametrize("text_ends", [(1,), ()], ids=["with ends of texts", "without"])
 def test_a_log_that_is_gone_is_sent_again_and_lives_no_longer_than_the_others(
-    broker, connection, claimed
+    broker, connection, claimed, text_ends
 ):
     connection.delete(broker.keys.output("a"))
-    (reply,) = broker.commit([make_item(claimed.claim, 2, 3)])
+    item = replace(make_item(claimed.claim, 2, 3), text_ends=text_ends)
+    (reply,) = broker.commit([item])
     assert (reply.status, reply.published) == (CommitStatus.REWIND, 0)
     broker.commit([make_item(claimed.claim, 0, 3)])
     assert token_ids_of(read_all(broker, "a")[0]) == [token_at(index) for index in range(3)]
@@ -39,8 +43,7 @@ def test_a_log_that_is_gone_is_sent_again_and_lives_no_longer_than_the_others(
 
 def test_extend_and_commit_write_the_same_log(broker, connection, claimed):
     broker.commit([make_item(claimed.claim, 2, 5)])
-    item = make_item(claimed.claim, 5, 6)
-    broker.commit([type(item)(item.claim, item.start, item.token_ids, item.text)])
+    broker.commit([replace(make_item(claimed.claim, 5, 6), text_ends=())])
     entries = connection.xrange(broker.keys.output("a"))
     assert [sorted(fields) for _, fields in entries] == [
         [b"ends", b"from", b"ids", b"prefix", b"text"],

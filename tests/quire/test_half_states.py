@@ -5,6 +5,7 @@ The half states are built by hand: the record is what it was before a commit, th
 
 import pytest
 
+from quire.broker import Broker
 from quire.output import State
 from quire.transitions import CommitStatus, NotClaimed, NotClaimedReason
 from tests.quire.builders import (
@@ -82,6 +83,18 @@ def test_tokens_that_were_written_by_half_are_not_written_over_with_more_behind_
     assert (reply.status, reply.published) == (CommitStatus.REPLAYED, 3)
     (reply,) = broker.commit([make_item(claimed.claim, 3, 5, final=True)])
     assert (reply.status, reply.published) == (CommitStatus.OK, 5)
+    assert_whole(broker, tokens=5)
+
+
+def test_a_worker_that_did_not_hear_of_half_a_commit_extends_nothing(broker, connection, torn):
+    claimed = submit_and_claim(broker, id="a")
+    other = Broker(connection, queue=broker.keys.queue)
+    other.commit([make_item(claimed.claim, 0, 2)])
+    torn.commit(make_item(claimed.claim, 2, 3))
+    # To this one, and to the place, the log ends where it did.
+    (reply,) = other.commit([make_item(claimed.claim, 2, 5)])
+    assert (reply.status, reply.published) == (CommitStatus.REPLAYED, 3)
+    other.commit([make_item(claimed.claim, 3, 5, final=True)])
     assert_whole(broker, tokens=5)
 
 

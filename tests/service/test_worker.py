@@ -107,7 +107,7 @@ def test_cancelling_a_running_request_ends_it_with_what_it_has(queue: Queue):
     with WorkerThread(queue.settings(), before_run=gate) as worker:
         queue.wait_for_tokens(request_id, 3)
         assert queue.broker.cancel(request_id) == "running"
-        gate.open()
+        gate.step_until(lambda: queue.broker.status(request_id).state.is_terminal)
         output = queue.result(request_id)
         assert output.completion.state == "cancelled"
         assert output.completion.error is not None
@@ -318,7 +318,8 @@ def test_cancels_still_work_while_draining(queue: Queue):
         queue.wait_for_tokens(request_id, 2)
         worker.worker.stop()
         queue.broker.cancel(request_id)
-        gate.open()
+        # Opened, it might be through before the next commit brings the word.
+        gate.step_until(lambda: worker.has_ended)
         assert worker.wait() == 0
     assert queue.result(request_id).completion.state == "cancelled"
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from quire import DeadlineExceeded, GenerationRequest, RequestFailed
-from quire.cli import VERBS
 from quire.cli.bench import Sample, figures_of, percentile
 from quire.cli.run_batch import remaining_seconds
+from quire.cli.verbs import VERBS
 from quire.testing import FakeWorker
 from tests.quire.builders import claim_next, make_request
 

@@ -58,7 +58,7 @@ def test_an_interruption_while_modules_are_loaded_leaves_no_traceback(monkeypatc
     def interrupted(name):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("quire.cli.importlib.import_module", interrupted)
+    monkeypatch.setattr("quire.cli.verbs.importlib.import_module", interrupted)
     assert main(["status"]) == 130
 
 
