@@ -5,10 +5,8 @@ left behind that leases hand over; 2 settings that cannot be right, or a model o
 cannot be had here.
 """
 
-import logging
 import os
 import sys
-from typing import NoReturn
 
 from service.signals import StopSignals
 
@@ -48,12 +46,14 @@ def main() -> int:
     return worker.run()
 
 
-def leave(code: int) -> NoReturn:
+def leave(code: int) -> None:
     """End the process now, whatever its threads are at.
 
     One that loads a model or waits for a device cannot be asked to stop, and the interpreter's own
     farewell crashes in the native code of such a thread.
     """
+    import logging
+
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

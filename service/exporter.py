@@ -4,8 +4,14 @@ Every number is read from Redis at the scrape that asks for it. When Redis does 
 the scrape says so and holds nothing else: a backlog of an hour ago would look like one of now.
 """
 
-import os
 import signal
+
+if __name__ == "__main__":
+    # Before the other imports, which take a second: a signal that comes meanwhile waits until
+    # `main` waits for it, and no thread is interrupted in the main thread's place.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -179,9 +185,7 @@ class BoundedRead:
 
 
 def main() -> int:
-    """Export until a signal comes; returns the exit code."""
-    # Before any thread starts, so that none of them is interrupted in the main thread's place.
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    """Export until a signal comes; returns the exit code. The signals are blocked by now."""
     try:
         settings = load_exporter_settings()
         configure_logs(level=settings.log_level, style=settings.log_format)

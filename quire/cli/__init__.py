@@ -1,21 +1,19 @@
-"""The `quire` command: finds the verb, loads its module, and turns errors into exit codes.
+"""The `quire` command: turns a command line into an exit code, and an interruption into silence.
 
 Exit codes: 0 done, 1 it failed, 2 the command line or a request cannot be right, 3 some of several
 things failed, 130 interrupted. Data goes to stdout, everything else to stderr.
+
+Loads nothing before `main` runs: whoever interrupts a command in its first moments would be shown
+a traceback of whatever was being loaded.
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib
-import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from quire.cli.console import Console
+    from collections.abc import Sequence
 
 EXIT_OK = 0
 EXIT_ERROR = 1
@@ -24,141 +22,11 @@ EXIT_PARTIAL = 3
 EXIT_INTERRUPTED = 130
 
 
-@dataclass(frozen=True, slots=True)
-class Verb:
-    """One verb: the module under `quire.cli` that has `add_<verb>` and `run_<verb>`.
-
-    All arguments of one that `passes_on` are another program's.
-    """
-
-    name: str
-    module: str
-    help: str
-    passes_on: bool = False
-
-    @property
-    def function(self) -> str:
-        return self.name.replace("-", "_")
-
-
-VERBS = (
-    Verb("submit", "requests", "enqueue prompts, and follow or await their output"),
-    Verb("tail", "requests", "print the output of a request as it comes"),
-    Verb("result", "requests", "wait for the end of a request and print its text"),
-    Verb("cancel", "requests", "ask for the end of requests"),
-    Verb("inspect", "requests", "everything the queue knows of a request"),
-    Verb("status", "operate", "what waits, what runs, who works"),
-    Verb("top", "operate", "what waits, what runs, who works, again and again"),
-    Verb("queue", "operate", "pause and resume a queue, end what waits too long"),
-    Verb("drain", "drain", "ask workers to finish and end, and wait until they have"),
-    Verb("dead", "operate", "dead letters: ls, show, requeue, purge"),
-    Verb("run-batch", "run_batch", "run a file of OpenAI batch requests"),
-    Verb("bench", "bench", "load a queue and measure its latencies"),
-    Verb("doctor", "doctor", "check Redis, Python, torch and the model folder"),
-    Verb("schema", "local", "print the JSON schema of a request"),
-    Verb("worker", "local", "run a worker (needs the checkout)", passes_on=True),
-    Verb("demo", "local", "two workers, one killed (needs the checkout)", passes_on=True),
-)
-
-_EPILOG = """\
-`quire VERB --help` tells more. The server is --redis-url or QUIRE_REDIS_URL (its password
-QUIRE_REDIS_PASSWORD), the queue --queue or QUIRE_QUEUE; quire.toml may say so, too. Exit codes:
-0 done, 1 failed, 2 wrong usage, 3 some failed, 130 interrupted. What a verb found goes to
-stdout, with --json as a record per line; everything else to stderr."""
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line; returns the exit code."""
     try:
-        return _run(list(sys.argv[1:] if argv is None else argv))
+        from quire.cli.verbs import run
+
+        return run(list(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:
-        # It may come while the verb's modules are still being loaded.
         return EXIT_INTERRUPTED
-
-
-def _run(arguments: list[str]) -> int:
-    verb = next((verb for verb in VERBS if arguments and arguments[0] == verb.name), None)
-    if verb is None:
-        # Only now: a parser of all verbs would need all their modules.
-        _overview().parse_args(arguments or ["--help"])
-        return EXIT_USAGE
-    module = importlib.import_module(f"quire.cli.{verb.module}")
-    parser = argparse.ArgumentParser(
-        prog=f"quire {verb.name}", description=f"{verb.help[0].upper()}{verb.help[1:]}."
-    )
-    if verb.passes_on:
-        parsed = argparse.Namespace(rest=arguments[1:])
-    else:
-        from quire.errors import InvalidRequest
-
-        try:
-            getattr(module, f"add_{verb.function}")(parser)
-        except InvalidRequest as error:
-            # A file of settings that cannot be right.
-            sys.stderr.write(f"error: {error}\n")
-            return EXIT_USAGE
-        parsed = parser.parse_args(arguments[1:])
-    from quire.cli.console import Console
-
-    return _guarded(getattr(module, f"run_{verb.function}"), parsed, Console.of(parsed))
-
-
-def _guarded(
-    run: Callable[[argparse.Namespace, Console], int],
-    arguments: argparse.Namespace,
-    console: Console,
-) -> int:
-    from redis.exceptions import RedisError
-
-    from quire.connection import translated
-    from quire.errors import InvalidRequest, QuireError
-
-    try:
-        code = run(arguments, console)
-        sys.stdout.flush()
-    except InvalidRequest as error:
-        console.complain(error)
-        return EXIT_USAGE
-    except QuireError as error:
-        console.complain(error)
-        return EXIT_ERROR
-    except RedisError as error:
-        # From the few looks that go around the broker.
-        console.complain(translated(error))
-        return EXIT_ERROR
-    except KeyboardInterrupt:
-        console.end_progress()
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader has gone, as `head` does. The interpreter must not flush into it once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_ERROR
-    return code
-
-
-def _overview() -> argparse.ArgumentParser:
-    width = max(len(verb.name) for verb in VERBS)
-    table = "\n".join(f"  {verb.name:{width}}  {verb.help}" for verb in VERBS)
-    parser = argparse.ArgumentParser(
-        prog="quire",
-        usage="quire VERB ...",
-        description=f"Batch inference through a message queue.\n\nverbs:\n{table}",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
-    parser.add_argument("verb", choices=[verb.name for verb in VERBS], help=argparse.SUPPRESS)
-    return parser
-
-
-class _Version(argparse.Action):
-    """Prints the version; looked up only when it is asked for."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            found = version("quire")
-        except PackageNotFoundError:
-            found = "(not installed)"
-        parser.exit(message=f"quire {found}\n")

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from quire.cli import VERBS
+from quire.cli.verbs import VERBS
 from quire.local_redis import URL_VARIABLE, LocalRedis
 from service.config import EMBEDDED_MODEL, build_parser
 from tests.service.builders import CHECKOUT, WorkerProcess

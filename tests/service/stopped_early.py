@@ -1,6 +1,7 @@
-"""A worker that gets SIGTERM at a chosen moment of its start: the first import of a module.
+"""A program that gets a signal at a chosen moment of its start: the first import of a module.
 
-`python -m tests.service.stopped_early MODULE FLAGS...`; the flags are those of `python -m service`.
+`python -m tests.service.stopped_early MODULE SIGNAL PROGRAM FLAGS...`; the flags are those of
+`python -m PROGRAM`.
 """
 
 import os
@@ -22,6 +23,7 @@ def at_import_of(module: str, act: Callable[[], None]) -> None:
 
 
 if __name__ == "__main__":
-    moment = sys.argv.pop(1)
-    at_import_of(moment, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    runpy.run_module("service", run_name="__main__", alter_sys=True)
+    moment, name, program = sys.argv[1:4]
+    del sys.argv[1:4]
+    at_import_of(moment, lambda: os.kill(os.getpid(), signal.Signals[name]))
+    runpy.run_module(program, run_name="__main__", alter_sys=True)

@@ -79,8 +79,9 @@ def test_sigterm_at_any_moment_of_the_start_is_a_clean_exit_that_loses_nothing(
     queue: Queue, moment: str
 ):
     request_id = queue.submit(max_tokens=4)
+    early = ("tests.service.stopped_early", moment, "SIGTERM", "service")
     flags = ("--redis-url", queue.url, "--queue", queue.name, "--log-format", "json")
-    command = real_command("tests.service.stopped_early", moment, *flags)
+    command = real_command(*early, *flags)
     environ = {k: v for k, v in os.environ.items() if not k.startswith("QUIRE_")}
     ended = subprocess.run(
         command,
@@ -95,6 +96,27 @@ def test_sigterm_at_any_moment_of_the_start_is_a_clean_exit_that_loses_nothing(
     assert "Traceback" not in ended.stderr
     status = queue.broker.status(request_id)
     assert (status.state, status.attempts) == ("queued", 0)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("moment", ["redis", "prometheus_client", "service.config"])
+def test_an_exporter_that_is_stopped_while_it_starts_ends_without_a_traceback(
+    queue: Queue, name: str, moment: str
+):
+    early = ("-m", "tests.service.stopped_early", moment, name, "service.exporter")
+    flags = ("--redis-url", queue.url, "--http-port", "0", "--log-format", "json")
+    ended = subprocess.run(
+        [sys.executable, *early, *flags],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_SECONDS,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "exporter stopped" in ended.stderr
 
 
 @pytest.mark.processes

@@ -58,6 +58,20 @@ def test_help_names_every_verb_and_loads_nothing_heavy():
     assert all(f"  {verb.name} " in done.stdout for verb in VERBS)
 
 
+def test_nothing_is_loaded_before_interruptions_are_expected():
+    program = (
+        "import sys\n"
+        "import importlib, typing\n"
+        "known = set(sys.modules)\n"
+        "import quire.cli\n"
+        "print(*sorted(set(sys.modules) - known))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["__future__", "quire", "quire.cli"]
+
+
 @pytest.mark.parametrize("verb", [verb.name for verb in VERBS if not verb.passes_on])
 def test_every_verb_explains_itself_and_speaks_json(quire, verb):
     code, out, _ = quire(verb, "--help")

@@ -1,0 +1,148 @@
+"""The verbs of the command: finds one, loads its module, and turns errors into exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire.cli import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE
+
+if TYPE_CHECKING:
+    from quire.cli.console import Console
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One verb: the module under `quire.cli` that has `add_<verb>` and `run_<verb>`.
+
+    All arguments of one that `passes_on` are another program's.
+    """
+
+    name: str
+    module: str
+    help: str
+    passes_on: bool = False
+
+    @property
+    def function(self) -> str:
+        return self.name.replace("-", "_")
+
+
+VERBS = (
+    Verb("submit", "requests", "enqueue prompts, and follow or await their output"),
+    Verb("tail", "requests", "print the output of a request as it comes"),
+    Verb("result", "requests", "wait for the end of a request and print its text"),
+    Verb("cancel", "requests", "ask for the end of requests"),
+    Verb("inspect", "requests", "everything the queue knows of a request"),
+    Verb("status", "operate", "what waits, what runs, who works"),
+    Verb("top", "operate", "what waits, what runs, who works, again and again"),
+    Verb("queue", "operate", "pause and resume a queue, end what waits too long"),
+    Verb("drain", "drain", "ask workers to finish and end, and wait until they have"),
+    Verb("dead", "operate", "dead letters: ls, show, requeue, purge"),
+    Verb("run-batch", "run_batch", "run a file of OpenAI batch requests"),
+    Verb("bench", "bench", "load a queue and measure its latencies"),
+    Verb("doctor", "doctor", "check Redis, Python, torch and the model folder"),
+    Verb("schema", "local", "print the JSON schema of a request"),
+    Verb("worker", "local", "run a worker (needs the checkout)", passes_on=True),
+    Verb("demo", "local", "two workers, one killed (needs the checkout)", passes_on=True),
+)
+
+_EPILOG = """\
+`quire VERB --help` tells more. The server is --redis-url or QUIRE_REDIS_URL (its password
+QUIRE_REDIS_PASSWORD), the queue --queue or QUIRE_QUEUE; quire.toml may say so, too. Exit codes:
+0 done, 1 failed, 2 wrong usage, 3 some failed, 130 interrupted. What a verb found goes to
+stdout, with --json as a record per line; everything else to stderr."""
+
+
+def run(arguments: list[str]) -> int:
+    """Runs one command line, without the name of the program; returns the exit code."""
+    verb = next((verb for verb in VERBS if arguments and arguments[0] == verb.name), None)
+    if verb is None:
+        # Only now: a parser of all verbs would need all their modules.
+        _overview().parse_args(arguments or ["--help"])
+        return EXIT_USAGE
+    module = importlib.import_module(f"quire.cli.{verb.module}")
+    parser = argparse.ArgumentParser(
+        prog=f"quire {verb.name}", description=f"{verb.help[0].upper()}{verb.help[1:]}."
+    )
+    if verb.passes_on:
+        parsed = argparse.Namespace(rest=arguments[1:])
+    else:
+        from quire.errors import InvalidRequest
+
+        try:
+            getattr(module, f"add_{verb.function}")(parser)
+        except InvalidRequest as error:
+            # A file of settings that cannot be right.
+            sys.stderr.write(f"error: {error}\n")
+            return EXIT_USAGE
+        parsed = parser.parse_args(arguments[1:])
+    from quire.cli.console import Console
+
+    return _guarded(getattr(module, f"run_{verb.function}"), parsed, Console.of(parsed))
+
+
+def _guarded(
+    run: Callable[[argparse.Namespace, Console], int],
+    arguments: argparse.Namespace,
+    console: Console,
+) -> int:
+    from redis.exceptions import RedisError
+
+    from quire.connection import translated
+    from quire.errors import InvalidRequest, QuireError
+
+    try:
+        code = run(arguments, console)
+        sys.stdout.flush()
+    except InvalidRequest as error:
+        console.complain(error)
+        return EXIT_USAGE
+    except QuireError as error:
+        console.complain(error)
+        return EXIT_ERROR
+    except RedisError as error:
+        # From the few looks that go around the broker.
+        console.complain(translated(error))
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        console.end_progress()
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader has gone, as `head` does. The interpreter must not flush into it once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_ERROR
+    return code
+
+
+def _overview() -> argparse.ArgumentParser:
+    width = max(len(verb.name) for verb in VERBS)
+    table = "\n".join(f"  {verb.name:{width}}  {verb.help}" for verb in VERBS)
+    parser = argparse.ArgumentParser(
+        prog="quire",
+        usage="quire VERB ...",
+        description=f"Batch inference through a message queue.\n\nverbs:\n{table}",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    parser.add_argument("verb", choices=[verb.name for verb in VERBS], help=argparse.SUPPRESS)
+    return parser
+
+
+class _Version(argparse.Action):
+    """Prints the version; looked up only when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            found = version("quire")
+        except PackageNotFoundError:
+            found = "(not installed)"
+        parser.exit(message=f"quire {found}\n")
