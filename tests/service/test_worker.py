@@ -104,7 +104,8 @@ def test_a_stop_token_ends_a_generation_as_completed(queue: Queue):
 def test_cancelling_a_running_request_ends_it_with_what_it_has(queue: Queue):
     gate = StepGate(steps=3)
     request_id = queue.submit(max_tokens=500)
-    with WorkerThread(queue.settings(), before_run=gate) as worker:
+    # With such a lease no heartbeat brings the word; a commit does.
+    with WorkerThread(queue.settings(lease_seconds=600.0), before_run=gate) as worker:
         queue.wait_for_tokens(request_id, 3)
         assert queue.broker.cancel(request_id) == "running"
         gate.step_until(lambda: queue.broker.status(request_id).state.is_terminal)

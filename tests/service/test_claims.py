@@ -1,0 +1,68 @@
+"""What a claim brings besides the request: whose it is, who had it before, what came too late."""
+
+from dataclasses import replace
+
+import pytest
+
+from quire.transitions import Claimed
+from quire.working import Working
+from tests.service.builders import Queue, StepGate, WorkerThread, eventually, expected_tokens
+
+#: Three blocks of tokens, so that there is something to share.
+LONG_PROMPT = tuple(range(1, 50))
+
+
+def test_equal_prompts_share_their_blocks_within_a_tenant_only(queue: Queue):
+    cached = {}
+    with WorkerThread(queue.settings()):
+        for tenant in ("a", "b", "a"):
+            request_id = queue.submit(LONG_PROMPT, tenant=tenant, max_tokens=2)
+            usage = queue.result(request_id).completion.usage
+            cached.setdefault(tenant, []).append(usage.cached_tokens)
+    assert cached == {"a": [0, 48], "b": [0]}
+
+
+def test_another_engine_that_published_nothing_has_changed_nothing(queue: Queue):
+    request_id = queue.submit((5, 6, 7), max_tokens=5)
+    entries = queue.broker.read_ingress("another", count=1, block_seconds=0.0)
+    (claimed,) = queue.broker.claim(entries, fingerprint="of another engine")
+    assert isinstance(claimed, Claimed)
+    assert queue.broker.release([claimed.claim]) == [True]
+    with WorkerThread(queue.settings()):
+        output = queue.result(request_id)
+    assert not output.completion.resumed_fingerprint_changed
+    assert output.token_ids == expected_tokens((5, 6, 7), max_tokens=5)
+
+
+def test_a_claim_that_says_at_once_that_its_caller_has_given_up_is_not_run_to_its_end(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+):
+    """So says one whose first reply was lost, and the cancellation came before the second."""
+    claim = Working.claim
+
+    def claim_late(self, entries, **options):
+        return [
+            replace(answer, cancel_requested=True) if isinstance(answer, Claimed) else answer
+            for answer in claim(self, entries, **options)
+        ]
+
+    monkeypatch.setattr(Working, "claim", claim_late)
+    request_id = queue.submit(max_tokens=900)
+    with WorkerThread(queue.settings()):
+        completion = queue.result(request_id).completion
+    assert (completion.state, completion.finish_reason) == ("cancelled", "cancelled")
+
+
+def test_what_a_read_brings_after_the_stop_is_given_back(queue: Queue):
+    gate = StepGate()
+    with WorkerThread(queue.settings(block_seconds=2.0), before_run=gate) as worker:
+        eventually(lambda: worker.get("/readyz")[0] == 200)
+        eventually(lambda: any("b" in one["flags"] for one in queue.connection.client_list()))
+        worker.worker.stop()
+        (intake,) = worker.worker._intakes
+        eventually(intake._stopping.is_set)
+        request_id = queue.submit(max_tokens=3)
+        assert worker.wait() == 0
+    status = queue.broker.status(request_id)
+    assert (status.state, status.attempts, status.published) == ("queued", 0, 0)
+    assert gate.batches == []
