@@ -10,8 +10,12 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from engine.detokenizer import Detokenizer, StreamDecoder
+from engine.errors import ModelRefused
 from engine.sampling_params import SamplingParams
 from quire.errors import InvalidRequest
+
+#: The longest reason for refusing a tokenizer, in characters; some libraries write pages.
+MAX_REASON_LENGTH = 300
 
 Messages = Sequence[dict[str, Any]]
 
@@ -27,11 +31,20 @@ class ModelTokenizer:
 
     @classmethod
     def load(cls, source: str) -> "ModelTokenizer":
-        """The tokenizer of a model folder or name, with its chat template if it has one."""
+        """The tokenizer of a model folder or name, with its chat template if it has one.
+
+        Raises:
+            ModelRefused: its files are missing, damaged, or not for a fast tokenizer.
+        """
         # The import takes a second and brings torch along.
         from transformers import AutoTokenizer
 
-        loaded = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        try:
+            loaded = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+            backend = loaded.backend_tokenizer
+        except Exception as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_REASON_LENGTH]
+            raise ModelRefused(f"the tokenizer of {source} cannot be loaded: {reason}") from error
 
         def render(messages: Messages) -> str:
             return str(
@@ -40,7 +53,7 @@ class ModelTokenizer:
                 )
             )
 
-        return cls(loaded.backend_tokenizer, render_chat=render if loaded.chat_template else None)
+        return cls(backend, render_chat=render if loaded.chat_template else None)
 
     def encode_prompt(self, prompt: str) -> list[int]:
         """Ids of a plain prompt, with the special tokens the tokenizer adds itself."""

@@ -1,10 +1,15 @@
 """Loading the real model: what is left behind in the process that serves it."""
 
 import gc
+import shutil
+from pathlib import Path
 
 import pytest
 
+from engine.errors import ModelRefused
+from service.config import EMBEDDED_MODEL
 from service.model import load_model
+from service.text import ModelTokenizer
 from tests.service.builders import make_settings
 
 
@@ -19,3 +24,27 @@ def test_what_was_loaded_is_never_looked_through_for_garbage_again():
     served = load_model(make_settings("redis://nowhere", "queue", num_blocks=16))
     assert served.tokenizer.encode_prompt("1+2=")
     assert gc.get_freeze_count() > 10 * len(gc.get_objects())
+
+
+def without_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+
+
+def with_a_torn_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text('{"version":')
+
+
+def with_another_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text('{"model": "of something else"}')
+
+
+@pytest.mark.parametrize(
+    "damage", [without_tokenizer, with_a_torn_tokenizer, with_another_tokenizer]
+)
+def test_a_tokenizer_that_cannot_be_loaded_is_refused_in_one_sentence(tmp_path, damage):
+    folder = tmp_path / "model"
+    shutil.copytree(EMBEDDED_MODEL, folder)
+    damage(folder)
+    with pytest.raises(ModelRefused, match=r"^the tokenizer of .* cannot be loaded: ") as caught:
+        ModelTokenizer.load(str(folder))
+    assert len(str(caught.value).splitlines()) == 1 and "Error: " in str(caught.value)
