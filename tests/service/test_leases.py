@@ -4,10 +4,18 @@ import contextlib
 import threading
 import time
 
+import pytest
+
+from quire.errors import BrokerUnavailable
 from service.config import Settings
+from service.contact import Contact
+from service.leases import Housekeeper
+from service.metrics import Metrics
 from service.model import ServedModel
+from service.vitals import Vitals
 from tests.service.builders import (
     LEASE_SECONDS,
+    Clock,
     Queue,
     StepGate,
     WorkerThread,
@@ -53,6 +61,37 @@ def test_after_an_outage_longer_than_a_lease_no_living_worker_loses_a_claim():
     for number, output in zip((1, 2), outputs, strict=True):
         assert output.token_ids == expected_tokens((number, 6), max_tokens=20)
         assert (output.completion.attempts, output.completion.resumes) == (1, 0)
+
+
+@pytest.mark.parametrize("gap", ["a call that failed", "a silence of its own"])
+def test_a_keeper_reaps_only_when_the_others_had_a_lease_s_time_to_be_heard(
+    queue: Queue, clock: Clock, gap: str
+):
+    request_id = queue.submit()
+    queue.broker.claim(queue.broker.read_ingress("dead", count=1, block_seconds=0.0))
+    queue.connection.zadd(queue.keys.lease, {request_id: 1})
+    metrics = Metrics(model="fake", queue=queue.name)
+    vitals = Vitals(stall_timeout_seconds=60.0, clock=clock)
+    contact = Contact(vitals, metrics, silence_seconds=10.0, clock=clock)
+    keeper = Housekeeper(
+        {0: queue.broker}, worker="keeper", load=dict, on_drain=lambda: None, vitals=vitals,
+        contact=contact, metrics=metrics, lease_seconds=10.0, clock=clock,
+    )  # fmt: skip
+    clock.now += 60.0
+    if gap == "a call that failed":
+        with pytest.raises(BrokerUnavailable):
+            contact.call("read", unavailable)
+    reaped = []
+    # The first time it is heard itself, then not quite a lease later, and then after one.
+    for seconds in (0.0, 9.0, 1.0):
+        clock.now += seconds
+        assert keeper.tidy()
+        reaped.append(queue.broker.status(request_id).state == "queued")
+    assert reaped == [False, False, True]
+
+
+def unavailable() -> None:
+    raise BrokerUnavailable("gone")
 
 
 def resumes(queue: Queue, request_id: str) -> int:
