@@ -3,7 +3,13 @@
 import torch
 
 #: What a sticky CUDA error looks like where torch has no type of its own for it.
-_STICKY_MESSAGES = ("CUDA error", "CUBLAS_STATUS_EXECUTION_FAILED", "device-side assert")
+_STICKY_MESSAGES = (
+    "CUDA error",
+    "CUBLAS_STATUS_EXECUTION_FAILED",
+    "device-side assert",
+    # Who launches the first kernel after an error is told of it, and that may be Triton.
+    "Triton Error [CUDA]",
+)
 
 
 def is_device_failure(error: BaseException) -> bool:

@@ -79,6 +79,11 @@ class DecodeGraphs:
         self._rows = self._host.numpy()
         self._rows[:] = self._padding_row(width)
         self._device_rows = self._host.to(device)
+        # One for all sizes, in the sampler's precision: a result of its own for each would take
+        # more than a gigabyte where there are many sizes and a large vocabulary.
+        self._logits = torch.zeros(
+            max_num_seqs, model.vocab_size, dtype=torch.float32, device=device
+        )
         # The largest first: the smaller ones then find room in what it has allocated.
         self._captured = {size: self._capture(size, capturer) for size in reversed(self.sizes)}
 
@@ -90,7 +95,7 @@ class DecodeGraphs:
         )
 
     def run(self, step: HostStep) -> torch.Tensor:
-        """Logits of the step's rows, valid until the next step."""
+        """Logits of the step's rows, [rows, vocab_size] in float32, valid until the next step."""
         assert self.accepts(step)
         size = self.sizes[bisect_left(self.sizes, step.num_tokens)]
         self._fill(step, size)
@@ -139,7 +144,8 @@ class DecodeGraphs:
                     max_context=self._max_context,
                 ),
             )
-            return self._model.forward(inputs, self._kv_pool)
+            logits = self._model.forward(inputs, self._kv_pool)
+            return self._logits[:size].copy_(logits[:, : self._model.vocab_size])
 
         return _Captured(*capturer.capture(compute))
 
@@ -158,16 +164,18 @@ class CudaCapturer:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        # One for all captures: the matrix library keeps a workspace for every stream it has met,
+        # and graphs that share a pool share its memory only if they were captured on one stream.
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def capture(self, compute: Callable[[], torch.Tensor]) -> tuple[Replay, torch.Tensor]:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             for _ in range(self.WARM_UP_RUNS):
                 compute()
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             result = compute()
         return graph, result
 

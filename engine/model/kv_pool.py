@@ -4,7 +4,7 @@ Knows which tensors there are, not which block belongs to whom: `engine.block_po
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,7 +73,8 @@ class KVPool:
         self._has_spare_block = has_spare_block
         self._device_tensors = tensors(num_blocks + has_spare_block, place)
         # Only pinned memory can be copied behind the back of the thread that asks for it.
-        self._host_tensors = tensors(num_host_blocks, torch.device("cpu"), pinned=on_cuda)
+        pinned = on_cuda and num_host_blocks > 0
+        self._host_tensors = tensors(num_host_blocks, torch.device("cpu"), pinned=pinned)
 
     @property
     def spare_block(self) -> int:
@@ -184,6 +185,22 @@ def _copy_blocks(
         source_ids, destination_ids = torch.tensor(copies, dtype=torch.int64).unbind(1)
         destination.index_copy_(0, destination_ids, source.index_select(0, source_ids))
         return
-    # Between a device and pinned memory a block is one run of bytes, and one copy nobody waits for.
-    for copy in copies:
-        destination[copy.destination].copy_(source[copy.source], non_blocking=True)
+    # Between a device and pinned memory a run of blocks is one copy that nobody waits for.
+    for run, length in runs_of(copies):
+        sources = source[run.source : run.source + length]
+        destination[run.destination : run.destination + length].copy_(sources, non_blocking=True)
+
+
+def runs_of(copies: Sequence[BlockCopy]) -> Iterator[tuple[BlockCopy, int]]:
+    """The copies in runs of neighbours, each its first copy and its length; in any order.
+
+    A request's blocks were often taken one after the other, and asking for a copy costs more time
+    than a small block takes on its way.
+    """
+    ordered = sorted(copies)
+    first = 0
+    for index, copy in enumerate(ordered):
+        neighbour = BlockCopy(copy.source + 1, copy.destination + 1)
+        if index + 1 == len(ordered) or ordered[index + 1] != neighbour:
+            yield ordered[first], index + 1 - first
+            first = index + 1

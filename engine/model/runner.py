@@ -4,6 +4,7 @@
 """
 
 import logging
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,6 +116,9 @@ class ModelRunner:
         except Exception as error:
             if is_device_failure(error):
                 raise DeviceFailed(f"the device failed in step {batch.step}: {error}") from error
+            # Its frames would hold the step's tensors for as long as somebody looks at the error,
+            # and whoever retries the rows, after memory ran out, needs that room.
+            traceback.clear_frames(error.__traceback__)
             raise
 
     def device_memory(self) -> dict[str, int]:
@@ -328,7 +332,7 @@ def _num_blocks(chosen: _Chosen, limits: Limits, *, memory_bytes: int | None) ->
         return blocks_in(memory_bytes, shapes, block_size=sizes[0], dtype=sizes[1])
     step = StepSize(
         num_tokens=limits.max_num_batched_tokens,
-        num_logits=limits.max_num_seqs,
+        num_logits=-(-limits.max_num_seqs // chosen.multiple) * chosen.multiple,
         hidden_size=chosen.hidden_size,
         vocab_size=chosen.model.vocab_size,
         dtype=chosen.dtype,

@@ -13,16 +13,20 @@ ways give the same token, because the threshold is the same and the noise belong
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from engine.model.noise import gumbel, noise_keys
+from engine.model.transfer import to_device
 from engine.sampling_params import SamplingParams
 
 #: Candidates that are sorted and hashed before the whole vocabulary is.
 MAX_CANDIDATES = 256
+#: Noise for whole vocabularies that is drawn at once, but for a single row: on a CPU what stays in
+#: its cache, elsewhere enough to be worth the launches.
+CPU_NOISE_BYTES, DEVICE_NOISE_BYTES = 1 << 18, 1 << 26
 #: Below this temperature float32 cannot divide by it; the draw is the most likely token long
 #: before.
 MIN_TEMPERATURE = 1e-30
@@ -80,7 +84,7 @@ class Sampler:
         scaled = None
         if drawn:
             scaled = _scale(logits, best, [rows[index].sampling for index in drawn], drawn)
-            tokens[torch.tensor(drawn, device=tokens.device)] = self._draw(
+            tokens[_index(drawn, tokens.device)] = self._draw(
                 scaled, [rows[index] for index in drawn]
             )
         chosen: list[int] = tokens.masked_fill(~best[:, 0].isfinite(), _NOT_FINITE).tolist()
@@ -88,8 +92,7 @@ class Sampler:
         for position, index in enumerate(drawn):
             if chosen[index] == _UNDECIDED:
                 assert scaled is not None
-                row = _draw_whole(scaled[position : position + 1], rows[index])
-                chosen[index] = int(row)
+                chosen[index] = int(_draw_whole(scaled[position : position + 1], [rows[index]]))
         return chosen
 
     def _ban_early_stops(self, logits: torch.Tensor, rows: Sequence[Drawn]) -> None:
@@ -103,24 +106,27 @@ class Sampler:
             if token < vocab_size
         ]
         if banned:
-            where = torch.tensor(banned, device=logits.device)
+            where = _index(banned, logits.device)
             logits[where[:, 0], where[:, 1]] = -math.inf
 
     def _draw(self, scaled: torch.Tensor, rows: Sequence[Drawn]) -> torch.Tensor:
         """[rows] tokens, `_UNDECIDED` where the candidates were too few."""
-        vocab_size = scaled.shape[1]
-        size = min(self._max_candidates, vocab_size)
+        vocab_size, device = scaled.shape[1], scaled.device
         truncated = [index for index, row in enumerate(rows) if _truncates(row.sampling)]
-        tokens = torch.empty(len(rows), dtype=torch.int64, device=scaled.device)
+        whole = [index for index, row in enumerate(rows) if not _truncates(row.sampling)]
+        tokens = torch.empty(len(rows), dtype=torch.int64, device=device)
         if truncated:
-            where = torch.tensor(truncated, device=scaled.device)
+            where = _index(truncated, device)
             tokens[where] = _draw_candidates(
-                scaled[where], [rows[index] for index in truncated], size
+                scaled[where],
+                [rows[index] for index in truncated],
+                min(self._max_candidates, vocab_size),
             )
-        # The vocabulary of one row fits in the processor's cache, that of the batch does not.
-        for index, row in enumerate(rows):
-            if not _truncates(row.sampling):
-                tokens[index] = _draw_whole(scaled[index : index + 1], row)
+        noise_bytes = CPU_NOISE_BYTES if device.type == "cpu" else DEVICE_NOISE_BYTES
+        size = max(1, noise_bytes // (vocab_size * torch.float64.itemsize))
+        for some in (whole[first : first + size] for first in range(0, len(whole), size)):
+            where = _index(some, device)
+            tokens[where] = _draw_whole(scaled[where], [rows[index] for index in some])
         return tokens
 
     @staticmethod
@@ -140,7 +146,7 @@ def _scale(
     logits: torch.Tensor, best: torch.Tensor, sampling: Sequence[SamplingParams], index: list[int]
 ) -> torch.Tensor:
     """[drawn, vocabulary], logits over temperature; the best is moved to 0, so none overflows."""
-    where = torch.tensor(index, device=logits.device)
+    where = _index(index, logits.device)
     temperatures = _column(
         sampling, lambda one: max(one.temperature, MIN_TEMPERATURE), logits.device
     )
@@ -161,18 +167,19 @@ def _draw_candidates(scaled: torch.Tensor, rows: Sequence[Drawn], size: int) -> 
     return tokens.masked_fill_(~decided[:, 0], _UNDECIDED)
 
 
-def _draw_whole(scaled: torch.Tensor, row: Drawn) -> torch.Tensor:
-    """One token drawn from all that survive of the whole vocabulary of one row, [1, vocabulary]."""
+def _draw_whole(scaled: torch.Tensor, rows: Sequence[Drawn]) -> torch.Tensor:
+    """[rows] tokens drawn from all that survive of the whole vocabulary."""
     token_ids = torch.arange(scaled.shape[1], dtype=torch.int32, device=scaled.device)
-    scores = gumbel(token_ids, _keys([row], scaled.device)).add_(scaled)
-    if _truncates(row.sampling):
-        threshold = _threshold(scaled, _sorted_values(scaled), [row.sampling])
+    scores = gumbel(token_ids, _keys(rows, scaled.device)).add_(scaled)
+    sampling = [row.sampling for row in rows]
+    if any(map(_truncates, sampling)):
+        threshold = _threshold(scaled, _sorted_values(scaled), sampling)
         scores.masked_fill_(scaled < threshold, -math.inf)
-    return scores.argmax()
+    return scores.argmax(dim=-1)
 
 
 def _sorted_values(scaled: torch.Tensor) -> torch.Tensor:
-    """The values of [1, vocabulary], best first; a threshold needs no token ids."""
+    """The values of [rows, vocabulary], best first; a threshold needs no token ids."""
     if scaled.device.type != "cpu":
         return scaled.sort(dim=-1, descending=True).values
     # Without the ids, numpy's vectorised sort is dozens of times as fast as torch's.
@@ -196,7 +203,7 @@ def _threshold(
         worst = values.gather(1, (top_k - 1).clamp_(min=0))
         threshold = torch.where(top_k > 0, torch.maximum(threshold, worst), threshold)
     if any(one.top_p < 1.0 for one in sampling):
-        top_p = _column(sampling, lambda one: one.top_p, device, torch.float64)
+        top_p = _column(sampling, lambda one: one.top_p, device, np.float64)
         mass = torch.where(scaled >= threshold, scaled.exp(), 0.0).sum(
             dim=-1, keepdim=True, dtype=torch.float64
         )
@@ -233,11 +240,10 @@ def _penalize(logits: torch.Tensor, rows: Sequence[Drawn]) -> None:
         discounts.append(discount)
     if not indices:
         return
-    where, which = (
-        torch.from_numpy(np.concatenate(parts)).to(logits.device) for parts in (indices, tokens)
-    )
+    device = logits.device
+    where, which = (to_device(np.concatenate(parts), device) for parts in (indices, tokens))
     factor, discount_all = (
-        torch.from_numpy(np.concatenate(parts)).float().to(logits.device)
+        to_device(np.concatenate(parts).astype(np.float32), device)
         for parts in (factors, discounts)
     )
     scores = logits[where, which]
@@ -247,14 +253,21 @@ def _penalize(logits: torch.Tensor, rows: Sequence[Drawn]) -> None:
 
 def _keys(rows: Sequence[Drawn], device: torch.device) -> torch.Tensor:
     draws = [(row.sampling.seed, len(row.output_token_ids)) for row in rows]
-    return torch.from_numpy(noise_keys(draws)).to(device)
+    return to_device(noise_keys(draws), device)
+
+
+def _index(
+    indices: Sequence[int] | Sequence[tuple[int, int]], device: torch.device
+) -> torch.Tensor:
+    """[indices] or [indices, 2], to index with."""
+    return to_device(np.array(indices, dtype=np.int64), device)
 
 
 def _column(
     sampling: Sequence[SamplingParams],
     parameter: Callable[[SamplingParams], float],
     device: torch.device,
-    dtype: torch.dtype = torch.float32,
+    dtype: type[np.floating[Any]] = np.float32,
 ) -> torch.Tensor:
     """[rows, 1], one parameter of every row."""
-    return torch.tensor([[parameter(one)] for one in sampling], dtype=dtype, device=device)
+    return to_device(np.array([[parameter(one)] for one in sampling], dtype=dtype), device)

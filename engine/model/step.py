@@ -15,6 +15,7 @@ from engine.batch import NO_DECODES, BatchRow, DecodeRows
 from engine.model.attention.interface import AttentionBackend, AttentionMetadata, IntArray
 from engine.model.causal_model import CausalModel, StepInputs
 from engine.model.kv_pool import KVPool, Slots
+from engine.model.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class HostStep:
         """The same as tensors on the device, and the step's attention."""
         device = self.metadata.device
         token_ids, positions, blocks, offsets, logit_rows = (
-            torch.from_numpy(array).to(device)
+            to_device(array, device)
             for array in (
                 self.token_ids,
                 self.positions,
@@ -165,7 +166,7 @@ def compute_logits(
     """
     num_logits = len(step.logit_rows)
     if len(step.begun_blocks) and model.reads_unwritten_slots:
-        kv_pool.clear(torch.from_numpy(step.begun_blocks).to(step.metadata.device))
+        kv_pool.clear(to_device(step.begun_blocks, step.metadata.device))
     if graphs is not None and graphs.accepts(step):
         return graphs.run(step)
     if multiple > 1:

@@ -3,7 +3,8 @@
     reference      one request at a time, any device; the oracle
     single-token   one token at a time, any device; no token depends on another's company
     cpu            batched torch operations; made for a CPU, runs anywhere
-    cuda           torch's flash attention over packed rows
+    cuda           torch's flash attention over packed rows, read from their pages
+    cuda-gathered  the same over gathered keys, where torch reads no pages
     triton         decodes alone, split over their keys; for captured steps
 
 Every backend passes the same suite of tests, and `self_check` on the machine it is about to serve.
@@ -16,6 +17,7 @@ import torch
 
 from engine.model.attention.cpu import CpuAttention
 from engine.model.attention.cuda import CudaAttention
+from engine.model.attention.gathered import GatheredAttention
 from engine.model.attention.interface import (
     AttentionBackend,
     AttentionNeeds,
@@ -35,14 +37,15 @@ from engine.model.attention.triton_decode import TritonDecode
 
 BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
     "cuda": CudaAttention,
+    "cuda-gathered": GatheredAttention,
     "cpu": CpuAttention,
     "reference": ReferenceAttention,
     "single-token": SingleTokenAttention,
 }
 #: What "auto" tries on a kind of device, in this order.
-AUTOMATIC = {"cpu": ("cpu", "reference"), "cuda": ("cuda", "cpu", "reference")}
+AUTOMATIC = {"cpu": ("cpu", "reference"), "cuda": ("cuda", "cuda-gathered", "cpu", "reference")}
 #: The same where tokens may not depend on each other.
-DETERMINISTIC = {"cpu": ("single-token",), "cuda": ("cuda", "single-token")}
+DETERMINISTIC = {"cpu": ("single-token",), "cuda": ("cuda", "cuda-gathered", "single-token")}
 #: Attention of captured steps: the one that splits long rows first.
 DECODES: tuple[Callable[[], DecodeAttention], ...] = (TritonDecode, CudaAttention)
 

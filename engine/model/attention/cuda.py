@@ -5,11 +5,7 @@ split, the paged kernel of torch is silently wrong for every row after the first
 194167), and without one a row's sum has one order, whatever is in the batch.
 """
 
-import functools
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,11 +15,11 @@ from engine.model.attention.interface import (
     AttentionUnavailable,
     StepAttention,
 )
+from engine.model.attention.varlen import Varlen, find_varlen, grouping, window_of
+from engine.model.transfer import to_device
 
-#: What the function must take; it has grown them one by one, under changing names.
+#: What the function must take.
 REQUIRED_OPTIONS = frozenset({"scale", "window_size", "seqused_k", "block_table", "num_splits"})
-
-Varlen = Callable[..., Any]
 
 
 class CudaAttention:
@@ -41,7 +37,7 @@ class CudaAttention:
     block_multiple = 256
 
     def __init__(self, varlen: Varlen | None = None) -> None:
-        self._varlen = varlen or find_varlen()
+        self._varlen = varlen or find_varlen(REQUIRED_OPTIONS)
 
     def prepare(self, metadata: AttentionMetadata) -> StepAttention:
         rows = metadata.num_rows
@@ -52,16 +48,13 @@ class CudaAttention:
         sizes = -(-metadata.context_lens // metadata.block_size)
         behind = np.arange(metadata.block_tables.shape[1]) >= sizes[:, None]
         tables = np.where(behind, 0, metadata.block_tables).astype(np.int32)
-
-        def tensor(array: Any) -> torch.Tensor:
-            return torch.from_numpy(array).to(metadata.device)
-
+        device = metadata.device
         return _VarlenStep(
             self._varlen,
-            cumulative_queries=tensor(cumulative[0]),
-            cumulative_keys=tensor(cumulative[1]),
-            context_lens=tensor(metadata.context_lens.astype(np.int32)),
-            block_tables=tensor(tables),
+            cumulative_queries=to_device(cumulative[0], device),
+            cumulative_keys=to_device(cumulative[1], device),
+            context_lens=to_device(metadata.context_lens.astype(np.int32), device),
+            block_tables=to_device(tables, device),
             max_query=int(metadata.query_lens.max()),
             max_context=int(metadata.context_lens.max()),
         )
@@ -118,41 +111,10 @@ class _VarlenStep:
             self.max_query,
             self.max_context,
             scale=scaling,
-            # Keys to the left of a query's own, and none to its right.
-            window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
+            window_size=window_of(sliding_window),
             seqused_k=self.context_lens,
             block_table=self.block_tables,
             num_splits=1,
-            **_grouping(self.varlen, query, key_cache),
+            **grouping(self.varlen, query, key_cache.shape[1]),
         )
         return attended
-
-
-def find_varlen() -> Varlen:
-    """The function of torch, if it reads pages without splitting.
-
-    Raises:
-        AttentionUnavailable: naming what is missing.
-    """
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError as error:
-        raise AttentionUnavailable(f"torch has no variable-length attention: {error}") from error
-    missing = REQUIRED_OPTIONS - _parameters(varlen_attn)
-    if missing:
-        raise AttentionUnavailable(
-            f"torch's varlen_attn does not take {', '.join(sorted(missing))}"
-        )
-    found: Varlen = varlen_attn
-    return found
-
-
-def _grouping(varlen: Varlen, query: torch.Tensor, key_cache: torch.Tensor) -> dict[str, bool]:
-    """Some releases want to be told that query heads share key heads; others have no such word."""
-    grouped = query.shape[1] != key_cache.shape[1]
-    return {"enable_gqa": True} if grouped and "enable_gqa" in _parameters(varlen) else {}
-
-
-@functools.cache
-def _parameters(function: Varlen) -> frozenset[str]:
-    return frozenset(inspect.signature(function).parameters)

@@ -4,9 +4,11 @@ Knows no batching and no tricks: the slots of a row are looked up one by one and
 attention.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engine.model.attention.dense import additive, attend, visible
 from engine.model.attention.interface import AttentionMetadata, StepAttention
@@ -46,14 +48,19 @@ class _ReferenceStep:
             blocks = table[key_positions // metadata.block_size]
             slots = key_positions % metadata.block_size
             mask = visible(key_positions[end - length :], key_positions, sliding_window)
-            outputs.append(
-                attend(
+            with _by_the_formula(query.device):
+                attended = attend(
                     query[offset : offset + length].transpose(0, 1).unsqueeze(0),
                     key_cache[blocks, :, slots].transpose(0, 1).unsqueeze(0),
                     value_cache[blocks, :, slots].transpose(0, 1).unsqueeze(0),
                     bias=additive(mask, query.dtype),
                     scaling=scaling,
                     softcap=softcap,
-                )[0].transpose(0, 1)
-            )
+                )
+            outputs.append(attended[0].transpose(0, 1))
         return torch.cat(outputs)
+
+
+def _by_the_formula(device: torch.device) -> AbstractContextManager[None]:
+    """On CUDA torch would choose among fused kernels, which are what the oracle is to judge."""
+    return sdpa_kernel(SDPBackend.MATH) if device.type == "cuda" else nullcontext()

@@ -3,6 +3,7 @@
 Lengths and tables are read on the device, so that a step can be captured once and replayed.
 """
 
+import subprocess
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,8 @@ class TritonDecode:
     """Rows of one token each.
 
     Raises:
-        AttentionUnavailable: Triton is not installed.
+        AttentionUnavailable: Triton is not installed; or, of a planned step, it cannot compile its
+            kernels here, or they do not take what is asked.
     """
 
     name = "triton"
@@ -59,18 +61,36 @@ class _TritonStep:
         sliding_window: int | None = None,
         softcap: float | None = None,
     ) -> torch.Tensor:
-        rows, heads, dim = query.shape
-        kv_heads, block_size = key_cache.shape[1:3]
-        if softcap is not None or value_cache.shape[-1] != dim:
+        if softcap is not None or value_cache.shape[-1] != query.shape[-1]:
             raise AttentionUnavailable(
                 "the Triton kernels cap no scores and take keys and values of one width"
             )
-        query = query.contiguous()
+        try:
+            return self._attend(
+                query.contiguous(),
+                (key_cache, value_cache),
+                scaling=scaling,
+                window=NO_WINDOW if sliding_window is None else sliding_window,
+            )
+        except (self.kernels.TritonError, OSError, subprocess.SubprocessError) as error:
+            # Its compiler is a chain of programs and files: without a C compiler, without Python's
+            # headers or with a cache that cannot be written, it ends in one of these.
+            raise AttentionUnavailable(f"Triton cannot run its kernels here: {error}") from error
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        caches: tuple[torch.Tensor, torch.Tensor],
+        *,
+        scaling: float,
+        window: int,
+    ) -> torch.Tensor:
+        rows, heads, dim = query.shape
+        kv_heads, block_size = caches[0].shape[1:3]
         sums = query.new_empty(rows, heads, NUM_SPLITS, dim, dtype=torch.float32)
         highest, totals = query.new_empty(2, rows, heads, NUM_SPLITS, dtype=torch.float32)
         output = torch.empty_like(query)
         group = heads // kv_heads
-        window = NO_WINDOW if sliding_window is None else sliding_window
         shared = {
             "HEADS": heads,
             "DIM": dim,
@@ -80,8 +100,7 @@ class _TritonStep:
         }
         self.kernels.attend_runs[rows, kv_heads, NUM_SPLITS](
             query,
-            key_cache,
-            value_cache,
+            *caches,
             self.context_lens,
             self.block_tables,
             sums,

@@ -7,6 +7,9 @@ own context alone, so its result does not depend on its neighbours.
 
 import triton
 import triton.language as tl
+from triton import TritonError
+
+__all__ = ["TritonError", "attend_runs", "fold_runs"]
 
 
 @triton.jit

@@ -227,5 +227,5 @@ def test_auto_falls_back_to_a_backend_that_passes(monkeypatch):
 
 
 def test_an_unknown_backend_is_refused_by_name():
-    with pytest.raises(ValueError, match="'flash' is not one of auto, cuda, cpu, reference"):
+    with pytest.raises(ValueError, match="'flash' is not one of auto, cuda, cuda-gathered, cpu"):
         choose_backend("flash", dtype=torch.float32, device="cpu", block_size=16)

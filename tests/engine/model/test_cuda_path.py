@@ -1,24 +1,21 @@
-"""The CUDA path without a device: what it asks of torch, its captured steps, the order of swaps.
+"""The CUDA path without a device: what it asks of torch, and its captured steps.
 
 The device's primitives come in through narrow seams, and stand-ins that compute the same on a CPU
 go in there. What only a device can show is in `tests/gpu`.
 """
 
-import contextlib
-import importlib.util
-import os
-import subprocess
-import sys
+import inspect
 
-import numpy as np
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.batch import BlockCopy
-from engine.model.attention import cuda
-from engine.model.attention.cuda import CudaAttention, find_varlen
-from engine.model.attention.dense import additive, attend
-from engine.model.attention.interface import AttentionMetadata, AttentionUnavailable
+from engine.model import attention
+from engine.model.attention.cuda import CudaAttention
+from engine.model.attention.dense import additive, attend, visible
+from engine.model.attention.gathered import MAX_GATHERED_KEYS, GatheredAttention
+from engine.model.attention.interface import AttentionUnavailable
 from engine.model.attention.reference import ReferenceAttention
 from engine.model.attention.self_check import (
     ANY_NEEDS,
@@ -27,12 +24,11 @@ from engine.model.attention.self_check import (
     DecodesOnly,
     self_check,
 )
-from engine.model.attention.triton_decode import TritonDecode
-from engine.model.copy_lane import CudaLane
+from engine.model.attention.varlen import find_varlen
 from engine.model.graphs import DecodeGraphs, captured_sizes
-from engine.model.kv_pool import KVPool, LayerShape
+from engine.model.kv_pool import KVPool
 from engine.model.step import compute_logits, lay_out
-from tests.engine.model.builders import ROOT, make_prompt, make_row, make_runner
+from tests.engine.model.builders import make_prompt, make_row, make_runner
 
 NO_SOFTCAP = type(ANY_NEEDS)(
     heads=6, kv_heads=2, key_dim=64, value_dim=64, has_window=True, has_softcap=False
@@ -43,32 +39,58 @@ def paged_varlen(
     query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size=(-1, -1),
     enable_gqa=False, seqused_k=None, block_table=None, num_splits=None,
 ):  # fmt: skip
-    """What torch's function promises, row by row; strict about what its kernels only assume."""
+    """What torch 2.13 promises, row by row; strict about what its kernels only assume."""
     assert num_splits == 1
-    assert window_size[1] == 0
     assert enable_gqa == (query.shape[1] != key.shape[2])
-    for tensor in (cu_seq_q, cu_seq_k, seqused_k, block_table):
+    for tensor in (seqused_k, block_table):
         assert tensor.dtype == torch.int32
         assert tensor.is_contiguous()
+    assert cu_seq_k.diff().tolist() == seqused_k.tolist()
     assert 0 <= int(block_table.min()) <= int(block_table.max()) < len(key)
+    keys, values = (
+        [
+            cache[table.long()].flatten(0, 1)[:length]
+            for table, length in zip(block_table, seqused_k.tolist(), strict=True)
+        ]
+        for cache in (key, value)
+    )
+    return attend_rows(query, keys, values, cu_seq_q, max_q, max_k, scale, window_size)
+
+
+def packed_varlen(
+    query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *,
+    return_aux=None, scale=None, window_size=(-1, -1),
+):  # fmt: skip
+    """The same of torch 2.11, which reads no pages and infers that heads are grouped."""
+    assert query.shape[1] % key.shape[1] == 0
+    assert key.is_contiguous() and value.is_contiguous()
+    assert cu_seq_k.dtype == torch.int32
+    assert int(cu_seq_k[-1]) == len(key) == len(value)
+    lengths = cu_seq_k.diff().tolist()
+    keys, values = key.split(lengths), value.split(lengths)
+    return attend_rows(query, keys, values, cu_seq_q, max_q, max_k, scale, window_size)
+
+
+def attend_rows(query, keys, values, cu_seq_q, max_q, max_k, scale, window_size):
+    """Every row to its own keys, [keys, kv_heads, dim]: the last query is the last key's token."""
+    assert window_size[1] == 0
+    assert query.is_contiguous() and cu_seq_q.is_contiguous()
+    assert cu_seq_q.dtype == torch.int32
+    assert int(cu_seq_q[-1]) == len(query)
+    assert int(cu_seq_q.diff().max()) <= max_q
+    assert max(map(len, keys)) <= max_k
     outputs = []
-    for row in range(len(seqused_k)):
+    for row, (key, value) in enumerate(zip(keys, values, strict=True)):
         start, end = int(cu_seq_q[row]), int(cu_seq_q[row + 1])
-        length = int(seqused_k[row])
-        assert end - start <= max_q
-        assert length <= max_k
-        keys, values = (
-            cache[block_table[row].long()].flatten(0, 1)[:length] for cache in (key, value)
-        )
-        seen = torch.arange(length)
-        own = torch.arange(length - (end - start), length)[:, None]
+        seen = torch.arange(len(key))
+        own = torch.arange(len(key) - (end - start), len(key))[:, None]
         mask = seen <= own
         if window_size[0] >= 0:
             mask &= seen >= own - window_size[0]
         outputs.append(
             attend(
-                query[start:end].transpose(0, 1)[None], keys.transpose(0, 1)[None],
-                values.transpose(0, 1)[None], bias=additive(mask, query.dtype), scaling=scale,
+                query[start:end].transpose(0, 1)[None], key.transpose(0, 1)[None],
+                value.transpose(0, 1)[None], bias=additive(mask, query.dtype), scaling=scale,
                 softcap=None,
             )[0].transpose(0, 1)
         )  # fmt: skip
@@ -78,6 +100,30 @@ def paged_varlen(
 @pytest.mark.parametrize("block_size", [16, 256])
 def test_packed_rows_are_what_the_reference_attends(block_size):
     self_check(CudaAttention(paged_varlen), block_size=block_size, needs=NO_SOFTCAP)
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 256])
+@pytest.mark.parametrize("max_keys", [1, 60, MAX_GATHERED_KEYS])
+def test_gathered_rows_are_what_the_reference_attends(block_size, max_keys):
+    """In one run, in several, and with a run for every row."""
+    backend = GatheredAttention(packed_varlen, max_keys=max_keys)
+    self_check(backend, block_size=block_size, needs=NO_SOFTCAP)
+    self_check(backend, block_size=block_size, needs=NO_SOFTCAP, rows=CHECKED_DECODES)
+
+
+def test_where_torch_reads_no_pages_keys_are_gathered(monkeypatch):
+    def no_pages():
+        raise AttentionUnavailable("torch's varlen_attn does not take block_table")
+
+    monkeypatch.setitem(attention.AUTOMATIC, "cpu", attention.AUTOMATIC["cuda"])
+    monkeypatch.setitem(attention.BACKENDS, "cuda", no_pages)
+    monkeypatch.setitem(
+        attention.BACKENDS, "cuda-gathered", lambda: GatheredAttention(packed_varlen)
+    )
+    backend, block_size = attention.choose_backend(
+        "auto", dtype=torch.float32, device="cpu", block_size=16, needs=NO_SOFTCAP
+    )
+    assert (backend.name, block_size) == ("cuda-gathered", 16)
 
 
 def test_planned_decodes_are_what_the_reference_attends():
@@ -93,55 +139,67 @@ def test_a_function_that_is_wrong_after_the_first_row_is_found_out():
         attended[int(arguments[3][1]) :] *= 1.5
         return attended
 
-    first_row_only.__signature__ = cuda.inspect.signature(paged_varlen)
+    first_row_only.__signature__ = inspect.signature(paged_varlen)
     with pytest.raises(AttentionCheckFailed, match="'cuda' is off by"):
         self_check(CudaAttention(first_row_only), needs=NO_SOFTCAP)
 
 
-def test_capped_scores_are_left_to_another_backend():
+@pytest.mark.parametrize("backend", [CudaAttention(paged_varlen), GatheredAttention(packed_varlen)])
+def test_capped_scores_are_left_to_another_backend(backend):
     with pytest.raises(AttentionCheckFailed, match="caps no scores"):
-        self_check(CudaAttention(paged_varlen), needs=ANY_NEEDS)
+        self_check(backend, needs=ANY_NEEDS)
 
 
-def test_a_release_of_torch_that_lacks_an_option_is_named_by_it(monkeypatch):
-    monkeypatch.setattr(cuda, "REQUIRED_OPTIONS", frozenset({"block_table", "leaps"}))
+def test_a_release_of_torch_that_lacks_an_option_is_named_by_it():
     with pytest.raises(AttentionUnavailable, match="does not take leaps"):
-        find_varlen()
+        find_varlen({"scale", "leaps"})
 
 
-class Eager:
-    """Captures by remembering the function, and replays by calling it."""
+def test_this_release_of_torch_has_what_gathered_keys_need():
+    assert GatheredAttention().name == "cuda-gathered"
+
+
+class Recorder:
+    """Captures the operations and their tensors, and replays those: Python is not asked again."""
 
     def __init__(self) -> None:
         self.replayed: list[int] = []
 
     def capture(self, compute):
-        result = compute()
-        capturer = self
+        recorded = make_fx(compute)()
+        result = recorded()
+        recorder = self
 
         class Again:
             def replay(self) -> None:
-                capturer.replayed.append(len(result))
-                result.copy_(compute())
+                recorder.replayed.append(len(result))
+                recorded()
 
         return Again(), result
 
 
-class DenseDecode:
-    """Decodes by the reference, the lengths read when it is called, as a captured step would."""
+class MaskedDecode:
+    """Decodes over whole tables, what is behind a context masked: reads nothing on the host."""
 
-    name = "dense"
+    name = "masked"
 
     def plan_decodes(self, context_lens, block_tables, *, max_context):
-        lengths = context_lens.numpy().astype(np.int64)
-        assert lengths.max() <= max_context
-        block_size = BLOCK_SIZE
-        tables = block_tables.numpy().astype(np.int64)
-        return ReferenceAttention().prepare(
-            AttentionMetadata(
-                block_size, np.ones_like(lengths), lengths, tables, torch.device("cpu")
+        def attend_tables(query, key_cache, value_cache, *, scaling, sliding_window, softcap=None):
+            rows, kv_heads = len(query), key_cache.shape[1]
+            keys, values = (
+                cache[block_tables].transpose(1, 2).flatten(2, 3)
+                for cache in (key_cache, value_cache)
             )
-        )
+            last = (context_lens - 1)[:, None]
+            seen = visible(last, torch.arange(keys.shape[2], device=last.device), sliding_window)
+            # A weight of zero does not make a number of what is none.
+            values = values.masked_fill(~seen[:, 0, None, :, None], 0)
+            return attend(
+                query.view(rows, kv_heads, -1, query.shape[-1]), keys, values,
+                bias=additive(seen, query.dtype)[:, None], scaling=scaling, softcap=softcap,
+            ).flatten(1, 2)  # fmt: skip
+
+        return attend_tables
 
 
 BLOCK_SIZE = 4
@@ -170,13 +228,13 @@ def filled_pool(decoder) -> KVPool:
     return pool
 
 
-def graphs_over(decoder, pool, *, max_num_seqs=20) -> tuple[DecodeGraphs, Eager]:
-    capturer = Eager()
+def graphs_over(decoder, pool, *, max_num_seqs=20, capturer=None) -> tuple[DecodeGraphs, Recorder]:
+    capturer = capturer or Recorder()
     with torch.inference_mode():
         graphs = DecodeGraphs(
             decoder,
             pool,
-            DenseDecode(),
+            MaskedDecode(),
             capturer=capturer,
             device=torch.device("cpu"),
             max_num_seqs=max_num_seqs,
@@ -225,6 +283,56 @@ def test_a_replayed_step_has_the_logits_of_the_step_itself_and_writes_the_same(d
     assert capturer.replayed == [4, 1, 8, 2, 16, 16, 1]
 
 
+def test_a_step_that_left_its_buffers_as_they_were_would_be_seen(decoder, monkeypatch):
+    graphs, _ = graphs_over(decoder, pool := filled_pool(decoder))
+    logits(decoder, pool, decodes(9, 3, 16), graphs)
+    step = decodes(5, 12, 7)
+    expected = logits(decoder, filled_pool(decoder), step)
+    monkeypatch.setattr(DecodeGraphs, "_fill", lambda *arguments: None)
+    stale = logits(decoder, pool, step, graphs)
+    assert bool(((stale - expected).norm(dim=-1) > 0.1 * expected.norm(dim=-1)).all())
+
+
+class NoQuestions(TorchDispatchMode):
+    """Refuses what makes the host wait for the device, as a capture would."""
+
+    QUESTIONS = (
+        torch.ops.aten._local_scalar_dense,
+        torch.ops.aten.nonzero,
+        torch.ops.aten.masked_select,
+        torch.ops.aten.equal,
+    )
+    INDEXED = (torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        asks = func.overloadpacket in self.QUESTIONS
+        if func.overloadpacket in self.INDEXED:
+            # How many are true decides the shape of the result.
+            asks = any(index is not None and index.dtype == torch.bool for index in args[1])
+        assert not asks, f"{func} asks the device"
+        return func(*args, **(kwargs or {}))
+
+
+class Strict(Recorder):
+    def capture(self, compute):
+        with NoQuestions():
+            compute()
+        return super().capture(compute)
+
+
+def test_a_captured_step_asks_the_device_nothing(decoder):
+    graphs_over(decoder, filled_pool(decoder), capturer=Strict())
+
+
+@pytest.mark.parametrize(
+    "question",
+    [lambda ones: ones.sum().item(), lambda ones: ones[ones > 0], lambda ones: bool(ones[0])],
+)
+def test_a_question_to_the_device_would_be_seen(question):
+    with NoQuestions(), pytest.raises(AssertionError, match="asks the device"):
+        question(torch.ones(2))
+
+
 def test_chunks_and_steps_that_sample_only_in_part_are_not_replayed(decoder):
     graphs, _ = graphs_over(decoder, filled_pool(decoder), max_num_seqs=4)
     device = torch.device("cpu")
@@ -235,84 +343,3 @@ def test_chunks_and_steps_that_sample_only_in_part_are_not_replayed(decoder):
     assert not graphs.accepts(decodes(3, 3, 3, 3, 3))
     assert not graphs.accepts(chunk)
     assert not graphs.accepts(silent)
-
-
-class RecordedStreams:
-    """`torch.cuda` as far as the lane uses it; notes who waits for whom."""
-
-    def __init__(self) -> None:
-        self.events: list[str] = []
-        self.current = RecordedStream("computing", self.events)
-
-    def Stream(self):  # noqa: N802  The name is torch's.
-        return RecordedStream("copying", self.events)
-
-    def current_stream(self):
-        return self.current
-
-    @contextlib.contextmanager
-    def stream(self, stream):
-        self.events.append(f"enter {stream.name}")
-        yield
-        self.events.append(f"leave {stream.name}")
-
-
-class RecordedStream:
-    def __init__(self, name, events) -> None:
-        self.name = name
-        self._events = events
-
-    def wait_stream(self, other) -> None:
-        self._events.append(f"{self.name} waits for {other.name}")
-
-
-def test_swaps_begin_after_what_was_computed_and_end_before_what_will_be():
-    streams = RecordedStreams()
-    pool = KVPool(
-        (LayerShape(1, 4, 4),), num_blocks=2, block_size=2, dtype=torch.float32,
-        num_host_blocks=1, lane=CudaLane(streams),
-    )  # fmt: skip
-    pool.swap_out([])
-    assert streams.events == []
-    pool.swap_out([BlockCopy(1, 0)])
-    assert streams.events == [
-        "copying waits for computing",
-        "enter copying",
-        "leave copying",
-        "computing waits for copying",
-    ]
-
-
-def test_a_failed_swap_still_holds_the_computations_back():
-    streams = RecordedStreams()
-    lane = CudaLane(streams)
-    with pytest.raises(RuntimeError, match="lost"), lane.copying():
-        raise RuntimeError("the copy was lost")
-    assert streams.events[-1] == "computing waits for copying"
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_the_triton_kernels_are_what_the_reference_attends(dtype):
-    """In Triton's interpreter, which knows no bfloat16; in a process of its own, as it must."""
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("triton is not installed")
-    if np.lib.NumpyVersion(np.__version__) >= "2.4.0":
-        pytest.skip("Triton's interpreter cannot loop over tensors with numpy 2.4 and later")
-    code = (
-        "import torch\n"
-        "from tests.engine.model.test_cuda_path import check_triton\n"
-        f"check_triton(torch.{dtype})\n"
-    )
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True)
-
-
-def check_triton(dtype: torch.dtype) -> None:
-    for block_size in (16, 256):
-        self_check(
-            DecodesOnly(TritonDecode()),
-            dtype=dtype,
-            block_size=block_size,
-            needs=NO_SOFTCAP,
-            rows=CHECKED_DECODES,
-        )

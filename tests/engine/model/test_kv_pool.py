@@ -13,6 +13,7 @@ from engine.model.kv_pool import (
     Slots,
     bytes_per_block,
     num_blocks_for,
+    runs_of,
 )
 
 SHAPES = (LayerShape(2, 8, 8), LayerShape(4, 24, 12))
@@ -81,6 +82,18 @@ def test_a_swap_there_and_back_changes_no_bit_and_no_other_block():
     assert bits(pool, 4) == before[1]
     for untouched in (0, 2, 5):
         assert bits(pool, untouched) == before[untouched]
+
+
+def test_a_device_is_asked_for_one_copy_per_run_of_neighbours():
+    copies = [BlockCopy(*pair) for pair in ((7, 2), (3, 5), (9, 0), (4, 6), (8, 3), (5, 8))]
+    runs = list(runs_of(copies))
+    assert runs == [
+        (BlockCopy(3, 5), 2),
+        (BlockCopy(5, 8), 1),
+        (BlockCopy(7, 2), 2),
+        (BlockCopy(9, 0), 1),
+    ]
+    assert list(runs_of([])) == []
 
 
 def test_clearing_zeroes_whole_blocks_of_every_layer():

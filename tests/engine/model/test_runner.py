@@ -1,6 +1,7 @@
 """The runner by hand-made batches: the order of a step, and what may not leak between requests."""
 
 import threading
+import weakref
 
 import pytest
 import torch
@@ -224,6 +225,7 @@ def test_too_little_memory_is_refused_with_both_numbers(model_folder):
         (RuntimeError("CUDA error: out of memory"), False),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), True),
         (RuntimeError("CUDA error: device-side assert triggered"), True),
+        (RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (ValueError("CUDA error in the text of something else"), False),
     ],
@@ -259,3 +261,20 @@ def test_a_sticky_error_of_the_forward_pass_becomes_device_failed(model_folder):
     runner.model = Failing(torch.OutOfMemoryError("CUDA out of memory"))
     with pytest.raises(torch.OutOfMemoryError):
         run_rows(runner, row)
+
+
+def test_a_failed_step_holds_none_of_its_tensors_while_its_error_is_looked_at(model_folder):
+    held = []
+
+    class Hoarding(Failing):
+        def forward(self, inputs, kv_pool):
+            activations = torch.zeros(1)
+            held.append(weakref.ref(activations))
+            raise self._error
+
+    runner = make_runner(model_folder("llama"))
+    runner.model = Hoarding(torch.OutOfMemoryError("CUDA out of memory"))
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        run_rows(runner, make_row())
+    assert raised.value.__traceback__ is not None
+    assert held[0]() is None

@@ -122,6 +122,14 @@ def test_a_row_s_token_is_the_same_alone_and_in_any_batch():
     assert backwards[::-1] == together
 
 
+def test_how_many_rows_are_drawn_at_once_changes_nothing(monkeypatch):
+    rows = make_rows(3)
+    logits = make_logits(len(rows), seed=3)
+    together = Sampler(EOS).sample(logits.clone(), rows)
+    monkeypatch.setattr("engine.model.sampler.CPU_NOISE_BYTES", 1)
+    assert Sampler(EOS).sample(logits, rows) == together
+
+
 def test_the_token_depends_on_the_seed_and_the_output_index():
     logits = make_logits(1).expand(200, -1)
     sampler = Sampler(EOS)

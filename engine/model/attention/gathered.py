@@ -1,0 +1,133 @@
+"""Attention on CUDA where torch reads no pages: keys are gathered, then attended packed.
+
+Knows no model. What it costs beside `cuda` is writing and reading the keys of a step once more. A
+step's rows are taken in runs, so that long contexts do not all lie there a second time.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.model.attention.interface import (
+    AttentionMetadata,
+    AttentionUnavailable,
+    StepAttention,
+)
+from engine.model.attention.varlen import Varlen, find_varlen, grouping, window_of
+from engine.model.transfer import to_device
+
+#: What the function must take.
+REQUIRED_OPTIONS = frozenset({"scale", "window_size"})
+#: Keys gathered at once, but for a single row that is longer.
+MAX_GATHERED_KEYS = 1 << 16
+
+
+class GatheredAttention:
+    """Rows of any length, a few calls.
+
+    A row's keys are never split: torch splits where pages are read, or where queries that share a
+    key head are folded, which it does not do with a causal window.
+
+    Args:
+        varlen: `torch.nn.attention.varlen.varlen_attn`, or what computes the same.
+        max_keys: see above.
+
+    Raises:
+        AttentionUnavailable: torch's function lacks an option.
+    """
+
+    name = "cuda-gathered"
+    block_multiple = 1
+
+    def __init__(self, varlen: Varlen | None = None, *, max_keys: int = MAX_GATHERED_KEYS) -> None:
+        self._varlen = varlen or find_varlen(REQUIRED_OPTIONS)
+        self._max_keys = max_keys
+
+    def prepare(self, metadata: AttentionMetadata) -> StepAttention:
+        runs = [
+            _run(metadata, first, end)
+            for first, end in _cuts(metadata.context_lens, self._max_keys)
+        ]
+        return _GatheredStep(self._varlen, runs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Consecutive rows; cumulative lengths are [rows + 1] int32, slots are [keys]."""
+
+    tokens: slice
+    blocks: torch.Tensor
+    offsets: torch.Tensor
+    cumulative_queries: torch.Tensor
+    cumulative_keys: torch.Tensor
+    max_query: int
+    max_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class _GatheredStep:
+    varlen: Varlen
+    runs: list[_Run]
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        *,
+        scaling: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        if softcap is not None:
+            raise AttentionUnavailable("the attention backend 'cuda-gathered' caps no scores")
+        attended = [
+            self.varlen(
+                query[run.tokens].contiguous(),
+                # [keys, kv_heads, dim], in the order of rows and positions.
+                key_cache[run.blocks, :, run.offsets],
+                value_cache[run.blocks, :, run.offsets],
+                run.cumulative_queries,
+                run.cumulative_keys,
+                run.max_query,
+                run.max_context,
+                scale=scaling,
+                window_size=window_of(sliding_window),
+                **grouping(self.varlen, query, key_cache.shape[1]),
+            )
+            for run in self.runs
+        ]
+        return attended[0] if len(attended) == 1 else torch.cat(attended)
+
+
+def _cuts(context_lens: np.ndarray, max_keys: int) -> Iterator[tuple[int, int]]:
+    """Runs of rows that have at most `max_keys` keys, or one row."""
+    first, keys = 0, 0
+    for row, length in enumerate(context_lens.tolist()):
+        if row > first and keys + length > max_keys:
+            yield first, row
+            first, keys = row, 0
+        keys += length
+    yield first, len(context_lens)
+
+
+def _run(metadata: AttentionMetadata, first: int, end: int) -> _Run:
+    query_lens, context_lens = metadata.query_lens[first:end], metadata.context_lens[first:end]
+    cumulative = np.zeros((2, end - first + 1), dtype=np.int32)
+    np.cumsum(query_lens, out=cumulative[0, 1:])
+    np.cumsum(context_lens, out=cumulative[1, 1:])
+    row_of_key = np.repeat(np.arange(first, end), context_lens)
+    positions = np.arange(len(row_of_key)) - np.repeat(cumulative[1, :-1], context_lens)
+    blocks = metadata.block_tables[row_of_key, positions // metadata.block_size]
+    start, device = int(metadata.offsets[first]), metadata.device
+    return _Run(
+        tokens=slice(start, start + int(cumulative[0, -1])),
+        blocks=to_device(blocks, device),
+        offsets=to_device(positions % metadata.block_size, device),
+        cumulative_queries=to_device(cumulative[0], device),
+        cumulative_keys=to_device(cumulative[1], device),
+        max_query=int(query_lens.max()),
+        max_context=int(context_lens.max()),
+    )
