@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 from quire.errors import InvalidRequest
 from quire.protocol import GenerationRequest, Kind, Priority
+from quire.refusals import nearest
 from quire.sampling import SamplingParams, validated
 
 #: A drawn seed has this many bits.
@@ -72,7 +73,7 @@ def build_request(
         raise InvalidRequest("request", "must be a GenerationRequest or a map of arguments")
     for name in arguments:
         if name not in _ARGUMENTS:
-            raise InvalidRequest(name, "unknown argument")
+            raise InvalidRequest(name, f"unknown argument{nearest(name, _ARGUMENTS)}")
     kind, body = _subject(arguments.get("prompt"), arguments.get("messages"))
     sampling = arguments.get("sampling")
     if not isinstance(sampling, SamplingParams):
@@ -88,7 +89,12 @@ def build_request(
     fields |= _times(arguments, now_ms=now_ms)
     given = {name: value for name, value in fields.items() if value is not None}
     message = {"tenant": tenant, **given, "kind": kind, "body": body}
-    request = validated(GenerationRequest, message)
+    try:
+        request = validated(GenerationRequest, message)
+    except InvalidRequest as error:
+        # Of these two names the caller knows the argument's.
+        field = "request_id" if error.field == "id" else error.field
+        raise InvalidRequest(field, error.message) from None
     request.parse_body()
     return request
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, fiel
 from pydantic_core.core_schema import ValidationInfo
 
 from quire.errors import InvalidRequest
+from quire.refusals import nearest, reason_of
 from quire.wire import MAX_ARRAY_LENGTH, MAX_TOKEN_ID, is_token_ids
 
 #: The most stop strings, and the longest of them in characters: each is searched at every token.
@@ -104,7 +105,8 @@ def parse_body(kind: Kind, body: Mapping[str, Any]) -> ParsedBody:
     subject = "messages" if kind == "chat.completions" else "prompt"
     for name in body:
         if name not in SamplingParams.model_fields and name not in _HARMLESS and name != subject:
-            raise InvalidRequest(f"body.{name}", "unknown field")
+            hint = nearest(name, SamplingParams.model_fields)
+            raise InvalidRequest(f"body.{name}", f"unknown field{hint}")
     if body.get("n") not in (None, 1) or isinstance(body.get("n"), bool):
         raise InvalidRequest("body.n", "only n=1 is supported")
     model = body.get("model")
@@ -128,9 +130,8 @@ def validated(model: type[_Model], fields: Mapping[str, Any], *, prefix: str = "
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         path = ".".join(str(part) for part in first["loc"])
-        # A validator of ours says it all; pydantic puts the kind of exception in front of it.
-        message = first["msg"].removeprefix("Value error, ")
-        raise InvalidRequest(f"{prefix}{path}" or model.__name__, message) from None
+        reason = reason_of(first, known=model.model_fields)
+        raise InvalidRequest(f"{prefix}{path}" or model.__name__, reason) from None
 
 
 def _sampling_fields(body: Mapping[str, Any]) -> dict[str, Any]:

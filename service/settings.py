@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args, get_origin
 from urllib.parse import quote
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
@@ -21,6 +21,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from quire.refusals import reason_of
 from service.sources import (
     DEFAULT_FILE,
     ENV_PREFIX,
@@ -30,6 +31,9 @@ from service.sources import (
     read_file,
     unknown_variables,
 )
+
+#: What the URL of a Redis begins with.
+URL_SCHEMES = ("redis://", "rediss://", "unix://", "redis+sentinel://", "rediss+sentinel://")
 
 _Settings = TypeVar("_Settings", bound="ProcessSettings")
 
@@ -60,7 +64,6 @@ class ProcessSettings(BaseSettings):
         "Where Redis is: `redis://`, `rediss://` (TLS), `unix://`, or through sentinels "
         "`redis+sentinel://host:port,.../service/0`.",
         default="redis://127.0.0.1:6379/0",
-        pattern=r"^(rediss?(\+sentinel)?|unix)://",
         repr=False,
     )
     redis_password: SecretStr | None = setting(
@@ -68,6 +71,14 @@ class ProcessSettings(BaseSettings):
         "Password, if it is not part of the URL. Has no flag: `ps` shows flags.",
         default=None,
     )
+
+    @field_validator("redis_url")
+    @classmethod
+    def _has_a_scheme(cls, value: str) -> str:
+        # Without the value in the message: it may hold a password.
+        if not value.startswith(URL_SCHEMES):
+            raise ValueError(f"must begin with one of {', '.join(URL_SCHEMES)}")
+        return value
 
     @property
     def connection_url(self) -> str:
@@ -215,5 +226,6 @@ def _describe(error: ValidationError) -> str:
     clauses = []
     for item in error.errors(include_input=False, include_url=False):
         name = ".".join(str(part) for part in item["loc"])
-        clauses.append(f"{name}: {item['msg']}" if name else str(item["msg"]))
+        reason = reason_of(item)
+        clauses.append(f"{name}: {reason}" if name else reason)
     return "; ".join(clauses)

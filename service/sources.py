@@ -5,11 +5,12 @@ is ours alone, it is refused. The environment is written by others as well (Kube
 variables out of the names of services, tests and tools have theirs), so there it is warned about.
 """
 
-import difflib
 import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
+
+from quire.refusals import nearest
 
 #: Every variable of ours starts so; a name with this prefix that nobody knows may be a mistake.
 ENV_PREFIX = "QUIRE_"
@@ -61,7 +62,7 @@ def unknown_variables(
     """One clause for each variable that looks like ours and is not, with what it may have meant."""
     names = [prefix + key.upper() for key in known]
     return [
-        f"unknown variable {variable}{_hint(variable, names)}"
+        f"unknown variable {variable}{nearest(variable, names)}"
         for variable in sorted(_ours(environ, prefix=prefix))
         if _setting_of(variable, known, prefix=prefix)[0] not in known
     ]
@@ -110,7 +111,7 @@ def read_file(
 def _refuse_unknown(table: Mapping[str, Any], known: Collection[str], *, place: str) -> None:
     for key in table:
         if key not in known:
-            raise ConfigurationError(f"unknown key {key!r} in {place}{_hint(key, known)}")
+            raise ConfigurationError(f"unknown key {key!r} in {place}{nearest(key, known)}")
 
 
 def _read_secret(variable: str, path: str) -> str:
@@ -122,8 +123,3 @@ def _read_secret(variable: str, path: str) -> str:
     if len(content) > MAX_SECRET_BYTES:
         raise ConfigurationError(f"{variable}: the file is longer than {MAX_SECRET_BYTES} bytes")
     return text
-
-
-def _hint(name: str, known: Collection[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""

@@ -98,7 +98,7 @@ def test_a_seed_is_drawn_at_submit_and_a_given_one_is_kept(client, broker):
         ({"prompt": "x", "priority": "urgent"}, "priority"),
         ({"prompt": "x", "deadline": 0}, "deadline"),
         ({"prompt": "x", "deadline": float("nan")}, "deadline"),
-        ({"prompt": "x", "request_id": "a b"}, "id"),
+        ({"prompt": "x", "request_id": "a b"}, "request_id"),
         ({"prompt": "x", "tenant": "a:b"}, "tenant"),
         ({"prompt": "x", "max_tokens": 5}, "max_tokens"),
         ({"prompt": "x", "v": 2}, "v"),

@@ -58,7 +58,7 @@ ERRORS = [
         ({"prompt": "x", "delay_seconds": "60"}, "delay_seconds"),
         ({"prompt": "x", "not_before": "2030-01-01"}, "not_before"),
         ({"prompt": "x", "not_before": datetime(9000, 1, 1, tzinfo=UTC)}, "not_before"),
-        ({"prompt": "x", "request_id": uuid.uuid4()}, "id"),
+        ({"prompt": "x", "request_id": uuid.uuid4()}, "request_id"),
         ({"prompt": "x", "max_tokens": 5}, "max_tokens"),
         ({"prompt": "\ud800"}, "body"),
     ],

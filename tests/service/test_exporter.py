@@ -359,7 +359,7 @@ def test_a_mistake_in_the_configuration_exits_with_2_and_one_line():
         timeout=60,
     )
     assert done.returncode == 2
-    assert done.stderr == "configuration: queues: Value error, a queue is named twice\n"
+    assert done.stderr == "configuration: queues: a queue is named twice\n"
 
 
 def test_a_taken_port_is_a_mistake_of_the_configuration():

@@ -1,0 +1,40 @@
+"""Says in our words what pydantic found wrong with a field, for whoever has to correct it.
+
+Knows no field. Pydantic speaks of inputs, and of tuples where a caller has written a list.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+#: What pydantic's sentences begin with: `Input should be`, `String should have` ...
+_SUBJECT = re.compile(r"^[A-Z]\w* should ")
+
+#: Errors whose sentence is another one altogether.
+_SENTENCES: Mapping[str, str] = {
+    "extra_forbidden": "unknown field",
+    "missing": "is missing",
+    "tuple_type": "must be a list",
+}
+
+
+def reason_of(detail: ErrorDetails, *, known: Collection[str] = ()) -> str:
+    """What is wrong, to stand behind the name of the field; `known` are the names there are."""
+    kind = detail["type"]
+    if kind == "extra_forbidden" and detail["loc"]:
+        return _SENTENCES[kind] + nearest(str(detail["loc"][-1]), known)
+    # A validator of ours says it all; pydantic puts the kind of exception in front of it.
+    said = detail["msg"].removeprefix("Value error, ")
+    return _SENTENCES.get(kind) or _SUBJECT.sub("must ", said)
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """A clause that asks for the nearest of the names there are; empty when none is near."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""

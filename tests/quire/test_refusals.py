@@ -1,0 +1,52 @@
+"""A wrong field is told in our words, with the name that was meant."""
+
+import pytest
+
+from quire.arguments import build_request
+from quire.errors import InvalidRequest
+from quire.protocol import GenerationRequest
+from quire.sampling import SamplingParams, validated
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"temprature": 1}, "temprature: unknown field; did you mean temperature?"),
+        ({"colour": 1}, "colour: unknown field"),
+        ({"stop": 5}, "stop: must be a list"),
+        ({"stop": [""]}, "stop.0: must have at least 1 character"),
+        ({"max_tokens": 0}, "max_tokens: must be greater than or equal to 1"),
+        ({"max_tokens": "many"}, "max_tokens: must be a valid integer"),
+        ({"min_tokens": 9, "max_tokens": 3}, "min_tokens: min_tokens is greater than max_tokens"),
+    ],
+)
+def test_what_is_wrong_with_a_sampling_field_stands_behind_its_name(fields, told):
+    with pytest.raises(InvalidRequest) as caught:
+        validated(SamplingParams, fields)
+    assert str(caught.value) == told
+
+
+def test_a_field_that_is_missing_is_told_as_missing():
+    with pytest.raises(InvalidRequest, match=r"^kind: is missing$"):
+        validated(GenerationRequest, {"body": {}})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"samplin": {}}, "samplin: unknown argument; did you mean sampling?"),
+        ({"request_id": "a b"}, "request_id: must match pattern"),
+        ({"sampling": {"top_q": 1}}, "sampling.top_q: unknown field; did you mean top_p?"),
+    ],
+)
+def test_an_argument_of_submit_is_told_by_the_name_its_caller_knows(arguments, told):
+    with pytest.raises(InvalidRequest) as caught:
+        build_request({"prompt": "x", **arguments}, tenant="t", now_ms=None)
+    assert str(caught.value).startswith(told)
+
+
+def test_a_misspelt_field_of_a_body_is_told_with_the_one_that_was_meant():
+    body = {"prompt": "x", "max_tokenz": 3}
+    with pytest.raises(InvalidRequest) as caught:
+        GenerationRequest(kind="completions", body=body).parse_body()
+    assert str(caught.value) == "body.max_tokenz: unknown field; did you mean max_tokens?"
