@@ -1,7 +1,10 @@
 import re
+from pathlib import PurePosixPath
 
+import pytest
 import yaml
 
+from tests.house.test_house import tracked
 from tests.ops.checkout import COMPOSE_FILE, ROOT, load_yaml, program, run
 
 DOCKERFILE = ROOT / "ops" / "Dockerfile"
@@ -68,15 +71,40 @@ def test_only_the_default_index_is_assumed():
     assert not re.search(r"https?://(?!127\.0\.0\.1)", TEXT)
 
 
-def test_every_copied_path_is_let_through_by_dockerignore():
+def is_let_through(path: PurePosixPath) -> bool:
+    """What docker's .dockerignore says of a file: the last line that matches it or a parent."""
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    patterns = [line for line in lines if not line.startswith("#")]
-    allowed = {pattern.removeprefix("!") for pattern in patterns if pattern.startswith("!")}
-    copied = {copy.split()[0] for copy in arguments("COPY") if not copy.startswith("--")}
+    places = [path, *path.parents][:-1]
+    verdict = True
+    for line in filter(None, lines):
+        pattern = line.removeprefix("!")
+        # A pattern without `**` counts its folders from the top.
+        anywhere = pattern.removeprefix("**/")
+        depth = None if pattern.startswith("**/") else pattern.count("/") + 1
+        fits = [place for place in places if depth in (None, len(place.parts))]
+        if not line.startswith("#") and any(place.match(anywhere) for place in fits):
+            verdict = line.startswith("!")
+    return verdict
 
-    assert patterns[0] == "*"
-    assert {path.partition("/")[0] for path in copied} <= allowed
-    assert all((ROOT / path).exists() for path in copied)
+
+def test_of_the_checkout_the_build_sees_what_it_copies_and_nothing_else():
+    sources = {copy.split()[0] for copy in arguments("COPY") if not copy.startswith("--")}
+    files = [PurePosixPath(path.relative_to(ROOT)) for path in tracked()]
+    copied = {file for file in files for name in sources if file.is_relative_to(name)}
+
+    assert all((ROOT / source).exists() for source in sources)
+    assert {file for file in files if is_let_through(file)} == copied
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ".git/config", "ops/secrets/redis_password", "quire.toml", "engine/model.pyc",
+        "engine/model/__pycache__/step.py", "models/large/model.safetensors", "build/peers/x",
+    ],
+)  # fmt: skip
+def test_what_lies_in_a_checkout_by_accident_never_comes_into_the_image(path):
+    assert not is_let_through(PurePosixPath(path))
 
 
 def test_yaml_is_written_in_one_manner():
