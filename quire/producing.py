@@ -135,7 +135,7 @@ def _submitted(keys: Keys, request: GenerationRequest, reply: Any) -> Conversati
         (reply,) = yield Ask("submit", [submit_call(keys, request, holder=request_id)])
         outcome, request_id, state = (part.decode() for part in raise_if_error(reply))
     if outcome == "full":
-        raise full_queue(limit=state)
+        raise full_queue(limit=state, tenant=request.tenant)
     if outcome == "held":
         raise BrokerUnavailable("the idempotency key changed hands too often")
     return Submitted(request_id, State(state), created=outcome == "created")

@@ -93,13 +93,13 @@ def _status_of(request_id: str, fields: Mapping[bytes, bytes]) -> RequestStatus:
 _LIMITS = {
     "requests": "the backlog limit of the queue is reached: too many requests wait",
     "tokens": "the backlog limit of the queue is reached: too many tokens wait",
-    "tenant": "the tenant has as many requests in the queue as it may",
+    "tenant": "the tenant {tenant} has as many open requests in the queue as it may",
 }
 
 
-def full_queue(*, limit: str) -> QueueFull:
+def full_queue(*, limit: str, tenant: str) -> QueueFull:
     """The refusal of submit.lua."""
-    return QueueFull(_LIMITS[limit], limit=limit)
+    return QueueFull(_LIMITS[limit].format(tenant=tenant), limit=limit)
 
 
 def dead_letter_of(entry_id: bytes, fields: Mapping[bytes, bytes]) -> DeadLetter:

@@ -42,6 +42,7 @@ VERBS = (
     Verb("status", "operate", "what waits, what runs, who works"),
     Verb("top", "operate", "what waits, what runs, who works, again and again"),
     Verb("queue", "operate", "pause and resume a queue, end what waits too long"),
+    Verb("limits", "limits", "what a queue takes in before it refuses: show it, set it"),
     Verb("drain", "drain", "ask workers to finish and end, and wait until they have"),
     Verb("dead", "operate", "dead letters: ls, show, requeue, purge"),
     Verb("run-batch", "run_batch", "run a file of OpenAI batch requests"),

@@ -1,0 +1,103 @@
+"""The verb about quotas: what a queue takes in before it refuses, and how much of that is used."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from quire.broker import Broker
+from quire.cli import EXIT_OK
+from quire.cli.console import Console, add_server, brokers_of
+from quire.protocol import TENANT_PATTERN
+from quire.transitions import QueueLimits
+
+#: Shown for a limit that nobody has set.
+NONE = "-"
+
+
+def add_limits(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `quire limits`."""
+    parser.add_argument("--requests", type=_limit, metavar="N", help="requests that wait")
+    parser.add_argument("--tokens", type=_limit, metavar="N", help="tokens of those that wait")
+    help_ = "open requests of any one tenant, waiting or running"
+    parser.add_argument("--per-tenant", type=_limit, metavar="N", help=help_)
+    help_ = "the same for one tenant alone; 0 is no limit, `TENANT=` is that of all again"
+    parser.add_argument(
+        "--of", type=_of_tenant, action="append", default=[], metavar="TENANT=N", help=help_
+    )
+    add_server(parser)
+    parser.epilog = (
+        "Without a limit it shows those there are. A limit of 0 is taken away, and one not named "
+        "stays. Each shard has them for itself: a queue of four shards takes in four times as much."
+    )
+
+
+def run_limits(arguments: argparse.Namespace, console: Console) -> int:
+    """Changes what was given, and prints what holds after that."""
+    brokers = brokers_of(arguments)
+    plain = {
+        name: value or None
+        for name in ("requests", "tokens", "per_tenant")
+        if (value := getattr(arguments, name)) is not None
+    }
+    for broker in brokers:
+        before = broker.limits()
+        limits = replace(before, **plain, tenants=_merged(before.tenants, arguments.of))
+        if limits != before:
+            broker.set_limits(limits)
+    _show(brokers, console)
+    return EXIT_OK
+
+
+def _merged(
+    before: Mapping[str, int], changes: Sequence[tuple[str, int | None]]
+) -> Mapping[str, int]:
+    after: dict[str, int | None] = {**before, **dict(changes)}
+    return {tenant: limit for tenant, limit in after.items() if limit is not None}
+
+
+def _show(brokers: Sequence[Broker], console: Console) -> None:
+    found = [(broker.keys.shard, broker.limits(), broker.backlog()) for broker in brokers]
+    if console.is_json:
+        for shard, limits, backlog in found:
+            console.data({"shard": shard, "limits": limits, "backlog": backlog})
+        return
+    header = ("shard", "requests", "tokens", "waiting_tokens", "per_tenant")
+    rows = [
+        (shard, _text(limits.requests), _text(limits.tokens), backlog.tokens,
+         _text(limits.per_tenant))
+        for shard, limits, backlog in found
+    ]  # fmt: skip
+    console.table(header, rows)
+    console.data(None, "")
+    tenants = [
+        (shard, tenant, _text(_limit_of(tenant, limits)), backlog.tenants.get(tenant, 0))
+        for shard, limits, backlog in found
+        for tenant in sorted({*limits.tenants, *backlog.tenants})
+    ]
+    console.table(("shard", "tenant", "limit", "open"), tenants)
+
+
+def _limit_of(tenant: str, limits: QueueLimits) -> int | None:
+    return limits.tenants.get(tenant, limits.per_tenant) or None
+
+
+def _text(limit: int | None) -> str:
+    return NONE if limit is None else str(limit)
+
+
+def _limit(text: str) -> int:
+    """The type of a flag that is a limit; 0 is none."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is not a number of requests or tokens")
+    return int(text)
+
+
+def _of_tenant(text: str) -> tuple[str, int | None]:
+    """The type of `TENANT=N`: the tenant, and its limit, None to have none of its own."""
+    tenant, equals, limit = text.partition("=")
+    if not equals or not re.match(TENANT_PATTERN, tenant):
+        raise argparse.ArgumentTypeError(f"{text} is not a tenant's name, `=` and a number")
+    return tenant, _limit(limit) if limit else None

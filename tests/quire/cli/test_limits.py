@@ -1,0 +1,61 @@
+"""`quire limits`: quotas without a program."""
+
+import json
+
+import pytest
+
+from quire.errors import QueueFull
+from quire.transitions import QueueLimits
+from tests.quire.builders import make_request
+
+pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(60)]
+
+
+def test_limits_are_set_kept_and_taken_away_one_by_one(quire, real_broker):
+    code, _, _ = quire("limits", "--requests", "100", "--per-tenant", "2", "--of", "gold=5")
+    assert code == 0
+    assert real_broker.limits() == QueueLimits(requests=100, per_tenant=2, tenants={"gold": 5})
+
+    quire("limits", "--tokens", "9000", "--requests", "0", "--of", "free=0")
+    assert real_broker.limits() == QueueLimits(
+        tokens=9000, per_tenant=2, tenants={"gold": 5, "free": 0}
+    )
+
+    quire("limits", "--of", "gold=", "--of", "free=")
+    assert real_broker.limits() == QueueLimits(tokens=9000, per_tenant=2)
+
+
+def test_what_is_used_stands_beside_what_may_be(quire, real_broker):
+    real_broker.set_limits(QueueLimits(per_tenant=2, tenants={"gold": 5}))
+    real_broker.submit(make_request(tenant="free", body={"prompt": [1, 2], "max_tokens": 8}))
+    code, out, _ = quire("limits")
+    assert code == 0
+    assert [line.split() for line in out.splitlines()] == [
+        ["shard", "requests", "tokens", "waiting_tokens", "per_tenant"],
+        ["0", "-", "-", "10", "2"],
+        [],
+        ["shard", "tenant", "limit", "open"],
+        ["0", "free", "2", "1"],
+        ["0", "gold", "5", "0"],
+    ]
+    assert json.loads(quire("limits", "--json")[1]) == {
+        "shard": 0,
+        "limits": {"requests": None, "tokens": None, "per_tenant": 2, "tenants": {"gold": 5}},
+        "backlog": {"tokens": 10, "tenants": {"free": 1}},
+    }
+
+
+def test_a_refused_tenant_is_told_its_name(quire, real_broker):
+    quire("limits", "--per-tenant", "1")
+    real_broker.submit(make_request(tenant="free"))
+    with pytest.raises(QueueFull, match="the tenant free has as many open requests"):
+        real_broker.submit(make_request(tenant="free"))
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--requests", "-1"], ["--tokens", "many"], ["--of", "gold"], ["--of", "a b=3"]]
+)
+def test_a_limit_that_cannot_be_is_wrong_usage(quire, real_broker, wrong):
+    code, out, err = quire("limits", *wrong)
+    assert (code, out) == (2, "") and "error: " in err
+    assert real_broker.limits() == QueueLimits()
