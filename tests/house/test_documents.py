@@ -40,8 +40,8 @@ def dead_links(text: str, folder: Path) -> list[str]:
 
 
 def missing_files(text: str, folder: Path) -> list[str]:
-    """Paths in code type that are neither in the checkout nor beside the room just named."""
-    named = re.findall(r"`([\w.*-]+(?:/[\w.*-]+)*/(?:[\w*-]+\.\w+)?)`", text)
+    """Folders, and files of code, that are nowhere in the checkout."""
+    named = re.findall(r"`((?:[\w.*-]+/)+(?:[\w*-]+\.\w+)?|[\w*-]+\.(?:cpp|lua|py))`", text)
     return [name for name in named if not any(path.match(name) for path in paths())]
 
 
@@ -114,7 +114,7 @@ def test_what_a_page_names_exists(law):
 
 MISTAKES = {
     "a link leads somewhere": "[a](nowhere.md) [b](README.md#no-such-heading) [c](README.md#speed)",
-    "a file is there": "`engine/engines.py` `quire/scripts/*.moon` `engine/engine.py`",
+    "a file is there": "`engine/engines.py` `brokers.py` `quire/scripts/*.lua` `fuzz/`",
     "a target of make is one": "`make tea` and `make sim RUN=5`, or\nmake sim RUNS=5 # five",
     "a module can be run": "`python -m service.exporters` `python -m engine` `python -m service`",
     "a variable is read": "QUIRE_QUEUES QUIRE_EXPORTER_QUEUE QUIRE_QUEUE QUIRE_REDIS_PASSWORD_FILE",

@@ -6,10 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.simulation.system import __main__ as command
 from tests.simulation.system.__main__ import Figures, catches, play_all, replay
 from tests.simulation.system.controls import CONTROLS, Control
 from tests.simulation.system.plan import FAULTS
@@ -18,6 +21,8 @@ from tests.simulation.system.seams import installed
 
 NUM_SEEDS = 100
 CHECKOUT = Path(__file__).parents[3]
+#: A control that nearly every schedule catches.
+QUICK = tuple(control for control in CONTROLS if control.law == "I10")
 
 #: Kinds of events that a hundred schedules must have seen, or the schedules have become too tame.
 EXPECTED = {
@@ -64,10 +69,10 @@ def test_a_schedule_is_a_pure_function_of_its_seed():
 
 def trace_of(seed: int, *, hash_seed: str) -> str:
     """What a process of its own tells of a schedule."""
-    command = [sys.executable, "-m", "tests.simulation.system", "--seed", str(seed)]
+    program = [sys.executable, "-m", "tests.simulation.system", "--seed", str(seed)]
     environ = os.environ | {"PYTHONHASHSEED": hash_seed}
     return subprocess.run(
-        command, cwd=CHECKOUT, env=environ, capture_output=True, text=True, check=True
+        program, cwd=CHECKOUT, env=environ, capture_output=True, text=True, check=True
     ).stdout
 
 
@@ -82,15 +87,43 @@ def test_a_replay_tells_what_happened(capsys):
     assert told.endswith("seed 3: all laws held\n")
 
 
-def test_the_command_writes_its_figures_and_fails_when_a_law_is_broken(tmp_path, monkeypatch):
+def run_command(monkeypatch, tmp_path, *arguments: str, **replaced: object) -> tuple[int, dict]:
+    """Runs the command with parts of it replaced; returns its exit code and its figures."""
     file = tmp_path / "figures.json"
-    command = [sys.executable, "-m", "tests.simulation.system", "--runs", "4", "--jobs", "1"]
-    command += ["--catches", "1"]
-    environ = os.environ | {"SIM_JSON": str(file)}
-    done = subprocess.run(command, cwd=CHECKOUT, env=environ, capture_output=True, text=True)
-    told = json.loads(file.read_text())
-    assert (told["runs"], told["controls"]) == (4, len(CONTROLS))
-    assert (done.returncode == 0) == (told["violations"] == 0 and told["controls_caught"] == 5)
+    monkeypatch.setenv("SIM_JSON", str(file))
+    for name, part in replaced.items():
+        monkeypatch.setattr(command, name, part)
+    code = command.main([*arguments, "--jobs", "1", "--catches", "1"])
+    return code, json.loads(file.read_text())
+
+
+def test_the_command_writes_its_figures_and_succeeds(monkeypatch, tmp_path):
+    code, told = run_command(monkeypatch, tmp_path, "--runs", "4", CONTROLS=QUICK)
+    assert (code, told["runs"], told["violations"]) == (0, 4, 0)
+    assert (told["controls"], told["controls_caught"]) == (1, 1)
+    assert told["tokens"] > 0
+
+
+def test_the_command_fails_when_a_control_is_not_caught(monkeypatch, tmp_path):
+    by_another_law = tuple(replace(control, law="I9") for control in QUICK)
+    replaced = {"CONTROLS": by_another_law, "CONTROL_SEEDS": command.CHUNK}
+    code, told = run_command(monkeypatch, tmp_path, "--runs", "1", **replaced)
+    assert (code, told["violations"], told["controls_caught"]) == (1, 0, 0)
+
+
+def test_the_command_fails_when_a_law_is_broken_and_says_what_replays_it(
+    monkeypatch, tmp_path, capsys
+):
+    broken = partial(play, sabotage=QUICK[0].sabotage)
+    replaced = {"CONTROLS": (), "play": broken}
+    code, told = run_command(monkeypatch, tmp_path, "--runs", "1", **replaced)
+    assert (code, told["violations"] > 0) == (1, True)
+    said = capsys.readouterr().out
+    assert (
+        "seed 0 breaks the laws; replay it with `python -m tests.simulation.system --seed 0`"
+        in said
+    )
+    assert "I10" in said
 
 
 def test_the_device_of_a_last_attempt_may_take_the_request_along(capsys):
