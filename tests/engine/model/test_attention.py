@@ -11,7 +11,12 @@ from engine.model.attention import BACKENDS, choose_backend
 from engine.model.attention.cpu import MAX_GROUP_BYTES, CpuAttention
 from engine.model.attention.interface import AttentionMetadata
 from engine.model.attention.reference import ReferenceAttention
-from engine.model.attention.self_check import TOLERANCES, AttentionCheckFailed, self_check
+from engine.model.attention.self_check import (
+    CHECKED_DECODES,
+    TOLERANCES,
+    AttentionCheckFailed,
+    self_check,
+)
 
 DECODES = [(1, 1), (1, 4), (1, 5), (1, 17), (1, 64), (1, 2)]
 PREFILLS = [(9, 9), (16, 16), (1, 1)]
@@ -216,6 +221,28 @@ class OneTokenShort:
 def test_the_self_check_names_a_backend_that_is_wrong():
     with pytest.raises(AttentionCheckFailed, match="'short' is off by"):
         self_check(OneTokenShort())
+
+
+class LongRowsWrong(ReferenceAttention):
+    """Twice too much where contexts are long, as runs that were folded wrongly would give."""
+
+    def prepare(self, metadata):
+        attend = super().prepare(metadata)
+        factors = np.repeat(np.where(metadata.context_lens > 2000, 2.0, 1.0), metadata.query_lens)
+
+        def attend_wrongly(query, *caches, **options):
+            attended = attend(query, *caches, **options)
+            return attended * torch.from_numpy(factors)[:, None, None].to(attended.dtype)
+
+        return attend_wrongly
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_an_error_in_long_contexts_does_not_pass_for_rounding(dtype):
+    """What many keys average to is small beside a context of one."""
+    with pytest.raises(AttentionCheckFailed, match=r"is off by 1\.0e"):
+        self_check(LongRowsWrong(), dtype=dtype, rows=CHECKED_DECODES)
+    self_check(CpuAttention(), dtype=dtype, rows=CHECKED_DECODES)
 
 
 def test_auto_falls_back_to_a_backend_that_passes(monkeypatch):

@@ -22,6 +22,7 @@ from engine.model.attention.self_check import (
     AttentionCheckFailed,
     DecodesOnly,
     self_check,
+    worst_error,
 )
 from engine.model.attention.triton_decode import TritonDecode
 from tests.engine.model.builders import ROOT
@@ -93,7 +94,7 @@ def compare(shape: tuple[int, int, int]) -> None:
             scene.attend(backend, sliding_window=window).float()
             for backend in (DecodesOnly(TritonDecode()), ReferenceAttention())
         )
-        error = float((found - expected).abs().max() / expected.abs().max())
+        error = worst_error(found, expected)
         assert error <= TOLERANCES[dtype], (shape, window, dtype, error)
 
 
