@@ -35,7 +35,7 @@ def main() -> int:
 
         if signals.were_heard:
             return EXIT_OK
-        configure_logs(level=settings.log_level, style=settings.log_format)
+        configure_logs(level=settings.log_level, style=settings.log_format, worker=settings.worker)
         warn_of_variables(settings.unknown_variables(os.environ))
         worker = Worker(settings)
     except ConfigurationError as error:

@@ -44,6 +44,8 @@ class Origin:
     tenant: str = "default"
     kind: str = ""
     attempts: int = 1
+    #: Of the claim; that of a request's first one is 1, and every later one is greater.
+    epoch: int = 1
     #: Reading of the worker's clock at the claim.
     received: float = 0.0
     #: Seconds between entering the ingress stream and the claim.
@@ -55,9 +57,9 @@ class Origin:
     trace_ids: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def names(self) -> dict[str, str]:
-        """What every log line about this request says, so that it can be found."""
-        return {"request_id": self.request_id, **self.trace_ids}
+    def names(self) -> dict[str, object]:
+        """What every log line about this request says, so that it and the claim can be found."""
+        return {"request_id": self.request_id, "epoch": self.epoch, **self.trace_ids}
 
     @property
     def priority_name(self) -> str:

@@ -240,7 +240,7 @@ class Intake:
             _log.exception("intake failed", **origin.names)
             self._outbox.end(delivery.key, partial(own_failure, error=error))
         else:
-            self._note_resume(origin)
+            self._note_claim(origin)
             delivery.request = engine_request
             self._loop.add(engine_request)
             # Lost since it was opened: the engine was told so before it had it, and would run it
@@ -265,6 +265,7 @@ class Intake:
             tenant=request.tenant if request else "default",
             kind=request.kind if request else "",
             attempts=claimed.attempts,
+            epoch=claimed.claim.epoch,
             received=self._clock(),
             # A request scheduled for later has waited since it was due.
             waited_seconds=seconds_since(
@@ -313,10 +314,13 @@ class Intake:
         assert body.prompt is not None
         return body.prompt
 
-    def _note_resume(self, origin: Origin) -> None:
-        if origin.num_resumed_tokens == 0:
+    def _note_claim(self, origin: Origin) -> None:
+        """Say that the request is here now; aloud only if another claim had it before."""
+        if origin.num_resumed_tokens > 0:
+            self._metrics.resumed["changed" if origin.fingerprint_changed else "same"].inc()
+        if origin.epoch == 1:
+            _log.debug("request claimed", **origin.names)
             return
-        self._metrics.resumed["changed" if origin.fingerprint_changed else "same"].inc()
         _log.info(
             "request resumed",
             **origin.names,
@@ -332,7 +336,8 @@ class Intake:
         self._contact.call("bury", bury)
         self._metrics.dead_lettered[reason].inc()
         self._metrics.finished["rejected"].inc()
-        _log.warning("dead letter", request_id=claim.request_id, reason=reason, error=str(error))
+        names = {"request_id": claim.request_id, "epoch": claim.epoch}
+        _log.warning("dead letter", **names, reason=reason, error=str(error))
 
 
 def decoded(data: bytes) -> tuple[GenerationRequest | None, InvalidRequest | None]:

@@ -8,10 +8,11 @@ import logging
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Literal, TextIO
 
 import structlog
-from structlog.typing import Processor
+from structlog.typing import EventDict, Processor
 
 #: Libraries that talk too much below this level.
 QUIET_LIBRARIES = ("httpx", "urllib3", "filelock", "transformers", "asyncio")
@@ -30,8 +31,13 @@ def configure_logs(
     level: str = "info",
     style: Literal["auto", "json", "console"] = "auto",
     stream: TextIO | None = None,
+    worker: str | None = None,
 ) -> None:
-    """Send every event of this process to `stream`, stderr by default."""
+    """Send every event of this process to `stream`, stderr by default.
+
+    In JSON every event names the `worker`: the lines of many are gathered in one place, where a
+    request is followed from one to the next.
+    """
     target = sys.stderr if stream is None else stream
     as_json = style == "json" or (style == "auto" and not target.isatty())
     shared: list[Processor] = [
@@ -42,6 +48,7 @@ def configure_logs(
     ]
     if as_json:
         renderers: list[Processor] = [
+            partial(_name_worker, worker=worker),
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(),
         ]
@@ -69,6 +76,10 @@ def configure_logs(
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
+
+
+def _name_worker(_: object, __: str, event: EventDict, *, worker: str | None) -> EventDict:
+    return event if worker is None else {"worker": worker, **event}
 
 
 def trace_ids(headers: Mapping[str, str]) -> dict[str, str]:

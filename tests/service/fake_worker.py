@@ -25,7 +25,7 @@ def main() -> int:
     signals = StopSignals()
     signals.listen()
     settings = load_settings()
-    configure_logs(level=settings.log_level, style=settings.log_format)
+    configure_logs(level=settings.log_level, style=settings.log_format, worker=settings.worker)
     worker = Worker(settings, load=lambda known: fake_model(known, before_run=compute))
     signals.pass_to(worker.stop)
     return worker.run()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import structlog
 
 from service.logs import configure_logs, trace_ids
 from tests.service.builders import CHECKOUT
@@ -42,6 +43,15 @@ def test_where_nobody_watches_every_event_is_one_line_of_json():
     assert events[0]["level"] == "info"
     assert events[0]["timestamp"].endswith("Z")
     assert "ZeroDivisionError" in events[2]["exception"]
+
+
+def test_every_line_of_json_names_the_worker_also_those_of_libraries():
+    stream = io.StringIO()
+    configure_logs(style="json", stream=stream, worker="worker-7")
+    structlog.get_logger("ours").info("finished")
+    logging.getLogger("library").warning("from a library")
+    events = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [event["worker"] for event in events] == ["worker-7", "worker-7"]
 
 
 def test_the_level_and_the_form_can_be_chosen():

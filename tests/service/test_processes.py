@@ -52,6 +52,33 @@ def test_the_log_lines_of_a_request_carry_the_trace_of_its_caller(queue: Queue):
     assert "trace_id" not in lines[plain.request_id]
 
 
+def test_one_request_can_be_followed_through_the_logs_of_two_workers(queue: Queue):
+    request_id = queue.submit((10, 11, 12), max_tokens=MAX_TOKENS)
+    with fake_worker(queue, "--drain-seconds", "0.1") as first:
+        queue.wait_for_tokens(request_id, 5)
+        first.signal(signal.SIGTERM)
+        assert first.wait() == 0
+    with fake_worker(queue, "--log-level", "debug") as second:
+        queue.result(request_id)
+        other_id = queue.submit((20, 21, 22), max_tokens=2)
+        queue.result(other_id)
+        second.signal(signal.SIGTERM)
+        assert second.wait() == 0
+    told = [
+        (line["worker"], line["event"], line["epoch"])
+        for line in (*first.log, *second.log)
+        if line.get("request_id") == request_id
+    ]
+    assert told == [
+        (first.name, "request released", 1),
+        # To release a claim takes an epoch, too: whoever had it is fenced from then on.
+        (second.name, "request resumed", 3),
+        (second.name, "request finished", 3),
+    ]
+    claimed = [line for line in second.log if line["event"] == "request claimed"]
+    assert [(line["request_id"], line["epoch"]) for line in claimed] == [(other_id, 1)]
+
+
 def submit_some(queue: Queue, *, max_tokens: int = MAX_TOKENS) -> dict[str, tuple[int, ...]]:
     """Three requests, with the tokens that each must end with."""
     prompts = [(n, n + 1, n + 2) for n in (10, 20, 30)]
