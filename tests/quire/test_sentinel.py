@@ -23,13 +23,13 @@ pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(90)]
 PATIENCE_SECONDS = 40.0
 
 
-@pytest.fixture
-def start(monkeypatch):
+@pytest.fixture(scope="module")
+def start():
     """Starts servers of our own; skips where there is none to start."""
-    monkeypatch.delenv(URL_VARIABLE, raising=False)
     if shutil.which("redis-server") is None:
         pytest.skip("no redis-server to start on this machine")
     with contextlib.ExitStack() as stack:
+        stack.enter_context(pytest.MonkeyPatch.context()).delenv(URL_VARIABLE, raising=False)
         yield lambda *options: stack.enter_context(LocalRedis.start(options=options))
 
 
@@ -37,17 +37,18 @@ def port_of(server: LocalRedis) -> str:
     return server.url.rpartition(":")[2].partition("/")[0]
 
 
-@pytest.fixture
-def sentinel(start, tmp_path):
+@pytest.fixture(scope="module")
+def sentinel(start, tmp_path_factory):
     """A master with one replica, and a sentinel that knows both. Yields the sentinel's port."""
+    folder = tmp_path_factory.mktemp("sentinel")
     master = start("--appendonly", "no")
     start("--replicaof", "127.0.0.1", port_of(master))
     port = _free_port()
-    (tmp_path / "sentinel.conf").write_text(
-        f"port {port}\ndir {tmp_path}\nsentinel monitor shop 127.0.0.1 {port_of(master)} 1\n"
+    (folder / "sentinel.conf").write_text(
+        f"port {port}\ndir {folder}\nsentinel monitor shop 127.0.0.1 {port_of(master)} 1\n"
         "sentinel down-after-milliseconds shop 1000\nsentinel failover-timeout shop 5000\n"
     )
-    command = ["redis-server", str(tmp_path / "sentinel.conf"), "--sentinel"]
+    command = ["redis-server", str(folder / "sentinel.conf"), "--sentinel"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         with redis.Redis(port=port) as asked:
