@@ -56,8 +56,10 @@ def unknown_targets(text: str, folder: Path) -> list[str]:
     """Targets, and variables handed to them, that the Makefile does not have."""
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE))
+    blocks = re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)
+    spans = re.findall(r"`([^`\n]+)`", text)
     found = []
-    for line in re.findall(r"(?:^|`)make ([^`#\n]*)", text, re.MULTILINE):
+    for line in re.findall(r"^make ([^#\n]*)", "\n".join(blocks + spans), re.MULTILINE):
         words = line.split()
         found += [word for word in words[:1] if word not in targets]
         given = [word.partition("=")[0] for word in words if "=" in word]
@@ -115,7 +117,7 @@ def test_what_a_page_names_exists(law):
 MISTAKES = {
     "a link leads somewhere": "[a](nowhere.md) [b](README.md#no-such-heading) [c](README.md#speed)",
     "a file is there": "`engine/engines.py` `brokers.py` `quire/scripts/*.lua` `fuzz/`",
-    "a target of make is one": "`make tea` and `make sim RUN=5`, or\nmake sim RUNS=5 # five",
+    "a target of make is one": "`make tea`\n```\nmake sim RUN=5 # runs\nmake sim RUNS=5\n```",
     "a module can be run": "`python -m service.exporters` `python -m engine` `python -m service`",
     "a variable is read": "QUIRE_QUEUES QUIRE_EXPORTER_QUEUE QUIRE_QUEUE QUIRE_REDIS_PASSWORD_FILE",
     "a metric is registered": "quire_publish_seconds_max quire_tokens quire_publish_seconds_sum",
