@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from quire.calls import requeue_call
 from quire.errors import UnknownRequest
@@ -23,6 +23,9 @@ from quire.transitions import Backlog, DeadLetter, QueueLimits, WorkerInfo
 
 #: The longest reason of a pause, in characters.
 MAX_REASON_LENGTH = 500
+
+#: How many open requests one look of `open_of` goes through, or a few more.
+OPEN_PER_LOOK = 1000
 
 #: What the fields of the control hash begin with that ask a worker to drain.
 _DRAIN = "drain:"
@@ -108,6 +111,26 @@ class Operating(Shard):
         key = self.keys.counts
         fields: Any = self._retrying(lambda: self._connection.hgetall(key))
         return backlog_of(fields)
+
+    def open_of(self, tenant: str) -> list[str]:
+        """The ids of a tenant's requests that wait or run, sorted.
+
+        Looks through the open requests of this shard a part at a time. One that comes or ends
+        meanwhile may be in the answer or not.
+        """
+        found: set[str] = set()
+        cursor = 0
+        while True:
+            look = partial(self._connection.hscan, self.keys.open, cursor, count=OPEN_PER_LOOK)
+            cursor, fields = cast("tuple[int, dict[bytes, bytes]]", self._retrying(look))
+            # A tenant has no spaces in it, so it is what stands behind the last one.
+            found |= {
+                request_id.decode()
+                for request_id, value in fields.items()
+                if value.rpartition(b" ")[2].decode() == tenant
+            }
+            if cursor == 0:
+                return sorted(found)
 
     def queue_depth(self) -> dict[Priority, int]:
         """Entries in the ingress streams of each class: waiting, or delivered and not yet claimed.

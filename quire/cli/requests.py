@@ -1,4 +1,4 @@
-"""The verbs about requests: submit, tail, result, cancel, inspect."""
+"""The verbs about requests: submit, tail, result, inspect."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from quire.errors import (
     ProtocolError,
     QuireError,
     RequestFailed,
-    UnknownRequest,
 )
 from quire.protocol import GenerationRequest
 
@@ -111,28 +110,6 @@ def run_result(arguments: argparse.Namespace, console: Console) -> int:
     client = client_of(arguments)
     _note_if_nobody_works(client, console)
     return _exit_code([_result(client.attach(arguments.id), console, timeout=arguments.timeout)])
-
-
-def add_cancel(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `quire cancel`."""
-    parser.add_argument("id", nargs="+")
-    add_server(parser)
-
-
-def run_cancel(arguments: argparse.Namespace, console: Console) -> int:
-    """Prints the state of each request after that."""
-    client = client_of(arguments)
-    good = []
-    for request_id in arguments.id:
-        try:
-            state = str(client.cancel(request_id))
-        except UnknownRequest as error:
-            console.complain(error)
-            good.append(False)
-        else:
-            console.data({"request_id": request_id, "state": state}, f"{request_id}  {state}")
-            good.append(True)
-    return _exit_code(good)
 
 
 def add_inspect(parser: argparse.ArgumentParser) -> None:

@@ -37,7 +37,7 @@ VERBS = (
     Verb("submit", "requests", "enqueue prompts, and follow or await their output"),
     Verb("tail", "requests", "print the output of a request as it comes"),
     Verb("result", "requests", "wait for the end of a request and print its text"),
-    Verb("cancel", "requests", "ask for the end of requests"),
+    Verb("cancel", "cancel", "ask for the end of requests, of a group, of a tenant"),
     Verb("inspect", "requests", "everything the queue knows of a request"),
     Verb("status", "operate", "what waits, what runs, who works"),
     Verb("top", "operate", "what waits, what runs, who works, again and again"),

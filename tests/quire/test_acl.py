@@ -196,6 +196,7 @@ def test_an_operator_pauses_limits_and_requeues(as_role, real_broker):
     (letter,) = broker.dead_letters()
     assert broker.requeue(letter, keep_tokens=True) is State.QUEUED
     assert broker.backlog().tenants == {"default": 1}
+    assert broker.open_of("default") == ["g~a"]
     assert broker.cancel("g~a") is State.CANCELLED
 
 

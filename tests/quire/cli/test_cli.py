@@ -177,13 +177,6 @@ def test_waiting_too_long_is_exit_code_1(quire, real_broker):
     assert (code, out) == (1, "") and "not ended" in err
 
 
-def test_cancel_prints_the_state_and_names_what_it_does_not_know(quire, real_broker):
-    real_broker.submit(make_request(id="a"))
-    code, out, err = quire("cancel", "a", "nobody")
-    assert (code, out) == (3, "a  cancelled\n")
-    assert "nobody" in err
-
-
 def test_status_and_top_show_what_waits_and_who_works(quire, real_broker):
     real_broker.submit(make_request())
     real_broker.beat_worker("w-1", "ready", {"running": 2.0})

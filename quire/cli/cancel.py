@@ -1,0 +1,61 @@
+"""The verb that ends requests: by id, all of a group, or all of a tenant."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+
+from quire.broker import Broker
+from quire.cli import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
+from quire.cli.console import Console, add_server, brokers_of
+from quire.errors import UnknownRequest
+from quire.routing import check_group_name, shard_of
+
+#: Requests cancelled by one call: as many as a server does in some milliseconds.
+CANCELS_PER_CALL = 256
+
+
+def add_cancel(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `quire cancel`."""
+    parser.add_argument("id", nargs="*")
+    parser.add_argument("--group", metavar="NAME", help="every open request of the group")
+    parser.add_argument("--tenant", metavar="NAME", help="every open request of the tenant")
+    add_server(parser)
+
+
+def run_cancel(arguments: argparse.Namespace, console: Console) -> int:
+    """Prints the state of each request after that."""
+    ways = (arguments.id, arguments.group, arguments.tenant)
+    if sum(way not in ([], None) for way in ways) != 1:
+        console.complain("cancel takes either ids, or --group, or --tenant")
+        return EXIT_USAGE
+    num_cancelled = 0
+    unknown: list[str] = []
+    for broker, ids in _chosen(brokers_of(arguments), arguments):
+        for start in range(0, len(ids), CANCELS_PER_CALL):
+            part = ids[start : start + CANCELS_PER_CALL]
+            states = broker.cancel_many(part)
+            for request_id, state in states.items():
+                value = {"request_id": request_id, "state": str(state)}
+                console.data(value, f"{request_id}  {state}")
+            num_cancelled += len(states)
+            # One that was chosen by its group or tenant has just been forgotten: all the better.
+            unknown += [one for one in part if one not in states and arguments.id]
+    for request_id in unknown:
+        console.complain(UnknownRequest(request_id))
+    if not unknown:
+        return EXIT_OK
+    return EXIT_PARTIAL if num_cancelled else EXIT_ERROR
+
+
+def _chosen(
+    brokers: Sequence[Broker], arguments: argparse.Namespace
+) -> Iterator[tuple[Broker, Sequence[str]]]:
+    """Every shard with the requests of it that are meant."""
+    for shard, broker in enumerate(brokers):
+        if arguments.group is not None:
+            yield broker, broker.open_members(check_group_name(arguments.group))
+        elif arguments.tenant is not None:
+            yield broker, broker.open_of(arguments.tenant)
+        else:
+            yield broker, [one for one in arguments.id if shard_of(one, len(brokers)) == shard]
