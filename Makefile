@@ -9,6 +9,8 @@ TORCH ?=
 TORCH_INDEX_URL ?=
 #: Processes that run tests side by side.
 TEST_PROCESSES ?= 2
+#: A Python that has torch for the GPU at hand, and transformers; empty for the environment here.
+GPU_PYTHON ?=
 #: More arguments for pytest, for instance ARGS="-k resume".
 ARGS ?=
 #: What the benchmarks run, with commas between; empty for all.
@@ -85,11 +87,11 @@ format: $(VENV)/dev.installed ## format the code
 check-native: $(VENV)/dev.installed ## the C++ kernels: warnings as errors, sanitizers, and a control
 	OMP_NUM_THREADS=2 $(BIN)/python -m tests.engine.model.check_native
 
-test-gpu: $(VENV)/dev.installed ## what only a GPU can show: right first; without one it says so
-	$(BIN)/python -m tests.gpu
+test-gpu: $(if $(GPU_PYTHON),,$(VENV)/dev.installed) ## what only a GPU can show: right first; without one it says so (GPU_PYTHON=python3)
+	$(or $(GPU_PYTHON),$(BIN)/python) -m tests.gpu $(ARGS)
 
-bench-gpu: $(VENV)/demo.installed ## decode steps against the device's limits; without a GPU it says so
-	$(BIN)/python -m benchmarks.bench_gpu
+bench-gpu: $(if $(GPU_PYTHON),,$(VENV)/demo.installed) ## steps against the device's limits; without a GPU it says so (GPU_PYTHON=python3, BENCH_JSON=file)
+	$(or $(GPU_PYTHON),$(BIN)/python) -m benchmarks.bench_gpu $(if $(BENCH_JSON),--json $(BENCH_JSON)) $(ARGS)
 
 modelcheck: $(VENV)/dev.installed ## explore every state of the protocol's model, and its controls
 	$(BIN)/python -m tests.simulation.modelcheck

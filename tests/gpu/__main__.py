@@ -14,9 +14,10 @@ def main() -> int:
         print(f"test-gpu: torch {torch.__version__} sees no CUDA device: nothing was run")
         return 0
     print(f"test-gpu: torch {torch.__version__} on {torch.cuda.get_device_name()}")
-    # The timeout of the other tests comes from a plugin that a bare machine may not have.
+    arguments = ["--durations=5", "tests/gpu", *sys.argv[1:]]
+    # The project's own options want plugins that a bare machine may not have.
     return pytest.main(
-        ["-q", "-ra", "-c", "/dev/null", "--rootdir", ".", "tests/gpu", *sys.argv[1:]]
+        ["-q", "-ra", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", ".", *arguments]
     )
 
 

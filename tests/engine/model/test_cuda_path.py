@@ -192,8 +192,11 @@ class MaskedDecode:
             )
             last = (context_lens - 1)[:, None]
             seen = visible(last, torch.arange(keys.shape[2], device=last.device), sliding_window)
-            # A weight of zero does not make a number of what is none.
-            values = values.masked_fill(~seen[:, 0, None, :, None], 0)
+            # What is not seen may be no number, and neither a weight of zero nor a score of minus
+            # infinity makes one of it.
+            keys, values = (
+                tensor.masked_fill(~seen[:, :, :, None], 0) for tensor in (keys, values)
+            )
             return attend(
                 query.view(rows, kv_heads, -1, query.shape[-1]), keys, values,
                 bias=additive(seen, query.dtype)[:, None], scaling=scaling, softcap=softcap,
