@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from quire.aio import AsyncClient, AsyncGroupHandle, AsyncHandle
+    from quire.arguments import RequestArguments
     from quire.async_broker import connect_async
     from quire.broker import Broker
     from quire.client import Client, Handle
@@ -79,6 +80,7 @@ __all__ = [
     "QueueFull",
     "QueueLimits",
     "QuireError",
+    "RequestArguments",
     "RequestFailed",
     "RequestStatus",
     "ResultExpired",
@@ -97,6 +99,7 @@ __all__ = [
 #: module -> the public names in it, once more for those who run and do not check types.
 _NAMES_OF = {
     "aio": ("AsyncClient", "AsyncGroupHandle", "AsyncHandle"),
+    "arguments": ("RequestArguments",),
     "async_broker": ("connect_async",),
     "broker": ("Broker",),
     "client": ("Client", "Handle"),

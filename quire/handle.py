@@ -26,6 +26,8 @@ class Handle:
     def stream(self, *, after: int = 0, prefix_hash: str = "") -> Iterator[TokenChunk]:
         """Yields what is published after the first `after` tokens, until the request ends.
 
+        A reader that stops reading changes nothing for the request: to end it, `cancel` it.
+
         Ends silently when the request completed. Otherwise raises Cancelled, DeadlineExceeded or
         RequestFailed after the last chunk; UnknownRequest or ResultExpired when the request is
         gone; OutputRewound when Redis lost tokens this reader had, even if others have come in

@@ -45,20 +45,20 @@ class SamplingParams(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    max_tokens: _Int = Field(256, ge=1)
-    min_tokens: _Int = Field(0, ge=0)
-    temperature: _Float = Field(1.0, ge=0.0, le=MAX_TEMPERATURE)
+    max_tokens: _Int = Field(default=256, ge=1)
+    min_tokens: _Int = Field(default=0, ge=0)
+    temperature: _Float = Field(default=1.0, ge=0.0, le=MAX_TEMPERATURE)
     #: 0 keeps every token; -1 is accepted as the same.
-    top_k: _Int = Field(0, ge=-1)
-    top_p: _Float = Field(1.0, gt=0.0, le=1.0)
-    min_p: _Float = Field(0.0, ge=0.0, le=1.0)
-    repetition_penalty: _Float = Field(1.0, ge=MIN_REPETITION_PENALTY, le=2.0)
-    presence_penalty: _Float = Field(0.0, ge=-2.0, le=2.0)
-    frequency_penalty: _Float = Field(0.0, ge=-2.0, le=2.0)
+    top_k: _Int = Field(default=0, ge=-1)
+    top_p: _Float = Field(default=1.0, gt=0.0, le=1.0)
+    min_p: _Float = Field(default=0.0, ge=0.0, le=1.0)
+    repetition_penalty: _Float = Field(default=1.0, ge=MIN_REPETITION_PENALTY, le=2.0)
+    presence_penalty: _Float = Field(default=0.0, ge=-2.0, le=2.0)
+    frequency_penalty: _Float = Field(default=0.0, ge=-2.0, le=2.0)
     #: None lets the client draw one at submit, so that a resumed generation goes on with it.
-    seed: _Int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
-    stop: tuple[_StopString, ...] = Field((), max_length=MAX_STOP_STRINGS)
-    stop_token_ids: tuple[_TokenId, ...] = Field((), max_length=MAX_STOP_TOKEN_IDS)
+    seed: _Int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
+    stop: tuple[_StopString, ...] = Field(default=(), max_length=MAX_STOP_STRINGS)
+    stop_token_ids: tuple[_TokenId, ...] = Field(default=(), max_length=MAX_STOP_TOKEN_IDS)
     ignore_eos: _Bool = False
     include_stop_str_in_output: _Bool = False
     skip_special_tokens: _Bool = True

