@@ -118,9 +118,9 @@ class Client:
         *,
         group: str | None = None,
     ) -> list[Handle] | GroupHandle:
-        """Enqueues many requests in few round trips; a map, for type checkers a RequestArguments,
-        holds the arguments of one `submit`.
+        """Enqueues many requests in few round trips; a map holds the arguments of one `submit`.
 
+        Type checkers want to be told of a list of maps that it is of RequestArguments.
         With a `group` they become members of it, `<group>~<id>` their ids, and the answer is the
         handle of the group. A call with the same ids is repeatable; members may be added later.
         InvalidRequest, with the `index` of the culprit, before anything is sent. QueueFull when
