@@ -1,25 +1,38 @@
-"""Decode steps of two common shapes against the limits of a GPU. Needs one; without it says so.
+"""Steps of two common shapes against the limits of a GPU. Needs one; without it says so.
 
     python -m benchmarks.bench_gpu [--shapes 0.6B,8B] [--requests 1,8,64,256] [--json FILE]
 
-The weights are random, the step is the runner's own: tables, captured step or plain one, sampler.
-A decode reads all weights and every key and value of its contexts; the share of the memory's
-bandwidth is those bytes over the measured time, against a copy measured in the same run. The share
-of the arithmetic is two operations per weight and row, against a large product in the same run.
+Weights and cache are random; a step is the runner's own: tables, captured step or plain one,
+sampler. Before a cell is timed, its logits are compared with those of the reference attention, and
+a cell that is wrong or fails has its reason in place of figures. The file is written after each.
+
+A decode reads every weight that it is multiplied with, and every key and value of its contexts: the
+share of the bandwidth is those bytes over the time of the step, against a copy in the same run,
+reads and writes counted. The share of the arithmetic is two operations per weight and row, and four
+per key and channel of a query, against a large product in the same run. A step's time is that of
+the whole step by the wall, tokens on the host included; beside it stands the device's own part.
 """
 
 import argparse
+import gc
 import json
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from engine.batch import Batch, BatchRow
+from engine.model.attention.reference import ReferenceAttention
+from engine.model.fast_path import WORST_TOLERANCES
+from engine.model.probe import TOLERANCES
 from engine.model.runner import ModelRunner, load_runner
+from engine.model.step import HostStep, compute_logits, lay_out
 from engine.sampling_params import SamplingParams
 
 #: The shapes of Qwen3-0.6B and Qwen3-8B.
@@ -41,8 +54,57 @@ SHAPES = {
         "tie_word_embeddings": False,
     },
 }
-CONTEXT = 512
+HEAD_DIM, VOCAB_SIZE, DTYPE = 128, 151_936, torch.bfloat16
+DEVICE = torch.device("cuda")
+#: Tokens that a decode attends to, and those of a prompt that is computed in one step.
+CONTEXT, PROMPT = 512, 2048
 WARM_UP_STEPS, STEPS = 5, 30
+MEASUREMENTS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A step that is timed: the rows, how many tokens of each are computed, and what they see."""
+
+    name: str
+    rows: int
+    tokens: int
+    context: int
+
+    def batch(self, block_size: int) -> Batch:
+        each = -(-self.context // block_size)
+        rows = tuple(
+            BatchRow(
+                request_id=str(index),
+                token_ids=[(5 + 7919 * place + index) % VOCAB_SIZE for place in range(self.tokens)],
+                start=self.context - self.tokens,
+                block_ids=range(index * each, (index + 1) * each),
+                samples=True,
+                sampling=SamplingParams(max_tokens=1, temperature=0.0),
+                prompt_token_ids=[],
+                output_token_ids=[],
+            )
+            for index in range(self.rows)
+        )
+        return Batch(step=0, catch_up_rows=rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the device can do: bytes and operations per second, as measured."""
+
+    bandwidth: float
+    operations: float
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A runner, and how many weights a token is multiplied with: all, and those of the head."""
+
+    runner: ModelRunner
+    weights: int
+    head_weights: int
+    heads: int
 
 
 def main() -> int:
@@ -54,117 +116,209 @@ def main() -> int:
     if not torch.cuda.is_available():
         print(f"bench-gpu: torch {torch.__version__} sees no CUDA device: nothing was measured")
         return 0
-    bandwidth, operations = measured_bandwidth(), measured_operations()
+    limits = Limits(measured_bandwidth(), measured_operations())
+    name = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     print(
-        f"{torch.cuda.get_device_name()}: {bandwidth / 1e12:.2f} TB/s, {operations / 1e12:.0f}"
-        " TFLOP/s in bfloat16"
+        f"{name}: {limits.bandwidth / 1e12:.2f} TB/s, {limits.operations / 1e12:.0f} TFLOP/s in"
+        f" {DTYPE}"
     )
+    report: dict[str, Any] = {
+        "device": name,
+        "bytes_per_second": limits.bandwidth,
+        "operations_per_second": limits.operations,
+        "cells": [],
+    }
     counts = [int(count) for count in arguments.requests.split(",")]
-    results = []
-    for name in arguments.shapes.split(","):
-        runner, num_weights = make_runner(name, max_num_seqs=max(counts))
-        print(
-            f"\n{name}: {runner.config_facts.fingerprint}\n  rows      ms    tok/s  bandwidth  FLOP"
-        )
-        for count in counts:
-            seconds = decode_seconds(runner, count)
-            read = 2 * num_weights + count * CONTEXT * (
-                runner.kv_pool.bytes_per_block / runner.kv_pool.block_size
-            )
-            line = {
-                "shape": name,
-                "rows": count,
-                "milliseconds": 1e3 * seconds,
-                "tokens_per_second": count / seconds,
-                "share_of_bandwidth": read / seconds / bandwidth,
-                "share_of_operations": 2 * num_weights * count / seconds / operations,
-            }
-            results.append(line)
-            print(
-                f"{count:6} {1e3 * seconds:7.2f} {count / seconds:8.0f}"
-                f" {line['share_of_bandwidth']:10.2f} {line['share_of_operations']:5.2f}",
-                flush=True,
-            )
-        del runner
-        torch.cuda.empty_cache()
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
-    return 0
+    failures = 0
+    for shape in arguments.shapes.split(","):
+        for line in lines_of(shape, counts, limits):
+            failures += "error" in line
+            report["cells"].append(line)
+            if arguments.json:
+                arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 1 if failures else 0
 
 
-def make_runner(name: str, *, max_num_seqs: int) -> tuple[ModelRunner, int]:
-    """A runner over random weights, and how many weights a token is multiplied with."""
+def lines_of(shape: str, counts: list[int], limits: Limits) -> Iterator[dict[str, Any]]:
+    """A record of each cell of a shape; one for all of them if it cannot be loaded."""
+    try:
+        started = time.perf_counter()
+        loaded = load(shape, max_num_seqs=max(counts))
+    except Exception as error:  # noqa: BLE001 - another shape may still work.
+        print(f"\n{shape}: {error!r}", flush=True)
+        yield {"shape": shape, "error": repr(error)}
+        return
+    print(
+        f"\n{shape}: {loaded.runner.config_facts.fingerprint}, blocks of"
+        f" {loaded.runner.kv_pool.block_size}, loaded in {time.perf_counter() - started:.0f} s\n"
+        f"{'':14}  ms    device   tokens/s  bandwidth  arithmetic"
+    )
+    cells = [Cell(f"{count} decodes", count, 1, CONTEXT) for count in counts]
+    for cell in [*cells, Cell(f"prompt of {PROMPT}", 1, PROMPT, PROMPT)]:
+        record = {"shape": shape, "cell": cell.name}
+        try:
+            record |= figures(loaded, cell, limits)
+        except Exception as error:  # noqa: BLE001 - the other cells may still work.
+            print(f"{cell.name:>14}  {error!r}", flush=True)
+            yield record | {"error": repr(error)}
+        else:
+            yield record
+    del loaded
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def load(shape: str, *, max_num_seqs: int) -> Loaded:
+    """A runner over random weights, which are made on the device: a CPU would take minutes."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
+    sizes = SHAPES[shape]
     config = Qwen3Config(
-        **SHAPES[name], head_dim=128, vocab_size=151_936, max_position_embeddings=4096
+        **sizes, head_dim=HEAD_DIM, vocab_size=VOCAB_SIZE, max_position_embeddings=4096
     )
     with tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(0)
-        torch.set_default_dtype(torch.bfloat16)
-        model = Qwen3ForCausalLM(config)
-        torch.set_default_dtype(torch.float32)
+        torch.set_default_dtype(DTYPE)
+        try:
+            with DEVICE:
+                model = Qwen3ForCausalLM(config)
+        finally:
+            torch.set_default_dtype(torch.float32)
         model.save_pretrained(folder)
-        embedding = config.vocab_size * config.hidden_size
         total = sum(parameter.numel() for parameter in model.parameters())
         del model
+        gc.collect()
+        torch.cuda.empty_cache()
         runner = load_runner(
             folder,
-            device="cuda",
-            block_size=256,
+            device=DEVICE.type,
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=2048,
+            max_num_batched_tokens=PROMPT,
+            # As much as the largest cell needs, and not what a whole device could hold.
+            kv_cache_memory_bytes=max(max_num_seqs * CONTEXT, PROMPT) * bytes_per_token(shape),
         )
-    return runner, total if config.tie_word_embeddings else total - embedding
-
-
-def decode_seconds(runner: ModelRunner, count: int) -> float:
-    """Median seconds of a step of `count` decodes at a context of CONTEXT."""
-    blocks_each = -(-CONTEXT // runner.kv_pool.block_size)
-    rows = tuple(
-        BatchRow(
-            request_id=str(index),
-            token_ids=[5 + index],
-            start=CONTEXT - 1,
-            block_ids=range(index * blocks_each, (index + 1) * blocks_each),
-            samples=True,
-            sampling=SamplingParams(max_tokens=1, temperature=0.0),
-            prompt_token_ids=[],
-            output_token_ids=[],
-        )
-        for index in range(count)
+    for layer in range(sizes["num_hidden_layers"]):
+        # Numbers, because products of zeros take less power, and so less time.
+        runner.kv_pool.key_cache(layer).normal_()
+        runner.kv_pool.value_cache(layer).normal_()
+    head = config.vocab_size * config.hidden_size
+    return Loaded(
+        runner,
+        weights=total if config.tie_word_embeddings else total - head,
+        head_weights=head,
+        heads=sizes["num_attention_heads"] * sizes["num_hidden_layers"],
     )
+
+
+def bytes_per_token(shape: str) -> int:
+    sizes = SHAPES[shape]
+    keys_and_values = 2 * sizes["num_key_value_heads"] * HEAD_DIM
+    return sizes["num_hidden_layers"] * keys_and_values * DTYPE.itemsize
+
+
+def figures(loaded: Loaded, cell: Cell, limits: Limits) -> dict[str, float]:
+    """The figures of a cell whose logits are right, printed as well.
+
+    Raises:
+        ArithmeticError: they are not; nothing was timed.
+    """
+    runner = loaded.runner
+    batch = cell.batch(runner.kv_pool.block_size)
+    step = lay_out(batch.rows, block_size=runner.kv_pool.block_size, device=DEVICE)
+    error, worst = errors_of(runner, step)
+    if not (error <= TOLERANCES[DTYPE] and worst <= WORST_TOLERANCES[DTYPE]):
+        raise ArithmeticError(f"the logits are off by {error:.1%}, in one row by {worst:.1%}")
+    seconds = step_seconds(lambda: runner.run(batch))
+    device_seconds = measured(lambda: logits_of(runner, step), in_a_row=10)
+    tokens = cell.rows * cell.tokens
+    read = DTYPE.itemsize * loaded.weights + cell.rows * cell.context * (
+        runner.kv_pool.bytes_per_block / runner.kv_pool.block_size
+    )
+    # A prompt's token sees half of the others on average, and only its last needs the head.
+    seen = (cell.context - cell.tokens) + (cell.tokens + 1) / 2
+    operations = (
+        2 * (loaded.weights - loaded.head_weights) * tokens
+        + 2 * loaded.head_weights * cell.rows
+        + 4 * HEAD_DIM * loaded.heads * seen * tokens
+    )
+    found = {
+        "milliseconds": 1e3 * seconds,
+        "device_milliseconds": 1e3 * device_seconds,
+        "tokens_per_second": tokens / seconds,
+        "share_of_bandwidth": read / seconds / limits.bandwidth,
+        "share_of_operations": operations / seconds / limits.operations,
+        "error_of_logits": error,
+        "worst_error_of_logits": worst,
+    }
+    print(
+        f"{cell.name:>14} {found['milliseconds']:7.2f} {found['device_milliseconds']:7.2f}"
+        f" {found['tokens_per_second']:10.0f} {found['share_of_bandwidth']:10.2f}"
+        f" {found['share_of_operations']:11.2f}",
+        flush=True,
+    )
+    return found
+
+
+@torch.inference_mode()
+def logits_of(runner: ModelRunner, step: HostStep) -> torch.Tensor:
+    """As the runner computes them."""
+    return compute_logits(
+        step,
+        model=runner.model,
+        kv_pool=runner.kv_pool,
+        backend=runner._backend,
+        graphs=runner._graphs,
+    )
+
+
+@torch.inference_mode()
+def errors_of(runner: ModelRunner, step: HostStep) -> tuple[float, float]:
+    """Of the rows' logits, relative to their norms, against the reference: median and largest."""
+    found = logits_of(runner, step).float().clone()[:, : runner.model.vocab_size]
+    expected = compute_logits(
+        step, model=runner.model, kv_pool=runner.kv_pool, backend=ReferenceAttention()
+    ).float()[:, : runner.model.vocab_size]
+    errors = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
+    return float(errors.median()), float(errors.max())
+
+
+def step_seconds(run: Callable[[], object]) -> float:
+    """Median seconds of a step, which ends with its tokens on the host: nothing still runs."""
     times = []
-    for step in range(WARM_UP_STEPS + STEPS):
+    for _ in range(WARM_UP_STEPS + STEPS):
         started = time.perf_counter()
-        # The step ends with its tokens on the host, so nothing of it is still running.
-        runner.run(Batch(step=step, catch_up_rows=rows))
+        run()
         times.append(time.perf_counter() - started)
     return statistics.median(times[WARM_UP_STEPS:])
 
 
 def measured_bandwidth() -> float:
     """Bytes per second that a copy reads and writes."""
-    source = torch.empty(1 << 31, dtype=torch.uint8, device="cuda")
+    source = torch.ones(1 << 31, dtype=torch.uint8, device=DEVICE)
     target = torch.empty_like(source)
-    return 2 * source.nbytes / _seconds(lambda: target.copy_(source))
+    return 2 * source.nbytes / measured(lambda: target.copy_(source))
 
 
 def measured_operations() -> float:
-    """Operations per second of a large product in bfloat16."""
-    one, other = torch.randn(2, 8192, 8192, dtype=torch.bfloat16, device="cuda")
-    return 2 * 8192**3 / _seconds(lambda: one @ other)
+    """Operations per second of a large product of random numbers."""
+    one, other = torch.randn(2, 8192, 8192, dtype=DTYPE, device=DEVICE)
+    return 2 * 8192**3 / measured(lambda: one @ other)
 
 
-def _seconds(work) -> float:
+def measured(work: Callable[[], object], *, in_a_row: int = 1) -> float:
+    """Median seconds of the device for `work` between two events, after a warm-up.
+
+    Several in a row keep the device busy, so that what the host does in between is left out.
+    """
     times = []
-    for _ in range(12):
+    for _ in range(2 + MEASUREMENTS):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        work()
+        for _ in range(in_a_row):
+            work()
         end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1e3 / in_a_row)
     return statistics.median(times[2:])
 
 
