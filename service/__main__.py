@@ -1,8 +1,8 @@
 """Runs a worker: `python -m service`. SIGTERM and SIGINT drain it, a second one hurries it up.
 
 Exit codes: 0 drained, or stopped before it had taken anything; 1 a part of it died, or work was
-left behind that leases hand over; 2 settings that cannot be right, or a model or a promise that
-cannot be had here.
+left behind that leases hand over; 2 settings that cannot be right, or a model, a promise or a
+module that cannot be had here.
 """
 
 import os
@@ -17,12 +17,24 @@ SWITCH_SECONDS = 0.0005
 EXIT_OK = 0
 #: Exit code of a command line, environment or file that cannot be right.
 EXIT_USAGE = 2
+#: What brings everything that a worker imports.
+WORKER_EXTRA = "the extra `worker`: pip install -c constraints.txt -e '.[worker]'"
 
 
 def main() -> int:
     """Run a worker with the settings of this process; returns the exit code."""
     signals = StopSignals()
     signals.listen()
+    try:
+        return _run(signals)
+    except ModuleNotFoundError as error:
+        # The client alone is installed, as by `pip install .`.
+        missing = f"the module {error.name} is missing"
+        sys.stderr.write(f"installation: {missing}; a worker needs {WORKER_EXTRA}\n")
+        return EXIT_USAGE
+
+
+def _run(signals: StopSignals) -> int:
     # Only now: these imports take a second, and a signal may come at any moment of it.
     from service.config import load_settings
     from service.sources import ConfigurationError

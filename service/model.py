@@ -12,6 +12,7 @@ from importlib.metadata import version
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.errors import ModelRefused
 from service.config import Settings
 from service.metrics import MemoryReader
 from service.text import ModelTokenizer
@@ -39,9 +40,12 @@ def load_model(settings: Settings) -> ServedModel:
     Raises:
         ModelRefused: this model cannot be served here; the message says why.
     """
-    from transformers.utils.logging import disable_progress_bar
+    try:
+        from transformers.utils.logging import disable_progress_bar
 
-    from engine.model.runner import load_runner
+        from engine.model.runner import load_runner
+    except ModuleNotFoundError as error:
+        raise ModelRefused(f"no model can be loaded: the module {error.name} is missing") from error
 
     # The log is one event per line, for programs too.
     disable_progress_bar()  # type: ignore[no-untyped-call]

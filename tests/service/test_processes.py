@@ -2,6 +2,8 @@
 
 import contextlib
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from quire.client import Client
 from service.config import EMBEDDED_MODEL
 from tests.service.builders import (
+    CHECKOUT,
     LEASE_SECONDS,
     Queue,
     WorkerProcess,
@@ -232,6 +235,26 @@ def test_the_real_worker_with_a_real_model_survives_a_kill_with_the_very_same_ou
     assert interrupted.token_ids == whole.token_ids
     assert interrupted.text == whole.text
     assert interrupted.model == "served"
+
+
+@pytest.mark.parametrize("module", ["pydantic_settings", "structlog", "torch"])
+def test_a_worker_without_what_it_imports_says_what_is_missing(queue: Queue, module: str):
+    program = (
+        "import runpy, sys\n"
+        f"sys.modules[{module!r}] = None\n"
+        "runpy.run_module('service', run_name='__main__', alter_sys=True)"
+    )
+    flags = ("--redis-url", queue.url, "--queue", queue.name, "--http-port", "0")
+    done = subprocess.run(
+        [sys.executable, "-c", program, *flags],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert f"the module {module} is missing" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_model_that_cannot_be_served_is_told_in_one_sentence(queue: Queue, tmp_path: Path):
