@@ -9,6 +9,7 @@ import pytest
 
 from quire import Broker, Client, RequestFailed
 from quire.batch_files import BatchFileError
+from quire.batch_run import MAX_LOSSES
 from quire.testing import FakeQuire, FakeWorker
 from tests.quire.batch_folder import Folder, ask, waiting_for
 from tests.quire.builders import Snapshot, claim_next, make_item
@@ -202,6 +203,25 @@ def test_what_redis_has_lost_is_submitted_again(folder, monkeypatch):
         release.set()
         runner.join(20)
     assert folder.texts == {"a": "begun"}
+
+
+def test_what_redis_loses_again_and_again_fails_its_line(folder, monkeypatch):
+    monkeypatch.setattr("quire.batch_run.SILENT_SECONDS", 0.02)
+    folder.write(ask("a"))
+    lost = []
+    with FakeQuire() as fake:
+        submit_many = fake.broker.submit_many
+
+        def submit_and_lose(requests):
+            answers = submit_many(requests)
+            lost.extend(request.id for request in requests)
+            fake.connection.delete(*fake.broker.keys.of_request(lost[-1]))
+            return answers
+
+        monkeypatch.setattr(fake.broker, "submit_many", submit_and_lose)
+        folder.run(fake.broker)
+    assert folder.codes == {"a": "lost"}
+    assert lost == [lost[0]] * (1 + MAX_LOSSES)
 
 
 def test_a_log_that_lost_what_was_read_is_read_again(folder, monkeypatch):

@@ -12,6 +12,7 @@ from quire import (
     DeadlineExceeded,
     InvalidRequest,
     OutputRewound,
+    ProtocolError,
     QueueFull,
     RequestFailed,
     ResultExpired,
@@ -239,6 +240,19 @@ def test_a_log_that_vanished_under_a_finished_record_is_an_expired_result(
         list(handle.stream(after=5))
     with pytest.raises(ResultExpired):
         list(handle.stream(after=4))
+
+
+def test_a_log_with_a_gap_is_a_typed_error_after_what_comes_before_it(client, broker, connection):
+    handle = client.submit("x")
+    finish(broker, tokens=6)
+    log = broker.keys.output(handle.request_id)
+    connection.xdel(log, connection.xrange(log)[1][0])
+    stream = handle.stream()
+    assert next(stream).end == 2
+    with pytest.raises(ProtocolError, match="gap at token 2"):
+        next(stream)
+    with pytest.raises(ProtocolError, match="gap"):
+        handle.result(timeout=5)
 
 
 def test_a_reader_that_has_seen_more_than_the_log_holds_is_told_so(client, broker, connection):

@@ -2,11 +2,15 @@
 
 import fakeredis
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
 
 from quire import Client
 from quire.broker import Broker
 from quire.connection import connect
+from quire.durability import Durability
 from quire.errors import BrokerUnavailable, DurabilityUnavailable, UnknownRequest
+from quire.keys import Keys
 from quire.output import State
 from tests.quire.builders import claim_next, make_item, make_request, read_all
 
@@ -61,6 +65,50 @@ def test_what_a_durable_broker_has_said_survives_the_death_of_the_server(start_s
         server.restart()
         assert read_all(Broker(connection), "a")[1].state is State.COMPLETED
         assert handle.status().state is State.QUEUED
+
+
+class WithDisk(fakeredis.FakeRedis):
+    """Has WAITAOF for those who ask whether there is one, as servers have since 7.2."""
+
+    def execute_command(self, *arguments, **options):
+        if arguments[0] == "WAITAOF":
+            return [1, 0]
+        return super().execute_command(*arguments, **options)
+
+
+@pytest.fixture
+def durability():
+    with WithDisk() as connection:
+        durability = Durability(connection, Keys("q"), longest_seconds=1.5)
+        durability.require()
+        yield durability
+
+
+def test_every_wait_for_the_disk_has_a_write_of_its_own_before_it(durability):
+    """WAITAOF waits for what its connection wrote, and a repeated call may write nothing."""
+    with fakeredis.FakeRedis() as connection, connection.pipeline(transaction=False) as pipeline:
+        durability.add_wait(pipeline)
+        commands = [arguments for arguments, _ in pipeline.command_stack]
+    assert commands == [
+        ("SET", Keys("q").mark, "", "PX", 1000),
+        ("WAITAOF", 1, 0, 1500),
+    ]
+
+
+def test_what_one_disk_has_is_confirmed_and_nothing_else_is(durability):
+    durability.check([True, [1, 0]])
+    with pytest.raises(BrokerUnavailable, match="did not reach the disk"):
+        durability.check([True, [0, 0]])
+    with pytest.raises(RedisConnectionError):
+        durability.check([True, RedisConnectionError("gone")])
+
+
+def test_a_disk_that_was_switched_off_is_asked_about_again(durability):
+    with pytest.raises(DurabilityUnavailable, match="appendonly"):
+        durability.check([True, ResponseError("WAITAOF cannot be used when appendonly is off")])
+    with fakeredis.FakeRedis() as connection, connection.pipeline(transaction=False) as pipeline:
+        durability.add_wait(pipeline)
+        assert pipeline.command_stack == []
 
 
 @pytest.mark.real_redis

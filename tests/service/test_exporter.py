@@ -199,9 +199,15 @@ def test_shards_of_a_queue_are_one_queue(queue: Queue, start):
     for broker in (queue.broker, other):
         broker.beat_worker("w", "ready", {})
 
+    entered_ms = queue.broker.now_ms() - 600_000
+    queue.connection.xadd(other.keys.ingress(0), {"id": "old"}, id=f"{entered_ms}-0")
+    queue.submit(priority="low")
+
     found = scrape(start(queue.url, queue.name, num_shards=2))
     place = {"queue": queue.name, "priority": "normal"}
     assert found[series("quire_queue_lag_messages", **place)] == 2
+    oldest = {"queue": queue.name, "priority": "low", "state": "undelivered"}
+    assert found[series("quire_queue_oldest_message_age_seconds", **oldest)] >= 600
     assert found[series("quire_queue_consumers", queue=queue.name)] == 1
 
 

@@ -19,13 +19,13 @@ from tests.service.builders import StepGate, eventually, fake_model, make_settin
 class LoopUnderTest:
     """An engine loop with its outbox, and no Redis anywhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, **overrides: Any) -> None:
         self.gate = StepGate()
         self.outbox = Outbox()
         self.vitals = Vitals(stall_timeout_seconds=60.0)
         self.metrics = Metrics(model="fake", queue="q")
         self.deaths: list[ThreadDied] = []
-        settings = make_settings("redis://unused", "q")
+        settings = make_settings("redis://unused", "q", **overrides)
         self.loop = EngineLoop(
             lambda: fake_model(settings, before_run=self.gate),
             self.outbox,
@@ -49,10 +49,17 @@ class LoopUnderTest:
         )
         return str(reason)
 
+    def num_violations(self) -> float:
+        found = self.metrics.registry.get_sample_value(
+            "quire_engine_violations_total", {"model": "fake"}
+        )
+        assert found is not None
+        return found
 
-@pytest.fixture
-def under_test():
-    under_test = LoopUnderTest()
+
+@pytest.fixture(params=[{}])
+def under_test(request: pytest.FixtureRequest):
+    under_test = LoopUnderTest(**request.param)
     yield under_test
     under_test.gate.open()
     under_test.loop.stop()
@@ -119,9 +126,21 @@ def test_an_idle_engine_goes_round_and_is_not_busy(under_test: LoopUnderTest):
     assert under_test.end_of("a") == "length"
     eventually(lambda: not under_test.vitals.is_busy)
     assert under_test.vitals.seconds_since_turn < 20.0
-    assert (
-        under_test.metrics.registry.get_sample_value(
-            "quire_engine_violations_total", {"model": "fake"}
-        )
-        == 0
-    )
+    assert under_test.num_violations() == 0
+
+
+@pytest.mark.parametrize("under_test", [{"check_invariants": False}], indirect=True)
+def test_an_idle_engine_whose_books_are_broken_tells_so_and_lives_on(under_test: LoopUnderTest):
+    under_test.thread.start()
+    for key in ("a", "b", "c"):
+        under_test.open(key)
+        under_test.loop.add(make_request(key))
+        assert under_test.end_of(key) == "length"
+        if key == "a":
+            eventually(lambda: not under_test.vitals.is_busy)
+            engine = under_test.loop._engine
+            assert engine is not None
+            # A block that nobody's table holds.
+            engine._scheduler.kv_cache.pool.allocate(1)
+    eventually(lambda: under_test.num_violations() >= 1)
+    assert under_test.deaths == []

@@ -119,6 +119,20 @@ def test_a_workload_is_counted_once_in_every_metric_it_touches(queue: Queue):
         assert worker.metric("quire_publish_backlog_entries") == 0
 
 
+def test_the_time_in_the_queue_is_part_of_the_whole_and_not_of_the_first_token(queue: Queue):
+    request_id = queue.submit(max_tokens=3)
+    an_hour_ago = queue.broker.now_ms() - 3_600_000
+    queue.connection.hset(queue.keys.request(request_id), "submitted_ms", an_hour_ago)
+    model = {"model": "fake"}
+    with WorkerThread(queue.settings()) as worker:
+        queue.result(request_id)
+        whole = {**model, "priority": "normal"}
+        eventually(lambda: worker.metric("quire_request_e2e_seconds_count", **whole) == 1)
+        assert worker.metric("quire_request_e2e_seconds_sum", **whole) >= 3600
+        for part in ("time_to_first_token", "request_queue", "request_prefill", "request_decode"):
+            assert worker.metric(f"quire_{part}_seconds_sum", **model) < 3600, part
+
+
 def test_requests_in_the_engine_are_seen_by_state(queue: Queue):
     gate = StepGate(steps=1)
     for n in range(5):
