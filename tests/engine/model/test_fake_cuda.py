@@ -1,0 +1,138 @@
+"""The CUDA path walked with tensors that have a device, a shape and a type, but no numbers.
+
+What this shows: every branch for CUDA finds the operations it asks for, no tensor of the host
+meets one of the device, and where the host waits for the device. It shows no number and no order
+of streams. Only a torch that was built with CUDA can index such tensors; a device it needs not.
+"""
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from engine.model.attention.cpu import CpuAttention
+from engine.model.attention.cuda import CudaAttention
+from engine.model.attention.gathered import GatheredAttention
+from engine.model.attention.interface import AttentionUnavailable
+from engine.model.attention.reference import ReferenceAttention
+from engine.model.copy_lane import SameLane
+from engine.model.decoder import Decoder
+from engine.model.decoder_config import read_config
+from engine.model.decoder_weights import read_weights
+from engine.model.graphs import DecodeGraphs
+from engine.model.kv_pool import KVPool
+from engine.model.sampler import Sampler
+from engine.model.step import compute_logits, lay_out
+from tests.engine.model.builders import make_prompt, make_row, make_runner
+from tests.engine.model.test_cuda_path import MaskedDecode
+from tests.engine.model.test_sampler import EOS, make_rows
+
+pytestmark = pytest.mark.skipif(
+    not torch.backends.cuda.is_built(), reason="this torch was built without CUDA"
+)
+
+CUDA = torch.device("cuda")
+BLOCK_SIZE, NUM_BLOCKS, DTYPE = 16, 64, torch.bfloat16
+
+
+@pytest.fixture
+def _fake(monkeypatch):
+    """All tensors made inside are fake; pinned memory, which these cannot be in, is left out."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    with FakeTensorMode():
+        yield
+
+
+@pytest.fixture(scope="module")
+def described(model_folder):
+    """What describes a decoder, and its weights' shapes by name."""
+    served = make_runner(model_folder("qwen3"), model_path="wide").model
+    shapes = {name: tensor.shape for name, tensor in served.model.state_dict().items()}
+    return SimpleNamespace(config=read_config(served), shapes=shapes, layers=served.layer_shapes)
+
+
+@pytest.fixture
+def decoder(described, _fake) -> Decoder:
+    state = {
+        name: torch.empty(shape, dtype=DTYPE, device=CUDA)
+        for name, shape in described.shapes.items()
+    }
+    frequencies = torch.empty(described.config.inverse_frequencies.shape)
+    config = dataclasses.replace(described.config, inverse_frequencies=frequencies)
+    return Decoder(config, read_weights(config, state))
+
+
+@pytest.fixture
+def pool(described, _fake) -> KVPool:
+    return KVPool(
+        described.layers, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, dtype=DTYPE, device=CUDA,
+        has_spare_block=True, lane=SameLane(),
+    )  # fmt: skip
+
+
+def mixed_step():
+    """Chunks and decodes; some of the blocks are begun here."""
+    rows = [
+        make_row(
+            make_prompt(end), request_id=str(index), start=start, end=end,
+            block_ids=range(index, NUM_BLOCKS, 4),
+        )
+        for index, (start, end) in enumerate(((0, 20), (32, 33), (39, 40), (5, 30)))
+    ]  # fmt: skip
+    return lay_out(rows, block_size=BLOCK_SIZE, device=CUDA)
+
+
+@pytest.mark.parametrize("make", [CudaAttention, GatheredAttention, CpuAttention])
+def test_a_mixed_step_stays_on_the_device(make, decoder, pool):
+    try:
+        backend = make()
+    except AttentionUnavailable as reason:
+        pytest.skip(str(reason))
+    with torch.inference_mode():
+        logits = compute_logits(mixed_step(), model=decoder, kv_pool=pool, backend=backend)
+    assert (logits.device.type, logits.dtype) == ("cuda", DTYPE)
+    assert logits.shape == (4, decoder.vocab_size)
+
+
+class Once:
+    """Captures by computing once."""
+
+    def capture(self, compute):
+        return None, compute()
+
+
+def test_a_captured_step_stays_on_the_device_and_asks_it_nothing(decoder, pool, monkeypatch):
+    # The rows are written through numpy, which fake tensors do not know.
+    monkeypatch.setattr(
+        torch.Tensor, "numpy", lambda tensor: np.zeros(tuple(tensor.shape), dtype=np.int64)
+    )
+    with torch.inference_mode():
+        graphs = DecodeGraphs(
+            decoder, pool, MaskedDecode(), capturer=Once(), device=CUDA, max_num_seqs=12,
+            max_model_len=100,
+        )  # fmt: skip
+    for size, captured in graphs._captured.items():
+        assert captured.logits.shape == (size, decoder.vocab_size)
+        assert (captured.logits.device.type, captured.logits.dtype) == ("cuda", torch.float32)
+
+
+@pytest.mark.usefixtures("_fake")
+def test_the_host_waits_for_a_step_s_tokens_and_for_nothing_before():
+    """With every parameter there is: what comes first to ask the device is the last line to."""
+    rows = make_rows(0)
+    logits = torch.empty(len(rows), 151_936, dtype=DTYPE, device=CUDA)
+    with pytest.raises(DataDependentOutputException) as waited, torch.inference_mode():
+        Sampler(EOS).sample(logits, rows)
+    asked = [entry for entry in waited.traceback if entry.path.name == "sampler.py"]
+    assert asked[-1].name == "sample"
+    assert ".tolist()" in str(asked[-1].statement)
+
+
+def test_a_tensor_of_the_host_in_a_step_would_be_seen(decoder, pool):
+    """The control: positions that were left behind."""
+    decoder._frequencies = torch.empty(decoder._frequencies.shape, device="cpu")
+    with pytest.raises(RuntimeError, match="cuda:0"), torch.inference_mode():
+        compute_logits(mixed_step(), model=decoder, kv_pool=pool, backend=ReferenceAttention())
