@@ -26,7 +26,7 @@ from engine.model.kv_pool import KVPool, LayerShape
 
 #: Outputs of a strip; LANES in kernels/vector.h.
 LANES = 16
-#: MAX_HEAD_DIM in kernels/decoder.cpp.
+#: MAX_HEAD_DIM in kernels/cache.h.
 MAX_HEAD_DIM = 512
 #: Weights lie in slabs of at least so many bytes: large enough for huge pages.
 SLAB_BYTES = 1 << 26

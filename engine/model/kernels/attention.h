@@ -1,8 +1,5 @@
 // Causal attention through block tables, for chunks and decodes alike. Knows no layer's weights.
 //
-// Inside its block a key head lies transposed: strips of 16 slots, word after word along the head,
-// so that 16 scores are one multiply_tile and need no sum across lanes. Values lie slot after slot.
-//
 // A unit of work is some tokens of one row with the query heads of one key head. It walks over the
 // context in spans of SPAN keys: scores, softmax within the span, weighted sum of the values, and
 // then folds the span into what it has so far. Spans begin at multiples of SPAN whatever the
@@ -14,18 +11,11 @@
 #include <cmath>
 #include <limits>
 
+#include "cache.h"
 #include "multiply.h"
 #include "plan.h"
-#include "rounded.h"
 
 namespace quire {
-
-struct CacheShape {
-  int64_t kv_heads, block_size, head_dim;
-
-  // Slots of a strip of keys: 16, or all slots of a block that has another size.
-  int64_t strip_width() const { return block_size % LANES == 0 ? LANES : block_size; }
-};
 
 // The keys first .. last-1 of one key head of one row.
 struct Keys {
@@ -156,8 +146,7 @@ class SpanWorker {
 
   const uint32_t* block_of(const Keys& keys, const Element* cache, int64_t position) const {
     const int64_t block = keys.row->table[position / cache_.block_size];
-    return (const uint32_t*)(cache + (block * cache_.kv_heads + keys.kv_head) * cache_.block_size *
-                                         cache_.head_dim);
+    return (const uint32_t*)cache_.head_of(cache, block, keys.kv_head);
   }
 
   // The strip of keys from `position` on: where it lies, or gathered where blocks hold other widths.

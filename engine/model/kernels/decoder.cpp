@@ -20,13 +20,18 @@ namespace {
 
 // Activation rows end in unused words, so that rows of a power of two do not share cache sets.
 constexpr int64_t ROW_PADDING = 16;
-constexpr int64_t MAX_HEAD_DIM = 512;
 // Attention in so many layers, from the first on, keeps what rounding takes from its activations:
 // all layers after them carry their errors on, and the first makes most of the error of the logits.
 constexpr int64_t FINE_LAYERS = 1;
 // From so many rows on a product's strips are taken, not shared out: they take long enough for one
 // thread to be held up, and the others then do its part.
 constexpr int64_t TAKING_ROWS = 16;
+
+// The residual rows of some tokens, hidden_size apart.
+struct Stream {
+  float* rows = nullptr;
+  int64_t count = 0;
+};
 
 class AnyDecoder {
  public:
@@ -64,15 +69,18 @@ class Decoder : public AnyDecoder {
     int64_t offset = 0;
     for (int64_t r = 0; r < step_->num_rows; r++) {
       const int64_t* table = step_->tables + r * step_->table_stride;
-      plan_.rows.push_back({step_->query_lens[r], step_->context_lens[r], offset, table});
+      plan_.rows.push_back({step_->query_lens[r], step_->context_lens[r], offset, offset, table});
       offset += step_->query_lens[r];
     }
+    due_plan_.select(plan_, step_->logit_rows, step_->num_logit_rows);
     plan_.cut(group_, model_.num_kv_heads, step_->num_threads);
+    due_plan_.cut(group_, model_.num_kv_heads, step_->num_threads);
   }
 
   void lay_out() {
     const QuireModel& m = model_;
-    const int64_t tokens = step_->num_tokens, threads = step_->num_threads;
+    const int64_t threads = step_->num_threads;
+    const int64_t tokens = std::max(step_->num_tokens, step_->num_logit_rows);
     const int64_t padding = ROW_PADDING * T::PER_WORD;
     const int64_t half = m.rotary_dim / 2, rows = SpanWorker<T>::max_rows(group_);
     const int64_t projected = (m.num_heads + 2 * m.num_kv_heads) * m.head_dim;
@@ -83,8 +91,11 @@ class Decoder : public AnyDecoder {
     projected_stride_ = std::max(m.hidden_size, projected);
     scratch_stride_ = SpanWorker<T>::scratch_size(cache_, group_);
     partial_stride_ = Partial::size(rows, width_);
-    workspace_.add(&residual_, tokens * m.hidden_size);
-    add_rows(normed_, std::max(tokens, step_->num_logit_rows));
+    all_.count = step_->num_tokens;
+    due_.count = step_->num_logit_rows;
+    workspace_.add(&all_.rows, all_.count * m.hidden_size);
+    workspace_.add(&due_.rows, due_.count * m.hidden_size);
+    add_rows(normed_, tokens);
     add_rows(attended_, tokens);
     add_rows(queries_, tokens * m.num_kv_heads);
     workspace_.add(&activated_.values, tokens * activated_.stride);
@@ -93,7 +104,8 @@ class Decoder : public AnyDecoder {
     workspace_.add(&sines_, tokens * half);
     workspace_.add(&sums_, threads * SUMS_SIZE);
     workspace_.add(&scratch_, threads * scratch_stride_);
-    workspace_.add(&partials_, (plan_.num_pieces + threads) * partial_stride_);
+    const int64_t pieces = std::max(plan_.num_pieces, due_plan_.num_pieces);
+    workspace_.add(&partials_, (pieces + threads) * partial_stride_);
     workspace_.reserve();
   }
 
@@ -102,23 +114,26 @@ class Decoder : public AnyDecoder {
     workspace_.add(&rows.rest, count * rows.stride);
   }
 
+  // Behind the last layer's keys and values nobody asks for a token that is not due logits.
   void run(Team& team, int member) {
     embed(team, member);
     for (int64_t i = 0; i < model_.num_layers; i++) {
       const QuireLayer& layer = model_.layers[i];
-      const bool fine = T::PER_WORD > 1 && i < FINE_LAYERS;
+      const bool fine = T::PER_WORD > 1 && i < FINE_LAYERS, last = i + 1 == model_.num_layers;
       const Rounded<T> normed = normed_.kept(fine), queries = queries_.kept(fine);
       const Rounded<T> attended = attended_.kept(fine);
-      norm(layer.attention_norm, normed, team, member);
-      project(layer.qkv, normed, team, member);
+      norm(all_, layer.attention_norm, normed, team, member);
+      project(layer.qkv, normed, all_.count, team, member);
       if (layer.query_norm != nullptr && model_.norms_whole_projections)
         norm_projections(layer, team, member);
       rotate_and_store(layer, i, queries, team, member);
-      attend(layer, i, queries, attended, team, member);
-      add_to_residual(layer.output, attended, layer.attention_post_norm, team, member);
-      norm(layer.mlp_norm, normed_.kept(false), team, member);
-      activate(layer.gate_up, team, member);
-      add_to_residual(layer.down, activated_, layer.mlp_post_norm, team, member);
+      if (last) gather_due(team, member);
+      const Stream& stream = last ? due_ : all_;
+      attend(layer, i, last ? due_plan_ : plan_, queries, attended, team, member);
+      add_to_residual(stream, layer.output, attended, layer.attention_post_norm, team, member);
+      norm(stream, layer.mlp_norm, normed_.kept(false), team, member);
+      activate(layer.gate_up, stream.count, team, member);
+      add_to_residual(stream, layer.down, activated_, layer.mlp_post_norm, team, member);
     }
     compute_logits(team, member);
   }
@@ -129,7 +144,7 @@ class Decoder : public AnyDecoder {
     for (int64_t t = mine.first; t < mine.last; t++) {
       const Element* from = (const Element*)model_.embedding + step_->token_ids[t] * size;
       for (int64_t i = 0; i < size; i++)
-        residual_[t * size + i] = T::widen(from[i]) * model_.embedding_multiplier;
+        all_.rows[t * size + i] = T::widen(from[i]) * model_.embedding_multiplier;
       for (int64_t i = 0; i < half; i++) {
         const float angle = (float)step_->positions[t] * model_.inverse_frequencies[i];
         cosines_[t * half + i] = std::cos(angle) * model_.rotary_scaling;
@@ -139,11 +154,19 @@ class Decoder : public AnyDecoder {
     team.barrier();
   }
 
-  void norm(const float* weight, const Rounded<T>& to, Team& team, int member) {
+  // No barrier: the next one comes before anyone looks.
+  void gather_due(Team& team, int member) {
     const int64_t size = model_.hidden_size;
-    const Share mine(step_->num_tokens, member, team.size());
+    const Share mine(due_.count, member, team.size());
+    for (int64_t i = mine.first; i < mine.last; i++)
+      std::copy_n(all_.rows + step_->logit_rows[i] * size, size, due_.rows + i * size);
+  }
+
+  void norm(const Stream& from, const float* weight, const Rounded<T>& to, Team& team, int member) {
+    const int64_t size = model_.hidden_size;
+    const Share mine(from.count, member, team.size());
     for (int64_t t = mine.first; t < mine.last; t++)
-      norm_row(to.at(t), residual_ + t * size, weight, size, model_.epsilon);
+      norm_row(to.at(t), from.rows + t * size, weight, size, model_.epsilon);
     team.barrier();
   }
 
@@ -154,18 +177,21 @@ class Decoder : public AnyDecoder {
     const Rows rows{(const uint32_t*)from.values, from.stride / T::PER_WORD, count,
                     (const uint32_t*)from.rest};
     const int64_t num_strips = (linear.outputs + LANES - 1) / LANES;
-    const auto compute = [&](int64_t first, int64_t last, int64_t next) {
+    const auto compute = [&](const Rows& rows, int64_t first, int64_t last, int64_t next) {
       multiply<T>(rows, (const uint32_t*)linear.packed, linear.inputs / T::PER_WORD, first, last,
                   next, sums_ + member * SUMS_SIZE, done);
     };
     if (count < TAKING_ROWS) {
       const Share mine(num_strips, member, team.size(), 2);
-      compute(mine.first, mine.last, mine.last);
+      compute(rows, mine.first, mine.last, mine.last);
       return;
     }
-    for (int64_t first = team.take() * TILE_STRIPS, next; first < num_strips; first = next) {
-      next = team.take() * TILE_STRIPS;
-      compute(first, std::min(first + TILE_STRIPS, num_strips), std::min(next, num_strips));
+    const ProductPieces pieces((num_strips + TILE_STRIPS - 1) / TILE_STRIPS, count, team.size());
+    for (int64_t i = team.take(), next; i < pieces.count; i = next) {
+      next = team.take();
+      const int64_t first = pieces.group(i) * TILE_STRIPS;
+      compute(rows.part(pieces.rows(i)), first, std::min(first + TILE_STRIPS, num_strips),
+              std::min(pieces.group(next) * TILE_STRIPS, num_strips));
     }
   }
 
@@ -189,28 +215,28 @@ class Decoder : public AnyDecoder {
     multiply_share(linear, from, count, team, member, done);
   }
 
-  void project(const QuireLinear& linear, const Rounded<T>& from, Team& team, int member) {
-    write_outputs(linear, from, step_->num_tokens, team, member,
-                  Assign{projected_, projected_stride_, 1.0f});
+  void project(const QuireLinear& linear, const Rounded<T>& from, int64_t count, Team& team,
+               int member) {
+    write_outputs(linear, from, count, team, member, Assign{projected_, projected_stride_, 1.0f});
     team.barrier();
   }
 
-  void add_to_residual(const QuireLinear& linear, const Rounded<T>& from, const float* post_norm,
-                       Team& team, int member) {
+  void add_to_residual(const Stream& to, const QuireLinear& linear, const Rounded<T>& from,
+                       const float* post_norm, Team& team, int member) {
     const int64_t size = model_.hidden_size;
     if (post_norm == nullptr) {
-      write_outputs(linear, from, step_->num_tokens, team, member,
-                    Add{residual_, size, model_.residual_multiplier});
+      write_outputs(linear, from, to.count, team, member,
+                    Add{to.rows, size, model_.residual_multiplier});
       team.barrier();
       return;
     }
-    project(linear, from, team, member);
-    const Share mine(step_->num_tokens, member, team.size());
+    project(linear, from, to.count, team, member);
+    const Share mine(to.count, member, team.size());
     for (int64_t t = mine.first; t < mine.last; t++) {
       float* row = projected_ + t * projected_stride_;
       norm_in_place(row, post_norm, size, model_.epsilon);
       for (int64_t i = 0; i < size; i++)
-        residual_[t * size + i] += row[i] * model_.residual_multiplier;
+        to.rows[t * size + i] += row[i] * model_.residual_multiplier;
     }
     team.barrier();
   }
@@ -230,6 +256,8 @@ class Decoder : public AnyDecoder {
   void rotate_and_store(const QuireLayer& layer, int64_t index, const Rounded<T>& queries,
                         Team& team, int member) {
     const int64_t kv_heads = model_.num_kv_heads, dim = model_.head_dim;
+    Element* const keys = (Element*)step_->key_caches[index];
+    Element* const values = (Element*)step_->value_caches[index];
     const Share mine(step_->num_tokens * kv_heads, member, team.size());
     for (int64_t piece = mine.first; piece < mine.last; piece++) {
       const int64_t token = piece / kv_heads, head = piece % kv_heads;
@@ -241,10 +269,9 @@ class Decoder : public AnyDecoder {
         narrow_row(queries.at(query_row(head, token), g * dim), query, dim);
       }
       prepare_head(key, layer, layer.key_norm, token);
-      store_key(key, index, token, head);
-      Element* const slot =
-          block_of(step_->value_caches[index], token, head) + step_->slot_offsets[token] * dim;
-      narrow_row(Place<T>{slot}, key + kv_heads * dim, dim);
+      const int64_t block = step_->slot_blocks[token], offset = step_->slot_offsets[token];
+      store_key<T>(cache_, cache_.head_of(keys, block, head), offset, key);
+      store_value<T>(cache_, cache_.head_of(values, block, head), offset, key + kv_heads * dim);
     }
     team.barrier();
   }
@@ -261,53 +288,33 @@ class Decoder : public AnyDecoder {
     return kv_head * step_->num_tokens + token;
   }
 
-  Element* block_of(void* cache, int64_t token, int64_t kv_head) const {
-    return (Element*)cache + (step_->slot_blocks[token] * model_.num_kv_heads + kv_head) *
-                                 step_->block_size * model_.head_dim;
-  }
-
-  void store_key(const float* key, int64_t index, int64_t token, int64_t kv_head) {
-    const int64_t width = cache_.strip_width(), offset = step_->slot_offsets[token];
-    const int64_t inner = model_.head_dim / T::PER_WORD;
-    Element narrowed[MAX_HEAD_DIM];
-    narrow_row(Place<T>{narrowed}, key, model_.head_dim);
-    uint32_t* to = (uint32_t*)block_of(step_->key_caches[index], token, kv_head) +
-                   offset / width * width * inner + offset % width;
-    for (int64_t k = 0; k < inner; k++)
-      std::memcpy(to + k * width, narrowed + k * T::PER_WORD, sizeof(uint32_t));
-  }
-
-  void attend(const QuireLayer& layer, int64_t index, const Rounded<T>& queries,
-              const Rounded<T>& attended, Team& team, int member) {
+  void attend(const QuireLayer& layer, int64_t index, const AttentionPlan& plan,
+              const Rounded<T>& queries, const Rounded<T>& attended, Team& team, int member) {
     SpanWorker<T> worker(cache_, group_, model_.scaling, scratch_ + member * scratch_stride_);
     const Element* keys = (const Element*)step_->key_caches[index];
     const Element* values = (const Element*)step_->value_caches[index];
-    const std::vector<Unit>&units = plan_.units, &split_units = plan_.split_units;
-    const int64_t count = (int64_t)units.size();
+    const int64_t count = (int64_t)plan.units.size();
     for (int64_t i = team.take(), next; i < count; i = next) {
       next = team.take();
-      const Unit& unit = units[i];
-      const Partial sum = partial(unit.piece < 0 ? plan_.num_pieces + member : unit.piece, unit);
+      const Unit& unit = plan.units[i];
+      const int64_t first = plan.rows[unit.row].offset + unit.first_token;
+      const Partial sum = partial(unit.piece < 0 ? plan.num_pieces + member : unit.piece, unit);
       clear(sum, num_query_rows(unit), width_);
-      worker.attend(unit, plan_.rows.data(), queries.at(query_row(unit.kv_head, first_token(unit))),
-                    keys, values, layer.window, next < count ? &units[next] : nullptr, sum);
-      if (unit.piece < 0) finish(unit, sum, attended);
+      worker.attend(unit, plan.rows.data(), queries.at(query_row(unit.kv_head, first)), keys,
+                    values, layer.window, next < count ? &plan.units[next] : nullptr, sum);
+      if (unit.piece < 0) finish(plan, unit, sum, attended);
     }
     team.barrier();
-    if (split_units.empty()) return;
-    const Share mine((int64_t)split_units.size(), member, team.size());
+    if (plan.split_units.empty()) return;
+    const Share mine((int64_t)plan.split_units.size(), member, team.size());
     for (int64_t i = mine.first; i < mine.last; i++) {
-      const Unit& unit = split_units[i];
+      const Unit& unit = plan.split_units[i];
       const Partial sum = partial(unit.piece, unit);
       for (int64_t span = 1; span < unit.last_span; span++)
         fold(sum, partial(unit.piece + span, unit), num_query_rows(unit), width_);
-      finish(unit, sum, attended);
+      finish(plan, unit, sum, attended);
     }
     team.barrier();
-  }
-
-  int64_t first_token(const Unit& unit) const {
-    return plan_.rows[unit.row].offset + unit.first_token;
   }
 
   int64_t num_query_rows(const Unit& unit) const {
@@ -318,9 +325,10 @@ class Decoder : public AnyDecoder {
     return Partial(partials_ + index * partial_stride_, num_query_rows(unit), width_);
   }
 
-  void finish(const Unit& unit, const Partial& sum, const Rounded<T>& attended) {
+  void finish(const AttentionPlan& plan, const Unit& unit, const Partial& sum,
+              const Rounded<T>& attended) {
     const int64_t dim = model_.head_dim;
-    const int64_t first = first_token(unit);
+    const int64_t first = plan.rows[unit.row].output + unit.first_token;
     for (int64_t r = 0; r < num_query_rows(unit); r++) {
       float* row = sum.sums + r * width_;
       const float factor = 1.0f / sum.total[r];
@@ -331,26 +339,20 @@ class Decoder : public AnyDecoder {
   }
 
   // A strip of gates and the strip of ups beside it become one strip of activations.
-  void activate(const QuireLinear& linear, Team& team, int member) {
+  void activate(const QuireLinear& linear, int64_t count, Team& team, int member) {
     const auto done = [&](int64_t row, int64_t strip, const float* values, int64_t num_strips) {
       const Place<T> to = activated_.at(row, strip / 2 * LANES);
       for (int64_t s = 0; s < num_strips; s += 2, values += 2 * LANES)
         to.vector(s / 2 * LANES, gated(load<Vector>(values), load<Vector>(values + LANES)));
     };
-    multiply_share(linear, normed_.kept(false), step_->num_tokens, team, member, done);
+    multiply_share(linear, normed_.kept(false), count, team, member, done);
     team.barrier();
   }
 
   void compute_logits(Team& team, int member) {
-    const int64_t count = step_->num_logit_rows, size = model_.hidden_size;
-    if (count == 0) return;
     const Rounded<T> normed = normed_.kept(false);
-    const Share mine(count, member, team.size());
-    for (int64_t i = mine.first; i < mine.last; i++)
-      norm_row(normed.at(i), residual_ + step_->logit_rows[i] * size, model_.final_norm, size,
-               model_.epsilon);
-    team.barrier();
-    write_outputs(model_.head, normed, count, team, member,
+    norm(due_, model_.final_norm, normed, team, member);
+    write_outputs(model_.head, normed, due_.count, team, member,
                   Assign{step_->logits, model_.head.outputs, 1.0f / model_.logits_divisor});
   }
 
@@ -358,10 +360,11 @@ class Decoder : public AnyDecoder {
   const int64_t group_, width_;
   CacheShape cache_;
   const QuireStep* step_ = nullptr;
-  AttentionPlan plan_;
+  AttentionPlan plan_, due_plan_;
+  Stream all_, due_;
   Workspace workspace_;
   int64_t projected_stride_, scratch_stride_, partial_stride_;
-  float *residual_, *projected_, *cosines_, *sines_, *sums_, *scratch_, *partials_;
+  float *projected_, *cosines_, *sines_, *sums_, *scratch_, *partials_;
   Rounded<T> normed_, attended_, activated_, queries_;
 };
 

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 
+#include "team.h"
 #include "vector.h"
 
 namespace quire {
@@ -37,6 +38,13 @@ struct Rows {
   // What rounding took from `words`, rounded itself, in the same places; null to leave it out. Its
   // product is added: rows of bfloat16 have twice the bits then, at twice the price.
   const uint32_t* rest = nullptr;
+  int64_t number = 0;  // Of the first row.
+
+  Rows part(const Share& share) const {
+    const int64_t offset = share.first * stride;
+    return {words + offset, stride, share.last - share.first,
+            rest != nullptr ? rest + offset : nullptr, number + share.first};
+  }
 };
 
 // sums[r][s] (+)= rows[r] . strips[s]; `fetch` is where memory is needed next.
@@ -104,6 +112,8 @@ template <class T, class Done>
 void multiply(const Rows& rows, const uint32_t* packed, int64_t inner, int64_t first, int64_t last,
               int64_t next, float* sums, const Done& done) {
   constexpr int64_t WIDTH = TILE_STRIPS * LANES;
+  // Sums that go on later have a place for every row; others share the nearest lines.
+  const bool go_on = rows.rest != nullptr || inner > INNER_BLOCK;
   for (int64_t row = 0; row < rows.count; row += ROW_BLOCK) {
     const int64_t num_rows = std::min(ROW_BLOCK, rows.count - row);
     for (int64_t strip = first; strip < last; strip += TILE_STRIPS) {
@@ -122,12 +132,14 @@ void multiply(const Rows& rows, const uint32_t* packed, int64_t inner, int64_t f
           const uint32_t* strips[TILE_STRIPS];
           for (int64_t s = 0; s < count; s++) strips[s] = base + (s * inner + k) * LANES;
           for_each_tile(num_rows, [&](int64_t r, int64_t n) {
+            float* const to = sums + (go_on ? r * WIDTH : 0);
             tile_of<T>(n, count)(words + (row + r) * rows.stride + k, rows.stride, strips, length,
-                                 sums + r * WIDTH, WIDTH, k > 0 || !first_part, fetch);
+                                 to, WIDTH, k > 0 || !first_part, fetch);
             fetch += length * lines_per_word(n) * 64;
             if (fetch >= fetched) fetch = (const char*)base;
             if (!last_part || k + length < inner) return;
-            for (int64_t i = r; i < r + n; i++) done(row + i, strip, sums + i * WIDTH, count);
+            for (int64_t i = 0; i < n; i++)
+              done(rows.number + row + r + i, strip, to + i * WIDTH, count);
           });
         }
       }

@@ -15,6 +15,7 @@ struct AttentionRow {
   int64_t num_tokens;    // Of this step.
   int64_t context;       // Length including them.
   int64_t offset;        // Of its first token in the step.
+  int64_t output;        // Of its first token among those that attend.
   const int64_t* table;  // Block ids.
 
   int64_t start() const { return context - num_tokens; }
@@ -41,6 +42,25 @@ class AttentionPlan {
     units.clear();
     split_units.clear();
     num_pieces = 0;
+  }
+
+  // Of the rows of `all`, the tokens number indices[0 .. count-1] of the step and nothing else: they
+  // attend alone, in this order. Neighbours of one row stay together.
+  void select(const AttentionPlan& all, const int64_t* indices, int64_t count) {
+    clear();
+    for (int64_t i = 0; i < count; i++) {
+      const auto behind = std::upper_bound(
+          all.rows.begin(), all.rows.end(), indices[i],
+          [](int64_t index, const AttentionRow& row) { return index < row.offset; });
+      const AttentionRow& row = *(behind - 1);
+      const int64_t context = row.start() + indices[i] - row.offset + 1;
+      if (i > 0 && indices[i] == indices[i - 1] + 1 && row.table == rows.back().table) {
+        rows.back().num_tokens++;
+        rows.back().context = context;
+        continue;
+      }
+      rows.push_back({1, context, indices[i], i, row.table});
+    }
   }
 
   // After all rows have come: the units of `group` query heads for each of `kv_heads` key heads.

@@ -62,4 +62,29 @@ struct Share {
   }
 };
 
+// How a team takes a product: as many groups of strips as go round evenly are taken whole, and each
+// of those left over is cut by rows, a part for everyone.
+class ProductPieces {
+ public:
+  const int64_t count;
+
+  ProductPieces(int64_t groups, int64_t rows, int size)
+      : count(groups / size * size + groups % size * size),
+        num_whole_(groups / size * size),
+        rows_(rows),
+        size_(size) {}
+
+  int64_t group(int64_t piece) const {
+    return piece < num_whole_ ? piece : num_whole_ + (piece - num_whole_) / size_;
+  }
+  Share rows(int64_t piece) const {
+    if (piece < num_whole_) return Share(rows_, 0, 1);
+    return Share(rows_, (int)((piece - num_whole_) % size_), size_);
+  }
+
+ private:
+  const int64_t num_whole_, rows_;
+  const int size_;
+};
+
 }  // namespace quire

@@ -3,16 +3,22 @@
 import os
 import stat
 import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import transformers
 
+from engine.model.attention.reference import ReferenceAttention
 from engine.model.decoder_config import NotCommon
 from engine.model.kernels import build
 from engine.model.kernels.build import VARIANTS, KernelsUnavailable, best_variant, library_path
+from engine.model.kv_pool import KVPool
 from engine.model.native_decoder import interleave, pack
-from tests.engine.model.builders import _GROUPED, make_prompt
+from engine.model.step import compute_logits, lay_out
+from tests.engine.model.builders import _GROUPED, make_prompt, make_row
 from tests.engine.model.decoders import FAMILIES, forms_of, run_steps
 
 #: Beyond a span of 256 keys, so that spans are folded.
@@ -51,6 +57,28 @@ def test_a_token_s_logits_are_the_same_alone_batched_and_chunked_bit_for_bit(
     for first, second, third in zip(alone, together, chunked, strict=True):
         assert torch.equal(first, second)
         assert torch.equal(first, third)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_logits_of_some_tokens_are_those_of_all_bit_for_bit(
+    dtype, long_config, threads, tmp_path
+):
+    native = forms_of(long_config, tmp_path, dtype=str(dtype).removeprefix("torch.")).native
+    rows = [
+        make_row(prompt, request_id=str(index), block_ids=range(40 * index, 40 * index + 40))
+        for index, prompt in enumerate(PROMPTS)
+    ]
+    step = lay_out(rows, block_size=16, device=torch.device("cpu"))
+
+    def logits_of(tokens: Sequence[int]) -> torch.Tensor:
+        pool = KVPool(native.layer_shapes, num_blocks=120, block_size=16, dtype=dtype)
+        chosen = replace(step, logit_rows=np.array(tokens, dtype=np.int64))
+        return compute_logits(chosen, model=native, kv_pool=pool, backend=ReferenceAttention())
+
+    everything = logits_of(range(step.num_tokens))
+    last, runs = [599, 639, 646], [*range(250, 260), *range(630, 647)]
+    for wanted in ([], [0], last, runs, [646, 3, 3, 600]):
+        assert torch.equal(logits_of(wanted), everything[wanted])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

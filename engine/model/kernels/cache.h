@@ -1,0 +1,44 @@
+// Where keys and values lie in the blocks of a cache. Knows no attention.
+//
+// A block holds one key head after the other. Of a head, values lie slot after slot. Keys lie
+// transposed: strips of 16 slots, word after word along the head, so that 16 scores are one
+// multiply_tile and need no sum across lanes.
+#pragma once
+
+#include "rounded.h"
+
+namespace quire {
+
+constexpr int64_t MAX_HEAD_DIM = 512;
+
+struct CacheShape {
+  int64_t kv_heads, block_size, head_dim;
+
+  // Slots of a strip of keys: 16, or all slots of a block that has another size.
+  int64_t strip_width() const { return block_size % LANES == 0 ? LANES : block_size; }
+
+  template <class E>
+  E* head_of(E* cache, int64_t block, int64_t kv_head) const {
+    return cache + (block * kv_heads + kv_head) * block_size * head_dim;
+  }
+};
+
+// Writes a key to slot `offset` of a head's part of a block.
+template <class T>
+void store_key(const CacheShape& cache, typename T::Element* head, int64_t offset,
+               const float* key) {
+  const int64_t width = cache.strip_width(), inner = cache.head_dim / T::PER_WORD;
+  typename T::Element narrowed[MAX_HEAD_DIM];
+  narrow_row(Place<T>{narrowed}, key, cache.head_dim);
+  uint32_t* to = (uint32_t*)head + offset / width * width * inner + offset % width;
+  for (int64_t k = 0; k < inner; k++)
+    std::memcpy(to + k * width, narrowed + k * T::PER_WORD, sizeof(uint32_t));
+}
+
+template <class T>
+void store_value(const CacheShape& cache, typename T::Element* head, int64_t offset,
+                 const float* value) {
+  narrow_row(Place<T>{head + offset * cache.head_dim}, value, cache.head_dim);
+}
+
+}  // namespace quire
