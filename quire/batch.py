@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Unpack
 
 from quire.arguments import QueueSettings
-from quire.batch_files import ResultFiles
+from quire.batch_files import BatchFileError, ResultFiles
 from quire.batch_run import DEFAULT_MAX_INFLIGHT, BatchOptions, BatchProgress, BatchRun
 from quire.broker import Broker
 from quire.client import Client
 from quire.connection import connect
+from quire.errors import InvalidRequest
 from quire.protocol import Priority
 
 __all__ = ["DEFAULT_MAX_INFLIGHT", "BatchProgress", "run_batch"]
@@ -60,10 +61,16 @@ def run_batch(
     """
     source, output = Path(input_path), Path(output_path)
     errors = Path(errors_path) if errors_path else output.with_suffix(".errors.jsonl")
+    if source.resolve() in (output.resolve(), errors.resolve()):
+        raise BatchFileError(f"{source}: requests and results need a file each")
+    try:
+        parsed_priority = Priority.parse(priority)
+    except ValueError as error:
+        raise InvalidRequest("priority", str(error)) from None
     options = BatchOptions(
         name=name or source.stem,
         max_inflight=max_inflight,
-        priority=Priority.parse(priority),
+        priority=parsed_priority,
         tenant=tenant,
         deadline_seconds=deadline_seconds,
     )

@@ -44,7 +44,7 @@ class ResultFiles:
         if output.resolve() == errors.resolve():
             raise BatchFileError(f"{output}: output and errors need a file each")
         if not resume and any(path.exists() and path.stat().st_size for path in (output, errors)):
-            raise BatchFileError(f"{output} or {errors} has results: resume, or remove them")
+            raise BatchFileError(f"{output} or {errors} has results: --resume, or name others")
         with contextlib.ExitStack() as opened:
             self._output = _open_alone(output)
             opened.callback(os.close, self._output)

@@ -62,7 +62,14 @@ def run_run_batch(arguments: argparse.Namespace, console: Console) -> int:
             on_progress=lambda now: console.progress(_line(now)),
             **settings_of(arguments),
         )
-    except (BatchFileError, ValueError, OSError) as error:
+    except OSError as error:
+        if error.filename is None:
+            # Not a file that was named wrongly, but one that cannot be written any more.
+            console.complain(f"{error.strerror}; what could be written stays, --resume goes on")
+            return EXIT_ERROR
+        console.complain(f"{error.filename}: {error.strerror}")
+        return EXIT_USAGE
+    except (BatchFileError, ValueError) as error:
         console.complain(error)
         return EXIT_USAGE
     except BrokerUnavailable as error:

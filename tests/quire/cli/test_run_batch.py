@@ -1,0 +1,51 @@
+"""`quire run-batch` when something is wrong with its files: a sentence, and the exit code."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from quire.testing import FakeWorker
+
+pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(60)]
+
+
+@pytest.fixture
+def source(tmp_path) -> Path:
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
+    path = tmp_path / "in.jsonl"
+    path.write_text(json.dumps(line) + "\n")
+    return path
+
+
+def test_a_file_that_is_not_there_is_named(quire, tmp_path):
+    missing = str(tmp_path / "missing.jsonl")
+    code, out, err = quire("run-batch", "-i", missing, "-o", str(tmp_path / "out.jsonl"))
+    assert (code, out, err) == (2, "", f"error: {missing}: No such file or directory\n")
+
+
+def test_results_are_never_written_into_the_requests(quire, source, tmp_path):
+    before = source.read_bytes()
+    into = ["-o", str(tmp_path / "out.jsonl"), "-e", str(source)]
+    for paths in (["-o", str(source)], into, [*into, "--resume"]):
+        code, out, err = quire("run-batch", "-i", str(source), *paths)
+        assert (code, out) == (2, "")
+        assert err == f"error: {source}: requests and results need a file each\n"
+    assert source.read_bytes() == before
+
+
+def test_a_priority_that_there_is_not_is_named(quire, source, tmp_path):
+    paths = ["-i", str(source), "-o", str(tmp_path / "out.jsonl")]
+    code, _, err = quire("run-batch", *paths, "--priority", "urgent")
+    assert code == 2
+    assert err == "error: priority: must be one of low, normal, high, critical\n"
+
+
+def test_a_full_disk_ends_the_run_and_not_the_results(quire, source, real_broker, tmp_path):
+    errors = str(tmp_path / "errors.jsonl")
+    with FakeWorker(real_broker, lambda request: "done"):
+        code, out, err = quire("run-batch", "-i", str(source), "-o", "/dev/full", "-e", errors)
+    assert (code, out) == (1, "")
+    assert err == (
+        "error: No space left on device; what could be written stays, --resume goes on\n"
+    )
