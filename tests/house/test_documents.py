@@ -4,6 +4,8 @@ Each law is a function from a page's text to what is wrong with it, so that a pl
 that it can be found.
 """
 
+import argparse
+import importlib
 import re
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from quire.cli.verbs import VERBS
 from service.config import ExporterSettings, Settings
 from service.register import exporter_families, families
 from tests.house.test_house import ROOT, tracked
@@ -52,15 +55,21 @@ def paths() -> frozenset[Path]:
     return frozenset(files.union(*(path.parents for path in files)))
 
 
+def commands(text: str, program: str) -> list[list[str]]:
+    """The words after a program's name, wherever a line of code begins with it."""
+    blocks = re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)
+    spans = re.findall(r"`([^`\n]+)`", text)
+    code = "\n".join(blocks + spans)
+    found = re.findall(rf"^{program} ([^#\n]*)", code, re.MULTILINE)
+    return [line.split() for line in found]
+
+
 def unknown_targets(text: str, folder: Path) -> list[str]:
     """Targets, and variables handed to them, that the Makefile does not have."""
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE))
-    blocks = re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)
-    spans = re.findall(r"`([^`\n]+)`", text)
     found = []
-    for line in re.findall(r"^make ([^#\n]*)", "\n".join(blocks + spans), re.MULTILINE):
-        words = line.split()
+    for words in commands(text, "make"):
         found += [word for word in words[:1] if word not in targets]
         given = [word.partition("=")[0] for word in words if "=" in word]
         found += [name for name in given if not re.search(rf"\b{name}\b", makefile)]
@@ -76,6 +85,36 @@ def unknown_modules(text: str, folder: Path) -> list[str]:
         for module, place in places.items()
         if not (place.with_suffix(".py").exists() or (place / "__main__.py").exists())
     ]
+
+
+@cache
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """The parser of a verb of `quire`."""
+    verb = next(verb for verb in VERBS if verb.name == name)
+    parser = argparse.ArgumentParser()
+    getattr(importlib.import_module(f"quire.cli.{verb.module}"), f"add_{verb.function}")(parser)
+    return parser
+
+
+def flags_of(verb: str, action: str) -> set[str]:
+    """The flags of a verb, or those of its action where the word after it is one."""
+    parser = parser_of(verb)
+    for own in parser._actions:
+        if isinstance(own, argparse._SubParsersAction):
+            parser = own.choices.get(action, parser)
+    return {flag for own in parser._actions for flag in own.option_strings}
+
+
+def unknown_commands(text: str, folder: Path) -> list[str]:
+    """Verbs of `quire` that there are not, and flags that a verb does not have."""
+    verbs = {verb.name for verb in VERBS}
+    found = []
+    for verb, *words in commands(text, "quire"):
+        if verb not in verbs:
+            found.append(verb)
+        elif given := {word.partition("=")[0] for word in words if word.startswith("-")}:
+            found += sorted(given - flags_of(verb, words[0]))
+    return found
 
 
 @cache
@@ -102,6 +141,7 @@ LAWS: dict[str, Callable[[str, Path], Iterable[str]]] = {
     "a link leads somewhere": dead_links,
     "a file is there": missing_files,
     "a target of make is one": unknown_targets,
+    "a command is understood": unknown_commands,
     "a module can be run": unknown_modules,
     "a variable is read": unknown_variables,
     "a metric is registered": unknown_metrics,
@@ -118,6 +158,7 @@ MISTAKES = {
     "a link leads somewhere": "[a](nowhere.md) [b](README.md#no-such-heading) [c](README.md#speed)",
     "a file is there": "`engine/engines.py` `brokers.py` `quire/scripts/*.lua` `fuzz/`",
     "a target of make is one": "`make tea`\n```\nmake sim RUN=5 # runs\nmake sim RUNS=5\n```",
+    "a command is understood": "`quire dread ls` `quire dead ls --all` `quire dead purge --all`",
     "a module can be run": "`python -m service.exporters` `python -m engine` `python -m service`",
     "a variable is read": "QUIRE_QUEUES QUIRE_EXPORTER_QUEUE QUIRE_QUEUE QUIRE_REDIS_PASSWORD_FILE",
     "a metric is registered": "quire_publish_seconds_max quire_tokens quire_publish_seconds_sum",

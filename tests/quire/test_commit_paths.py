@@ -150,6 +150,15 @@ def test_a_worker_that_is_new_to_a_claim_is_told_where_it_stands(broker, connect
     assert token_ids_of(read_all(broker, "a")[0]) == [token_at(index) for index in range(6)]
 
 
+def test_more_claims_than_are_remembered_are_committed_all_the_same(broker, monkeypatch):
+    monkeypatch.setattr("quire.commits.MAX_CLAIMS", 3)
+    claims = [submit_and_claim(broker, id=name).claim for name in "abcdefg"]
+    for start in range(3):
+        replies = broker.commit([make_item(claim, start, start + 1) for claim in claims])
+        assert {reply.status for reply in replies} == {CommitStatus.OK}
+        assert len(broker._commit_calls._courses) <= 3
+
+
 def test_a_place_that_redis_lost_is_sent_again_from_there(broker, connection, claimed):
     disk = Snapshot(connection, broker)
     for start in (2, 3, 4):

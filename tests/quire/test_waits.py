@@ -1,0 +1,52 @@
+"""Many waiting reads in few: what is read, and who gets which part of it."""
+
+from quire.output import TokenChunk
+from quire.output_log import OutputRead
+from quire.waits import MAX_STREAMS_PER_READ, Wait, Waits
+
+
+class Waiting:
+    """A wait that counts how often it was woken."""
+
+    def __init__(self, waits: Waits, **seen: int) -> None:
+        self.num_woken = 0
+        self.wait = Wait(seen, self._wake)
+        waits.add(self.wait)
+
+    def _wake(self) -> None:
+        self.num_woken += 1
+
+    def starts(self) -> dict[str, int]:
+        return {name: read.chunks[0].start for name, read in self.wait.news.items()}
+
+
+def five_tokens(start: int) -> OutputRead:
+    ends = tuple(range(1, 6))
+    return OutputRead((TokenChunk(start, ends, "abcde", 1, text_ends=ends),), None)
+
+
+def test_a_log_is_read_for_the_one_who_has_least_of_it_and_each_gets_what_it_lacks():
+    waits = Waits()
+    ahead, behind = Waiting(waits, a=4), Waiting(waits, a=2, b=9)
+    assert waits.groups() == [{"a": 2, "b": 9}]
+    waits.deliver({"a": five_tokens(2)})
+    assert (ahead.starts(), behind.starts()) == ({"a": 4}, {"a": 2})
+    assert (ahead.num_woken, behind.num_woken) == (1, 1)
+    assert not waits
+
+
+def test_news_that_one_of_two_has_already_wakes_the_other_only():
+    waits = Waits()
+    ahead, behind = Waiting(waits, a=7), Waiting(waits, a=2)
+    waits.deliver({"a": five_tokens(2)})
+    assert (ahead.num_woken, behind.num_woken) == (0, 1)
+    assert waits.groups() == [{"a": 7}]
+
+
+def test_one_read_takes_no_more_logs_than_its_limit():
+    waits = Waits()
+    names = [f"r{number}" for number in range(2 * MAX_STREAMS_PER_READ + 1)]
+    Waiting(waits, **dict.fromkeys(names, 0))
+    groups = waits.groups()
+    assert [len(group) for group in groups] == [MAX_STREAMS_PER_READ, MAX_STREAMS_PER_READ, 1]
+    assert [name for group in groups for name in group] == names
