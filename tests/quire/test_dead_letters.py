@@ -8,6 +8,7 @@ import pytest
 from quire.errors import UnknownRequest
 from quire.output import ErrorInfo, State
 from quire.script_runner import load_source
+from quire.working import MAX_REASON_LENGTH
 from tests.quire.builders import (
     claim_next,
     make_item,
@@ -103,6 +104,14 @@ def test_bytes_that_cannot_be_read_today_are_requeued_as_they_are(broker, connec
     broker.dead_letter(claimed.claim, "unreadable", error=ErrorInfo("unsupported", "v 2"))
     broker.requeue(broker.dead_letters()[0], keep_tokens=True)
     assert claim_next(broker).request_bytes == b"\xc1 of another version"
+
+
+def test_a_reason_of_any_length_is_kept_to_its_bound(broker):
+    claimed = submit_and_claim(broker, id="a")
+    broker.dead_letter(claimed.claim, "why? " * 1000)
+    (letter,) = broker.dead_letters()
+    assert letter.reason == ("why? " * 1000)[:MAX_REASON_LENGTH]
+    assert read_all(broker, "a")[1].error.message == letter.reason
 
 
 def bounded(script, **bounds):

@@ -144,3 +144,21 @@ def test_an_idle_engine_whose_books_are_broken_tells_so_and_lives_on(under_test:
             engine._scheduler.kv_cache.pool.allocate(1)
     eventually(lambda: under_test.num_violations() >= 1)
     assert under_test.deaths == []
+
+
+@pytest.mark.parametrize("under_test", [{"check_invariants": False}], indirect=True)
+def test_an_engine_that_goes_round_and_computes_nothing_makes_no_progress(
+    under_test: LoopUnderTest,
+):
+    under_test.thread.start()
+    engine = eventually(lambda: under_test.loop._engine)
+    pool = engine._scheduler.kv_cache.pool
+    pool.free(pool.allocate(pool.num_free)[:1])
+    under_test.open("a")
+    under_test.loop.add(Request("a", [1] * 40, SamplingParams(max_tokens=5), arrival_time=0.0))
+    vitals = under_test.vitals
+    eventually(lambda: vitals.is_busy and vitals.seconds_since_progress > 0.3)
+    eventually(lambda: vitals.seconds_since_turn < 0.3, "it still goes round")
+    assert under_test.gate.batches == []
+    under_test.loop.abort("a", FinishReason.CANCELLED)
+    assert under_test.end_of("a") == "cancelled"

@@ -7,6 +7,7 @@ from engine.batch import Batch
 from engine.errors import ModelRefused
 from quire.client import Client
 from quire.errors import Cancelled
+from service.completions import MAX_MESSAGE_LENGTH
 from tests.service.builders import (
     BOS_ID,
     Queue,
@@ -330,13 +331,15 @@ def test_a_request_that_fails_alone_costs_only_itself(queue: Queue):
 
     def fail_for_the_bad_one(batch: Batch) -> None:
         if any(list(row.prompt_token_ids) == [7, 7] for row in batch.rows):
-            raise ValueError("cannot compute 7")
+            raise ValueError("cannot compute 7, " * 100)
 
     with WorkerThread(queue.settings(), before_run=fail_for_the_bad_one):
         failed, completed = queue.result(bad), queue.result(good)
     assert failed.completion.state == "failed"
     assert failed.completion.error is not None
     assert failed.completion.error.code == "engine_error"
+    assert "cannot compute 7" in failed.completion.error.message
+    assert len(failed.completion.error.message) == MAX_MESSAGE_LENGTH
     assert completed.token_ids == expected_tokens((8, 8), max_tokens=9)
 
 
