@@ -18,6 +18,7 @@ from quire.cli.console import Console, add_server, client_of, json_map, not_nega
 from quire.cli.drain import SILENT_SECONDS
 from quire.client import Client, Handle
 from quire.errors import (
+    BrokerUnavailable,
     InvalidRequest,
     ProtocolError,
     QuireError,
@@ -166,7 +167,7 @@ def _note_if_nobody_works(client: Client, console: Console) -> None:
 
 
 def _tail(handle: Handle, console: Console, *, after: int = 0) -> bool:
-    ends_line = True
+    ends_line, seen = True, after
     try:
         for chunk in handle.stream(after=after):
             if console.is_json:
@@ -174,6 +175,12 @@ def _tail(handle: Handle, console: Console, *, after: int = 0) -> bool:
             else:
                 console.piece(chunk.text)
                 ends_line = chunk.text.endswith("\n")
+            seen = chunk.end
+    except (BrokerUnavailable, KeyboardInterrupt):
+        if not ends_line:
+            console.piece("\n")
+        _say_how_to_go_on(f"quire tail {handle.request_id} --after {seen}")
+        raise
     except RequestFailed as error:
         if not ends_line:
             console.piece("\n")
@@ -189,11 +196,19 @@ def _tail(handle: Handle, console: Console, *, after: int = 0) -> bool:
 def _result(handle: Handle, console: Console, *, timeout: float | None = None) -> bool:
     try:
         completion = handle.result(timeout=timeout)
+    except (BrokerUnavailable, KeyboardInterrupt):
+        _say_how_to_go_on(f"quire result {handle.request_id}")
+        raise
     except RequestFailed as error:
         _report(handle, error, console)
         return False
     console.data(completion, completion.text)
     return True
+
+
+def _say_how_to_go_on(command: str) -> None:
+    """Names the request to whoever would lose sight of it; nothing else may have told its id."""
+    sys.stderr.write(f"the request goes on; to see the rest: {command}\n")
 
 
 def _report(handle: Handle, error: RequestFailed, console: Console) -> None:

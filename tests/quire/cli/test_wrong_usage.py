@@ -2,9 +2,12 @@
 
 import pytest
 
+from quire.broker import Broker
 from quire.cli import main
 from quire.connection import connect
+from quire.errors import BrokerUnavailable
 from quire.local_redis import URL_VARIABLE, LocalRedis
+from tests.quire.builders import claim_next, make_item
 
 pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(60)]
 
@@ -71,6 +74,30 @@ def test_a_person_who_waits_is_told_that_nobody_works(quire, real_broker, monkey
     assert code == 1 and "no worker of this queue" in err
     real_broker.beat_worker("w", "ready", {})
     assert "no worker" not in quire(*wait)[2]
+
+
+@pytest.mark.parametrize("error", [BrokerUnavailable("Redis cannot be reached"), KeyboardInterrupt])
+@pytest.mark.parametrize(
+    ("verb", "told"), [("--follow", "quire tail r --after 2"), ("--wait", "quire result r")]
+)
+def test_whoever_stops_watching_is_told_how_to_go_on(
+    quire, real_broker, monkeypatch, error, verb, told
+):
+    read = Broker.read_output
+
+    def then_away(broker, seen, **waiting):
+        found = read(broker, seen, **waiting)
+        if found:
+            return found
+        if broker.status("r").state == "running":
+            raise error
+        real_broker.commit([make_item(claim_next(real_broker).claim, 0, 2)])
+        return {}
+
+    monkeypatch.setattr(Broker, "read_output", then_away)
+    code, _, err = quire("submit", "x", "--id", "r", verb)
+    assert code == (130 if error is KeyboardInterrupt else 1)
+    assert f"the request goes on; to see the rest: {told}\n" in err
 
 
 def test_a_submit_can_wait_for_its_time(quire, real_broker):
