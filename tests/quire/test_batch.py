@@ -1,5 +1,6 @@
 """A batch runs every line once, whatever is wrong with some of them, and whoever is killed."""
 
+import re
 import subprocess
 import sys
 import threading
@@ -54,6 +55,14 @@ def test_chats_and_completions_come_back_in_the_format_of_openai(folder):
     }  # fmt: skip
     assert by_id["p"]["response"]["body"]["object"] == "text_completion"
     assert folder.failures == []
+
+
+def test_the_line_that_the_document_shows_can_be_run(folder):
+    (line,) = re.findall(r"```json\n(.*)\n```", (ROOT / "docs" / "batch.md").read_text())
+    folder.write(line)
+    with FakeQuire(answer=echo) as fake:
+        folder.run(fake.client())
+    assert folder.texts == {"row-1": "12+34="}
 
 
 @pytest.mark.parametrize(
