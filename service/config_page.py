@@ -1,7 +1,9 @@
 """Writes docs/configuration.md from the lists of settings: `python -m service.config_page`."""
 
 import sys
+from collections.abc import Sequence
 
+from quire.cli.sources import KEYS
 from service.config import ExporterSettings, Settings
 from service.settings import markdown_tables
 from service.sources import SHARED_KEYS
@@ -9,7 +11,6 @@ from service.sources import SHARED_KEYS
 
 def render_markdown() -> str:
     """docs/configuration.md, whole."""
-    shared = ", ".join(f"`{name}`" for name in sorted(SHARED_KEYS))
     lines = [
         "# Configuration",
         "",
@@ -18,7 +19,7 @@ def render_markdown() -> str:
         "A setting is looked up as a flag, then as a `QUIRE_*` variable, then in `quire.toml`,",
         "and has its default otherwise. A flag is the name with dashes (`--max-num-seqs 8`), a",
         "variable the name in capitals (`QUIRE_MAX_NUM_SEQS=8`), a file key the name in the",
-        f"table `[worker]`; these may also stand above all tables: {shared}.",
+        f"table `[worker]`; these may also stand above all tables: {_listed(sorted(SHARED_KEYS))}.",
         "`QUIRE_<NAME>_FILE` names a file that holds the value, for secrets. An unknown flag or",
         "file key is refused. An unknown `QUIRE_*` variable is named in a warning, with the",
         "nearest one we know, and ignored: others write variables there, too; Kubernetes, for one,",
@@ -34,8 +35,21 @@ def render_markdown() -> str:
         "above all tables it takes what it shares with the worker: where Redis and the file are,",
         "the queue, and the two settings of the log.",
         *markdown_tables(ExporterSettings),
+        "",
+        "## The `quire` command",
+        "",
+        "It finds its queue as a worker does, under the same names, so that both can be given the",
+        "same environment and the same file. It reads",
+        f"{_listed(KEYS)}:",
+        "where there is a flag, as that, then as a `QUIRE_*` variable, then in the table",
+        "`[client]`, above all tables, or in `[worker]`. A key of `[client]` that is none of these",
+        "is refused.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 if __name__ == "__main__":
