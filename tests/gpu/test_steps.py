@@ -250,7 +250,8 @@ runner.model.forward = lambda *given: forward(*given)[nowhere * 0 + nowhere]
 try:
     run_rows(runner, make_row(make_prompt(9)))
 except DeviceFailed as error:
-    print("DeviceFailed:", error)
+    # What is left of the process may not live to its end.
+    print("DeviceFailed:", error, flush=True)
 """
     ended = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300

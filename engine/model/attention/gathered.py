@@ -21,7 +21,7 @@ from engine.model.transfer import to_device
 #: What the function must take.
 REQUIRED_OPTIONS = frozenset({"scale", "window_size"})
 #: Keys gathered at once, but for a single row that is longer.
-MAX_GATHERED_KEYS = 1 << 16
+MAX_GATHERED_KEYS = 1 << 15
 
 
 class GatheredAttention:

@@ -5,6 +5,7 @@ meets one of the device, and where the host waits for the device. It shows no nu
 of streams. Only a torch that was built with CUDA can index such tensors; a device it needs not.
 """
 
+import copy
 import dataclasses
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from transformers import AutoModelForCausalLM
 
 from engine.model.attention.cpu import CpuAttention
 from engine.model.attention.cuda import CudaAttention
@@ -26,7 +28,14 @@ from engine.model.graphs import DecodeGraphs
 from engine.model.kv_pool import KVPool
 from engine.model.sampler import Sampler
 from engine.model.step import compute_logits, lay_out
-from tests.engine.model.builders import make_prompt, make_row, make_runner
+from engine.model.transformers_model import ATTENTION_NAME, TransformersModel
+from tests.engine.model.builders import (
+    CONFIGS,
+    VOCAB_SIZE,
+    make_prompt,
+    make_row,
+    make_runner,
+)
 from tests.engine.model.test_cuda_path import MaskedDecode
 from tests.engine.model.test_sampler import EOS, make_rows
 
@@ -51,7 +60,7 @@ def described(model_folder):
     """What describes a decoder, and its weights' shapes by name."""
     served = make_runner(model_folder("qwen3"), model_path="wide").model
     shapes = {name: tensor.shape for name, tensor in served.model.state_dict().items()}
-    return SimpleNamespace(config=read_config(served), shapes=shapes, layers=served.layer_shapes)
+    return SimpleNamespace(config=read_config(served), shapes=shapes, layers=served.layers)
 
 
 @pytest.fixture
@@ -68,7 +77,8 @@ def decoder(described, _fake) -> Decoder:
 @pytest.fixture
 def pool(described, _fake) -> KVPool:
     return KVPool(
-        described.layers, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, dtype=DTYPE, device=CUDA,
+        [layer.shape for layer in described.layers], num_blocks=NUM_BLOCKS,
+        block_size=BLOCK_SIZE, dtype=DTYPE, device=CUDA,
         has_spare_block=True, lane=SameLane(),
     )  # fmt: skip
 
@@ -104,19 +114,43 @@ class Once:
         return None, compute()
 
 
-def test_a_captured_step_stays_on_the_device_and_asks_it_nothing(decoder, pool, monkeypatch):
+@pytest.mark.parametrize("make", [MaskedDecode, CudaAttention])
+def test_a_captured_step_stays_on_the_device_and_asks_it_nothing(make, decoder, pool, monkeypatch):
+    try:
+        decode = make()
+    except AttentionUnavailable as reason:
+        pytest.skip(str(reason))
     # The rows are written through numpy, which fake tensors do not know.
     monkeypatch.setattr(
         torch.Tensor, "numpy", lambda tensor: np.zeros(tuple(tensor.shape), dtype=np.int64)
     )
     with torch.inference_mode():
         graphs = DecodeGraphs(
-            decoder, pool, MaskedDecode(), capturer=Once(), device=CUDA, max_num_seqs=12,
+            decoder, pool, decode, capturer=Once(), device=CUDA, max_num_seqs=12,
             max_model_len=100,
         )  # fmt: skip
     for size, captured in graphs._captured.items():
         assert captured.logits.shape == (size, decoder.vocab_size)
         assert (captured.logits.device.type, captured.logits.dtype) == ("cuda", torch.float32)
+
+
+def test_a_mixed_step_of_the_wide_path_stays_on_the_device(described, pool):
+    """The model of transformers itself, its weights without numbers."""
+    config = copy.deepcopy(CONFIGS["qwen3"])
+    with CUDA:
+        model = AutoModelForCausalLM.from_config(
+            config, attn_implementation=ATTENTION_NAME, dtype=DTYPE
+        )
+    layers = [
+        dataclasses.replace(layer, module=block.self_attn)
+        for layer, block in zip(described.layers, model.model.layers, strict=True)
+    ]
+    served = TransformersModel(model, layers, vocab_size=VOCAB_SIZE, selects_logits=True)
+    with torch.inference_mode():
+        logits = compute_logits(
+            mixed_step(), model=served, kv_pool=pool, backend=GatheredAttention()
+        )
+    assert (logits.device.type, logits.shape) == ("cuda", (4, VOCAB_SIZE))
 
 
 @pytest.mark.usefixtures("_fake")
