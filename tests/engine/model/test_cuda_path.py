@@ -28,7 +28,13 @@ from engine.model.attention.varlen import find_varlen
 from engine.model.graphs import DecodeGraphs, captured_sizes
 from engine.model.kv_pool import KVPool
 from engine.model.step import compute_logits, lay_out
-from tests.engine.model.builders import make_prompt, make_row, make_runner
+from tests.engine.model.builders import (
+    generate,
+    make_prompt,
+    make_request,
+    make_row,
+    make_runner,
+)
 
 NO_SOFTCAP = type(ANY_NEEDS)(
     heads=6, kv_heads=2, key_dim=64, value_dim=64, has_window=True, has_softcap=False
@@ -216,12 +222,13 @@ def decoder(model_folder):
     return runner.model
 
 
-def filled_pool(decoder) -> KVPool:
+def filled_pool(decoder, *, num_blocks=NUM_BLOCKS, num_host_blocks=0) -> KVPool:
     pool = KVPool(
         decoder.layer_shapes,
-        num_blocks=NUM_BLOCKS,
+        num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
         dtype=torch.float32,
+        num_host_blocks=num_host_blocks,
         has_spare_block=True,
     )
     generator = torch.Generator().manual_seed(0)
@@ -241,7 +248,7 @@ def graphs_over(decoder, pool, *, max_num_seqs=20, capturer=None) -> tuple[Decod
             capturer=capturer,
             device=torch.device("cpu"),
             max_num_seqs=max_num_seqs,
-            max_model_len=40,
+            max_model_len=256,
         )
     return graphs, capturer
 
@@ -284,6 +291,30 @@ def test_a_replayed_step_has_the_logits_of_the_step_itself_and_writes_the_same(d
                 plain_pool.key_cache(layer)[:NUM_BLOCKS],
             )
     assert capturer.replayed == [4, 1, 8, 2, 16, 16, 1]
+
+
+def test_an_engine_over_captured_steps_generates_what_one_over_plain_steps_does(model_folder):
+    """Greedy and drawn, the pool full of NaN at first, and blocks that change hands."""
+    options = {"model_path": "fast", "attention_backend": "cpu", "num_blocks": 40}
+
+    def tokens_of(runner) -> dict[str, list[int]]:
+        requests = [
+            make_request(
+                str(index), make_prompt(3 + 5 * index, salt=index), max_tokens=15, seed=index,
+                **({"temperature": 0.9, "top_p": 0.95} if index % 2 else {}),
+            )
+            for index in range(6)
+        ]  # fmt: skip
+        generated = generate(runner, requests)
+        assert generated.snapshot.preemptions_swap + generated.snapshot.preemptions_recompute > 0
+        return generated.tokens
+
+    captured = make_runner(model_folder("qwen3"), **options)
+    captured.kv_pool = filled_pool(captured.model, num_blocks=40, num_host_blocks=64)
+    captured._graphs, recorder = graphs_over(captured.model, captured.kv_pool, max_num_seqs=8)
+    plain = make_runner(model_folder("qwen3"), **options)
+    assert tokens_of(captured) == tokens_of(plain)
+    assert len(recorder.replayed) > 15
 
 
 def test_a_step_that_left_its_buffers_as_they_were_would_be_seen(decoder, monkeypatch):
