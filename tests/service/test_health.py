@@ -1,5 +1,6 @@
 """What /livez, /readyz and /metrics say, and about whom."""
 
+import contextlib
 import json
 import socket
 
@@ -134,10 +135,11 @@ def test_a_taken_port_is_a_mistake_of_the_configuration(vitals):
             HealthServer(vitals, registry, host="127.0.0.1", port=port, contact_limit_seconds=1.0)
 
 
-def test_a_slow_client_does_not_keep_others_from_being_answered(queue: Queue):
-    with WorkerThread(queue.settings()) as worker:
+def test_slow_clients_do_not_keep_others_from_being_answered(queue: Queue):
+    """One after the other, they would take longer than the last one waits."""
+    with WorkerThread(queue.settings()) as worker, contextlib.ExitStack() as stack:
         port = worker.worker.http_port
-        slow = socket.create_connection(("127.0.0.1", port))
-        slow.sendall(b"GET /li")
+        for _ in range(4):
+            slow = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            slow.sendall(b"GET /li")
         assert http_get(port, "/livez")[0] == 200
-        slow.close()
