@@ -199,6 +199,9 @@ class Intake:
             claims = [answer.claim for _, answer in claimed]
             self._contact.call("release", partial(self._broker.release, claims))
             return
+        if claimed:
+            # One line for all: the engine begins with the first while the next are admitted.
+            _log.debug("requests claimed", request_ids=[entry.request_id for entry, _ in claimed])
         for entry, answer in claimed:
             try:
                 self._admit(entry, answer, now_ms=now_ms)
@@ -240,7 +243,7 @@ class Intake:
             _log.exception("intake failed", **origin.names)
             self._outbox.end(delivery.key, partial(own_failure, error=error))
         else:
-            self._note_claim(origin)
+            self._note_resume(origin)
             delivery.request = engine_request
             self._loop.add(engine_request)
             # Lost since it was opened: the engine was told so before it had it, and would run it
@@ -314,13 +317,12 @@ class Intake:
         assert body.prompt is not None
         return body.prompt
 
-    def _note_claim(self, origin: Origin) -> None:
-        """Say that the request is here now; aloud only if another claim had it before."""
+    def _note_resume(self, origin: Origin) -> None:
+        """Say that another claim had the request before, and what it left."""
+        if origin.epoch == 1:
+            return
         if origin.num_resumed_tokens > 0:
             self._metrics.resumed["changed" if origin.fingerprint_changed else "same"].inc()
-        if origin.epoch == 1:
-            _log.debug("request claimed", **origin.names)
-            return
         _log.info(
             "request resumed",
             **origin.names,

@@ -78,8 +78,8 @@ def test_one_request_can_be_followed_through_the_logs_of_two_workers(queue: Queu
         (second.name, "request resumed", 3),
         (second.name, "request finished", 3),
     ]
-    claimed = [line for line in second.log if line["event"] == "request claimed"]
-    assert [(line["request_id"], line["epoch"]) for line in claimed] == [(other_id, 1)]
+    claimed = [line["request_ids"] for line in second.log if line["event"] == "requests claimed"]
+    assert claimed == [[request_id], [other_id]]
 
 
 def submit_some(queue: Queue, *, max_tokens: int = MAX_TOKENS) -> dict[str, tuple[int, ...]]:
