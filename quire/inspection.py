@@ -16,6 +16,7 @@ import redis
 from redis.exceptions import ResponseError
 
 from quire.connection import Retrying
+from quire.errors import BrokerUnavailable
 from quire.keys import GROUP, Keys
 from quire.protocol import Priority
 from quire.replies import readable, worker_of
@@ -71,6 +72,25 @@ def inspect_shards(connection: redis.Redis, shards: Sequence[Keys]) -> list[Shar
     Tries once, so that it takes no longer than the connection's timeouts allow: BrokerUnavailable.
     """
     return Retrying(0.0)(lambda: _inspect(connection, shards))
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMemory:
+    """How full the server is, whatever else it keeps; a limit of 0 is none."""
+
+    used_bytes: int
+    limit_bytes: int
+
+
+def inspect_memory(connection: redis.Redis) -> ServerMemory | None:
+    """The memory of the server; None where it does not tell this user. Tries once, as above."""
+    try:
+        info: Any = Retrying(0.0)(lambda: connection.info("memory"))
+    except BrokerUnavailable as error:
+        if isinstance(error.__cause__, ResponseError):
+            return None
+        raise
+    return ServerMemory(int(info["used_memory"]), int(info["maxmemory"]))
 
 
 @dataclass(frozen=True, slots=True)

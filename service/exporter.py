@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,7 @@ from prometheus_client.registry import Collector
 
 from quire.connection import connect
 from quire.errors import BrokerUnavailable, QuireError
-from quire.inspection import ShardState, inspect_shards
+from quire.inspection import ServerMemory, ShardState, inspect_memory, inspect_shards
 from quire.keys import Keys
 from service.config import ExporterSettings, load_exporter_settings
 from service.families import PRIORITIES
@@ -44,6 +45,16 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 #: The state of every shard of every queue.
 Queues = Mapping[str, Sequence[ShardState]]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What is told at one scrape."""
+
+    queues: Queues
+    memory: ServerMemory | None = None
+
+
 #: Labels, in the order of the register, and value.
 Sample = tuple[Sequence[str], float]
 #: Makes one number of those of a queue's shards.
@@ -95,7 +106,7 @@ class Exporter:
 class QueueCollector(Collector):
     """Asks `read` for the queues at every scrape; when that fails, it tells so and nothing else."""
 
-    def __init__(self, read: Callable[[], Queues], *, worker_fresh_seconds: float) -> None:
+    def __init__(self, read: Callable[[], Look], *, worker_fresh_seconds: float) -> None:
         self._read = read
         self._fresh_seconds = worker_fresh_seconds
         self._is_up: bool | None = None
@@ -107,13 +118,17 @@ class QueueCollector(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """All gauges of the register; the first alone when the queues cannot be read."""
         try:
-            queues = self._read()
+            look = self._read()
         except QuireError as error:
             self._note(is_up=False, error=str(error))
             yield _gauge("quire_exporter_up", [((), 0.0)])
             return
         self._note(is_up=True)
+        queues = look.queues
         yield _gauge("quire_exporter_up", [((), 1.0)])
+        if look.memory is not None:
+            used, limit = look.memory.used_bytes, look.memory.limit_bytes
+            yield _gauge("quire_redis_memory_bytes", [(("used",), used), (("limit",), limit)])
         yield _gauge("quire_queue_lag_messages", _by_priority(queues, "num_undelivered", sum))
         yield _gauge("quire_queue_pending_messages", _by_priority(queues, "num_pending", sum))
         yield _gauge("quire_queue_oldest_message_age_seconds", _ages(queues))
@@ -161,14 +176,14 @@ class BoundedRead:
     hanging Redis costs one thread, however many scrapes there are.
     """
 
-    def __init__(self, read: Callable[[], Queues], *, seconds: float) -> None:
+    def __init__(self, read: Callable[[], Look], *, seconds: float) -> None:
         self._read = read
         self._seconds = seconds
         self._lock = threading.Lock()
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inspect")
-        self._under_way: Future[Queues] | None = None
+        self._under_way: Future[Look] | None = None
 
-    def __call__(self) -> Queues:
+    def __call__(self) -> Look:
         """What `read` returns or raises; BrokerUnavailable when it is not done in time."""
         with self._lock:
             if self._under_way is None or self._under_way.done():
@@ -207,13 +222,16 @@ def main() -> int:
     return 0
 
 
-def _inspect(connection: redis.Redis, settings: ExporterSettings) -> Queues:
-    """One look at all shards of all queues."""
+def _inspect(connection: redis.Redis, settings: ExporterSettings) -> Look:
+    """One look at all shards of all queues, and at the server."""
     shards = [
         Keys(queue, shard) for queue in settings.queues for shard in range(settings.num_shards)
     ]
     states = iter(inspect_shards(connection, shards))
-    return {queue: [next(states) for _ in range(settings.num_shards)] for queue in settings.queues}
+    queues = {
+        queue: [next(states) for _ in range(settings.num_shards)] for queue in settings.queues
+    }
+    return Look(queues, inspect_memory(connection))
 
 
 def _gauge(name: str, samples: Iterable[Sample]) -> GaugeMetricFamily:

@@ -308,6 +308,13 @@ EXPORTER_REGISTER: tuple[Family, ...] = (
         "Workers that have lately signed the registry as ready.",
     ),
     Family("gauge", "quire_dead_letter_messages", QUEUE, "Dead letters kept for a person to see."),
+    Family(
+        "gauge",
+        "quire_redis_memory_bytes",
+        {"kind": ("used", "limit")},
+        "Memory of Redis and its maxmemory, 0 for none. Missing where the exporter's user may not "
+        "ask (INFO).",
+    ),
 )
 
 

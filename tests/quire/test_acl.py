@@ -11,7 +11,7 @@ from quire import Client, QueueLimits
 from quire.broker import Broker
 from quire.connection import connect
 from quire.errors import BrokerUnavailable
-from quire.inspection import inspect_shards
+from quire.inspection import inspect_memory, inspect_shards
 from quire.output import ErrorInfo, State
 from quire.protocol import Priority
 from quire.transitions import BackOff, IngressEntry
@@ -224,6 +224,8 @@ def test_an_observer_sees_everything_and_changes_nothing(as_role, real_broker):
     real_broker.submit(make_request(id="a"))
     (shard,) = inspect_shards(broker._connection, [broker.keys])
     assert shard.ingress[Priority.NORMAL].num_undelivered == 1
+    assert inspect_memory(broker._connection).used_bytes > 0
+    assert inspect_memory(as_role("producer")._connection) is None, "it may not ask"
     assert broker.status("a").state is State.QUEUED
     refused(lambda: broker.cancel("a"))
     refused(broker.pause)

@@ -17,12 +17,13 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire.broker import Broker
+from quire.connection import connect
 from quire.errors import BrokerUnavailable
 from quire.local_redis import LocalRedis
 from quire.protocol import GenerationRequest
 from service import register
 from service.config import ExporterSettings
-from service.exporter import BoundedRead, Exporter, QueueCollector
+from service.exporter import BoundedRead, Exporter, Look, QueueCollector
 from service.sources import ConfigurationError
 from tests.service.builders import CHECKOUT, PATIENCE_SECONDS, Queue, eventually, http_get
 
@@ -74,6 +75,21 @@ def hanging_redis() -> Iterator[str]:
 # -- what it tells ---------------------------------------------------------------------------------
 
 
+def test_the_memory_of_redis_is_told_with_its_limit_where_the_server_tells(queue: Queue, start):
+    connection = connect(queue.url)
+    before: Any = connection.config_get("maxmemory")
+    connection.config_set("maxmemory", 1 << 40)
+    try:
+        told = scrape(start(queue.url, queue.name))
+        assert told[series("quire_redis_memory_bytes", kind="limit")] == 1 << 40
+        assert told[series("quire_redis_memory_bytes", kind="used")] > 100_000
+    finally:
+        connection.config_set("maxmemory", before["maxmemory"])
+
+    unknown = QueueCollector(lambda: Look({}, memory=None), worker_fresh_seconds=1.0)
+    assert "quire_redis_memory_bytes" not in {family.name for family in unknown.collect()}
+
+
 def test_every_metric_of_the_register_is_exported_and_no_other(queue: Queue, start):
     names = {name for name, _ in scrape(start(queue.url, queue.name))}
 
@@ -88,7 +104,8 @@ def test_every_label_value_exists_from_the_first_scrape(redis_url: str, start):
         for label, closed in family.labels.items():
             expected *= 2 if label == "queue" else len(closed)
         assert sum(name == sample for sample, _ in found) == expected, name
-    assert {value for (name, _), value in found.items() if name != "quire_exporter_up"} == {0.0}
+    of_the_server = {"quire_exporter_up", "quire_redis_memory_bytes"}
+    assert {value for (name, _), value in found.items() if name not in of_the_server} == {0.0}
 
 
 def test_names_follow_the_rules_of_prometheus_and_are_unlike_the_workers():
@@ -287,10 +304,10 @@ def not_refused(read: Callable[[], Any]) -> bool:
 def test_going_and_coming_back_are_logged_once_each(capture_events):
     answers = iter([True, False, False, True, True])
 
-    def read() -> dict[str, list[Any]]:
+    def read() -> Look:
         if not next(answers):
             raise BrokerUnavailable("connection refused")
-        return {}
+        return Look({})
 
     collector = QueueCollector(read, worker_fresh_seconds=1.0)
     for _ in range(5):
@@ -313,7 +330,7 @@ def capture_events(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], lis
 
 
 def test_registering_reads_nothing():
-    def read() -> dict[str, list[Any]]:
+    def read() -> Look:
         raise AssertionError("Redis was asked before anybody scraped")
 
     CollectorRegistry().register(QueueCollector(read, worker_fresh_seconds=1.0))
