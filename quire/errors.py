@@ -85,10 +85,13 @@ class UnknownRequest(QuireError):
 
 
 class ResultExpired(UnknownRequest):
-    """The request was known to this handle, and its keys are gone: the retention has passed."""
+    """The request was known to this handle, and its keys are gone.
+
+    Its retention has passed; or Redis has lost its data, and the request with them.
+    """
 
     def __init__(self, request_id: str) -> None:
-        super().__init__(request_id, "its result has expired")
+        super().__init__(request_id, "it is gone: its retention has passed, or Redis lost it")
 
 
 class RequestFailed(QuireError):
