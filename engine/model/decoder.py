@@ -34,7 +34,7 @@ class Decoder:
     def forward(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
         config, weights = self.config, self._weights
         hidden = functional.embedding(inputs.token_ids, weights.embedding)
-        hidden = hidden * config.embedding_multiplier
+        hidden = _scale(hidden, config.embedding_multiplier)
         angles = inputs.positions[:, None].float() * self._frequencies
         # [tokens, 1, rotary_dim / 2], the same for all heads.
         cosines, sines = (
@@ -46,12 +46,13 @@ class Decoder:
                 index, self._norm(hidden, layer.attention_norm), inputs, kv_pool, (cosines, sines)
             )
             attended = self._norm(attended, layer.attention_post_norm)
-            hidden = hidden + attended * config.residual_multiplier
+            hidden = hidden + _scale(attended, config.residual_multiplier)
             activated = self._mlp(layer, self._norm(hidden, layer.mlp_norm))
             activated = self._norm(activated, layer.mlp_post_norm)
-            hidden = hidden + activated * config.residual_multiplier
+            hidden = hidden + _scale(activated, config.residual_multiplier)
         hidden = self._norm(hidden[inputs.logit_rows], weights.final_norm)
-        return _linear(hidden, weights.head) / config.logits_divisor
+        logits = _linear(hidden, weights.head)
+        return logits if config.logits_divisor == 1.0 else logits / config.logits_divisor
 
     def _attend(
         self,
@@ -90,12 +91,18 @@ class Decoder:
         return _linear(functional.silu(gate) * up, layer.down)
 
     def _norm(self, hidden: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-        """Root mean square norm over the last dimension, in float32; None leaves it as it is."""
+        """Root mean square norm over the last dimension, in float32; None leaves it as it is.
+
+        Rounded before it is weighed, as the models do; torch does that in one kernel on a device.
+        """
         if weight is None:
             return hidden
-        wide = hidden.float()
-        wide = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.config.epsilon)
-        return weight * wide.to(hidden.dtype)
+        return weight * functional.rms_norm(hidden, hidden.shape[-1:], eps=self.config.epsilon)
+
+
+def _scale(hidden: torch.Tensor, factor: float) -> torch.Tensor:
+    """Most families scale nothing, and a small decode is as long as the list of its kernels."""
+    return hidden if factor == 1.0 else hidden * factor
 
 
 def _linear(inputs: torch.Tensor, linear: Linear) -> torch.Tensor:
