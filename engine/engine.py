@@ -258,12 +258,15 @@ def refuse_if_never_servable(request: Request, config: EngineConfig) -> None:
     """Raise RequestRejected, naming the field, if no amount of waiting would help."""
     if not request.prompt_token_ids:
         raise RequestRejected("prompt", "the prompt is empty")
-    out_of_vocabulary = next(
-        (id_ for id_ in request.all_token_ids if not 0 <= id_ < config.vocab_size), None
-    )
-    if out_of_vocabulary is not None:
-        message = f"token id {out_of_vocabulary} is outside the vocabulary of {config.vocab_size}"
-        raise RequestRejected("prompt", message)
+    for field, token_ids in (
+        ("prompt", request.all_token_ids),
+        ("allowed_token_ids", request.sampling.allowed_token_ids),
+        ("logit_bias", [token_id for token_id, _ in request.sampling.logit_bias]),
+    ):
+        outside = next((id_ for id_ in token_ids if not 0 <= id_ < config.vocab_size), None)
+        if outside is not None:
+            message = f"token id {outside} is outside the vocabulary of {config.vocab_size}"
+            raise RequestRejected(field, message)
     num_tokens = request.num_prompt_tokens
     if num_tokens >= config.max_model_len:
         message = f"{num_tokens} tokens leave no room in a model length of {config.max_model_len}"

@@ -24,6 +24,14 @@ MAX_STOP_LENGTH = 256
 #: The most stop token ids.
 MAX_STOP_TOKEN_IDS = 256
 
+#: The most tokens that one request allows or biases, and how far, as in OpenAI's bodies.
+MAX_ALLOWED_TOKEN_IDS = 1024
+MAX_BIASED_TOKENS = 1024
+MAX_LOGIT_BIAS = 100.0
+
+#: Of a token id as a key; Python would read far longer ones, at a price.
+MAX_DIGITS = len(str(MAX_TOKEN_ID))
+
 #: Beyond these, logits leave the range of single precision, and a sampler works on noise.
 MAX_TEMPERATURE = 100.0
 MIN_REPETITION_PENALTY = 0.01
@@ -38,6 +46,7 @@ _Float = Annotated[float, Strict()]
 _Bool = Annotated[bool, Strict()]
 _StopString = Annotated[str, Strict(), Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 _TokenId = Annotated[int, Strict(), Field(ge=0, le=MAX_TOKEN_ID)]
+_Bias = Annotated[float, Strict(), Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)]
 
 
 class SamplingParams(BaseModel):
@@ -55,6 +64,10 @@ class SamplingParams(BaseModel):
     repetition_penalty: _Float = Field(default=1.0, ge=MIN_REPETITION_PENALTY, le=2.0)
     presence_penalty: _Float = Field(default=0.0, ge=-2.0, le=2.0)
     frequency_penalty: _Float = Field(default=0.0, ge=-2.0, le=2.0)
+    #: Nothing but these comes; empty, anything may.
+    allowed_token_ids: tuple[_TokenId, ...] = Field(default=(), max_length=MAX_ALLOWED_TOKEN_IDS)
+    #: What is added to the logits of tokens by id; a body's keys are decimal strings.
+    logit_bias: dict[_TokenId, _Bias] = Field(default_factory=dict, max_length=MAX_BIASED_TOKENS)
     #: None lets the client draw one at submit, so that a resumed generation goes on with it.
     seed: _Int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
     stop: tuple[_StopString, ...] = Field(default=(), max_length=MAX_STOP_STRINGS)
@@ -67,6 +80,13 @@ class SamplingParams(BaseModel):
     @classmethod
     def _one_string_is_a_list_of_one(cls, value: object) -> object:
         return (value,) if isinstance(value, str) else value
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _keys_are_token_ids(cls, value: object) -> object:
+        if not isinstance(value, Mapping):
+            return value
+        return {_token_id(key): bias for key, bias in value.items()}
 
     @field_validator("top_k")
     @classmethod
@@ -83,7 +103,18 @@ class SamplingParams(BaseModel):
     def to_body(self) -> dict[str, Any]:
         """The fields that differ from their defaults, as they are written into a body."""
         fields = self.model_dump(exclude_defaults=True)
+        if biases := fields.get("logit_bias"):
+            fields["logit_bias"] = {str(token_id): bias for token_id, bias in biases.items()}
         return {name: list(v) if isinstance(v, tuple) else v for name, v in fields.items()}
+
+
+def _token_id(key: object) -> int:
+    """A key of `logit_bias`: bodies have strings there."""
+    if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= MAX_DIGITS:
+        key = int(key)
+    if type(key) is int and 0 <= key <= MAX_TOKEN_ID:
+        return key
+    raise ValueError("every key must be a token id")
 
 
 @dataclass(frozen=True, slots=True)

@@ -370,4 +370,5 @@ def engine_sampling(wire: SamplingParams, *, request_id: str) -> EngineSampling:
     if seed is None:
         digest = hashlib.blake2b(request_id.encode(), digest_size=8).digest()
         seed = int.from_bytes(digest, "little", signed=True)
-    return EngineSampling(**wire.model_dump() | {"seed": seed})
+    biases = tuple(wire.logit_bias.items())
+    return EngineSampling(**wire.model_dump() | {"seed": seed, "logit_bias": biases})

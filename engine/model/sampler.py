@@ -2,8 +2,8 @@
 
 Knows no request states and draws no random numbers of its own: `engine.model.noise` makes them from
 the seed. A row's token depends on that row alone, never on its neighbours. The order of the steps
-and the meaning of every parameter are vLLM's: bans, penalties, the greedy branch, temperature,
-min_p, top_k, top_p, draw.
+and the meaning of every parameter are vLLM's: allowed tokens, bans, biases, penalties, the greedy
+branch, temperature, min_p, top_k, top_p, draw.
 
 What survives min_p, top_k and top_p is always "every token whose scaled logit reaches a threshold",
 tokens tied with the last one included. So the few best candidates decide alone whenever the
@@ -76,7 +76,9 @@ class Sampler:
         """
         assert logits.shape[0] == len(rows)
         logits = logits.float()
+        _keep_allowed(logits, rows)
         self._ban_early_stops(logits, rows)
+        _add_biases(logits, rows)
         _penalize(logits, rows)
         tokens = _best(logits)
         best = logits.gather(1, tokens[:, None])
@@ -222,6 +224,33 @@ def _best(logits: torch.Tensor) -> torch.Tensor:
     if logits.device.type == "cpu":  # In a sixth of the time that torch takes.
         return torch.from_numpy(logits.numpy().argmax(axis=-1))
     return logits.argmax(dim=-1)
+
+
+def _keep_allowed(logits: torch.Tensor, rows: Sequence[Drawn]) -> None:
+    """Where a row has a list of allowed tokens, no other token can come; in place."""
+    allowed = [
+        (index, token) for index, row in enumerate(rows) for token in row.sampling.allowed_token_ids
+    ]
+    if not allowed:
+        return
+    where, token_ids = _index(allowed, logits.device).unbind(1)
+    kept = logits[where, token_ids]
+    logits[where] = -math.inf
+    logits[where, token_ids] = kept
+
+
+def _add_biases(logits: torch.Tensor, rows: Sequence[Drawn]) -> None:
+    """What a row adds to the logits of single tokens; in place."""
+    biases = [
+        (index, token, bias)
+        for index, row in enumerate(rows)
+        for token, bias in row.sampling.logit_bias
+    ]
+    if not biases:
+        return
+    indices, tokens, values = zip(*biases, strict=True)
+    where, token_ids = (_index(each, logits.device) for each in (indices, tokens))
+    logits[where, token_ids] += to_device(np.array(values, dtype=np.float32), logits.device)
 
 
 def _penalize(logits: torch.Tensor, rows: Sequence[Drawn]) -> None:

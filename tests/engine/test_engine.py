@@ -38,8 +38,17 @@ def test_a_request_generates_what_its_runner_says_token_by_token():
         (make_request(prompt=[1, 1000]), "prompt"),
         (make_request(prompt=[-1]), "prompt"),
         (make_request(prompt=256), "prompt"),
+        (make_request(allowed_token_ids=(1, 1000)), "allowed_token_ids"),
+        (make_request(logit_bias=((1000, 5.0),)), "logit_bias"),
     ],
-    ids=["empty", "above the vocabulary", "negative", "as long as the model"],
+    ids=[
+        "empty",
+        "above the vocabulary",
+        "negative",
+        "as long as the model",
+        "allowed",
+        "biased",
+    ],
 )
 def test_what_can_never_be_served_is_refused_at_once_and_alone(request_, field):
     machine = Machine(make_config())

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from quire.errors import InvalidRequest, ProtocolError, UnsupportedVersion
 from quire.protocol import GenerationRequest, Priority, SamplingParams
-from quire.sampling import MAX_STOP_STRINGS, parse_body
+from quire.sampling import MAX_BIASED_TOKENS, MAX_STOP_STRINGS, parse_body
 from quire.wire import pack, unpack
 from tests.quire.builders import make_request
 
@@ -119,10 +119,28 @@ def test_openai_fields_that_change_no_token_are_accepted():
     assert (parsed.model, parsed.sampling) == ("abacus", SamplingParams(max_tokens=5))
 
 
+def test_a_bias_is_keyed_by_token_id_and_travels_under_strings():
+    body = {"prompt": [1], "logit_bias": {"5": -100, 7: 2.5}, "allowed_token_ids": [5, 6]}
+    sampling = parse_body("tokens", body).sampling
+    assert sampling.logit_bias == {5: -100.0, 7: 2.5}
+    assert sampling.allowed_token_ids == (5, 6)
+    sent = SamplingParams(logit_bias={5: -100, 7: 2.5}, allowed_token_ids=(5, 6)).to_body()
+    assert sent == {"logit_bias": {"5": -100.0, "7": 2.5}, "allowed_token_ids": [5, 6]}
+    assert parse_body("tokens", {"prompt": [1]} | sent).sampling == sampling
+
+
 @pytest.mark.parametrize(
     ("kind", "body", "field"),
     [
-        ("tokens", {"prompt": [1], "logit_bias": {}}, "body.logit_bias"),
+        ("tokens", {"prompt": [1], "logprobs": True}, "body.logprobs"),
+        ("tokens", {"prompt": [1], "logit_bias": [1]}, "body.logit_bias"),
+        ("tokens", {"prompt": [1], "logit_bias": {"five": 1}}, "body.logit_bias"),
+        ("tokens", {"prompt": [1], "logit_bias": {"-5": 1}}, "body.logit_bias"),
+        ("tokens", {"prompt": [1], "logit_bias": {"9" * 5000: 1}}, "body.logit_bias"),
+        ("tokens", {"prompt": [1], "logit_bias": {"5": 101}}, "body.logit_bias.5"),
+        ("tokens", {"prompt": [1], "logit_bias": dict.fromkeys(range(MAX_BIASED_TOKENS + 1), 1)},
+         "body.logit_bias"),
+        ("tokens", {"prompt": [1], "allowed_token_ids": [2, -1]}, "body.allowed_token_ids.1"),
         ("tokens", {"prompt": [1], "max_token": 5}, "body.max_token"),
         ("tokens", {"prompt": [1], "messages": []}, "body.messages"),
         ("tokens", {"prompt": "text"}, "body.prompt"),

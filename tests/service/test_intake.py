@@ -38,6 +38,9 @@ BAD_REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
     "a temperature below zero": ({"temperature": -1.0}, "body.temperature"),
     "several choices": ({"n": 3}, "body.n"),
     "an id beyond the vocabulary": ({"prompt": (1, VOCAB_SIZE)}, "body.prompt"),
+    "an allowed id beyond it": ({"allowed_token_ids": [1, VOCAB_SIZE]}, "body.allowed_token_ids"),
+    "a biased id beyond it": ({"logit_bias": {str(VOCAB_SIZE): 1.0}}, "body.logit_bias"),
+    "a bias for no token": ({"logit_bias": {"yes": 1.0}}, "body.logit_bias"),
     "a prompt longer than the model": ({"prompt": (1,) * MAX_MODEL_LEN}, "body.prompt"),
     "a prompt longer than the pool": ({"prompt": (1,) * 600}, "body.prompt"),
     "a chat longer than the pool": (
@@ -226,6 +229,8 @@ def test_every_sampling_parameter_of_the_wire_reaches_the_engine():
         repetition_penalty=1.5,
         presence_penalty=-0.5,
         frequency_penalty=0.75,
+        allowed_token_ids=(3, 4),
+        logit_bias={5: -1.5},
         seed=-4,
         stop=("a", "b"),
         stop_token_ids=(1, 2),
@@ -235,7 +240,7 @@ def test_every_sampling_parameter_of_the_wire_reaches_the_engine():
     )
     assert set(wire.model_fields_set) == set(SamplingParams.model_fields), "a field is not covered"
     converted = engine_sampling(wire, request_id="r")
-    for name, value in wire.model_dump().items():
+    for name, value in (wire.model_dump() | {"logit_bias": ((5, -1.5),)}).items():
         assert getattr(converted, name) == value
 
 

@@ -23,8 +23,13 @@ def token_by_definition(logits: torch.Tensor, row: BatchRow, eos: frozenset[int]
     """One row at a time over the whole vocabulary, in double precision, sorting everything."""
     sampling = row.sampling
     scores = logits.double().numpy().copy()
+    if sampling.allowed_token_ids:
+        forbidden = np.setdiff1d(np.arange(len(scores)), sampling.allowed_token_ids)
+        scores[forbidden] = -np.inf
     if len(row.output_token_ids) < sampling.min_tokens:
         scores[list(eos | set(sampling.stop_token_ids))] = -np.inf
+    for token, bias in sampling.logit_bias:
+        scores[token] += np.float32(bias)
     for token in {*row.prompt_token_ids, *row.output_token_ids}:
         factor = sampling.repetition_penalty
         scores[token] = scores[token] / factor if scores[token] > 0 else scores[token] * factor
@@ -72,6 +77,11 @@ PARAMETERS = [
     {"temperature": 1.0, "presence_penalty": -2.0, "frequency_penalty": -0.5},
     {"temperature": 0.0, "min_tokens": 30, "stop_token_ids": (3, 4)},
     {"temperature": 1.0, "min_tokens": 30, "top_k": 8},
+    {"temperature": 0.0, "allowed_token_ids": (17, 4, 17, 30)},
+    {"temperature": 1.0, "allowed_token_ids": (4, 7, 8), "min_tokens": 30, "top_p": 0.9},
+    {"temperature": 0.0, "logit_bias": ((11, 40.0), (12, -3.0))},
+    {"temperature": 1.5, "logit_bias": ((11, 5.0), (3, -100.0)), "repetition_penalty": 1.3},
+    {"temperature": 1.0, "allowed_token_ids": (5, 6), "logit_bias": ((5, 2.0), (60, 100.0))},
 ]
 
 
