@@ -164,9 +164,9 @@ class Settings(ProcessSettings):
         "fast one wherever its logits are those of the wide one.",
         default="auto",
     )
-    attention_backend: Literal["auto", "reference", "single-token", "cpu", "cuda"] = setting(
-        "Model", "Implementation of paged attention.", default="auto"
-    )
+    attention_backend: Literal[
+        "auto", "reference", "single-token", "cpu", "cuda", "cuda-gathered"
+    ] = setting("Model", "Implementation of paged attention.", default="auto")
     deterministic: bool = setting(
         "Model",
         "A token's logits do not depend, not by a bit, on what is computed beside it. Checked at "

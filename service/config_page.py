@@ -42,7 +42,7 @@ def render_markdown() -> str:
         "same environment and the same file. It reads",
         f"{_listed(KEYS)}:",
         "where there is a flag, as that, then as a `QUIRE_*` variable, then in the table",
-        "`[client]`, above all tables, or in `[worker]`. A key of `[client]` that is none of these",
+        "`[client]`, in `[worker]`, or above all tables. A key of `[client]` that is none of these",
         "is refused.",
     ]
     return "\n".join(lines) + "\n"

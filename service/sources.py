@@ -22,14 +22,13 @@ FOREIGN_PREFIXES = (
     "QUIRE_CLIENT_",
     "QUIRE_DEMO_",
     "QUIRE_EXPORTER_",
-    "QUIRE_GATEWAY_",
     "QUIRE_KERNEL_",
     "QUIRE_TEST_",
 )
 #: Read when no file is named and it exists in the working directory.
 DEFAULT_FILE = "quire.toml"
 #: The tables of the file, one for each part of Quire.
-TABLES = frozenset({"client", "exporter", "gateway", "worker"})
+TABLES = frozenset({"client", "exporter", "worker"})
 #: Keys of the file that may also stand above all tables.
 SHARED_KEYS = frozenset({"redis_url", "queue", "shards", "log_level", "log_format"})
 #: Bytes of a file named by a `*_FILE` variable; a longer one is a mistake.

@@ -1,8 +1,9 @@
 """Where the command finds its queue when no flag says so: `QUIRE_*` variables, then `quire.toml`.
 
 The names are the worker's, so that both can be given the same environment and the same file. In the
-file a key stands in the table `[client]`, or above all tables. A password has no flag, because `ps`
-shows flags: it is QUIRE_REDIS_PASSWORD, or in the file that QUIRE_REDIS_PASSWORD_FILE names.
+file a key stands in the table `[client]`, in `[worker]`, or above all tables. A password has no
+flag, because `ps` shows flags: it is QUIRE_REDIS_PASSWORD, or in the file that
+QUIRE_REDIS_PASSWORD_FILE names.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ def _file(environ: Mapping[str, str]) -> dict[str, Any]:
     client = tables.get("client", {})
     if unknown := sorted(set(client) - set(KEYS)):
         raise InvalidRequest(str(path), f"[client] has no setting {', '.join(unknown)}")
-    # What the worker was told of the queue holds for its clients, too.
-    shared = {**tables.get("worker", {}), **tables, **client}
+    # What the worker was told of the queue holds for its clients, too, in the worker's order.
+    shared = {**tables, **tables.get("worker", {}), **client}
     return {key: shared[key] for key in KEYS if key in shared}
 
 

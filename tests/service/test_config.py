@@ -53,7 +53,7 @@ def test_switches_can_be_turned_on_and_off_from_the_command_line(monkeypatch):
 
 def test_shared_keys_may_stand_above_the_tables_and_the_table_wins():
     write_file(
-        "queue = 'shared'\nlog_level = 'error'\n[worker]\nqueue = 'mine'\n[gateway]\nx = 1\n"
+        "queue = 'shared'\nlog_level = 'error'\n[worker]\nqueue = 'mine'\n[exporter]\nx = 1\n"
     )
     settings = load_settings([])
     assert (settings.queue, settings.log_level) == ("mine", "error")
@@ -101,7 +101,7 @@ def test_an_unknown_variable_is_told_with_the_nearest_name_and_ignored(
 
 
 def test_variables_of_other_parts_of_quire_are_not_ours_to_judge(monkeypatch):
-    monkeypatch.setenv("QUIRE_GATEWAY_PORT", "8000")
+    monkeypatch.setenv("QUIRE_EXPORTER_HTTP_PORT", "8000")
     monkeypatch.setenv("QUIRE_TEST_SOMETHING", "x")
     assert load_settings([]).unknown_variables(os.environ) == []
 

@@ -32,6 +32,11 @@ def test_a_variable_wins_over_the_file_and_the_client_over_all_tables(tmp_path):
     assert known_settings({"QUIRE_QUEUE": "theirs"})["queue"] == "theirs"
 
 
+def test_what_the_worker_of_a_file_overrides_is_overridden_for_its_clients(tmp_path):
+    (tmp_path / "quire.toml").write_text('queue = "above"\n[worker]\nqueue = "the worker\'s"\n')
+    assert known_settings({}) == {"queue": "the worker's"}
+
+
 def test_a_password_comes_from_a_variable_or_a_file_and_never_replaces_that_of_the_url(tmp_path):
     (tmp_path / "secret").write_text("p@ss/word\n")
     found = known_settings({"QUIRE_REDIS_PASSWORD_FILE": str(tmp_path / "secret")})
