@@ -28,6 +28,8 @@ ModelPath = Literal["auto", "fast", "wide"]
 WORST_TOLERANCES = {torch.float32: 1e-2, torch.float16: 0.25, torch.bfloat16: 0.5}
 #: Steps of the check: tokens of each prompt. Chunks and decodes, across the ends of blocks.
 CHECKED_STEPS = ((19, 3, 1), (1, 14, 40), (1, 1, 7))
+#: Fused weights need room beside the model's own: the wide path has none to ask for.
+OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +63,7 @@ def choose_model(
     try:
         config = read_config(served)
         weights = read_weights(config, served.model.state_dict())
-    except NotCommon as reason:
+    except (NotCommon, *OUT_OF_MEMORY) as reason:
         if model_path == "fast":
             raise ModelRefused(f"the fast path cannot serve this model: {reason}") from reason
         logger.info("served by the wide path: %s", reason)
@@ -70,7 +72,7 @@ def choose_model(
         try:
             model = form(config, weights)
             check_against(served, model, block_size=block_size)
-        except (KernelsUnavailable, NotCommon, WrongLogits, MemoryError) as reason:
+        except (KernelsUnavailable, WrongLogits, NotCommon, *OUT_OF_MEMORY) as reason:
             logger.warning("one form of the fast path is left out: %s", reason)
         else:
             return model

@@ -107,6 +107,8 @@ def _place(model: PreTrainedModel, device: torch.device | str) -> None:
 def _folder(path: str | Path) -> Path:
     if Path(path).is_dir():
         return Path(path)
+    if isinstance(path, Path) or path.startswith(("/", ".")):
+        raise ModelRefused(f"there is no folder {path}")
     try:
         config_file = cached_file(str(path), "config.json")
     except OSError as error:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -160,6 +161,12 @@ def test_a_name_that_is_nowhere_is_refused(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ModelRefused, match="there is no model at nobody/nothing"):
         load_model("nobody/nothing")
+
+
+@pytest.mark.parametrize("path", ["/nope/model", "./nope", Path("nope")], ids=str)
+def test_a_folder_that_is_not_there_is_refused_as_a_folder(path):
+    with pytest.raises(ModelRefused, match=r"^there is no folder .*nope[^:]*$"):
+        load_model(path)
 
 
 def test_weights_with_a_hole_are_refused_instead_of_filled_with_noise(model_folder, tmp_path):
