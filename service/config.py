@@ -135,7 +135,7 @@ class Settings(ProcessSettings):
         "Largest part of the time spent on commits, so that they, Redis and the readers leave the "
         "cores to the device: after each commit the publisher rests in proportion, for 0.1 s at "
         "most. 1 commits as fast as Redis answers.",
-        default=0.03,
+        default=0.02,
         gt=0.0,
         le=1.0,
     )
