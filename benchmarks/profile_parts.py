@@ -6,8 +6,7 @@
 The parts are differences of whole steps taken in turns: a step whose rows are due no token lacks
 the head, the choice of tokens, and what comes after the last layer's keys and values; one at the
 shortest context lacks nearly all of attention. What is left are the products of the layers with
-norms, rotation and barriers. A shape is rows x tokens,
-as in `profile_step`.
+norms, rotation and barriers. A shape is rows x tokens, as in `profile_step`.
 """
 
 import argparse

@@ -235,7 +235,7 @@ def _keep_allowed(logits: torch.Tensor, rows: Sequence[Drawn]) -> None:
         return
     where, token_ids = _index(allowed, logits.device).unbind(1)
     kept = logits[where, token_ids]
-    logits[where] = -math.inf
+    logits[_index(sorted({index for index, _ in allowed}), logits.device)] = -math.inf
     logits[where, token_ids] = kept
 
 

@@ -33,7 +33,7 @@ LONG_MISTRAL = transformers.MistralConfig(
 )
 
 
-@pytest.fixture(params=[1, 2])
+@pytest.fixture(params=[1, 2, 3])
 def threads(request):
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
