@@ -11,6 +11,9 @@ share of the bandwidth is those bytes over the time of the step, against a copy 
 reads and writes counted. The share of the arithmetic is two operations per weight and row, and four
 per key and channel of a query, against a large product in the same run. A step's time is that of
 the whole step by the wall, tokens on the host included; beside it stands the device's own part.
+
+Last comes a whole engine over the same requests, by turns waiting for the tokens of each step and
+with the next one launched while one is in flight.
 """
 
 import argparse
@@ -28,11 +31,15 @@ from typing import Any
 import torch
 
 from engine.batch import Batch, BatchRow
+from engine.config import EngineConfig
+from engine.engine import Engine
 from engine.model.attention.reference import ReferenceAttention
 from engine.model.fast_path import WORST_TOLERANCES
+from engine.model.model_runner import ModelRunner
 from engine.model.probe import TOLERANCES
-from engine.model.runner import ModelRunner, load_runner
+from engine.model.runner import load_runner
 from engine.model.step import HostStep, compute_logits, lay_out
+from engine.request import Request
 from engine.sampling_params import SamplingParams
 
 #: The shapes of Qwen3-0.6B and Qwen3-8B.
@@ -60,6 +67,8 @@ DEVICE = torch.device("cuda")
 CONTEXT, PROMPT = 512, 2048
 WARM_UP_STEPS, STEPS = 5, 30
 MEASUREMENTS = 10
+#: What the requests of a whole engine take and give, and how often each way has its turn.
+ENGINE_PROMPT, ENGINE_TOKENS, ENGINE_TURNS = 16, 256, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +172,15 @@ def lines_of(shape: str, counts: list[int], limits: Limits) -> Iterator[dict[str
             yield record | {"error": repr(error)}
         else:
             yield record
+    for count in counts:
+        record = {"shape": shape, "cell": f"engine, {count} requests"}
+        try:
+            record |= engine_figures(loaded.runner, count)
+        except Exception as error:  # noqa: BLE001 - as above.
+            print(f"engine of {count}: {error!r}", flush=True)
+            yield record | {"error": repr(error)}
+        else:
+            yield record
     del loaded
     gc.collect()
     torch.cuda.empty_cache()
@@ -257,6 +275,56 @@ def figures(loaded: Loaded, cell: Cell, limits: Limits) -> dict[str, float]:
         flush=True,
     )
     return found
+
+
+def engine_figures(runner: ModelRunner, count: int) -> dict[str, float]:
+    """Milliseconds of a step of a whole engine, waiting and ahead, printed as well.
+
+    Raises:
+        ArithmeticError: a request has not the tokens it asked for.
+    """
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(ENGINE_TURNS):
+        for ahead, taken in seconds.items():
+            runner._runs_ahead = ahead
+            taken.append(engine_seconds(runner, count))
+    waiting, ahead = (statistics.median(seconds[way]) for way in (False, True))
+    print(
+        f"{count:>4} requests, whole engine: {1e3 * waiting:.2f} ms a step waiting,"
+        f" {1e3 * ahead:.2f} ahead: {waiting / ahead:.2f} times as fast",
+        flush=True,
+    )
+    return {"milliseconds_waiting": 1e3 * waiting, "milliseconds_ahead": 1e3 * ahead}
+
+
+def engine_seconds(runner: ModelRunner, count: int) -> float:
+    """Seconds per step over the steps in which all requests decode."""
+    facts = runner.config_facts
+    engine = Engine(
+        EngineConfig(
+            num_blocks=facts.num_blocks,
+            block_size=facts.block_size,
+            max_model_len=facts.max_model_len,
+            vocab_size=facts.vocab_size,
+            max_num_seqs=count,
+            max_num_batched_tokens=PROMPT,
+            enable_prefix_caching=False,
+        ),
+        runner,
+    )
+    for index in range(count):
+        prompt = [(7 + 7919 * place + index) % VOCAB_SIZE for place in range(ENGINE_PROMPT)]
+        sampling = SamplingParams(max_tokens=ENGINE_TOKENS, temperature=0.0, ignore_eos=True)
+        engine.add_request(Request(str(index), prompt, sampling, arrival_time=0.0))
+    times, num_tokens = [], 0
+    while engine.has_work():
+        outputs = engine.step(time.perf_counter)
+        num_tokens += sum(len(output.token_ids) for output in outputs)
+        if len(outputs) == count:
+            times.append(time.perf_counter())
+    if num_tokens != count * ENGINE_TOKENS:
+        raise ArithmeticError(f"{num_tokens} tokens instead of {count} times {ENGINE_TOKENS}")
+    return (times[-1] - times[0]) / (len(times) - 1)
 
 
 @torch.inference_mode()

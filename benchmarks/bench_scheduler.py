@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.figures import machine, percentile
-from engine.batch import Batch
+from engine.batch import Batch, ComputedStep, LaunchedStep, StepResult
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.request import Request
@@ -51,8 +51,8 @@ class Row:
 class ConstantRunner:
     """Answers every row with the same token and computes nothing."""
 
-    def run(self, batch: Batch) -> dict[str, int]:
-        return {one.request_id: TOKEN for one in batch.due}
+    def launch(self, batch: Batch, *, after: LaunchedStep | None = None) -> ComputedStep:  # noqa: ARG002
+        return ComputedStep(StepResult({one.request_id: TOKEN for one in batch.due}))
 
 
 def full_engine(num_running: int, num_waiting: int) -> Engine:
@@ -93,7 +93,7 @@ def measure(num_running: int, num_waiting: int) -> Row:
         started = clock()
         batch = scheduler.schedule(now=0.0)
         planning.append(clock() - started)
-        token_ids = runner.run(batch)
+        token_ids = runner.launch(batch).outcome.token_ids
         started = clock()
         progress = scheduler.apply(batch, token_ids, now=0.0)
         applying.append(clock() - started)

@@ -5,8 +5,8 @@ one and a prefill chunk a longer one: nothing else tells them apart. Those that 
 as columns, because there may be a thousand of them in every step; the few others as records.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -16,6 +16,9 @@ from engine.request import Request
 from engine.sampling_params import SamplingParams
 
 IntArray = NDArray[np.int64]
+
+#: In place of a token that the step before this one is still to bring.
+UNKNOWN_TOKEN = -1
 
 
 class BlockCopy(NamedTuple):
@@ -36,8 +39,11 @@ class BatchRow(NamedTuple):
     for this step alone: copying a long table or history per step would cost more than the step's
     planning.
 
-    `samples` says that the row's last token is the request's last known one, so its logits yield
-    output number `len(output_token_ids)`; otherwise the row only fills the cache.
+    `samples` says that the row's last token is the request's last one, so its logits yield output
+    number `output_index`; otherwise the row only fills the cache.
+
+    `expects_token` says that the last token is `UNKNOWN_TOKEN`: the one that the step launched
+    before this one yields for the same request.
     """
 
     request_id: str
@@ -48,6 +54,12 @@ class BatchRow(NamedTuple):
     sampling: SamplingParams
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]
+    expects_token: bool = False
+
+    @property
+    def output_index(self) -> int:
+        """Number of the output token that the row would yield."""
+        return len(self.output_token_ids) + self.expects_token
 
     @property
     def end(self) -> int:
@@ -61,10 +73,11 @@ class DecodeRows:
 
     Args:
         requests: the live records, to be read and never to be changed.
-        token_ids: [rows], the last known token of each.
+        token_ids: [rows], the last token of each, `UNKNOWN_TOKEN` where it is expected.
         starts: [rows], its position.
         block_tables: [rows, most blocks of any row]; of each row the blocks of positions
             `0 .. start`, what lies behind them may be anything.
+        seats, watched_from: [rows], what the scheduler has to remember; nothing to a runner.
         block_size: slots per block.
     """
 
@@ -72,10 +85,28 @@ class DecodeRows:
     token_ids: IntArray
     starts: IntArray
     block_tables: IntArray
+    seats: IntArray
+    watched_from: IntArray
     block_size: int
 
     def __len__(self) -> int:
         return len(self.requests)
+
+    def without_finished(self) -> "DecodeRows":
+        """The rows of requests that have not ended since they were planned."""
+        reasons = [request.finish_reason for request in self.requests]
+        if reasons.count(None) == len(self):
+            return self
+        kept = [row for row, reason in enumerate(reasons) if reason is None]
+        return DecodeRows(
+            requests=tuple(self.requests[row] for row in kept),
+            token_ids=self.token_ids[kept],
+            starts=self.starts[kept],
+            block_tables=self.block_tables[kept],
+            seats=self.seats[kept],
+            watched_from=self.watched_from[kept],
+            block_size=self.block_size,
+        )
 
     def as_rows(self) -> list[BatchRow]:
         """The same as records."""
@@ -89,6 +120,7 @@ class DecodeRows:
                 sampling=request.sampling,
                 prompt_token_ids=request.prompt_token_ids,
                 output_token_ids=request.output_token_ids,
+                expects_token=token_id == UNKNOWN_TOKEN,
             )
             for request, token_id, start, table in zip(
                 self.requests,
@@ -101,7 +133,9 @@ class DecodeRows:
 
 
 _NOTHING = np.zeros(0, dtype=np.int64)
-NO_DECODES = DecodeRows((), _NOTHING, _NOTHING, np.zeros((0, 0), dtype=np.int64), block_size=1)
+NO_DECODES = DecodeRows(
+    (), _NOTHING, _NOTHING, np.zeros((0, 0), dtype=np.int64), _NOTHING, _NOTHING, block_size=1
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +146,14 @@ class Batch:
     swapped out and handed to another request within the same step.
 
     swap_out: device block -> host block; swap_in: host block -> device block. The rows are the
-    decodes and then the others, which may have one token as well.
+    decodes and then the others, which may have one token as well; `catch_up_requests` are the live
+    records behind the others, in their order, and nothing to a runner.
     """
 
     step: int
     decodes: DecodeRows = NO_DECODES
     catch_up_rows: tuple[BatchRow, ...] = ()
+    catch_up_requests: tuple[Request, ...] = ()
     swap_out: tuple[BlockCopy, ...] = ()
     swap_in: tuple[BlockCopy, ...] = ()
 
@@ -125,6 +161,11 @@ class Batch:
     def rows(self) -> tuple[BatchRow, ...]:
         """All rows as records, made anew with every look."""
         return (*self.decodes.as_rows(), *self.catch_up_rows)
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """Whose rows they are."""
+        return (*self.decodes.requests, *self.catch_up_requests)
 
     @property
     def due(self) -> list[Request | BatchRow]:
@@ -144,8 +185,48 @@ class Batch:
         return not (self.num_rows or self.swap_out or self.swap_in)
 
 
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step has computed.
+
+    Args:
+        token_ids: the next token of every row that samples, by request id.
+        failures: why others have none, by request id: the model's own, logits that are no numbers.
+    """
+
+    token_ids: Mapping[str, int]
+    failures: Mapping[str, str] = field(default_factory=dict)
+
+
+class LaunchedStep(Protocol):
+    """A step that a device has been told to compute."""
+
+    @property
+    def is_in_flight(self) -> bool:
+        """The device may still be at it, so it is worth while to launch the next step behind it."""
+        ...
+
+    def result(self) -> StepResult:
+        """Wait for the device; asked again, the same.
+
+        Raises:
+            DeviceFailed: as in `ModelRunner`.
+        """
+        ...
+
+
+class ComputedStep(NamedTuple):
+    """A step that was computed while it was launched."""
+
+    outcome: StepResult
+    is_in_flight: bool = False
+
+    def result(self) -> StepResult:
+        return self.outcome
+
+
 class ModelRunner(Protocol):
-    """Executes a Batch on a device.
+    """Executes Batches on a device, in the order in which they are launched.
 
     Stateless but for the KV pool: running the same rows twice gives the same tokens.
 
@@ -155,6 +236,10 @@ class ModelRunner(Protocol):
             running the rows one by one, without the swaps.
     """
 
-    def run(self, batch: Batch) -> dict[str, int]:
-        """Next token id of every row that samples, by request id."""
+    def launch(self, batch: Batch, *, after: LaunchedStep | None = None) -> LaunchedStep:
+        """Tell the device to compute a batch.
+
+        `after` is the step in flight that was launched before, and that brings the tokens of this
+        batch which are unknown.
+        """
         ...

@@ -1,9 +1,9 @@
 """The running requests that only decode, treated as one. Knows no pool, budget, policy or text.
 
-A request decodes while exactly one of its known tokens is not computed yet. A step computes that
-one and appends the next, so the request is afterwards what it was, one token longer. What a steady
-step does to a thousand such requests is therefore done to all of them at once; a closer look is
-kept for those to whom something happens: the step fills a block, or may end the generation.
+A request decodes while exactly one of its tokens is not computed yet. A step computes that one and
+brings the next, so the request is afterwards what it was, one token longer. What a steady step does
+to a thousand such requests is therefore done to all of them at once; a closer look is kept for
+those to whom something happens: the step fills a block, or may end the generation.
 """
 
 from collections import deque
@@ -13,13 +13,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.batch import NO_DECODES, DecodeRows, IntArray
+from engine.batch import NO_DECODES, UNKNOWN_TOKEN, DecodeRows, IntArray
 from engine.config import EngineConfig
 from engine.request import Progress, Request
 
-#: What is kept of each member: its length, how much of that is prompt, the length from which on its
-#: tokens are looked at, its pending token, and which of the block tables is its own.
-_NUM_TOKENS, _NUM_PROMPT_TOKENS, _WATCHED_FROM, _PENDING_TOKEN, _SEAT = COLUMNS = range(5)
+#: What is kept of each member: its length, the length from which on its tokens are looked at, the
+#: one at which it ends for certain, and which of the block tables is its own.
+_NUM_TOKENS, _WATCHED_FROM, _LIMIT, _SEAT = COLUMNS = range(4)
 
 
 class Member(NamedTuple):
@@ -46,6 +46,7 @@ class DecodeSet:
         # where they are, each in a seat of its own.
         self._table = np.zeros((len(COLUMNS), max_requests), dtype=np.int64)
         self._block_tables = np.zeros((max_requests, 1), dtype=np.int64)
+        self._pending_tokens = np.zeros(max_requests, dtype=np.int64)
         self._free_seats = list(range(max_requests))
         # All grow by a token per step, so those that reach the end of a block together always will.
         self._parties: list[dict[Request, Member]] = [{} for _ in range(config.block_size)]
@@ -58,12 +59,11 @@ class DecodeSet:
         """Take in a running request that has caught up; `block_ids` is its live block table."""
         assert request.num_pending_tokens == 1
         seat = self._free_seats.pop()
-        self._table[:, len(self)] = (
-            request.num_tokens,
-            request.num_prompt_tokens,
-            watched_from(request, self._config),
-            request.all_token_ids[-1],
-            seat,
+        limit = limit_of(request, self._config)
+        watched_from = 0 if needs_watching(request) else limit
+        self._table[:, len(self)] = (request.num_tokens, watched_from, limit, seat)
+        self._pending_tokens[seat] = (
+            UNKNOWN_TOKEN if request.expects_token else request.all_token_ids[-1]
         )
         self._requests.append(request)
         self._party(request.num_tokens)[request] = Member(seat, block_ids)
@@ -82,45 +82,60 @@ class DecodeSet:
         if not self._requests:
             return NO_DECODES
         block_size = self._config.block_size
-        starts = self._column(_NUM_TOKENS) - 1
+        seats, starts = self._column(_SEAT).copy(), self._column(_NUM_TOKENS) - 1
         num_blocks = int(starts.max()) // block_size + 1
         self._make_wide(num_blocks)
         for seat, block_ids in self._party(1).values():
             self._block_tables[seat, len(block_ids) - 1] = block_ids[-1]
         return DecodeRows(
             requests=tuple(self._requests),
-            token_ids=self._column(_PENDING_TOKEN).copy(),
+            token_ids=self._pending_tokens[seats],
             starts=starts,
-            block_tables=self._block_tables[self._column(_SEAT), :num_blocks],
+            block_tables=self._block_tables[seats, :num_blocks],
+            seats=seats,
+            watched_from=self._column(_WATCHED_FROM).copy(),
             block_size=block_size,
         )
 
-    def advance(self, token_ids: Mapping[str, int]) -> Progress:
-        """Commit a computed step: the sampled token becomes the pending one, of every member."""
-        requests = list(self._requests)
-        new_token_ids = [token_ids[request.request_id] for request in requests]
-        for token_lists in (
-            [request.output_token_ids for request in requests],
-            [request.all_token_ids for request in requests],
-        ):
-            # A deque that keeps nothing only runs the appends, without a line of Python for each.
-            deque(map(list.append, token_lists, new_token_ids), maxlen=0)
+    def advance(self) -> list[Request]:
+        """Count a launched step: every member expects a token. Returns those it ends for certain.
+
+        They are members until they `leave`, which they have to before the next step.
+        """
+        for request in self._requests:
+            request.expects_token = True
+        self._pending_tokens[self._column(_SEAT)] = UNKNOWN_TOKEN
         num_tokens = self._column(_NUM_TOKENS)
-        starts = (num_tokens - self._column(_NUM_PROMPT_TOKENS)).tolist()
         num_tokens += 1
         self._num_advances += 1
-        self._column(_PENDING_TOKEN)[:] = new_token_ids
-        return Progress(requests, starts, new_token_ids)
+        return self._where(num_tokens >= self._column(_LIMIT))
+
+    def append_tokens(self, rows: DecodeRows, token_ids: Mapping[str, int]) -> Progress:
+        """Record what a step has brought to those that decoded in it; some have left since."""
+        new_token_ids = [token_ids[request.request_id] for request in rows.requests]
+        outputs = [request.output_token_ids for request in rows.requests]
+        starts = list(map(len, outputs))
+        for token_lists in (outputs, [request.all_token_ids for request in rows.requests]):
+            # A deque that keeps nothing only runs the appends, without a line of Python for each.
+            deque(map(list.append, token_lists, new_token_ids), maxlen=0)
+        for request in rows.requests:
+            request.expects_token = False
+        # A seat that has gone to another is written again by that one's own token, if it lacks it.
+        expected = self._pending_tokens[rows.seats] == UNKNOWN_TOKEN
+        self._pending_tokens[rows.seats[expected]] = np.array(new_token_ids, dtype=np.int64)[
+            expected
+        ]
+        return Progress(list(rows.requests), starts, new_token_ids)
+
+    def tell(self, request: Request) -> None:
+        """The token that a request expected when it joined is known, if it is still a member."""
+        seat = self._party(request.num_tokens).get(request, NOBODY).seat
+        if seat != NOBODY.seat:
+            self._pending_tokens[seat] = request.all_token_ids[-1]
 
     def at_block_boundary(self) -> list[Request]:
         """Members whose computed tokens fill their blocks, and whose pending one needs another."""
         return list(self._party(1))
-
-    def that_may_end(self, progress: Progress) -> list[Request]:
-        """Members whose last token, as `advance` reported it, has to be looked at by itself."""
-        is_eos = map(self._config.eos_token_ids.__contains__, progress.token_ids)
-        is_watched = self._column(_NUM_TOKENS) >= self._column(_WATCHED_FROM)
-        return self._where(is_watched | np.fromiter(is_eos, dtype=np.bool_, count=len(self)))
 
     def violations(self) -> list[str]:
         """What of the columns and tables no longer says what the requests say; empty if all do."""
@@ -132,8 +147,10 @@ class DecodeSet:
                     f"{request.request_id}: {request.num_pending_tokens} pending of"
                     f" {request.num_tokens} tokens, in a decode column of {row[_NUM_TOKENS]}"
                 )
-            elif request.all_token_ids[-1] != row[_PENDING_TOKEN]:
-                found.append(f"{request.request_id}: another token is pending in its decode column")
+            elif not request.expects_token and (
+                request.all_token_ids[-1] != self._pending_tokens[row[_SEAT]]
+            ):
+                found.append(f"{request.request_id}: another token is pending in its decode seat")
             seat, block_ids = self._party(row[_NUM_TOKENS]).get(request, NOBODY)
             table = self._block_tables[seat, : len(block_ids)]
             if seat != row[_SEAT] or table.tolist() != list(block_ids):
@@ -161,13 +178,36 @@ class DecodeSet:
         return [self._requests[row] for row in mask.nonzero()[0]]
 
 
-def watched_from(request: Request, config: EngineConfig) -> int:
-    """Length from which on every token of a request is looked at by itself.
+def that_filled_a_block(rows: DecodeRows) -> list[tuple[Request, int]]:
+    """The requests whose computed tokens, those of this step included, fill their blocks; how many.
 
-    For most that is the length at which one of the limits ends them. Text has to be fed, a stop
-    token compared and a first token stamped, whatever the length.
+    No two of a request's steps have the same answer, so each full block is seen once.
     """
-    sampling = request.sampling
-    if request.text is not None or sampling.stop_token_ids or request.times.first_token is None:
-        return 0
-    return min(request.num_prompt_tokens + sampling.max_tokens, config.max_request_tokens)
+    num_computed = rows.starts + 1
+    return [
+        (rows.requests[row], int(num_computed[row]))
+        for row in (num_computed % rows.block_size == 0).nonzero()[0].tolist()
+    ]
+
+
+def that_may_end(rows: DecodeRows, progress: Progress, config: EngineConfig) -> list[Request]:
+    """The requests whose new token has to be looked at by itself."""
+    is_eos = map(config.eos_token_ids.__contains__, progress.token_ids)
+    is_watched = rows.starts + 2 >= rows.watched_from
+    looked_at = is_watched | np.fromiter(is_eos, dtype=np.bool_, count=len(rows))
+    return [rows.requests[row] for row in looked_at.nonzero()[0].tolist()]
+
+
+def needs_watching(request: Request) -> bool:
+    """Whether every token of a request is looked at by itself, and not only an EOS and the last.
+
+    Text has to be fed, a stop token compared and a first token stamped.
+    """
+    has_first_token = request.times.first_token is not None or request.expects_token
+    return request.text is not None or bool(request.sampling.stop_token_ids) or not has_first_token
+
+
+def limit_of(request: Request, config: EngineConfig) -> int:
+    """The length at which a request ends, whatever its tokens are."""
+    longest = request.num_prompt_tokens + request.sampling.max_tokens
+    return min(longest, config.max_request_tokens)

@@ -3,7 +3,10 @@
 Knows no Redis, no threads but the one that calls it, no clock (readings are arguments) and no
 device: the ModelRunner is passed in. Everything but `abort` belongs to a single thread.
 
-    add_request ──▶ [ waiting ] ──schedule──▶ Batch ──run──▶ tokens ──apply──▶ RequestOutputs
+    add_request ──▶ [ waiting ] ──schedule──▶ Batch ──launch──▶ tokens ──apply──▶ RequestOutputs
+
+Where a device computes by itself, the next step is planned and launched while one is in flight, so
+that the device never waits for this thread.
 """
 
 import heapq
@@ -11,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from engine.batch import Batch, ModelRunner
+from engine.batch import Batch, ComputedStep, LaunchedStep, ModelRunner, StepResult
 from engine.config import EngineConfig
 from engine.errors import DeviceFailed, DuplicateRequest, RequestRejected
 from engine.invariants import violations
@@ -45,6 +48,14 @@ class RequestOutput(NamedTuple):
         return self.request.request_id
 
 
+class Launched(NamedTuple):
+    """A planned step that the device has been told of."""
+
+    batch: Batch
+    step: LaunchedStep
+    time: float
+
+
 class Engine:
     """Continuous batching over a paged KV cache: add requests, step, collect outputs."""
 
@@ -55,6 +66,8 @@ class Engine:
         self._aborts: deque[tuple[str, FinishReason, str | None]] = deque()
         self._deadlines: list[tuple[float, str]] = []
         self._outputs: list[RequestOutput] = []
+        self._next: Launched | None = None
+        self._last_result_time = 0.0
         self._generated_tokens = 0
         self._steps = 0
         self._failed_steps = 0
@@ -63,17 +76,18 @@ class Engine:
     def step(self, clock: Clock) -> list[RequestOutput]:
         """Compute one batch and return what it added, finished requests included.
 
-        Aborts take effect before the step is planned, and again between the forward pass and its
+        Aborts take effect before a step is planned, and again between the forward pass and its
         results, so that nothing is reported of a request after it was given up.
 
         Raises:
             DeviceFailed: the process must end; nothing of the failed step was reported.
         """
         self._apply_aborts(clock())
-        batch = self._scheduler.schedule(now=clock())
-        token_ids = self._run(batch, clock)
+        launched = self._next or self._launch(clock)
+        self._next = self._launch_behind(launched, clock)
+        token_ids = self._wait_for(launched, clock)
         self._apply_aborts(clock())
-        self._emit(self._scheduler.apply(batch, token_ids, now=clock()))
+        self._emit(self._scheduler.apply(launched.batch, token_ids, now=clock()))
         if self.config.check_invariants:
             assert not (broken := self.violations()), broken
         outputs, self._outputs = self._outputs, []
@@ -153,42 +167,74 @@ class Engine:
 
     # -- running a batch --------------------------------------------------------------------------
 
-    def _run(self, batch: Batch, clock: Clock) -> Mapping[str, int]:
-        """Tokens of the rows that sample; a batch that raises costs only its culprit."""
+    def _launch(self, clock: Clock) -> Launched:
+        """Plan a step when all tokens are known; a batch that raises costs only its culprit."""
+        batch = self._scheduler.schedule(now=clock())
+        time = clock()
         if batch.is_empty:
-            return {}
-        started = clock()
+            return Launched(batch, ComputedStep(StepResult({})), time)
         try:
-            token_ids: Mapping[str, int] = self._runner.run(batch)
+            step = self._runner.launch(batch)
         except DeviceFailed:
             raise
         except Exception:  # noqa: BLE001 - whatever a model raises must cost one request, not all.
             self._failed_steps += 1
-            token_ids = self._run_one_by_one(batch, clock)
-        self._steps += 1
-        kind = kind_of_step(batch)
-        self._last_step = StepStats(kind, batch.num_rows, batch.num_tokens, clock() - started)
-        return token_ids
+            step = ComputedStep(self._run_one_by_one(batch))
+        return Launched(batch, step, time)
 
-    def _run_one_by_one(self, batch: Batch, clock: Clock) -> Mapping[str, int]:
-        """Find the rows that fail alone and end them; the runner has already done the swaps."""
+    def _launch_behind(self, before: Launched, clock: Clock) -> Launched | None:
+        """Plan and launch the step after one in flight, which feeds it on the device.
+
+        Where that is not possible there is None, and the step will be planned when all is known.
+        """
+        if not before.step.is_in_flight or self._scheduler.needs_known_tokens:
+            return None
+        batch = self._scheduler.schedule(now=clock(), after=before.batch)
+        if batch.is_empty:
+            return None
+        time = clock()
+        try:
+            return Launched(batch, self._runner.launch(batch, after=before.step), time)
+        except DeviceFailed:
+            raise
+        except Exception:  # noqa: BLE001 - planned again, it fails again, and costs its culprit.
+            return None
+
+    def _wait_for(self, launched: Launched, clock: Clock) -> Mapping[str, int]:
+        """The tokens of a step; a row that has none because it failed ends its request."""
+        batch, result = launched.batch, launched.step.result()
+        if not batch.is_empty:
+            # A step that was launched behind another began when that one ended.
+            now, began = clock(), max(launched.time, self._last_result_time)
+            self._last_result_time = now
+            self._steps += 1
+            kind = kind_of_step(batch)
+            self._last_step = StepStats(kind, batch.num_rows, batch.num_tokens, now - began)
+        for request in batch.requests if result.failures else ():
+            error = result.failures.get(request.request_id)
+            if error is not None and not request.is_finished:
+                self._finish(request, FinishReason.ERROR, now=clock(), error=error)
+        return result.token_ids
+
+    def _run_one_by_one(self, batch: Batch) -> StepResult:
+        """Find the rows that fail alone; the runner has already done the swaps."""
         token_ids: dict[str, int] = {}
-        failures: dict[str, Exception] = {}
+        failures: dict[str, str] = {}
+        raised: dict[str, Exception] = {}
         for row in batch.rows:
             try:
-                token_ids |= self._runner.run(Batch(batch.step, catch_up_rows=(row,)))
+                result = self._runner.launch(Batch(batch.step, catch_up_rows=(row,))).result()
             except DeviceFailed:
                 raise
             except Exception as error:  # noqa: BLE001 - as above.
-                failures[row.request_id] = error
-        # Arithmetic belongs to a request: the runner names the row whose logits are no numbers.
-        others = [error for error in failures.values() if not isinstance(error, ArithmeticError)]
-        if others and len(failures) == batch.num_rows > 1:
-            raise DeviceFailed("every row of a step failed alone") from others[0]
-        for request_id, failure in failures.items():
-            request = self._scheduler.requests[request_id]
-            self._finish(request, FinishReason.ERROR, now=clock(), error=repr(failure))
-        return token_ids
+                raised[row.request_id] = error
+            else:
+                token_ids |= result.token_ids
+                failures |= result.failures
+        if raised and len(raised) + len(failures) == batch.num_rows > 1:
+            raise DeviceFailed("every row of a step failed alone") from next(iter(raised.values()))
+        failures |= {request_id: repr(error) for request_id, error in raised.items()}
+        return StepResult(token_ids, failures)
 
     # -- reporting --------------------------------------------------------------------------------
 

@@ -10,7 +10,14 @@ from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from engine.batch import Batch, BatchRow
+from engine.batch import (
+    UNKNOWN_TOKEN,
+    Batch,
+    BatchRow,
+    ComputedStep,
+    LaunchedStep,
+    StepResult,
+)
 
 #: Content of a slot nobody has written: (token id, position).
 EMPTY_SLOT = (-1, -1)
@@ -24,6 +31,7 @@ class FakeRunner:
         vocab_size: tokens are drawn from `0 .. vocab_size - 1` without the `never` ids.
         never: ids that are never produced, such as the end of sequence.
         before_run: called with each batch first; may raise, wait or record.
+        runs_ahead: steps are in flight until their results are asked for.
     """
 
     def __init__(
@@ -35,15 +43,17 @@ class FakeRunner:
         vocab_size: int = 1000,
         never: Collection[int] = (0,),
         before_run: Callable[[Batch], None] | None = None,
+        runs_ahead: bool = False,
     ) -> None:
         self._block_size = block_size
         self._vocabulary = [id_ for id_ in range(vocab_size) if id_ not in never]
         self._device = [[EMPTY_SLOT] * block_size for _ in range(num_blocks)]
         self._host = [[EMPTY_SLOT] * block_size for _ in range(num_host_blocks)]
         self._before_run = before_run
+        self._runs_ahead = runs_ahead
         self.script = Script()
 
-    def run(self, batch: Batch) -> dict[str, int]:
+    def launch(self, batch: Batch, *, after: LaunchedStep | None = None) -> LaunchedStep:
         """Swap, write the rows' tokens into their slots, and hash what can be read back."""
         if self._before_run is not None:
             self._before_run(batch)
@@ -51,11 +61,20 @@ class FakeRunner:
             self._host[destination] = list(self._device[source])
         for source, destination in batch.swap_in:
             self._device[destination] = list(self._host[source])
-        rows = batch.rows
+        rows = [with_known_token(row, after) for row in batch.rows]
         for row in rows:
             self._write(row)
         self.script.fail_if_told(batch)
-        return {row.request_id: self._sample(row) for row in rows if row.samples}
+        broken = self.script.broken_request_ids
+        outcome = StepResult(
+            token_ids={
+                row.request_id: self._sample(row)
+                for row in rows
+                if row.samples and row.request_id not in broken
+            },
+            failures={row.request_id: "no numbers" for row in rows if row.request_id in broken},
+        )
+        return ComputedStep(outcome, is_in_flight=self._runs_ahead)
 
     def _write(self, row: BatchRow) -> None:
         for position, token_id in enumerate(row.token_ids, start=row.start):
@@ -75,18 +94,28 @@ class FakeRunner:
 
 @dataclass(slots=True)
 class Script:
-    """What a test wants to happen: forced tokens by output index, and rows that raise."""
+    """What a test wants to happen: forced tokens by output index, rows that raise or fail."""
 
     tokens: dict[str, dict[int, int]] = field(default_factory=dict)
     failing_request_ids: set[str] = field(default_factory=set)
+    broken_request_ids: set[str] = field(default_factory=set)
 
     def forced_token(self, row: BatchRow) -> int | None:
-        return self.tokens.get(row.request_id, {}).get(len(row.output_token_ids))
+        return self.tokens.get(row.request_id, {}).get(row.output_index)
 
     def fail_if_told(self, batch: Batch) -> None:
         for row in batch.rows:
             if row.request_id in self.failing_request_ids:
                 raise ValueError(f"scripted failure of {row.request_id}")
+
+
+def with_known_token(row: BatchRow, before: LaunchedStep | None) -> BatchRow:
+    """The row as the device computes it: an unknown token is what the step before has yielded."""
+    if UNKNOWN_TOKEN not in row.token_ids:
+        return row
+    assert before is not None and list(row.token_ids) == [UNKNOWN_TOKEN]
+    token_id = before.result().token_ids.get(row.request_id, 0)
+    return row._replace(token_ids=(token_id,))
 
 
 def fake_next_token(token_ids: Sequence[int], seed: int, vocabulary: Sequence[int]) -> int:

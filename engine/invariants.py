@@ -15,6 +15,8 @@ def violations(scheduler: Scheduler) -> list[str]:
     """
     cache, config, alive = scheduler.kv_cache, scheduler.config, scheduler.requests
     found = cache.violations(set(alive))
+    if scheduler.ending:
+        found.append("tokens are expected between two steps")
     if len(scheduler.running) > config.max_num_seqs:
         found.append("more requests run than max_num_seqs")
     num_by_place = len(scheduler.running) + scheduler.num_waiting + scheduler.num_preempted
@@ -37,10 +39,16 @@ def progress_laws(request: Request, scheduler: Scheduler) -> list[str]:
     is_running = request.request_id in scheduler.running
     if (request.state is RequestState.RUNNING) != is_running:
         found.append(f"state {request.state} contradicts the running set")
-    if is_running and (request.num_pending_tokens > 1) != (request.request_id in scheduler.behind):
+    # A request that was admitted by a plan may be behind with a single token until that is applied.
+    is_behind = request.request_id in scheduler.behind and not (
+        scheduler.has_open_plan and request.num_pending_tokens == 1
+    )
+    if is_running and (request.num_pending_tokens > 1) != is_behind:
         found.append("its pending tokens contradict whether it is behind")
     if not 0 <= request.num_computed_tokens < request.num_tokens:
         found.append(f"computed {request.num_computed_tokens} of {request.num_tokens} tokens")
+    if request.expects_token:
+        found.append("a token is expected between two steps")
     if request.all_token_ids != request.prompt_token_ids + request.output_token_ids:
         found.append("the token lists have drifted apart")
     return found

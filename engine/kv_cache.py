@@ -128,12 +128,12 @@ class KVCache:
         table.device_block_ids.extend(self.pool.allocate(missing))
         return True
 
-    def remember(self, request: Request) -> None:
+    def remember(self, request: Request, *, num_computed: int) -> None:
         """Tell the pool which full blocks are computed; called only after the step succeeded."""
         if not self.enable_prefix_caching:
             return
         table = self._tables[request.request_id]
-        num_full = request.num_computed_tokens // self.block_size
+        num_full = num_computed // self.block_size
         if num_full > table.num_remembered:
             chain = self._hash_chain(request, num_full)
             for index in range(table.num_remembered, num_full):

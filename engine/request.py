@@ -112,8 +112,10 @@ class Request:
     state: RequestState = RequestState.WAITING
     finish_reason: FinishReason | None = None
     error: str | None = None
-    #: Known tokens whose KV is not computed: 1 in decode, more in any kind of catch-up.
+    #: Tokens whose KV is not computed: 1 in decode, more in any kind of catch-up.
     num_pending_tokens: int = field(init=False)
+    #: A launched step will bring another token, which counts although nobody knows it yet.
+    expects_token: bool = False
     #: Prompt tokens found in the prefix cache at first admission.
     num_cached_tokens: int = 0
     num_preemptions: int = 0
@@ -142,17 +144,22 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens known so far, prompt and output; the KV of the last one is never computed yet."""
-        return len(self.all_token_ids)
+        """Prompt and output, an expected token included; the KV of the last is not computed yet."""
+        return len(self.all_token_ids) + self.expects_token
+
+    @property
+    def output_index(self) -> int:
+        """Number of the output token that its next computed step yields."""
+        return len(self.output_token_ids) + self.expects_token
 
     @property
     def num_computed_tokens(self) -> int:
         """Tokens whose KV is in the cache; they chase `num_tokens`."""
-        return len(self.all_token_ids) - self.num_pending_tokens
+        return self.num_tokens - self.num_pending_tokens
 
     @num_computed_tokens.setter
     def num_computed_tokens(self, count: int) -> None:
-        self.num_pending_tokens = len(self.all_token_ids) - count
+        self.num_pending_tokens = self.num_tokens - count
 
     @property
     def is_finished(self) -> bool:
@@ -162,11 +169,18 @@ class Request:
     def progressed_since_admission(self) -> bool:
         return self.num_tokens > self.num_tokens_at_admission
 
+    def expect_token(self) -> None:
+        """Count the token that a launched step will bring; its own KV is still to be computed."""
+        assert not self.expects_token
+        self.expects_token = True
+        self.num_pending_tokens += 1
+
     def append_token(self, token_id: int) -> None:
-        """Record one sampled token; its own KV is still to be computed."""
+        """Record the expected token."""
+        assert self.expects_token
+        self.expects_token = False
         self.output_token_ids.append(token_id)
         self.all_token_ids.append(token_id)
-        self.num_pending_tokens += 1
 
     def transition(self, state: RequestState) -> None:
         """Move to `state`; an illegal move is our bug."""

@@ -6,7 +6,8 @@ There are no phases. A new prompt, a chunk of a long one, a preempted request, o
 prefix and one taken over from a dead worker are the same thing: known tokens whose KV is not
 computed yet. `schedule()` plans and allocates, `apply()` commits what the device really did;
 nothing about a request's progress changes in between, so a step that failed can simply be planned
-again.
+again. Once a step is launched, the one after it can be planned: lengths are known, and tokens that
+are not stand as `UNKNOWN_TOKEN`.
 
 Nor are decodes a phase: they are requests one token behind. Because nothing but their length ever
 changes, they are planned and applied together, and a step costs what happens in it.
@@ -17,9 +18,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from engine.batch import Batch, BatchRow, BlockCopy
+from engine.batch import Batch, BatchRow, BlockCopy, DecodeRows
 from engine.config import EngineConfig
-from engine.decode_set import DecodeSet
+from engine.decode_set import (
+    DecodeSet,
+    limit_of,
+    that_filled_a_block,
+    that_may_end,
+)
 from engine.kv_cache import KVCache
 from engine.policy import POLICIES
 from engine.request import FinishReason, Progress, Request, RequestState
@@ -34,14 +40,15 @@ class Plan:
 
     budget: int
     now: float
-    rows: dict[str, BatchRow] = field(default_factory=dict)
+    rows: dict[str, tuple[BatchRow, Request]] = field(default_factory=dict)
+    preempted_ids: set[str] = field(default_factory=set)
     swap_out: list[BlockCopy] = field(default_factory=list)
     swap_in: list[BlockCopy] = field(default_factory=list)
 
     def drop(self, request_id: str) -> None:
         """Take a preempted request's row back, and its tokens with it."""
-        row = self.rows.pop(request_id, None)
-        if row is not None:
+        if request_id in self.rows:
+            row, _ = self.rows.pop(request_id)
             self.budget += len(row.token_ids)
 
 
@@ -61,17 +68,20 @@ class Scheduler:
         #: Each of them is either behind, with several tokens to compute, or among the decodes.
         self.running: dict[str, Request] = {}
         self.behind: dict[str, Request] = {}
+        #: Running no more, but for the last token that a launched step will bring.
+        self.ending: dict[str, Request] = {}
         self._waiting = WaitingQueue()
         self._preempted_ids: set[str] = set()
         self._policy = POLICIES[config.policy]
         self._sequence = count()
-        self._steps = count(1)
+        self._last_step = self._last_advance = 0
         self._watermark_blocks = int(config.watermark * config.num_blocks)
         # Never more requests than tokens per step: each that runs gets on in every step, so no
         # decode waits for a turn and no prompt starves behind decodes.
         self._max_running = min(config.max_num_seqs, config.max_num_batched_tokens)
         self.decodes = DecodeSet(config, max_requests=self._max_running)
         self._num_running_of: Counter[int] = Counter()
+        self._num_penalized = 0
 
     @property
     def num_preempted(self) -> int:
@@ -83,6 +93,16 @@ class Scheduler:
         """Requests that never had the device."""
         return len(self._waiting) - len(self._preempted_ids)
 
+    @property
+    def has_open_plan(self) -> bool:
+        """The last plan has not been applied."""
+        return self._last_advance < self._last_step
+
+    @property
+    def needs_known_tokens(self) -> bool:
+        """The choice of somebody's next token depends on the one before; see `schedule(after=)`."""
+        return self._num_penalized > 0
+
     def add(self, request: Request) -> None:
         """Queue a request under the rank its policy gives it now and for ever."""
         assert request.request_id not in self.requests
@@ -90,16 +110,23 @@ class Scheduler:
         self.requests[request.request_id] = request
         self._waiting.push(request)
 
-    def schedule(self, *, now: float) -> Batch:
-        """Plan one step: decodes first, then whoever has catching up to do, best rank first."""
+    def schedule(self, *, now: float, after: Batch | None = None) -> Batch:
+        """Plan one step: decodes first, then whoever has catching up to do, best rank first.
+
+        `after` is a step that was launched and whose tokens have not been applied.
+        """
+        if after is not None:
+            self._advance(after)
+        self._last_step += 1
         self.kv_cache.end_of_step()
         plan = Plan(budget=self.config.max_num_batched_tokens, now=now)
         self._plan_decodes(plan)
         self._plan_catch_up(plan)
         return Batch(
-            step=next(self._steps),
+            step=self._last_step,
             decodes=self.decodes.rows(),
-            catch_up_rows=tuple(plan.rows.values()),
+            catch_up_rows=tuple(row for row, _ in plan.rows.values()),
+            catch_up_requests=tuple(request for _, request in plan.rows.values()),
             swap_out=tuple(plan.swap_out),
             swap_in=tuple(plan.swap_in),
         )
@@ -107,22 +134,20 @@ class Scheduler:
     def apply(self, batch: Batch, token_ids: Mapping[str, int], *, now: float) -> Progress:
         """Commit what the device computed of the last plan; returns the tokens it brought.
 
-        A row whose request was aborted while the device computed is ignored.
+        A row whose request has ended since it was planned is ignored.
         """
-        progress = self._apply_decodes(token_ids, now)
-        for row in batch.catch_up_rows:
-            request = self.running.get(row.request_id)
-            if request is None:
+        if batch.step > self._last_advance:
+            self._advance(batch)
+        progress = self._apply_decodes(batch.decodes, token_ids, now)
+        for row, request in zip(batch.catch_up_rows, batch.catch_up_requests, strict=True):
+            if request.is_finished:
                 continue
-            request.num_computed_tokens = row.end
-            self.kv_cache.remember(request)
+            self._remember(request, row.end)
             if row.samples:
                 request.append_token(token_ids[row.request_id])
                 progress.add(request)
+                self.decodes.tell(request)
                 self._take_token(request, now)
-            if request.num_pending_tokens == 1 and not request.is_finished:
-                del self.behind[request.request_id]
-                self.decodes.join(request, self.kv_cache.block_ids(request.request_id))
         return progress
 
     def finish(self, request: Request, reason: FinishReason, *, now: float) -> None:
@@ -174,7 +199,7 @@ class Scheduler:
         grown = self.kv_cache.grow(request.request_id, end)
         assert grown, "admission promised these blocks"
         plan.budget -= length
-        plan.rows[request.request_id] = BatchRow(
+        row = BatchRow(
             request_id=request.request_id,
             token_ids=request.all_token_ids[start:end],
             start=start,
@@ -184,11 +209,17 @@ class Scheduler:
             prompt_token_ids=request.prompt_token_ids,
             output_token_ids=request.output_token_ids,
         )
+        plan.rows[request.request_id] = row, request
 
     # -- admission --------------------------------------------------------------------------------
 
     def _admit(self, request: Request, plan: Plan) -> bool:
-        """Move the head of the queue into RUNNING, preempting for it if its class allows."""
+        """Move the head of the queue into RUNNING, preempting for it if its class allows.
+
+        What a request had on the device may still be in the making in the step that preempts it.
+        """
+        if request.request_id in plan.preempted_ids:
+            return False
         if not (self._has_room(request) or self._preempt_for(request, plan)):
             return False
         self._waiting.pop()
@@ -200,6 +231,7 @@ class Scheduler:
         request.transition(RequestState.RUNNING)
         self.running[request.request_id] = self.behind[request.request_id] = request
         self._num_running_of[request.priority] += 1
+        self._num_penalized += request.sampling.has_penalties
         request.num_tokens_at_admission = request.num_tokens
         if request.times.first_scheduled is None:
             request.times.first_scheduled = plan.now
@@ -280,6 +312,7 @@ class Scheduler:
         victim.times.preempted_at = plan.now
         victim.transition(RequestState.PREEMPTED)
         self._preempted_ids.add(victim.request_id)
+        plan.preempted_ids.add(victim.request_id)
         self._waiting.push(victim)
 
     def _should_swap(self, victim: Request) -> bool:
@@ -297,24 +330,57 @@ class Scheduler:
 
     def _stop_running(self, request: Request) -> None:
         """Take a request out of the running ones; what it holds is the caller's to free."""
+        if self.ending.pop(request.request_id, None) is not None:
+            return
         del self.running[request.request_id]
         self._num_running_of[request.priority] -= 1
+        self._num_penalized -= request.sampling.has_penalties
         if self.behind.pop(request.request_id, None) is None:
             self.decodes.leave(request)
 
     # -- progress ---------------------------------------------------------------------------------
 
-    def _apply_decodes(self, token_ids: Mapping[str, int], now: float) -> Progress:
-        """One token more for every decode; a second look at those that filled a block or may end.
+    def _advance(self, batch: Batch) -> None:
+        """Count what a launched step computes, and the tokens that it will bring.
 
-        All that decode were in the plan: requests join only here, after a step.
+        All that decode are in the plan: requests join only here, and afterwards the next is made.
         """
-        progress = self.decodes.advance(token_ids)
-        for request in self.decodes.at_block_boundary():
-            self.kv_cache.remember(request)
-        for request in self.decodes.that_may_end(progress):
+        self._last_advance = batch.step
+        for request in self.decodes.advance():
+            self._expect_end(request)
+        for row, request in zip(batch.catch_up_rows, batch.catch_up_requests, strict=True):
+            if request.is_finished:
+                continue
+            request.num_computed_tokens = row.end
+            if row.samples:
+                request.expect_token()
+            if request.num_tokens >= limit_of(request, self.config):
+                self._expect_end(request)
+            elif request.num_pending_tokens == 1:
+                del self.behind[request.request_id]
+                self.decodes.join(request, self.kv_cache.block_ids(request.request_id))
+
+    def _expect_end(self, request: Request) -> None:
+        """Give a request's place to others; its blocks are its own until its last token is here."""
+        self._stop_running(request)
+        self.ending[request.request_id] = request
+
+    def _apply_decodes(
+        self, rows: DecodeRows, token_ids: Mapping[str, int], now: float
+    ) -> Progress:
+        """The new token of every decode; a second look at those that filled a block or may end."""
+        rows = rows.without_finished()
+        progress = self.decodes.append_tokens(rows, token_ids)
+        for request, num_computed in that_filled_a_block(rows):
+            self._remember(request, num_computed)
+        for request in that_may_end(rows, progress, self.config):
             self._take_token(request, now)
         return progress
+
+    def _remember(self, request: Request, num_computed: int) -> None:
+        """Let others find what a step has computed, unless it was preempted in the meantime."""
+        if request.state is RequestState.RUNNING:
+            self.kv_cache.remember(request, num_computed=num_computed)
 
     def _take_token(self, request: Request, now: float) -> None:
         """Look at the token just appended: stamp the first, feed the text, end what it ends."""

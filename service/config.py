@@ -173,6 +173,12 @@ class Settings(ProcessSettings):
         "start with the model's own shapes; a model that cannot keep it is refused.",
         default=False,
     )
+    async_scheduling: bool = setting(
+        "Model",
+        "On CUDA the next step is planned and launched while one is in flight, so that the device "
+        "does not wait for the host. Off, each step waits for the tokens of the one before.",
+        default=True,
+    )
     max_model_len: int | None = setting(
         "Model", "Longest prompt plus output in tokens; unset: the model's.", default=None, ge=1
     )

@@ -62,6 +62,7 @@ def load_model(settings: Settings) -> ServedModel:
         attention_backend=settings.attention_backend,
         model_path=settings.model_path,
         deterministic=settings.deterministic,
+        async_scheduling=settings.async_scheduling,
         now=time.monotonic,
     )
     facts = runner.config_facts

@@ -73,12 +73,12 @@ class DecodeGraphs:
         self._decode = decode
         self._max_context = max_model_len
         width = _TABLE + -(-max_model_len // kv_pool.block_size)
-        self._host = torch.zeros(max_num_seqs, width, dtype=torch.int64)
+        self._hosts = [torch.zeros(max_num_seqs, width, dtype=torch.int64) for _ in range(2)]
         if device.type == "cuda":
-            self._host = self._host.pin_memory()
-        self._rows = self._host.numpy()
-        self._rows[:] = self._padding_row(width)
-        self._device_rows = self._host.to(device)
+            self._hosts = [host.pin_memory() for host in self._hosts]
+        for host in self._hosts:
+            host.numpy()[:] = self._padding_row(width)
+        self._device_rows = self._hosts[0].to(device)
         # One for all sizes, in the sampler's precision: a result of its own for each would take
         # more than a gigabyte where there are many sizes and a large vocabulary.
         self._logits = torch.zeros(
@@ -106,11 +106,12 @@ class DecodeGraphs:
     def _fill(self, step: HostStep, size: int) -> None:
         """Write the step and its padding to the buffers.
 
-        The copy runs behind this thread; the next step may overwrite its source, because a step
-        ends with its tokens on the host, and so with everything before them done.
+        The copy runs behind this thread. Two steps may be in flight, so two buffers take turns:
+        when one is filled again, the tokens of its last step are on the host.
         """
         count, tables = step.num_tokens, step.metadata.block_tables
-        rows = self._rows[:size]
+        self._hosts.reverse()
+        rows = self._hosts[0].numpy()[:size]
         rows[:count, _TOKEN] = step.token_ids
         rows[:count, _POSITION] = step.positions
         rows[:count, _BLOCK] = step.blocks
@@ -119,7 +120,10 @@ class DecodeGraphs:
         # What is left behind a shorter table are blocks that exist, and nobody looks there.
         rows[:count, _TABLE : _TABLE + tables.shape[1]] = tables
         rows[count:, : _TABLE + 1] = self._padding_row(_TABLE + 1)
-        self._device_rows[:size].copy_(self._host[:size], non_blocking=True)
+        self._device_rows[:size].copy_(self._hosts[0][:size], non_blocking=True)
+        if step.fed is not None:
+            token_ids = self._device_rows[:count, _TOKEN]
+            token_ids.copy_(step.fed.put_into(token_ids))
 
     def _padding_row(self, width: int) -> np.ndarray:
         """A token at position 0 of the spare block, whose context is itself."""

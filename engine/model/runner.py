@@ -1,162 +1,30 @@
-"""Executes a Batch: block copies, tensors, forward pass, sampler. Knows no request beyond its row.
-
-`load_runner` is the way from a model folder to a runner; `ModelRunner.run` is a step.
-"""
+"""From a model folder to a ModelRunner: what is checked, chosen and measured before it serves."""
 
 import logging
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from engine.batch import Batch
-from engine.errors import DeviceFailed, ModelRefused
+from engine.errors import ModelRefused
 from engine.model.attention import choose_backend, choose_decode
 from engine.model.attention.interface import AttentionBackend, AttentionNeeds
 from engine.model.attention.self_check import AttentionCheckFailed
 from engine.model.causal_model import CausalModel
 from engine.model.decoder import Decoder
 from engine.model.determinism import NotInvariant, invariant_multiple
-from engine.model.device_errors import is_device_failure
 from engine.model.fast_path import ModelPath, choose_model
 from engine.model.graphs import CudaCapturer, DecodeGraphs
 from engine.model.kv_pool import KVPool
 from engine.model.loader import LoadedModel, load_model
 from engine.model.memory import free_memory_bytes, memory_share, release_memory
+from engine.model.model_runner import ConfigFacts, Limits, ModelRunner
 from engine.model.pool_size import StepSize, blocks_in, memory_for_blocks, useful_blocks
 from engine.model.probe import probe
 from engine.model.rehearsal import Rehearsal
-from engine.model.sampler import Sampler
-from engine.model.step import compute_logits, lay_out
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigFacts:
-    """What the model and its device decide about an EngineConfig.
-
-    Args:
-        fingerprint: of weights, precision, libraries and code path; where it differs, a resumed
-            generation may leave the path it was on at a near-tie.
-        tokenizer_folder: where the tokenizer files are.
-        dtype, device: what "auto" has become.
-    """
-
-    vocab_size: int
-    max_model_len: int
-    eos_token_ids: frozenset[int]
-    num_blocks: int
-    num_host_blocks: int
-    block_size: int
-    fingerprint: str
-    tokenizer_folder: Path
-    dtype: str
-    device: str
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The largest step: as in the EngineConfig."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-
-
-class ModelRunner:
-    """One model, its KV pool, an attention backend and a sampler.
-
-    Runs on one thread at a time; several runners may live in one process.
-
-    Args:
-        limits: those of the EngineConfig beside it.
-        multiple: what the numbers of rows are filled up to, see `compute_logits`.
-        graphs: captured steps of this model over this pool.
-    """
-
-    def __init__(
-        self,
-        model: CausalModel,
-        kv_pool: KVPool,
-        *,
-        backend: AttentionBackend,
-        facts: ConfigFacts,
-        device: torch.device,
-        limits: Limits,
-        multiple: int = 1,
-        graphs: DecodeGraphs | None = None,
-    ) -> None:
-        self.config_facts = facts
-        self.kv_pool = kv_pool
-        self.model = model
-        self._backend = backend
-        self._device = device
-        self._sampler = Sampler(facts.eos_token_ids)
-        self._limits = limits
-        self._multiple = multiple
-        self._graphs = graphs
-
-    @torch.inference_mode()
-    def run(self, batch: Batch) -> dict[str, int]:
-        """Next token id of every row that samples, by request id.
-
-        Raises:
-            DeviceFailed: a sticky device error, or block copies that stopped half-way.
-            Exception: the rows failed; the copies are done and must not be repeated.
-        """
-        assert batch.num_rows <= self._limits.max_num_seqs
-        assert batch.num_tokens <= self._limits.max_num_batched_tokens
-        self._move_blocks(batch)
-        if not batch.num_rows:
-            return {}
-        try:
-            return self._compute(batch)
-        except Exception as error:
-            if is_device_failure(error):
-                raise DeviceFailed(f"the device failed in step {batch.step}: {error}") from error
-            # Its frames would hold the step's tensors for as long as somebody looks at the error,
-            # and whoever retries the rows, after memory ran out, needs that room.
-            traceback.clear_frames(error.__traceback__)
-            raise
-
-    def device_memory(self) -> dict[str, int]:
-        """Bytes of device memory by kind: allocated, reserved, total; empty on a CPU."""
-        if self._device.type != "cuda":
-            return {}
-        free, total = torch.cuda.mem_get_info(self._device)
-        allocated = torch.cuda.memory_allocated(self._device)
-        return {"allocated": allocated, "reserved": total - free, "total": total}
-
-    def _move_blocks(self, batch: Batch) -> None:
-        try:
-            self.kv_pool.swap_out(batch.swap_out)
-            self.kv_pool.swap_in(batch.swap_in)
-        except (RuntimeError, IndexError) as error:
-            raise DeviceFailed(f"block copies of step {batch.step} failed: {error}") from error
-
-    def _compute(self, batch: Batch) -> dict[str, int]:
-        step = lay_out(
-            batch.catch_up_rows,
-            decodes=batch.decodes,
-            block_size=self.kv_pool.block_size,
-            device=self._device,
-        )
-        logits = compute_logits(
-            step,
-            model=self.model,
-            kv_pool=self.kv_pool,
-            backend=self._backend,
-            multiple=self._multiple,
-            graphs=self._graphs,
-        )
-        due = batch.due
-        if not due:
-            return {}
-        # Logits may be wider than the vocabulary: padding that no token stands for is cut off.
-        tokens = self._sampler.sample(logits[:, : self.model.vocab_size], due)
-        return {one.request_id: token for one, token in zip(due, tokens, strict=True)}
 
 
 def load_runner(
@@ -173,6 +41,7 @@ def load_runner(
     attention_backend: str = "auto",
     model_path: ModelPath = "auto",
     deterministic: bool = False,
+    async_scheduling: bool = True,
     now: Callable[[], float] | None = None,
 ) -> ModelRunner:
     """Load a model, check it and the attention backend on this machine, and size its KV pool.
@@ -182,6 +51,8 @@ def load_runner(
     full length could use. A backend asked for by name is the one that attends: the compiled form,
     which has its own, is then left out. `deterministic` promises that a token's logits do not
     depend on what is computed beside it; by `now`, in seconds, the log says what that has cost.
+    With `async_scheduling` a CUDA device gets its next step while one is in flight; a CPU, which
+    also plans, has nothing to gain by it.
 
     Raises:
         ModelRefused: the model, the backend or the memory does not allow it.
@@ -198,7 +69,8 @@ def load_runner(
         now=now,
     )
     release_memory(place)
-    captures = place.type == "cuda" and not deterministic and isinstance(chosen.model, Decoder)
+    on_cuda = place.type == "cuda"
+    captures = on_cuda and not deterministic and isinstance(chosen.model, Decoder)
     kv_pool = KVPool(
         chosen.model.layer_shapes,
         num_blocks=num_blocks or _num_blocks(chosen, limits, memory_bytes=kv_cache_memory_bytes),
@@ -209,16 +81,7 @@ def load_runner(
         has_spare_block=captures or chosen.multiple > 1,
     )
     graphs = _graphs(chosen, kv_pool, limits) if captures else None
-    return ModelRunner(
-        chosen.model,
-        kv_pool,
-        backend=chosen.backend,
-        facts=_facts(chosen, kv_pool, graphs),
-        device=place,
-        limits=limits,
-        multiple=chosen.multiple,
-        graphs=graphs,
-    )
+    return _runner(chosen, kv_pool, graphs, limits, runs_ahead=async_scheduling and on_cuda)
 
 
 def _default_device() -> str:
@@ -368,6 +231,27 @@ def _graphs(chosen: _Chosen, kv_pool: KVPool, limits: Limits) -> DecodeGraphs | 
             max_num_seqs=limits.max_num_seqs,
             max_model_len=chosen.max_model_len,
         )
+
+
+def _runner(
+    chosen: _Chosen,
+    kv_pool: KVPool,
+    graphs: DecodeGraphs | None,
+    limits: Limits,
+    *,
+    runs_ahead: bool,
+) -> ModelRunner:
+    return ModelRunner(
+        chosen.model,
+        kv_pool,
+        backend=chosen.backend,
+        facts=_facts(chosen, kv_pool, graphs),
+        device=chosen.device,
+        limits=limits,
+        multiple=chosen.multiple,
+        graphs=graphs,
+        runs_ahead=runs_ahead,
+    )
 
 
 def _facts(chosen: _Chosen, kv_pool: KVPool, graphs: DecodeGraphs | None) -> ConfigFacts:

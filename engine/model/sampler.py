@@ -31,8 +31,10 @@ CPU_NOISE_BYTES, DEVICE_NOISE_BYTES = 1 << 18, 1 << 26
 #: before.
 MIN_TEMPERATURE = 1e-30
 
-#: In place of a token id: the candidates did not decide, or the logits are not numbers.
-_UNDECIDED, _NOT_FINITE = -1, -2
+#: In place of a token id: the candidates did not decide.
+_UNDECIDED = -1
+#: In place of a token id: there is no finite logit to choose from.
+BROKEN = -2
 
 
 class Drawn(Protocol):
@@ -50,6 +52,50 @@ class Drawn(Protocol):
     @property
     def output_token_ids(self) -> Sequence[int]: ...
 
+    @property
+    def output_index(self) -> int: ...
+
+
+class Draws:
+    """The tokens of some rows, chosen on the device.
+
+    Args:
+        tokens: [rows] ids; negative where there is none, or none yet.
+        drawn: indices of the rows that are drawn and not greedy.
+        scaled: [drawn, vocabulary], what they are drawn from; None where the candidates decide.
+        keys: [drawn, 2], of their noise: by the time it is settled, a row may be a token further.
+    """
+
+    def __init__(
+        self,
+        tokens: torch.Tensor,
+        rows: Sequence[Drawn],
+        *,
+        drawn: Sequence[int] = (),
+        scaled: torch.Tensor | None = None,
+        keys: torch.Tensor | None = None,
+    ) -> None:
+        self.tokens = tokens
+        self._rows = rows
+        self._drawn = drawn
+        self._scaled = scaled
+        self._keys = keys
+
+    def settle(self, chosen: list[int]) -> bool:
+        """Decide, in `chosen` and in `tokens`, what the candidates have not; whether any was left.
+
+        Args:
+            chosen: `tokens` on the host; `BROKEN` stays where it is.
+        """
+        undecided = [index for index, token in enumerate(chosen) if token == _UNDECIDED]
+        for index in undecided:
+            assert self._scaled is not None and self._keys is not None
+            one = slice(position := self._drawn.index(index), position + 1)
+            token = _draw_whole(self._scaled[one], [self._rows[index]], self._keys[one])
+            chosen[index] = int(token)
+            self.tokens[index] = chosen[index]
+        return bool(undecided)
+
 
 class Sampler:
     """Chooses tokens; has no state but its limits.
@@ -66,14 +112,8 @@ class Sampler:
         self._eos_token_ids = eos_token_ids
         self._max_candidates = max_candidates
 
-    def sample(self, logits: torch.Tensor, rows: Sequence[Drawn]) -> list[int]:
-        """One token id per row; overwrites `logits`, [rows, vocabulary].
-
-        Waits for the device once, for the ids; a second time only if candidates did not decide.
-
-        Raises:
-            ArithmeticError: a row has no finite best logit; names the requests.
-        """
+    def draw(self, logits: torch.Tensor, rows: Sequence[Drawn]) -> Draws:
+        """One token per row; overwrites `logits`, [rows, vocabulary], and waits for no device."""
         assert logits.shape[0] == len(rows)
         logits = logits.float()
         _keep_allowed(logits, rows)
@@ -83,20 +123,18 @@ class Sampler:
         tokens = _best(logits)
         best = logits.gather(1, tokens[:, None])
         drawn = [index for index, row in enumerate(rows) if not row.sampling.is_greedy]
-        scaled = None
+        scaled = keys = None
         if drawn:
-            scaled = _scale(logits, best, [rows[index].sampling for index in drawn], drawn)
-            tokens[_index(drawn, tokens.device)] = self._draw(
-                scaled, [rows[index] for index in drawn]
-            )
+            drawn_rows = [rows[index] for index in drawn]
+            scaled = _scale(logits, best, [row.sampling for row in drawn_rows], drawn)
+            keys = _keys(drawn_rows, tokens.device)
+            tokens[_index(drawn, tokens.device)] = self._draw(scaled, drawn_rows, keys)
         finite = best[:, 0].abs() < math.inf
-        chosen: list[int] = torch.where(finite, tokens, _NOT_FINITE).tolist()
-        self._refuse_broken(chosen, rows)
-        for position, index in enumerate(drawn):
-            if chosen[index] == _UNDECIDED:
-                assert scaled is not None
-                chosen[index] = int(_draw_whole(scaled[position : position + 1], [rows[index]]))
-        return chosen
+        tokens = torch.where(finite, tokens, BROKEN)
+        # What is never asked again would only hold memory until the tokens are on the host.
+        if not any(_truncates(rows[index].sampling) for index in drawn):
+            scaled = None
+        return Draws(tokens, rows, drawn=drawn, scaled=scaled, keys=keys)
 
     def _ban_early_stops(self, logits: torch.Tensor, rows: Sequence[Drawn]) -> None:
         """No EOS and no stop token before `min_tokens`."""
@@ -104,7 +142,7 @@ class Sampler:
         banned = [
             (index, token)
             for index, row in enumerate(rows)
-            if len(row.output_token_ids) < row.sampling.min_tokens
+            if row.output_index < row.sampling.min_tokens
             for token in self._eos_token_ids.union(row.sampling.stop_token_ids)
             if token < vocab_size
         ]
@@ -112,7 +150,9 @@ class Sampler:
             where = _index(banned, logits.device)
             logits[where[:, 0], where[:, 1]] = -math.inf
 
-    def _draw(self, scaled: torch.Tensor, rows: Sequence[Drawn]) -> torch.Tensor:
+    def _draw(
+        self, scaled: torch.Tensor, rows: Sequence[Drawn], keys: torch.Tensor
+    ) -> torch.Tensor:
         """[rows] tokens, `_UNDECIDED` where the candidates were too few."""
         vocab_size, device = scaled.shape[1], scaled.device
         truncated = [index for index, row in enumerate(rows) if _truncates(row.sampling)]
@@ -123,22 +163,15 @@ class Sampler:
             tokens[where] = _draw_candidates(
                 scaled[where],
                 [rows[index] for index in truncated],
+                keys[where],
                 min(self._max_candidates, vocab_size),
             )
         noise_bytes = CPU_NOISE_BYTES if device.type == "cpu" else DEVICE_NOISE_BYTES
         size = max(1, noise_bytes // (vocab_size * torch.float64.itemsize))
         for some in (whole[first : first + size] for first in range(0, len(whole), size)):
             where = _index(some, device)
-            tokens[where] = _draw_whole(scaled[where], [rows[index] for index in some])
+            tokens[where] = _draw_whole(scaled[where], [rows[index] for index in some], keys[where])
         return tokens
-
-    @staticmethod
-    def _refuse_broken(chosen: Sequence[int], rows: Sequence[Drawn]) -> None:
-        broken = [
-            row.request_id for row, token in zip(rows, chosen, strict=True) if token == _NOT_FINITE
-        ]
-        if broken:
-            raise ArithmeticError(f"no finite logit to choose from for {', '.join(broken)}")
 
 
 def _truncates(sampling: SamplingParams) -> bool:
@@ -156,11 +189,13 @@ def _scale(
     return (logits[where] - best[where]).div_(temperatures)
 
 
-def _draw_candidates(scaled: torch.Tensor, rows: Sequence[Drawn], size: int) -> torch.Tensor:
+def _draw_candidates(
+    scaled: torch.Tensor, rows: Sequence[Drawn], keys: torch.Tensor, size: int
+) -> torch.Tensor:
     """[rows] tokens drawn from the `size` best of each; `_UNDECIDED` where they are too few."""
     values, token_ids = scaled.topk(size, dim=-1)
     threshold = _threshold(scaled, values, [row.sampling for row in rows])
-    scores = values.double() + gumbel(token_ids.int(), _keys(rows, scaled.device))
+    scores = values.double() + gumbel(token_ids.int(), keys)
     scores.masked_fill_(values < threshold, -math.inf)
     tokens = token_ids.gather(1, scores.argmax(dim=-1, keepdim=True))[:, 0]
     if size == scaled.shape[1]:
@@ -170,10 +205,10 @@ def _draw_candidates(scaled: torch.Tensor, rows: Sequence[Drawn], size: int) -> 
     return tokens.masked_fill_(~decided[:, 0], _UNDECIDED)
 
 
-def _draw_whole(scaled: torch.Tensor, rows: Sequence[Drawn]) -> torch.Tensor:
+def _draw_whole(scaled: torch.Tensor, rows: Sequence[Drawn], keys: torch.Tensor) -> torch.Tensor:
     """[rows] tokens drawn from all that survive of the whole vocabulary."""
     token_ids = torch.arange(scaled.shape[1], dtype=torch.int32, device=scaled.device)
-    scores = gumbel(token_ids, _keys(rows, scaled.device)).add_(scaled)
+    scores = gumbel(token_ids, keys).add_(scaled)
     sampling = [row.sampling for row in rows]
     if any(map(_truncates, sampling)):
         threshold = _threshold(scaled, _sorted_values(scaled), sampling)
@@ -289,7 +324,7 @@ def _penalize(logits: torch.Tensor, rows: Sequence[Drawn]) -> None:
 
 
 def _keys(rows: Sequence[Drawn], device: torch.device) -> torch.Tensor:
-    draws = [(row.sampling.seed, len(row.output_token_ids)) for row in rows]
+    draws = [(row.sampling.seed, row.output_index) for row in rows]
     return to_device(noise_keys(draws), device)
 
 

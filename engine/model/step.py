@@ -11,11 +11,33 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from engine.batch import NO_DECODES, BatchRow, DecodeRows
+from engine.batch import NO_DECODES, UNKNOWN_TOKEN, BatchRow, DecodeRows
 from engine.model.attention.interface import AttentionBackend, AttentionMetadata, IntArray
 from engine.model.causal_model import CausalModel, StepInputs
 from engine.model.kv_pool import KVPool, Slots
 from engine.model.transfer import to_device
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """Tokens that the step before has chosen and the host does not know.
+
+    Args:
+        tokens: on the device, those of the rows that were due one; negative where there is none.
+        sources: [decodes], which of them is the token of a decode; -1 where that is known.
+    """
+
+    tokens: torch.Tensor
+    sources: IntArray
+
+    def put_into(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """`token_ids` with those of the decodes, which come first, filled in."""
+        count = len(self.sources)
+        sources = to_device(self.sources, token_ids.device)
+        # What follows a row that has no token is nobody's, but has to be some token.
+        tokens = self.tokens[sources.clamp(min=0)].clamp_(min=0)
+        decodes = torch.where(sources >= 0, tokens, token_ids[:count])
+        return torch.cat((decodes, token_ids[count:]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +50,7 @@ class HostStep:
         blocks, offsets: the slot where its key and value go.
         logit_rows: [rows due a token], indices of the tokens whose logits are wanted.
         begun_blocks: blocks whose first slot this step writes, but not their last.
+        fed: what stands for the tokens that are not known; None if all are.
     """
 
     token_ids: IntArray
@@ -37,6 +60,7 @@ class HostStep:
     logit_rows: IntArray
     begun_blocks: IntArray
     metadata: AttentionMetadata
+    fed: Fed | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -56,7 +80,7 @@ class HostStep:
             )
         )
         return StepInputs(
-            token_ids=token_ids,
+            token_ids=token_ids if self.fed is None else self.fed.put_into(token_ids),
             positions=positions,
             slots=Slots(blocks, offsets),
             logit_rows=logit_rows,
@@ -83,6 +107,7 @@ def lay_out(
     block_size: int,
     device: torch.device,
     decodes: DecodeRows = NO_DECODES,
+    fed: Fed | None = None,
 ) -> HostStep:
     """The step over `decodes` and then `rows`; `device` is where the model and the cache are."""
     num_rows = len(decodes) + len(rows)
@@ -111,7 +136,18 @@ def lay_out(
         logit_rows=(metadata.offsets + query_lens - 1)[samples],
         begun_blocks=_begun_blocks(metadata),
         metadata=metadata,
+        fed=fed,
     )
+
+
+def feed_of(decodes: DecodeRows, due_ids: Sequence[str], tokens: torch.Tensor) -> Fed | None:
+    """What decodes get of the `tokens` that a step has for the requests `due_ids`."""
+    unknown = decodes.token_ids == UNKNOWN_TOKEN
+    if not unknown.any():
+        return None
+    place_of = {request_id: place for place, request_id in enumerate(due_ids)}
+    sources = [place_of.get(request.request_id, -1) for request in decodes.requests]
+    return Fed(tokens, np.where(unknown, sources, -1))
 
 
 def with_all_logits(step: HostStep) -> HostStep:
@@ -144,6 +180,7 @@ def pad(step: HostStep, *, multiple: int, spare_block: int) -> HostStep:
             context_lens=np.concatenate((metadata.context_lens, ones)),
             block_tables=np.concatenate((metadata.block_tables, tables)),
         ),
+        fed=step.fed,
     )
 
 

@@ -1,4 +1,4 @@
-"""Arrays of the host become tensors of a device, and nobody waits. Knows no step and no model."""
+"""Arrays between the host and a device, and nobody waits too early. Knows no step and no model."""
 
 from typing import Any
 
@@ -18,3 +18,23 @@ def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
         return tensor.to(device)
     # torch gives the pinned memory to nobody else before the device has read it.
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+class ToHost:
+    """Integers of a device on their way to the host."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._here = tensor
+        self._done: torch.cuda.Event | None = None
+        if tensor.device.type == "cuda":
+            self._here = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._here.copy_(tensor, non_blocking=True)
+            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._done.record()
+
+    def wait(self) -> list[int]:
+        """Wait until they are here, and for nothing that was asked of the device later."""
+        if self._done is not None:
+            self._done.synchronize()
+        numbers: list[int] = self._here.tolist()
+        return numbers

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 import urllib.request
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -207,9 +208,7 @@ def _run(argv: Sequence[str], step_seconds: float | None, doctored: Sequence[str
     for control in doctored:
         _doctor(control)
     if step_seconds is not None:
-        load = functools.partial(
-            fake_model.fake_model, before_run=lambda _: time.sleep(step_seconds)
-        )
+        load = functools.partial(_load_fake, step_seconds=step_seconds)
         service.worker.Worker = _with_model(load)  # type: ignore[assignment, misc]
     load_settings = service.config.load_settings
 
@@ -225,6 +224,15 @@ def _run(argv: Sequence[str], step_seconds: float | None, doctored: Sequence[str
     counts = counted(workers[0].metrics.registry.collect()) if workers else {}
     print(json.dumps({"event": LAST_WORDS, **dict.fromkeys(METRICS, 0), **counts}), flush=True)
     service.__main__.leave(code)
+
+
+def _load_fake(settings: service.config.Settings, *, step_seconds: float) -> ServedModel:
+    """A fake model; about every second worker launches steps behind those in flight."""
+    return fake_model.fake_model(
+        settings,
+        before_run=lambda _: time.sleep(step_seconds),
+        runs_ahead=zlib.crc32(str(settings.worker_name).encode()) % 2 == 1,
+    )
 
 
 def _with_model(load: Callable[..., ServedModel]) -> Callable[..., service.worker.Worker]:
@@ -275,7 +283,7 @@ def _with_memory(
 
     def sample_with_memory(runner: FakeRunner, row: BatchRow) -> int:
         token = sample(runner, row)
-        missed = len(row.output_token_ids) - draws[row.request_id]
+        missed = row.output_index - draws[row.request_id]
         draws[row.request_id] += 1
         return 1 + (token - 1 + missed) % 256
 

@@ -73,6 +73,7 @@ class Machine:
 
     config: EngineConfig
     now: float = 0.0
+    runs_ahead: bool = False
     batches: list[Batch] = field(default_factory=list)
     outputs: list[RequestOutput] = field(default_factory=list)
 
@@ -84,6 +85,7 @@ class Machine:
             vocab_size=VOCAB_SIZE,
             never=(EOS,),
             before_run=self.batches.append,
+            runs_ahead=self.runs_ahead,
         )
         self.engine = Engine(self.config, self.runner)
 

@@ -2,8 +2,14 @@
 
 import pytest
 
-from engine.decode_set import DecodeSet, watched_from
-from engine.request import Request
+from engine.batch import UNKNOWN_TOKEN
+from engine.decode_set import (
+    DecodeSet,
+    limit_of,
+    that_filled_a_block,
+    that_may_end,
+)
+from engine.request import FinishReason, Request
 from tests.engine.builders import EOS, make_config, make_request
 
 BLOCK_IDS = [4, 2]
@@ -25,6 +31,13 @@ def make_set(*requests: Request, max_requests: int | None = None, **config) -> D
     return decodes
 
 
+def advance(decodes: DecodeSet, token_ids):
+    """A step of all members, from its plan to its tokens."""
+    rows = decodes.rows()
+    decodes.advance()
+    return decodes.append_tokens(rows, token_ids)
+
+
 def test_every_member_has_its_last_token_computed_at_the_last_position():
     a, b = caught_up("a", prompt=[5, 6]), caught_up("b", prompt=[7, 8, 9], output=[3])
     rows = make_set(a, b).rows().as_rows()
@@ -41,12 +54,40 @@ def test_every_member_has_its_last_token_computed_at_the_last_position():
 def test_a_step_appends_one_token_to_every_member_and_leaves_one_pending():
     a, b = caught_up("a", prompt=[5, 6]), caught_up("b", prompt=[7], output=[3])
     decodes = make_set(a, b)
-    progress = decodes.advance({"b": 21, "a": 11})
+    progress = advance(decodes, {"b": 21, "a": 11})
     assert (progress.requests, progress.starts, progress.token_ids) == ([a, b], [0, 1], [11, 21])
     assert (a.output_token_ids, a.all_token_ids, a.num_computed_tokens) == ([11], [5, 6, 11], 2)
     assert (b.output_token_ids, b.all_token_ids, b.num_computed_tokens) == ([3, 21], [7, 3, 21], 2)
     assert [row.token_ids for row in decodes.rows().as_rows()] == [(11,), (21,)]
     assert decodes.violations() == []
+
+
+def test_between_a_launched_step_and_its_tokens_every_member_is_one_unknown_token_longer():
+    a, b = caught_up("a", prompt=[5, 6]), caught_up("b", prompt=[7], output=[3])
+    decodes = make_set(a, b)
+    first = decodes.rows()
+    decodes.advance()
+    assert [r.num_tokens for r in (a, b)] == [3, 3]
+    assert [(r.output_index, r.num_output_tokens) for r in (a, b)] == [(1, 0), (2, 1)]
+    second = decodes.rows()
+    assert decodes.violations() == []
+    assert (second.token_ids.tolist(), second.starts.tolist()) == ([UNKNOWN_TOKEN] * 2, [2, 2])
+    decodes.append_tokens(first, {"a": 11, "b": 21})
+    assert [r.num_tokens for r in (a, b)] == [3, 3]
+    assert decodes.rows().token_ids.tolist() == [11, 21]
+    assert (first.token_ids.tolist(), second.starts.tolist()) == ([6, 3], [2, 2])
+
+
+def test_the_tokens_of_those_that_have_ended_are_nobodys():
+    a, b, c = (caught_up(name, prompt=3) for name in "abc")
+    decodes = make_set(a, b, c)
+    rows = decodes.rows()
+    decodes.advance()
+    b.finish_reason = FinishReason.CANCELLED
+    left = rows.without_finished()
+    assert decodes.append_tokens(left, dict.fromkeys("abc", 9)).requests == [a, c]
+    assert b.output_token_ids == []
+    assert [len(left), len(left.starts), len(left.block_tables), len(left.watched_from)] == [2] * 4
 
 
 def test_those_that_stay_keep_their_order_and_their_numbers_when_others_leave():
@@ -77,10 +118,10 @@ def test_each_row_has_the_blocks_that_its_request_holds_by_then():
     rows = decodes.rows()
     assert rows.block_tables[0].tolist() == [7, 3, 8]
     assert [row.block_ids for row in rows.as_rows()] == [[7, 3, 8], [5]]
-    decodes.advance({"long": 1, "short": 1})
+    advance(decodes, {"long": 1, "short": 1})
     decodes.leave(long)
     assert decodes.rows().block_tables.tolist() == [[5]]
-    decodes.advance({"short": 1})
+    advance(decodes, {"short": 1})
     assert decodes.at_block_boundary() == [short]
     blocks_of_short.append(7)
     assert decodes.rows().block_tables.tolist() == [[5, 7]]
@@ -90,7 +131,7 @@ def test_the_rows_of_a_step_stay_as_they_were_when_the_set_goes_on():
     a, b = caught_up("a", prompt=[5, 6]), caught_up("b", prompt=[7, 8, 9])
     decodes = make_set(a, b)
     rows = decodes.rows()
-    decodes.advance({"a": 11, "b": 21})
+    advance(decodes, {"a": 11, "b": 21})
     decodes.leave(a)
     decodes.join(caught_up("c", prompt=3), [9])
     assert rows.requests == (a, b)
@@ -115,23 +156,46 @@ def test_only_an_eos_a_limit_or_something_to_watch_calls_for_a_closer_look():
         "model length": caught_up("model length", prompt=19),
     }
     decodes = make_set(*members.values(), max_model_len=20)
-    progress = decodes.advance(dict.fromkeys(members, 5) | {"eos": EOS})
-    looked_at = [request.request_id for request in decodes.that_may_end(progress)]
-    assert looked_at == ["eos", "limit", "stop", "first", "model length"]
+    rows = decodes.rows()
+    assert [request.request_id for request in decodes.advance()] == ["limit", "model length"]
+    progress = decodes.append_tokens(rows, dict.fromkeys(members, 5) | {"eos": EOS})
+    looked_at = that_may_end(rows, progress, make_config())
+    assert [r.request_id for r in looked_at] == ["eos", "limit", "stop", "first", "model length"]
 
 
-def test_a_request_is_watched_from_the_length_at_which_the_nearest_limit_ends_it():
+def test_a_request_whose_first_token_is_under_way_needs_no_look_for_it():
+    request = caught_up("first", with_first_token=False)
+    request.num_computed_tokens += 1
+    request.expect_token()
+    decodes = make_set(request)
+    rows = decodes.rows()
+    request.append_token(5)
+    decodes.tell(request)
+    assert decodes.violations() == []
+    decodes.advance()
+    progress = decodes.append_tokens(rows, {"first": 6})
+    assert that_may_end(rows, progress, make_config()) == []
+
+
+@pytest.mark.parametrize(("block_size", "prompts"), [(4, [4, 8]), (1, [*range(1, 9)])])
+def test_a_step_that_fills_a_block_says_whose_and_how_much_is_computed(block_size, prompts):
+    members = [caught_up(f"r{length}", prompt=length) for length in range(1, 9)]
+    filled = that_filled_a_block(make_set(*members, block_size=block_size).rows())
+    assert [(r.request_id, num) for r, num in filled] == [(f"r{num}", num) for num in prompts]
+
+
+def test_the_nearest_limit_ends_a_request():
     config = make_config(max_model_len=20)
-    assert watched_from(caught_up(prompt=5, max_tokens=9), config) == 14
-    assert watched_from(caught_up(prompt=15, max_tokens=9), config) == 20
-    assert watched_from(caught_up(prompt=5, output=[1, 2], max_tokens=9), config) == 14
+    assert limit_of(caught_up(prompt=5, max_tokens=9), config) == 14
+    assert limit_of(caught_up(prompt=15, max_tokens=9), config) == 20
+    assert limit_of(caught_up(prompt=5, output=[1, 2], max_tokens=9), config) == 14
 
 
 def test_an_empty_set_plans_nothing_and_advances_by_nothing():
     decodes = make_set()
     assert decodes.rows().as_rows() == decodes.at_block_boundary() == []
-    progress = decodes.advance({})
-    assert progress.requests == decodes.that_may_end(progress) == []
+    assert decodes.advance() == []
+    assert decodes.append_tokens(decodes.rows(), {}).requests == []
 
 
 def test_only_a_request_that_has_caught_up_can_join():
@@ -142,7 +206,7 @@ def test_only_a_request_that_has_caught_up_can_join():
 def test_a_token_that_the_set_was_not_told_of_is_noticed():
     request = caught_up("a", prompt=5)
     decodes = make_set(request)
-    request.append_token(7)
+    request.expect_token()
     assert decodes.violations() == ["a: 2 pending of 6 tokens, in a decode column of 5"]
 
 
@@ -159,4 +223,16 @@ def test_a_token_that_was_changed_under_the_set_is_noticed():
     request = caught_up("a", prompt=5)
     decodes = make_set(request)
     request.all_token_ids[-1] += 1
-    assert decodes.violations() == ["a: another token is pending in its decode column"]
+    assert decodes.violations() == ["a: another token is pending in its decode seat"]
+
+
+def test_the_seat_of_one_that_left_keeps_the_token_of_the_one_that_took_it():
+    a, b = caught_up("a", prompt=3), caught_up("b", prompt=[4, 5, 6])
+    decodes = make_set(a)
+    rows = decodes.rows()
+    decodes.advance()
+    decodes.leave(a)
+    decodes.join(b, BLOCK_IDS)
+    decodes.append_tokens(rows, {"a": 99})
+    assert decodes.rows().token_ids.tolist() == [6]
+    assert decodes.violations() == []

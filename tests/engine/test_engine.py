@@ -4,6 +4,7 @@ import pytest
 
 from engine.engine import MAX_STALE_DEADLINES
 from engine.errors import DeviceFailed, DuplicateRequest, RequestRejected
+from engine.fake_runner import Script
 from engine.request import FinishReason, Priority
 from tests.engine.builders import EOS, Machine, expected_tokens, make_config, make_request
 
@@ -262,10 +263,7 @@ def test_a_failed_step_that_had_swapped_does_not_swap_again():
     machine.add(*requests)
     failed = []
 
-    class FailOnce:
-        def forced_token(self, row):
-            return None
-
+    class FailOnce(Script):
         def fail_if_told(self, batch):
             if batch.swap_out and not failed:
                 failed.append(batch)
@@ -301,11 +299,7 @@ def test_when_every_row_fails_alone_it_is_the_device_and_not_the_requests():
 def test_requests_that_fail_by_their_own_arithmetic_never_end_the_worker_however_many():
     machine = Machine(make_config())
     machine.add(make_request("a"), make_request("b"))
-
-    def overflow(batch):
-        raise ArithmeticError("no finite logit")
-
-    machine.runner._before_run = overflow
+    machine.runner.script.broken_request_ids = {"a", "b"}
     machine.run()
     assert {o.request_id: o.finish_reason for o in machine.outputs} == {"a": "error", "b": "error"}
 

@@ -14,7 +14,7 @@ def computed(cache: KVCache, request, num_tokens: int) -> None:
     """Pretend that a step has just computed the request up to `num_tokens`."""
     assert cache.grow(request.request_id, num_tokens)
     request.num_computed_tokens = num_tokens
-    cache.remember(request)
+    cache.remember(request, num_computed=num_tokens)
 
 
 @pytest.mark.parametrize(

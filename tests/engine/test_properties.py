@@ -7,8 +7,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.batch import Batch, DecodeRows
+from engine.batch import UNKNOWN_TOKEN, Batch, DecodeRows
 from engine.config import EngineConfig
+from engine.decode_set import limit_of
 from engine.request import FinishReason, Priority, Progress, Request
 from tests.engine.builders import EOS, Machine, expected_tokens, make_config, make_request
 
@@ -80,10 +81,12 @@ def play(machine: Machine, plan: Sequence[tuple], **sampling) -> dict[str, tuple
     return requests
 
 
-@settings(max_examples=150, deadline=None)
-@given(config=configs, plan=st.lists(arrivals(), min_size=1, max_size=10))
-def test_every_stream_is_a_prefix_of_the_request_alone_and_whole_unless_aborted(config, plan):
-    machine = Machine(config)
+@settings(max_examples=250, deadline=None)
+@given(config=configs, plan=st.lists(arrivals(), min_size=1, max_size=10), ahead=st.booleans())
+def test_every_stream_is_a_prefix_of_the_request_alone_and_whole_unless_aborted(
+    config, plan, ahead
+):
+    machine = Machine(config, runs_ahead=ahead)
     for name, (whole, published) in play(machine, plan).items():
         stream = published + machine.tokens(name)
         if machine.finish_reason(name) is FinishReason.CANCELLED:
@@ -97,7 +100,7 @@ class SingleDecodes:
     """What a DecodeSet does, one request at a time and from nothing but the requests."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self._block_size = config.block_size
+        self._config = config
         self._members: dict[Request, Sequence[int]] = {}
 
     def __len__(self) -> int:
@@ -113,25 +116,35 @@ class SingleDecodes:
         tables = list(zip_longest(*self._members.values(), fillvalue=0))
         return DecodeRows(
             requests=tuple(self._members),
-            token_ids=np.array([request.all_token_ids[-1] for request in self._members]),
-            starts=np.array([request.num_computed_tokens for request in self._members]),
+            token_ids=np.array(
+                [UNKNOWN_TOKEN if r.expects_token else r.all_token_ids[-1] for r in self._members],
+                dtype=int,
+            ),
+            starts=np.array([r.num_computed_tokens for r in self._members], dtype=int),
             block_tables=np.array(tables, dtype=np.int64).reshape(len(tables), len(self)).T,
-            block_size=self._block_size,
+            seats=np.zeros(len(self), dtype=int),
+            watched_from=np.zeros(len(self), dtype=int),
+            block_size=self._config.block_size,
         )
 
-    def advance(self, token_ids: Mapping[str, int]) -> Progress:
-        progress = Progress()
+    def advance(self) -> list[Request]:
         for request in self._members:
             request.num_computed_tokens += 1
+            request.expect_token()
+        return [r for r in self._members if r.num_tokens == limit_of(r, self._config)]
+
+    def append_tokens(self, rows: DecodeRows, token_ids: Mapping[str, int]) -> Progress:
+        progress = Progress()
+        for request in rows.requests:
             request.append_token(token_ids[request.request_id])
             progress.add(request)
         return progress
 
-    def at_block_boundary(self) -> list[Request]:
-        return [r for r in self._members if r.num_computed_tokens % self._block_size == 0]
+    def tell(self, request: Request) -> None:
+        pass
 
-    def that_may_end(self, progress: Progress) -> list[Request]:
-        return list(progress.requests)
+    def at_block_boundary(self) -> list[Request]:
+        return [r for r in self._members if r.num_computed_tokens % self._config.block_size == 0]
 
     def violations(self) -> list[str]:
         return []
@@ -148,15 +161,18 @@ def seen(batch: Batch) -> tuple:
 @settings(max_examples=150, deadline=None)
 @given(
     config=configs,
+    ahead=st.booleans(),
     plan=st.lists(arrivals(), min_size=1, max_size=10),
     ends=st.dictionaries(st.integers(0, 9), st.integers(0, 19), max_size=5),
     sampling=st.fixed_dictionaries(
         {}, optional={"ignore_eos": st.booleans(), "stop_token_ids": st.just(tuple(range(1, 250)))}
     ),
 )
-def test_decodes_planned_as_one_set_are_planned_as_if_each_were_alone(config, plan, ends, sampling):
+def test_decodes_planned_as_one_set_are_planned_as_if_each_were_alone(
+    config, ahead, plan, ends, sampling
+):
     """The same batches, to the block, and the same outputs, whatever ends, leaves and returns."""
-    machines = Machine(config), Machine(config)
+    machines = Machine(config, runs_ahead=ahead), Machine(config, runs_ahead=ahead)
     machines[1].engine._scheduler.decodes = SingleDecodes(config)
     told: tuple[list, list] = [], []
     for machine, batches in zip(machines, told, strict=True):
@@ -172,9 +188,13 @@ def test_decodes_planned_as_one_set_are_planned_as_if_each_were_alone(config, pl
 
 
 @settings(max_examples=60, deadline=None)
-@given(config=configs, prompts=st.lists(st.integers(1, 12), min_size=2, max_size=8))
-def test_between_two_preemptions_of_one_request_it_gains_a_token(config, prompts):
-    machine = Machine(config)
+@given(
+    config=configs,
+    prompts=st.lists(st.integers(1, 12), min_size=2, max_size=8),
+    ahead=st.booleans(),
+)
+def test_between_two_preemptions_of_one_request_it_gains_a_token(config, prompts, ahead):
+    machine = Machine(config, runs_ahead=ahead)
     for index, prompt in enumerate(prompts):
         if prompt < config.max_request_tokens:
             machine.add(make_request(f"r{index}", prompt=prompt, max_tokens=12))

@@ -14,13 +14,14 @@ from engine.model.copy_lane import CudaLane
 from engine.model.fast_path import WORST_TOLERANCES
 from engine.model.graphs import DecodeGraphs
 from engine.model.kv_pool import KVPool, LayerShape
+from engine.model.model_runner import ModelRunner
 from engine.model.probe import TOLERANCES
-from engine.model.runner import ModelRunner, load_runner
-from engine.model.sampler import Sampler
+from engine.model.runner import load_runner
 from engine.model.step import compute_logits, lay_out
 from tests.engine.model.builders import (
     CONFIGS,
     ROOT,
+    Chooser,
     generate,
     make_prompt,
     make_request,
@@ -154,6 +155,20 @@ def test_in_float32_the_device_generates_what_the_cpu_generates(folder, captured
     assert tokens_of(runner_on("cuda", folder, model_path="wide")).tokens == expected
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("max_candidates", [1, 256])
+def test_steps_in_flight_give_the_tokens_of_steps_that_were_waited_for(
+    dtype, max_candidates, captured, monkeypatch
+):
+    """With one candidate most draws are decided late, and the step behind is computed again."""
+    runner = captured(dtype)
+    assert runner._runs_ahead
+    monkeypatch.setattr(runner._sampler, "_max_candidates", max_candidates)
+    ahead = tokens_of(runner).tokens
+    monkeypatch.setattr(runner, "_runs_ahead", False)
+    assert tokens_of(runner).tokens == ahead
+
+
 def test_requests_that_were_preempted_generate_what_they_would_have(folder, captured):
     roomy = tokens_of(captured("float32"))
     cramped = tokens_of(runner_on("cuda", folder, num_blocks=14))
@@ -165,8 +180,8 @@ def test_requests_that_were_preempted_generate_what_they_would_have(folder, capt
 def test_the_device_draws_the_tokens_that_the_cpu_draws(vocabulary):
     rows = make_rows(5)
     logits = make_logits(len(rows), seed=5, vocabulary=vocabulary)
-    expected = Sampler(EOS).sample(logits.clone(), rows)
-    assert Sampler(EOS).sample(logits.to(DEVICE), rows) == expected
+    expected = Chooser(EOS).sample(logits.clone(), rows)
+    assert Chooser(EOS).sample(logits.to(DEVICE), rows) == expected
 
 
 def swapping_pool(**options) -> KVPool:

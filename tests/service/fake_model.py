@@ -114,6 +114,7 @@ def fake_model(
     before_run: Callable[[Batch], None] | None = None,
     fingerprint: str = "fake-1",
     num_blocks: int = 512,
+    runs_ahead: bool = False,
     tokenizer: ModelTokenizer | None = None,
 ) -> ServedModel:
     """A served model whose tokens are a pure function of prompt and seed, without torch."""
@@ -131,6 +132,7 @@ def fake_model(
         vocab_size=VOCAB_SIZE,
         never=NEVER,
         before_run=before_run,
+        runs_ahead=runs_ahead,
     )
     return ServedModel(
         engine=Engine(config, runner),

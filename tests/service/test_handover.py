@@ -40,6 +40,7 @@ FOR_THE_MODEL: dict[str, Any] = {
     "attention_backend": "reference",
     "model_path": "wide",
     "deterministic": True,
+    "async_scheduling": False,
 }
 
 

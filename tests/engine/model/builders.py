@@ -12,7 +12,9 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from engine.batch import Batch, BatchRow
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.model.runner import ModelRunner, load_runner
+from engine.model.model_runner import ModelRunner
+from engine.model.runner import load_runner
+from engine.model.sampler import Sampler
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.stats import EngineSnapshot
@@ -123,6 +125,17 @@ def make_row(
         prompt_token_ids=list(prompt),
         output_token_ids=list(output),
     )
+
+
+class Chooser(Sampler):
+    """A Sampler whose tokens are waited for."""
+
+    def sample(self, logits: torch.Tensor, rows: Sequence[BatchRow]) -> list[int]:
+        draws = self.draw(logits, rows)
+        chosen = draws.tokens.tolist()
+        draws.settle(chosen)
+        assert draws.tokens.tolist() == chosen
+        return chosen
 
 
 def run_rows(runner: ModelRunner, *rows: BatchRow, **moves) -> dict[str, int]:

@@ -293,7 +293,10 @@ def test_a_replayed_step_has_the_logits_of_the_step_itself_and_writes_the_same(d
     assert capturer.replayed == [4, 1, 8, 2, 16, 16, 1]
 
 
-def test_an_engine_over_captured_steps_generates_what_one_over_plain_steps_does(model_folder):
+@pytest.mark.parametrize("ahead", [False, True])
+def test_an_engine_over_captured_steps_generates_what_one_over_plain_steps_does(
+    model_folder, ahead
+):
     """Greedy and drawn, the pool full of NaN at first, and blocks that change hands."""
     options = {"model_path": "fast", "attention_backend": "cpu", "num_blocks": 40}
 
@@ -311,6 +314,7 @@ def test_an_engine_over_captured_steps_generates_what_one_over_plain_steps_does(
 
     captured = make_runner(model_folder("qwen3"), **options)
     captured.kv_pool = filled_pool(captured.model, num_blocks=40, num_host_blocks=64)
+    captured._runs_ahead = ahead
     captured._graphs, recorder = graphs_over(captured.model, captured.kv_pool, max_num_seqs=8)
     plain = make_runner(model_folder("qwen3"), **options)
     assert tokens_of(captured) == tokens_of(plain)

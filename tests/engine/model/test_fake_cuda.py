@@ -27,7 +27,7 @@ from engine.model.decoder_weights import read_weights
 from engine.model.graphs import DecodeGraphs
 from engine.model.kv_pool import KVPool
 from engine.model.sampler import Sampler
-from engine.model.step import compute_logits, lay_out
+from engine.model.step import Fed, compute_logits, lay_out
 from engine.model.transformers_model import ATTENTION_NAME, TransformersModel
 from tests.engine.model.builders import (
     CONFIGS,
@@ -155,14 +155,20 @@ def test_a_mixed_step_of_the_wide_path_stays_on_the_device(described, pool):
 
 @pytest.mark.usefixtures("_fake")
 def test_the_host_waits_for_a_step_s_tokens_and_for_nothing_before():
-    """With every parameter there is: what comes first to ask the device is the last line to."""
+    """With every parameter there is."""
     rows = make_rows(0)
     logits = torch.empty(len(rows), 151_936, dtype=DTYPE, device=CUDA)
-    with pytest.raises(DataDependentOutputException) as waited, torch.inference_mode():
-        Sampler(EOS).sample(logits, rows)
-    asked = [entry for entry in waited.traceback if entry.path.name == "sampler.py"]
-    assert asked[-1].name == "sample"
-    assert ".tolist()" in str(asked[-1].statement)
+    with torch.inference_mode():
+        draws = Sampler(EOS).draw(logits, rows)
+        with pytest.raises(DataDependentOutputException):
+            draws.tokens.tolist()
+
+
+@pytest.mark.usefixtures("_fake")
+def test_what_a_step_is_fed_never_leaves_the_device():
+    fed = Fed(torch.empty(4, dtype=torch.int64, device=CUDA), np.array([2, -1, 0]))
+    tokens = fed.put_into(torch.empty(9, dtype=torch.int64, device=CUDA))
+    assert (tokens.device.type, tokens.shape) == ("cuda", (9,))
 
 
 def test_a_tensor_of_the_host_in_a_step_would_be_seen(decoder, pool):

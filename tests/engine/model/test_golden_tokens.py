@@ -16,14 +16,17 @@ from tests.engine.model.builders import (
     make_runner,
 )
 
-#: Each by the path it is served by; "wide" in the name insists on that one.
+#: Each by the path it is served by; "wide" in the name insists on that one. With "ahead" the next
+#: step is launched while one is in flight.
 MODELS = [
     "llama",
+    "llama ahead",
     "llama wide",
     "qwen3",
     "qwen3 wide",
     "mistral",
     "mistral wide",
+    "mistral wide ahead",
     "gemma2",
     "gpt2",
     "mixtral",
@@ -42,8 +45,9 @@ SCARCE_BLOCKS = 20
 class Subject:
     """A model under test: its runner, its oracle, and prompts made of tokens that it knows."""
 
-    def __init__(self, folder, *, model_path: str = "auto") -> None:
+    def __init__(self, folder, *, model_path: str = "auto", ahead: bool = False) -> None:
         self.runner = make_runner(folder, model_path=model_path)
+        self.runner._runs_ahead = ahead
         self._oracle = Oracle(folder)
         vocab_size = self.runner.config_facts.vocab_size
         self.prompts = [[3 + t % (vocab_size - 3) for t in prompt] for prompt in PROMPTS]
@@ -64,9 +68,10 @@ class Subject:
 
 @pytest.fixture(scope="module", params=MODELS)
 def subject(request, model_folder):
-    name, _, path = request.param.partition(" ")
+    name, *ways = request.param.split()
+    path = "wide" if "wide" in ways else "auto"
     if name != "abacus":
-        return Subject(model_folder(name), model_path=path or "auto")
+        return Subject(model_folder(name), model_path=path, ahead="ahead" in ways)
     if not (ABACUS / "model.safetensors").exists():
         pytest.skip("models/abacus/model.safetensors is not there yet")
     return Subject(ABACUS)

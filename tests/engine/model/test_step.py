@@ -26,13 +26,16 @@ def decodes_of(*prompt_lengths: int) -> DecodeRows:
         token_ids=np.array([request.all_token_ids[-1] for request in requests]),
         starts=lengths - 1,
         block_tables=50 + np.arange(len(requests) * num_blocks).reshape(num_blocks, -1).T,
+        seats=np.zeros(len(requests), dtype=np.int64),
+        watched_from=np.zeros(len(requests), dtype=np.int64),
         block_size=BLOCK_SIZE,
     )
 
 
 def arrays_of(step: HostStep) -> dict[str, list]:
     metadata = step.metadata
-    named = {f.name: getattr(step, f.name) for f in fields(step)} | {
+    assert step.fed is None
+    named = {f.name: getattr(step, f.name) for f in fields(step) if f.name != "fed"} | {
         "query_lens": metadata.query_lens,
         "context_lens": metadata.context_lens,
         # What lies behind a row's context may be anything.

@@ -46,7 +46,7 @@ class StatefulRunner(FakeRunner):
         honest = super()._sample(row)
         drawn = self._draws.get(row.request_id, 0)
         self._draws[row.request_id] = drawn + 1
-        behind = len(row.output_token_ids) - drawn
+        behind = row.output_index - drawn
         return fake_next_token([honest], behind, self._vocabulary) if behind else honest
 
 
@@ -78,7 +78,10 @@ class Slot:
 
 
 class Fleet:
-    """All slots. `runner` is the kind of device; a control brings a bad one."""
+    """All slots, every second of which launches steps behind those in flight.
+
+    `runner` is the kind of device; a control brings a bad one.
+    """
 
     def __init__(
         self,
@@ -151,6 +154,7 @@ class Fleet:
             vocab_size=VOCAB_SIZE,
             never=NEVER,
             before_run=partial(self._before_step, slot),
+            runs_ahead=self.slots.index(slot) % 2 == 1,
         )
         runner.script = PoisonedScript(failing_request_ids=self._poison)
         self._timeline.sleep(self._timeline.random.uniform(0, 0.2))

@@ -1,0 +1,230 @@
+"""Executes Batches: block copies, tensors, forward pass, sampler. Knows no request beyond its row.
+
+On CUDA nobody waits in a launch: what it asks for is done behind this thread, in order, and its
+tokens stay on the device to be fed to the step launched behind it.
+"""
+
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.batch import Batch, ComputedStep, LaunchedStep, StepResult
+from engine.errors import DeviceFailed
+from engine.model.attention.interface import AttentionBackend
+from engine.model.causal_model import CausalModel
+from engine.model.device_errors import is_device_failure
+from engine.model.graphs import DecodeGraphs
+from engine.model.kv_pool import KVPool
+from engine.model.sampler import BROKEN, Drawn, Draws, Sampler
+from engine.model.step import Fed, compute_logits, feed_of, lay_out
+from engine.model.transfer import ToHost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigFacts:
+    """What the model and its device decide about an EngineConfig.
+
+    Args:
+        fingerprint: of weights, precision, libraries and code path; where it differs, a resumed
+            generation may leave the path it was on at a near-tie.
+        tokenizer_folder: where the tokenizer files are.
+        dtype, device: what "auto" has become.
+    """
+
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+    num_blocks: int
+    num_host_blocks: int
+    block_size: int
+    fingerprint: str
+    tokenizer_folder: Path
+    dtype: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The largest step: as in the EngineConfig."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+class ModelRunner:
+    """One model, its KV pool, an attention backend and a sampler.
+
+    Runs on one thread at a time; several runners may live in one process.
+
+    Args:
+        limits: those of the EngineConfig beside it.
+        multiple: what the numbers of rows are filled up to, see `compute_logits`.
+        graphs: captured steps of this model over this pool.
+        runs_ahead: launched steps are in flight, so that others can be launched behind them.
+    """
+
+    def __init__(
+        self,
+        model: CausalModel,
+        kv_pool: KVPool,
+        *,
+        backend: AttentionBackend,
+        facts: ConfigFacts,
+        device: torch.device,
+        limits: Limits,
+        multiple: int = 1,
+        graphs: DecodeGraphs | None = None,
+        runs_ahead: bool = False,
+    ) -> None:
+        self.config_facts = facts
+        self.kv_pool = kv_pool
+        self.model = model
+        self._backend = backend
+        self._device = device
+        self._sampler = Sampler(facts.eos_token_ids)
+        self._limits = limits
+        self._multiple = multiple
+        self._graphs = graphs
+        self._runs_ahead = runs_ahead
+
+    def launch(self, batch: Batch, *, after: LaunchedStep | None = None) -> LaunchedStep:
+        """Ask the device for the next token of every row that samples.
+
+        Raises:
+            DeviceFailed: a sticky device error, or block copies that stopped half-way.
+            Exception: the rows failed; the copies are done and must not be repeated.
+        """
+        assert batch.num_rows <= self._limits.max_num_seqs
+        assert batch.num_tokens <= self._limits.max_num_batched_tokens
+        self._move_blocks(batch)
+        if not batch.num_rows:
+            return ComputedStep(StepResult({}))
+        assert after is None or isinstance(after, StepInFlight)
+        step = StepInFlight(self, batch, after)
+        return step if self._runs_ahead else ComputedStep(step.result())
+
+    def run(self, batch: Batch) -> dict[str, int]:
+        """Launch a step, wait for it, and return its tokens by request id.
+
+        Raises:
+            ArithmeticError: the logits of a row are no numbers.
+            DeviceFailed, Exception: as `launch`.
+        """
+        result = self.launch(batch).result()
+        if result.failures:
+            raise ArithmeticError(f"{result.failures}")
+        return dict(result.token_ids)
+
+    def device_memory(self) -> dict[str, int]:
+        """Bytes of device memory by kind: allocated, reserved, total; empty on a CPU."""
+        if self._device.type != "cuda":
+            return {}
+        free, total = torch.cuda.mem_get_info(self._device)
+        allocated = torch.cuda.memory_allocated(self._device)
+        return {"allocated": allocated, "reserved": total - free, "total": total}
+
+    @torch.inference_mode()
+    def draw(self, batch: Batch, fed: Fed | None) -> Draws:
+        """Ask for the rows' tokens, whose blocks are where they belong."""
+        step = lay_out(
+            batch.catch_up_rows,
+            decodes=batch.decodes,
+            block_size=self.kv_pool.block_size,
+            device=self._device,
+            fed=fed,
+        )
+        logits = compute_logits(
+            step,
+            model=self.model,
+            kv_pool=self.kv_pool,
+            backend=self._backend,
+            multiple=self._multiple,
+            graphs=self._graphs,
+        )
+        # Logits may be wider than the vocabulary: padding that no token stands for is cut off.
+        return self._sampler.draw(logits[:, : self.model.vocab_size], batch.due)
+
+    def _move_blocks(self, batch: Batch) -> None:
+        try:
+            self.kv_pool.swap_out(batch.swap_out)
+            self.kv_pool.swap_in(batch.swap_in)
+        except (RuntimeError, IndexError) as error:
+            raise DeviceFailed(f"block copies of step {batch.step} failed: {error}") from error
+
+
+class StepInFlight:
+    """A launched step, its tokens on the device and on their way to the host.
+
+    Args:
+        after: the step that brings the tokens of this one that are unknown.
+
+    Raises:
+        DeviceFailed, Exception: as `ModelRunner.launch`.
+    """
+
+    is_in_flight = True
+
+    def __init__(self, runner: ModelRunner, batch: Batch, after: "StepInFlight | None") -> None:
+        self._runner = runner
+        self._batch = batch
+        self._after = after
+        self._behind: StepInFlight | None = None
+        self._result: StepResult | None = None
+        self._draws: Draws
+        self._compute()
+        if after is not None:
+            after._behind = self
+
+    @torch.inference_mode()
+    def result(self) -> StepResult:
+        """Wait for the device, once.
+
+        Where the candidates of a draw have not decided, it is decided now. The step behind was then
+        fed a wrong token, and is computed again over the same slots.
+        """
+        if self._result is None:
+            with told_from_device_failures(self._batch):
+                chosen = self._arriving.wait()
+                if self._draws.settle(chosen) and self._behind is not None:
+                    self._behind._compute()
+            self._result = result_of(self._batch.due, chosen)
+            self._after = self._behind = None
+        return self._result
+
+    def _compute(self) -> None:
+        fed = None
+        if self._after is not None:
+            due = [one.request_id for one in self._after._batch.due]
+            fed = feed_of(self._batch.decodes, due, self._after._draws.tokens)
+        with told_from_device_failures(self._batch):
+            self._draws = self._runner.draw(self._batch, fed)
+            self._arriving = ToHost(self._draws.tokens)
+
+
+def result_of(due: Sequence[Drawn], chosen: Sequence[int]) -> StepResult:
+    """What was chosen for the rows that were due a token."""
+    token_ids = {one.request_id: token for one, token in zip(due, chosen, strict=True)}
+    if BROKEN not in chosen:
+        return StepResult(token_ids)
+    broken = [request_id for request_id, token in token_ids.items() if token == BROKEN]
+    for request_id in broken:
+        del token_ids[request_id]
+    return StepResult(token_ids, dict.fromkeys(broken, "no finite logit to choose from"))
+
+
+@contextmanager
+def told_from_device_failures(batch: Batch) -> Iterator[None]:
+    """What goes wrong inside is either the device's failure or that of the batch's rows."""
+    try:
+        yield
+    except Exception as error:
+        if is_device_failure(error):
+            raise DeviceFailed(f"the device failed in step {batch.step}: {error}") from error
+        # Its frames would hold the step's tensors for as long as somebody looks at the error, and
+        # whoever retries the rows, after memory ran out, needs that room.
+        traceback.clear_frames(error.__traceback__)
+        raise

@@ -1,0 +1,122 @@
+"""Steps in flight: what the next one is fed, and what happens when that was not the last word."""
+
+import pytest
+import torch
+
+from engine.batch import Batch, DecodeRows
+from engine.model.model_runner import ModelRunner, StepInFlight
+from engine.model.sampler import BROKEN
+from engine.model.step import Fed, feed_of
+from engine.request import FinishReason
+from tests.engine.model.builders import generate, make_prompt, make_request, make_row, make_runner
+from tests.engine.model.test_step import decodes_of
+
+
+@pytest.fixture
+def runner(model_folder) -> ModelRunner:
+    runner = make_runner(model_folder("llama"))
+    runner._runs_ahead = True
+    return runner
+
+
+def requests(**sampling):
+    return [
+        make_request(
+            str(index),
+            make_prompt(3 + 7 * index, salt=index),
+            seed=index,
+            temperature=1.0,
+            **sampling,
+        )
+        for index in range(5)
+    ]
+
+
+def with_unknown(decodes: DecodeRows, *rows: int) -> DecodeRows:
+    decodes.token_ids[list(rows)] = -1
+    return decodes
+
+
+def test_an_unknown_token_is_that_of_the_same_request_in_the_step_before():
+    decodes = with_unknown(decodes_of(2, 3, 4), 0, 2)
+    fed = feed_of(decodes, ["d2", "another", "d0"], torch.tensor([7, 8, 9]))
+    known = int(decodes.token_ids[1])
+    tokens = fed.put_into(torch.tensor([-1, known, -1, 50, 51]))
+    assert tokens.tolist() == [9, known, 7, 50, 51]
+
+
+def test_where_all_tokens_are_known_nothing_is_fed():
+    assert feed_of(decodes_of(2, 3), ["d0", "d1"], torch.tensor([7, 8])) is None
+
+
+def test_what_is_fed_can_be_looked_up_even_where_there_is_no_token():
+    decodes = with_unknown(decodes_of(2), 0)
+    fed = feed_of(decodes, ["d0"], torch.tensor([BROKEN]))
+    assert isinstance(fed, Fed)
+    assert fed.put_into(torch.tensor([-1])).tolist() == [0]
+
+
+@pytest.mark.parametrize("max_candidates", [1, 8, 256])
+def test_a_draw_that_the_candidates_leave_open_feeds_the_step_behind_once_more(
+    runner, max_candidates, monkeypatch
+):
+    """The tokens are those of an engine that waits, whatever is decided late."""
+    repeated = []
+    compute = StepInFlight._compute
+    monkeypatch.setattr(
+        StepInFlight,
+        "_compute",
+        lambda step: (repeated.append(step) if hasattr(step, "_draws") else None, compute(step))[1],
+    )
+    runner._sampler._max_candidates = max_candidates
+    ahead = generate(runner, requests(top_p=0.9))
+    runner._runs_ahead = False
+    assert generate(runner, requests(top_p=0.9)).tokens == ahead.tokens
+    assert bool(repeated) == (max_candidates < 256)
+
+
+def test_a_step_that_was_fed_a_wrong_token_and_not_computed_again_would_be_seen(
+    runner, monkeypatch
+):
+    """The control of the test before."""
+    runner._sampler._max_candidates = 1
+    compute = StepInFlight._compute
+    monkeypatch.setattr(
+        StepInFlight, "_compute", lambda step: None if hasattr(step, "_draws") else compute(step)
+    )
+    ahead = generate(runner, requests(top_p=0.9))
+    runner._runs_ahead = False
+    assert generate(runner, requests(top_p=0.9)).tokens != ahead.tokens
+
+
+def test_results_are_waited_for_once_and_let_the_steps_before_go(runner):
+    first = runner.launch(Batch(step=1, catch_up_rows=(make_row(block_ids=range(4)),)))
+    behind = runner.launch(
+        Batch(step=2, catch_up_rows=(make_row(request_id="s", block_ids=range(4, 8)),)),
+        after=first,
+    )
+    assert first.is_in_flight
+    assert first.result() is first.result()
+    assert behind.result().token_ids.keys() == {"s"}
+    assert (first._behind, behind._after) == (None, None)
+
+
+def test_a_step_whose_rows_all_go_on_filling_the_cache_has_no_tokens(runner):
+    row = make_row(make_prompt(9), end=5, block_ids=range(4))
+    assert runner.launch(Batch(step=1, catch_up_rows=(row,))).result().token_ids == {}
+
+
+def test_a_request_whose_logits_are_no_numbers_ends_alone_while_others_are_in_flight(runner):
+    embeddings = runner.model.embedding
+    healthy = embeddings[200].clone()
+    others = requests()[:2]
+    expected = generate(runner, requests()[:2]).tokens
+    try:
+        embeddings[200] = torch.nan
+        bad = make_request("bad", [200, 5])
+        with pytest.raises(AssertionError, match="no finite logit"):
+            generate(runner, [*others, bad])
+    finally:
+        embeddings[200] = healthy
+    assert bad.finish_reason is FinishReason.ERROR
+    assert generate(runner, requests()[:2]).tokens == expected
