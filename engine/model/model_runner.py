@@ -5,8 +5,7 @@ tokens stay on the device to be fed to the step launched behind it.
 """
 
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,8 +103,16 @@ class ModelRunner:
         if not batch.num_rows:
             return ComputedStep(StepResult({}))
         assert after is None or isinstance(after, StepInFlight)
-        step = StepInFlight(self, batch, after)
-        return step if self._runs_ahead else ComputedStep(step.result())
+        if self._runs_ahead:
+            return StepInFlight(self, batch, after)
+        try:
+            draws = self.draw(batch, None)
+            chosen: list[int] = draws.tokens.tolist()
+            draws.settle(chosen)
+        except Exception as error:
+            tell_from_device_failure(error, batch)
+            raise
+        return ComputedStep(result_of(batch.due, chosen))
 
     def run(self, batch: Batch) -> dict[str, int]:
         """Launch a step, wait for it, and return its tokens by request id.
@@ -179,7 +186,6 @@ class StepInFlight:
         if after is not None:
             after._behind = self
 
-    @torch.inference_mode()
     def result(self) -> StepResult:
         """Wait for the device, once.
 
@@ -187,10 +193,14 @@ class StepInFlight:
         fed a wrong token, and is computed again over the same slots.
         """
         if self._result is None:
-            with told_from_device_failures(self._batch):
+            try:
                 chosen = self._arriving.wait()
                 if self._draws.settle(chosen) and self._behind is not None:
                     self._behind._compute()
+            except Exception as error:
+                # Others were launched behind this one: there is no way back to before it.
+                tell_from_device_failure(error, self._batch)
+                raise DeviceFailed(f"step {self._batch.step} has no end: {error}") from error
             self._result = result_of(self._batch.due, chosen)
             self._after = self._behind = None
         return self._result
@@ -200,9 +210,12 @@ class StepInFlight:
         if self._after is not None:
             due = [one.request_id for one in self._after._batch.due]
             fed = feed_of(self._batch.decodes, due, self._after._draws.tokens)
-        with told_from_device_failures(self._batch):
+        try:
             self._draws = self._runner.draw(self._batch, fed)
             self._arriving = ToHost(self._draws.tokens)
+        except Exception as error:
+            tell_from_device_failure(error, self._batch)
+            raise
 
 
 def result_of(due: Sequence[Drawn], chosen: Sequence[int]) -> StepResult:
@@ -216,15 +229,10 @@ def result_of(due: Sequence[Drawn], chosen: Sequence[int]) -> StepResult:
     return StepResult(token_ids, dict.fromkeys(broken, "no finite logit to choose from"))
 
 
-@contextmanager
-def told_from_device_failures(batch: Batch) -> Iterator[None]:
-    """What goes wrong inside is either the device's failure or that of the batch's rows."""
-    try:
-        yield
-    except Exception as error:
-        if is_device_failure(error):
-            raise DeviceFailed(f"the device failed in step {batch.step}: {error}") from error
-        # Its frames would hold the step's tensors for as long as somebody looks at the error, and
-        # whoever retries the rows, after memory ran out, needs that room.
-        traceback.clear_frames(error.__traceback__)
-        raise
+def tell_from_device_failure(error: Exception, batch: Batch) -> None:
+    """Raise DeviceFailed if the device is to blame, and not the rows of the batch."""
+    if is_device_failure(error):
+        raise DeviceFailed(f"the device failed in step {batch.step}: {error}") from error
+    # Its frames would hold the step's tensors for as long as somebody looks at the error, and
+    # whoever retries the rows, after memory ran out, needs that room.
+    traceback.clear_frames(error.__traceback__)

@@ -87,14 +87,16 @@ class Draws:
         Args:
             chosen: `tokens` on the host; `BROKEN` stays where it is.
         """
-        undecided = [index for index, token in enumerate(chosen) if token == _UNDECIDED]
-        for index in undecided:
-            assert self._scaled is not None and self._keys is not None
-            one = slice(position := self._drawn.index(index), position + 1)
-            token = _draw_whole(self._scaled[one], [self._rows[index]], self._keys[one])
-            chosen[index] = int(token)
-            self.tokens[index] = chosen[index]
-        return bool(undecided)
+        if _UNDECIDED not in chosen:
+            return False
+        with torch.inference_mode():
+            for index in [index for index, token in enumerate(chosen) if token == _UNDECIDED]:
+                assert self._scaled is not None and self._keys is not None
+                one = slice(position := self._drawn.index(index), position + 1)
+                token = _draw_whole(self._scaled[one], [self._rows[index]], self._keys[one])
+                chosen[index] = int(token)
+                self.tokens[index] = chosen[index]
+        return True
 
 
 class Sampler:

@@ -49,7 +49,6 @@ class HostStep:
         positions: each token's place in its own request.
         blocks, offsets: the slot where its key and value go.
         logit_rows: [rows due a token], indices of the tokens whose logits are wanted.
-        begun_blocks: blocks whose first slot this step writes, but not their last.
         fed: what stands for the tokens that are not known; None if all are.
     """
 
@@ -58,13 +57,22 @@ class HostStep:
     blocks: IntArray
     offsets: IntArray
     logit_rows: IntArray
-    begun_blocks: IntArray
     metadata: AttentionMetadata
     fed: Fed | None = None
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def begun_blocks(self) -> IntArray:
+        """Blocks whose first slot this step writes, but not their last."""
+        metadata = self.metadata
+        last = (metadata.context_lens - 1) // metadata.block_size
+        begun = last * metadata.block_size >= metadata.starts
+        partial = metadata.context_lens % metadata.block_size != 0
+        rows = np.flatnonzero(begun & partial)
+        return metadata.block_tables[rows, last[rows]]
 
     def inputs(self, backend: AttentionBackend) -> StepInputs:
         """The same as tensors on the device, and the step's attention."""
@@ -113,6 +121,8 @@ def lay_out(
     num_rows = len(decodes) + len(rows)
     assert num_rows
     assert decodes.block_size == block_size or not len(decodes)
+    if not rows:
+        return _lay_out_decodes(decodes, device, fed)
     query_lens = np.ones(num_rows, dtype=np.int64)
     query_lens[len(decodes) :] = [len(row.token_ids) for row in rows]
     starts = _append(decodes.starts, [row.start for row in rows])
@@ -134,7 +144,6 @@ def lay_out(
         blocks=metadata.block_tables[row_of_token, positions // block_size],
         offsets=positions % block_size,
         logit_rows=(metadata.offsets + query_lens - 1)[samples],
-        begun_blocks=_begun_blocks(metadata),
         metadata=metadata,
         fed=fed,
     )
@@ -173,7 +182,6 @@ def pad(step: HostStep, *, multiple: int, spare_block: int) -> HostStep:
         blocks=np.concatenate((step.blocks, zeros + spare_block)),
         offsets=np.concatenate((step.offsets, zeros)),
         logit_rows=np.concatenate((step.logit_rows, more_logits)),
-        begun_blocks=step.begun_blocks,
         metadata=replace(
             metadata,
             query_lens=np.concatenate((metadata.query_lens, ones)),
@@ -202,13 +210,28 @@ def compute_logits(
     Tokens and logits are computed in multiples of `multiple`; above 1 the pool needs a spare block.
     """
     num_logits = len(step.logit_rows)
-    if len(step.begun_blocks) and model.reads_unwritten_slots:
-        kv_pool.clear(to_device(step.begun_blocks, step.metadata.device))
+    if model.reads_unwritten_slots and len(begun := step.begun_blocks):
+        kv_pool.clear(to_device(begun, step.metadata.device))
     if graphs is not None and graphs.accepts(step):
         return graphs.run(step)
     if multiple > 1:
         step = pad(step, multiple=multiple, spare_block=kv_pool.spare_block)
     return model.forward(step.inputs(backend), kv_pool)[:num_logits]
+
+
+def _lay_out_decodes(decodes: DecodeRows, device: torch.device, fed: Fed | None) -> HostStep:
+    """The same, of single tokens alone, which are nearly laid out: most steps are of this kind."""
+    starts, tables = decodes.starts, np.ascontiguousarray(decodes.block_tables)
+    rows, ones = np.arange(len(decodes)), np.ones(len(decodes), dtype=np.int64)
+    return HostStep(
+        token_ids=decodes.token_ids,
+        positions=starts,
+        blocks=tables[rows, starts // decodes.block_size],
+        offsets=starts % decodes.block_size,
+        logit_rows=rows,
+        metadata=AttentionMetadata(decodes.block_size, ones, starts + 1, tables, device),
+        fed=fed,
+    )
 
 
 def _block_tables(rows: Sequence[BatchRow], decodes: DecodeRows, block_size: int) -> IntArray:
@@ -225,12 +248,3 @@ def _block_tables(rows: Sequence[BatchRow], decodes: DecodeRows, block_size: int
 
 def _append(column: IntArray, values: list[int]) -> IntArray:
     return np.concatenate((column, np.array(values, dtype=np.int64))) if values else column
-
-
-def _begun_blocks(metadata: AttentionMetadata) -> IntArray:
-    """Last blocks of rows that begin in this step and are not full after it."""
-    last = (metadata.context_lens - 1) // metadata.block_size
-    begun = last * metadata.block_size >= metadata.starts
-    partial = metadata.context_lens % metadata.block_size != 0
-    rows = np.flatnonzero(begun & partial)
-    return metadata.block_tables[rows, last[rows]]

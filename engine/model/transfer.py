@@ -14,6 +14,8 @@ def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     would make this thread wait for everything that was asked of the device before.
     """
     tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if device.type == "cpu":
+        return tensor
     if device.type != "cuda":
         return tensor.to(device)
     # torch gives the pinned memory to nobody else before the device has read it.

@@ -1,8 +1,8 @@
 """What every paged attention backend takes and promises. Knows no model and no request.
 
 A backend is asked twice: once per step (`prepare`, which may plan from the lengths on the host),
-and then once per layer with the tensors of that layer. Two steps never overlap, so a backend may
-keep scratch memory between them.
+and then once per layer with the tensors of that layer. Two steps never overlap on the device,
+so a backend may keep scratch memory there.
 """
 
 from dataclasses import dataclass

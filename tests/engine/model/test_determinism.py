@@ -121,7 +121,7 @@ def test_padding_adds_tokens_of_nobody_behind_the_rows():
     assert padded.logit_rows.tolist() == [2, 0, 0]
     assert padded.metadata.query_lens.tolist() == [3, 1, 1, 1]
     assert padded.metadata.block_tables[:, 0].tolist() == [2, 4, 9, 9]
-    assert padded.begun_blocks.tolist() == [2, 4]
+    assert step.begun_blocks.tolist() == [2, 4]
 
 
 @pytest.mark.parametrize("path", ["fast", "wide"])
