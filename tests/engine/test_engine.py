@@ -296,6 +296,15 @@ def test_when_every_row_fails_alone_it_is_the_device_and_not_the_requests():
         machine.step()
 
 
+def test_a_device_on_which_some_rows_raise_and_the_others_have_no_numbers_is_no_device():
+    machine = Machine(make_config())
+    machine.add(make_request("a"), make_request("b"))
+    machine.runner.script.failing_request_ids = {"a"}
+    machine.runner.script.broken_request_ids = {"b"}
+    with pytest.raises(DeviceFailed):
+        machine.step()
+
+
 def test_requests_that_fail_by_their_own_arithmetic_never_end_the_worker_however_many():
     machine = Machine(make_config())
     machine.add(make_request("a"), make_request("b"))

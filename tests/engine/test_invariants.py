@@ -75,3 +75,14 @@ def test_with_the_check_switched_on_a_broken_law_stops_the_test():
     machine.engine._scheduler.kv_cache.num_promised += 1
     with pytest.raises(AssertionError, match="promised blocks"):
         machine.step()
+
+
+def test_a_token_that_is_expected_when_nothing_is_in_flight_is_found(machine):
+    machine.engine._scheduler.requests["a"].expects_token = True
+    assert "a: a token is expected between two steps" in machine.engine.violations()
+
+
+def test_a_request_left_behind_at_its_end_is_found(machine):
+    scheduler = machine.engine._scheduler
+    scheduler._expect_end(scheduler.requests["a"])
+    assert "tokens are expected between two steps" in machine.engine.violations()

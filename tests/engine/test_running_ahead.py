@@ -166,3 +166,36 @@ def test_an_engine_that_is_idle_with_a_step_in_flight_serves_the_next_request():
     machine.run()
     assert machine.tokens("later") == expected_tokens(later)
     assert machine.engine.violations() == []
+
+
+def test_a_request_for_a_single_token_is_in_a_single_step():
+    machine = make_machine()
+    machine.add(make_request("one", max_tokens=1), make_request("more", max_tokens=4))
+    machine.run()
+    computed = [r.request_id for batch in machine.batches for r in batch.requests]
+    assert (computed.count("one"), computed.count("more")) == (1, 4)
+
+
+def test_once_the_last_request_with_a_penalty_has_ended_the_engine_waits_no_more():
+    machine = make_machine()
+    machine.add(make_request("penalized", max_tokens=2, presence_penalty=1.0))
+    machine.run()
+    machine.batches.clear()
+    machine.add(make_request("plain", max_tokens=3))
+    machine.run()
+    assert UNKNOWN_TOKEN in machine.batches[1].decodes.token_ids
+
+
+def test_a_step_that_was_launched_early_is_timed_from_the_end_of_the_one_before():
+    engine = Engine(make_config(), FakeRunner(num_blocks=64, block_size=4, runs_ahead=True))
+    engine.add_request(make_request(max_tokens=9))
+    engine.step(lambda: 1.0)
+    engine.step(lambda: 7.0)
+    engine.step(lambda: 9.5)
+    assert engine.snapshot().last_step.seconds == 2.5
+    # The fifth step is launched at 10.0, while the fourth takes until 20.0.
+    readings = iter([10.0, 10.0, 10.0])
+    engine.step(lambda: next(readings, 20.0))
+    first = engine.snapshot().last_step.seconds
+    engine.step(lambda: 21.0)
+    assert (first, engine.snapshot().last_step.seconds) == (10.5, 1.0)

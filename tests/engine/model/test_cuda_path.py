@@ -331,6 +331,18 @@ def test_a_step_that_left_its_buffers_as_they_were_would_be_seen(decoder, monkey
     assert bool(((stale - expected).norm(dim=-1) > 0.1 * expected.norm(dim=-1)).all())
 
 
+def test_a_step_in_flight_keeps_what_its_copy_reads_while_the_next_one_is_filled(decoder):
+    graphs, _ = graphs_over(decoder, pool := filled_pool(decoder))
+    logits(decoder, pool, decodes(9, 3, 16), graphs)
+    in_flight = graphs._hosts[0]
+    rows = in_flight.clone()
+    logits(decoder, pool, decodes(5, 12, 7), graphs)
+    assert graphs._hosts[0] is not in_flight
+    assert torch.equal(in_flight, rows)
+    logits(decoder, pool, decodes(4, 2, 6), graphs)
+    assert graphs._hosts[0] is in_flight
+
+
 class NoQuestions(TorchDispatchMode):
     """Refuses what makes the host wait for the device, as a capture would."""
 
