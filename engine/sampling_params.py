@@ -13,7 +13,8 @@ class SamplingParams:
     `temperature == 0` is greedy. `top_k == 0`, `top_p == 1` and `min_p == 0` switch the truncation
     off. `seed` is always set: a request without one gets it at submit, so that a resume repeats the
     same noise. `allowed_token_ids` is empty where any token may come. `logit_bias` is pairs of a
-    token id, each but once, and what is added to its logit.
+    token id, each but once, and what is added to its logit. `logprobs` is how many of the likeliest
+    tokens are told at each place, beside how likely the sampled one was; None tells nothing.
     """
 
     max_tokens: int
@@ -27,6 +28,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     allowed_token_ids: tuple[int, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -43,6 +45,7 @@ class SamplingParams:
         assert 0.0 <= self.min_p <= 1.0
         assert self.repetition_penalty > 0.0
         assert len(dict(self.logit_bias)) == len(self.logit_bias)
+        assert self.logprobs is None or self.logprobs >= 0
 
     @property
     def is_greedy(self) -> bool:

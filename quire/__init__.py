@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     )
     from quire.groups import GroupHandle
     from quire.local_redis import LocalRedis
+    from quire.logprobs import TokenLogprob, TopLogprob
     from quire.protocol import (
         PROTOCOL_VERSION,
         Completion,
@@ -88,6 +89,8 @@ __all__ = [
     "State",
     "Timing",
     "TokenChunk",
+    "TokenLogprob",
+    "TopLogprob",
     "UnknownRequest",
     "UnsupportedVersion",
     "Usage",
@@ -122,6 +125,7 @@ _NAMES_OF = {
     ),
     "groups": ("GroupHandle",),
     "local_redis": ("LocalRedis",),
+    "logprobs": ("TokenLogprob", "TopLogprob"),
     "protocol": (
         "PROTOCOL_VERSION",
         "Completion",

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from quire.batch_logprobs import of_chat, of_completion
 from quire.errors import InvalidRequest
 from quire.output import Completion, FinishReason
 from quire.protocol import GenerationRequest, Kind
@@ -117,10 +118,12 @@ def parse_line(text: str, *, number: int, batch: str) -> BatchLine | BadLine:
 
 
 def output_line(line: BatchLine, completion: Completion) -> str:
-    """The line of a completed request for the output file. `completion` has its text."""
+    """The line of a completed request for the output file. `completion` has all of its output."""
     stop = "length" if completion.finish_reason is FinishReason.LENGTH else "stop"
     choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": stop}
     is_chat = KINDS[line.url] == "chat.completions"
+    if completion.logprobs:
+        choice["logprobs"] = (of_chat if is_chat else of_completion)(completion.logprobs)
     if is_chat:
         choice["message"] = {"role": "assistant", "content": completion.text}
     else:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from quire.errors import ProtocolError
 from quire.history import BASES, PRIMES, hashes_of, parts_of
 from quire.keys import Keys
+from quire.logprobs import pack_tokens
 from quire.script_runner import Argument, Call
 from quire.transitions import Claim, CommitItem, CommitReply, CommitStatus
 from quire.wire import pack_ids
@@ -103,7 +104,7 @@ class CommitCalls:
             ids.append(course.claim.request_id)
             ends = _packed_ends(item.text_ends)
             entry_id = f"{finish - 1}-{course.epoch}"
-            rows += place, after, start, entry_id, pack_ids(token_ids), item.text, ends, prefix
+            rows += place, after, start, entry_id, _packed_tokens(item), item.text, ends, prefix
             chosen.append(number)
             courses.append(course)
             standings.append((finish, first, second, after))
@@ -136,7 +137,7 @@ class CommitCalls:
             first, second = hashes_of(ids)
             finish = item.start + len(ids)
             lines.append(f"{item.start} {finish} {first} {second} {state} {course.fence}")
-            arguments += pack_ids(ids), item.text, _packed_ends(item.text_ends)
+            arguments += _packed_tokens(item), item.text, _packed_ends(item.text_ends)
         return Call(names, ("".join(lines), *arguments, *ends))
 
     def committed(self, items: Sequence[CommitItem], reply: bytes) -> list[CommitReply]:
@@ -175,6 +176,10 @@ def _check_number(found: int, wanted: int) -> None:
 @lru_cache(maxsize=4096)
 def _added(published: int) -> CommitReply:
     return CommitReply(CommitStatus.OK, published, cancel_requested=False)
+
+
+def _packed_tokens(item: CommitItem) -> bytes:
+    return pack_tokens(item.logprobs) if item.logprobs else pack_ids(item.token_ids)
 
 
 @lru_cache(maxsize=4096)

@@ -129,11 +129,12 @@ class Following:
 
 
 def joined(completion: Completion, chunks: Sequence[TokenChunk]) -> Completion:
-    """The completion with all text and tokens in it."""
+    """The completion with all text, tokens and log-probabilities in it."""
     return replace(
         completion,
         text="".join(chunk.text for chunk in chunks) + completion.tail,
         token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
+        logprobs=tuple(one for chunk in chunks for one in chunk.logprobs),
     )
 
 

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from quire.errors import ProtocolError
+from quire.logprobs import TokenLogprob, unpack_tokens
 from quire.wire import pack, unpack_ids, unpack_map
 
 
@@ -82,6 +83,7 @@ class TokenChunk:
     `text_ends`, where the writer gave it, holds for each token the length of `text` after that
     token, in code points, and lets a reader cut the text in the middle of a chunk. `prefix_hash` is
     that of all tokens of the log up to `end` (see history.py), empty in logs that have none.
+    `logprobs` has one record for each token where the request asked for them, else none.
     """
 
     start: int
@@ -90,6 +92,7 @@ class TokenChunk:
     epoch: int
     text_ends: tuple[int, ...] = ()
     prefix_hash: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     @property
     def end(self) -> int:
@@ -113,13 +116,14 @@ class TokenChunk:
             token_ids=self.token_ids[skipped:],
             text=self.text[cut:],
             text_ends=tuple(end - cut for end in self.text_ends[skipped:]),
+            logprobs=self.logprobs[skipped:],
         )
 
     @classmethod
     def from_entry(cls, entry_id: bytes, fields: Mapping[bytes, bytes]) -> TokenChunk:
         """Reads a log entry. ProtocolError when it is not one of ours."""
         last, epoch = split_entry_id(entry_id)
-        ids = unpack_ids(fields.get(b"ids", b""))
+        ids, logprobs = unpack_tokens(fields.get(b"ids", b""))
         try:
             start, text = int(fields[b"from"]), fields[b"text"].decode()
         except (KeyError, ValueError) as error:
@@ -127,7 +131,8 @@ class TokenChunk:
         ends = unpack_ids(fields[b"ends"]) if b"ends" in fields else ()
         if start + len(ids) != last + 1 or not ids or (ends and len(ends) != len(ids)):
             raise ProtocolError(f"log entry {entry_id!r} contradicts its own index")
-        return cls(start, ids, text, epoch, text_ends=ends, prefix_hash=_prefix_hash(fields))
+        prefix = _prefix_hash(fields)
+        return cls(start, ids, text, epoch, text_ends=ends, prefix_hash=prefix, logprobs=logprobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +142,8 @@ class Completion:
     Its author (usually a worker) writes what only the author knows. `attempts`, `resumes`,
     `timing`, `metadata` and `usage.completion_tokens` are filled in by the reader from what the
     broker stamped onto the record: the broker saw all attempts, the last worker only its own.
-    `text` and `token_ids` are joined from the log by `Client.result` and empty elsewhere.
+    `text`, `token_ids` and `logprobs` are joined from the log by `Client.result` and empty
+    elsewhere; `logprobs` also where the request did not ask for them.
     """
 
     request_id: str
@@ -160,6 +166,7 @@ class Completion:
     token_ids: tuple[int, ...] = ()
     #: Of all tokens of the log; see TokenChunk.
     prefix_hash: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.state.is_terminal, f"a completion cannot be {self.state}"

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, fiel
 from pydantic_core.core_schema import ValidationInfo
 
 from quire.errors import InvalidRequest
+from quire.logprobs import MAX_TOP_LOGPROBS
 from quire.refusals import nearest, reason_of
 from quire.wire import MAX_ARRAY_LENGTH, MAX_TOKEN_ID, is_token_ids
 
@@ -70,6 +71,9 @@ class SamplingParams(BaseModel):
     logit_bias: dict[_TokenId, _Bias] = Field(default_factory=dict, max_length=MAX_BIASED_TOKENS)
     #: None lets the client draw one at submit, so that a resumed generation goes on with it.
     seed: _Int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
+    #: How many of the likeliest tokens are told at each place, beside the one that came and how
+    #: likely that was; None tells nothing. See `quire.logprobs`.
+    logprobs: _Int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     stop: tuple[_StopString, ...] = Field(default=(), max_length=MAX_STOP_STRINGS)
     stop_token_ids: tuple[_TokenId, ...] = Field(default=(), max_length=MAX_STOP_TOKEN_IDS)
     ignore_eos: _Bool = False
@@ -127,15 +131,19 @@ class ParsedBody:
     model: str | None
 
 
-#: OpenAI's fields that do not change the tokens of a request of ours.
-_HARMLESS = frozenset({"model", "stream", "stream_options", "user", "n", "max_completion_tokens"})
+#: The parameters, and OpenAI's fields that do not change the tokens of a request of ours.
+_KNOWN = frozenset(
+    {*SamplingParams.model_fields}
+    | {"model", "stream", "stream_options", "user", "n", "max_completion_tokens"}
+)
 
 
 def parse_body(kind: Kind, body: Mapping[str, Any]) -> ParsedBody:
     """Checks a body of the given kind. InvalidRequest names the first culprit as `body.<field>`."""
     subject = "messages" if kind == "chat.completions" else "prompt"
+    known = _KNOWN | {"top_logprobs"} if kind == "chat.completions" else _KNOWN
     for name in body:
-        if name not in SamplingParams.model_fields and name not in _HARMLESS and name != subject:
+        if name not in known and name != subject:
             hint = nearest(name, SamplingParams.model_fields)
             raise InvalidRequest(f"body.{name}", f"unknown field{hint}")
     if body.get("n") not in (None, 1) or isinstance(body.get("n"), bool):
@@ -146,7 +154,7 @@ def parse_body(kind: Kind, body: Mapping[str, Any]) -> ParsedBody:
     return ParsedBody(
         prompt=None if subject == "messages" else _prompt(kind, body.get("prompt")),
         messages=_messages(body.get("messages")) if subject == "messages" else None,
-        sampling=validated(SamplingParams, _sampling_fields(body), prefix="body."),
+        sampling=validated(SamplingParams, _sampling_fields(kind, body), prefix="body."),
         model=model,
     )
 
@@ -165,7 +173,7 @@ def validated(model: type[_Model], fields: Mapping[str, Any], *, prefix: str = "
         raise InvalidRequest(f"{prefix}{path}" or model.__name__, reason) from None
 
 
-def _sampling_fields(body: Mapping[str, Any]) -> dict[str, Any]:
+def _sampling_fields(kind: Kind, body: Mapping[str, Any]) -> dict[str, Any]:
     # A null means "the default" in OpenAI's bodies.
     fields = {
         name: body[name] for name in SamplingParams.model_fields if body.get(name) is not None
@@ -173,7 +181,21 @@ def _sampling_fields(body: Mapping[str, Any]) -> dict[str, Any]:
     alias = body.get("max_completion_tokens")
     if alias is not None and fields.setdefault("max_tokens", alias) != alias:
         raise InvalidRequest("body.max_completion_tokens", "contradicts max_tokens")
+    if kind == "chat.completions":
+        fields |= {"logprobs": _chat_logprobs(body)}
     return fields
+
+
+def _chat_logprobs(body: Mapping[str, Any]) -> Any:
+    """What the field is elsewhere: here OpenAI has a switch, and the number in another one."""
+    wanted, top = body.get("logprobs"), body.get("top_logprobs")
+    if top is None:
+        return 0 if wanted is True else None if wanted is False else wanted
+    if wanted is not True:
+        raise InvalidRequest("body.top_logprobs", "needs logprobs to be true")
+    if type(top) is not int or not 0 <= top <= MAX_TOP_LOGPROBS:
+        raise InvalidRequest("body.top_logprobs", f"must be 0 to {MAX_TOP_LOGPROBS}")
+    return top
 
 
 def _prompt(kind: Kind, prompt: object) -> str | list[int]:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from quire.broker import Broker
 from quire.client import Client
 from quire.errors import BrokerUnavailable, DeadlineExceeded, InvalidRequest, RequestFailed
+from quire.logprobs import TokenLogprob, TopLogprob
 from quire.output import Completion, ErrorInfo, FinishReason, State, Usage
 from quire.protocol import GenerationRequest
 from quire.transitions import Claimed, CommitItem, CommitStatus
@@ -74,7 +75,8 @@ class FakeQuire:
     Answer; it runs in a thread of its own. What it raises becomes the end of the request:
     InvalidRequest a rejection, RequestFailed a failure with its code, DeadlineExceeded an expiry,
     anything else the failure `internal_error`. Every character counts as one token, whose id is its
-    code point; sampling parameters are not applied. Without an `answer` nobody works, and a test
+    code point and which is certain, for those who ask for log-probabilities; other sampling
+    parameters are not applied. Without an `answer` nobody works, and a test
     drives `broker` by hand.
     """
 
@@ -281,11 +283,22 @@ class _Run:
                 text,
                 text_ends=tuple(range(1, len(text) + 1)),
                 completion=completion,
+                logprobs=self._logprobs_of(text),
             )
             (reply,) = self._broker.commit([item])
             self._published = reply.published
             self.has_ended = completion is not None or reply.status is CommitStatus.FENCED
             return not self.has_ended
+
+    def _logprobs_of(self, text: str) -> tuple[TokenLogprob, ...]:
+        """Those of a model that could not say anything else; none where nobody asked."""
+        wanted = self.request.parse_body().sampling.logprobs if text else None
+        if wanted is None:
+            return ()
+        return tuple(
+            TokenLogprob(ord(one), 0.0, one, (TopLogprob(ord(one), 0.0, one),)[:wanted])
+            for one in text
+        )
 
 
 _CANCELLED = ErrorInfo("cancelled", "the request was cancelled")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from quire.logprobs import TokenLogprob
 from quire.output import Completion, State, TokenChunk
 from quire.protocol import Priority
 
@@ -105,8 +106,8 @@ class NotClaimed:
 class CommitItem:
     """One request's part of a commit: the tokens from `start` on, and the end if this is it.
 
-    `text` is what these tokens added to the text; `text_ends` see TokenChunk. With a `completion`
-    the token ids may be empty; without one they may not.
+    `text` is what these tokens added to the text; `text_ends` and `logprobs` see TokenChunk. With a
+    `completion` the token ids may be empty; without one they may not.
     """
 
     claim: Claim
@@ -115,11 +116,14 @@ class CommitItem:
     text: str
     completion: Completion | None = None
     text_ends: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.start >= 0, "a commit cannot start before the first token"
         assert self.token_ids or self.completion, "a commit of nothing"
         assert len(self.text_ends) in (0, len(self.token_ids)), "one text end per token, or none"
+        if self.logprobs:
+            assert [one.token_id for one in self.logprobs] == [*self.token_ids], "of other tokens"
 
 
 class CommitStatus(StrEnum):

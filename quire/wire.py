@@ -74,6 +74,12 @@ def pack_ids(token_ids: Sequence[int]) -> bytes:
     return data
 
 
+def pack_array(values: Sequence[object]) -> bytes:
+    """Encodes values of our own as a msgpack array, numbers with a fraction in single precision."""
+    data: bytes = msgpack.packb(list(values), use_single_float=True)
+    return data
+
+
 def unpack_ids(data: bytes) -> tuple[int, ...]:
     """Decodes an array of token ids. ProtocolError when it holds anything else."""
     value = unpack(data)
@@ -87,6 +93,11 @@ def is_token_ids(value: object) -> bool:
     return isinstance(value, list) and all(
         type(item) is int and 0 <= item <= MAX_TOKEN_ID for item in value
     )
+
+
+def is_token_id(value: object) -> bool:
+    """Whether `value` is the id of a token."""
+    return is_token_ids([value])
 
 
 def _refuse_extension(code: int, _data: bytes) -> NoReturn:

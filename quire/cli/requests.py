@@ -38,6 +38,7 @@ _SAMPLING: dict[str, type] = {
     "presence_penalty": float,
     "frequency_penalty": float,
     "seed": int,
+    "logprobs": int,
 }
 
 

@@ -14,6 +14,7 @@ import msgpack
 
 from quire.batch_lines import BadLine, BatchLine, parse_line
 from quire.errors import InvalidRequest, ProtocolError
+from quire.logprobs import TokenLogprob, TopLogprob, pack_tokens
 from quire.output import Completion, FinishReason, State, TokenChunk, Usage
 from quire.output_log import read_entries
 from quire.protocol import GenerationRequest
@@ -119,6 +120,9 @@ _REQUEST = GenerationRequest(
 _FIELDS = [
     {b"from": b"0", b"ids": pack_ids([1, 2]), b"text": b"ab", b"ends": pack_ids([1, 2])},
     {b"from": b"0", b"ids": pack_ids([7]), b"text": "\u00e9".encode(), b"prefix": b"1.2"},
+    {b"from": b"0", b"text": b"ab", b"ids": pack_tokens(
+        [TokenLogprob(1, -0.5, "a", (TopLogprob(1, -0.5, "a"),)), TokenLogprob(2, -1.5, "b")]
+    )},
     {b"done": _DONE.encode(), b"attempts": b"1", b"resumes": b"0", b"submitted_ms": b"5",
      b"finished_ms": b"9", b"metadata": pack({"a": 1}), b"prefix": b"3.4"},
     {b"state": b"running", b"priority": b"1", b"published": b"2", b"attempts": b"1",
@@ -172,4 +176,5 @@ def _check_cuts(chunk: TokenChunk) -> None:
         rest = chunk.after(seen)
         assert rest is not None
         assert rest.token_ids == chunk.token_ids[seen - chunk.start :]
+        assert rest.logprobs == chunk.logprobs[seen - chunk.start :]
         assert chunk.text.endswith(rest.text)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import redis
 
 from quire.broker import Broker
+from quire.logprobs import TokenLogprob, TopLogprob
 from quire.output import Completion, FinishReason, State, TokenChunk, Usage
 from quire.protocol import GenerationRequest
 from quire.transitions import Claim, Claimed, CommitItem, NotClaimed
@@ -44,6 +45,20 @@ def make_item(claim: Claim, start: int, end: int, *, final: bool = False) -> Com
         text_ends=tuple(range(1, end - start + 1)),
         completion=make_completion(claim.request_id) if final else None,
     )
+
+
+def logprob_at(index: int) -> TokenLogprob:
+    """What an honest worker says of the token at this index: it was the second best of two."""
+    token_id, text = token_at(index), text_of(index)
+    best = TopLogprob(token_id + 1, -0.25 * index, "?")
+    own = TopLogprob(token_id, -0.25 * index - 1, text)
+    return TokenLogprob(token_id, own.logprob, text, (best, own))
+
+
+def with_logprobs(item: CommitItem) -> CommitItem:
+    """The same commit, for a request that asked for the two best at each place."""
+    indices = range(item.start, item.start + len(item.token_ids))
+    return replace(item, logprobs=tuple(map(logprob_at, indices)))
 
 
 def make_completion(request_id: str, **changes: Any) -> Completion:

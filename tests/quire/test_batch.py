@@ -57,6 +57,24 @@ def test_chats_and_completions_come_back_in_the_format_of_openai(folder):
     assert folder.failures == []
 
 
+def test_log_probabilities_are_in_the_responses_of_those_lines_that_ask(folder):
+    chosen = chat("c", "hi")
+    chosen["body"] |= {"logprobs": True, "top_logprobs": 2}
+    folder.write(chosen, ask("p", "hi", logprobs=0), ask("q", "hi"), chat("d", "hi"))
+    with FakeQuire(answer=echo) as fake:
+        folder.run(fake.client())
+    assert folder.texts == dict.fromkeys("cpqd", "HI")
+    found = {
+        line["custom_id"]: line["response"]["body"]["choices"][0]["logprobs"]
+        for line in folder.results
+    }
+    certain = {"token": "H", "logprob": 0.0, "bytes": [72]}
+    assert found["c"]["content"][0] == certain | {"top_logprobs": [certain]}
+    assert found["p"]["tokens"] == ["H", "I"]
+    assert found["p"]["top_logprobs"] == [{"H": 0.0}, {"I": 0.0}]
+    assert found["q"] is None and found["d"] is None
+
+
 def test_the_line_that_the_document_shows_can_be_run(folder):
     (line,) = re.findall(r"```json\n(.*)\n```", (ROOT / "docs" / "batch.md").read_text())
     folder.write(line)

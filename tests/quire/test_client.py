@@ -26,12 +26,14 @@ from quire.protocol import GenerationRequest, Priority
 from tests.quire.builders import (
     Snapshot,
     claim_next,
+    logprob_at,
     make_completion,
     make_item,
     make_request,
     read_and_claim,
     text_of,
     token_at,
+    with_logprobs,
 )
 
 
@@ -78,6 +80,18 @@ def test_a_prompt_may_be_token_ids_or_a_conversation(client, broker):
     assert (first.kind, first.parse_body().prompt) == ("tokens", [5, 6])
     assert (second.kind, second.parse_body().messages) == ("chat.completions", messages)
     assert second.parse_body().sampling.stop == ("END",)
+
+
+def test_log_probabilities_come_with_their_tokens_wherever_a_reader_begins(client, broker):
+    handle = client.submit([1], sampling={"logprobs": 2})
+    claim = claim_next(broker).claim
+    broker.commit([with_logprobs(make_item(claim, 0, 3))])
+    broker.commit([with_logprobs(make_item(claim, 3, 6, final=True))])
+    wanted = tuple(map(logprob_at, range(6)))
+    assert handle.result(timeout=5).logprobs == wanted
+    for seen in range(7):
+        rest = [one for chunk in handle.stream(after=seen) for one in chunk.logprobs]
+        assert rest == list(wanted[seen:])
 
 
 def test_a_seed_is_drawn_at_submit_and_a_given_one_is_kept(client, broker):

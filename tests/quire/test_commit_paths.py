@@ -12,11 +12,13 @@ from quire.transitions import BackOff, CommitStatus
 from tests.quire.builders import (
     Snapshot,
     claim_next,
+    logprob_at,
     make_item,
     read_all,
     submit_and_claim,
     token_at,
     token_ids_of,
+    with_logprobs,
 )
 
 
@@ -54,6 +56,21 @@ def test_extend_and_commit_write_the_same_log(broker, connection, claimed):
     chunks, completion = read_all(broker, "a")
     assert token_ids_of(chunks) == [token_at(index) for index in range(8)]
     assert completion.prefix_hash == broker.status("a").prefix_hash == chunks[-1].prefix_hash
+
+
+def test_log_probabilities_stand_in_the_log_by_either_way_and_leave_its_hash_as_it_is(broker):
+    claims = [submit_and_claim(broker, id=name).claim for name in "ab"]
+    for start, end, final in ((0, 2, False), (2, 5, False), (5, 6, True)):
+        items = [make_item(claim, start, end, final=final) for claim in claims]
+        broker.commit([with_logprobs(items[0]), items[1]])
+    told, untold = read_all(broker, "a"), read_all(broker, "b")
+    assert [chunk.logprobs for chunk in told[0]] == [
+        tuple(map(logprob_at, range(start, end))) for start, end in ((0, 2), (2, 5), (5, 6))
+    ]
+    assert [chunk.logprobs for chunk in untold[0]] == [()] * 3
+    for chunks, completion in (told, untold):
+        assert token_ids_of(chunks) == [token_at(index) for index in range(6)]
+        assert completion.prefix_hash == untold[1].prefix_hash
 
 
 def test_a_commit_leaves_the_lease_to_the_heartbeat(broker, connection):

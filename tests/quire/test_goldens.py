@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from quire.logprobs import TokenLogprob, TopLogprob, pack_tokens, unpack_tokens
 from quire.output import Completion, ErrorInfo, FinishReason, State, TokenChunk, Usage
 from quire.protocol import GenerationRequest, Priority
 from quire.wire import pack_ids, unpack_ids
@@ -48,6 +49,14 @@ COMPLETIONS = {
 
 TOKEN_IDS = {"token-ids": (0, 1, 127, 128, 255, 256, 65_535, 65_536, (1 << 31) - 1)}
 
+TOKENS = {
+    "tokens-with-logprobs": (
+        TokenLogprob(5, -0.5, "a"),
+        TokenLogprob(9_000, -2.0, "\u00e9", (TopLogprob(0, -0.5, " a"), TopLogprob(7, -1e30, ""))),
+        TokenLogprob((1 << 31) - 1, 0.0, "\ufffd", (TopLogprob(1, float("-inf"), "\n"),)),
+    )
+}  # fmt: skip
+
 #: Log entries as the server returns them: id, then names and values in base 16.
 ENTRIES = json.loads((GOLDENS / "log-entries.json").read_text())
 
@@ -74,6 +83,13 @@ def test_recorded_token_ids_are_read_and_written_as_they_were(name):
     assert pack_ids(TOKEN_IDS[name]) == golden(name)
 
 
+@pytest.mark.parametrize("name", TOKENS)
+def test_recorded_tokens_are_read_and_written_with_their_log_probabilities(name):
+    ids, logprobs = unpack_tokens(golden(name))
+    assert ids == tuple(one.token_id for one in TOKENS[name])
+    assert pack_tokens(logprobs) == pack_tokens(TOKENS[name]) == golden(name)
+
+
 def test_recorded_log_entries_are_read_as_they_were():
     tokens, end = (
         (entry["id"].encode(), {k.encode(): bytes.fromhex(v) for k, v in entry["fields"].items()})
@@ -91,4 +107,4 @@ def test_recorded_log_entries_are_read_as_they_were():
 
 def test_every_recorded_file_is_tested():
     recorded = {path.stem for path in GOLDENS.glob("*.msgpack")}
-    assert recorded == {*REQUESTS, *COMPLETIONS, *TOKEN_IDS}
+    assert recorded == {*REQUESTS, *COMPLETIONS, *TOKEN_IDS, *TOKENS}

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import ProtocolError
+from quire.logprobs import TokenLogprob
 from quire.output import Completion, ErrorInfo, FinishReason, State, TokenChunk, Usage
 from quire.output_log import read_entries
 from quire.wire import pack, pack_ids
@@ -17,6 +18,9 @@ chunks = st.lists(st.text(max_size=3), min_size=1, max_size=8).flatmap(
         text=st.just("".join(pieces)),
         epoch=st.integers(1, 9),
         text_ends=st.just(tuple(len("".join(pieces[: index + 1])) for index in range(len(pieces)))),
+        logprobs=st.sampled_from(
+            [(), tuple(TokenLogprob(100 + n, -1.0, text) for n, text in enumerate(pieces))]
+        ),
     )
 )
 
@@ -34,6 +38,7 @@ def test_a_cut_chunk_is_exactly_what_the_reader_does_not_have(chunk, seen):
     assert rest.token_ids == chunk.token_ids[skipped:]
     assert rest.text == chunk.text[cut:]
     assert rest.text_ends[-1] == len(rest.text)
+    assert rest.logprobs == chunk.logprobs[skipped:]
 
 
 @given(chunks, st.integers(0, 70), st.integers(0, 70))

@@ -12,6 +12,8 @@ from quire.sampling import MAX_BIASED_TOKENS, MAX_STOP_STRINGS, parse_body
 from quire.wire import pack, unpack
 from tests.quire.builders import make_request
 
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
 integers = st.integers(-(1 << 63), (1 << 64) - 1)
 
 requests = st.builds(
@@ -130,9 +132,37 @@ def test_a_bias_is_keyed_by_token_id_and_travels_under_strings():
 
 
 @pytest.mark.parametrize(
+    ("kind", "fields", "wanted"),
+    [
+        ("completions", {}, None),
+        ("completions", {"logprobs": None}, None),
+        ("completions", {"logprobs": 0}, 0),
+        ("completions", {"logprobs": 20}, 20),
+        ("chat.completions", {}, None),
+        ("chat.completions", {"logprobs": False}, None),
+        ("chat.completions", {"logprobs": True}, 0),
+        ("chat.completions", {"logprobs": True, "top_logprobs": 3}, 3),
+        ("chat.completions", {"logprobs": False, "top_logprobs": None}, None),
+        ("chat.completions", SamplingParams(logprobs=3).to_body(), 3),
+    ],
+)
+def test_log_probabilities_are_asked_for_as_in_openais_bodies(kind, fields, wanted):
+    subject = CHAT if kind == "chat.completions" else {"prompt": "hi"}
+    assert parse_body(kind, subject | fields).sampling.logprobs == wanted
+
+
+@pytest.mark.parametrize(
     ("kind", "body", "field"),
     [
         ("tokens", {"prompt": [1], "logprobs": True}, "body.logprobs"),
+        ("tokens", {"prompt": [1], "logprobs": -1}, "body.logprobs"),
+        ("tokens", {"prompt": [1], "logprobs": 21}, "body.logprobs"),
+        ("tokens", {"prompt": [1], "top_logprobs": 2}, "body.top_logprobs"),
+        ("chat.completions", CHAT | {"logprobs": 21}, "body.logprobs"),
+        ("chat.completions", CHAT | {"top_logprobs": 2}, "body.top_logprobs"),
+        ("chat.completions", CHAT | {"logprobs": False, "top_logprobs": 2}, "body.top_logprobs"),
+        ("chat.completions", CHAT | {"logprobs": True, "top_logprobs": 21}, "body.top_logprobs"),
+        ("chat.completions", CHAT | {"logprobs": True, "top_logprobs": True}, "body.top_logprobs"),
         ("tokens", {"prompt": [1], "logit_bias": [1]}, "body.logit_bias"),
         ("tokens", {"prompt": [1], "logit_bias": {"five": 1}}, "body.logit_bias"),
         ("tokens", {"prompt": [1], "logit_bias": {"-5": 1}}, "body.logit_bias"),

@@ -232,6 +232,7 @@ def test_every_sampling_parameter_of_the_wire_reaches_the_engine():
         allowed_token_ids=(3, 4),
         logit_bias={5: -1.5},
         seed=-4,
+        logprobs=3,
         stop=("a", "b"),
         stop_token_ids=(1, 2),
         ignore_eos=True,
