@@ -224,7 +224,8 @@ class Intake:
             return
         priority = Priority(entry.priority)
         origin = self._origin(claimed, request, priority=priority, now_ms=now_ms)
-        delivery = Delivery(key_of(claimed.claim), claimed.claim, origin, self._shard)
+        tell = self._served.tokenizer.with_texts
+        delivery = Delivery(key_of(claimed.claim), claimed.claim, origin, self._shard, tell=tell)
         try:
             delivery.recall(claimed.published)
         except ProtocolError as error:

@@ -11,17 +11,26 @@ of a log, any suffix can be sent again.
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from time import monotonic
 
 from engine.engine import RequestOutput
+from engine.logprobs import Logprobs
 from engine.request import FinishReason, Priority, Request
 from quire.errors import ProtocolError
+from quire.logprobs import TokenLogprob
 from quire.protocol import Completion, ErrorInfo, TokenChunk
 from quire.transitions import Claim, CommitItem, CommitReply, CommitStatus
 from service.completions import Origin, completion_of
 
 #: Claims of one commit; more would hold up the other users of Redis for too long.
 MAX_COMMIT_ITEMS = 256
+#: Tokens of one entry if there are log-probabilities: of 21 with a text for each, so many take a
+#: tenth of the largest message that is read.
+MAX_TOKENS_WITH_LOGPROBS = 256
+
+#: What the engine says of a token, in the words of the contract; see `ModelTokenizer.with_texts`.
+Telling = Callable[[int, Logprobs], TokenLogprob]
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +49,10 @@ class Delivery:
     token_ids: list[int] = field(default_factory=list)
     #: The text that became certain with each token.
     texts: list[str] = field(default_factory=list)
+    #: What is to be said of each token; empty where the request did not ask.
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    #: How it is said; None where the engine has nothing to say.
+    tell: Telling | None = None
     #: Text that became certain without a token, when the request was cut short.
     tail: str = ""
     #: Tokens known to be in the log.
@@ -80,12 +93,18 @@ class Delivery:
             ends = chunk.text_ends or (0,) * (len(chunk.token_ids) - 1) + (len(chunk.text),)
             starts = (0, *ends[:-1])
             self.token_ids += chunk.token_ids
+            self.logprobs += chunk.logprobs
             self.texts += [chunk.text[start:end] for start, end in zip(starts, ends, strict=True)]
         self.published = len(self.token_ids)
 
-    def append(self, token_ids: Sequence[int], text: str) -> None:
+    def append(
+        self, token_ids: Sequence[int], text: str, logprobs: Sequence[Logprobs] = ()
+    ) -> None:
         """Add tokens; the text of several belongs to the last of them."""
         self.token_ids += token_ids
+        if logprobs:
+            assert self.tell is not None, "asked for, so that somebody can tell"
+            self.logprobs += map(self.tell, token_ids, logprobs)
         if token_ids:
             self.texts += [""] * (len(token_ids) - 1)
             self.texts.append(text)
@@ -97,24 +116,28 @@ class Delivery:
         # It may be fewer than none: a log that others wrote to can be ahead of this engine.
         if self.completion is None and self.num_unpublished <= 0:
             return None
-        texts = self.texts[self.published :]
-        if texts:
+        # A log says it of all of its tokens or of none, whoever began it.
+        logprobs = self.logprobs if len(self.logprobs) == len(self.token_ids) else []
+        end = len(self.token_ids)
+        if logprobs:
+            end = min(end, self.published + MAX_TOKENS_WITH_LOGPROBS)
+        texts, completion = self.texts[self.published : end], self.completion
+        if end < len(self.token_ids):
+            # The rest is due again once this is settled.
+            completion = None
+        elif texts:
             texts[-1] += self.tail
-        completion = self.completion
-        if completion is not None and self.tail and not texts:
+        elif completion is not None and self.tail:
             # Held-back text that came loose when the request was cut short, after its last token.
             completion = replace(completion, tail=self.tail)
-        text_ends, end = [], 0
-        for text in texts:
-            end += len(text)
-            text_ends.append(end)
         return CommitItem(
             claim=self.claim,
             start=self.published,
-            token_ids=tuple(self.token_ids[self.published :]),
+            token_ids=tuple(self.token_ids[self.published : end]),
             text="".join(texts),
             completion=completion,
-            text_ends=tuple(text_ends),
+            text_ends=tuple(accumulate(map(len, texts))),
+            logprobs=tuple(logprobs[self.published : end]),
         )
 
 

@@ -11,9 +11,13 @@ from tokenizers import Tokenizer
 
 from engine.detokenizer import Detokenizer, StreamDecoder
 from engine.errors import ModelRefused
+from engine.logprobs import Logprobs
 from engine.sampling_params import SamplingParams
 from quire.errors import InvalidRequest
+from quire.logprobs import TokenLogprob, TopLogprob
 
+#: Text that tokens are put behind to see what each says: many say something else at the beginning.
+BEFORE = "a"
 #: The longest reason for refusing a tokenizer, in characters; some libraries write pages.
 MAX_REASON_LENGTH = 300
 
@@ -28,6 +32,8 @@ class ModelTokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self._render_chat = render_chat
+        self._before = tokenizer.encode(BEFORE, add_special_tokens=False).ids
+        self._texts: dict[int, str] = {}
 
     @classmethod
     def load(cls, source: str) -> "ModelTokenizer":
@@ -87,6 +93,33 @@ class ModelTokenizer:
             include_stop_str_in_output=sampling.include_stop_str_in_output,
             min_tokens=sampling.min_tokens,
         )
+
+    def with_texts(self, token_id: int, logprobs: Logprobs) -> TokenLogprob:
+        """What the engine says of a token, in the words of the contract."""
+        top = tuple(TopLogprob(id_, logprob, self.text_of(id_)) for id_, logprob in logprobs.top)
+        return TokenLogprob(token_id, logprobs.logprob, self.text_of(token_id), top)
+
+    def text_of(self, token_id: int) -> str:
+        """What the token says behind other text, by itself; special tokens by their names.
+
+        Bytes that are no whole character become U+FFFD, and an id without a token says nothing.
+        """
+        text = self._texts.get(token_id)
+        if text is None:
+            # Two threads may write it at once, and write the same.
+            text = self._texts[token_id] = self._added_by(token_id)
+        return text
+
+    def _added_by(self, token_id: int) -> str:
+        before = self._decode(self._before)
+        both = self._decode([*self._before, token_id])
+        return both[len(before) :] if both.startswith(before) else self._decode([token_id])
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        try:
+            return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
+        except Exception:  # noqa: BLE001 - the library raises a bare Exception.
+            return ""
 
 
 def _with_plain_content(message: dict[str, Any]) -> dict[str, Any]:

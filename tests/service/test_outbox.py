@@ -9,18 +9,24 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.engine import RequestOutput
+from engine.logprobs import Logprobs
 from engine.request import FinishReason, Priority, Request
 from engine.sampling_params import SamplingParams
 from quire.errors import ProtocolError
+from quire.logprobs import TokenLogprob, pack_tokens
 from quire.protocol import ErrorInfo, TokenChunk
 from quire.transitions import Claim, CommitReply, CommitStatus
 from service.completions import Origin, own_failure
-from service.outbox import Delivery, Outbox
+from service.outbox import MAX_TOKENS_WITH_LOGPROBS, Delivery, Outbox
 
 
 def make_delivery(key: str = "a", *, priority: Priority = Priority.NORMAL) -> Delivery:
     origin = Origin(request_id=key, model="fake", priority=priority)
-    return Delivery(key, Claim(key, 1, "owner"), origin)
+    return Delivery(key, Claim(key, 1, "owner"), origin, tell=tell)
+
+
+def tell(token_id: int, logprobs: Logprobs) -> TokenLogprob:
+    return TokenLogprob(token_id, logprobs.logprob, f"<{token_id}>")
 
 
 def output(
@@ -86,6 +92,51 @@ def test_a_rewind_may_reach_into_what_an_earlier_claim_published():
     outbox.settle("a", item, reply=CommitReply(CommitStatus.REWIND, 1, cancel_requested=False))
     again = take_item(outbox)
     assert (again.start, again.token_ids, again.text) == (1, (8, 9, 10), "<8><9><10>")
+
+
+def likely(*token_ids: int) -> tuple[TokenLogprob, ...]:
+    """What is told of tokens that are the less likely the higher they are."""
+    return tuple(tell(id_, Logprobs(-float(id_))) for id_ in token_ids)
+
+
+def add_likely(delivery: Delivery, *token_ids: int) -> None:
+    delivery.append(token_ids, "", [Logprobs(-float(id_)) for id_ in token_ids])
+
+
+def test_log_probabilities_go_with_their_tokens_whatever_is_sent_again():
+    delivery = make_delivery()
+    delivery.recall([TokenChunk(0, (7, 8), "", 1, logprobs=likely(7, 8))])
+    add_likely(delivery, 9, 10)
+    assert delivery.item().logprobs == likely(9, 10)
+    delivery.published = 1
+    assert delivery.item().logprobs == likely(8, 9, 10)
+
+
+def test_a_log_that_was_begun_without_log_probabilities_goes_on_without():
+    delivery = make_delivery()
+    delivery.recall([TokenChunk(0, (7, 8), "", 1)])
+    add_likely(delivery, 9)
+    item = delivery.item()
+    assert (item.token_ids, item.logprobs) == ((9,), ())
+
+
+def test_a_backlog_with_log_probabilities_goes_out_in_parts_and_its_end_with_the_last():
+    outbox, delivery = Outbox(), make_delivery()
+    outbox.open(delivery)
+    add_likely(delivery, *range(MAX_TOKENS_WITH_LOGPROBS + 3))
+    outbox.put([output(len(delivery.token_ids), [], end=FinishReason.CANCELLED)])
+    delivery.tail = "<tail>"
+    log: list[TokenLogprob] = []
+    for published, has_end in ((MAX_TOKENS_WITH_LOGPROBS, False), (len(delivery.token_ids), True)):
+        item = take_item(outbox)
+        assert (item.start, item.completion is not None) == (len(log), has_end)
+        assert item.text.endswith("<tail>") == has_end
+        assert len(pack_tokens(item.logprobs)) < 1 << 20
+        log += item.logprobs
+        reply = CommitReply(CommitStatus.OK, published, cancel_requested=False)
+        finished = outbox.settle("a", item, reply=reply)
+    assert log == list(likely(*range(MAX_TOKENS_WITH_LOGPROBS + 3)))
+    assert finished is delivery
 
 
 def test_a_log_with_a_gap_is_not_gone_on_with():

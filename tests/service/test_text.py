@@ -1,0 +1,61 @@
+"""What a token says by itself, which is what log-probabilities are told with."""
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from engine.detokenizer import REPLACEMENT
+from engine.logprobs import Logprobs
+from quire.logprobs import TokenLogprob, TopLogprob
+from service.text import ModelTokenizer
+from tests.service.fake_model import EOS_ID, VOCAB_SIZE, byte_tokenizer
+
+
+def words(*vocabulary: str) -> dict[str, int]:
+    return {word: number for number, word in enumerate(vocabulary)}
+
+
+def marked_spaces() -> Tokenizer:
+    """A space is a mark before its word, and a text does not begin with one."""
+    tokenizer = Tokenizer(models.BPE(words("a", "▁the", "re"), []))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return tokenizer
+
+
+def pieces_of_words() -> Tokenizer:
+    """What goes on inside a word has the mark, as BERT writes it."""
+    tokenizer = Tokenizer(models.WordPiece(words("[UNK]", "a", "the", "##re")))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "texts"),
+    [(marked_spaces(), ["a", " the", "re"]), (pieces_of_words(), [" [UNK]", " a", " the", "re"])],
+    ids=["marked spaces", "pieces of words"],
+)
+def test_a_token_says_what_it_adds_to_a_text(tokenizer: Tokenizer, texts: list[str]):
+    model = ModelTokenizer(tokenizer)
+    assert [model.text_of(token_id) for token_id in range(len(texts))] == texts
+
+
+def test_bytes_of_a_character_say_that_they_are_none_and_special_tokens_say_their_names():
+    model = ModelTokenizer(byte_tokenizer())
+    euro = byte_tokenizer().encode("€", add_special_tokens=False).ids
+    assert [model.text_of(token_id) for token_id in euro] == [REPLACEMENT] * 3
+    assert model.text_of(EOS_ID) == "<eos>"
+
+
+def test_an_id_without_a_token_says_nothing():
+    model = ModelTokenizer(byte_tokenizer())
+    assert [model.text_of(VOCAB_SIZE), model.text_of(1 << 31)] == ["", ""]
+
+
+def test_what_the_engine_says_of_a_token_is_told_with_texts():
+    model = ModelTokenizer(marked_spaces())
+    assert model.with_texts(2, Logprobs(-1.5, ((1, -0.5), (2, -1.5)))) == TokenLogprob(
+        2, -1.5, "re", (TopLogprob(1, -0.5, " the"), TopLogprob(2, -1.5, "re"))
+    )
