@@ -21,6 +21,7 @@ from quire.arguments import QueueSettings, RequestArguments, RequestOptions
 from quire.async_broker import AsyncBroker, connect_async
 from quire.async_groups import AsyncGroupHandle
 from quire.async_handle import AsyncHandle
+from quire.choices import choices_of
 from quire.client import DEFAULT_URL
 from quire.errors import QuireError
 from quire.output import Completion, State, TokenChunk
@@ -112,14 +113,19 @@ class AsyncClient:
     ) -> list[AsyncHandle] | AsyncGroupHandle:
         """See `Client.submit_many`."""
         name = None if group is None else check_group_name(group)
-        items = list(requests)
-        now_ms = await self._brokers[0].now_ms() if must_ask_clock(items) else None
-        ready = [
-            placed(request, num_shards=len(self._brokers), group=name)
-            for request in ready_requests(items, tenant=self._tenant, now_ms=now_ms)
-        ]
-        handles = await self._submit(ready)
+        handles = await self._submit(await self._ready(list(requests), group=name))
         return handles if name is None else self.attach_group(name)
+
+    async def submit_choices(
+        self,
+        prompt: str | Sequence[int] | None = None,
+        *,
+        n: int,
+        **options: Unpack[RequestOptions],
+    ) -> list[AsyncHandle]:
+        """See `Client.submit_choices`."""
+        (request,) = await self._ready([{"prompt": prompt, **options}])
+        return await self._submit(choices_of(request, n))
 
     def attach(self, request_id: str) -> AsyncHandle:
         """A handle to a request submitted elsewhere or earlier. Nothing is sent yet."""
@@ -149,6 +155,16 @@ class AsyncClient:
 
     def _broker_of(self, request_id: str) -> AsyncBroker:
         return self._brokers[shard_of(request_id, len(self._brokers))]
+
+    async def _ready(
+        self, items: Sequence[GenerationRequest | RequestArguments], *, group: str | None = None
+    ) -> list[GenerationRequest]:
+        """The checked messages, under the ids by which they are found."""
+        now_ms = await self._brokers[0].now_ms() if must_ask_clock(items) else None
+        return [
+            placed(request, num_shards=len(self._brokers), group=group)
+            for request in ready_requests(items, tenant=self._tenant, now_ms=now_ms)
+        ]
 
     async def _submit(self, requests: Sequence[GenerationRequest]) -> list[AsyncHandle]:
         """Submits to every shard its part; the answers are in the order of the requests."""

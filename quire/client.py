@@ -20,6 +20,7 @@ import redis
 
 from quire.arguments import QueueSettings, RequestArguments, RequestOptions
 from quire.broker import Broker
+from quire.choices import choices_of
 from quire.connection import connect
 from quire.errors import QuireError
 from quire.groups import GroupHandle
@@ -127,15 +128,25 @@ class Client:
         some were refused; its `accepted` are the ids of the others, which are in the queue.
         """
         name = None if group is None else check_group_name(group)
-        items = list(requests)
-        # Moments are measured on the broker's clock; one look serves them all.
-        now_ms = self._brokers[0].now_ms() if must_ask_clock(items) else None
-        ready = [
-            placed(request, num_shards=len(self._brokers), group=name)
-            for request in ready_requests(items, tenant=self._tenant, now_ms=now_ms)
-        ]
-        handles = self._submit(ready)
+        handles = self._submit(self._ready(list(requests), group=name))
         return handles if name is None else self.attach_group(name)
+
+    def submit_choices(
+        self,
+        prompt: str | Sequence[int] | None = None,
+        *,
+        n: int,
+        **options: Unpack[RequestOptions],
+    ) -> list[Handle]:
+        """Enqueues one request for `n` answers; a handle to each, in the order of the choices.
+
+        The options are those of `submit`. Each choice is a request of its own, under the id
+        `<request id>:<index>` and with a seed that follows from the request's; the first has that
+        seed itself, and an only choice the id, too. A call with the same id is repeatable.
+        InvalidRequest, QueueFull.
+        """
+        (request,) = self._ready([{"prompt": prompt, **options}])
+        return self._submit(choices_of(request, n))
 
     def attach(self, request_id: str) -> Handle:
         """A handle to a request submitted elsewhere or earlier. Nothing is sent yet."""
@@ -171,6 +182,17 @@ class Client:
 
     def _broker_of(self, request_id: str) -> Broker:
         return self._brokers[shard_of(request_id, len(self._brokers))]
+
+    def _ready(
+        self, items: Sequence[GenerationRequest | RequestArguments], *, group: str | None = None
+    ) -> list[GenerationRequest]:
+        """The checked messages, under the ids by which they are found."""
+        # Moments are measured on the broker's clock; one look serves them all.
+        now_ms = self._brokers[0].now_ms() if must_ask_clock(items) else None
+        return [
+            placed(request, num_shards=len(self._brokers), group=group)
+            for request in ready_requests(items, tenant=self._tenant, now_ms=now_ms)
+        ]
 
     def _submit(self, requests: Sequence[GenerationRequest]) -> list[Handle]:
         """Submits to every shard its part; the answers are in the order of the requests."""

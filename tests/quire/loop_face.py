@@ -51,6 +51,10 @@ class BlockingClient:
             return BlockingGroup(self._loop, self._loop.run(submitted))
         return [self._face(h) for h in self._loop.run(self._client.submit_many(requests))]
 
+    def submit_choices(self, *arguments: Any, **options: Any) -> list[BlockingHandle]:
+        handles = self._loop.run(self._client.submit_choices(*arguments, **options))
+        return [self._face(handle) for handle in handles]
+
     def attach(self, request_id: str) -> BlockingHandle:
         return self._face(self._client.attach(request_id))
 

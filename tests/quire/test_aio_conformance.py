@@ -6,17 +6,22 @@ import pytest
 
 from quire import Client
 from quire.reader import SharedReadsBroker
-from tests.quire import test_client, test_groups, test_history
+from tests.quire import test_choices, test_client, test_groups, test_history
 from tests.quire.loop_face import blocking_client
 
 _SUITE = {
     name: test
-    for suite in (test_client, test_groups, test_history)
+    for suite in (test_choices, test_client, test_groups, test_history)
     for name, test in vars(suite).items()
     if name.startswith("test_")
 }
 #: What says nothing about another client: it has none, or makes a plain one of its own.
 _LEFT_OUT = {
+    test_choices: {
+        "test_a_queue_that_takes_some_choices_only_says_which",
+        "test_an_id_or_a_key_that_has_no_room_for_the_number_is_refused_by_its_name",
+        "test_the_seeds_of_choices_are_the_same_for_ever",
+    },
     test_client: {
         "test_a_full_queue_is_a_typed_error",
         "test_a_client_made_from_a_url_closes_what_it_opened",

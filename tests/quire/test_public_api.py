@@ -63,6 +63,9 @@ def texts(url: str) -> list[str]:
         group = quire.submit_many(rows, group="g")
         counts: dict[State, int] = group.counts()
         print(counts, [one.request_id for one in quire.submit_many(rows)])
+        for choice in quire.submit_choices("x", n=2, sampling={"logprobs": 1}, tenant="gold"):
+            for one in choice.result(timeout=5).logprobs:
+                print(one.text, one.logprob + sum(top.logprob for top in one.top))
         return [chunk.text for chunk in handle.stream(after=3, prefix_hash="")]
 
 async def stream(quire: AsyncClient) -> AsyncIterator[str]:

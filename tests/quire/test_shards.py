@@ -86,6 +86,14 @@ def test_an_idempotency_key_leads_to_the_same_shard(client, connection, broker):
         client.submit("x", idempotency_key="k", request_id="mine")
 
 
+def test_an_idempotency_key_leads_to_the_same_choices(client):
+    calls = [client.submit_choices("x", n=5, idempotency_key="k") for _ in range(2)]
+    first, second = ([handle.request_id for handle in handles] for handles in calls)
+    assert first == second and len(set(first)) == 5
+    assert len({shard_of(request_id, NUM_SHARDS) for request_id in first}) > 1
+    assert [handle.cancel() for handle in calls[1]] == [State.CANCELLED] * 5
+
+
 def test_a_full_shard_refuses_its_part_only(client, shards):
     shards[1].set_limits(QueueLimits(requests=1))
     requests = [make_request(id=f"r{n}") for n in range(20)]
