@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from quire.batch_logprobs import of_chat, of_completion
+from quire.choices import check_number, choice_of, id_of
 from quire.errors import InvalidRequest
 from quire.output import Completion, FinishReason
 from quire.protocol import GenerationRequest, Kind
@@ -49,23 +50,33 @@ class BatchLine:
     def result_id(self) -> str:
         return f"batch_req_{self.digest[:32]}"
 
-    def request_id(self, attempt: int = 0) -> str:
-        """The same in every run, so that a second run finds what the first has begun."""
-        suffix = f".{attempt}" if attempt else ""
-        return f"batch-{self.digest[:32]}{suffix}"
+    @property
+    def num_choices(self) -> int:
+        """How many answers are asked for."""
+        n: int | None = self.body.get("n")
+        return 1 if n is None else n
 
-    def request(self, *, attempt: int = 0, **envelope: Any) -> GenerationRequest:
-        """The message to submit. InvalidRequest for a body that cannot be right."""
-        # Without a seed of its own the line gets one that a later run draws again.
-        body = {"seed": int(self.digest[32:47], 16)} | dict(self.body)
-        if body["seed"] is None:
+    def request_id(self, choice: int = 0, *, attempt: int = 0) -> str:
+        """The same in every run, so that a second run finds what the first has begun."""
+        return id_of(self._id(attempt), choice, n=self.num_choices)
+
+    def request(self, choice: int = 0, *, attempt: int = 0, **envelope: Any) -> GenerationRequest:
+        """The message to submit for one choice. InvalidRequest for a body that cannot be right."""
+        check_number(self.num_choices, field="body.n")
+        body = {name: value for name, value in self.body.items() if name != "n"}
+        if body.get("seed") is None:
+            # Without a seed of its own the line gets one that a later run draws again.
             body["seed"] = int(self.digest[32:47], 16)
-        fields = {"id": self.request_id(attempt), "kind": KINDS[self.url], "body": body}
+        fields = {"id": self._id(attempt), "kind": KINDS[self.url], "body": body}
         request = validated(GenerationRequest, fields | envelope)
         request.parse_body()
         # The cap is looked at here, too: over it, one line would stop its whole submit.
         request.encode()
-        return request
+        return choice_of(request, choice, n=self.num_choices)
+
+    def _id(self, attempt: int) -> str:
+        suffix = f".{attempt}" if attempt else ""
+        return f"batch-{self.digest[:32]}{suffix}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,32 +128,31 @@ def parse_line(text: str, *, number: int, batch: str) -> BatchLine | BadLine:
     return line
 
 
-def output_line(line: BatchLine, completion: Completion) -> str:
-    """The line of a completed request for the output file. `completion` has all of its output."""
-    stop = "length" if completion.finish_reason is FinishReason.LENGTH else "stop"
-    choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": stop}
+def output_line(line: BatchLine, completions: Sequence[Completion]) -> str:
+    """The line of a completed request for the output file, from the whole output of each choice.
+
+    The prompt is counted once, as the first choice found it.
+    """
+    first, usage = completions[0], completions[0].usage
+    num_generated = sum(completion.usage.completion_tokens for completion in completions)
     is_chat = KINDS[line.url] == "chat.completions"
-    if completion.logprobs:
-        choice["logprobs"] = (of_chat if is_chat else of_completion)(completion.logprobs)
-    if is_chat:
-        choice["message"] = {"role": "assistant", "content": completion.text}
-    else:
-        choice["text"] = completion.text
-    usage = completion.usage
     body = {
         "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{line.digest[:32]}",
         "object": "chat.completion" if is_chat else "text_completion",
         "created": int(time.time()),
-        "model": completion.model or line.body.get("model") or "",
-        "choices": [choice],
+        "model": first.model or line.body.get("model") or "",
+        "choices": [
+            _choice(index, completion, is_chat=is_chat)
+            for index, completion in enumerate(completions)
+        ],
         "usage": {
             "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            "completion_tokens": num_generated,
+            "total_tokens": usage.prompt_tokens + num_generated,
             "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         },
     }
-    response = {"status_code": 200, "request_id": completion.request_id, "body": body}
+    response = {"status_code": 200, "request_id": first.request_id, "body": body}
     return _line(line.result_id, line.custom_id, response=response, error=None)
 
 
@@ -150,6 +160,18 @@ def error_line(line: BatchLine | BadLine, code: str, message: str) -> str:
     """The line for the error file of a request that did not complete."""
     error = {"code": code, "message": message}
     return _line(line.result_id, line.custom_id, response=None, error=error)
+
+
+def _choice(index: int, completion: Completion, *, is_chat: bool) -> dict[str, Any]:
+    stop = "length" if completion.finish_reason is FinishReason.LENGTH else "stop"
+    choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": stop}
+    if completion.logprobs:
+        choice["logprobs"] = (of_chat if is_chat else of_completion)(completion.logprobs)
+    if is_chat:
+        choice["message"] = {"role": "assistant", "content": completion.text}
+    else:
+        choice["text"] = completion.text
+    return choice
 
 
 def _line(result_id: str, custom_id: str | None, **outcome: Any) -> str:

@@ -9,10 +9,10 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from quire.batch_answers import Answer, OpenChoice, open_choices
 from quire.batch_files import ResultFiles, count_lines, unfinished_lines
 from quire.batch_lines import (
     CANCELLED,
@@ -24,7 +24,7 @@ from quire.batch_lines import (
 )
 from quire.broker import Broker
 from quire.errors import OutputRewound, ProtocolError, QueueFull, UnknownRequest
-from quire.following import Following, joined
+from quire.following import Following
 from quire.output import Completion, State, TokenChunk
 from quire.output_log import OutputRead
 from quire.parting import Parting
@@ -96,20 +96,6 @@ class BatchOptions:
     deadline_seconds: float | None = None
 
 
-@dataclass(slots=True)
-class _Open:
-    """A line whose request is on its way, and what was read of it."""
-
-    line: BatchLine
-    following: Following
-    attempt: int = 0
-    losses: int = 0
-    #: An earlier run has submitted it, so an end that somebody asked for may be that run's.
-    is_inherited: bool = False
-    heard: float = field(default_factory=time.monotonic)
-    chunks: list[TokenChunk] = field(default_factory=list)
-
-
 class BatchRun:
     """One run of a batch, in one thread: submit what fits, read what came, write what ended."""
 
@@ -132,8 +118,8 @@ class BatchRun:
             self._deadline_ms = brokers[0].now_ms() + int(options.deadline_seconds * 1000)
         self._lines = unfinished_lines(source, files, options.name)
         # In the order of the last read, so that no log waits for ever behind others.
-        self._open: dict[str, _Open] = {}
-        self._waiting: list[_Open] = []
+        self._open: dict[str, OpenChoice] = {}
+        self._waiting: list[OpenChoice] = []
         self._broken_off: str | None = None
         self._submit_after = 0.0
         self._progress = BatchProgress(
@@ -172,19 +158,22 @@ class BatchRun:
 
     def _refill(self) -> None:
         """Takes lines from the file until enough are on their way."""
-        free = self._options.max_inflight - len(self._open) - len(self._waiting)
-        for line in islice(self._lines, max(0, free)):
+        while len(self._open) + len(self._waiting) < self._options.max_inflight:
+            line = next(self._lines, None)
+            if line is None:
+                return
             if isinstance(line, BadLine):
                 self._fail(line, line.code, line.message)
             else:
-                self._waiting.append(_Open(line, Following(line.request_id())))
+                self._waiting += open_choices(line)
 
     def _submit(self) -> None:
         while self._waiting and time.monotonic() >= self._submit_after:
             part, self._waiting = self._waiting[:SUBMIT_SIZE], self._waiting[SUBMIT_SIZE:]
             by_id = {open_.following.request_id: open_ for open_ in part}
             requests = [
-                open_.line.request(
+                open_.answer.line.request(
+                    open_.choice,
                     attempt=open_.attempt,
                     priority=self._options.priority,
                     tenant=self._options.tenant,
@@ -204,7 +193,7 @@ class BatchRun:
             for request_id, open_ in by_id.items():
                 self._admit(open_, answers.get(request_id))
 
-    def _admit(self, open_: _Open, answer: Submitted | None) -> None:
+    def _admit(self, open_: OpenChoice, answer: Submitted | None) -> None:
         if answer is None:
             self._waiting.append(open_)
             return
@@ -216,10 +205,11 @@ class BatchRun:
         open_.heard = time.monotonic()
         self._open[open_.following.request_id] = open_
 
-    def _attempt_again(self, open_: _Open) -> None:
+    def _attempt_again(self, open_: OpenChoice) -> None:
         """For what an earlier run broke off. Its id is spent; the next attempt has the next one."""
         open_.attempt += 1
-        open_.following = Following(open_.line.request_id(open_.attempt))
+        request_id = open_.answer.line.request_id(open_.choice, attempt=open_.attempt)
+        open_.following = Following(request_id)
         open_.chunks = []
         self._waiting.append(open_)
 
@@ -246,6 +236,9 @@ class BatchRun:
 
     def _read_group(self, group: list[str], *, block_seconds: float | None) -> bool:
         """Reads the logs of requests of one shard."""
+        group = [request_id for request_id in group if request_id in self._open]
+        if not group:
+            return False
         seen = {request_id: self._open[request_id].following.seen for request_id in group}
         try:
             news = self._broker_of(group[0]).read_output(seen, block_seconds=block_seconds)
@@ -259,6 +252,9 @@ class BatchRun:
             return True
         now = time.monotonic()
         for request_id in group:
+            if request_id not in self._open:
+                # Another choice of its line has just failed.
+                continue
             # Last read, last in line: the group that waits is another one in every round.
             open_ = self._open[request_id] = self._open.pop(request_id)
             if read := news.get(request_id):
@@ -266,7 +262,7 @@ class BatchRun:
                 self._take_all(open_, read)
         return bool(news)
 
-    def _take_all(self, open_: _Open, read: OutputRead) -> None:
+    def _take_all(self, open_: OpenChoice, read: OutputRead) -> None:
         try:
             for item in open_.following.take(read):
                 self._take(open_, item)
@@ -276,9 +272,9 @@ class BatchRun:
             self._fail_open(open_.following.request_id, error)
 
     def _fail_open(self, request_id: str, error: ProtocolError) -> None:
-        self._fail(self._open.pop(request_id).line, "protocol_error", str(error))
+        self._fail_answer(self._open.pop(request_id).answer, "protocol_error", str(error))
 
-    def _take(self, open_: _Open, item: TokenChunk | Completion) -> None:
+    def _take(self, open_: OpenChoice, item: TokenChunk | Completion) -> None:
         if isinstance(item, TokenChunk):
             open_.chunks.append(item)
             tokens = self._progress.tokens + len(item.token_ids)
@@ -286,27 +282,28 @@ class BatchRun:
             return
         del self._open[open_.following.request_id]
         if item.state is State.COMPLETED:
-            self._files.write_output(output_line(open_.line, joined(item, open_.chunks)))
-            self._progress = replace(self._progress, completed=self._progress.completed + 1)
+            if choices := open_.complete(item):
+                self._files.write_output(output_line(open_.answer.line, choices))
+                self._progress = replace(self._progress, completed=self._progress.completed + 1)
         elif open_.is_inherited and not self._broken_off and item.state in _BROKEN_OFF:
             # It was still running when this run began; its end is that of the run before.
             self._attempt_again(open_)
         elif item.state is State.EXPIRED and self._deadline_ms is not None:
             # The deadline of the batch was given to each request, and came to this one first.
-            self._fail(open_.line, EXPIRED, _REASONS[EXPIRED])
+            self._fail_answer(open_.answer, EXPIRED, _REASONS[EXPIRED])
         elif item.state is State.CANCELLED and self._broken_off:
-            self._fail(open_.line, self._broken_off, _REASONS[self._broken_off])
+            self._fail_answer(open_.answer, self._broken_off, _REASONS[self._broken_off])
         else:
             error = item.error
             code, message = (error.code, error.message) if error else (str(item.state), "")
             field_ = f"{error.field}: " if error and error.field else ""
-            self._fail(open_.line, code, f"{field_}{message}")
+            self._fail_answer(open_.answer, code, f"{field_}{message}")
 
     def _look_after_silent(self) -> None:
         """Looks up those that were silent for long; what Redis has lost is submitted again."""
         now = time.monotonic()
         for request_id, open_ in list(self._open.items()):
-            if now - open_.heard < SILENT_SECONDS:
+            if now - open_.heard < SILENT_SECONDS or open_.answer.has_failed:
                 continue
             open_.heard = now
             try:
@@ -318,7 +315,8 @@ class BatchRun:
                 open_.losses += 1
                 open_.following, open_.chunks = Following(request_id), []
                 if open_.losses > MAX_LOSSES:
-                    self._fail(open_.line, "lost", "the queue has lost the request repeatedly")
+                    reason = "the queue has lost the request repeatedly"
+                    self._fail_answer(open_.answer, "lost", reason)
                 else:
                     self._waiting.append(open_)
 
@@ -331,7 +329,7 @@ class BatchRun:
         self._read(block_seconds=None)
         reason = _REASONS[code]
         for open_ in [*self._open.values(), *self._waiting]:
-            self._fail(open_.line, code, reason)
+            self._fail_answer(open_.answer, code, reason)
         self._open, self._waiting = {}, []
         for line in self._lines:
             if isinstance(line, BadLine):
@@ -339,12 +337,26 @@ class BatchRun:
             else:
                 self._fail(line, code, reason)
 
+    def _fail_answer(self, answer: Answer, code: str, message: str) -> None:
+        """Fails a line for one of its choices. Nobody waits for the others any more."""
+        if answer.has_failed:
+            return
+        answer.has_failed = True
+        self._fail(answer.line, code, message)
+        if answer.line.num_choices == 1:
+            return
+        self._waiting = [open_ for open_ in self._waiting if open_.answer is not answer]
+        for request_id in [name for name, open_ in self._open.items() if open_.answer is answer]:
+            del self._open[request_id]
+            with contextlib.suppress(UnknownRequest):
+                self._broker_of(request_id).cancel(request_id)
+
     def _fail(self, line: BatchLine | BadLine, code: str, message: str) -> None:
         self._files.write_error(error_line(line, code, message))
         self._progress = replace(self._progress, failed=self._progress.failed + 1)
 
 
-def _read_anew(open_: _Open) -> None:
+def _read_anew(open_: OpenChoice) -> None:
     """Redis has lost a part of what was read. The log is what counts: back to its beginning."""
     open_.following = Following(open_.following.request_id, known=True)
     open_.chunks = []

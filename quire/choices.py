@@ -20,13 +20,36 @@ CHOICE_SEPARATOR = ":"
 
 
 def choices_of(request: GenerationRequest, n: int) -> list[GenerationRequest]:
-    """The requests for `n` choices, always the same ones; a single choice is the request itself.
+    """The requests for `n` choices, always the same ones. InvalidRequest."""
+    check_number(n, field="n")
+    return [choice_of(request, index, n=n) for index in range(n)]
 
-    The request has a seed. InvalidRequest.
-    """
+
+def check_number(n: object, *, field: str) -> None:
+    """InvalidRequest unless a request may have `n` choices."""
     if type(n) is not int or not 1 <= n <= MAX_CHOICES:
-        raise InvalidRequest("n", f"must be a number from 1 to {MAX_CHOICES}")
-    return [request] if n == 1 else [_choice(request, index) for index in range(n)]
+        raise InvalidRequest(field, f"must be a number from 1 to {MAX_CHOICES}")
+
+
+def choice_of(request: GenerationRequest, index: int, *, n: int) -> GenerationRequest:
+    """The request for one of `n` choices; an only choice is the request itself.
+
+    The request has a seed. InvalidRequest when its id or its key has no room for the index.
+    """
+    if n == 1:
+        return request
+    fields = dict(request) | {
+        "id": id_of(request.id, index, n=n),
+        "body": request.body | {"seed": seed_of(request.body["seed"], index)},
+    }
+    if request.idempotency_key is not None:
+        fields["idempotency_key"] = id_of(request.idempotency_key, index, n=n)
+    return validated(GenerationRequest, fields)
+
+
+def id_of(request_id: str, index: int, *, n: int) -> str:
+    """The id of one of `n` choices of a request."""
+    return request_id if n == 1 else f"{request_id}{CHOICE_SEPARATOR}{index}"
 
 
 def seed_of(seed: int, index: int) -> int:
@@ -40,15 +63,3 @@ def seed_of(seed: int, index: int) -> int:
     parts = (number.to_bytes(8, "little", signed=True) for number in (seed, index))
     digest = hashlib.blake2b(b"".join(parts), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
-
-
-def _choice(request: GenerationRequest, index: int) -> GenerationRequest:
-    suffix = f"{CHOICE_SEPARATOR}{index}"
-    fields = dict(request) | {
-        "id": request.id + suffix,
-        "body": request.body | {"seed": seed_of(request.body["seed"], index)},
-    }
-    if request.idempotency_key is not None:
-        fields["idempotency_key"] = request.idempotency_key + suffix
-    # Both may be too long now.
-    return validated(GenerationRequest, fields)

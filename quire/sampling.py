@@ -147,7 +147,7 @@ def parse_body(kind: Kind, body: Mapping[str, Any]) -> ParsedBody:
             hint = nearest(name, SamplingParams.model_fields)
             raise InvalidRequest(f"body.{name}", f"unknown field{hint}")
     if body.get("n") not in (None, 1) or isinstance(body.get("n"), bool):
-        raise InvalidRequest("body.n", "only n=1 is supported")
+        raise InvalidRequest("body.n", "must be 1; each choice is a request of its own")
     model = body.get("model")
     if model is not None and not isinstance(model, str):
         raise InvalidRequest("body.model", "must be a string")
