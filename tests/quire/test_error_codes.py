@@ -10,9 +10,12 @@ from service.families import DEAD_REASONS
 
 ROOT = Path(__file__).parents[2]
 #: What makes an error, and at which place of its arguments the code stands.
-MAKERS = {"ErrorInfo": 0, "_ending": None, "BadLine": 2, "bad": 0, "_fail": 1}
+MAKERS = {
+    **{"ErrorInfo": 0, "_ending": None, "BadLine": 2},
+    **{"bad": 0, "_fail": 1, "_fail_answer": 1},
+}
 #: The makers of the lines of a batch.
-OF_BATCHES = {"BadLine", "bad", "_fail"}
+OF_BATCHES = {"BadLine", "bad", "_fail", "_fail_answer"}
 
 
 def codes(*makers: str) -> set[str]:
