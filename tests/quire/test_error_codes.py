@@ -10,12 +10,9 @@ from service.families import DEAD_REASONS
 
 ROOT = Path(__file__).parents[2]
 #: What makes an error, and at which place of its arguments the code stands.
-MAKERS = {
-    **{"ErrorInfo": 0, "_ending": None, "BadLine": 2},
-    **{"bad": 0, "_fail": 1, "_fail_answer": 1},
-}
-#: The makers of the lines of a batch.
-OF_BATCHES = {"BadLine", "bad", "_fail", "_fail_answer"}
+OF_REQUESTS = {"ErrorInfo": 0, "_ending": None}
+OF_LINES = {"BadLine": 2, "bad": 0, "_fail": 1, "_fail_answer": 1}
+MAKERS = OF_REQUESTS | OF_LINES
 
 
 def codes(*makers: str) -> set[str]:
@@ -52,14 +49,14 @@ def rows(page: str, heading: str) -> set[str]:
 
 def test_every_code_of_a_request_is_in_the_document_of_the_protocol():
     # Intake gives the reasons of its dead letters as codes.
-    of_requests = codes("ErrorInfo", "_ending") | set(DEAD_REASONS)
+    of_requests = codes(*OF_REQUESTS) | set(DEAD_REASONS)
     assert len(of_requests) > 10
     assert rows("protocol.md", "## Error codes") == of_requests - {"result_expired"}
     assert "`result_expired`" in (ROOT / "docs" / "protocol.md").read_text()
 
 
 def test_every_code_of_a_line_is_in_the_document_of_batches():
-    of_lines = codes(*OF_BATCHES) | {EXPIRED, CANCELLED}
+    of_lines = codes(*OF_LINES) | {EXPIRED, CANCELLED}
     assert len(of_lines) > 8
     assert rows("batch.md", "| code in the errors |") == of_lines
 
