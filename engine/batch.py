@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.logprobs import Logprobs
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 
@@ -192,10 +193,12 @@ class StepResult:
     Args:
         token_ids: the next token of every row that samples, by request id.
         failures: why others have none, by request id: the model's own, logits that are no numbers.
+        logprobs: how likely the tokens were, of those rows that ask, by request id.
     """
 
     token_ids: Mapping[str, int]
     failures: Mapping[str, str] = field(default_factory=dict)
+    logprobs: Mapping[str, Logprobs] = field(default_factory=dict)
 
 
 class LaunchedStep(Protocol):

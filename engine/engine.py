@@ -18,6 +18,7 @@ from engine.batch import Batch, ComputedStep, LaunchedStep, ModelRunner, StepRes
 from engine.config import EngineConfig
 from engine.errors import DeviceFailed, DuplicateRequest, RequestRejected
 from engine.invariants import violations
+from engine.logprobs import Logprobs
 from engine.request import FinishReason, Progress, Request
 from engine.scheduler import Scheduler
 from engine.stats import EngineSnapshot, StepKind, StepStats
@@ -34,6 +35,7 @@ class RequestOutput(NamedTuple):
     `start` is the index of the first new token, counted from the first ever published: a request
     resumed with 57 tokens goes on at 57. `finish_reason` is set on the last output and only there.
     `request` is the live record, to be read for usage and times and never to be changed.
+    `logprobs` are those of the tokens, one for each, if the request asks for them.
     """
 
     request: Request
@@ -42,6 +44,7 @@ class RequestOutput(NamedTuple):
     text: str
     finish_reason: FinishReason | None = None
     error: str | None = None
+    logprobs: tuple[Logprobs, ...] = ()
 
     @property
     def request_id(self) -> str:
@@ -85,9 +88,10 @@ class Engine:
         self._apply_aborts(clock())
         launched = self._next or self._launch(clock)
         self._next = self._launch_behind(launched, clock)
-        token_ids = self._wait_for(launched, clock)
+        result = self._wait_for(launched, clock)
         self._apply_aborts(clock())
-        self._emit(self._scheduler.apply(launched.batch, token_ids, now=clock()))
+        progress = self._scheduler.apply(launched.batch, result.token_ids, now=clock())
+        self._emit(progress, result.logprobs)
         if self.config.check_invariants:
             assert not (broken := self.violations()), broken
         outputs, self._outputs = self._outputs, []
@@ -200,8 +204,8 @@ class Engine:
         except Exception:  # noqa: BLE001 - planned again, it fails again, and costs its culprit.
             return None
 
-    def _wait_for(self, launched: Launched, clock: Clock) -> Mapping[str, int]:
-        """The tokens of a step; a row that has none because it failed ends its request."""
+    def _wait_for(self, launched: Launched, clock: Clock) -> StepResult:
+        """What a step has computed; a row that has none because it failed ends its request."""
         batch, result = launched.batch, launched.step.result()
         if not batch.is_empty:
             # A step that was launched behind another began when that one ended.
@@ -214,12 +218,13 @@ class Engine:
             error = result.failures.get(request.request_id)
             if error is not None and not request.is_finished:
                 self._finish(request, FinishReason.ERROR, now=clock(), error=error)
-        return result.token_ids
+        return result
 
     def _run_one_by_one(self, batch: Batch) -> StepResult:
         """Find the rows that fail alone; the runner has already done the swaps."""
         token_ids: dict[str, int] = {}
         failures: dict[str, str] = {}
+        logprobs: dict[str, Logprobs] = {}
         raised: dict[str, Exception] = {}
         for row in batch.rows:
             try:
@@ -231,18 +236,19 @@ class Engine:
             else:
                 token_ids |= result.token_ids
                 failures |= result.failures
+                logprobs |= result.logprobs
         if raised and len(raised) + len(failures) == batch.num_rows > 1:
             raise DeviceFailed("every row of a step failed alone") from next(iter(raised.values()))
         failures |= {request_id: repr(error) for request_id, error in raised.items()}
-        return StepResult(token_ids, failures)
+        return StepResult(token_ids, failures, logprobs)
 
     # -- reporting --------------------------------------------------------------------------------
 
-    def _emit(self, progress: Progress) -> None:
+    def _emit(self, progress: Progress, logprobs: Mapping[str, Logprobs]) -> None:
         """Report the tokens that `apply` has just appended, with the text that became certain."""
         self._generated_tokens += len(progress.requests)
         new = tuple.__new__  # What a NamedTuple adds to it would take as long as the tuple.
-        self._outputs += [
+        outputs = [
             new(
                 RequestOutput,
                 (
@@ -252,12 +258,16 @@ class Engine:
                     "" if request.text is None else take_text(request, final=request.is_finished),
                     request.finish_reason,
                     None,
+                    (),
                 ),
             )
             for request, start, token_id in zip(
                 progress.requests, progress.starts, progress.token_ids, strict=True
             )
         ]
+        if logprobs:
+            outputs = [_with_logprobs(output, logprobs) for output in outputs]
+        self._outputs += outputs
 
     def _finish(
         self, request: Request, reason: FinishReason, *, now: float, error: str | None = None
@@ -320,6 +330,12 @@ def refuse_if_never_servable(request: Request, config: EngineConfig) -> None:
     if num_tokens >= config.max_request_tokens:
         message = f"{num_tokens} tokens do not fit a KV cache of {config.max_request_tokens} tokens"
         raise RequestRejected("prompt", message)
+
+
+def _with_logprobs(output: RequestOutput, logprobs: Mapping[str, Logprobs]) -> RequestOutput:
+    """The output of a new token with what is known of it, if anything is."""
+    found = logprobs.get(output.request_id)
+    return output if found is None else output._replace(logprobs=(found,))
 
 
 def take_text(request: Request, *, final: bool) -> str:

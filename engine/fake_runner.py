@@ -18,6 +18,7 @@ from engine.batch import (
     LaunchedStep,
     StepResult,
 )
+from engine.logprobs import Logprobs
 
 #: Content of a slot nobody has written: (token id, position).
 EMPTY_SLOT = (-1, -1)
@@ -66,13 +67,19 @@ class FakeRunner:
             self._write(row)
         self.script.fail_if_told(batch)
         broken = self.script.broken_request_ids
+        token_ids = {
+            row.request_id: self._sample(row)
+            for row in rows
+            if row.samples and row.request_id not in broken
+        }
         outcome = StepResult(
-            token_ids={
-                row.request_id: self._sample(row)
-                for row in rows
-                if row.samples and row.request_id not in broken
-            },
+            token_ids,
             failures={row.request_id: "no numbers" for row in rows if row.request_id in broken},
+            logprobs={
+                row.request_id: fake_logprobs(token_ids[row.request_id], row.sampling.logprobs)
+                for row in rows
+                if row.request_id in token_ids and row.sampling.logprobs is not None
+            },
         )
         return ComputedStep(outcome, is_in_flight=self._runs_ahead)
 
@@ -122,6 +129,12 @@ def fake_next_token(token_ids: Sequence[int], seed: int, vocabulary: Sequence[in
     """The token that follows `token_ids`: a pure function of all of them and the seed."""
     digest = hashlib.blake2b(array("q", [seed, *token_ids]).tobytes(), digest_size=8).digest()
     return vocabulary[int.from_bytes(digest, "little") % len(vocabulary)]
+
+
+def fake_logprobs(token_id: int, num_top: int) -> Logprobs:
+    """What is said of a token: a function of its id, and as if the next ids were the likeliest."""
+    top = tuple((token_id + place, -0.5 * place) for place in range(1, num_top + 1))
+    return Logprobs(-0.25 * token_id, top)
 
 
 def fake_generation(

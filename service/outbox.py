@@ -178,7 +178,7 @@ class Outbox:
                 if delivery is None or delivery.is_ended:
                     continue
                 assert not output.token_ids or output.start == len(delivery.token_ids)
-                delivery.append(output.token_ids, output.text)
+                delivery.append(output.token_ids, output.text, output.logprobs)
                 delivery.token_times += [now] * len(output.token_ids)
                 if output.finish_reason is not None:
                     self._end(delivery, output)

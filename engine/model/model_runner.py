@@ -5,7 +5,7 @@ tokens stay on the device to be fed to the step launched behind it.
 """
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import torch
 
 from engine.batch import Batch, ComputedStep, LaunchedStep, StepResult
 from engine.errors import DeviceFailed
+from engine.logprobs import Logprobs
 from engine.model.attention.interface import AttentionBackend
 from engine.model.causal_model import CausalModel
 from engine.model.device_errors import is_device_failure
@@ -109,10 +110,11 @@ class ModelRunner:
             draws = self.draw(batch, None)
             chosen: list[int] = draws.tokens.tolist()
             draws.settle(chosen)
+            logprobs = draws.logprobs(chosen)
         except Exception as error:
             tell_from_device_failure(error, batch)
             raise
-        return ComputedStep(result_of(batch.due, chosen))
+        return ComputedStep(result_of(batch.due, chosen, logprobs))
 
     def run(self, batch: Batch) -> dict[str, int]:
         """Launch a step, wait for it, and return its tokens by request id.
@@ -197,11 +199,12 @@ class StepInFlight:
                 chosen = self._arriving.wait()
                 if self._draws.settle(chosen) and self._behind is not None:
                     self._behind._compute()
+                logprobs = self._draws.logprobs(chosen)
             except Exception as error:
                 # Others were launched behind this one: there is no way back to before it.
                 tell_from_device_failure(error, self._batch)
                 raise DeviceFailed(f"step {self._batch.step} has no end: {error}") from error
-            self._result = result_of(self._batch.due, chosen)
+            self._result = result_of(self._batch.due, chosen, logprobs)
             self._after = self._behind = None
         return self._result
 
@@ -218,15 +221,18 @@ class StepInFlight:
             raise
 
 
-def result_of(due: Sequence[Drawn], chosen: Sequence[int]) -> StepResult:
+def result_of(
+    due: Sequence[Drawn], chosen: Sequence[int], logprobs: Mapping[str, Logprobs]
+) -> StepResult:
     """What was chosen for the rows that were due a token."""
     token_ids = {one.request_id: token for one, token in zip(due, chosen, strict=True)}
     if BROKEN not in chosen:
-        return StepResult(token_ids)
+        return StepResult(token_ids, logprobs=logprobs)
     broken = [request_id for request_id, token in token_ids.items() if token == BROKEN]
     for request_id in broken:
         del token_ids[request_id]
-    return StepResult(token_ids, dict.fromkeys(broken, "no finite logit to choose from"))
+    failures = dict.fromkeys(broken, "no finite logit to choose from")
+    return StepResult(token_ids, failures, logprobs)
 
 
 def tell_from_device_failure(error: Exception, batch: Batch) -> None:

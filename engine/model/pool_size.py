@@ -13,8 +13,9 @@ from engine.model.kv_pool import LayerShape, bytes_per_block, num_blocks_for
 
 #: Copies of a step's activations that are alive at once at most, when memory is set aside for them.
 LIVE_ACTIVATIONS = 16
-#: Copies of the logits that the sampler makes at most, in float32 equivalents.
-LIVE_LOGITS = 6
+#: Copies of the logits that the sampler makes at most, in float32 equivalents; one of them may stay
+#: with the step in flight.
+LIVE_LOGITS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

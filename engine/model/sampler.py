@@ -18,6 +18,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from engine.logprobs import Logprobs
+from engine.model.likelihoods import Likelihoods
 from engine.model.noise import gumbel, noise_keys
 from engine.model.transfer import to_device
 from engine.sampling_params import SamplingParams
@@ -64,6 +66,7 @@ class Draws:
         drawn: indices of the rows that are drawn and not greedy.
         scaled: [drawn, vocabulary], what they are drawn from; None where the candidates decide.
         keys: [drawn, 2], of their noise: by the time it is settled, a row may be a token further.
+        likelihoods: of the rows that ask for them; None where none does.
     """
 
     def __init__(
@@ -74,12 +77,16 @@ class Draws:
         drawn: Sequence[int] = (),
         scaled: torch.Tensor | None = None,
         keys: torch.Tensor | None = None,
+        likelihoods: Likelihoods | None = None,
     ) -> None:
         self.tokens = tokens
         self._rows = rows
         self._drawn = drawn
         self._scaled = scaled
         self._keys = keys
+        self._likelihoods = likelihoods
+        if likelihoods is not None:
+            likelihoods.send(tokens)
 
     def settle(self, chosen: list[int]) -> bool:
         """Decide, in `chosen` and in `tokens`, what the candidates have not; whether any was left.
@@ -96,7 +103,20 @@ class Draws:
                 token = _draw_whole(self._scaled[one], [self._rows[index]], self._keys[one])
                 chosen[index] = int(token)
                 self.tokens[index] = chosen[index]
+            if self._likelihoods is not None:
+                self._likelihoods.send(self.tokens)
         return True
+
+    def logprobs(self, chosen: list[int]) -> dict[str, Logprobs]:
+        """How likely the settled tokens are, by request id, of the rows that ask.
+
+        A row where that is no number has no token either: `BROKEN` in `chosen`.
+        """
+        found = {} if self._likelihoods is None else self._likelihoods.wait()
+        for index, one in found.items():
+            if not math.isfinite(one.logprob):
+                chosen[index] = BROKEN
+        return {self._rows[index].request_id: one for index, one in found.items()}
 
 
 class Sampler:
@@ -118,6 +138,7 @@ class Sampler:
         """One token per row; overwrites `logits`, [rows, vocabulary], and waits for no device."""
         assert logits.shape[0] == len(rows)
         logits = logits.float()
+        likelihoods = Likelihoods.asked_for(logits, rows)
         _keep_allowed(logits, rows)
         self._ban_early_stops(logits, rows)
         _add_biases(logits, rows)
@@ -136,7 +157,7 @@ class Sampler:
         # What is never asked again would only hold memory until the tokens are on the host.
         if not any(_truncates(rows[index].sampling) for index in drawn):
             scaled = None
-        return Draws(tokens, rows, drawn=drawn, scaled=scaled, keys=keys)
+        return Draws(tokens, rows, drawn=drawn, scaled=scaled, keys=keys, likelihoods=likelihoods)
 
     def _ban_early_stops(self, logits: torch.Tensor, rows: Sequence[Drawn]) -> None:
         """No EOS and no stop token before `min_tokens`."""

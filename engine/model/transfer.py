@@ -23,7 +23,7 @@ def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
 
 
 class ToHost:
-    """Integers of a device on their way to the host."""
+    """Numbers of a device on their way to the host."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._here = tensor
@@ -34,9 +34,13 @@ class ToHost:
             self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._done.record()
 
-    def wait(self) -> list[int]:
-        """Wait until they are here, and for nothing that was asked of the device later."""
+    def wait(self) -> list[Any]:
+        """Wait until they are here, and for nothing that was asked of the device later.
+
+        Returns:
+            As `Tensor.tolist`.
+        """
         if self._done is not None:
             self._done.synchronize()
-        numbers: list[int] = self._here.tolist()
+        numbers: list[Any] = self._here.tolist()
         return numbers

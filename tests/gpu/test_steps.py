@@ -29,6 +29,7 @@ from tests.engine.model.builders import (
     run_rows,
     save_model,
 )
+from tests.engine.model.test_likelihoods import drawn, with_logprobs
 from tests.engine.model.test_sampler import EOS, make_logits, make_rows
 
 DEVICE = torch.device("cuda")
@@ -182,6 +183,17 @@ def test_the_device_draws_the_tokens_that_the_cpu_draws(vocabulary):
     logits = make_logits(len(rows), seed=5, vocabulary=vocabulary)
     expected = Chooser(EOS).sample(logits.clone(), rows)
     assert Chooser(EOS).sample(logits.to(DEVICE), rows) == expected
+
+
+def test_the_device_says_of_tokens_what_the_cpu_says():
+    rows = with_logprobs(make_rows(5))
+    logits = make_logits(len(rows), seed=5, vocabulary=151_936)
+    tokens, said = drawn(logits, rows)
+    tokens_there, said_there = drawn(logits.to(DEVICE), rows)
+    assert (tokens_there, said_there.keys()) == (tokens, said.keys())
+    for name, one in said.items():
+        assert said_there[name].logprob == pytest.approx(one.logprob, abs=1e-4)
+        assert [token_id for token_id, _ in said_there[name].top] == [id_ for id_, _ in one.top]
 
 
 def swapping_pool(**options) -> KVPool:

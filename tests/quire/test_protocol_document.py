@@ -95,7 +95,7 @@ class Foreign:
                 assert fields[b"prefix"].decode() == "{}.{}".format(*hashed)
                 return tokens, text, msgpack.unpackb(fields[b"done"]), fields
             assert int(fields[b"from"]) == len(tokens)
-            ids = msgpack.unpackb(fields[b"ids"])
+            ids = [id_of(token) for token in msgpack.unpackb(fields[b"ids"])]
             tokens, text = tokens + ids, text + fields[b"text"].decode()
             hashed = hash_of(ids, hashed)
             assert place == len(tokens) - 1
@@ -128,14 +128,20 @@ class Foreign:
             msgpack.packb(ids), text_of(ids), "", prefix,
         )  # fmt: skip
 
-    def commit(self, fence, start: int, ids, *, done: bytes = b"", state: str = ""):
+    def commit(self, fence, start: int, tokens, *, done: bytes = b"", state: str = ""):
+        ids = [id_of(token) for token in tokens]
         first, second = hash_of(ids, [0, 0])
         request_id, epoch, owner = fence
         line = f"{start} {start + len(ids)} {first} {second} {state or '-'}"
         return self.run(
             "commit", [request_id], f"{line} {epoch} {owner} {request_id}\n",
-            msgpack.packb(ids), text_of(ids), "", *([done] if state else []),
+            msgpack.packb(tokens), text_of(ids), "", *([done] if state else []),
         )  # fmt: skip
+
+
+def id_of(token):
+    """A token is its id, or an array that begins with it."""
+    return token[0] if isinstance(token, list) else token
 
 
 def text_of(ids):
@@ -186,6 +192,29 @@ def test_the_package_reads_what_a_foreign_worker_wrote_and_the_other_way_round(f
     foreign.submit("back")
     broker.commit([make_item(claim_next(broker).claim, 0, 5, final=True)])
     assert len(foreign.read("back")[0]) == 5
+
+
+def test_log_probabilities_are_read_as_a_foreign_worker_wrote_them_and_the_other_way_round(
+    foreign, broker
+):
+    from quire import Client, TokenLogprob, TopLogprob
+    from tests.quire.builders import claim_next, make_item, with_logprobs
+
+    handle = Client(broker).submit([1], priority="high", sampling={"logprobs": 1})
+    *fence, request = foreign.claim()
+    assert request["body"]["logprobs"] == 1
+    tokens = [[5, -1.5, "f", 9, -0.5, "j"], [6, 0.0, "g", 6, 0.0, "g"]]
+    foreign.commit(fence, 0, tokens, done=done_message("completed", "eos"), state="completed")
+    assert handle.result(timeout=10).logprobs == (
+        TokenLogprob(5, -1.5, "f", (TopLogprob(9, -0.5, "j"),)),
+        TokenLogprob(6, 0.0, "g", (TopLogprob(6, 0.0, "g"),)),
+    )
+    foreign.submit("back")
+    broker.commit([with_logprobs(make_item(claim_next(broker).claim, 0, 5, final=True))])
+    assert len(foreign.read("back")[0]) == 5
+    ((_, fields), _) = foreign.redis.xrange(foreign.key("o", "back"))
+    token_id, logprob, text, *best = msgpack.unpackb(fields[b"ids"])[0]
+    assert (token_id, logprob, text, len(best)) == (13, -1.0, "a", 6)
 
 
 def test_a_foreign_client_takes_the_other_ways_too(foreign):

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from engine.batch import Batch, BatchRow
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.logprobs import Logprobs
 from engine.model.model_runner import ModelRunner
 from engine.model.runner import load_runner
 from engine.model.sampler import Sampler
@@ -158,10 +159,11 @@ def poison(runner: ModelRunner) -> None:
 
 @dataclass(frozen=True)
 class Generated:
-    """What an engine did: the new tokens of every request, and its counters at the end."""
+    """What an engine did: what is new of every request, and its counters at the end."""
 
     tokens: dict[str, list[int]]
     snapshot: EngineSnapshot
+    logprobs: dict[str, list[Logprobs]]
 
 
 def make_request(
@@ -198,6 +200,7 @@ def generate(
     poison(runner)
     engine = Engine(EngineConfig(**(values | overrides)), runner)
     tokens: dict[str, list[int]] = {}
+    logprobs: dict[str, list[Logprobs]] = {}
     now = 0.0
     for wave in waves:
         for request in wave:
@@ -209,8 +212,9 @@ def generate(
             for output in engine.step(functools.partial(float, now)):
                 assert output.error is None, output.error
                 tokens.setdefault(output.request_id, []).extend(output.token_ids)
+                logprobs.setdefault(output.request_id, []).extend(output.logprobs)
         assert not engine.has_work(), engine.snapshot()
-    return Generated(tokens, engine.snapshot())
+    return Generated(tokens, engine.snapshot(), logprobs)
 
 
 class Oracle:
@@ -222,6 +226,12 @@ class Oracle:
         )
         self._model.generation_config.eos_token_id = None
         self.greedy = functools.cache(self._greedy)
+
+    @torch.inference_mode()
+    def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """[tokens, vocabulary], of what comes after each of them."""
+        logits: torch.Tensor = self._model(torch.tensor([list(token_ids)])).logits[0]
+        return logits.float()
 
     def _greedy(self, prompt: tuple[int, ...], num_tokens: int) -> list[int]:
         """The continuation; refuses to be an oracle where two tokens are nearly as likely."""

@@ -37,6 +37,7 @@ from tests.engine.model.builders import (
     make_runner,
 )
 from tests.engine.model.test_cuda_path import MaskedDecode
+from tests.engine.model.test_likelihoods import with_logprobs
 from tests.engine.model.test_sampler import EOS, make_rows
 
 pytestmark = pytest.mark.skipif(
@@ -169,6 +170,19 @@ def test_what_a_step_is_fed_never_leaves_the_device():
     fed = Fed(torch.empty(4, dtype=torch.int64, device=CUDA), np.array([2, -1, 0]))
     tokens = fed.put_into(torch.empty(9, dtype=torch.int64, device=CUDA))
     assert (tokens.device.type, tokens.shape) == ("cuda", (9,))
+
+
+@pytest.mark.usefixtures("_fake")
+def test_how_likely_tokens_are_comes_to_the_host_at_once_and_nobody_waits_for_it(monkeypatch):
+    sent = []
+    monkeypatch.setattr("engine.model.likelihoods.ToHost", sent.append)
+    rows = with_logprobs(make_rows(0), numbers=(None, 0, 20))
+    logits = torch.empty(len(rows), 151_936, dtype=DTYPE, device=CUDA)
+    with torch.inference_mode():
+        Sampler(EOS).draw(logits, rows)
+    (numbers,) = sent
+    num_asking = sum(row.sampling.logprobs is not None for row in rows)
+    assert (numbers.device.type, numbers.shape) == ("cuda", (num_asking, 1 + 2 * 20))
 
 
 def test_a_tensor_of_the_host_in_a_step_would_be_seen(decoder, pool):

@@ -1,0 +1,69 @@
+"""How likely chosen tokens are, for the rows that ask. Knows neither how nor why they were chosen.
+
+The numbers are those of the logits as they came from the model, in float32, whatever is done to the
+logits afterwards; and nobody waits for the device before he needs them.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from engine.logprobs import Logprobs
+from engine.model.transfer import ToHost, to_device
+from engine.sampling_params import SamplingParams
+
+
+class Asking(Protocol):
+    """A row that may ask how likely its token is."""
+
+    @property
+    def sampling(self) -> SamplingParams: ...
+
+
+class Likelihoods:
+    """The log-probabilities of the rows of a step that ask for them.
+
+    Args:
+        logits: [rows, vocabulary] in float32, not yet changed.
+        asking: indices of the rows that ask, with how many of the likeliest tokens each wants.
+    """
+
+    def __init__(self, logits: torch.Tensor, asking: Sequence[tuple[int, int]]) -> None:
+        self._asking = asking
+        rows = np.array([row for row, _ in asking], dtype=np.int64)
+        self._rows = to_device(rows, logits.device)
+        self._logprobs = logits[self._rows].log_softmax(dim=-1)
+        self._num_top = min(logits.shape[1], max(number for _, number in asking))
+        self._top = self._logprobs.topk(self._num_top, dim=-1)
+        self._arriving: ToHost | None = None
+
+    @classmethod
+    def asked_for(cls, logits: torch.Tensor, rows: Sequence[Asking]) -> "Likelihoods | None":
+        """None where no row asks: then they cost nothing."""
+        asking = [
+            (index, row.sampling.logprobs)
+            for index, row in enumerate(rows)
+            if row.sampling.logprobs is not None
+        ]
+        return cls(logits, asking) if asking else None
+
+    def send(self, tokens: torch.Tensor) -> None:
+        """Let the numbers of these tokens, [rows] of the whole step, come to the host.
+
+        A row without a token, a negative one, gets numbers of no meaning.
+        """
+        chosen = tokens[self._rows].clamp(min=0)[:, None]
+        columns = (self._logprobs.gather(1, chosen), self._top.values, self._top.indices)
+        # One transfer: floats and ids are both exact in double precision.
+        self._arriving = ToHost(torch.cat([column.double() for column in columns], dim=1))
+
+    def wait(self) -> dict[int, Logprobs]:
+        """What was sent last, by the indices of the rows."""
+        assert self._arriving is not None, "nobody has said which tokens"
+        found = {}
+        for (row, number), (own, *top) in zip(self._asking, self._arriving.wait(), strict=True):
+            values, token_ids = top[:number], map(int, top[self._num_top :])
+            found[row] = Logprobs(own, tuple(zip(token_ids, values, strict=False)))
+        return found
