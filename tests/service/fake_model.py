@@ -10,7 +10,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from engine.batch import Batch
 from engine.engine import Engine
-from engine.fake_runner import FakeRunner, fake_generation
+from engine.fake_runner import FakeRunner, fake_generation, fake_logprobs
+from quire.logprobs import TokenLogprob
 from service.config import Settings
 from service.model import ServedModel, engine_config
 from service.text import Messages, ModelTokenizer
@@ -148,3 +149,14 @@ def expected_tokens(prompt: Sequence[int], *, max_tokens: int, seed: int = 0) ->
         prompt, num_tokens=max_tokens, seed=seed, vocab_size=VOCAB_SIZE, never=NEVER
     )
     return tuple(tokens)
+
+
+def expected_logprobs(token_ids: Sequence[int], *, number: int) -> tuple[TokenLogprob, ...]:
+    """What a fake model says of these tokens to who asks for so many of the best, with texts."""
+    told = _byte_model_tokenizer().with_texts
+    return tuple(told(token_id, fake_logprobs(token_id, number)) for token_id in token_ids)
+
+
+@cache
+def _byte_model_tokenizer() -> ModelTokenizer:
+    return ModelTokenizer(byte_tokenizer())

@@ -5,21 +5,14 @@ import signal
 
 import pytest
 
-from engine.fake_runner import fake_logprobs
 from quire.client import Client
-from quire.logprobs import TokenLogprob
 from service.config import EMBEDDED_MODEL
 from service.text import ModelTokenizer
-from tests.service.builders import Queue, WorkerProcess, WorkerThread, byte_tokenizer, text_of
+from tests.service.builders import Queue, WorkerProcess, WorkerThread, text_of
+from tests.service.fake_model import expected_logprobs
 
 #: Long enough to be interrupted in the middle.
 MAX_TOKENS = 200
-
-
-def expected(token_ids: tuple[int, ...], number: int) -> tuple[TokenLogprob, ...]:
-    """What a fake model says of these tokens, with their texts."""
-    tokenizer = ModelTokenizer(byte_tokenizer())
-    return tuple(tokenizer.with_texts(id_, fake_logprobs(id_, number)) for id_ in token_ids)
 
 
 def test_who_asks_is_told_of_every_token_and_nobody_else(queue: Queue):
@@ -27,7 +20,7 @@ def test_who_asks_is_told_of_every_token_and_nobody_else(queue: Queue):
         asking = client.submit([1, 2], sampling={"max_tokens": 9, "logprobs": 2})
         other = client.submit([1, 2], sampling={"max_tokens": 9})
         found = asking.result(timeout=20)
-        assert found.logprobs == expected(found.token_ids, 2)
+        assert found.logprobs == expected_logprobs(found.token_ids, number=2)
         assert len(found.logprobs) == 9
         assert [one.text for one in found.logprobs] == [text_of([id_]) for id_ in found.token_ids]
         assert other.result(timeout=20).logprobs == ()
@@ -51,7 +44,7 @@ def test_a_takeover_loses_none_and_repeats_none(queue: Queue):
             seen += [one for chunk in stream for one in chunk.logprobs]
             completion = handle.result(timeout=20)
             later = [one for chunk in handle.stream(after=published - 1) for one in chunk.logprobs]
-    wanted = expected(completion.token_ids, 3)
+    wanted = expected_logprobs(completion.token_ids, number=3)
     assert (len(wanted), completion.resumes) == (MAX_TOKENS, 1)
     assert tuple(seen) == completion.logprobs == wanted
     assert tuple(later) == wanted[published - 1 :]

@@ -142,12 +142,16 @@ class Caller:
             notes.violations.append(f"I2: {self.request_id} skips or repeats at {chunk.start}")
         if tuple(notes.seen) != wanted[: len(notes.seen)]:
             notes.violations.append(f"I1: {self.request_id} differs from the undisturbed run")
+        if chunk.logprobs != self.wanted.logprobs[chunk.start : chunk.end]:
+            notes.violations.append(f"I1: {self.request_id} is told otherwise at {chunk.start}")
 
     def _check_result(self, completion: Completion) -> None:
         told = (completion.token_ids, completion.text, str(completion.finish_reason))
         wanted = self.wanted
         if told != (wanted.tokens, wanted.text, wanted.finish_reason):
             self.notes.violations.append(f"I1: the result of {self.request_id} is {told}")
+        if completion.logprobs != wanted.logprobs:
+            self.notes.violations.append(f"I1: the result of {self.request_id} is told otherwise")
         if completion.state is not State.COMPLETED:
             self.notes.violations.append(f"I3: {self.request_id} completed as {completion.state}")
 

@@ -7,8 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quire.logprobs import TokenLogprob
 from quire.protocol import GenerationRequest
-from tests.service.fake_model import byte_tokenizer, expected_tokens, text_of
+from tests.service.fake_model import (
+    byte_tokenizer,
+    expected_logprobs,
+    expected_tokens,
+    text_of,
+)
 
 #: Disturbances end at this moment at the latest; from then on everything must come to its end.
 HORIZON_SECONDS = 3.5
@@ -52,6 +58,8 @@ class Wanted:
     delay: float | None
     tokens: tuple[int, ...]
     text: str
+    #: What is said of the tokens; empty if the request does not ask.
+    logprobs: tuple[TokenLogprob, ...]
     finish_reason: str
     is_poison: bool
 
@@ -147,6 +155,12 @@ def _draw_wanted(draw: random.Random, seed: int, number: int) -> Wanted:
     elif ends < 0.4 and (found := _stop_string(draw, honest)):
         sampling["stop"] = [found[0]]
         tokens, text, reason = found[1], found[2], "stop"
+    # Drawn apart, so that the seeds of older schedules play as they did.
+    number_of_best = random.Random(f"logprobs {seed} {number}").choice([None, None, 0, 2])
+    logprobs: tuple[TokenLogprob, ...] = ()
+    if number_of_best is not None:
+        sampling["logprobs"] = number_of_best
+        logprobs = expected_logprobs(tokens, number=number_of_best)
     group = f"group{seed % 7}~" if draw.random() < 0.3 else ""
     request = GenerationRequest(
         id=f"{group}r{number}",
@@ -165,6 +179,7 @@ def _draw_wanted(draw: random.Random, seed: int, number: int) -> Wanted:
         delay=draw.uniform(0.1, 2.0) if draw.random() < 0.15 else None,
         tokens=tokens,
         text=text,
+        logprobs=logprobs,
         finish_reason=reason,
         is_poison=False,
     )

@@ -6,12 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from quire.output import TokenChunk
+from service.outbox import Delivery
 from tests.simulation.system import __main__ as command
 from tests.simulation.system.__main__ import Figures, catches, play_all, replay
 from tests.simulation.system.controls import CONTROLS, Control
@@ -124,6 +127,16 @@ def test_the_command_fails_when_a_law_is_broken_and_says_what_replays_it(
         in said
     )
     assert "I10" in said
+
+
+def test_a_worker_that_takes_over_and_forgets_how_likely_the_tokens_were_is_caught(monkeypatch):
+    recall = Delivery.recall
+
+    def forgetful(delivery: Delivery, published: Sequence[TokenChunk]) -> None:
+        recall(delivery, [replace(chunk, logprobs=()) for chunk in published])
+
+    monkeypatch.setattr(Delivery, "recall", forgetful)
+    assert catches(Control("forgetful", "I1", plague="kill a worker"), enough=1) > 0
 
 
 def test_the_device_of_a_last_attempt_may_take_the_request_along(capsys):
