@@ -228,6 +228,7 @@ class BrokerMachine(RuleBasedStateMachine):
             assert request.most_attempts >= MAX_ATTEMPTS
             self.model.letters.add(claim.request_id)
         else:
+            self.forgive(request)
             assert state is State.SCHEDULED
             assert request.least_attempts < MAX_ATTEMPTS
         if state is State.FAILED:
@@ -268,11 +269,14 @@ class BrokerMachine(RuleBasedStateMachine):
         self.let_a_lease_expire(which, also_by_a_second=False)
         self.take("two")
 
+    def forgive(self, request: Request) -> None:
+        """Whether a claim that has brought something counts is not for this model to say."""
+        if request.published > request.claimed_at:
+            request.least_attempts = max(0, request.least_attempts - 1)
+
     def put_back(self, name: str, state: State) -> None:
         request = self.model.requests[name]
-        if request.published > request.claimed_at:
-            # Whether a claim that has brought something counts is not for this model to say.
-            request.least_attempts = max(0, request.least_attempts - 1)
+        self.forgive(request)
         if request.cancel:
             assert state is State.CANCELLED
         elif state is State.FAILED:
