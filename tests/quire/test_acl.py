@@ -30,6 +30,12 @@ ROLES = {
 }
 
 
+@pytest.fixture(params=["found", "new"])
+def real_server(request, real_server):
+    """What is forbidden is said in other words by other servers."""
+    return request.getfixturevalue("new_server") if request.param == "new" else real_server
+
+
 @pytest.fixture
 def as_role(real_server, real_connection, real_broker):
     """Makes a broker for the queue of the test that connects as one of the document's users."""

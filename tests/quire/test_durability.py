@@ -15,6 +15,14 @@ from quire.output import State
 from tests.quire.builders import claim_next, make_item, make_request, read_all
 
 
+@pytest.fixture(params=["found", "new"])
+def start_server(request, start_server):
+    """WAITAOF came with Redis 7.2; the server that is found may be older."""
+    if request.param == "new":
+        request.getfixturevalue("path_of_new_server")
+    return start_server
+
+
 def has_waitaof(connection) -> bool:
     return "waitaof" in connection.command()
 
