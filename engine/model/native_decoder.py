@@ -42,8 +42,8 @@ _Pointers = ctypes.Array[ctypes.c_void_p]
 class NativeDecoder:
     """The common decoder on a CPU.
 
-    Keys lie transposed inside their blocks, which nobody else may read: blocks are copied and
-    swapped as a whole.
+    Keys and values lie inside their blocks as the kernels multiply them, and nobody else may read
+    them: blocks are copied and swapped as a whole.
     """
 
     #: Slots that were never written may hold anything, NaN included.

@@ -2,6 +2,9 @@
 
     vector.h     sixteen lanes, the two element types
     multiply.h   rows times packed columns, the one product everything is made of
+    plan.h       the attention of a step cut into units of work
+    cache.h      where keys and values lie in a block
+    pieces.h     and in which order they are read
     attention.h  paged attention from that product
     layers.h     norms, rotation, gated activation
     team.h       the threads of one step

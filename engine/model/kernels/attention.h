@@ -11,17 +11,10 @@
 #include <cmath>
 #include <limits>
 
-#include "cache.h"
+#include "pieces.h"
 #include "multiply.h"
-#include "plan.h"
 
 namespace quire {
-
-// The keys first .. last-1 of one key head of one row.
-struct Keys {
-  const AttentionRow* row;
-  int64_t kv_head, first, last;
-};
 
 // What attention over some keys amounts to: unnormalised sums, their weights' total, the maximum.
 struct Partial {
@@ -57,11 +50,19 @@ inline void fold(const Partial& sum, const Partial& part, int64_t rows, int64_t 
 template <class T>
 class SpanWorker {
   typedef typename T::Element Element;
+  // Words of sixteen values of a column; with each of them LINES lines are fetched, a chunk in all.
+  static constexpr int64_t WORDS = LANES / T::PER_WORD;
+  static constexpr int64_t LINES = TILE_STRIPS, CHUNK = WORDS * LINES * 64;
+  // So many pieces before a piece is needed it is fetched. Near enough that what the processor
+  // fetches by itself goes on where it has been read before: far ahead is slower.
+  static constexpr int64_t LEAD = 6;
+  static_assert(Keys::TURN_STRIPS == TILE_STRIPS, "score() and Pieces go the same way");
 
  public:
   SpanWorker(const CacheShape& cache, int64_t group, float scaling, float* memory)
       : cache_(cache), group_(group), scaling_(scaling) {
     width_ = padded(cache.head_dim);
+    chunks_ = (LANES * cache.head_dim * (int64_t)sizeof(Element) + CHUNK - 1) / CHUNK;
     const int64_t rows = max_rows(group);
     scores_ = memory;
     weights_ = (Element*)(scores_ + rows * SPAN);
@@ -77,32 +78,35 @@ class SpanWorker {
     return rows * SPAN * 2 + width * SPAN * 2 + (Partial::size(rows, width) + 15) / 16 * 16;
   }
 
-  // Folds the unit's spans into `sum`; at `queries` are its rows, one token's heads after the other.
-  // `next` is what this thread will do afterwards, if it is known: its first span is fetched.
+  // Folds the unit's spans into `sum`, whose rows are one head's after the other; at `queries` are
+  // the first head's, one token's query heads after the other, and `head_stride` elements further
+  // the next head's. `next` is what this thread will do afterwards, if it is known: the first of
+  // its keys are fetched.
   void attend(const Unit& unit, const AttentionRow* rows, const Place<T>& queries,
-              const Element* key_cache, const Element* value_cache, int64_t window,
-              const Unit* next, const Partial& sum) {
-    const AttentionRow& row = rows[unit.row];
-    const int64_t num_rows = (unit.last_token - unit.first_token) * group_;
-    const int64_t first_position = row.start() + unit.first_token;
+              int64_t head_stride, const Element* key_cache, const Element* value_cache,
+              int64_t window, const Unit* next, const Partial& sum) {
+    const int64_t num_rows = unit.num_rows(group_), rows_of_head = num_rows / unit.num_heads;
+    const int64_t first_position = rows[unit.row].start() + unit.first_token;
     const Partial part(part_, num_rows, width_);
     keys_at_ = key_cache;
     values_at_ = value_cache;
     for (int64_t span = unit.first_span; span < unit.last_span; span++) {
       const Keys keys = keys_of(unit, rows, span, window);
       if (keys.first >= keys.last) continue;
+      Keys then;
       if (span + 1 < unit.last_span)
-        next_ = keys_of(unit, rows, span + 1, window);
-      else
-        next_ = next ? keys_of(*next, rows, next->first_span, window) : Keys{nullptr, 0, 0, 0};
-      score(num_rows, queries, keys);
+        then = keys_of(unit, rows, span + 1, window);
+      else if (next != nullptr)
+        then = keys_of(*next, rows, next->first_span, window);
+      pieces_.list(cache_, keys, key_cache, value_cache);
+      next_pieces_.list(cache_, then, key_cache, value_cache);
+      score(rows_of_head, queries, head_stride, keys);
       for (int64_t r = 0; r < num_rows; r++) {
-        const int64_t position = first_position + r / group_;
+        const int64_t position = first_position + r % rows_of_head / group_;
         soften(r, window > 0 ? position - window + 1 - keys.first : 0, position + 1 - keys.first,
                keys.last - keys.first, part);
       }
-      pack_values(keys);
-      weigh(num_rows, keys.last - keys.first, part);
+      weigh(rows_of_head, keys, part);
       fold(sum, part, num_rows, width_);
     }
   }
@@ -114,50 +118,71 @@ class SpanWorker {
     const AttentionRow& row = rows[unit.row];
     const int64_t position = row.start() + unit.first_token, base = span * SPAN;
     const int64_t begin = window > 0 ? std::max<int64_t>(0, position - window + 1) : 0;
-    return {&row, unit.kv_head, base + std::max<int64_t>(0, begin - base) / LANES * LANES,
+    return {&row, unit.kv_head, unit.num_heads,
+            base + std::max<int64_t>(0, begin - base) / LANES * LANES,
             std::min(base + SPAN, row.start() + unit.last_token)};
   }
 
-  void score(int64_t rows, const Place<T>& queries, const Keys& keys) {
-    const int64_t inner = cache_.head_dim / T::PER_WORD;
-    for (int64_t key = keys.first; key < keys.last; key += TILE_STRIPS * LANES) {
-      const int64_t count = std::min<int64_t>(TILE_STRIPS, (keys.last - key + LANES - 1) / LANES);
-      const uint32_t* strips[TILE_STRIPS];
-      for (int64_t s = 0; s < count; s++) strips[s] = key_strip(keys, key + s * LANES, s);
-      for (const Element* part : {queries.values, queries.rest}) {
-        if (part == nullptr) continue;
-        for_each_tile(rows, [&](int64_t r, int64_t n) {
-          tile_of<T>(n, count)((const uint32_t*)part + r * inner, inner, strips, inner,
-                               scores_ + r * SPAN + (key - keys.first), SPAN,
-                               part != queries.values, (const char*)strips[0]);
-        });
-      }
+  // What lies LEAD pieces after number `index` of this span, a chunk of it; `otherwise` if nothing.
+  const char* ahead(int64_t index, int64_t chunk, const void* otherwise) const {
+    index += LEAD;
+    const bool here = index < pieces_.count();
+    const Pieces<T>& pieces = here ? pieces_ : next_pieces_;
+    if (!here) index -= pieces_.count();
+    return index < pieces.count() ? pieces[index] + chunk * CHUNK : (const char*)otherwise;
+  }
+
+  void score(int64_t rows, const Place<T>& queries, int64_t head_stride, const Keys& keys) {
+    for (int64_t first = 0; first < keys.num_strips(); first += TILE_STRIPS) {
+      const int64_t count = std::min<int64_t>(TILE_STRIPS, keys.num_strips() - first);
+      for (int64_t head = 0; head < keys.num_heads; head++)
+        score_strips(rows, queries.further(head * head_stride), keys, head, first, count);
     }
   }
 
-  // Where the next span's 16 slots from its key number `offset` on lie; null where none do.
-  const char* next_slots(const Element* cache, int64_t offset) const {
-    const int64_t position = next_.first + offset;
-    if (position >= next_.last || cache_.strip_width() != LANES) return nullptr;
-    return (const char*)(block_of(next_, cache, position) +
-                         position % cache_.block_size / LANES * LANES *
-                             (cache_.head_dim / T::PER_WORD));
-  }
-
-  const uint32_t* block_of(const Keys& keys, const Element* cache, int64_t position) const {
-    const int64_t block = keys.row->table[position / cache_.block_size];
-    return (const uint32_t*)cache_.head_of(cache, block, keys.kv_head);
-  }
-
-  // The strip of keys from `position` on: where it lies, or gathered where blocks hold other widths.
-  const uint32_t* key_strip(const Keys& keys, int64_t position, int64_t index) {
+  void score_strips(int64_t rows, const Place<T>& queries, const Keys& keys, int64_t head,
+                    int64_t first, int64_t count) {
     const int64_t inner = cache_.head_dim / T::PER_WORD;
-    if (cache_.strip_width() == LANES)
-      return block_of(keys, keys_at_, position) +
-             position % cache_.block_size / LANES * LANES * inner;
-    uint32_t* to = gathered_ + index * LANES * inner;
+    const int64_t number = first * keys.num_heads + head * count;
+    // Strips are cut into segments for the sake of what is fetched meanwhile.
+    const int64_t words = inner % WORDS == 0 ? WORDS : inner, num_segments = inner / words;
+    const uint32_t* at[MAX_HEAD_DIM / WORDS * TILE_STRIPS];
+    const char* fetch[MAX_HEAD_DIM / WORDS];
+    for (int64_t s = 0; s < count; s++) {
+      const uint32_t* strip = key_strip(keys, head, first + s, number + s, s);
+      for (int64_t i = 0; i < num_segments; i++) at[i * count + s] = strip + i * words * LANES;
+    }
+    for (int64_t i = 0; i < num_segments; i++)
+      fetch[i] = i < count * chunks_ ? ahead(number + i / chunks_, i % chunks_, at[i])
+                                     : (const char*)at[i];
+    float* const scores = scores_ + head * rows * SPAN + first * LANES;
+    for (const Element* part : {queries.values, queries.rest}) {
+      if (part == nullptr) continue;
+      for_each_tile(rows, [&](int64_t r, int64_t n) {
+        const bool alone = r == 0 && part == queries.values;
+        tile_of<T>(n, count)((const uint32_t*)part + r * inner, inner,
+                             {at, num_segments, words, fetch, alone ? LINES : 0},
+                             scores + r * SPAN, SPAN, part != queries.values);
+      });
+    }
+  }
+
+  const uint32_t* block_of(const Keys& keys, int64_t head, const Element* cache,
+                           int64_t position) const {
+    const int64_t block = keys.row->table[position / cache_.block_size];
+    return (const uint32_t*)cache_.head_of(cache, block, keys.kv_head + head);
+  }
+
+  // Strip number `strip` of a head's keys: the piece it is, or gathered where blocks hold other
+  // widths.
+  const uint32_t* key_strip(const Keys& keys, int64_t head, int64_t strip, int64_t piece,
+                            int64_t place) {
+    const int64_t inner = cache_.head_dim / T::PER_WORD;
+    if (pieces_.count() > 0) return (const uint32_t*)pieces_[piece];
+    const int64_t position = keys.first + strip * LANES;
+    uint32_t* to = gathered_ + place * LANES * inner;
     for (int64_t lane = 0; lane < LANES && position + lane < keys.last; lane++) {
-      const uint32_t* from = block_of(keys, keys_at_, position + lane) +
+      const uint32_t* from = block_of(keys, head, keys_at_, position + lane) +
                              (position + lane) % cache_.block_size;
       for (int64_t k = 0; k < inner; k++) to[k * LANES + lane] = from[k * cache_.block_size];
     }
@@ -203,76 +228,94 @@ class SpanWorker {
     part.highest[r] = highest;
   }
 
-  // Where the keys' values lie; one division per block instead of one per key.
-  void locate_values(const Keys& keys) {
-    const int64_t size = cache_.block_size, dim = cache_.head_dim;
-    int64_t key = keys.first, offset = keys.first % size;
-    for (int64_t block = keys.first / size; key < keys.last; block++, offset = 0) {
-      const Element* from =
-          (const Element*)block_of(keys, values_at_, block * size) + offset * dim;
-      for (; offset < size && key < keys.last; offset++, key++, from += dim)
-        slots_[key - keys.first] = from;
+  void weigh(int64_t rows, const Keys& keys, const Partial& part) {
+    for (int64_t first = 0; first < keys.num_strips(); first += keys.turn()) {
+      const int64_t count = std::min(keys.turn(), keys.num_strips() - first);
+      for (int64_t head = 0; head < keys.num_heads; head++)
+        weigh_strips(rows, keys, head, first, count, part);
     }
   }
 
-  // The keys' values become strips over the head, with the keys as inner dimension.
-  void pack_values(const Keys& keys) {
-    const int64_t dim = cache_.head_dim, num_keys = keys.last - keys.first;
-    const int64_t inner = (num_keys + T::PER_WORD - 1) / T::PER_WORD;
-    Element tail[2][LANES] = {};
-    // The next span comes from memory, a little with every word, while this one is packed.
-    const int64_t bytes = dim * T::PER_WORD * (int64_t)sizeof(Element);
-    const char *next_keys = nullptr, *next_values = nullptr;
-    locate_values(keys);
-    for (int64_t k = 0; k < inner; k++) {
-      const int64_t key = k * T::PER_WORD, left = std::min<int64_t>(num_keys - key, T::PER_WORD);
-      if (key % LANES == 0) {
-        next_keys = next_slots(keys_at_, key);
-        next_values = next_slots(values_at_, key);
-      }
-      for (int64_t i = 0; next_keys != nullptr && i < bytes; i += 64) {
-        __builtin_prefetch(next_keys + key % LANES / T::PER_WORD * bytes + i, 0, 2);
-        __builtin_prefetch(next_values + key % LANES / T::PER_WORD * bytes + i, 0, 2);
-      }
-      int64_t column = 0;
-      for (; column + LANES <= dim; column += LANES)
-        store(values_ + (column / LANES * inner + k) * LANES,
-              T::across_rows(slots_ + key, column, left));
-      if (column == dim) continue;
-      for (int64_t i = 0; i < left; i++)
-        std::copy(slots_[key + i] + column, slots_[key + i] + dim, tail[i]);
-      const Element* const tails[2] = {tail[0], tail[1]};
-      store(values_ + (column / LANES * inner + k) * LANES, T::across_rows(tails, 0, left));
-    }
-  }
-
-  void weigh(int64_t rows, int64_t num_keys, const Partial& part) {
-    const int64_t inner = (num_keys + T::PER_WORD - 1) / T::PER_WORD;
+  // Adds what `count` times sixteen keys' values weigh; the first ones begin the sum.
+  void weigh_strips(int64_t rows, const Keys& keys, int64_t head, int64_t first, int64_t count,
+                    const Partial& part) {
     const int64_t stride = SPAN / T::PER_WORD, num_strips = width_ / LANES;
-    const uint32_t* words = (const uint32_t*)weights_;
+    const int64_t number = (keys.num_strips() + first) * keys.num_heads + head * count;
+    const uint32_t *values[SPAN / LANES], *at[SPAN / LANES * TILE_STRIPS];
+    const uint32_t* const weights =
+        (const uint32_t*)weights_ + head * rows * stride + first * WORDS;
+    for (int64_t i = 0; i < count; i++)
+      values[i] = value_strips(keys, head, first + i, number + i, i);
     for (int64_t strip = 0; strip < num_strips; strip += TILE_STRIPS) {
-      const int64_t count = std::min<int64_t>(TILE_STRIPS, num_strips - strip);
-      const uint32_t* strips[TILE_STRIPS];
-      for (int64_t s = 0; s < count; s++) strips[s] = values_ + (strip + s) * inner * LANES;
+      const int64_t width = std::min<int64_t>(TILE_STRIPS, num_strips - strip);
+      const char* fetch[SPAN / LANES];
+      for (int64_t i = 0; i < count; i++) {
+        for (int64_t s = 0; s < width; s++)
+          at[i * width + s] = values[i] + (strip + s) * WORDS * LANES;
+        fetch[i] = ahead(number + i, strip / TILE_STRIPS, at[i * width]);
+      }
+      float* const sums = part.sums + head * rows * width_ + strip * LANES;
       for_each_tile(rows, [&](int64_t r, int64_t n) {
-        tile_of<T>(n, count)(words + r * stride, stride, strips, inner,
-                             part.sums + r * width_ + strip * LANES, width_, false,
-                             (const char*)strips[0]);
+        tile_of<T>(n, width)(weights + r * stride, stride,
+                             {at, count, WORDS, fetch, r == 0 ? LINES : 0}, sums + r * width_,
+                             width_, first > 0);
       });
     }
+  }
+
+  // The strips of sixteen keys' values: the piece they are, or a copy in which there are zeros for
+  // keys that do not count.
+  const uint32_t* value_strips(const Keys& keys, int64_t head, int64_t strip, int64_t piece,
+                               int64_t place) {
+    const int64_t num_keys = std::min<int64_t>(keys.last - keys.first - strip * LANES, LANES);
+    uint32_t* const to = values_ + place * width_ * WORDS;
+    if (!cache_.packs_values()) {
+      pack_values(keys, head, keys.first + strip * LANES, num_keys, to);
+      return to;
+    }
+    const uint32_t* from = (const uint32_t*)pieces_[piece];
+    if (num_keys == LANES) return from;
+    for (int64_t i = 0; i < width_ * WORDS; i += LANES) {
+      const int64_t left = num_keys - i / LANES % WORDS * T::PER_WORD;
+      Words words = left > 0 ? load<Words>(from + i) : Words{};
+      if (left == 1) words = T::first_of(words);
+      store(to + i, words);
+    }
+    return to;
+  }
+
+  // Values that lie slot after slot become strips.
+  void pack_values(const Keys& keys, int64_t head, int64_t position, int64_t num_keys,
+                   uint32_t* to) {
+    const int64_t size = cache_.block_size, dim = cache_.head_dim;
+    const Element* slots[LANES];
+    for (int64_t i = 0; i < num_keys; i++)
+      slots[i] = (const Element*)block_of(keys, head, values_at_, position + i) +
+                 (position + i) % size * dim;
+    std::fill_n(to, width_ * WORDS, 0);
+    for (int64_t column = 0; column < dim; column += LANES, to += WORDS * LANES)
+      for (int64_t key = 0; key < num_keys; key += T::PER_WORD) {
+        const int64_t left = std::min<int64_t>(num_keys - key, T::PER_WORD);
+        Element tail[2][LANES] = {};
+        const Element* const tails[2] = {tail[0], tail[1]};
+        const bool whole = column + LANES <= dim;
+        for (int64_t i = 0; i < left && !whole; i++)
+          std::copy(slots[key + i] + column, slots[key + i] + dim, tail[i]);
+        store(to + key / T::PER_WORD * LANES,
+              whole ? T::across_rows(slots + key, column, left) : T::across_rows(tails, 0, left));
+      }
   }
 
   const CacheShape cache_;
   const int64_t group_;
   const float scaling_;
-  int64_t width_;
+  int64_t width_, chunks_;  // Chunks of a piece.
   float* scores_;
   Element* weights_;
   uint32_t *values_, *gathered_;
   float* part_;
   const Element *keys_at_, *values_at_;  // The layer's caches.
-  Keys next_;
-  const Element* slots_[SPAN];
+  Pieces<T> pieces_, next_pieces_;
 };
 
 }  // namespace quire

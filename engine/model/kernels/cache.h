@@ -1,8 +1,9 @@
 // Where keys and values lie in the blocks of a cache. Knows no attention.
 //
-// A block holds one key head after the other. Of a head, values lie slot after slot. Keys lie
-// transposed: strips of 16 slots, word after word along the head, so that 16 scores are one
-// multiply_tile and need no sum across lanes.
+// A block holds one key head after the other. Of a head, keys lie transposed: strips of 16 slots,
+// word after word along the head, so that 16 scores are one multiply_tile and need no sum across
+// lanes. Values lie as weigh() multiplies them: of 16 slots the strips of 16 columns, word after
+// word along the slots. Where slots or columns do not come in sixteens, they lie slot after slot.
 #pragma once
 
 #include "rounded.h"
@@ -16,6 +17,8 @@ struct CacheShape {
 
   // Slots of a strip of keys: 16, or all slots of a block that has another size.
   int64_t strip_width() const { return block_size % LANES == 0 ? LANES : block_size; }
+
+  bool packs_values() const { return block_size % LANES == 0 && head_dim % LANES == 0; }
 
   template <class E>
   E* head_of(E* cache, int64_t block, int64_t kv_head) const {
@@ -35,10 +38,22 @@ void store_key(const CacheShape& cache, typename T::Element* head, int64_t offse
     std::memcpy(to + k * width, narrowed + k * T::PER_WORD, sizeof(uint32_t));
 }
 
+// Writes a value likewise.
 template <class T>
 void store_value(const CacheShape& cache, typename T::Element* head, int64_t offset,
                  const float* value) {
-  narrow_row(Place<T>{head + offset * cache.head_dim}, value, cache.head_dim);
+  constexpr int64_t WIDTH = LANES * T::PER_WORD;
+  if (!cache.packs_values()) {
+    narrow_row(Place<T>{head + offset * cache.head_dim}, value, cache.head_dim);
+    return;
+  }
+  const int64_t lane = offset % LANES;
+  typename T::Element* to = head + (offset - lane) * cache.head_dim + lane / T::PER_WORD * WIDTH;
+  for (int64_t i = 0; i < cache.head_dim; i += LANES, to += LANES * LANES) {
+    typename T::Element narrowed[LANES];
+    T::narrow16(narrowed, load<Vector>(value + i));
+    for (int64_t c = 0; c < LANES; c++) to[c * T::PER_WORD + lane % T::PER_WORD] = narrowed[c];
+  }
 }
 
 }  // namespace quire

@@ -73,8 +73,9 @@ class Decoder : public AnyDecoder {
       offset += step_->query_lens[r];
     }
     due_plan_.select(plan_, step_->logit_rows, step_->num_logit_rows);
-    plan_.cut(group_, model_.num_kv_heads, step_->num_threads);
-    due_plan_.cut(group_, model_.num_kv_heads, step_->num_threads);
+    const int64_t key_bytes = 2 * model_.head_dim * (int64_t)sizeof(Element);
+    plan_.cut(group_, model_.num_kv_heads, key_bytes, step_->num_threads);
+    due_plan_.cut(group_, model_.num_kv_heads, key_bytes, step_->num_threads);
   }
 
   void lay_out() {
@@ -299,9 +300,10 @@ class Decoder : public AnyDecoder {
       const Unit& unit = plan.units[i];
       const int64_t first = plan.rows[unit.row].offset + unit.first_token;
       const Partial sum = partial(unit.piece < 0 ? plan.num_pieces + member : unit.piece, unit);
-      clear(sum, num_query_rows(unit), width_);
-      worker.attend(unit, plan.rows.data(), queries.at(query_row(unit.kv_head, first)), keys,
-                    values, layer.window, next < count ? &plan.units[next] : nullptr, sum);
+      clear(sum, unit.num_rows(group_), width_);
+      worker.attend(unit, plan.rows.data(), queries.at(query_row(unit.kv_head, first)),
+                    step_->num_tokens * queries.stride, keys, values, layer.window,
+                    next < count ? &plan.units[next] : nullptr, sum);
       if (unit.piece < 0) finish(plan, unit, sum, attended);
     }
     team.barrier();
@@ -311,30 +313,28 @@ class Decoder : public AnyDecoder {
       const Unit& unit = plan.split_units[i];
       const Partial sum = partial(unit.piece, unit);
       for (int64_t span = 1; span < unit.last_span; span++)
-        fold(sum, partial(unit.piece + span, unit), num_query_rows(unit), width_);
+        fold(sum, partial(unit.piece + span, unit), unit.num_rows(group_), width_);
       finish(plan, unit, sum, attended);
     }
     team.barrier();
   }
 
-  int64_t num_query_rows(const Unit& unit) const {
-    return (unit.last_token - unit.first_token) * group_;
-  }
-
   Partial partial(int64_t index, const Unit& unit) const {
-    return Partial(partials_ + index * partial_stride_, num_query_rows(unit), width_);
+    return Partial(partials_ + index * partial_stride_, unit.num_rows(group_), width_);
   }
 
   void finish(const AttentionPlan& plan, const Unit& unit, const Partial& sum,
               const Rounded<T>& attended) {
     const int64_t dim = model_.head_dim;
     const int64_t first = plan.rows[unit.row].output + unit.first_token;
-    for (int64_t r = 0; r < num_query_rows(unit); r++) {
+    const int64_t tokens = unit.num_tokens();
+    for (int64_t r = 0; r < unit.num_rows(group_); r++) {
       float* row = sum.sums + r * width_;
       const float factor = 1.0f / sum.total[r];
       for (int64_t i = 0; i < width_; i += LANES) store(row + i, load<Vector>(row + i) * factor);
-      const int64_t head = unit.kv_head * group_ + r % group_;
-      narrow_row(attended.at(first + r / group_, head * dim), row, dim);
+      const int64_t token = r / group_ % tokens;
+      const int64_t head = (unit.kv_head + r / group_ / tokens) * group_ + r % group_;
+      narrow_row(attended.at(first + token, head * dim), row, dim);
     }
   }
 

@@ -29,7 +29,18 @@ constexpr int64_t SUMS_SIZE = ROW_BLOCK * TILE_STRIPS * LANES;
 
 // Lines that a tile fetches ahead per word. Tiles of so few rows are alone with their strips and
 // wait for memory: they fetch all of the next strips. The others come in numbers.
-constexpr int lines_per_word(int64_t rows) { return rows <= 3 ? TILE_STRIPS : 1; }
+constexpr int64_t lines_per_word(int64_t rows) { return rows <= 3 ? TILE_STRIPS : 1; }
+
+// The columns of a tile and what is fetched while they are multiplied.
+struct Strips {
+  // Where the strips go on, one after the other, and again after every `inner` words.
+  const uint32_t* const* at;
+  int64_t num_segments, inner;
+  // Where what is needed next lies, for every segment; with each word `lines` lines of it are
+  // fetched: none, one or TILE_STRIPS.
+  const char* const* fetch;
+  int64_t lines;
+};
 
 struct Rows {
   const uint32_t* words;
@@ -47,30 +58,38 @@ struct Rows {
   }
 };
 
-// sums[r][s] (+)= rows[r] . strips[s]; `fetch` is where memory is needed next.
+// sums[r][s] (+)= rows[r] . strips[s].
 template <class T, int R, int S>
-void multiply_tile(const uint32_t* rows, int64_t stride, const uint32_t* const* strips,
-                   int64_t inner, float* sums, int64_t sums_stride, bool add, const char* fetch) {
-  constexpr int LINES = lines_per_word(R);
+void multiply_tile(const uint32_t* rows, int64_t stride, const Strips& strips, float* sums,
+                   int64_t sums_stride, bool add) {
+  const int64_t inner = strips.inner, lines = strips.lines;
   Vector total[R][S];
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
     for (int s = 0; s < S; s++)
       total[r][s] = add ? load<Vector>(sums + r * sums_stride + s * LANES) : Vector{};
-  const uint32_t* strip[S];
-  for (int s = 0; s < S; s++) strip[s] = strips[s];
-  for (int64_t k = 0; k < inner; k++) {
-    Words columns[S];
+  for (int64_t segment = 0; segment < strips.num_segments; segment++, rows += inner) {
+    const char* fetch = lines > 0 ? strips.fetch[segment] : nullptr;
+    const uint32_t* strip[S];
 #pragma GCC unroll 4
-    for (int s = 0; s < S; s++) columns[s] = load<Words>(strip[s] + k * LANES);
+    for (int s = 0; s < S; s++) strip[s] = strips.at[segment * S + s];
+    for (int64_t k = 0; k < inner; k++) {
+      Words columns[S];
 #pragma GCC unroll 4
-    for (int i = 0; i < LINES; i++) __builtin_prefetch(fetch + (k * LINES + i) * 64, 0, 2);
+      for (int s = 0; s < S; s++) columns[s] = load<Words>(strip[s] + k * LANES);
+      if (lines > 0) __builtin_prefetch(fetch, 0, 2);
+      if (lines == TILE_STRIPS) {
+#pragma GCC unroll 4
+        for (int i = 1; i < TILE_STRIPS; i++) __builtin_prefetch(fetch + i * 64, 0, 2);
+      }
+      fetch += lines * 64;
 #pragma GCC unroll 8
-    for (int r = 0; r < R; r++) {
-      const uint32_t word = rows[r * stride + k];
+      for (int r = 0; r < R; r++) {
+        const uint32_t word = rows[r * stride + k];
 #pragma GCC unroll 4
-      for (int s = 0; s < S; s++) total[r][s] = T::dot(total[r][s], word, columns[s]);
+        for (int s = 0; s < S; s++) total[r][s] = T::dot(total[r][s], word, columns[s]);
+      }
     }
   }
 #pragma GCC unroll 8
@@ -79,8 +98,7 @@ void multiply_tile(const uint32_t* rows, int64_t stride, const uint32_t* const* 
     for (int s = 0; s < S; s++) store(sums + r * sums_stride + s * LANES, total[r][s]);
 }
 
-typedef void (*Tile)(const uint32_t*, int64_t, const uint32_t* const*, int64_t, float*, int64_t,
-                     bool, const char*);
+typedef void (*Tile)(const uint32_t*, int64_t, const Strips&, float*, int64_t, bool);
 
 template <class T>
 inline Tile tile_of(int64_t rows, int64_t strips) {
@@ -133,9 +151,11 @@ void multiply(const Rows& rows, const uint32_t* packed, int64_t inner, int64_t f
           for (int64_t s = 0; s < count; s++) strips[s] = base + (s * inner + k) * LANES;
           for_each_tile(num_rows, [&](int64_t r, int64_t n) {
             float* const to = sums + (go_on ? r * WIDTH : 0);
-            tile_of<T>(n, count)(words + (row + r) * rows.stride + k, rows.stride, strips, length,
-                                 to, WIDTH, k > 0 || !first_part, fetch);
-            fetch += length * lines_per_word(n) * 64;
+            const int64_t lines = lines_per_word(n);
+            tile_of<T>(n, count)(words + (row + r) * rows.stride + k, rows.stride,
+                                 {strips, 1, length, &fetch, lines}, to, WIDTH,
+                                 k > 0 || !first_part);
+            fetch += length * lines * 64;
             if (fetch >= fetched) fetch = (const char*)base;
             if (!last_part || k + length < inner) return;
             for (int64_t i = 0; i < n; i++)

@@ -10,6 +10,13 @@ namespace quire {
 constexpr int64_t SPAN = 256;
 // Query rows (tokens times heads of a group) of one unit, unless a single token has more.
 constexpr int64_t UNIT_ROWS = 96;
+// Key heads that lie beside each other in a block are read at once, which is faster than one after
+// the other: so many at most, so many bytes of a span (as much again is being worked on, and both
+// have to stay in the second-level cache), and not when that leaves a thread fewer units than this:
+// some would wait long for the last one.
+constexpr int64_t MAX_TOGETHER = 16;
+constexpr int64_t TOGETHER_BYTES = 1 << 18;
+constexpr int64_t UNITS_PER_THREAD = 4;
 
 struct AttentionRow {
   int64_t num_tokens;    // Of this step.
@@ -23,10 +30,14 @@ struct AttentionRow {
 };
 
 struct Unit {
-  int64_t row, kv_head;
+  int64_t row, kv_head, num_heads;  // Key heads from kv_head on.
   int64_t first_token, last_token;  // Of the row's tokens of this step.
   int64_t first_span, last_span;
   int64_t piece;  // Where a part of the spans leaves its result; -1: the unit is complete.
+
+  int64_t num_tokens() const { return last_token - first_token; }
+  // One head's tokens with their `group` query heads, then the next head's.
+  int64_t num_rows(int64_t group) const { return num_heads * num_tokens() * group; }
 };
 
 // Units in the order in which they are taken. Where they are fewer than two a thread, those of
@@ -63,18 +74,31 @@ class AttentionPlan {
     }
   }
 
-  // After all rows have come: the units of `group` query heads for each of `kv_heads` key heads.
-  void cut(int64_t group, int64_t kv_heads, int64_t num_threads) {
+  // After all rows have come: the units of `group` query heads for each of `kv_heads` key heads. Of
+  // a token, the key and value of one head take `key_bytes`.
+  void cut(int64_t group, int64_t kv_heads, int64_t key_bytes, int64_t num_threads) {
     const int64_t tokens_per_unit = std::max<int64_t>(1, UNIT_ROWS / group);
-    int64_t whole = 0;
-    for (const AttentionRow& row : rows)
-      whole += (row.num_tokens + tokens_per_unit - 1) / tokens_per_unit * kv_heads;
-    const bool split = whole < 2 * num_threads;
+    int64_t together = std::clamp<int64_t>(TOGETHER_BYTES / (SPAN * key_bytes), 1,
+                                           std::min(MAX_TOGETHER, kv_heads));
+    const auto heads_of = [&](const AttentionRow& row) {
+      const int64_t tokens = std::min(row.num_tokens, tokens_per_unit);
+      return std::clamp<int64_t>(UNIT_ROWS / (group * tokens), 1, together);
+    };
+    const auto count = [&] {
+      int64_t units = 0;
+      for (const AttentionRow& row : rows)
+        units += (row.num_tokens + tokens_per_unit - 1) / tokens_per_unit *
+                 ((kv_heads + heads_of(row) - 1) / heads_of(row));
+      return units;
+    };
+    if (count() < UNITS_PER_THREAD * num_threads) together = 1;
+    const bool split = count() < 2 * num_threads;
     for (int64_t r = 0; r < (int64_t)rows.size(); r++)
       for (int64_t first = 0; first < rows[r].num_tokens; first += tokens_per_unit)
-        for (int64_t head = 0; head < kv_heads; head++) {
+        for (int64_t head = 0, heads = heads_of(rows[r]); head < kv_heads; head += heads) {
           const int64_t last = std::min(first + tokens_per_unit, rows[r].num_tokens);
-          add({r, head, first, last, 0, rows[r].num_spans(), -1}, split);
+          add({r, head, std::min(heads, kv_heads - head), first, last, 0, rows[r].num_spans(), -1},
+              split);
         }
   }
 

@@ -13,6 +13,9 @@ struct Place {
   Element* values;
   Element* rest = nullptr;  // For what the rounding takes; null to lose it.
 
+  Place further(int64_t offset) const {
+    return {values + offset, rest != nullptr ? rest + offset : nullptr};
+  }
   void vector(int64_t i, Vector value) const {
     T::narrow16(values + i, value);
     if (rest != nullptr) T::narrow16(rest + i, value - T::widen16(values + i));
@@ -31,8 +34,7 @@ struct Rounded {
   int64_t stride = 0;
 
   Place<T> at(int64_t row, int64_t column = 0) const {
-    const int64_t offset = row * stride + column;
-    return {values + offset, rest != nullptr ? rest + offset : nullptr};
+    return Place<T>{values, rest}.further(row * stride + column);
   }
   // The same, with what rounding takes or without it.
   Rounded kept(bool fine) const { return {values, fine ? rest : nullptr, stride}; }

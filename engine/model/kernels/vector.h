@@ -90,6 +90,8 @@ struct Float32 {
     (void)left;
     return load<Words>(rows[0] + column);
   }
+  // Words without their second elements.
+  static Words first_of(Words words) { return words; }
 };
 
 struct BFloat16 {
@@ -140,6 +142,7 @@ struct BFloat16 {
     if (left > 1) words |= __builtin_convertvector(load<Halves>(rows[1] + column), Words) << 16;
     return words;
   }
+  static Words first_of(Words words) { return words & 0xffffu; }
 };
 
 }  // namespace quire

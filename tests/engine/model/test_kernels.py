@@ -82,6 +82,39 @@ def test_the_logits_of_some_tokens_are_those_of_all_bit_for_bit(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("block_size", [16, 24, 48])
+def test_of_many_decodes_at_once_each_is_what_it_is_alone_whatever_lies_in_unwritten_slots(
+    dtype, block_size, long_config, threads, tmp_path
+):
+    native = forms_of(long_config, tmp_path, dtype=str(dtype).removeprefix("torch.")).native
+    # Around the ends of pairs, strips and spans; enough rows for any number of threads.
+    lengths = [2, 600, 17, 16, 31, 255, 256, 65, 257, 100, 513, 33, 48]
+    prompts = [make_prompt(length, salt=length) for length in lengths]
+
+    def logits_of(chosen: Sequence[list[int]]) -> torch.Tensor:
+        blocks = len(chosen) * -(-max(lengths) // block_size)
+        shapes = native.layer_shapes
+        pool = KVPool(shapes, num_blocks=blocks, block_size=block_size, dtype=dtype)
+        for layer in range(len(shapes)):
+            pool.key_cache(layer).fill_(torch.nan)
+            pool.value_cache(layer).fill_(torch.nan)
+        chunks, decodes = [], []
+        for index, prompt in enumerate(chosen):
+            table = range(index, blocks, len(chosen))
+            chunks.append(make_row(prompt, end=len(prompt) - 1, block_ids=table))
+            decodes.append(make_row(prompt, start=len(prompt) - 1, block_ids=table))
+        for rows in (chunks, decodes):
+            step = lay_out(rows, block_size=block_size, device=torch.device("cpu"))
+            logits = compute_logits(step, model=native, kv_pool=pool, backend=ReferenceAttention())
+        return logits
+
+    together = logits_of(prompts)
+    assert together.isfinite().all()
+    for prompt, logits in zip(prompts, together, strict=True):
+        assert torch.equal(logits_of([prompt])[0], logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("block_size", [1, 4, 24, 32, 256])
 def test_the_block_size_changes_nothing(dtype, block_size, tmp_path):
     native = forms_of(LONG_LLAMA, tmp_path, dtype=str(dtype).removeprefix("torch.")).native

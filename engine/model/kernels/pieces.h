@@ -1,0 +1,59 @@
+// Keys and values of a span in the order in which they are worked on. Knows no arithmetic.
+#pragma once
+
+#include "cache.h"
+#include "plan.h"
+
+namespace quire {
+
+// The keys first .. last-1 of one row, of `num_heads` key heads from `kv_head` on.
+struct Keys {
+  const AttentionRow* row = nullptr;
+  int64_t kv_head = 0, num_heads = 0, first = 0, last = 0;
+
+  // Strips of sixteen keys of one head.
+  int64_t num_strips() const { return (last - first + LANES - 1) / LANES; }
+  // So many strips of a head are worked on before it is the next head's turn: what is read then
+  // lies together in memory.
+  int64_t turn() const { return num_heads > 1 ? TURN_STRIPS : SPAN / LANES; }
+
+  static constexpr int64_t TURN_STRIPS = 4;
+};
+
+// The places of the keys, then of the values, of a span: what sixteen slots hold of one head is a
+// piece. Blocks are scattered, and who reads them has to know early where the next one lies.
+template <class T>
+class Pieces {
+  typedef typename T::Element Element;
+
+ public:
+  // None where blocks do not hold whole strips.
+  void list(const CacheShape& cache, const Keys& keys, const Element* key_cache,
+            const Element* value_cache) {
+    count_ = 0;
+    if (cache.strip_width() != LANES) return;
+    for (const Element* from : {key_cache, value_cache})
+      for (int64_t first = 0; first < keys.num_strips(); first += keys.turn()) {
+        const int64_t last = std::min(first + keys.turn(), keys.num_strips());
+        for (int64_t strip = first; strip < last; strip++) {
+          const int64_t position = keys.first + strip * LANES;
+          const int64_t block = keys.row->table[position / cache.block_size];
+          const Element* at = cache.head_of(from, block, keys.kv_head) +
+                              position % cache.block_size * cache.head_dim;
+          for (int64_t head = 0; head < keys.num_heads; head++)
+            at_[count_ + head * (last - first) + strip - first] =
+                (const char*)(at + head * cache.block_size * cache.head_dim);
+        }
+        count_ += (last - first) * keys.num_heads;
+      }
+  }
+
+  int64_t count() const { return count_; }
+  const char* operator[](int64_t index) const { return at_[index]; }
+
+ private:
+  int64_t count_ = 0;
+  const char* at_[2 * SPAN / LANES * MAX_TOGETHER];
+};
+
+}  // namespace quire
