@@ -92,6 +92,10 @@ class Engine:
         self._apply_aborts(clock())
         progress = self._scheduler.apply(launched.batch, result.token_ids, now=clock())
         self._emit(progress, result.logprobs)
+        if not self._scheduler.requests:
+            # What is in flight is nobody's. Waited for when somebody comes, it would seem to have
+            # lasted until then, and would keep its requests as long.
+            self._next = None
         if self.config.check_invariants:
             assert not (broken := self.violations()), broken
         outputs, self._outputs = self._outputs, []

@@ -1,5 +1,7 @@
 """Steps that are planned and launched while the one before them is in flight."""
 
+import gc
+import weakref
 from typing import NamedTuple
 
 import pytest
@@ -13,6 +15,21 @@ from tests.engine.builders import EOS, Machine, expected_tokens, make_config, ma
 
 def make_machine(**config) -> Machine:
     return Machine(make_config(**config), runs_ahead=True)
+
+
+class ListedText:
+    """Text that is one line per token."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+
+    def append(self, token_id: int) -> bool:
+        self._lines.append(f"{token_id}\n")
+        return False
+
+    def take_text(self, *, final: bool) -> str:
+        text, self._lines = "".join(self._lines), []
+        return text
 
 
 class Noted(NamedTuple):
@@ -166,6 +183,33 @@ def test_an_engine_that_is_idle_with_a_step_in_flight_serves_the_next_request():
     machine.run()
     assert machine.tokens("later") == expected_tokens(later)
     assert machine.engine.violations() == []
+
+
+def test_a_step_that_is_in_flight_for_nobody_does_not_last_until_somebody_comes():
+    """Its device was done long ago, and idle."""
+    engine = Engine(make_config(), FakeRunner(num_blocks=64, block_size=4, runs_ahead=True))
+    ended = make_request("ended", max_tokens=9, stop_token_ids=range(1000))
+    engine.add_request(ended)
+    engine.step(lambda: 1.0)
+    assert ended.is_finished and not engine.has_work()
+    engine.add_request(make_request("later", max_tokens=9))
+    readings = iter([3600.0] * 5)
+    engine.step(lambda: next(readings, 3602.0))
+    assert engine.snapshot().last_step.seconds == 2.0
+
+
+def test_an_engine_that_is_idle_keeps_no_request():
+    machine = make_machine()
+    machine.runner.script.tokens = {"ended": {1: EOS}}
+    ended = make_request("ended", max_tokens=9, text=ListedText())
+    machine.add(ended)
+    machine.run()
+    text = weakref.ref(ended.text)
+    machine.batches.clear()
+    machine.outputs.clear()
+    del ended
+    gc.collect()
+    assert text() is None
 
 
 def test_a_request_for_a_single_token_is_in_a_single_step():
