@@ -183,7 +183,8 @@ class StepInFlight:
         self._after = after
         self._behind: StepInFlight | None = None
         self._result: StepResult | None = None
-        self._draws: Draws
+        self._draws: Draws | None = None
+        self._tokens: torch.Tensor
         self._compute()
         if after is not None:
             after._behind = self
@@ -195,6 +196,7 @@ class StepInFlight:
         fed a wrong token, and is computed again over the same slots.
         """
         if self._result is None:
+            assert self._draws is not None
             try:
                 chosen = self._arriving.wait()
                 if self._draws.settle(chosen) and self._behind is not None:
@@ -205,17 +207,21 @@ class StepInFlight:
                 tell_from_device_failure(error, self._batch)
                 raise DeviceFailed(f"step {self._batch.step} has no end: {error}") from error
             self._result = result_of(self._batch.due, chosen, logprobs)
-            self._after = self._behind = None
+            # The step behind keeps this one until its own end, but needs no more than its tokens.
+            self._draws = self._after = self._behind = None
         return self._result
 
     def _compute(self) -> None:
         fed = None
         if self._after is not None:
             due = [one.request_id for one in self._after._batch.due]
-            fed = feed_of(self._batch.decodes, due, self._after._draws.tokens)
+            fed = feed_of(self._batch.decodes, due, self._after._tokens)
+        # What an earlier draw holds is in the way of the next.
+        self._draws = None
         try:
             self._draws = self._runner.draw(self._batch, fed)
-            self._arriving = ToHost(self._draws.tokens)
+            self._tokens = self._draws.tokens
+            self._arriving = ToHost(self._tokens)
         except Exception as error:
             tell_from_device_failure(error, self._batch)
             raise

@@ -1,5 +1,7 @@
 """Steps in flight: what the next one is fed, and what happens when that was not the last word."""
 
+import weakref
+
 import pytest
 import torch
 
@@ -66,7 +68,9 @@ def test_a_draw_that_the_candidates_leave_open_feeds_the_step_behind_once_more(
     monkeypatch.setattr(
         StepInFlight,
         "_compute",
-        lambda step: (repeated.append(step) if hasattr(step, "_draws") else None, compute(step))[1],
+        lambda step: (repeated.append(step) if hasattr(step, "_tokens") else None, compute(step))[
+            1
+        ],
     )
     runner._sampler._max_candidates = max_candidates
     ahead = generate(runner, requests(top_p=0.9))
@@ -82,7 +86,7 @@ def test_a_step_that_was_fed_a_wrong_token_and_not_computed_again_would_be_seen(
     runner._sampler._max_candidates = 1
     compute = StepInFlight._compute
     monkeypatch.setattr(
-        StepInFlight, "_compute", lambda step: None if hasattr(step, "_draws") else compute(step)
+        StepInFlight, "_compute", lambda step: None if hasattr(step, "_tokens") else compute(step)
     )
     ahead = generate(runner, requests(top_p=0.9))
     runner._runs_ahead = False
@@ -99,6 +103,21 @@ def test_results_are_waited_for_once_and_let_the_steps_before_go(runner):
     assert first.result() is first.result()
     assert behind.result().token_ids.keys() == {"s"}
     assert (first._behind, behind._after) == (None, None)
+
+
+def test_of_a_step_that_has_ended_its_tokens_alone_wait_for_the_end_of_the_next(runner):
+    """Nothing as wide as the vocabulary: a third step's would then be in memory with it."""
+    asks = {"temperature": 1.0, "top_p": 0.9, "logprobs": 2}
+    first = runner.launch(Batch(step=1, catch_up_rows=(make_row(**asks),)))
+    wide = [
+        weakref.ref(tensor)
+        for tensor in (first._draws._scaled, first._draws._likelihoods._logprobs)
+    ]
+    behind = runner.launch(Batch(step=2, catch_up_rows=(make_row(request_id="s"),)), after=first)
+    assert all(tensor() is not None for tensor in wide)
+    first.result()
+    assert behind._after is first
+    assert [tensor() for tensor in wide] == [None, None]
 
 
 def test_a_step_whose_rows_all_go_on_filling_the_cache_has_no_tokens(runner):
