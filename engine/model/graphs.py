@@ -18,6 +18,7 @@ from engine.model.attention.interface import AttentionMetadata, DecodeAttention
 from engine.model.causal_model import CausalModel, StepInputs
 from engine.model.kv_pool import KVPool, Slots
 from engine.model.step import HostStep
+from engine.model.transfer import Sender
 
 #: Captured sizes: these, then every multiple of the last up to the most rows.
 FIRST_SIZES = (1, 2, 4, 8)
@@ -73,12 +74,14 @@ class DecodeGraphs:
         self._decode = decode
         self._max_context = max_model_len
         width = _TABLE + -(-max_model_len // kv_pool.block_size)
-        self._hosts = [torch.zeros(max_num_seqs, width, dtype=torch.int64) for _ in range(2)]
-        if device.type == "cuda":
-            self._hosts = [host.pin_memory() for host in self._hosts]
-        for host in self._hosts:
+        rows = [torch.zeros(max_num_seqs, width, dtype=torch.int64) for _ in range(2)]
+        on_cuda = device.type == "cuda"
+        if on_cuda:
+            rows = [host.pin_memory() for host in rows]
+        for host in rows:
             host.numpy()[:] = self._padding_row(width)
-        self._device_rows = self._hosts[0].to(device)
+        self._device_rows = rows[0].to(device)
+        self._senders = [Sender(host, cuda=torch.cuda if on_cuda else None) for host in rows]
         # One for all sizes, in the sampler's precision: a result of its own for each would take
         # more than a gigabyte where there are many sizes and a large vocabulary.
         self._logits = torch.zeros(
@@ -106,12 +109,12 @@ class DecodeGraphs:
     def _fill(self, step: HostStep, size: int) -> None:
         """Write the step and its padding to the buffers.
 
-        The copy runs behind this thread. Two steps may be in flight, so two buffers take turns:
-        when one is filled again, the tokens of its last step are on the host.
+        The copy runs behind this thread. Two steps may be in flight, so two buffers take turns, and
+        nobody waits for one but behind a step that was forgotten in flight.
         """
         count, tables = step.num_tokens, step.metadata.block_tables
-        self._hosts.reverse()
-        rows = self._hosts[0].numpy()[:size]
+        self._senders.reverse()
+        rows = self._senders[0].array()[:size]
         rows[:count, _TOKEN] = step.token_ids
         rows[:count, _POSITION] = step.positions
         rows[:count, _BLOCK] = step.blocks
@@ -120,7 +123,7 @@ class DecodeGraphs:
         # What is left behind a shorter table are blocks that exist, and nobody looks there.
         rows[:count, _TABLE : _TABLE + tables.shape[1]] = tables
         rows[count:, : _TABLE + 1] = self._padding_row(_TABLE + 1)
-        self._device_rows[:size].copy_(self._hosts[0][:size], non_blocking=True)
+        self._senders[0].send(self._device_rows[:size])
         if step.fed is not None:
             token_ids = self._device_rows[:count, _TOKEN]
             token_ids.copy_(step.fed.put_into(token_ids))

@@ -22,6 +22,33 @@ def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
+class Sender:
+    """Numbers of the host that are written anew for each time they are sent to a device.
+
+    Args:
+        numbers: on the host, pinned if the device is a CUDA one.
+        cuda: `torch.cuda`, or what has its events; None where whoever sends has copied.
+    """
+
+    def __init__(self, numbers: torch.Tensor, *, cuda: Any = None) -> None:
+        self._numbers = numbers
+        self._cuda = cuda
+        self._sent: Any = None
+
+    def array(self) -> NDArray[Any]:
+        """The numbers, to be written: what was sent last has been read by the device."""
+        if self._sent is not None:
+            self._sent.synchronize()
+        return self._numbers.numpy()
+
+    def send(self, destination: torch.Tensor) -> None:
+        """Fill `destination` with the first rows, behind this thread."""
+        destination.copy_(self._numbers[: len(destination)], non_blocking=True)
+        if self._cuda is not None:
+            self._sent = self._cuda.Event()
+            self._sent.record()
+
+
 class ToHost:
     """Numbers of a device on their way to the host."""
 
