@@ -4,6 +4,8 @@ import weakref
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from engine.batch import Batch, DecodeRows
 from engine.model.model_runner import ModelRunner, StepInFlight
@@ -77,6 +79,66 @@ def test_a_draw_that_the_candidates_leave_open_feeds_the_step_behind_once_more(
     runner._runs_ahead = False
     assert generate(runner, requests(top_p=0.9)).tokens == ahead.tokens
     assert bool(repeated) == (max_candidates < 256)
+
+
+samplings = st.fixed_dictionaries(
+    {"max_tokens": st.integers(1, 9), "temperature": st.sampled_from([0.0, 1.0])},
+    optional={
+        "top_p": st.just(0.9),
+        "top_k": st.sampled_from([2, 50]),
+        "repetition_penalty": st.just(1.3),
+        "logprobs": st.integers(0, 3),
+        "min_tokens": st.just(1),
+        "stop_token_ids": st.just(tuple(range(3, 50))),
+        "ignore_eos": st.just(False),
+    },
+)
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    asked=st.lists(st.tuples(st.integers(1, 16), samplings), min_size=1, max_size=6),
+    max_candidates=st.sampled_from([1, 4, 256]),
+    tight=st.fixed_dictionaries(
+        {
+            "num_blocks": st.sampled_from([7, 12, 64]),
+            "num_host_blocks": st.sampled_from([0, 1, 32]),
+        },
+        optional={
+            "preemption_mode": st.sampled_from(["swap", "recompute"]),
+            "max_num_batched_tokens": st.sampled_from([1, 5]),
+        },
+    ),
+)
+def test_steps_in_flight_say_what_steps_that_are_waited_for_say(
+    runner, asked, max_candidates, tight
+):
+    """Whatever is drawn late, preempted in flight, asked about, or ended by its tokens."""
+    runner._sampler._max_candidates = max_candidates
+    said = []
+    for runs_ahead in (True, False):
+        runner._runs_ahead = runs_ahead
+        generated = generate(
+            runner,
+            [
+                make_request(
+                    str(index), make_prompt(length, salt=index % 3), seed=index, **sampling
+                )
+                for index, (length, sampling) in enumerate(asked)
+            ],
+            **tight,
+        )
+        said.append(generated)
+    assert said[0].tokens == said[1].tokens
+    for name, ahead in said[0].logprobs.items():
+        waited = said[1].logprobs[name]
+        assert [one.logprob for one in ahead] == pytest.approx(
+            [one.logprob for one in waited], abs=1e-4
+        )
+        num_told = len(said[0].tokens[name]) if "logprobs" in asked[int(name)][1] else 0
+        assert len(ahead) == len(waited) == num_told
 
 
 def test_a_step_that_was_fed_a_wrong_token_and_not_computed_again_would_be_seen(
