@@ -280,6 +280,46 @@ def test_whatever_redis_answers_a_log_gets_every_token_once_and_in_order(
     assert outbox.is_empty
 
 
+@settings(deadline=None)
+@given(data=st.data())
+def test_whatever_redis_answers_every_token_of_a_log_has_its_log_probability(data: st.DataObject):
+    """However many wait, wherever the log is cut, and in as many parts as it takes."""
+    outbox, delivery = Outbox(), make_delivery()
+    begun = data.draw(st.integers(0, 3))
+    delivery.recall([TokenChunk(n, (n,), "", 1, logprobs=likely(n)) for n in range(begun)])
+    outbox.open(delivery)
+    log = list(likely(*range(begun)))
+    backlogs = st.sampled_from([1, 2, MAX_TOKENS_WITH_LOGPROBS, 2 * MAX_TOKENS_WITH_LOGPROBS + 1])
+    for backlog in data.draw(st.lists(backlogs, min_size=1, max_size=4)):
+        count = len(delivery.token_ids)
+        add_likely(delivery, *range(count, count + backlog - 1))
+        news = output(len(delivery.token_ids), [len(delivery.token_ids)])
+        outbox.put([news._replace(logprobs=(Logprobs(-float(news.start)),))])
+        for _ in range(data.draw(st.integers(0, 3))):
+            del log[data.draw(st.integers(0, len(log))) :]
+            commit_likely(outbox, log)
+    outbox.put([output(len(delivery.token_ids), [], end=FinishReason.CANCELLED)])
+    while not outbox.is_empty:
+        commit_likely(outbox, log)
+    assert log == list(likely(*range(len(delivery.token_ids))))
+
+
+def commit_likely(outbox: Outbox, log: list[TokenLogprob]) -> None:
+    """One commit into a log that may have lost its tail; the end comes with the last token."""
+    for delivery, item in outbox.take(timeout=0.0):
+        assert [one.token_id for one in item.logprobs] == list(item.token_ids)
+        status = CommitStatus.OK
+        if item.start > len(log):
+            status = CommitStatus.REWIND
+        elif item.start < len(log):
+            status = CommitStatus.REPLAYED
+        else:
+            log += item.logprobs
+            assert item.completion is None or len(log) == len(delivery.token_ids)
+        reply = CommitReply(status, len(log), cancel_requested=False)
+        outbox.settle(delivery.key, item, reply=reply)
+
+
 def commit(outbox: Outbox, logs: dict[str, list[int]], *, fault: str) -> None:
     """One commit into logs that follow the protocol's rules, with something gone wrong."""
     for delivery, item in outbox.take(timeout=0.0):
