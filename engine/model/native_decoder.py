@@ -8,7 +8,9 @@ gives the same logits, bit for bit.
 import ctypes
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
 from engine.model.causal_model import StepInputs
@@ -67,6 +69,7 @@ class NativeDecoder:
         self._room = 0
         self._pool: weakref.ref[KVPool] | None = None
         self._head_outputs = weights.head.weight.shape[0]
+        self._logits = LentMemory()
         self._layers = (LayerStruct * config.num_layers)(
             *(self._layer(config, index, layer) for index, layer in enumerate(weights.layers))
         )
@@ -79,7 +82,7 @@ class NativeDecoder:
 
     def forward(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
         metadata = inputs.metadata
-        logits = torch.empty(len(inputs.logit_rows), self._head_outputs)
+        logits = self._logits.borrow(len(inputs.logit_rows), self._head_outputs)
         host = [
             torch.from_numpy(array)
             for array in (metadata.query_lens, metadata.context_lens, metadata.block_tables)
@@ -187,6 +190,30 @@ class NativeDecoder:
         slab[start : start + tensor.nbytes] = tensor.contiguous().flatten().view(torch.uint8)
         self._room -= size
         return slab.data_ptr() + start
+
+
+class LentMemory:
+    """Memory of one large result, lent again once nobody holds what was made of it.
+
+    The allocator gives tens of megabytes back to the system when they are freed, and a step would
+    find every page of its logits missing.
+    """
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, dtype=np.float32)
+        self._lent: weakref.ref[np.ndarray[Any, Any]] | None = None
+
+    def borrow(self, rows: int, columns: int) -> torch.Tensor:
+        """[rows, columns] of any values; memory of their own while those before are held."""
+        if self._lent is not None and self._lent() is not None:
+            return torch.empty(rows, columns)
+        size, line = rows * columns, ALIGNMENT // self._memory.itemsize
+        if len(self._memory) < size + line:
+            self._memory = np.empty(size + line, dtype=np.float32)
+        start = -self._memory.ctypes.data % ALIGNMENT // self._memory.itemsize
+        array = self._memory[start : start + size]
+        self._lent = weakref.ref(array)
+        return torch.from_numpy(array).view(rows, columns)
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:

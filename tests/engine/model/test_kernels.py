@@ -16,7 +16,7 @@ from engine.model.decoder_config import NotCommon
 from engine.model.kernels import build
 from engine.model.kernels.build import VARIANTS, KernelsUnavailable, best_variant, library_path
 from engine.model.kv_pool import KVPool
-from engine.model.native_decoder import interleave, pack
+from engine.model.native_decoder import ALIGNMENT, LentMemory, interleave, pack
 from engine.model.step import compute_logits, lay_out
 from tests.engine.model.builders import _GROUPED, make_prompt, make_row
 from tests.engine.model.decoders import FAMILIES, forms_of, run_steps
@@ -83,7 +83,7 @@ def test_the_logits_of_some_tokens_are_those_of_all_bit_for_bit(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("block_size", [16, 24, 48])
-def test_of_many_decodes_at_once_each_is_what_it_is_alone_whatever_lies_in_unwritten_slots(
+def test_of_many_decodes_at_once_each_is_what_it_is_alone_bit_for_bit(
     dtype, block_size, long_config, threads, tmp_path
 ):
     native = forms_of(long_config, tmp_path, dtype=str(dtype).removeprefix("torch.")).native
@@ -95,6 +95,7 @@ def test_of_many_decodes_at_once_each_is_what_it_is_alone_whatever_lies_in_unwri
         blocks = len(chosen) * -(-max(lengths) // block_size)
         shapes = native.layer_shapes
         pool = KVPool(shapes, num_blocks=blocks, block_size=block_size, dtype=dtype)
+        # What lies in slots that were never written must not show.
         for layer in range(len(shapes)):
             pool.key_cache(layer).fill_(torch.nan)
             pool.value_cache(layer).fill_(torch.nan)
@@ -167,6 +168,19 @@ def test_gates_and_ups_take_turns_of_sixteen():
     assert turns[16:32] == list(range(20, 36))
     assert turns[32:48] == [16, 17, 18, 19, *[0] * 12]
     assert turns[48:] == [36, 37, 38, 39, *[0] * 12]
+
+
+def test_logits_last_while_a_part_of_them_is_held_and_then_their_memory_is_lent_again():
+    memory = LentMemory()
+    logits = memory.borrow(2, 3).fill_(1.0)
+    place, part = logits.data_ptr(), logits[1:].numpy()
+    del logits
+    assert memory.borrow(2, 3).fill_(2.0).data_ptr() != place
+    assert part.tolist() == [[1.0, 1.0, 1.0]]
+    del part
+    again = memory.borrow(1, 6)
+    assert again.data_ptr() == place
+    assert place % ALIGNMENT == 0
 
 
 def test_what_the_kernels_are_not_made_for_is_said(tmp_path):
