@@ -34,6 +34,8 @@ MAX_HEAD_DIM = 512
 SLAB_BYTES = 1 << 26
 #: A cache line.
 ALIGNMENT = 64
+#: Results of fewer bytes are left to the allocator, which keeps such pieces for the next step.
+LENT_BYTES = 1 << 24
 #: Elements of a 32-bit word, in which the kernels count.
 PER_WORD = {torch.float32: 1, torch.bfloat16: 2}
 
@@ -195,8 +197,8 @@ class NativeDecoder:
 class LentMemory:
     """Memory of one large result, lent again once nobody holds what was made of it.
 
-    The allocator gives tens of megabytes back to the system when they are freed, and a step would
-    find every page of its logits missing.
+    The allocator gives tens of megabytes back to the system when they are freed, and the next step
+    would find every page of its logits missing.
     """
 
     def __init__(self) -> None:
@@ -205,9 +207,10 @@ class LentMemory:
 
     def borrow(self, rows: int, columns: int) -> torch.Tensor:
         """[rows, columns] of any values; memory of their own while those before are held."""
-        if self._lent is not None and self._lent() is not None:
-            return torch.empty(rows, columns)
         size, line = rows * columns, ALIGNMENT // self._memory.itemsize
+        is_held = self._lent is not None and self._lent() is not None
+        if is_held or size * self._memory.itemsize < LENT_BYTES:
+            return torch.empty(rows, columns)
         if len(self._memory) < size + line:
             self._memory = np.empty(size + line, dtype=np.float32)
         start = -self._memory.ctypes.data % ALIGNMENT // self._memory.itemsize

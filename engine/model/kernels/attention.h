@@ -159,9 +159,9 @@ class SpanWorker {
     for (const Element* part : {queries.values, queries.rest}) {
       if (part == nullptr) continue;
       for_each_tile(rows, [&](int64_t r, int64_t n) {
-        const bool alone = r == 0 && part == queries.values;
+        const bool first_tile = r == 0 && part == queries.values;
         tile_of<T>(n, count)((const uint32_t*)part + r * inner, inner,
-                             {at, num_segments, words, fetch, alone ? LINES : 0},
+                             {at, num_segments, words, fetch, first_tile ? LINES : 0},
                              scores + r * SPAN, SPAN, part != queries.values);
       });
     }
