@@ -68,8 +68,9 @@ inline Vector exponential(Vector x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  const Integers exponent = ((Integers)rounded - (Integers)shift) << 23;
-  return (Vector)((Integers)p + exponent);
+  // In unsigned words: a masked score may be anything, and its sum then wraps.
+  const Words exponent = ((Words)rounded - (Words)shift) << 23;
+  return (Vector)((Words)p + exponent);
 }
 
 struct Float32 {
