@@ -3,6 +3,12 @@
     python -m benchmarks.profile_step [--models SMALL] [--dtype bfloat16] [--forms native,wide]
         [--shapes 1x1,8x1,64x1,1x128] [--context 256] [--rounds 9]
 
+Forms are `native`, `torch`, `wide`, and the kernels for lesser processors by their names: `avx512`,
+`avx2`, `portable`. What torch does on one of those, it does under its own switches:
+
+    ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
+        python -m benchmarks.profile_step --models SMALL --forms avx2,torch
+
 A shape is rows x tokens: 64x1 decodes 64 requests, 1x128 computes 128 tokens of one prompt. Every
 round runs every form once, so that a machine that slows down slows all of them; medians are
 printed, and ratios to the last form. The logits of all forms are compared first.
@@ -24,7 +30,7 @@ from engine.model.decoder import Decoder
 from engine.model.decoder_config import read_config
 from engine.model.decoder_weights import read_weights
 from engine.model.fast_path import check_against
-from engine.model.kernels.build import best_variant
+from engine.model.kernels.build import VARIANTS, best_variant
 from engine.model.kv_pool import KVPool
 from engine.model.loader import load_model
 from engine.model.native_decoder import NativeDecoder
@@ -43,14 +49,15 @@ def make_forms(model: str, names: Sequence[str], *, dtype: str) -> dict[str, Cau
     wide = probe(loaded.model, max_model_len=loaded.max_model_len)
     config = read_config(wide)
     weights = read_weights(config, loaded.model.state_dict())
-    forms: dict[str, CausalModel] = {
-        "native": NativeDecoder(config, weights, variant=best_variant()),
-        "torch": Decoder(config, weights),
-        "wide": wide,
+    variants = {"native": best_variant()} | {variant.name: variant for variant in VARIANTS}
+    others: dict[str, CausalModel] = {"torch": Decoder(config, weights), "wide": wide}
+    forms = {
+        name: others.get(name) or NativeDecoder(config, weights, variant=variants[name])
+        for name in names
     }
-    for name in names:
-        check_against(wide, forms[name], block_size=BLOCK_SIZE)
-    return {name: forms[name] for name in names}
+    for form in forms.values():
+        check_against(wide, form, block_size=BLOCK_SIZE)
+    return forms
 
 
 def make_rows(num_rows: int, num_tokens: int, *, context: int) -> list[BatchRow]:

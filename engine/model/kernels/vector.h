@@ -20,6 +20,22 @@ typedef uint32_t Words __attribute__((vector_size(64)));
 typedef int32_t Integers __attribute__((vector_size(64)));
 typedef uint16_t Halves __attribute__((vector_size(32)));
 
+// A register of the target holds sixteen lanes or a part of them. What has to stay in registers is
+// written in parts: a vector that is larger than a register lies in memory.
+#if defined(__AVX512F__)
+constexpr int PART_BYTES = 64, REGISTERS = 32;
+#elif defined(__AVX__)
+constexpr int PART_BYTES = 32, REGISTERS = 16;
+#elif defined(__aarch64__)
+constexpr int PART_BYTES = 16, REGISTERS = 32;
+#else
+constexpr int PART_BYTES = 16, REGISTERS = 16;
+#endif
+constexpr int PARTS = 64 / PART_BYTES, PART_LANES = LANES / PARTS;
+
+typedef float PartVector __attribute__((vector_size(PART_BYTES)));
+typedef uint32_t PartWords __attribute__((vector_size(PART_BYTES)));
+
 template <class V>
 inline V load(const void* from) {
   V value;
@@ -77,10 +93,10 @@ struct Float32 {
   typedef float Element;
   static constexpr int PER_WORD = 1;
 
-  static Vector dot(Vector sum, uint32_t word, Words words) {
+  static PartVector dot(PartVector sum, uint32_t word, PartWords words) {
     float value;
     std::memcpy(&value, &word, sizeof value);
-    return sum + value * (Vector)words;
+    return sum + value * (PartVector)words;
   }
   static float widen(Element value) { return value; }
   static Vector widen16(const Element* from) { return load<Vector>(from); }
@@ -99,17 +115,14 @@ struct BFloat16 {
   typedef uint16_t Element;
   static constexpr int PER_WORD = 2;
 
-  static Vector dot(Vector sum, uint32_t word, Words words) {
+  static PartVector dot(PartVector sum, uint32_t word, PartWords words) {
 #if defined(__AVX512BF16__)
-    return (Vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32((int)word),
+    return (PartVector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32((int)word),
                                     (__m512bh)(__m512i)words);
 #else
-    const uint32_t first = word << 16, second = word & 0xffff0000u;
-    float a, b;
-    std::memcpy(&a, &first, sizeof a);
-    std::memcpy(&b, &second, sizeof b);
-    sum += a * (Vector)(words << 16);
-    return sum + b * (Vector)(words & 0xffff0000u);
+    const PartWords both = word - PartWords{};
+    sum += (PartVector)(both << 16) * (PartVector)(words << 16);
+    return sum + (PartVector)(both & 0xffff0000u) * (PartVector)(words & 0xffff0000u);
 #endif
   }
   static float widen(Element value) {
