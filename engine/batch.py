@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.constraint import Constraint
 from engine.logprobs import Logprobs
 from engine.request import Request
 from engine.sampling_params import SamplingParams
@@ -44,7 +45,7 @@ class BatchRow(NamedTuple):
     number `output_index`; otherwise the row only fills the cache.
 
     `expects_token` says that the last token is `UNKNOWN_TOKEN`: the one that the step launched
-    before this one yields for the same request.
+    before this one yields for the same request. Where there is a `constraint` it never is.
     """
 
     request_id: str
@@ -56,6 +57,7 @@ class BatchRow(NamedTuple):
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]
     expects_token: bool = False
+    constraint: Constraint | None = None
 
     @property
     def output_index(self) -> int:
@@ -122,6 +124,7 @@ class DecodeRows:
                 prompt_token_ids=request.prompt_token_ids,
                 output_token_ids=request.output_token_ids,
                 expects_token=token_id == UNKNOWN_TOKEN,
+                constraint=request.constraint,
             )
             for request, token_id, start, table in zip(
                 self.requests,

@@ -201,10 +201,11 @@ def that_may_end(rows: DecodeRows, progress: Progress, config: EngineConfig) -> 
 def needs_watching(request: Request) -> bool:
     """Whether every token of a request is looked at by itself, and not only an EOS and the last.
 
-    Text has to be fed, a stop token compared and a first token stamped.
+    Text has to be fed, a constraint asked, a stop token compared and a first token stamped.
     """
     has_first_token = request.times.first_token is not None or request.expects_token
-    return request.text is not None or bool(request.sampling.stop_token_ids) or not has_first_token
+    is_fed = request.text is not None or request.constraint is not None
+    return is_fed or bool(request.sampling.stop_token_ids) or not has_first_token
 
 
 def limit_of(request: Request, config: EngineConfig) -> int:

@@ -18,6 +18,7 @@ from engine.batch import (
     LaunchedStep,
     StepResult,
 )
+from engine.constraint import allows, why_no_token
 from engine.logprobs import Logprobs
 
 #: Content of a slot nobody has written: (token id, position).
@@ -67,14 +68,18 @@ class FakeRunner:
             self._write(row)
         self.script.fail_if_told(batch)
         broken = self.script.broken_request_ids
-        token_ids = {
-            row.request_id: self._sample(row)
-            for row in rows
-            if row.samples and row.request_id not in broken
-        }
+        failures = {row.request_id: "no numbers" for row in rows if row.request_id in broken}
+        token_ids: dict[str, int] = {}
+        for row in rows:
+            if row.samples and row.request_id not in broken:
+                token_id = self._sample(row)
+                if token_id is None:
+                    failures[row.request_id] = why_no_token(row.constraint)
+                else:
+                    token_ids[row.request_id] = token_id
         outcome = StepResult(
             token_ids,
-            failures={row.request_id: "no numbers" for row in rows if row.request_id in broken},
+            failures=failures,
             logprobs={
                 row.request_id: fake_logprobs(token_ids[row.request_id], row.sampling.logprobs)
                 for row in rows
@@ -88,7 +93,8 @@ class FakeRunner:
             block_id = row.block_ids[position // self._block_size]
             self._device[block_id][position % self._block_size] = (token_id, position)
 
-    def _sample(self, row: BatchRow) -> int:
+    def _sample(self, row: BatchRow) -> int | None:
+        """The row's next token, or None where its constraint allows none of ours."""
         slots = [slot for block_id in row.block_ids for slot in self._device[block_id]][: row.end]
         forced = self.script.forced_token(row)
         if forced is not None:
@@ -96,7 +102,15 @@ class FakeRunner:
         tokens = [token_id for token_id, _ in slots]
         positions = [position for _, position in slots]
         assert positions == list(range(row.end)), f"{row.request_id} reads a corrupted cache"
-        return fake_next_token(tokens, row.sampling.seed, self._vocabulary)
+        vocabulary = self._may_come(row)
+        return fake_next_token(tokens, row.sampling.seed, vocabulary) if vocabulary else None
+
+    def _may_come(self, row: BatchRow) -> list[int]:
+        if row.constraint is None:
+            return self._vocabulary
+        assert row.output_index == len(row.output_token_ids), "a step was launched too early"
+        bits = row.constraint.allowed(row.output_token_ids)
+        return [token_id for token_id in self._vocabulary if allows(bits, token_id)]
 
 
 @dataclass(slots=True)

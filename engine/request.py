@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Protocol
 
+from engine.constraint import Constraint
 from engine.sampling_params import SamplingParams
 
 
@@ -97,6 +98,7 @@ class Request:
         never.
         cache_salt: requests share prefix-cache blocks only with requests of the same salt.
         text: receives every output token, the resumed ones included; None when nobody wants text.
+        constraint: says which tokens may come next, and when the output is complete; None for any.
     """
 
     request_id: str
@@ -108,6 +110,7 @@ class Request:
     deadline: float | None = None
     cache_salt: str = ""
     text: TextStream | None = None
+    constraint: Constraint | None = None
 
     state: RequestState = RequestState.WAITING
     finish_reason: FinishReason | None = None
@@ -160,6 +163,11 @@ class Request:
     @num_computed_tokens.setter
     def num_computed_tokens(self, count: int) -> None:
         self.num_pending_tokens = self.num_tokens - count
+
+    @property
+    def needs_known_tokens(self) -> bool:
+        """What its next token may be depends on the one before."""
+        return self.constraint is not None or self.sampling.has_penalties
 
     @property
     def is_finished(self) -> bool:

@@ -81,7 +81,7 @@ class Scheduler:
         self._max_running = min(config.max_num_seqs, config.max_num_batched_tokens)
         self.decodes = DecodeSet(config, max_requests=self._max_running)
         self._num_running_of: Counter[int] = Counter()
-        self._num_penalized = 0
+        self._num_waited_for = 0
 
     @property
     def num_preempted(self) -> int:
@@ -100,8 +100,8 @@ class Scheduler:
 
     @property
     def needs_known_tokens(self) -> bool:
-        """The choice of somebody's next token depends on the one before; see `schedule(after=)`."""
-        return self._num_penalized > 0
+        """Somebody's next token depends on the one before; see `schedule(after=)`."""
+        return self._num_waited_for > 0
 
     def add(self, request: Request) -> None:
         """Queue a request under the rank its policy gives it now and for ever."""
@@ -208,6 +208,7 @@ class Scheduler:
             sampling=request.sampling,
             prompt_token_ids=request.prompt_token_ids,
             output_token_ids=request.output_token_ids,
+            constraint=request.constraint,
         )
         plan.rows[request.request_id] = row, request
 
@@ -231,7 +232,7 @@ class Scheduler:
         request.transition(RequestState.RUNNING)
         self.running[request.request_id] = self.behind[request.request_id] = request
         self._num_running_of[request.priority] += 1
-        self._num_penalized += request.sampling.has_penalties
+        self._num_waited_for += request.needs_known_tokens
         request.num_tokens_at_admission = request.num_tokens
         if request.times.first_scheduled is None:
             request.times.first_scheduled = plan.now
@@ -334,7 +335,7 @@ class Scheduler:
             return
         del self.running[request.request_id]
         self._num_running_of[request.priority] -= 1
-        self._num_penalized -= request.sampling.has_penalties
+        self._num_waited_for -= request.needs_known_tokens
         if self.behind.pop(request.request_id, None) is None:
             self.decodes.leave(request)
 

@@ -10,15 +10,18 @@ def finish_reason_of(
     """Judge the last output token; None while the generation goes on.
 
     The order is part of the contract: an end-of-sequence on the very last allowed token is EOS, not
-    LENGTH. While no more than `min_tokens` tokens are out, nothing but a limit can end the request.
+    LENGTH. While no more than `min_tokens` tokens are out, nothing but a limit can end the request,
+    or a constraint after whose last token there is no other.
     """
-    sampling = request.sampling
+    sampling, constraint = request.sampling, request.constraint
     if request.num_output_tokens > sampling.min_tokens:
         token_id = request.output_token_ids[-1]
         if token_id in config.eos_token_ids and not sampling.ignore_eos:
             return FinishReason.EOS
         if token_id in sampling.stop_token_ids or stop_string_found:
             return FinishReason.STOP
+    if constraint is not None and constraint.is_complete(request.output_token_ids):
+        return FinishReason.STOP
     if request.num_output_tokens >= sampling.max_tokens:
         return FinishReason.LENGTH
     if request.num_tokens >= config.max_request_tokens:

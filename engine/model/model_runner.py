@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from engine.batch import Batch, ComputedStep, LaunchedStep, StepResult
+from engine.constraint import why_no_token
 from engine.errors import DeviceFailed
 from engine.logprobs import Logprobs
 from engine.model.attention.interface import AttentionBackend
@@ -234,10 +235,10 @@ def result_of(
     token_ids = {one.request_id: token for one, token in zip(due, chosen, strict=True)}
     if BROKEN not in chosen:
         return StepResult(token_ids, logprobs=logprobs)
-    broken = [request_id for request_id, token in token_ids.items() if token == BROKEN]
-    for request_id in broken:
-        del token_ids[request_id]
-    failures = dict.fromkeys(broken, "no finite logit to choose from")
+    broken = [one for one in due if token_ids[one.request_id] == BROKEN]
+    for one in broken:
+        del token_ids[one.request_id]
+    failures = {one.request_id: why_no_token(one.constraint) for one in broken}
     return StepResult(token_ids, failures, logprobs)
 
 

@@ -2,8 +2,8 @@
 
 Knows no request states and draws no random numbers of its own: `engine.model.noise` makes them from
 the seed. A row's token depends on that row alone, never on its neighbours. The order of the steps
-and the meaning of every parameter are vLLM's: allowed tokens, bans, biases, penalties, the greedy
-branch, temperature, min_p, top_k, top_p, draw.
+and the meaning of every parameter are vLLM's: allowed tokens, constraints, bans, biases, penalties,
+the greedy branch, temperature, min_p, top_k, top_p, draw.
 
 What survives min_p, top_k and top_p is always "every token whose scaled logit reaches a threshold",
 tokens tied with the last one included. So the few best candidates decide alone whenever the
@@ -18,7 +18,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from engine.constraint import Constraint
 from engine.logprobs import Logprobs
+from engine.model.constraints import keep_what_may_come
 from engine.model.likelihoods import Likelihoods
 from engine.model.noise import gumbel, noise_keys
 from engine.model.transfer import to_device
@@ -56,6 +58,9 @@ class Drawn(Protocol):
 
     @property
     def output_index(self) -> int: ...
+
+    @property
+    def constraint(self) -> Constraint | None: ...
 
 
 class Draws:
@@ -140,6 +145,7 @@ class Sampler:
         logits = logits.float()
         likelihoods = Likelihoods.asked_for(logits, rows)
         _keep_allowed(logits, rows)
+        keep_what_may_come(logits, rows)
         self._ban_early_stops(logits, rows)
         _add_biases(logits, rows)
         _penalize(logits, rows)

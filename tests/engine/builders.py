@@ -3,10 +3,12 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from engine.batch import Batch
 from engine.config import EngineConfig
 from engine.engine import Engine, RequestOutput
-from engine.fake_runner import FakeRunner, fake_generation
+from engine.fake_runner import FakeRunner, fake_generation, fake_next_token
 from engine.request import Priority, Request
 from engine.sampling_params import SamplingParams
 
@@ -44,7 +46,8 @@ def make_request(
     if isinstance(prompt, int):
         salt = sum(map(ord, request_id))
         prompt = [1 + (salt * 31 + 7 * position) % (VOCAB_SIZE - 1) for position in range(prompt)]
-    request_fields = {name: others.pop(name) for name in ("deadline", "text") if name in others}
+    names = ("constraint", "deadline", "text")
+    request_fields = {name: others.pop(name) for name in names if name in others}
     return Request(
         request_id=request_id,
         prompt_token_ids=list(prompt),
@@ -54,6 +57,45 @@ def make_request(
         output_token_ids=list(output),
         **request_fields,
     )
+
+
+class Residues:
+    """A constraint: what is left of each token by 7 is said by all tokens before it.
+
+    After `length` tokens the output is complete; at number `stuck_at` nothing may come.
+    """
+
+    failure: str | None = None
+
+    def __init__(self, *, length: int = 1000, stuck_at: int | None = None) -> None:
+        self.length = length
+        self.stuck_at = stuck_at
+
+    def may_come(self, output: Sequence[int]) -> list[int]:
+        if len(output) >= self.length:
+            return [EOS]
+        first = (3 * sum(output) + len(output)) % 7 or 7
+        return [] if len(output) == self.stuck_at else list(range(first, VOCAB_SIZE, 7))
+
+    def allowed(self, output_token_ids: Sequence[int]):
+        bits = np.zeros(VOCAB_SIZE, dtype=np.uint8)
+        bits[(found := self.may_come(output_token_ids))] = 1
+        self.failure = None if found else "a rule without a way out"
+        return np.packbits(bits, bitorder="little")
+
+    def is_complete(self, output_token_ids: Sequence[int]) -> bool:
+        return len(output_token_ids) >= self.length
+
+
+def expected_under(constraint: Residues, request: Request) -> list[int]:
+    """What the request generates under its constraint when it runs alone and nothing goes wrong."""
+    tokens = list(request.prompt_token_ids)
+    while (number := len(tokens) - len(request.prompt_token_ids)) < request.sampling.max_tokens:
+        if number == constraint.length:
+            break
+        vocabulary = constraint.may_come(tokens[len(request.prompt_token_ids) :])
+        tokens.append(fake_next_token(tokens, request.sampling.seed, vocabulary))
+    return tokens[len(request.prompt_token_ids) :]
 
 
 def expected_tokens(request: Request) -> list[int]:

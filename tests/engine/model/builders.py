@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from engine.batch import Batch, BatchRow
 from engine.config import EngineConfig
+from engine.constraint import Constraint
 from engine.engine import Engine
 from engine.logprobs import Logprobs
 from engine.model.model_runner import ModelRunner
@@ -111,6 +112,7 @@ def make_row(
     start: int = 0,
     end: int | None = None,
     block_ids: Sequence[int] = range(64),
+    constraint: Constraint | None = None,
     **sampling,
 ) -> BatchRow:
     """The tokens from `start` to `end` of a request, by default all that are known."""
@@ -125,6 +127,7 @@ def make_row(
         sampling=SamplingParams(**({"max_tokens": 64, "temperature": 0.0} | sampling)),
         prompt_token_ids=list(prompt),
         output_token_ids=list(output),
+        constraint=constraint,
     )
 
 

@@ -1,0 +1,105 @@
+"""What constraints take from logits: their own rows' alone, and all that they forbid."""
+
+import math
+
+import pytest
+import torch
+
+from engine.batch import Batch
+from engine.model.sampler import BROKEN
+from tests.engine.builders import VOCAB_SIZE as RESIDUES_SIZE
+from tests.engine.builders import Residues
+from tests.engine.model.builders import Chooser, make_row, make_runner
+from tests.engine.model.test_sampler import (
+    EOS,
+    VOCABULARY,
+    make_logits,
+    make_rows,
+    token_by_definition,
+)
+
+
+def with_constraints(rows):
+    """Every other row has one."""
+    return [row._replace(constraint=None if n % 2 else Residues()) for n, row in enumerate(rows)]
+
+
+def by_definition(logits: torch.Tensor, row) -> int:
+    """The definition of the sampler, over logits of which only what may come is left."""
+    if row.constraint is not None:
+        may_come = [
+            id_ for id_ in row.constraint.may_come(row.output_token_ids) if id_ < len(logits)
+        ]
+        kept = torch.full_like(logits, -math.inf)
+        kept[may_come] = logits[may_come]
+        logits = kept
+    return token_by_definition(logits, row)
+
+
+@pytest.mark.parametrize("max_candidates", [1, 8, VOCABULARY, 256])
+@pytest.mark.parametrize("seed", range(4))
+def test_every_row_of_a_mixed_batch_gets_the_token_of_the_definition(max_candidates, seed):
+    rows = [
+        row
+        for row in with_constraints(make_rows(seed))
+        # Few allowed ids and a constraint may leave nothing; that has a test of its own.
+        if row.constraint is None or not row.sampling.allowed_token_ids
+    ]
+    logits = make_logits(len(rows), seed=seed)
+    expected = [by_definition(*pair) for pair in zip(logits, rows, strict=True)]
+    assert Chooser(EOS, max_candidates=max_candidates).sample(logits, rows) == expected
+
+
+def test_rows_beside_one_with_a_constraint_keep_their_logits_bit_for_bit():
+    rows = with_constraints([make_row(request_id=str(n)) for n in range(6)])
+    logits, before = make_logits(6), make_logits(6)
+    Chooser(EOS).sample(logits, rows)
+    changed = [not torch.equal(*pair) for pair in zip(logits, before, strict=True)]
+    assert changed == [True, False] * 3
+
+
+@pytest.mark.parametrize("width", [40, RESIDUES_SIZE + 300])
+def test_a_token_without_a_bit_cannot_come_and_a_bit_without_a_token_is_nobodys(width):
+    logits = make_logits(1, vocabulary=width)
+    logits[:, 39:] += 100.0
+    row = make_row(constraint=Residues())
+    (token,) = Chooser(EOS).sample(logits, [row])
+    assert token in Residues().may_come([]) and token < min(width, RESIDUES_SIZE)
+
+
+def test_how_likely_a_token_was_is_said_by_the_models_own_logits():
+    logits = make_logits(1)
+    wanted = logits[0].log_softmax(dim=-1)
+    draws = Chooser(EOS).draw(logits.clone(), [make_row(constraint=Residues(), logprobs=3)])
+    chosen = draws.tokens.tolist()
+    found = draws.logprobs(chosen)["r"]
+    assert found.logprob == pytest.approx(float(wanted[chosen[0]]))
+    assert found.top[0][0] == int(wanted.argmax()) != chosen[0]
+
+
+def test_where_nothing_is_left_the_row_has_no_token():
+    rows = [
+        make_row(constraint=Residues(stuck_at=0)),
+        make_row(constraint=Residues(), allowed_token_ids=(8, 9)),
+        make_row(constraint=Residues(), allowed_token_ids=(8, 14)),
+    ]
+    assert Chooser(EOS).sample(make_logits(3), rows) == [BROKEN, BROKEN, 14]
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_a_runner_says_of_each_row_why_it_has_no_token(model_folder, runs_ahead):
+    runner = make_runner(model_folder("llama"))
+    runner._runs_ahead = runs_ahead
+    rows = (
+        make_row(request_id="stuck", block_ids=(1,), constraint=Residues(stuck_at=0)),
+        make_row(
+            request_id="between two", block_ids=(2,), constraint=Residues(), allowed_token_ids=(8,)
+        ),
+        make_row(request_id="good", block_ids=(3,), constraint=Residues()),
+    )
+    result = runner.launch(Batch(step=1, catch_up_rows=rows)).result()
+    assert list(result.token_ids) == ["good"]
+    assert result.failures == {
+        "stuck": "a rule without a way out",
+        "between two": "no token with a finite logit may come next",
+    }
