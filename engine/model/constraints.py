@@ -6,9 +6,13 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from engine.constraint import Constraint
 from engine.model.transfer import to_device
+
+#: Its bits in single precision, as a number.
+MINUS_INFINITY = np.float32(-math.inf).view(np.int32)
 
 
 class Constrained(Protocol):
@@ -40,7 +44,24 @@ def keep_what_may_come(logits: torch.Tensor, rows: Sequence[Constrained]) -> Non
         assert row.output_index == len(row.output_token_ids), "a step was launched too early"
         bits.append(constraint.allowed(row.output_token_ids))
     allowed = np.unpackbits(np.stack(bits), axis=1, count=logits.shape[1], bitorder="little")
-    masks = to_device(allowed == 0, logits.device)
-    # Row by row: on a CPU a row is changed where it lies, and all at once would be copied twice.
-    for (index, _, _), mask in zip(found, masks, strict=True):
-        logits[index].masked_fill_(mask, -math.inf)
+    if logits.device.type == "cpu":
+        for (index, _, _), mask in zip(found, allowed, strict=True):
+            _forbid(logits[index].numpy(), mask)
+    else:
+        masks = to_device(allowed == 0, logits.device)
+        for (index, _, _), forbidden in zip(found, masks, strict=True):
+            logits[index].masked_fill_(forbidden, -math.inf)
+
+
+def _forbid(logits: NDArray[np.float32], allowed: NDArray[np.uint8]) -> None:
+    """Minus infinity wherever `allowed` is 0; in place.
+
+    Numbers are handled as words: an allowed one keeps its bits, and any other gets all of them and
+    keeps those of minus infinity. To ask at each takes up to five times as long.
+    """
+    bits = (allowed.view(np.int8) - 1).astype(np.int32)
+    words = logits.view(np.int32)
+    words |= bits
+    np.invert(bits, out=bits)
+    bits |= MINUS_INFINITY
+    words &= bits

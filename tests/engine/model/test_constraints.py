@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from engine.batch import Batch
+from engine.model.constraints import keep_what_may_come
 from engine.model.sampler import BROKEN
 from tests.engine.builders import VOCAB_SIZE as RESIDUES_SIZE
 from tests.engine.builders import Residues
@@ -17,6 +18,17 @@ from tests.engine.model.test_sampler import (
     make_rows,
     token_by_definition,
 )
+
+
+class OnlyThese(Residues):
+    """A constraint that never changes its mind."""
+
+    def __init__(self, *token_ids: int) -> None:
+        super().__init__()
+        self._token_ids = list(token_ids)
+
+    def may_come(self, output) -> list[int]:
+        return self._token_ids
 
 
 def with_constraints(rows):
@@ -56,6 +68,15 @@ def test_rows_beside_one_with_a_constraint_keep_their_logits_bit_for_bit():
     Chooser(EOS).sample(logits, rows)
     changed = [not torch.equal(*pair) for pair in zip(logits, before, strict=True)]
     assert changed == [True, False] * 3
+
+
+def test_what_is_allowed_keeps_its_bits_whatever_they_are():
+    logits = torch.tensor([[math.nan, -0.0, math.inf, -math.inf, 1e-42, math.nan, 3.0, 4.0]])
+    row = make_row(constraint=OnlyThese(1, 2, 3, 4, 6))
+    kept = logits.view(torch.int32)[0, [1, 2, 3, 4, 6]].tolist()
+    keep_what_may_come(logits, [row])
+    assert logits.view(torch.int32)[0, [1, 2, 3, 4, 6]].tolist() == kept
+    assert logits[0, [0, 5, 7]].tolist() == [-math.inf] * 3
 
 
 @pytest.mark.parametrize("width", [40, RESIDUES_SIZE + 300])
