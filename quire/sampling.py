@@ -13,6 +13,14 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, field_validator
 from pydantic_core.core_schema import ValidationInfo
 
+from quire.constraints import (
+    CONSTRAINTS,
+    MAX_CHOICES,
+    Constraint,
+    checked,
+    constraint_of,
+    fields_of_response_format,
+)
 from quire.errors import InvalidRequest
 from quire.logprobs import MAX_TOP_LOGPROBS
 from quire.refusals import nearest, reason_of
@@ -46,6 +54,7 @@ _Int = Annotated[int, Strict()]
 _Float = Annotated[float, Strict()]
 _Bool = Annotated[bool, Strict()]
 _StopString = Annotated[str, Strict(), Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+_Text = Annotated[str, Strict(), Field(min_length=1)]
 _TokenId = Annotated[int, Strict(), Field(ge=0, le=MAX_TOKEN_ID)]
 _Bias = Annotated[float, Strict(), Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)]
 
@@ -69,6 +78,12 @@ class SamplingParams(BaseModel):
     allowed_token_ids: tuple[_TokenId, ...] = Field(default=(), max_length=MAX_ALLOWED_TOKEN_IDS)
     #: What is added to the logits of tokens by id; a body's keys are decimal strings.
     logit_bias: dict[_TokenId, _Bias] = Field(default_factory=dict, max_length=MAX_BIASED_TOKENS)
+    #: What the output has to be; at most one of the five. A grammar is written as for Lark.
+    json_schema: dict[str, Any] | None = Field(default=None, min_length=1)
+    json_object: _Bool = False
+    regex: _Text | None = None
+    choice: tuple[_Text, ...] = Field(default=(), max_length=MAX_CHOICES)
+    grammar: _Text | None = None
     #: None lets the client draw one at submit, so that a resumed generation goes on with it.
     seed: _Int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
     #: How many of the likeliest tokens are told at each place, beside the one that came and how
@@ -104,6 +119,22 @@ class SamplingParams(BaseModel):
             raise ValueError("min_tokens is greater than max_tokens")
         return value
 
+    @field_validator(*CONSTRAINTS)
+    @classmethod
+    def _the_only_constraint(cls, value: Any, info: ValidationInfo) -> Any:
+        others = [name for name in CONSTRAINTS if name != info.field_name and info.data.get(name)]
+        if value and others:
+            raise ValueError(f"there is {others[0]} already")
+        return checked(value)
+
+    @field_validator("ignore_eos")
+    @classmethod
+    def _ends_where_its_constraint_does(cls, value: object, info: ValidationInfo) -> object:
+        found = next((name for name in CONSTRAINTS if info.data.get(name)), None)
+        if value and found is not None:
+            raise ValueError(f"cannot be together with {found}, which says where the output ends")
+        return value
+
     def to_body(self) -> dict[str, Any]:
         """The fields that differ from their defaults, as they are written into a body."""
         fields = self.model_dump(exclude_defaults=True)
@@ -129,6 +160,7 @@ class ParsedBody:
     messages: list[dict[str, Any]] | None
     sampling: SamplingParams
     model: str | None
+    constraint: Constraint | None = None
 
 
 #: The parameters, and OpenAI's fields that do not change the tokens of a request of ours.
@@ -137,11 +169,17 @@ _KNOWN = frozenset(
     | {"model", "stream", "stream_options", "user", "n", "max_completion_tokens"}
 )
 
+_KNOWN_OF: Mapping[Kind, frozenset[str]] = {
+    "tokens": frozenset(),
+    "completions": frozenset({"response_format"}),
+    "chat.completions": frozenset({"response_format", "top_logprobs"}),
+}
+
 
 def parse_body(kind: Kind, body: Mapping[str, Any]) -> ParsedBody:
     """Checks a body of the given kind. InvalidRequest names the first culprit as `body.<field>`."""
     subject = "messages" if kind == "chat.completions" else "prompt"
-    known = _KNOWN | {"top_logprobs"} if kind == "chat.completions" else _KNOWN
+    known = _KNOWN | _KNOWN_OF[kind]
     for name in body:
         if name not in known and name != subject:
             hint = nearest(name, SamplingParams.model_fields)
@@ -151,11 +189,13 @@ def parse_body(kind: Kind, body: Mapping[str, Any]) -> ParsedBody:
     model = body.get("model")
     if model is not None and not isinstance(model, str):
         raise InvalidRequest("body.model", "must be a string")
+    sampling = validated(SamplingParams, _sampling_fields(kind, body), prefix="body.")
     return ParsedBody(
         prompt=None if subject == "messages" else _prompt(kind, body.get("prompt")),
         messages=_messages(body.get("messages")) if subject == "messages" else None,
-        sampling=validated(SamplingParams, _sampling_fields(kind, body), prefix="body."),
+        sampling=sampling,
         model=model,
+        constraint=constraint_of(body, {name: getattr(sampling, name) for name in CONSTRAINTS}),
     )
 
 
@@ -183,7 +223,7 @@ def _sampling_fields(kind: Kind, body: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidRequest("body.max_completion_tokens", "contradicts max_tokens")
     if kind == "chat.completions":
         fields |= {"logprobs": _chat_logprobs(body)}
-    return fields
+    return fields | fields_of_response_format(body)
 
 
 def _chat_logprobs(body: Mapping[str, Any]) -> Any:

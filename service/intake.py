@@ -15,6 +15,7 @@ import structlog
 from engine.request import FinishReason, Priority, Request
 from engine.sampling_params import SamplingParams as EngineSampling
 from quire.broker import Broker
+from quire.constraints import CONSTRAINTS
 from quire.errors import InvalidRequest, ProtocolError, QuireError, UnsupportedVersion
 from quire.output import ErrorInfo
 from quire.protocol import GenerationRequest, ParsedBody, SamplingParams
@@ -292,6 +293,9 @@ class Intake:
             raise InvalidRequest("body.model", f"this queue serves {name!r}, not {body.model!r}")
         sampling = engine_sampling(body.sampling, request_id=request.id)
         prompt_ids = self._prompt_ids(body)
+        constraint = None
+        if body.constraint is not None:
+            constraint = self._served.grammars.constraint(body.constraint, delivery.token_ids)
         origin, deadline = delivery.origin, None
         if request.deadline_ms is not None:
             deadline = origin.received + (request.deadline_ms - now_ms) / 1000
@@ -308,6 +312,7 @@ class Intake:
             deadline=deadline,
             cache_salt=request.tenant,
             text=self._served.tokenizer.text_stream(sampling, prompt=prompt_ids),
+            constraint=constraint,
         )
 
     def _prompt_ids(self, body: ParsedBody) -> list[int]:
@@ -372,4 +377,5 @@ def engine_sampling(wire: SamplingParams, *, request_id: str) -> EngineSampling:
         digest = hashlib.blake2b(request_id.encode(), digest_size=8).digest()
         seed = int.from_bytes(digest, "little", signed=True)
     biases = tuple(wire.logit_bias.items())
-    return EngineSampling(**wire.model_dump() | {"seed": seed, "logit_bias": biases})
+    fields = wire.model_dump(exclude=set[str](CONSTRAINTS))
+    return EngineSampling(**fields | {"seed": seed, "logit_bias": biases})

@@ -14,6 +14,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ModelRefused
 from service.config import Settings
+from service.grammars import Grammars, NoGrammars, load_grammars
 from service.metrics import MemoryReader
 from service.text import ModelTokenizer
 
@@ -32,6 +33,7 @@ class ServedModel:
     #: Labels of quire_build_info: torch, device, dtype.
     build: Mapping[str, str] = field(default_factory=dict)
     read_memory: MemoryReader | None = None
+    grammars: Grammars = field(default_factory=lambda: NoGrammars("none were loaded"))
 
 
 def load_model(settings: Settings) -> ServedModel:
@@ -74,12 +76,16 @@ def load_model(settings: Settings) -> ServedModel:
         vocab_size=facts.vocab_size,
         eos_token_ids=facts.eos_token_ids,
     )
+    tokenizer = ModelTokenizer.load(str(facts.tokenizer_folder))
     served = ServedModel(
         engine=Engine(config, runner),
-        tokenizer=ModelTokenizer.load(str(facts.tokenizer_folder)),
+        tokenizer=tokenizer,
         fingerprint=facts.fingerprint,
         build={"torch": version("torch"), "device": facts.device, "dtype": facts.dtype},
         read_memory=runner.device_memory,
+        grammars=load_grammars(
+            tokenizer.backend, vocab_size=facts.vocab_size, eos_token_ids=facts.eos_token_ids
+        ),
     )
     # Hundreds of thousands of objects that will stay, most of them the libraries' own. To look
     # through them takes the collector longer than many steps, and no thread gets on meanwhile.

@@ -61,6 +61,11 @@ class ModelTokenizer:
 
         return cls(backend, render_chat=render if loaded.chat_template else None)
 
+    @property
+    def backend(self) -> Tokenizer:
+        """The tokenizer of the library, to be read and not to be changed."""
+        return self._tokenizer
+
     def encode_prompt(self, prompt: str) -> list[int]:
         """Ids of a plain prompt, with the special tokens the tokenizer adds itself."""
         return list(self._tokenizer.encode(prompt).ids)

@@ -13,6 +13,7 @@ from engine.engine import Engine
 from engine.fake_runner import FakeRunner, fake_generation, fake_logprobs
 from quire.logprobs import TokenLogprob
 from service.config import Settings
+from service.grammars import Grammars, load_grammars
 from service.model import ServedModel, engine_config
 from service.text import Messages, ModelTokenizer
 
@@ -96,6 +97,12 @@ def byte_tokenizer() -> Tokenizer:
     return tokenizer
 
 
+@cache
+def byte_grammars() -> Grammars:
+    """Grammars over the bytes; one for all fake models of a process, as each holds many."""
+    return load_grammars(byte_tokenizer(), vocab_size=VOCAB_SIZE, eos_token_ids={EOS_ID})
+
+
 def text_of(token_ids: Sequence[int]) -> str:
     """What the tokens spell when they are decoded all at once."""
     text: str = byte_tokenizer().decode(list(token_ids))
@@ -117,6 +124,7 @@ def fake_model(
     num_blocks: int = 512,
     runs_ahead: bool = False,
     tokenizer: ModelTokenizer | None = None,
+    grammars: Grammars | None = None,
 ) -> ServedModel:
     """A served model whose tokens are a pure function of prompt and seed, without torch."""
     config = engine_config(
@@ -139,6 +147,7 @@ def fake_model(
         engine=Engine(config, runner),
         tokenizer=tokenizer or ModelTokenizer(byte_tokenizer(), render_chat=render_chat),
         fingerprint=fingerprint,
+        grammars=grammars or byte_grammars(),
         build={"device": "none", "dtype": "none", "torch": "none"},
     )
 

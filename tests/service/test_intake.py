@@ -7,6 +7,7 @@ import msgpack
 import pytest
 
 from engine.request import Priority
+from quire.constraints import CONSTRAINTS
 from quire.protocol import SamplingParams
 from service.intake import engine_sampling
 from service.text import ModelTokenizer
@@ -41,6 +42,21 @@ BAD_REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
     "an allowed id beyond it": ({"allowed_token_ids": [1, VOCAB_SIZE]}, "body.allowed_token_ids"),
     "a biased id beyond it": ({"logit_bias": {str(VOCAB_SIZE): 1.0}}, "body.logit_bias"),
     "a bias for no token": ({"logit_bias": {"yes": 1.0}}, "body.logit_bias"),
+    "two constraints": ({"regex": "a", "choice": ["b"]}, "body.choice"),
+    "a regex that is none": ({"regex": "(a"}, "body.regex"),
+    "a schema of no known type": ({"json_schema": {"type": "frob"}}, "body.json_schema"),
+    "the same in OpenAI's words": (
+        {
+            "prompt": "a",
+            "kind": "completions",
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "answer", "schema": {"type": "frob"}},
+            },
+        },
+        "body.response_format",
+    ),
+    "a grammar without a way out": ({"grammar": "start: start"}, "body.grammar"),
     "a prompt longer than the model": ({"prompt": (1,) * MAX_MODEL_LEN}, "body.prompt"),
     "a prompt longer than the pool": ({"prompt": (1,) * 600}, "body.prompt"),
     "a chat longer than the pool": (
@@ -239,9 +255,12 @@ def test_every_sampling_parameter_of_the_wire_reaches_the_engine():
         include_stop_str_in_output=True,
         skip_special_tokens=False,
     )
-    assert set(wire.model_fields_set) == set(SamplingParams.model_fields), "a field is not covered"
+    # What an output has to be is compiled; the engine has only what comes of that.
+    covered = wire.model_fields_set.union(CONSTRAINTS)
+    assert covered == set(SamplingParams.model_fields), "a field is not covered"
     converted = engine_sampling(wire, request_id="r")
-    for name, value in (wire.model_dump() | {"logit_bias": ((5, -1.5),)}).items():
+    fields = wire.model_dump(exclude=set(CONSTRAINTS)) | {"logit_bias": ((5, -1.5),)}
+    for name, value in fields.items():
         assert getattr(converted, name) == value
 
 

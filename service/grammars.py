@@ -1,0 +1,262 @@
+"""Says which tokens may come next in an output that has to be of some form; the user of llguidance.
+
+Knows no requests. What is asked for is compiled once, in the thread that takes requests in, and
+kept for the next who asks the same; each generation gets a matcher of its own. Matchers of one
+compilation share the states of its lexer, and a limit on these: one that comes upon it may have
+found them used up by others, and gets a compilation of its own.
+"""
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from engine.constraint import Constraint as EngineConstraint
+from engine.constraint import TokenBits
+from quire.constraints import Constraint, Kind
+from quire.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+    Matcher: TypeAlias = LLMatcher
+
+#: The most compiled constraints that are kept, those that were asked for last.
+MAX_COMPILED = 64
+#: What one constraint may cost. The first two bound compiling it, to some tenths of a second; the
+#: others each of its steps, to some milliseconds, and its memory, to some ten megabytes. They count
+#: what is done and no time, so that it does not matter how busy a machine is.
+MAX_GRAMMAR_SIZE = 200_000
+MAX_COMPILE_FUEL = 500_000
+MAX_STEP_FUEL = 50_000
+MAX_STEP_ITEMS = 10_000
+MAX_ROW_ITEMS = 5_000
+MAX_LEXER_STATES = 10_000
+#: How many tokens a generation goes on with a compilation of its own, before it may have another.
+RENEWED_TOKENS = 16
+#: White space between two parts of a JSON value: enough to indent by, too little to run on for
+#: ever, as models do that have lost their way.
+JSON_SPACE = r"[ \n\r\t]{1,32}"
+#: What `json_object` stands for.
+ANY_OBJECT = {"type": "object"}
+#: The longest reason for refusing a constraint, in characters; the library quotes what it refuses.
+MAX_REASON_LENGTH = 300
+#: What brings the library.
+GRAMMARS_EXTRA = "the extra `grammars`: pip install -c constraints.txt -e '.[grammars]'"
+
+
+class Grammars(Protocol):
+    """What a worker can do about constraints."""
+
+    def constraint(
+        self, wanted: Constraint, output_token_ids: Sequence[int], /
+    ) -> EngineConstraint:
+        """A fresh constraint for a generation that goes on from the given output.
+
+        Raises:
+            InvalidRequest: it cannot be compiled, or not here; the field and the reason are named.
+        """
+        ...
+
+
+class NoGrammars:
+    """Refuses every constraint, for a reason."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def constraint(self, wanted: Constraint, _: Sequence[int], /) -> EngineConstraint:
+        """See `Grammars`."""
+        raise InvalidRequest(wanted.field, f"this worker has no grammars: {self.reason}")
+
+
+class CompiledGrammars:
+    """Compiles constraints for the tokens of one model. Safe for several threads at once.
+
+    Args:
+        vocab_size: of the model, which may have ids that no token stands for.
+
+    Raises:
+        Exception: the library cannot tell the bytes of this tokenizer's tokens.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, vocab_size: int, eos_token_ids: Collection[int]
+    ) -> None:
+        import llguidance
+
+        self._library = llguidance
+        known = 1 + max(tokenizer.get_vocab().values())
+        self._tokenizer = llguidance.LLTokenizer(
+            tokenizer.to_str(),
+            n_vocab=max(vocab_size, known),
+            eos_token=[id_ for id_ in eos_token_ids if id_ < known] or None,
+        )
+        self._limits = llguidance.LLParserLimits(
+            max_grammar_size=MAX_GRAMMAR_SIZE,
+            initial_lexer_fuel=MAX_COMPILE_FUEL,
+            step_lexer_fuel=MAX_STEP_FUEL,
+            step_max_items=MAX_STEP_ITEMS,
+            max_items_in_row=MAX_ROW_ITEMS,
+            max_lexer_states=MAX_LEXER_STATES,
+            verbose_errors=False,
+        )
+        ends = {id_ for id_ in eos_token_ids if id_ < vocab_size}
+        self._ends = {id_: id_ in ends for id_ in ends.union(self._tokenizer.eos_tokens)}
+        self._compiled: OrderedDict[str, Matcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def constraint(
+        self, wanted: Constraint, output_token_ids: Sequence[int], /
+    ) -> EngineConstraint:
+        """See `Grammars`."""
+        key = f"{wanted.kind} {json.dumps(wanted.value)}"
+        with self._lock:
+            matcher = self._compiled.get(key)
+        if matcher is None:
+            matcher = self._compile(wanted)
+        with self._lock:
+            self._compiled[key] = matcher
+            self._compiled.move_to_end(key)
+            while len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        constraint = GrammarConstraint(
+            matcher.deep_copy(), ends=self._ends, renew=partial(self._compile_anew, wanted, key=key)
+        )
+        # What was published is replayed here, and not in the engine's thread.
+        constraint.is_complete(output_token_ids)
+        return constraint
+
+    def _compile(self, wanted: Constraint) -> "Matcher":
+        """A matcher that nobody advances, its first step computed: each copy of it has that."""
+        try:
+            grammar = self._grammar(wanted.kind, wanted.value)
+        except ValueError as error:
+            raise InvalidRequest(wanted.field, shortened(str(error))) from error
+        matcher = self._library.LLMatcher(
+            self._tokenizer, grammar, limits=self._limits, log_level=0
+        )
+        reason = matcher.get_error()
+        if not reason:
+            matcher.compute_bitmask()
+            reason = matcher.get_error()
+            if reason.startswith("NoExtension"):
+                reason = "no output can be so"
+        if reason:
+            raise InvalidRequest(wanted.field, shortened(reason))
+        return matcher
+
+    def _compile_anew(self, wanted: Constraint, *, key: str) -> "Matcher":
+        """A matcher that shares nothing; and the next who asks the same gets another one."""
+        with self._lock:
+            self._compiled.pop(key, None)
+        return self._compile(wanted)
+
+    def _grammar(self, kind: Kind, value: Any) -> str:
+        """What the library compiles."""
+        matcher = self._library.LLMatcher
+        if kind in ("json_schema", "json_object"):
+            schema = json.dumps(ANY_OBJECT if kind == "json_object" else value)
+            return matcher.grammar_from_json_schema(
+                schema, overrides={"whitespace_pattern": JSON_SPACE}
+            )
+        if kind == "regex":
+            return matcher.grammar_from_regex(value)
+        if kind == "choice":
+            # A string of Lark is one of JSON.
+            return matcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, value)))
+        return matcher.grammar_from_lark(value)
+
+
+class GrammarConstraint:
+    """One generation's matcher, brought to where its output is by every question.
+
+    Args:
+        ends: which of the tokens that the matcher or the model takes for an end of sequence are
+            one; whether one may come is said here.
+        renew: makes a matcher that shares nothing.
+    """
+
+    def __init__(
+        self, matcher: "Matcher", *, ends: dict[int, bool], renew: Callable[[], "Matcher"]
+    ) -> None:
+        self._matcher = matcher
+        self._ends = ends
+        self._renew = renew
+        self._num_consumed = 0
+        self._renewable_from = 0
+
+    def allowed(self, output_token_ids: Sequence[int]) -> TokenBits:
+        """See `engine.constraint.Constraint`."""
+        self._consume(output_token_ids)
+        found = self._matcher.compute_bitmask()
+        if self._is_renewed():
+            self._consume(output_token_ids)
+            found = self._matcher.compute_bitmask()
+        bits = np.frombuffer(found, dtype=np.uint8).copy()
+        if self._matcher.is_error():
+            bits[:] = 0
+            return bits
+        may_end = self._matcher.is_accepting()
+        for token_id, is_end in self._ends.items():
+            bit = np.uint8(1 << token_id % 8)
+            if may_end and is_end:
+                bits[token_id // 8] |= bit
+            else:
+                bits[token_id // 8] &= ~bit
+        return bits
+
+    def is_complete(self, output_token_ids: Sequence[int]) -> bool:
+        """See `engine.constraint.Constraint`."""
+        self._consume(output_token_ids)
+        return self._matcher.is_stopped() and not self._matcher.is_error()
+
+    @property
+    def failure(self) -> str | None:
+        """See `engine.constraint.Constraint`."""
+        reason = self._matcher.get_error()
+        return f"its constraint cannot go on: {shortened(reason)}" if reason else None
+
+    def _consume(self, output_token_ids: Sequence[int]) -> None:
+        assert len(output_token_ids) >= self._num_consumed, "an output has become shorter"
+        new = list(output_token_ids[self._num_consumed :])
+        self._num_consumed = len(output_token_ids)
+        if new:
+            # What it does not accept makes it an error, for ever.
+            self._matcher.consume_tokens(new)
+            if self._is_renewed():
+                self._consume(output_token_ids)
+
+    def _is_renewed(self) -> bool:
+        """Whether the matcher had come upon a limit of its lexer, and another one has its place.
+
+        One that has seen nothing but these tokens fails where there is no other way.
+        """
+        if "lexer" not in self._matcher.get_error() or self._num_consumed < self._renewable_from:
+            return False
+        self._renewable_from = self._num_consumed + RENEWED_TOKENS
+        self._matcher, self._num_consumed = self._renew(), 0
+        return True
+
+
+def load_grammars(
+    tokenizer: Tokenizer, *, vocab_size: int, eos_token_ids: Collection[int]
+) -> CompiledGrammars | NoGrammars:
+    """What can be done here: nothing without the library, or with a tokenizer it cannot read."""
+    try:
+        return CompiledGrammars(tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+    except ModuleNotFoundError as error:
+        return NoGrammars(f"the module {error.name} is missing; it comes with {GRAMMARS_EXTRA}")
+    except Exception as error:  # noqa: BLE001 - the model serves, whatever a library thinks of it.
+        return NoGrammars(shortened(f"its tokenizer cannot be read: {error}"))
+
+
+def shortened(reason: str) -> str:
+    """A reason of the library in one line."""
+    line = " ".join(reason.replace("<non-verbose/>", "").split())
+    return line if len(line) <= MAX_REASON_LENGTH else f"{line[: MAX_REASON_LENGTH - 1]}…"
