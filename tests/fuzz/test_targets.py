@@ -65,7 +65,8 @@ def test_good_bytes_gone_bad_are_read_or_refused(name, seed, rounds):
 NAMES = st.sampled_from([
     "v", "id", "kind", "body", "tenant", "priority", "deadline_ms", "not_before_ms", "headers",
     "idempotency_key", "metadata", "created_ms", "state", "finish_reason", "usage", "error", "tail",
-    "prompt", "messages", "max_tokens", "stop", "seed", "logit_bias", "temperature",
+    "prompt", "messages", "max_tokens", "stop", "seed", "logit_bias", "temperature", "json_schema",
+    "regex", "choice", "grammar", "response_format",
 ])  # fmt: skip
 
 
