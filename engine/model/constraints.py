@@ -44,23 +44,32 @@ def keep_what_may_come(logits: torch.Tensor, rows: Sequence[Constrained]) -> Non
         assert row.output_index == len(row.output_token_ids), "a step was launched too early"
         bits.append(constraint.allowed(row.output_token_ids))
     allowed = np.unpackbits(np.stack(bits), axis=1, count=logits.shape[1], bitorder="little")
-    if logits.device.type == "cpu":
-        for (index, _, _), mask in zip(found, allowed, strict=True):
-            _forbid(logits[index].numpy(), mask)
-    else:
-        masks = to_device(allowed == 0, logits.device)
-        for (index, _, _), forbidden in zip(found, masks, strict=True):
-            logits[index].masked_fill_(forbidden, -math.inf)
+    forbid = _forbid if logits.device.type == "cpu" else _forbid_on_device
+    forbid(logits, [index for index, _, _ in found], allowed)
 
 
-def _forbid(logits: NDArray[np.float32], allowed: NDArray[np.uint8]) -> None:
-    """Minus infinity wherever `allowed` is 0; in place.
+def _forbid(logits: torch.Tensor, rows: Sequence[int], allowed: NDArray[np.uint8]) -> None:
+    """Minus infinity in `rows` of the logits wherever `allowed`, [rows, width], is 0; in place."""
+    for row, mask in zip(rows, allowed, strict=True):
+        _forbid_in_words(logits[row].numpy().view(np.int32), mask)
 
-    Numbers are handled as words: an allowed one keeps its bits, and any other gets all of them and
-    keeps those of minus infinity. To ask at each takes up to five times as long.
+
+def _forbid_on_device(
+    logits: torch.Tensor, rows: Sequence[int], allowed: NDArray[np.uint8]
+) -> None:
+    """The same, and nobody waits."""
+    masks = to_device(allowed == 0, logits.device)
+    for row, forbidden in zip(rows, masks, strict=True):
+        logits[row].masked_fill_(forbidden, -math.inf)
+
+
+def _forbid_in_words(words: NDArray[np.int32], allowed: NDArray[np.uint8]) -> None:
+    """The same in one row, whose numbers in single precision are taken for `words`.
+
+    An allowed one keeps its bits, any other gets all of them and keeps those of minus infinity. To
+    ask at each takes up to five times as long.
     """
     bits = (allowed.view(np.int8) - 1).astype(np.int32)
-    words = logits.view(np.int32)
     words |= bits
     np.invert(bits, out=bits)
     bits |= MINUS_INFINITY

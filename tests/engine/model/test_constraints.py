@@ -2,10 +2,12 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from engine.batch import Batch
+from engine.model import constraints
 from engine.model.constraints import keep_what_may_come
 from engine.model.sampler import BROKEN
 from tests.engine.builders import VOCAB_SIZE as RESIDUES_SIZE
@@ -77,6 +79,17 @@ def test_what_is_allowed_keeps_its_bits_whatever_they_are():
     keep_what_may_come(logits, [row])
     assert logits.view(torch.int32)[0, [1, 2, 3, 4, 6]].tolist() == kept
     assert logits[0, [0, 5, 7]].tolist() == [-math.inf] * 3
+
+
+def test_on_a_device_the_same_is_done_to_the_same_rows():
+    random = np.random.default_rng(0)
+    allowed = (random.random((3, VOCABULARY)) < 0.3).astype(np.uint8)
+    here, there = make_logits(6), make_logits(6)
+    constraints._forbid(here, [0, 2, 5], allowed)
+    constraints._forbid_on_device(there, [0, 2, 5], allowed)
+    assert torch.equal(here, there)
+    assert torch.equal(here[[1, 3, 4]], make_logits(6)[[1, 3, 4]])
+    assert (here[[0, 2, 5]] > -math.inf).numpy().tolist() == (allowed == 1).tolist()
 
 
 @pytest.mark.parametrize("width", [40, RESIDUES_SIZE + 300])
