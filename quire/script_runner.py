@@ -129,8 +129,10 @@ class ScriptRunner:
 
         sending = commands()
         replies = self._send_as_made(self._sources.get(name) or load_source(name), sending)
-        # Those that were not made yet when the sending failed.
-        made += sending
+        # Those that were not made yet when the sending failed. They note themselves, so that adding
+        # them here, too, would make each of them twice.
+        for _ in sending:
+            pass
         if len(replies) < len(made) or any(isinstance(r, _AGAIN) for r in replies):
             replies = self._retrying(partial(self._pipeline, name, made, None))
         return [script_error(r) if isinstance(r, RedisError) else r for r in replies]

@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from quire.broker import Broker
-from quire.commits import CommitCalls
+from quire.commits import MIN_ITEMS_PARTED, CommitCalls
 from quire.errors import ProtocolError
 from quire.output import ErrorInfo
 from quire.transitions import BackOff, CommitStatus
@@ -99,6 +100,27 @@ def test_items_for_extend_and_for_commit_and_with_and_without_a_group_stand_in_o
         chunks, completion = read_all(broker, name)
         assert token_ids_of(chunks) == [token_at(index) for index in range(length)]
         assert (completion is not None) == name.startswith("g~")
+
+
+def test_a_large_commit_outlives_a_server_that_turns_its_first_connection_down(
+    broker, connection, monkeypatch
+):
+    """It goes out in two calls, and the second is not made yet when the first cannot be sent."""
+    names = [f"r{number}" for number in range(MIN_ITEMS_PARTED)]
+    claims = [submit_and_claim(broker, id=name).claim for name in names]
+    broker.commit([make_item(claim, 0, 1) for claim in claims])
+    pool = connection.connection_pool
+    connect = pool.get_connection
+
+    def turn_down_once(*arguments):
+        monkeypatch.setattr(pool, "get_connection", connect)
+        raise RedisConnectionError("the server has just gone")
+
+    monkeypatch.setattr(pool, "get_connection", turn_down_once)
+    replies = broker.commit([make_item(claim, 1, 3) for claim in claims])
+    assert [(reply.status, reply.published) for reply in replies] == [(CommitStatus.OK, 3)] * 16
+    for name in names:
+        assert token_ids_of(read_all(broker, name)[0]) == [token_at(index) for index in range(3)]
 
 
 def test_a_cancelled_request_is_told_so_with_all_its_next_tokens(broker, claimed):
