@@ -74,10 +74,17 @@ class ProcessSettings(BaseSettings):
 
     @field_validator("redis_url")
     @classmethod
-    def _has_a_scheme(cls, value: str) -> str:
-        # Without the value in the message: it may hold a password.
+    def _can_be_right(cls, value: str) -> str:
+        # Nothing of the value is in these messages: it may hold a password.
         if not value.startswith(URL_SCHEMES):
             raise ValueError(f"must begin with one of {', '.join(URL_SCHEMES)}")
+        # Only now: `--help` need not wait for the client of Redis.
+        from quire.connection import connect, longest_block_of
+
+        try:
+            longest_block_of(connect(value))
+        except ValueError:
+            raise ValueError("its host, port, path or an option cannot be right") from None
         return value
 
     @property

@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from service.config import EMBEDDED_MODEL, Settings, build_parser, load_settings
+from service.config import (
+    EMBEDDED_MODEL,
+    Settings,
+    build_parser,
+    load_exporter_settings,
+    load_settings,
+)
 from service.sources import ConfigurationError
 from tests.service.builders import CHECKOUT
 
@@ -207,6 +213,23 @@ def test_a_mistake_in_the_configuration_exits_with_2_and_one_line():
     assert done.returncode == 2
     assert done.stderr.startswith("configuration: block_size")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://user:secret@localhost:port/0",
+        "redis://user:sec/ret@localhost:6379/0",
+        "rediss://localhost:6379/0?socket_timeout=soon",
+        "redis://localhost:6379/0?decode_responses=true",
+        "redis+sentinel://user:secret@localhost",
+    ],
+)
+@pytest.mark.parametrize("load", [load_settings, load_exporter_settings])
+def test_a_url_that_cannot_be_right_is_refused_and_its_password_is_not_told(load, url: str):
+    with pytest.raises(ConfigurationError, match="^redis_url: its host") as caught:
+        load(["--redis-url", url])
+    assert "sec" not in str(caught.value)
 
 
 # -- shards ---------------------------------------------------------------------------------------
