@@ -227,7 +227,7 @@ def test_a_mistake_in_the_configuration_exits_with_2_and_one_line():
 )
 @pytest.mark.parametrize("load", [load_settings, load_exporter_settings])
 def test_a_url_that_cannot_be_right_is_refused_and_its_password_is_not_told(load, url: str):
-    with pytest.raises(ConfigurationError, match="^redis_url: its host") as caught:
+    with pytest.raises(ConfigurationError, match="redis_url: its host") as caught:
         load(["--redis-url", url])
     assert "sec" not in str(caught.value)
 
