@@ -76,8 +76,8 @@ class FakeQuire:
     InvalidRequest a rejection, RequestFailed a failure with its code, DeadlineExceeded an expiry,
     anything else the failure `internal_error`. Every character counts as one token, whose id is its
     code point and which is certain, for those who ask for log-probabilities; other sampling
-    parameters are not applied. Without an `answer` nobody works, and a test
-    drives `broker` by hand.
+    parameters are not applied. Without an `answer` nobody works, and a test drives `broker` by
+    hand.
     """
 
     def __init__(self, answer: Answering | None = None, *, queue: str = "default") -> None:
@@ -181,6 +181,7 @@ class FakeWorker:
         while not self._stopping.is_set():
             try:
                 self._look_after_running()
+                self._look_after_waiting()
                 self._begin_more()
             except BrokerUnavailable:
                 self._stopping.wait(LOOK_SECONDS)
@@ -197,6 +198,11 @@ class FakeWorker:
                 self.requests.append(run.request)
                 self._running.append(run)
                 run.thread.start()
+
+    def _look_after_waiting(self) -> None:
+        """What every worker does for its queue: what is due comes in, and what was left behind."""
+        self._broker.promote()
+        self._broker.reap()
 
     def _look_after_running(self) -> None:
         self._running = [run for run in self._running if run.thread.is_alive()]
@@ -242,6 +248,13 @@ class _Run:
 
     def _run(self, answer: Answering) -> None:
         try:
+            self._end_somehow(answer)
+        except BrokerUnavailable:
+            # As from a worker that died: the lease runs out and the request is queued again.
+            self.has_ended = True
+
+    def _end_somehow(self, answer: Answering) -> None:
+        try:
             self._end_well(answer)
         except InvalidRequest as error:
             refusal = ErrorInfo("invalid_request", error.message, error.field)
@@ -252,8 +265,7 @@ class _Run:
             failure = ErrorInfo(error.code, error.message, error.field)
             self.end(State.FAILED, FinishReason.ERROR, error=failure)
         except BrokerUnavailable:
-            # As from a worker that died: the lease runs out and the request is queued again.
-            self.has_ended = True
+            raise
         # Whatever a test's answer raises is a failure of the request, not of the worker.
         except Exception as error:  # noqa: BLE001
             bug = ErrorInfo("internal_error", f"{type(error).__name__}: {error}")

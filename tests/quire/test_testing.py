@@ -13,7 +13,7 @@ from quire import (
     RequestFailed,
     State,
 )
-from quire.testing import Answer, FakeQuire
+from quire.testing import Answer, FakeQuire, FakeWorker
 from tests.quire.builders import leaked_keys
 
 pytestmark = pytest.mark.timeout(30)
@@ -122,6 +122,37 @@ def test_an_outage_is_the_error_of_an_outage_and_passes():
         with fake.outage(), pytest.raises(BrokerUnavailable):
             client.submit("x")
         assert client.submit("x").result(timeout=10).text == "back"
+
+
+def test_a_delayed_request_is_answered_when_it_is_due():
+    with FakeQuire(answer=lambda request: "later") as fake:
+        handle = fake.client().submit("x", delay_seconds=0.05)
+        assert handle.status().state is State.SCHEDULED
+        assert handle.result(timeout=10).text == "later"
+
+
+@pytest.mark.parametrize("ends_badly", [False, True])
+def test_an_answer_that_meets_an_outage_is_made_again_and_goes_on(ends_badly):
+    is_away, answers = threading.Event(), []
+
+    def answer(request):
+        answers.append(request.id)
+        yield "first "
+        if len(answers) == 1:
+            is_away.wait(10)
+            if ends_badly:
+                raise RequestFailed("out_of_paper", "nobody hears this")
+        yield "second"
+
+    with FakeQuire() as fake, FakeWorker(fake.make_broker(lease_seconds=0.2), answer) as worker:
+        handle = fake.client().submit("x")
+        assert next(handle.stream()).text == "first "
+        (run,) = worker._running
+        with fake.outage():
+            is_away.set()
+            run.thread.join(10)
+        assert handle.result(timeout=10).text == "first second"
+    assert answers == [handle.request_id] * 2
 
 
 def test_no_thread_and_no_key_without_expiry_is_left():
