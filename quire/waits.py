@@ -6,6 +6,7 @@ read for, so a slow one costs nothing and holds up nobody.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -87,7 +88,7 @@ class Waits:
         for request_id, read in reads.items():
             for wait in self._by_request.get(request_id, ()):
                 if isinstance(read, ProtocolError):
-                    wait.error = read
+                    wait.error = _one_more(read)
                 elif news := _beyond(read, wait.seen[request_id]):
                     wait.news[request_id] = news
                 else:
@@ -99,13 +100,24 @@ class Waits:
         """Ends every wait with the error."""
         waits = {wait: None for waiting in self._by_request.values() for wait in waiting}
         for wait in waits:
-            wait.error = error
+            wait.error = _one_more(error)
         self._end(waits)
 
     def _end(self, waits: Mapping[Wait, None]) -> None:
         for wait in waits:
             self.discard(wait)
             wait.wake()
+
+
+def _one_more(error: QuireError) -> QuireError:
+    """The same error for one more who raises it.
+
+    An error keeps the traceback of everyone who has raised it: shared by a thousand readers, it
+    would tell the last of them the way of all others.
+    """
+    own = copy.copy(error)
+    own.__cause__ = error.__cause__
+    return own
 
 
 def _beyond(read: OutputRead, seen: int) -> OutputRead | None:

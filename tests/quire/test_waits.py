@@ -1,5 +1,10 @@
 """Many waiting reads in few: what is read, and who gets which part of it."""
 
+import traceback
+
+import pytest
+
+from quire.errors import BrokerUnavailable, ProtocolError, QuireError
 from quire.output import TokenChunk
 from quire.output_log import OutputRead
 from quire.waits import MAX_STREAMS_PER_READ, Wait, Waits
@@ -50,3 +55,26 @@ def test_one_read_takes_no_more_logs_than_its_limit():
     groups = waits.groups()
     assert [len(group) for group in groups] == [MAX_STREAMS_PER_READ, MAX_STREAMS_PER_READ, 1]
     assert [name for group in groups for name in group] == names
+
+
+@pytest.mark.parametrize("kind", [BrokerUnavailable, ProtocolError])
+def test_an_error_tells_each_who_waited_its_own_way_and_the_same_cause(kind):
+    waits, cause = Waits(), ConnectionError("gone")
+    waitings = [Waiting(waits, a=0) for _ in range(3)]
+    error = kind("away")
+    error.__cause__ = cause
+    if isinstance(error, ProtocolError):
+        waits.deliver({"a": error})
+    else:
+        waits.fail(error)
+    raised = [raised_by(waiting) for waiting in waitings]
+    assert [(type(one), str(one), one.__cause__) for one in raised] == [(kind, "away", cause)] * 3
+    assert [len(traceback.extract_tb(one.__traceback__)) for one in raised] == [1] * 3
+
+
+def raised_by(waiting: Waiting) -> QuireError:
+    try:
+        assert waiting.wait.error is not None
+        raise waiting.wait.error
+    except QuireError as error:
+        return error
