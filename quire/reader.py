@@ -96,22 +96,30 @@ class _Reader:
         give_up = time.monotonic() + timeout
         news = threading.Event()
         wait = Wait(seen, news.set)
-        with self._changed:
-            self._waits.add(wait)
-            # One wake is enough for all that come until the reader is back.
-            must_wake, self._is_blocked = self._is_blocked, False
-            if not self._is_running:
-                self._is_running = True
-                threading.Thread(target=self._run, name="quire-reader", daemon=True).start()
-            self._changed.notify()
-        if must_wake:
-            self._wake()
-        news.wait(max(0.0, give_up - time.monotonic()))
-        with self._changed:
-            self._waits.discard(wait)
+        try:
+            if self._is_to_be_woken_for(wait):
+                self._wake()
+            news.wait(max(0.0, give_up - time.monotonic()))
+        finally:
+            # A signal may end the waiting, and nobody would take its news any more.
+            with self._changed:
+                self._waits.discard(wait)
         if wait.error is not None:
             raise wait.error
         return wait.news
+
+    def _is_to_be_woken_for(self, wait: Wait) -> bool:
+        """Adds a wait; True when the thread that reads is blocked by a read without it."""
+        with self._changed:
+            self._waits.add(wait)
+            if not self._is_running:
+                threading.Thread(target=self._run, name="quire-reader", daemon=True).start()
+                # Only now: a thread that cannot be started must not be waited for.
+                self._is_running = True
+            self._changed.notify()
+            # One wake is enough for all that come until the reader is back.
+            must_wake, self._is_blocked = self._is_blocked, False
+            return must_wake
 
     def _run(self) -> None:
         has_ended = False
