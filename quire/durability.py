@@ -53,7 +53,10 @@ class Durability:
         """Judges the replies to these commands. BrokerUnavailable, DurabilityUnavailable."""
         if not replies:
             return
-        _, synced = replies
+        marked, synced = replies
+        if isinstance(marked, RedisError):
+            # Without it nothing may have been waited for.
+            raise marked
         if isinstance(synced, ResponseError):
             self._waits = None
             raise DurabilityUnavailable(str(synced)) from synced

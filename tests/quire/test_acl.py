@@ -10,7 +10,7 @@ import quire
 from quire import Client, QueueLimits
 from quire.broker import Broker
 from quire.connection import connect
-from quire.errors import BrokerUnavailable
+from quire.errors import BrokerUnavailable, DurabilityUnavailable
 from quire.inspection import inspect_memory, inspect_shards
 from quire.output import ErrorInfo, State
 from quire.protocol import Priority
@@ -168,6 +168,25 @@ def test_what_a_user_may_not_look_at_is_not_taken_for_damage(as_role, real_broke
     refused(lambda: broker.claim(entries))
     assert real_broker.status("a").state is not State.FAILED
     assert real_connection.exists(*real_broker.keys.of_request("a")[:2]) == 2
+
+
+def test_a_durable_worker_ends_a_request_with_two_rights_more_and_no_less(
+    as_role, real_broker, real_connection
+):
+    if "waitaof" not in real_connection.command():
+        pytest.skip("WAITAOF came with Redis 7.2")
+    queue = real_broker.keys.queue
+    broker = Broker(as_role("worker")._connection, queue=queue, retry_seconds=0.1, durable=True)
+    real_broker.submit(make_request(id="a"))
+    item = make_item(claim_next(real_broker).claim, 0, 2, final=True)
+    (right,) = re.findall(r"`(\(~quire:.*?\))`", DOCUMENT.read_text())
+    for more in ("+waitaof", right.replace("{default.", f"{{{queue}.")):
+        with pytest.raises((BrokerUnavailable, DurabilityUnavailable), match="permissions"):
+            broker.commit([item])
+        real_connection.execute_command("ACL", "SETUSER", f"worker-{queue}", more)
+    broker.commit([item])
+    assert real_broker.status("a").state is State.COMPLETED
+    refused(lambda: broker.submit(make_request(id="b")))
 
 
 def test_a_worker_is_refused_new_requests_and_the_operation(as_role, real_broker):

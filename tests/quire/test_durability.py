@@ -3,7 +3,7 @@
 import fakeredis
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
+from redis.exceptions import NoPermissionError, ResponseError
 
 from quire import Client
 from quire.broker import Broker
@@ -109,6 +109,11 @@ def test_what_one_disk_has_is_confirmed_and_nothing_else_is(durability):
         durability.check([True, [0, 0]])
     with pytest.raises(RedisConnectionError):
         durability.check([True, RedisConnectionError("gone")])
+
+
+def test_a_wait_without_a_write_before_it_confirms_nothing(durability):
+    with pytest.raises(NoPermissionError):
+        durability.check([NoPermissionError("may not run the 'set' command"), [1, 0]])
 
 
 def test_a_disk_that_was_switched_off_is_asked_about_again(durability):
