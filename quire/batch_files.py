@@ -80,11 +80,11 @@ class ResultFiles:
     def _take_up(self, output: Path, errors: Path) -> None:
         _cut_torn_line(self._output)
         _cut_torn_line(self._errors)
-        for result in _results(output):
+        for result in _results(output, have_failed=False):
             self.done.add(result["custom_id"])
             self.num_completed += 1
         kept: list[str] = []
-        for result in _results(errors):
+        for result in _results(errors, have_failed=True):
             if result["error"]["code"] in (EXPIRED, CANCELLED):
                 continue
             is_bad_line = result["id"].startswith(BAD_LINE_PREFIX)
@@ -119,9 +119,12 @@ def unfinished_lines(source: Path, files: ResultFiles, name: str) -> Iterator[Ba
 
 
 def count_lines(source: Path) -> int:
-    """The lines of the file that are not blank."""
-    with source.open("rb") as lines:
-        return sum(1 for line in lines if line.strip())
+    """The lines of the file that are not blank. BatchFileError when it cannot be read."""
+    try:
+        with source.open("rb") as lines:
+            return sum(1 for line in lines if line.strip())
+    except OSError as error:
+        raise BatchFileError(f"{source}: {error.strerror}") from error
 
 
 def _open_alone(path: Path) -> int:
@@ -157,12 +160,26 @@ def _cut_torn_line(descriptor: int) -> None:
         os.ftruncate(descriptor, end)
 
 
-def _results(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8") as lines:
+def _results(path: Path, *, have_failed: bool) -> Iterator[dict[str, Any]]:
+    """The lines of a file of results. BatchFileError for one that is not of this file."""
+    with path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, start=1):
             try:
                 result = json.loads(line)
-                result["custom_id"], result["id"], result["error"]
-            except (KeyError, TypeError, ValueError) as error:
-                raise BatchFileError(f"{path}:{number} is not a result of a batch") from error
+            except ValueError:
+                result = None
+            if not _is_result(result, has_failed=have_failed):
+                kind = "errors" if have_failed else "results"
+                raise BatchFileError(f"{path}:{number} is not one of the {kind} of a batch")
             yield result
+
+
+def _is_result(result: Any, *, has_failed: bool) -> bool:
+    """Whether we have written this, to the error file or to the other."""
+    match result:
+        case {"id": str(), "custom_id": str(), "error": None}:
+            return not has_failed
+        case {"id": str(), "custom_id": str() | None, "error": {"code": str()}}:
+            return has_failed
+        case _:
+            return False

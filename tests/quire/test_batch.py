@@ -204,6 +204,31 @@ def test_a_file_that_another_batch_writes_is_left_alone(folder):
     assert folder.texts == {"a": "x"}
 
 
+@pytest.mark.parametrize(
+    ("which", "line"),
+    [
+        ("output", "nonsense"),
+        ("output", '{"id": "a", "custom_id": "a", "error": {"code": "lost"}}'),
+        ("errors", '{"id": "a", "custom_id": "a", "error": null}'),
+        ("errors", '{"id": 1, "custom_id": "a", "error": {"code": "lost"}}'),
+        ("errors", '{"id": "a", "custom_id": ["a"], "error": {"code": "lost"}}'),
+        ("errors", '["id", "custom_id", "error"]'),
+    ],
+)
+def test_a_file_that_has_other_lines_than_ours_is_left_as_it_is(folder, which, line):
+    folder.write(ask("a"))
+    file = getattr(folder, which)
+    file.write_text(line + "\n")
+    with FakeQuire(answer=echo) as fake, pytest.raises(BatchFileError, match=f"{file}:1 is not"):
+        folder.run(fake.client(), resume=True)
+    assert file.read_text() == line + "\n"
+
+
+def test_a_file_of_requests_that_is_not_there_is_the_error_of_a_file(folder):
+    with FakeQuire() as fake, pytest.raises(BatchFileError, match=r"in\.jsonl: No such file"):
+        folder.run(fake.client())
+
+
 def test_a_torn_last_line_is_cut_off_and_run_again(folder):
     folder.write(ask("a"), ask("b"), "nonsense")
     with FakeQuire(answer=echo) as fake:
