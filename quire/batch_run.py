@@ -310,6 +310,8 @@ class BatchRun:
                 open_.following.silent(self._broker_of(request_id).status(request_id))
             except OutputRewound:
                 _read_anew(open_)
+            except ProtocolError as error:
+                self._fail_open(request_id, error)
             except UnknownRequest:
                 del self._open[request_id]
                 open_.losses += 1

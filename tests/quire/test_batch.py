@@ -323,6 +323,25 @@ def test_a_log_that_cannot_be_read_fails_its_own_line(folder):
     assert len(folder.results) == 1
 
 
+def test_a_record_that_cannot_be_read_fails_its_own_line(folder, monkeypatch):
+    monkeypatch.setattr("quire.batch_run.SILENT_SECONDS", 0.02)
+    release = threading.Event()
+    folder.write(ask("a"), ask("b"))
+    with FakeQuire(answer=lambda _: "done" if release.wait(20) else "late") as fake:
+        runner = threading.Thread(target=folder.run, args=(fake.broker,))
+        runner.start()
+        while len(fake.requests) < 2:
+            release.wait(0.001)
+        record = fake.broker.keys.request(fake.requests[0].id)
+        fake.connection.hset(record, "deadline_ms", "not ours")
+        while runner.is_alive() and not (folder.errors.exists() and folder.failures):
+            runner.join(0.001)
+        release.set()
+        runner.join(20)
+    assert list(folder.codes.values()) == ["protocol_error"]
+    assert len(folder.results) == 1
+
+
 def without_clock(results):
     for line in results:
         line["response"]["body"].pop("created")
