@@ -21,7 +21,9 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
+import redis
 from redis.exceptions import RedisError
 
 from quire.connection import connect
@@ -149,23 +151,30 @@ class LocalRedis:
     def _wait_until_ready(self) -> None:
         give_up = time.monotonic() + START_SECONDS
         with connect(self.url, block_seconds=0.0) as connection:
-            while True:
-                try:
-                    connection.ping()
-                except RedisError as error:
-                    ended = self._process is not None and self._process.poll() is not None
-                    if ended or time.monotonic() > give_up:
-                        raise BrokerUnavailable(self._reason(error)) from error
-                    time.sleep(_POLL_SECONDS)
-                else:
-                    return
+            while (trouble := self._trouble(connection)) is not None:
+                ended = self._process is not None and self._process.poll() is not None
+                if ended or time.monotonic() > give_up:
+                    raise BrokerUnavailable(self._reason(trouble))
+                time.sleep(_POLL_SECONDS)
 
-    def _reason(self, error: RedisError) -> str:
+    def _trouble(self, connection: redis.Redis) -> RedisError | str | None:
+        """What is in the way of using the server; None when nothing is."""
+        try:
+            connection.ping()
+            if self._process is None or not self.is_real:
+                return None
+            # It may be a stranger that answers, who had the port before ours could bind it.
+            server: Any = connection.info("server")
+        except RedisError as error:
+            return error
+        return None if server["process_id"] == self._process.pid else "its port is another's"
+
+    def _reason(self, trouble: RedisError | str) -> str:
         if self._process is None:
-            return f"the server named by {URL_VARIABLE} does not answer: {error}"
+            return f"the server named by {URL_VARIABLE} does not answer: {trouble}"
         log = Path(self._directory) / "server.log"
         tail = log.read_text(errors="replace")[-500:] if log.exists() else ""
-        return f"{self.kind} did not start: {error}\n{tail}"
+        return f"{self.kind} did not start: {trouble}\n{tail}"
 
     def _end(self, *, kill: bool) -> None:
         if self._process is not None:

