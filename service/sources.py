@@ -16,15 +16,8 @@ from quire.refusals import nearest
 ENV_PREFIX = "QUIRE_"
 #: Added to a variable's name, it names a file that holds the value: QUIRE_REDIS_PASSWORD_FILE.
 FILE_SUFFIX = "_FILE"
-#: Variables of these prefixes belong to other parts of Quire, which check them themselves.
-FOREIGN_PREFIXES = (
-    "QUIRE_BENCH_",
-    "QUIRE_CLIENT_",
-    "QUIRE_DEMO_",
-    "QUIRE_EXPORTER_",
-    "QUIRE_KERNEL_",
-    "QUIRE_TEST_",
-)
+#: Variables of these prefixes are read by other parts of Quire.
+FOREIGN_PREFIXES = ("QUIRE_EXPORTER_", "QUIRE_KERNEL_", "QUIRE_TEST_")
 #: Read when no file is named and it exists in the working directory.
 DEFAULT_FILE = "quire.toml"
 #: The tables of the file, one for each part of Quire.

@@ -93,6 +93,8 @@ def test_a_password_joins_a_url_without_user_information(monkeypatch):
     [
         ("QUIRE_MAX_NUM_SEQ", "; did you mean QUIRE_MAX_NUM_SEQS?"),
         ("QUIRE_REDIS_PASWORD_FILE", "; did you mean QUIRE_REDIS_PASSWORD?"),
+        # The file has such a table; variables of its keys are shared with the worker.
+        ("QUIRE_CLIENT_RETENTION_SECONDS", "; did you mean QUIRE_RETENTION_SECONDS?"),
         # What Kubernetes sets in every pod beside a service of that name.
         ("QUIRE_METRICS_PORT_9400_TCP_ADDR", ""),
     ],
