@@ -37,18 +37,18 @@ def pack(value: object, *, field: str = "message", max_bytes: int = MAX_MESSAGE_
     return data
 
 
-def unpack(data: bytes, *, max_bytes: int = MAX_MESSAGE_BYTES) -> Any:
+def unpack(data: bytes) -> Any:
     """Decodes one message. ProtocolError for anything malformed, foreign or over a limit."""
-    if len(data) > max_bytes:
-        raise ProtocolError(f"message takes {len(data)} bytes, the cap is {max_bytes}")
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise ProtocolError(f"message takes {len(data)} bytes, the cap is {MAX_MESSAGE_BYTES}")
     try:
         return msgpack.unpackb(
             data,
             raw=False,
             strict_map_key=True,
             ext_hook=_refuse_extension,
-            max_str_len=max_bytes,
-            max_bin_len=max_bytes,
+            max_str_len=MAX_MESSAGE_BYTES,
+            max_bin_len=MAX_MESSAGE_BYTES,
             max_array_len=MAX_ARRAY_LENGTH,
             max_map_len=MAX_MAP_LENGTH,
             max_ext_len=0,
@@ -60,9 +60,9 @@ def unpack(data: bytes, *, max_bytes: int = MAX_MESSAGE_BYTES) -> Any:
         raise ProtocolError(f"not a msgpack message: {type(error).__name__}: {error}") from error
 
 
-def unpack_map(data: bytes, *, max_bytes: int = MAX_MESSAGE_BYTES) -> dict[str, Any]:
+def unpack_map(data: bytes) -> dict[str, Any]:
     """Like `unpack`, for a message that must be a map with string keys."""
-    value = unpack(data, max_bytes=max_bytes)
+    value = unpack(data)
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise ProtocolError("message is not a map with string keys")
     return value
