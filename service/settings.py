@@ -9,7 +9,6 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args, get_origin
-from urllib.parse import quote
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic.config import JsonDict
@@ -21,6 +20,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from quire.cli.sources import with_password
 from quire.refusals import reason_of
 from service.sources import (
     DEFAULT_FILE,
@@ -89,14 +89,10 @@ class ProcessSettings(BaseSettings):
 
     @property
     def connection_url(self) -> str:
-        """The Redis URL with the password in it."""
-        if self.redis_password is None:
-            return self.redis_url
-        scheme, _, rest = self.redis_url.partition("://")
-        user, at, place = rest.rpartition("@")
-        user = user.partition(":")[0]
-        secret = quote(self.redis_password.get_secret_value(), safe="")
-        return f"{scheme}://{user}:{secret}@{place if at else rest}"
+        """The Redis URL with the password in it, unless it has one of its own."""
+        secret = self.redis_password
+        # What the `quire` command does, so that both find the same server in one environment.
+        return with_password(self.redis_url, secret.get_secret_value() if secret else None)
 
     @classmethod
     def read_variables(cls, environ: Mapping[str, str]) -> dict[str, str]:

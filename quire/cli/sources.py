@@ -46,9 +46,10 @@ def known_settings(environ: Mapping[str, str]) -> dict[str, str]:
 def with_password(url: str, password: str | None) -> str:
     """The url with the password in it, unless it has one of its own."""
     parts = urlsplit(url)
-    if password is None or parts.password is not None:
+    if password is None or parts.password:
         return url
     user, _, hosts = parts.netloc.rpartition("@")
+    user = user.removesuffix(":")
     return parts._replace(netloc=f"{user}:{quote(password, safe='')}@{hosts}").geturl()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from quire.cli.sources import known_settings, with_password
 from service.config import (
     EMBEDDED_MODEL,
     Settings,
@@ -86,6 +87,15 @@ def test_a_secret_is_read_from_the_file_its_variable_names(monkeypatch):
 def test_a_password_joins_a_url_without_user_information(monkeypatch):
     monkeypatch.setenv("QUIRE_REDIS_PASSWORD", "pass")
     assert load_settings([]).connection_url == "redis://:pass@127.0.0.1:6379/0"
+
+
+@pytest.mark.parametrize("url", ["redis://:own@redis-7:1/2", "redis://user:own@redis-7:1/2"])
+def test_a_password_in_the_url_counts_before_the_other_as_it_does_for_the_command(url, monkeypatch):
+    monkeypatch.setenv("QUIRE_REDIS_URL", url)
+    monkeypatch.setenv("QUIRE_REDIS_PASSWORD", "another")
+    known = known_settings(os.environ)
+    as_command = with_password(known["redis_url"], known["redis_password"])
+    assert load_settings([]).connection_url == as_command == url
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ def test_a_password_comes_from_a_variable_or_a_file_and_never_replaces_that_of_t
     assert found == {"redis_password": "p@ss/word"}
     assert with_password("redis://h:1/0", "p@ss/word") == "redis://:p%40ss%2Fword@h:1/0"
     assert with_password("redis://user@h:1/0", "x") == "redis://user:x@h:1/0"
+    assert with_password("redis://user:@h:1/0", "x") == "redis://user:x@h:1/0"
     assert with_password("redis://:own@h:1/0", "x") == "redis://:own@h:1/0"
     assert with_password("unix:///run/redis?db=1", "x") == "unix://:x@/run/redis?db=1"
     assert with_password("redis://h:1/0", None) == "redis://h:1/0"
