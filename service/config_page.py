@@ -33,7 +33,7 @@ def render_markdown() -> str:
         "`python -m service.exporter`, one for all workers. Its variables begin with",
         "`QUIRE_EXPORTER_`, its table is `[exporter]`. Of the worker's variables and of the keys",
         "above all tables it takes what it shares with the worker: where Redis and the file are,",
-        "the queue, and the two settings of the log.",
+        "the queue and its number of shards, and the two settings of the log.",
         *markdown_tables(ExporterSettings),
         "",
         "## The `quire` command",

@@ -3,6 +3,7 @@ import re
 import pytest
 
 from service.config import ExporterSettings, Settings
+from service.register import exporter_families
 from tests.ops.checkout import COMPOSE_FILE, RUNBOOK, alerts, panels
 
 TEXT = RUNBOOK.read_text(encoding="utf-8")
@@ -35,6 +36,14 @@ def test_every_section_begins_with_the_severities_of_its_alert(alert):
 
     assert stated is not None
     assert set(stated.group(1).split(" or ")) == severities
+
+
+def test_the_alerts_that_see_nothing_without_the_exporter_are_named_where_it_is_missing():
+    told = exporter_families().keys() - {"quire_exporter_up"}
+    blind = {rule["alert"] for rule in alerts() if any(name in rule["expr"] for name in told)}
+    (named,) = re.findall(r"the alerts ([\w\s,]+) are blind", SECTIONS["QueueUnseen"])
+
+    assert set(re.split(r",\s+|\sand\s+", named)) == blind
 
 
 def test_every_setting_it_names_exists():
