@@ -54,7 +54,7 @@ class Metrics:
         self.violations = bind("quire_engine_violations_total")
         self.publish_seconds = bind("quire_publish_seconds")
         self.publish_entries = bind("quire_publish_entries")
-        self.publish_backlog = bind("quire_publish_backlog_entries")
+        self.publish_backlog = bind("quire_publish_backlog_tokens")
         self.rewinds = bind("quire_publish_rewinds_total")
         self.fenced = bind("quire_publish_fenced_total")
         self.redis_errors = bind("quire_redis_errors_total")

@@ -193,7 +193,7 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
         Family("histogram", "quire_publish_entries", NONE, "Requests of one commit.", FILL),
         Family(
             "gauge",
-            "quire_publish_backlog_entries",
+            "quire_publish_backlog_tokens",
             NONE,
             "Tokens generated and not committed yet.",
         ),

@@ -244,7 +244,7 @@ PUBLISH_ROW = Row(
             description="Tokens generated and not committed yet.",
             unit="short",
             targets=[
-                Target(total("quire_publish_backlog_entries", "instance", WORKERS), "{{instance}}"),
+                Target(total("quire_publish_backlog_tokens", "instance", WORKERS), "{{instance}}"),
             ],
         ),
         Panel(

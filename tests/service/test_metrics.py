@@ -116,7 +116,7 @@ def test_a_workload_is_counted_once_in_every_metric_it_touches(queue: Queue):
         assert sum(blocks.values()) == 512
         assert blocks["used"] == 0
         assert worker.metric("quire_engine_violations_total", **model) == 0
-        assert worker.metric("quire_publish_backlog_entries") == 0
+        assert worker.metric("quire_publish_backlog_tokens") == 0
 
 
 def test_the_time_in_the_queue_is_part_of_the_whole_and_not_of_the_first_token(queue: Queue):

@@ -67,7 +67,7 @@ def test_while_redis_is_away_the_engine_goes_on_and_nothing_is_lost():
             eventually(lambda: worker.metric("quire_redis_errors_total", **errors) >= 1)
             server.restart()
             output = queue.result(request_id)
-            eventually(lambda: worker.metric("quire_publish_backlog_entries") == 0)
+            eventually(lambda: worker.metric("quire_publish_backlog_tokens") == 0)
     assert output.token_ids == expected_tokens((2, 3), max_tokens=300)
     assert output.text == text_of(output.token_ids)
     assert output.completion.attempts == 1
