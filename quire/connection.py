@@ -44,6 +44,10 @@ MAX_BLOCK_SECONDS = 2.0
 #: By how much a socket outlives the longest blocking read before it gives up.
 SOCKET_MARGIN_SECONDS = 3.0
 
+#: The most connections of one client: what a Redis takes from all of its clients, unless told. Each
+#: thread that waits in a blocking read has one, and redis-py would refuse the hundred and first.
+MAX_CONNECTIONS = 10_000
+
 #: How long a TCP connect may take.
 CONNECT_SECONDS = 3.0
 
@@ -93,6 +97,7 @@ def connection_settings(block_seconds: float) -> dict[str, Any]:
         "socket_keepalive": True,
         "socket_keepalive_options": _keepalive_options(),
         "decode_responses": False,
+        "max_connections": MAX_CONNECTIONS,
     }
 
 

@@ -1,6 +1,8 @@
 """Connections and retries: nothing is repeated behind our back, and a dead server is not hidden."""
 
+import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import fakeredis
 import pytest
@@ -17,10 +19,12 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from quire import Client
+from quire.aio import AsyncClient
 from quire.broker import Broker
 from quire.commits import MIN_ITEMS_PARTED
 from quire.connection import MAX_BLOCK_SECONDS, Retrying, connect, translated
-from quire.errors import BrokerUnavailable
+from quire.errors import BrokerUnavailable, WaitTimeout
 from quire.transitions import CommitStatus
 from tests.quire.builders import claim_next, make_item, make_request, submit_and_claim
 from tests.quire.proxy import wire_to
@@ -47,6 +51,30 @@ def test_a_connection_never_retries_by_itself_and_outlives_a_blocking_read():
     assert settings["socket_timeout"] > MAX_BLOCK_SECONDS
     assert settings["socket_keepalive"] is True
     assert not settings.get("decode_responses")
+
+
+@pytest.mark.real_redis
+@pytest.mark.parametrize("kind", ["threads", "coroutines"])
+def test_so_many_may_wait_at_once_on_one_connection_pool(real_server, real_broker, kind):
+    """Each of these waits takes a connection of its own for as long."""
+    queue, num_waiting = real_broker.keys.queue, 120
+
+    async def wait_in_coroutines():
+        async with AsyncClient(real_server.url, queue=queue, retry_seconds=0.1) as client:
+            real_broker.submit(make_request(id="g~a"))
+            waits = [client.attach_group("g").wait(timeout=1) for _ in range(num_waiting)]
+            return await asyncio.gather(*waits, return_exceptions=True)
+
+    def wait_in_threads():
+        real_broker.submit(make_request(id="a"))
+        client = Client(real_server.url, queue=queue, retry_seconds=0.1)
+        with client, ThreadPoolExecutor(num_waiting) as pool:
+            handle = client.attach("a")
+            waits = [pool.submit(handle.result, timeout=1) for _ in range(num_waiting)]
+            return [wait.exception() for wait in waits]
+
+    ends = wait_in_threads() if kind == "threads" else asyncio.run(wait_in_coroutines())
+    assert {type(end) for end in ends} == {WaitTimeout}
 
 
 def test_a_passing_error_is_outlived():
