@@ -179,8 +179,35 @@ class Intake:
     def _take_in(self, entries: list[IngressEntry]) -> None:
         if not entries:
             return
-        claim = partial(self._broker.claim, entries, fingerprint=self._served.fingerprint)
         now_ms = self._contact.call("claim", self._broker.now_ms)
+        claimed = self._claim(entries)
+        if not claimed:
+            return
+        if self._stopping.is_set():
+            # The read was under way when we were told to stop.
+            claims = [answer.claim for _, answer in claimed]
+            self._contact.call("release", partial(self._broker.release, claims))
+            return
+        # One line for all: the engine begins with the first while the next are admitted.
+        _log.debug("requests claimed", request_ids=[entry.request_id for entry, _ in claimed])
+        # All of them before the first is tokenized, which may take longer than a lease: what is
+        # open is renewed.
+        opened = []
+        for entry, answer in claimed:
+            try:
+                found = self._open(entry, answer, now_ms=now_ms)
+            except QuireError as error:
+                # This one's lease hands it over. Its neighbours are claimed, too, and go on.
+                _log.error("not taken in", request_id=entry.request_id, error=str(error))
+                continue
+            if found:
+                opened.append((answer, *found))
+        for answer, delivery, request in opened:
+            self._admit(answer, delivery, request, now_ms=now_ms)
+
+    def _claim(self, entries: list[IngressEntry]) -> list[tuple[IngressEntry, Claimed]]:
+        """Those of the entries that are ours now."""
+        claim = partial(self._broker.claim, entries, fingerprint=self._served.fingerprint)
         try:
             answers = self._contact.call("claim", claim)
         except ProtocolError as error:
@@ -188,30 +215,19 @@ class Intake:
             # claimed comes back by its lease.
             ids = [entry.request_id for entry in entries]
             _log.error("not claimed", request_ids=ids, error=str(error))
-            return
+            return []
         claimed = []
         for entry, answer in zip(entries, answers, strict=True):
             if isinstance(answer, NotClaimed):
                 _log.debug("not claimed", request_id=entry.request_id, reason=str(answer.reason))
             else:
                 claimed.append((entry, answer))
-        if self._stopping.is_set():
-            # The read was under way when we were told to stop.
-            claims = [answer.claim for _, answer in claimed]
-            self._contact.call("release", partial(self._broker.release, claims))
-            return
-        if claimed:
-            # One line for all: the engine begins with the first while the next are admitted.
-            _log.debug("requests claimed", request_ids=[entry.request_id for entry, _ in claimed])
-        for entry, answer in claimed:
-            try:
-                self._admit(entry, answer, now_ms=now_ms)
-            except QuireError as error:
-                # This one's lease hands it over. Its neighbours are claimed, too, and go on.
-                _log.error("not taken in", request_id=entry.request_id, error=str(error))
+        return claimed
 
-    def _admit(self, entry: IngressEntry, claimed: Claimed, *, now_ms: int) -> None:
-        """Hand one claimed request to the engine, or end it with a typed record."""
+    def _open(
+        self, entry: IngressEntry, claimed: Claimed, *, now_ms: int
+    ) -> tuple[Delivery, GenerationRequest] | None:
+        """Answer for a claimed request from now on; None when that was its end already."""
         label = entry.priority.name.lower()
         waited = seconds_since(entry.enqueued_ms, now_ms)
         self._metrics.received[label].inc()
@@ -222,7 +238,7 @@ class Intake:
             unknown = isinstance(error, UnsupportedVersion)
             reason = "unsupported_version" if unknown else "undecodable"
             self._bury(claimed.claim, error, reason=reason)
-            return
+            return None
         priority = Priority(entry.priority)
         origin = self._origin(claimed, request, priority=priority, now_ms=now_ms)
         tell = self._served.tokenizer.with_texts
@@ -231,21 +247,27 @@ class Intake:
             delivery.recall(claimed.published)
         except ProtocolError as error:
             self._bury(claimed.claim, error, reason="broken_log")
-            return
+            return None
         self._outbox.open(delivery)
         if request is None:
             assert invalid is not None
             self._outbox.end(delivery.key, partial(rejection, error=invalid))
-            return
+            return None
+        return delivery, request
+
+    def _admit(
+        self, claimed: Claimed, delivery: Delivery, request: GenerationRequest, *, now_ms: int
+    ) -> None:
+        """Hand one open request to the engine, or end it with a typed record."""
         try:
             engine_request = self._request(delivery, request, now_ms=now_ms)
         except InvalidRequest as error:
             self._outbox.end(delivery.key, partial(rejection, error=error))
         except Exception as error:  # noqa: BLE001 - ours or a library's: it costs one request.
-            _log.exception("intake failed", **origin.names)
+            _log.exception("intake failed", **delivery.origin.names)
             self._outbox.end(delivery.key, partial(own_failure, error=error))
         else:
-            self._note_resume(origin)
+            self._note_resume(delivery.origin)
             delivery.request = engine_request
             self._loop.add(engine_request)
             # Lost since it was opened: the engine was told so before it had it, and would run it

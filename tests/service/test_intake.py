@@ -1,6 +1,7 @@
 """What intake makes of requests: every bad one gets a typed record, and the worker goes on."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -351,6 +352,19 @@ def test_a_claim_lost_while_its_prompt_is_tokenized_never_runs(queue: Queue):
     # Only the second of its two lives was ever computed.
     assert len({row.request_id for batch in gate.batches for row in batch.rows}) == 1
     assert len(gate.batches) == 20
+
+
+def test_a_prompt_that_takes_long_to_tokenize_costs_its_neighbours_no_claim(queue: Queue):
+    ids = [queue.submit("held up", kind="completions", max_tokens=4) for _ in range(3)]
+
+    def see_all_renewed() -> None:
+        leases = dict(queue.connection.zrange(queue.keys.lease, 0, -1, withscores=True))
+        assert sorted(leases) == sorted(name.encode() for name in ids)
+        last_of = partial(queue.connection.zscore, queue.keys.lease)
+        eventually(lambda: all(last_of(name) > last for name, last in leases.items()))
+
+    with WorkerThread(queue.settings(), tokenizer=HoldUp(see_all_renewed)):
+        assert [queue.result(request_id).completion.attempts for request_id in ids] == [1] * 3
 
 
 def test_a_request_whose_log_has_a_gap_is_buried_and_not_made_up(queue: Queue):
