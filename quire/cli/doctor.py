@@ -21,6 +21,7 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from quire.broker import Broker
 from quire.cli import EXIT_ERROR, EXIT_OK
 from quire.cli.console import Console, add_server, brokers_of
+from quire.cli.drain import is_alive
 from quire.connection import translated
 from quire.errors import QuireError
 
@@ -177,13 +178,13 @@ def _scripts(connection: redis.Redis) -> Finding:
 
 def _workers(broker: Broker) -> Finding:
     try:
-        ready = [worker.name for worker in broker.workers() if worker.seen_seconds < 60]
+        alive = [f"{info.name} ({info.state})" for info in broker.workers() if is_alive(info)]
     except QuireError as error:
         return Finding("workers", Verdict.FAIL, str(error))
     where = f"on shard {broker.keys.shard} of queue {broker.keys.queue!r}"
-    if not ready:
+    if not alive:
         return Finding("workers", Verdict.WARN, f"none {where}", "start one: quire worker")
-    return Finding("workers", Verdict.OK, f"{len(ready)} {where}: {', '.join(ready)}")
+    return Finding("workers", Verdict.OK, f"{len(alive)} {where}: {', '.join(alive)}")
 
 
 _TORCH_PROGRAM = """

@@ -119,6 +119,11 @@ class _Watch:
         self.console.piece("")
 
 
+def is_alive(info: WorkerInfo) -> bool:
+    """Whether a worker was heard of lately, and not for the last time."""
+    return info.state not in _ENDS and info.seen_seconds <= SILENT_SECONDS
+
+
 def _look(brokers: Sequence[Broker]) -> list[dict[str, WorkerInfo]]:
     """The registry of each shard by the workers' names."""
     return [{info.name: info for info in broker.workers()} for broker in brokers]

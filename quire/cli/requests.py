@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import os
 import sys
 from collections.abc import Iterable
@@ -15,7 +14,7 @@ from quire.arguments import RequestArguments
 from quire.broker import Broker
 from quire.cli import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL
 from quire.cli.console import Console, add_server, client_of, json_map, not_negative, plain
-from quire.cli.drain import SILENT_SECONDS
+from quire.cli.drain import is_alive
 from quire.client import Client, Handle
 from quire.errors import (
     BrokerUnavailable,
@@ -162,9 +161,8 @@ def _note_if_nobody_works(client: Client, console: Console) -> None:
     if not console.has_terminal:
         return
     with contextlib.suppress(QuireError):
-        seen = [worker.seen_seconds for broker in client._brokers for worker in broker.workers()]
-        if min(seen, default=math.inf) > SILENT_SECONDS:
-            console.note("no worker of this queue has been heard of for a minute; waiting for one")
+        if not any(is_alive(info) for broker in client._brokers for info in broker.workers()):
+            console.note("no worker of this queue lives; waiting for one")
 
 
 def _tail(handle: Handle, console: Console, *, after: int = 0) -> bool:

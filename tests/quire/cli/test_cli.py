@@ -249,6 +249,17 @@ def test_doctor_names_what_is_wrong_and_what_to_do(quire, tmp_path, real_server)
     assert code == 1 and "fail  redis" in out
 
 
+def test_doctor_counts_no_worker_that_has_ended(quire, real_broker):
+    real_broker.beat_worker("draining-1", "draining", {})
+    for state in ("stopped", "failed"):
+        real_broker.beat_worker(state, state, {})
+    seen = [line for line in quire("doctor", "--no-torch")[1].splitlines() if "workers" in line]
+    where = f"on shard 0 of queue {real_broker.keys.queue!r}"
+    assert seen == [f"ok    workers: 1 {where}: draining-1 (draining)"]
+    real_broker.beat_worker("draining-1", "stopped", {})
+    assert f"warn  workers: none {where}" in quire("doctor", "--no-torch")[1]
+
+
 def test_bench_measures_a_queue(quire, worker, tmp_path):
     saved = tmp_path / "figures.json"
     code, out, _ = quire(

@@ -74,6 +74,8 @@ def test_a_person_who_waits_is_told_that_nobody_works(quire, real_broker, monkey
     assert code == 1 and "no worker of this queue" in err
     real_broker.beat_worker("w", "ready", {})
     assert "no worker" not in quire(*wait)[2]
+    real_broker.beat_worker("w", "stopped", {})
+    assert "no worker of this queue" in quire(*wait)[2]
 
 
 @pytest.mark.parametrize("error", [BrokerUnavailable("Redis cannot be reached"), KeyboardInterrupt])
