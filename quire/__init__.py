@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         UnsupportedVersion,
         WaitTimeout,
     )
-    from quire.groups import GroupHandle
+    from quire.group_handle import GroupHandle
     from quire.local_redis import LocalRedis
     from quire.logprobs import TokenLogprob, TopLogprob
     from quire.protocol import (
@@ -123,7 +123,7 @@ _NAMES_OF = {
         "UnsupportedVersion",
         "WaitTimeout",
     ),
-    "groups": ("GroupHandle",),
+    "group_handle": ("GroupHandle",),
     "local_redis": ("LocalRedis",),
     "logprobs": ("TokenLogprob", "TopLogprob"),
     "protocol": (

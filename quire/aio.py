@@ -19,16 +19,15 @@ import redis.asyncio
 
 from quire.arguments import QueueSettings, RequestArguments, RequestOptions
 from quire.async_broker import AsyncBroker, connect_async
-from quire.async_groups import AsyncGroupHandle
+from quire.async_group_handle import AsyncGroupHandle
 from quire.async_handle import AsyncHandle
 from quire.choices import choices_of
 from quire.client import DEFAULT_URL
 from quire.errors import QuireError
 from quire.output import Completion, State, TokenChunk
-from quire.parting import Parting
 from quire.producing import must_ask_clock, ready_requests
 from quire.protocol import GenerationRequest
-from quire.routing import check_group_name, placed, shard_of
+from quire.routing import Parting, check_group_name, placed, shard_of
 from quire.transitions import RequestStatus
 
 __all__ = ["AsyncClient", "AsyncGroupHandle", "AsyncHandle"]

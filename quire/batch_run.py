@@ -27,9 +27,8 @@ from quire.errors import OutputRewound, ProtocolError, QueueFull, UnknownRequest
 from quire.following import Following
 from quire.output import Completion, State, TokenChunk
 from quire.output_log import OutputRead
-from quire.parting import Parting
 from quire.protocol import Priority
-from quire.routing import shard_of
+from quire.routing import Parting, shard_of
 from quire.transitions import Submitted
 
 #: Requests of a batch that are in the queue or running at once.

@@ -23,13 +23,12 @@ from quire.broker import Broker
 from quire.choices import choices_of
 from quire.connection import connect
 from quire.errors import QuireError
-from quire.groups import GroupHandle
+from quire.group_handle import GroupHandle
 from quire.handle import Handle
 from quire.output import Completion, State, TokenChunk
-from quire.parting import Parting
 from quire.producing import must_ask_clock, ready_requests
 from quire.protocol import GenerationRequest
-from quire.routing import check_group_name, placed, shard_of
+from quire.routing import Parting, check_group_name, placed, shard_of
 from quire.transitions import RequestStatus
 
 __all__ = ["DEFAULT_URL", "Client", "Handle"]

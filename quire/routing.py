@@ -1,20 +1,63 @@
 """Which shard a request belongs to, and which group: both are told by its id alone.
 
 So whoever knows the id finds the request, in any process and any language:
-shard = CRC-32 of the id's UTF-8 bytes, modulo the number of shards.
+shard = CRC-32 of the id's UTF-8 bytes, modulo the number of shards. A submit of many is parted
+among their shards by it, and the answers are put together again; knows no connection.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator, Sequence
 from zlib import crc32
 
-from quire.errors import InvalidRequest
+from quire.errors import InvalidRequest, QueueFull, QuireError
 from quire.keys import GROUP_SEPARATOR
 from quire.protocol import MAX_REQUEST_ID_LENGTH, GenerationRequest
+from quire.transitions import Submitted
 
 _GROUP_NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+
+
+class Parting:
+    """One submit of many requests. Tell it the outcome of every part, then ask for the answers."""
+
+    def __init__(self, requests: Sequence[GenerationRequest], num_shards: int) -> None:
+        self._requests = requests
+        self._shards = [shard_of(request.id, num_shards) for request in requests]
+        self._answers: dict[int, Sequence[Submitted]] = {}
+        self._failures: list[QuireError] = []
+
+    def parts(self) -> Iterator[tuple[int, list[GenerationRequest]]]:
+        """Each shard that gets something, with what it gets in the order given."""
+        for shard in sorted(set(self._shards)):
+            pairs = zip(self._requests, self._shards, strict=True)
+            yield shard, [request for request, where in pairs if where == shard]
+
+    def answered(self, shard: int, submitted: Sequence[Submitted]) -> None:
+        """The part of this shard is in its queue."""
+        self._answers[shard] = submitted
+
+    def failed(self, error: QuireError) -> None:
+        """A part was refused or its shard cannot be reached; the others are tried all the same."""
+        self._failures.append(error)
+
+    def answers(self) -> list[Submitted]:
+        """One answer per request, in the order given.
+
+        Otherwise raises what has failed; a refusal tells what is in the queue all the same.
+        """
+        refusals = [error for error in self._failures if isinstance(error, QueueFull)]
+        if len(refusals) < len(self._failures):
+            raise next(error for error in self._failures if error not in refusals)
+        if refusals:
+            ids = [request_id for refusal in refusals for request_id in refusal.accepted]
+            ids += [one.request_id for part in self._answers.values() for one in part]
+            first = refusals[0]
+            raise QueueFull(str(first), limit=first.limit, accepted=tuple(ids)) from first.__cause__
+        turns = {shard: iter(part) for shard, part in self._answers.items()}
+        return [next(turns[shard]) for shard in self._shards]
 
 
 def shard_of(request_id: str, num_shards: int) -> int:

@@ -12,8 +12,8 @@ from quire import Broker, BrokerUnavailable, Client, ProtocolError, QueueFull, S
 from quire.aio import AsyncClient
 from quire.async_broker import AsyncBroker, connect_async
 from quire.connection import connect
-from quire.parting import Parting
 from quire.reader import SharedReadsBroker
+from quire.routing import Parting
 from quire.testing import FakeQuire, FakeWorker
 from quire.transitions import Submitted
 from tests.quire.builders import (

@@ -13,7 +13,7 @@ from tests.quire.builders import claim_next, make_item, make_request, text_of
 
 @pytest.fixture
 def client(broker, monkeypatch):
-    monkeypatch.setattr("quire.groups.MAX_BLOCK_SECONDS", 0.1)
+    monkeypatch.setattr("quire.group_handle.MAX_BLOCK_SECONDS", 0.1)
     return Client(broker)
 
 

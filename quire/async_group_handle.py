@@ -1,4 +1,4 @@
-"""A group of requests as a coroutine sees it; the counterpart of groups.py."""
+"""A group of requests as a coroutine sees it; the counterpart of group_handle.py."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from quire.async_broker import AsyncBroker
 from quire.async_handle import completion_of
 from quire.connection import MAX_BLOCK_SECONDS
 from quire.errors import ResultExpired
+from quire.group_handle import TURN_SECONDS, forgotten
 from quire.grouping import FIRST_POSITION, GroupEnd
-from quire.groups import TURN_SECONDS, forgotten
 from quire.output import Completion, State
 from quire.patience import Patience
 
