@@ -35,9 +35,8 @@ class IngressState:
     """The requests of one class in its ingress streams, of new ones and of those that came back.
 
     One that came back counts from then on. `undelivered_seconds`: since the oldest undelivered
-    entry came into its stream.
-    `pending_seconds`: since the delivery of the one that waits longest for its claim. 0 where there
-    is none.
+    entry came into its stream. `pending_seconds`: since the delivery of the one that waits longest
+    for its claim. 0 where there is none.
     """
 
     priority: Priority

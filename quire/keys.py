@@ -12,11 +12,10 @@ hash tag, so that a whole shard lies in one slot and every transition can be one
     o:<id>              stream   the output log. The entry of a chunk has the id
                                  `<index of its last token>-<epoch>` and the fields `from`, `ids`
                                  (msgpack array), `text`, `ends` (see TokenChunk) and `prefix`
-                                 (see history.py). The last
-                                 entry is the terminal record at `<number of tokens>-<epoch>`, with
-                                 the fields `done` (msgpack Completion) and `state`, and the
-                                 broker's stamps. A
-                                 reader that has n tokens asks for what lies after `n-0`.
+                                 (see history.py). The last entry is the terminal record at
+                                 `<number of tokens>-<epoch>`, with the fields `done` (msgpack
+                                 Completion) and `state`, and the broker's stamps. A reader that
+                                 has n tokens asks for what lies after `n-0`.
     lease               zset     request id -> expiry of its lease, unix ms of Redis' clock.
     delay               zset     request id -> when a scheduled request is due, in the same unit.
     wait                zset     request id -> until when a request, scheduled or queued, may wait:
@@ -42,6 +41,10 @@ hash tag, so that a whole shard lies in one slot and every transition can be one
     idem:<tenant>:<key> string   idempotency key -> request id.
     wake:<reader>       stream   an entry calls a blocked reader of a client back, because there is
                                  more to read for it. Lives for a minute.
+    mark                string   what a durable write is followed by, so that there is something to
+                                 wait for (see durability.py). Lives for a second.
+    probe:<random>      stream   asks whether the server can block a group's read. Lives for that
+                                 moment, or for a minute where its worker died over it.
 
 A request belongs to a group when its id is `<group>~<member>`: so every script's caller can tell
 the group's keys from the id alone.
