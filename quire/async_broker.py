@@ -47,7 +47,7 @@ CLOSE_SECONDS = 1.0
 
 def connect_async(url: str, *, block_seconds: float = MAX_BLOCK_SECONDS) -> redis.asyncio.Redis:
     """The counterpart of `quire.connect`, under the same discipline. Nothing is sent yet."""
-    settings = connection_settings(block_seconds) | {"retry": Retry(NoBackoff(), 0)}
+    settings = connection_settings(url, block_seconds) | {"retry": Retry(NoBackoff(), 0)}
     if is_sentinel_url(url):
         master: redis.asyncio.Redis = connect_through_sentinels(url, settings, make=Sentinel)
         return master

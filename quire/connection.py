@@ -82,22 +82,27 @@ def connect(url: str, *, block_seconds: float = MAX_BLOCK_SECONDS) -> redis.Redi
     block (heartbeats, commits) should be made with `block_seconds=0`, so that a dead server is
     noticed sooner. ValueError for a url that cannot be right.
     """
-    settings = connection_settings(block_seconds) | {"retry": Retry(NoBackoff(), 0)}
+    settings = connection_settings(url, block_seconds) | {"retry": Retry(NoBackoff(), 0)}
     if is_sentinel_url(url):
         master: redis.Redis = connect_through_sentinels(url, settings)
         return master
     return redis.Redis.from_url(url, **settings)
 
 
-def connection_settings(block_seconds: float) -> dict[str, Any]:
+def connection_settings(url: str, block_seconds: float) -> dict[str, Any]:
     """What every connection is made with, in a thread or a loop, but the retry that is none."""
-    return {
+    settings = {
         "socket_timeout": block_seconds + SOCKET_MARGIN_SECONDS,
         "socket_connect_timeout": CONNECT_SECONDS,
-        "socket_keepalive": True,
-        "socket_keepalive_options": _keepalive_options(),
         "decode_responses": False,
         "max_connections": MAX_CONNECTIONS,
+    }
+    if url.startswith("unix://"):
+        # No machine and no wire that could go away without a word, and redis-py knows no keepalive.
+        return settings
+    return settings | {
+        "socket_keepalive": True,
+        "socket_keepalive_options": _keepalive_options(),
     }
 
 

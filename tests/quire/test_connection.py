@@ -25,6 +25,7 @@ from quire.broker import Broker
 from quire.commits import MIN_ITEMS_PARTED
 from quire.connection import MAX_BLOCK_SECONDS, Retrying, connect, translated
 from quire.errors import BrokerUnavailable, WaitTimeout
+from quire.output import State
 from quire.transitions import CommitStatus
 from tests.quire.builders import claim_next, make_item, make_request, submit_and_claim
 from tests.quire.proxy import wire_to
@@ -75,6 +76,26 @@ def test_so_many_may_wait_at_once_on_one_connection_pool(real_server, real_broke
 
     ends = wait_in_threads() if kind == "threads" else asyncio.run(wait_in_coroutines())
     assert {type(end) for end in ends} == {WaitTimeout}
+
+
+@pytest.mark.real_redis
+def test_a_server_of_this_machine_is_reached_by_the_path_of_its_socket(start_server, tmp_path):
+    path = tmp_path / "redis.sock"
+    url = f"unix://{path}"
+
+    async def submit_in_a_loop():
+        async with AsyncClient(url) as client:
+            return await client.submit("x", request_id="b")
+
+    with start_server(options=["--unixsocket", str(path)]), Client(url) as client:
+        assert client.submit("x", request_id="a").status().state is State.QUEUED
+        asyncio.run(submit_in_a_loop())
+        assert client.status("b").state is State.QUEUED
+    with (
+        Client(url, retry_seconds=0.1) as client,
+        pytest.raises(BrokerUnavailable, match="reached"),
+    ):
+        client.submit("x")
 
 
 def test_a_passing_error_is_outlived():
