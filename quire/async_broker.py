@@ -16,7 +16,12 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from quire.async_grouping import AsyncGrouping
-from quire.connection import MAX_BLOCK_SECONDS, connection_settings, longest_block_of
+from quire.connection import (
+    MAX_BLOCK_SECONDS,
+    connection_settings,
+    longest_block_of,
+    refuse_unknown_options,
+)
 from quire.errors import BrokerUnavailable, QuireError, UnknownRequest
 from quire.keys import Keys
 from quire.output import State
@@ -46,12 +51,17 @@ CLOSE_SECONDS = 1.0
 
 
 def connect_async(url: str, *, block_seconds: float = MAX_BLOCK_SECONDS) -> redis.asyncio.Redis:
-    """The counterpart of `quire.connect`, under the same discipline. Nothing is sent yet."""
+    """The counterpart of `quire.connect`, under the same discipline. Nothing is sent yet.
+
+    ValueError for a url that cannot be right.
+    """
     settings = connection_settings(url, block_seconds) | {"retry": Retry(NoBackoff(), 0)}
     if is_sentinel_url(url):
         master: redis.asyncio.Redis = connect_through_sentinels(url, settings, make=Sentinel)
         return master
-    return redis.asyncio.Redis.from_url(url, **settings)
+    client = redis.asyncio.Redis.from_url(url, **settings)
+    refuse_unknown_options(client)
+    return client
 
 
 class AsyncBroker(AsyncGrouping):

@@ -21,6 +21,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from quire import Client
 from quire.aio import AsyncClient
+from quire.async_broker import connect_async
 from quire.broker import Broker
 from quire.commits import MIN_ITEMS_PARTED
 from quire.connection import MAX_BLOCK_SECONDS, Retrying, connect, translated
@@ -96,6 +97,15 @@ def test_a_server_of_this_machine_is_reached_by_the_path_of_its_socket(start_ser
         pytest.raises(BrokerUnavailable, match="reached"),
     ):
         client.submit("x")
+
+
+@pytest.mark.parametrize("make", [connect, connect_async])
+@pytest.mark.parametrize(
+    "url", ["redis://h/0?timeout=3", "rediss://h/0?cert=a", "unix:///run/redis?pasword=x"]
+)
+def test_an_option_of_a_url_that_is_none_is_refused_at_once(make, url):
+    with pytest.raises(ValueError, match="an option that is none"):
+        make(url)
 
 
 def test_a_passing_error_is_outlived():

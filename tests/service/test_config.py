@@ -234,6 +234,7 @@ def test_a_mistake_in_the_configuration_exits_with_2_and_one_line():
         "redis://user:sec/ret@localhost:6379/0",
         "rediss://localhost:6379/0?socket_timeout=soon",
         "redis://localhost:6379/0?decode_responses=true",
+        "redis://localhost:6379/0?timeout=3",
         "redis+sentinel://user:secret@localhost",
     ],
 )
