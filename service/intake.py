@@ -190,8 +190,7 @@ class Intake:
             return
         # One line for all: the engine begins with the first while the next are admitted.
         _log.debug("requests claimed", request_ids=[entry.request_id for entry, _ in claimed])
-        # All of them before the first is tokenized, which may take longer than a lease: what is
-        # open is renewed.
+        # All before the first is tokenized: that may outlast a lease, and what is open is renewed.
         opened = []
         for entry, answer in claimed:
             try:
@@ -229,9 +228,8 @@ class Intake:
     ) -> tuple[Delivery, GenerationRequest] | None:
         """Answer for a claimed request from now on; None when that was its end already."""
         label = entry.priority.name.lower()
-        waited = seconds_since(entry.enqueued_ms, now_ms)
         self._metrics.received[label].inc()
-        self._metrics.stream_wait_seconds[label].observe(waited)
+        self._metrics.stream_wait_seconds[label].observe(seconds_since(entry.enqueued_ms, now_ms))
         try:
             request, invalid = decoded(claimed.request_bytes)
         except ProtocolError as error:
@@ -239,8 +237,7 @@ class Intake:
             reason = "unsupported_version" if unknown else "undecodable"
             self._bury(claimed.claim, error, reason=reason)
             return None
-        priority = Priority(entry.priority)
-        origin = self._origin(claimed, request, priority=priority, now_ms=now_ms)
+        origin = self._origin(claimed, request, priority=Priority(entry.priority), now_ms=now_ms)
         tell = self._served.tokenizer.with_texts
         delivery = Delivery(key_of(claimed.claim), claimed.claim, origin, self._shard, tell=tell)
         try:
