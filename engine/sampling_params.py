@@ -3,7 +3,7 @@
 Values arrive validated; the assertions here catch our own mistakes, not a caller's.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +15,8 @@ class SamplingParams:
     same noise. `allowed_token_ids` is empty where any token may come. `logit_bias` is pairs of a
     token id, each but once, and what is added to its logit. `logprobs` is how many of the likeliest
     tokens are told at each place, beside how likely the sampled one was; None tells nothing.
+    `takes_likeliest` follows from the others: the likeliest token is taken from the logits as they
+    are, and nothing else is asked of them. It is kept because every step asks it of every row.
     """
 
     max_tokens: int
@@ -35,6 +37,7 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    takes_likeliest: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         assert self.max_tokens >= 1
@@ -46,6 +49,9 @@ class SamplingParams:
         assert self.repetition_penalty > 0.0
         assert len(dict(self.logit_bias)) == len(self.logit_bias)
         assert self.logprobs is None or self.logprobs >= 0
+        asks_more = self.allowed_token_ids or self.logit_bias or self.min_tokens
+        plain = not (asks_more or self.has_penalties) and self.logprobs is None
+        object.__setattr__(self, "takes_likeliest", self.is_greedy and plain)
 
     @property
     def is_greedy(self) -> bool:

@@ -156,7 +156,9 @@ class ModelRunner:
             graphs=self._graphs,
         )
         # Logits may be wider than the vocabulary: padding that no token stands for is cut off.
-        return self._sampler.draw(logits[:, : self.model.vocab_size], batch.due)
+        if logits.shape[1] > self.model.vocab_size:
+            logits = logits[:, : self.model.vocab_size]
+        return self._sampler.draw(logits, batch.due)
 
     def _move_blocks(self, batch: Batch) -> None:
         try:

@@ -143,6 +143,8 @@ class Sampler:
         """One token per row; overwrites `logits`, [rows, vocabulary], and waits for no device."""
         assert logits.shape[0] == len(rows)
         logits = logits.float()
+        if all(row.sampling.takes_likeliest and row.constraint is None for row in rows):
+            return Draws(_likeliest(logits), rows)
         likelihoods = Likelihoods.asked_for(logits, rows)
         _keep_allowed(logits, rows)
         keep_what_may_come(logits, rows)
@@ -281,6 +283,18 @@ def _threshold(
         worst = values.gather(1, last)
         threshold = torch.where(top_p < 1.0, torch.maximum(threshold, worst), threshold)
     return threshold
+
+
+def _likeliest(logits: torch.Tensor) -> torch.Tensor:
+    """[rows] the first of each row's best tokens, `BROKEN` where its logit is not finite."""
+    tokens = _best(logits)
+    if logits.device.type == "cpu":
+        # After a large model nothing of torch is left in the caches, and little of numpy is needed.
+        chosen = tokens.numpy()
+        chosen[~np.isfinite(logits.numpy()[np.arange(len(chosen)), chosen])] = BROKEN
+        return tokens
+    best = logits.gather(1, tokens[:, None])[:, 0]
+    return torch.where(best.abs() < math.inf, tokens, BROKEN)
 
 
 def _best(logits: torch.Tensor) -> torch.Tensor:

@@ -214,8 +214,9 @@ def compute_logits(
         kv_pool.clear(to_device(begun, step.metadata.device))
     if graphs is not None and graphs.accepts(step):
         return graphs.run(step)
-    if multiple > 1:
-        step = pad(step, multiple=multiple, spare_block=kv_pool.spare_block)
+    if multiple == 1:
+        return model.forward(step.inputs(backend), kv_pool)
+    step = pad(step, multiple=multiple, spare_block=kv_pool.spare_block)
     return model.forward(step.inputs(backend), kv_pool)[:num_logits]
 
 

@@ -1,6 +1,7 @@
 """How likely tokens are said to be, against the softmax of the raw logits and of transformers."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -28,13 +29,7 @@ TOLERANCE = 1e-4
 def with_logprobs(rows, numbers=(None, 0, 1, 5, 20)):
     """The same rows, asking for different numbers of tokens, some for none."""
     return [
-        make_row(
-            row.prompt_token_ids,
-            request_id=row.request_id,
-            output=row.output_token_ids,
-            **{name: getattr(row.sampling, name) for name in row.sampling.__slots__}
-            | {"logprobs": numbers[index % len(numbers)]},
-        )
+        row._replace(sampling=replace(row.sampling, logprobs=numbers[index % len(numbers)]))
         for index, row in enumerate(rows)
     ]
 
