@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 #: The most compiled constraints that are kept, those that were asked for last.
 MAX_COMPILED = 64
 #: What one constraint may cost. The first two bound compiling it, to some tenths of a second; the
-#: others each of its steps, to some milliseconds, and its memory, to some ten megabytes. They count
-#: what is done and no time, so that it does not matter how busy a machine is.
+#: others each of its steps, to some hundredths of one if it was made to be slow, and its memory, to
+#: some megabytes. They count what is done and no time: how busy a machine is does not matter.
 MAX_GRAMMAR_SIZE = 200_000
 MAX_COMPILE_FUEL = 500_000
 MAX_STEP_FUEL = 50_000
-MAX_STEP_ITEMS = 10_000
+MAX_STEP_ITEMS = 5_000
 MAX_ROW_ITEMS = 5_000
 MAX_LEXER_STATES = 10_000
 #: How many tokens a generation goes on with a compilation of its own, before it may have another.
@@ -162,8 +162,14 @@ class CompiledGrammars:
         matcher = self._library.LLMatcher
         if kind in ("json_schema", "json_object"):
             schema = json.dumps(ANY_OBJECT if kind == "json_object" else value)
+            # A schema may say otherwise to the library, and would then be kept to by half.
             return matcher.grammar_from_json_schema(
-                schema, overrides={"whitespace_pattern": JSON_SPACE}
+                schema,
+                overrides={
+                    "whitespace_pattern": JSON_SPACE,
+                    "lenient": False,
+                    "coerce_one_of": False,
+                },
             )
         if kind == "regex":
             return matcher.grammar_from_regex(value)

@@ -102,6 +102,16 @@ def test_a_grammar_holds():
         assert re.fullmatch(r"[0-9]{1,3}", shorter), text
 
 
+@pytest.mark.parametrize("word", ["not", "uniqueItems", "dependentSchemas"])
+def test_a_word_of_a_schema_that_cannot_be_kept_to_is_refused(word: str):
+    with pytest.raises(InvalidRequest, match=word):
+        constraint("json_schema", {"type": "array", word: {"type": "integer"}})
+    # Nor does it help to tell the library that it need not be.
+    easy = {"x-guidance": {"lenient": True, "coerce_one_of": True}}
+    with pytest.raises(InvalidRequest, match=word):
+        constraint("json_schema", easy | {"type": "array", word: {"type": "integer"}})
+
+
 def test_an_object_is_any_object_and_nothing_else():
     rule = constraint("json_object", True)
     first = {text_of([token_id])[0] for token_id in may_come(rule, [])}

@@ -38,7 +38,12 @@ def references(count: int) -> dict[str, Any]:
     }
 
 
-RULES = "\n".join(f'r{n}: r{n + 1} r{n + 1} | "x"' for n in range(2000))
+def rules(count: int) -> str:
+    """Each is twice the next, or a letter."""
+    lines = [f'r{n}: r{n + 1} r{n + 1} | "x"' for n in range(count)]
+    return "\n".join(["start: r0", *lines, f'r{count}: "y"'])
+
+
 NASTY: dict[str, tuple[str, Any]] = {
     "a deep schema": ("json_schema", nested(49, lambda s: {"properties": {"a": s}}, {})),
     "branches in branches": (
@@ -84,7 +89,8 @@ NASTY: dict[str, tuple[str, Any]] = {
         "grammar",
         'start: a a a a a a a a\na: /[a-z]*/ | a " " | b a |\nb: "b"',
     ),
-    "rules that double": ("grammar", f'start: r0\n{RULES}\nr2000: "y"'),
+    "rules that double": ("grammar", rules(2000)),
+    "fewer of them, that begin well": ("grammar", rules(100)),
     "patterns that cross": ("grammar", "start: /(.*a.{9}b.*)&(.*c.{9}d.*)&(~(.*g.*))/"),
     "a rule of itself": ("grammar", "start: start"),
     "tokens by number": ("grammar", "start: <[5-900000000]>"),
