@@ -1,4 +1,4 @@
-"""Says which tokens may come next in an output that has to be of some form; the user of llguidance.
+"""Says which tokens may come next in an output of some form; the only user of llguidance.
 
 Knows no requests. What is asked for is compiled once, in the thread that takes requests in, and
 kept for the next who asks the same; each generation gets a matcher of its own. Matchers of one

@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from engine.batch import Batch
+from engine.constraint import allows
 from engine.engine import Engine
-from engine.fake_runner import FakeRunner, fake_generation, fake_logprobs
+from engine.fake_runner import FakeRunner, fake_generation, fake_logprobs, fake_next_token
+from quire.constraints import Constraint
 from quire.logprobs import TokenLogprob
 from service.config import Settings
 from service.grammars import Grammars, load_grammars
@@ -158,6 +160,19 @@ def expected_tokens(prompt: Sequence[int], *, max_tokens: int, seed: int = 0) ->
         prompt, num_tokens=max_tokens, seed=seed, vocab_size=VOCAB_SIZE, never=NEVER
     )
     return tuple(tokens)
+
+
+def expected_under(
+    wanted: Constraint, prompt: Sequence[int], *, max_tokens: int, seed: int = 0
+) -> tuple[int, ...]:
+    """The same where the output has to be as `wanted` says: complete, if it has room for that."""
+    rule, output = byte_grammars().constraint(wanted, []), list[int]()
+    said = [id_ for id_ in range(VOCAB_SIZE) if id_ not in NEVER]
+    while len(output) < max_tokens and not rule.is_complete(output):
+        bits = rule.allowed(output)
+        vocabulary = [id_ for id_ in said if allows(bits, id_)]
+        output.append(fake_next_token([*prompt, *output], seed, vocabulary))
+    return tuple(output)
 
 
 def expected_logprobs(token_ids: Sequence[int], *, number: int) -> tuple[TokenLogprob, ...]:

@@ -13,7 +13,6 @@ import torch
 import transformers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
-from engine.fake_runner import fake_next_token
 from engine.request import FinishReason, Request
 from engine.sampling_params import SamplingParams
 from quire.client import Client
@@ -31,9 +30,8 @@ from tests.service.builders import (
     expected_tokens,
     make_settings,
 )
-from tests.service.fake_model import NEVER, byte_grammars
+from tests.service.fake_model import expected_under
 from tests.service.test_grammars import PERSON
-from tests.service.walks import may_come
 
 needs_abacus = pytest.mark.skipif(
     not (EMBEDDED_MODEL / "model.safetensors").exists(), reason="the model is not trained yet"
@@ -45,17 +43,6 @@ NUMBERS = {
     "minItems": 60,
     "maxItems": 60,
 }
-
-
-def expected_under(kind: Any, value: Any, *, prompt: tuple[int, ...], seed: int = 0) -> list[int]:
-    """What a fake model says under a constraint when it runs alone and nothing goes wrong."""
-    rule = byte_grammars().constraint(Constraint(kind, value, "body"), [])
-    output: list[int] = []
-    while not rule.is_complete(output):
-        vocabulary = [id_ for id_ in range(VOCAB_SIZE) if id_ not in NEVER]
-        vocabulary = [id_ for id_ in vocabulary if id_ in may_come(rule, output)]
-        output.append(fake_next_token([*prompt, *output], seed, vocabulary))
-    return output
 
 
 def test_who_asks_gets_what_was_asked_for_and_nobody_else_is_touched(queue: Queue):
@@ -87,7 +74,9 @@ def test_who_asks_gets_what_was_asked_for_and_nobody_else_is_touched(queue: Queu
 def test_killed_in_the_middle_of_a_value_it_goes_on_as_it_would_have(queue: Queue):
     sampling = {"max_tokens": 1000, "seed": 3, "json_schema": NUMBERS}
     module = "tests.service.fake_worker"
-    wanted = expected_under("json_schema", NUMBERS, prompt=(1, 2), seed=3)
+    wanted = expected_under(
+        Constraint("json_schema", NUMBERS, "body"), (1, 2), max_tokens=1000, seed=3
+    )
     with Client(queue.url, queue=queue.name) as client:
         handle = client.submit([1, 2], sampling=sampling)
         with WorkerProcess(queue.url, queue.name, module=module) as first:
@@ -98,10 +87,10 @@ def test_killed_in_the_middle_of_a_value_it_goes_on_as_it_would_have(queue: Queu
         with WorkerProcess(queue.url, queue.name, module=module):
             completion = handle.result(timeout=30)
     assert completion.resumes == 1
-    assert list(completion.token_ids) == wanted
+    assert completion.token_ids == wanted
     assert len(json.loads(completion.text)) == 60
     # The control: without a constraint this model says something else.
-    assert wanted != list(expected_tokens((1, 2), max_tokens=len(wanted), seed=3))
+    assert wanted != expected_tokens((1, 2), max_tokens=len(wanted), seed=3)
 
 
 def test_a_worker_without_the_library_refuses_it_and_serves_the_others(queue: Queue):

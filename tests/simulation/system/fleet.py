@@ -21,7 +21,14 @@ from service.text import ModelTokenizer
 from service.vitals import WorkerState
 from service.worker import Worker
 from tests.service.builders import make_settings
-from tests.service.fake_model import EOS_ID, MAX_MODEL_LEN, NEVER, VOCAB_SIZE, byte_tokenizer
+from tests.service.fake_model import (
+    EOS_ID,
+    MAX_MODEL_LEN,
+    NEVER,
+    VOCAB_SIZE,
+    byte_grammars,
+    byte_tokenizer,
+)
 from tests.simulation.system.network import Network, SimulatedConnection
 from tests.simulation.system.plan import LEASE_SECONDS, Plan
 from tests.simulation.system.timeline import Process, Timeline
@@ -42,12 +49,12 @@ class StatefulRunner(FakeRunner):
         super().__init__(**sizes)
         self._draws: dict[str, int] = {}
 
-    def _sample(self, row: BatchRow) -> int:
+    def _sample(self, row: BatchRow) -> int | None:
         honest = super()._sample(row)
         drawn = self._draws.get(row.request_id, 0)
         self._draws[row.request_id] = drawn + 1
         behind = row.output_index - drawn
-        return fake_next_token([honest], behind, self._vocabulary) if behind else honest
+        return fake_next_token([honest], behind, self._may_come(row)) if behind else honest
 
 
 @dataclass(eq=False)
@@ -162,6 +169,7 @@ class Fleet:
             engine=Engine(config, runner),
             tokenizer=ModelTokenizer(byte_tokenizer()),
             fingerprint="fake-1",
+            grammars=byte_grammars(),
         )
         return slot.served
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quire.constraints import Constraint
 from quire.logprobs import TokenLogprob
 from quire.protocol import GenerationRequest
 from tests.service.fake_model import (
     byte_tokenizer,
     expected_logprobs,
     expected_tokens,
+    expected_under,
     text_of,
 )
 
@@ -26,6 +29,9 @@ LEASE_SECONDS = 1.5
 
 #: Ids of tokens that are printable characters of one byte.
 PRINTABLE_IDS = range(1, 95)
+
+#: What some outputs have to match from end to end; nothing that does could be longer.
+PATTERNS = ("[0-9]{6}", "([a-f]{4},){7}", "(yes|no)!", "[^a]{3}[é-ü]{12}")
 
 #: How often a plague comes.
 PLAGUE_FAULTS = 8
@@ -155,7 +161,15 @@ def _draw_wanted(draw: random.Random, seed: int, number: int) -> Wanted:
     elif ends < 0.4 and (found := _stop_string(draw, honest)):
         sampling["stop"] = [found[0]]
         tokens, text, reason = found[1], found[2], "stop"
-    # Drawn apart, so that the seeds of older schedules play as they did.
+    elif (asked := random.Random(f"constraint {seed} {number}")).random() < 0.3:
+        # Drawn apart, as is what follows, so that older schedules keep the rest of what they were.
+        sampling["regex"] = asked.choice(PATTERNS)
+        wanted = Constraint("regex", sampling["regex"], "body.regex")
+        tokens = expected_under(
+            wanted, prompt_ids, max_tokens=sampling["max_tokens"], seed=sampling["seed"]
+        )
+        is_complete = re.fullmatch(sampling["regex"], text := text_of(tokens)) is not None
+        reason = "stop" if is_complete else "length"
     number_of_best = random.Random(f"logprobs {seed} {number}").choice([None, None, 0, 2])
     logprobs: tuple[TokenLogprob, ...] = ()
     if number_of_best is not None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from quire.output import TokenChunk
+from service.grammars import GrammarConstraint
 from service.outbox import Delivery
 from tests.simulation.system import __main__ as command
 from tests.simulation.system.__main__ import Figures, catches, play_all, replay
@@ -136,6 +137,18 @@ def test_a_worker_that_takes_over_and_forgets_how_likely_the_tokens_were_is_caug
         recall(delivery, [replace(chunk, logprobs=()) for chunk in published])
 
     monkeypatch.setattr(Delivery, "recall", forgetful)
+    assert catches(Control("forgetful", "I1", plague="kill a worker"), enough=1) > 0
+
+
+def test_a_constraint_that_forgets_the_tokens_of_a_life_before_is_caught(monkeypatch):
+    consume = GrammarConstraint._consume
+
+    def forgetful(rule: GrammarConstraint, output_token_ids: Sequence[int]) -> None:
+        if not hasattr(rule, "_first"):
+            rule._first = len(output_token_ids)
+        consume(rule, output_token_ids[rule._first :])
+
+    monkeypatch.setattr(GrammarConstraint, "_consume", forgetful)
     assert catches(Control("forgetful", "I1", plague="kill a worker"), enough=1) > 0
 
 
