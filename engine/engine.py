@@ -206,6 +206,7 @@ class Engine:
         except DeviceFailed:
             raise
         except Exception:  # noqa: BLE001 - planned again, it fails again, and costs its culprit.
+            self._failed_steps += 1
             return None
 
     def _wait_for(self, launched: Launched, clock: Clock) -> StepResult:

@@ -140,7 +140,8 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
             "counter",
             "quire_engine_failed_steps_total",
             MODEL,
-            "Steps that raised and were repeated request by request.",
+            "Steps that raised. One that was planned ahead is planned again, any other is repeated "
+            "request by request.",
         ),
         Family(
             "gauge",
