@@ -10,16 +10,17 @@ MAX_REQUESTS = 64
 #: Tokens submitted at once, and computed at once.
 BATCH_TOKENS = 2048
 STEP_TOKENS = 512
-#: Tokens of the cache for many requests, and for one.
+#: Tokens of the cache for many requests, for a few long ones, and for one.
 CONTEXT_TOKENS = 65536
+MAX_LONG_REQUESTS, LONG_CONTEXT_TOKENS = 8, 66560
 SINGLE_CONTEXT_TOKENS = 8192
 
 
 class LlamaEngine:
-    """Two contexts of libllama, flash attention on: one for many requests and one for a single one.
+    """Contexts of libllama, flash attention on: for many requests, a few long ones, a single one.
 
     A cache shared by all sequences is the fastest for one request. With many, each would read the
-    cells of all others to mask them, so each has its own part.
+    cells of all others to mask them, so each has its own part, all of the same size.
     """
 
     def __init__(self, model: Path, dtype: str, workspace: Path) -> None:
@@ -28,6 +29,7 @@ class LlamaEngine:
         path = workspace / f"{model.name}-{dtype}.gguf"
         half_cache = dtype == "bf16"
         self._many = self._load(path, CONTEXT_TOKENS, MAX_REQUESTS, half_cache=half_cache)
+        self._long = self._load(path, LONG_CONTEXT_TOKENS, MAX_LONG_REQUESTS, half_cache=half_cache)
         self._single = self._load(path, SINGLE_CONTEXT_TOKENS, 1, half_cache=half_cache)
         self.facts: dict[str, object] = {
             "version": (workspace / "version.txt").read_text().strip(),
@@ -54,13 +56,19 @@ class LlamaEngine:
             raise RuntimeError("libllama did not load the model")
         return ctypes.c_void_p(handle)
 
+    def _context_for(self, requests: Sequence[Request]) -> ctypes.c_void_p:
+        if len(requests) == 1:
+            return self._single
+        longest = max(len(request.prompt) + request.num_output_tokens for request in requests)
+        return self._many if longest <= CONTEXT_TOKENS // MAX_REQUESTS else self._long
+
     def run(self, requests: Sequence[Request]) -> list[Generation]:
         prompts = [token for request in requests for token in request.prompt]
         lengths = [request.num_output_tokens for request in requests]
         tokens = (ctypes.c_int32 * sum(lengths))()
         seconds = (ctypes.c_double * sum(lengths))()
         error = self._library.quire_llama_run(
-            self._single if len(requests) == 1 else self._many,
+            self._context_for(requests),
             len(requests),
             (ctypes.c_int32 * len(prompts))(*prompts),
             (ctypes.c_int32 * len(requests))(*(len(request.prompt) for request in requests)),
