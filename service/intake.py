@@ -1,10 +1,9 @@
-"""Takes requests in: read, claim, check, tokenize, and hand the engine a Request.
+"""Takes requests in: read, claim, answer for the claim, and hand the engine a Request.
 
-The only place that builds engine Requests. Whatever is wrong with a request becomes its typed
-terminal record, naming the field, and the next one is looked at: no input ends the worker.
+Whatever is wrong with a request becomes its typed terminal record, naming the field, and the next
+one is looked at: no input ends the worker.
 """
 
-import hashlib
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -12,17 +11,16 @@ from time import monotonic
 
 import structlog
 
-from engine.request import FinishReason, Priority, Request
-from engine.sampling_params import SamplingParams as EngineSampling
+from engine.request import FinishReason, Priority
 from quire.broker import Broker
-from quire.constraints import CONSTRAINTS
 from quire.errors import InvalidRequest, ProtocolError, QuireError, UnsupportedVersion
 from quire.output import ErrorInfo
-from quire.protocol import GenerationRequest, ParsedBody, SamplingParams
+from quire.protocol import GenerationRequest
 from quire.transitions import Claim, Claimed, IngressEntry, NotClaimed
 from service.completions import Origin, own_failure, rejection
 from service.config import Settings
 from service.contact import LONGEST_PAUSE_SECONDS, UNAVAILABLE, Contact
+from service.conversion import engine_request
 from service.logs import trace_ids
 from service.loop import EngineLoop
 from service.metrics import Metrics
@@ -257,7 +255,9 @@ class Intake:
     ) -> None:
         """Hand one open request to the engine, or end it with a typed record."""
         try:
-            engine_request = self._request(delivery, request, now_ms=now_ms)
+            converted = engine_request(
+                request, delivery, served=self._served, settings=self._settings, now_ms=now_ms
+            )
         except InvalidRequest as error:
             self._outbox.end(delivery.key, partial(rejection, error=error))
         except Exception as error:  # noqa: BLE001 - ours or a library's: it costs one request.
@@ -265,8 +265,8 @@ class Intake:
             self._outbox.end(delivery.key, partial(own_failure, error=error))
         else:
             self._note_resume(delivery.origin)
-            delivery.request = engine_request
-            self._loop.add(engine_request)
+            delivery.request = converted
+            self._loop.add(converted)
             # Lost since it was opened: the engine was told so before it had it, and would run it
             # to its end for nobody.
             if claimed.cancel_requested or not self._outbox.holds(delivery.key):
@@ -299,48 +299,6 @@ class Intake:
             fingerprint_changed=changed and claimed.num_published > 0,
             trace_ids=trace_ids(request.headers) if request else {},
         )
-
-    def _request(self, delivery: Delivery, request: GenerationRequest, *, now_ms: int) -> Request:
-        """The engine's record of the request. InvalidRequest names what is wrong with it.
-
-        A request taken over goes on from its published ids: the engine replays them through stop
-        conditions and text, and looks first whether they were the end already.
-        """
-        body = request.parse_body()
-        name = self._settings.model_name
-        if body.model not in (None, name):
-            raise InvalidRequest("body.model", f"this queue serves {name!r}, not {body.model!r}")
-        sampling = engine_sampling(body.sampling, request_id=request.id)
-        prompt_ids = self._prompt_ids(body)
-        constraint = None
-        if body.constraint is not None:
-            constraint = self._served.grammars.constraint(body.constraint, delivery.token_ids)
-        origin, deadline = delivery.origin, None
-        if request.deadline_ms is not None:
-            deadline = origin.received + (request.deadline_ms - now_ms) / 1000
-        return Request(
-            request_id=delivery.key,
-            prompt_token_ids=prompt_ids,
-            sampling=sampling,
-            # Age counts from the submit, so that a request does not lose its place by being taken
-            # over; but what waited in Redis is worth one class at most, or a backlog would outrank
-            # every urgent request that comes after it.
-            arrival_time=origin.received - min(origin.waited_seconds, self._settings.aging_seconds),
-            priority=origin.priority,
-            output_token_ids=list(delivery.token_ids),
-            deadline=deadline,
-            cache_salt=request.tenant,
-            text=self._served.tokenizer.text_stream(sampling, prompt=prompt_ids),
-            constraint=constraint,
-        )
-
-    def _prompt_ids(self, body: ParsedBody) -> list[int]:
-        if body.messages is not None:
-            return self._served.tokenizer.encode_chat(body.messages)
-        if isinstance(body.prompt, str):
-            return self._served.tokenizer.encode_prompt(body.prompt)
-        assert body.prompt is not None
-        return body.prompt
 
     def _note_resume(self, origin: Origin) -> None:
         """Say that another claim had the request before, and what it left."""
@@ -383,18 +341,3 @@ def key_of(claim: Claim) -> str:
 def seconds_since(moment_ms: int, now_ms: int) -> float:
     """Seconds on the broker's clock, never negative: clocks of a failed-over server may jump."""
     return max(0, now_ms - moment_ms) / 1000
-
-
-def engine_sampling(wire: SamplingParams, *, request_id: str) -> EngineSampling:
-    """The engine's parameters for those of the wire.
-
-    Clients set a seed at submit. For one that did not, the seed is drawn from the request's id, so
-    that every worker that ever runs the request draws the same.
-    """
-    seed = wire.seed
-    if seed is None:
-        digest = hashlib.blake2b(request_id.encode(), digest_size=8).digest()
-        seed = int.from_bytes(digest, "little", signed=True)
-    biases = tuple(wire.logit_bias.items())
-    fields = wire.model_dump(exclude=set[str](CONSTRAINTS))
-    return EngineSampling(**fields | {"seed": seed, "logit_bias": biases})

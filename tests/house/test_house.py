@@ -57,7 +57,7 @@ def test_the_page_that_tells_the_story_fits_a_screen(where, most):
 LISTING_RULES = {
     "2.": ("engine", set()),
     "4.": ("service", {"service.exporter", "service.health", "service.metrics"}),
-    "5.": ("service", {"service.intake", "service.text"}),
+    "5.": ("service", {"service.conversion", "service.text"}),
 }
 
 

@@ -8,9 +8,6 @@ import msgpack
 import pytest
 
 from engine.request import Priority
-from quire.constraints import CONSTRAINTS
-from quire.protocol import SamplingParams
-from service.intake import engine_sampling
 from service.text import ModelTokenizer
 from tests.service.builders import (
     MAX_MODEL_LEN,
@@ -230,46 +227,6 @@ def test_a_request_whose_last_token_was_published_without_its_end_gets_the_end(q
     assert gate.batches == []
     assert output.completion.finish_reason == "length"
     assert output.token_ids == expected_tokens((5, 6, 7), max_tokens=published)
-
-
-# -- conversion -----------------------------------------------------------------------------------
-
-
-def test_every_sampling_parameter_of_the_wire_reaches_the_engine():
-    wire = SamplingParams(
-        max_tokens=9,
-        min_tokens=2,
-        temperature=0.25,
-        top_k=7,
-        top_p=0.5,
-        min_p=0.125,
-        repetition_penalty=1.5,
-        presence_penalty=-0.5,
-        frequency_penalty=0.75,
-        allowed_token_ids=(3, 4),
-        logit_bias={5: -1.5},
-        seed=-4,
-        logprobs=3,
-        stop=("a", "b"),
-        stop_token_ids=(1, 2),
-        ignore_eos=True,
-        include_stop_str_in_output=True,
-        skip_special_tokens=False,
-    )
-    # What an output has to be is compiled; the engine has only what comes of that.
-    covered = wire.model_fields_set.union(CONSTRAINTS)
-    assert covered == set(SamplingParams.model_fields), "a field is not covered"
-    converted = engine_sampling(wire, request_id="r")
-    fields = wire.model_dump(exclude=set(CONSTRAINTS)) | {"logit_bias": ((5, -1.5),)}
-    for name, value in fields.items():
-        assert getattr(converted, name) == value
-
-
-@pytest.mark.parametrize("name", ["LOW", "NORMAL", "HIGH", "CRITICAL"])
-def test_the_priorities_of_wire_and_engine_are_the_same(name: str):
-    from quire.protocol import Priority as WirePriority
-
-    assert int(Priority[name]) == int(WirePriority[name])
 
 
 # -- what comes between a read and the engine -----------------------------------------------------

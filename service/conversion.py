@@ -1,0 +1,85 @@
+"""Makes the engine's Request of a request of the wire; knows no queue and no thread.
+
+The only place that builds engine Requests: the words of the two sides meet here and nowhere else.
+"""
+
+import hashlib
+
+from engine.request import Request
+from engine.sampling_params import SamplingParams as EngineSampling
+from quire.constraints import CONSTRAINTS
+from quire.errors import InvalidRequest
+from quire.protocol import GenerationRequest, ParsedBody, SamplingParams
+from service.config import Settings
+from service.model import ServedModel
+from service.outbox import Delivery
+from service.text import ModelTokenizer
+
+
+def engine_request(
+    request: GenerationRequest,
+    delivery: Delivery,
+    *,
+    served: ServedModel,
+    settings: Settings,
+    now_ms: int,
+) -> Request:
+    """The engine's record of a request that was claimed at `now_ms` on the broker's clock.
+
+    A request taken over goes on from the ids that `delivery` recalls: the engine replays them
+    through stop conditions and text, and looks first whether they were the end already.
+
+    Raises:
+        InvalidRequest: it can never be served; the field is named.
+    """
+    body = request.parse_body()
+    if body.model not in (None, settings.model_name):
+        message = f"this queue serves {settings.model_name!r}, not {body.model!r}"
+        raise InvalidRequest("body.model", message)
+    sampling = engine_sampling(body.sampling, request_id=request.id)
+    prompt_ids = _prompt_ids(body, served.tokenizer)
+    constraint = None
+    if body.constraint is not None:
+        constraint = served.grammars.constraint(body.constraint, delivery.token_ids)
+    origin, deadline = delivery.origin, None
+    if request.deadline_ms is not None:
+        deadline = origin.received + (request.deadline_ms - now_ms) / 1000
+    return Request(
+        request_id=delivery.key,
+        prompt_token_ids=prompt_ids,
+        sampling=sampling,
+        # Age counts from the submit, so that a request does not lose its place by being taken over;
+        # but what waited in Redis is worth one class at most, or a backlog would outrank every
+        # urgent request that comes after it.
+        arrival_time=origin.received - min(origin.waited_seconds, settings.aging_seconds),
+        priority=origin.priority,
+        output_token_ids=list(delivery.token_ids),
+        deadline=deadline,
+        cache_salt=request.tenant,
+        text=served.tokenizer.text_stream(sampling, prompt=prompt_ids),
+        constraint=constraint,
+    )
+
+
+def engine_sampling(wire: SamplingParams, *, request_id: str) -> EngineSampling:
+    """The engine's parameters for those of the wire.
+
+    Clients set a seed at submit. For one that did not, the seed is drawn from the request's id, so
+    that every worker that ever runs the request draws the same.
+    """
+    seed = wire.seed
+    if seed is None:
+        digest = hashlib.blake2b(request_id.encode(), digest_size=8).digest()
+        seed = int.from_bytes(digest, "little", signed=True)
+    biases = tuple(wire.logit_bias.items())
+    fields = wire.model_dump(exclude=set[str](CONSTRAINTS))
+    return EngineSampling(**fields | {"seed": seed, "logit_bias": biases})
+
+
+def _prompt_ids(body: ParsedBody, tokenizer: ModelTokenizer) -> list[int]:
+    if body.messages is not None:
+        return tokenizer.encode_chat(body.messages)
+    if isinstance(body.prompt, str):
+        return tokenizer.encode_prompt(body.prompt)
+    assert body.prompt is not None
+    return body.prompt
