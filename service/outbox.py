@@ -9,6 +9,7 @@ of a log, any suffix can be sent again.
 """
 
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -25,8 +26,13 @@ from service.completions import Origin, completion_of
 
 #: Claims of one commit; more would hold up the other users of Redis for too long.
 MAX_COMMIT_ITEMS = 256
-#: Tokens of one entry if there are log-probabilities: of 21 with a text for each, so many take a
-#: tenth of the largest message that is read.
+#: Tokens of one entry, and characters of its text where a token leaves the choice. Whatever their
+#: ids are, so many are far below the largest message that is read, and a commit of as many claims
+#: as it may have stays below some tens of megabytes.
+MAX_TOKENS_PER_ENTRY = 4096
+MAX_TEXT_PER_ENTRY = 1 << 16
+#: The same if there are log-probabilities: of 21 with a text for each, so many tokens take a tenth
+#: of the largest message that is read.
 MAX_TOKENS_WITH_LOGPROBS = 256
 
 #: What the engine says of a token, in the words of the contract; see `ModelTokenizer.with_texts`.
@@ -118,15 +124,15 @@ class Delivery:
             return None
         # A log says it of all of its tokens or of none, whoever began it.
         logprobs = self.logprobs if len(self.logprobs) == len(self.token_ids) else []
-        end = len(self.token_ids)
-        if logprobs:
-            end = min(end, self.published + MAX_TOKENS_WITH_LOGPROBS)
-        texts, completion = self.texts[self.published : end], self.completion
+        most = MAX_TOKENS_WITH_LOGPROBS if logprobs else MAX_TOKENS_PER_ENTRY
+        texts, text_ends = self._texts(most)
+        end, completion = self.published + len(texts), self.completion
         if end < len(self.token_ids):
             # The rest is due again once this is settled.
             completion = None
         elif texts:
             texts[-1] += self.tail
+            text_ends[-1] += len(self.tail)
         elif completion is not None and self.tail:
             # Held-back text that came loose when the request was cut short, after its last token.
             completion = replace(completion, tail=self.tail)
@@ -136,9 +142,17 @@ class Delivery:
             token_ids=tuple(self.token_ids[self.published : end]),
             text="".join(texts),
             completion=completion,
-            text_ends=tuple(accumulate(map(len, texts))),
+            text_ends=tuple(text_ends),
             logprobs=tuple(logprobs[self.published : end]),
         )
+
+    def _texts(self, most: int) -> tuple[list[str], list[int]]:
+        """The texts of the next tokens, up to `most`, that fit one entry, and where each ends."""
+        texts = self.texts[self.published : self.published + most]
+        ends = list(accumulate(map(len, texts)))
+        # The text of one token is whole in one entry, however long it is.
+        fitting = max(1, bisect_right(ends, MAX_TEXT_PER_ENTRY))
+        return texts[:fitting], ends[:fitting]
 
 
 class Outbox:

@@ -16,6 +16,7 @@ from quire.errors import ProtocolError
 from quire.logprobs import TokenLogprob, pack_tokens
 from quire.protocol import ErrorInfo, TokenChunk
 from quire.transitions import Claim, CommitReply, CommitStatus
+from quire.wire import MAX_MESSAGE_BYTES, MAX_TOKEN_ID, pack_ids, unpack_ids
 from service.completions import Origin, own_failure
 from service.outbox import MAX_TOKENS_WITH_LOGPROBS, Delivery, Outbox
 
@@ -137,6 +138,30 @@ def test_a_backlog_with_log_probabilities_goes_out_in_parts_and_its_end_with_the
         finished = outbox.settle("a", item, reply=reply)
     assert log == list(likely(*range(MAX_TOKENS_WITH_LOGPROBS + 3)))
     assert finished is delivery
+
+
+@pytest.mark.parametrize("text", ["", "word ", "\N{OCTOPUS}" * 64], ids=["none", "short", "long"])
+def test_a_backlog_of_any_length_goes_out_in_entries_that_readers_take(text: str):
+    """As after a long outage: more tokens are due, and more text, than a message may hold."""
+    outbox, delivery = Outbox(), make_delivery()
+    outbox.open(delivery)
+    count = MAX_MESSAGE_BYTES // 5 + 1
+    delivery.token_ids += [MAX_TOKEN_ID] * count
+    delivery.texts += [text] * count
+    outbox.put([output(count, [], end=FinishReason.CANCELLED)])
+    delivery.tail = "<tail>"
+    log: list[str] = []
+    while not outbox.is_empty:
+        item = take_item(outbox)
+        assert item.start == len(log)
+        assert unpack_ids(pack_ids(item.token_ids)) == item.token_ids
+        assert unpack_ids(pack_ids(item.text_ends)) == item.text_ends
+        assert len(item.text.encode()) <= MAX_MESSAGE_BYTES
+        log += map(item.text.__getitem__, map(slice, (0, *item.text_ends), item.text_ends))
+        assert (item.completion is not None) == (len(log) == count)
+        reply = CommitReply(CommitStatus.OK, len(log), cancel_requested=False)
+        outbox.settle("a", item, reply=reply)
+    assert log == [text] * (count - 1) + [f"{text}<tail>"]
 
 
 def test_a_log_with_a_gap_is_not_gone_on_with():
