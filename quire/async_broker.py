@@ -57,9 +57,9 @@ def connect_async(url: str, *, block_seconds: float = MAX_BLOCK_SECONDS) -> redi
     """
     settings = connection_settings(url, block_seconds) | {"retry": Retry(NoBackoff(), 0)}
     if is_sentinel_url(url):
-        master: redis.asyncio.Redis = connect_through_sentinels(url, settings, make=Sentinel)
-        return master
-    client = redis.asyncio.Redis.from_url(url, **settings)
+        client: redis.asyncio.Redis = connect_through_sentinels(url, settings, make=Sentinel)
+    else:
+        client = redis.asyncio.Redis.from_url(url, **settings)
     refuse_unknown_options(client)
     return client
 

@@ -84,23 +84,23 @@ def connect(url: str, *, block_seconds: float = MAX_BLOCK_SECONDS) -> redis.Redi
     """
     settings = connection_settings(url, block_seconds) | {"retry": Retry(NoBackoff(), 0)}
     if is_sentinel_url(url):
-        master: redis.Redis = connect_through_sentinels(url, settings)
-        return master
-    client = redis.Redis.from_url(url, **settings)
+        client: redis.Redis = connect_through_sentinels(url, settings)
+    else:
+        client = redis.Redis.from_url(url, **settings)
     refuse_unknown_options(client)
     return client
 
 
 def refuse_unknown_options(client: redis.Redis | redis.asyncio.Redis) -> None:
-    """ValueError for an option of the client's url that no connection takes.
+    """ValueError for an option of the client's url that no connection takes, or not so.
 
-    redis-py takes any, and would raise a TypeError at the first command.
+    redis-py takes any, and would raise at the first command.
     """
     pool = client.connection_pool
     try:
         pool.connection_class(**pool.connection_kwargs)
-    except TypeError as error:
-        raise ValueError(f"the url has an option that is none: {error}") from error
+    except (TypeError, RedisError) as error:
+        raise ValueError(f"the url has an option that cannot be right: {error}") from error
 
 
 def connection_settings(url: str, block_seconds: float) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
     redis+sentinel://[user:password@]host:port[,host:port ...]/<service>[/<database>]
 
-and `rediss+sentinel` where the server speaks TLS. The user and password are the server's; those of
+and `rediss+sentinel` where the server speaks TLS; then the options of `rediss://` that begin with
+`ssl_` may follow, as in `?ssl_ca_certs=<file>`. The user and password are the server's; those of
 the sentinels themselves, if they have any, follow as `?sentinel_username=..&sentinel_password=..`.
+Sentinels are asked without TLS.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from redis.connection import parse_url
 from redis.sentinel import Sentinel
 
 #: The schemes of such a url, and whether the server speaks TLS.
@@ -19,6 +22,12 @@ SCHEMES: Mapping[str, bool] = {"redis+sentinel": False, "rediss+sentinel": True}
 
 #: Where a sentinel listens that names no port.
 DEFAULT_PORT = 26379
+
+#: The options of a url that are about the sentinels themselves.
+OWN_OPTIONS = frozenset({"sentinel_username", "sentinel_password"})
+
+#: How every option begins that is about the server's TLS.
+TLS_PREFIX = "ssl_"
 
 #: How long a sentinel may take to answer.
 SENTINEL_SECONDS = 1.0
@@ -35,7 +44,8 @@ def connect_through_sentinels(
     """A client of the server that is the master now, found again whenever it connects.
 
     `settings` are those of every connection to it; `make` is redis-py's Sentinel, or that of
-    redis.asyncio for a client of its kind. ValueError for a url that cannot be right.
+    redis.asyncio for a client of its kind. ValueError for a url that cannot be right; whether there
+    are TLS options of these names is for `refuse_unknown_options` to say.
     """
     parts = urlsplit(url)
     server, _, hosts = parts.netloc.rpartition("@")
@@ -43,6 +53,7 @@ def connect_through_sentinels(
     if not hosts or not service or not (database or "0").isdecimal():
         raise ValueError("a sentinel url names hosts, a service, and a database by its number")
     username, _, password = server.partition(":")
+    has_tls = SCHEMES[parts.scheme]
     query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
     own = {
         "username": query.get("sentinel_username"),
@@ -56,9 +67,28 @@ def connect_through_sentinels(
         db=int(database or 0),
         username=unquote(username) or None,
         password=unquote(password) or None,
-        ssl=SCHEMES[parts.scheme],
+        ssl=has_tls,
+        **_tls_settings(parts.query, has_tls=has_tls),
         **settings,
     )
+
+
+def _tls_settings(query: str, *, has_tls: bool) -> dict[str, Any]:
+    """What the options of a url say about TLS. ValueError for any that nobody would heed."""
+    names = set[str]()
+    for name, values in parse_qs(query, keep_blank_values=True).items():
+        if name in OWN_OPTIONS:
+            continue
+        if not name.startswith(TLS_PREFIX):
+            raise ValueError(f"a sentinel url has no option {name!r}")
+        if not has_tls:
+            raise ValueError(f"the option {name!r} is for the scheme rediss+sentinel")
+        if not all(values):
+            raise ValueError(f"the option {name!r} has no value")
+        names.add(name)
+    # What they mean is what they mean in the url of one server.
+    settings: dict[str, Any] = parse_url(f"rediss://?{query}")  # type: ignore[no-untyped-call]
+    return {name: value for name, value in settings.items() if name in names}
 
 
 def _address(host: str) -> tuple[str, int]:

@@ -61,8 +61,9 @@ class ProcessSettings(BaseSettings):
 
     redis_url: str = setting(
         "Queue",
-        "Where Redis is: `redis://`, `rediss://` (TLS), `unix://`, or through sentinels "
-        "`redis+sentinel://host:port,.../service/0`.",
+        "Where Redis is: `redis://`, `rediss://` (TLS; `?ssl_ca_certs=<file>` and the like), "
+        "`unix://`, or through sentinels `redis+sentinel://host:port,.../service/0` "
+        "(`rediss+sentinel://` if Redis speaks TLS, with the same options).",
         default="redis://127.0.0.1:6379/0",
         repr=False,
     )

@@ -8,10 +8,10 @@ import time
 import pytest
 import redis
 
+from quire.async_broker import connect_async
 from quire.broker import Broker
 from quire.connection import connect
 from quire.errors import BrokerUnavailable
-from quire.keys import Keys
 from quire.local_redis import URL_VARIABLE, LocalRedis, _free_port
 from quire.output import State
 from quire.sentinel import connect_through_sentinels
@@ -40,19 +40,25 @@ def port_of(server: LocalRedis) -> str:
 @pytest.fixture(scope="module")
 def sentinel(start, tmp_path_factory):
     """A master with one replica, and a sentinel that knows both. Yields the sentinel's port."""
-    folder = tmp_path_factory.mktemp("sentinel")
     master = start("--appendonly", "no")
     start("--replicaof", "127.0.0.1", port_of(master))
+    with started_sentinel(tmp_path_factory.mktemp("sentinel"), port_of(master)) as port:
+        with redis.Redis(port=port) as asked:
+            eventually(lambda: replicas_known_to(asked) == 1)
+        yield port
+
+
+@contextlib.contextmanager
+def started_sentinel(folder, master_port, *options):
+    """A sentinel that looks after one master under the name `shop`. Yields its port."""
     port = _free_port()
-    (folder / "sentinel.conf").write_text(
-        f"port {port}\ndir {folder}\nsentinel monitor shop 127.0.0.1 {port_of(master)} 1\n"
-        "sentinel down-after-milliseconds shop 1000\nsentinel failover-timeout shop 5000\n"
-    )
+    lines = [f"port {port}", f"dir {folder}", *options]
+    lines += [f"sentinel monitor shop 127.0.0.1 {master_port} 1"]
+    lines += ["sentinel down-after-milliseconds shop 1000", "sentinel failover-timeout shop 5000"]
+    (folder / "sentinel.conf").write_text("\n".join(lines) + "\n")
     command = ["redis-server", str(folder / "sentinel.conf"), "--sentinel"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
-        with redis.Redis(port=port) as asked:
-            eventually(lambda: replicas_known_to(asked) == 1)
         yield port
     finally:
         process.kill()
@@ -115,6 +121,22 @@ def test_a_sentinel_url_that_cannot_be_right_is_refused(rest):
         connect(f"redis+sentinel://{rest}")
 
 
+@pytest.mark.parametrize("make", [connect, connect_async])
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("redis+sentinel://host/shop?socket_timeout=3", "no option 'socket_timeout'"),
+        ("redis+sentinel://host/shop?ssl_ca_certs=ca.pem", "for the scheme rediss"),
+        ("rediss+sentinel://host/shop?ssl_check_hostname=", "has no value"),
+        ("rediss+sentinel://host/shop?ssl_ca_cert=ca.pem", "cannot be right: .*'ssl_ca_cert'"),
+        ("rediss+sentinel://host/shop?ssl_cert_reqs=mostly", "cannot be right: .*mostly"),
+    ],
+)
+def test_an_option_of_a_sentinel_url_that_would_not_be_heeded_is_refused(make, url, reason):
+    with pytest.raises(ValueError, match=reason):
+        make(url)
+
+
 def make_certificate(folder):
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"]
     command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
@@ -122,24 +144,45 @@ def make_certificate(folder):
     subprocess.run(command, check=True, capture_output=True)
 
 
-def test_a_queue_is_reached_under_tls_by_those_who_trust_its_certificate(start, tmp_path):
+@pytest.fixture(scope="module")
+def secured(start, tmp_path_factory):
+    """A server under TLS. Yields its port and the folder of its certificate, which it signed."""
     if shutil.which("openssl") is None:
         pytest.skip("no openssl to make a certificate with")
-    make_certificate(tmp_path)
-    tls = _free_port()
-    options = ["--tls-port", str(tls), "--tls-auth-clients", "no"]
+    folder, port = tmp_path_factory.mktemp("tls"), _free_port()
+    make_certificate(folder)
+    options = ["--tls-port", str(port), "--tls-auth-clients", "no"]
     for name in ("cert", "key"):
-        options += [f"--tls-{name}-file", str(tmp_path / f"{name}.pem")]
+        options += [f"--tls-{name}-file", str(folder / f"{name}.pem")]
     try:
         start(*options)
     except BrokerUnavailable as error:
         if "TLS support" in str(error):
             pytest.skip("this redis-server was built without TLS")
         raise
-    url = f"rediss://127.0.0.1:{tls}/0"
-    with connect(f"{url}?ssl_ca_certs={tmp_path / 'cert.pem'}") as connection:
-        broker = Broker(connection, queue="tls")
-        assert broker.submit(make_request(id="a")).created
-        assert connection.exists(Keys("tls").request("a"))
+    return port, folder
+
+
+def test_a_queue_is_reached_under_tls_by_those_who_trust_its_certificate(secured):
+    port, folder = secured
+    assert_only_who_trusts_reaches(f"rediss://127.0.0.1:{port}/0", folder / "cert.pem")
+
+
+def test_a_queue_under_tls_is_found_by_sentinels_and_trusted_alike(secured, tmp_path):
+    port, folder = secured
+    options = ["tls-replication yes", f"tls-ca-cert-file {folder / 'cert.pem'}"]
+    options += [f"tls-{name}-file {folder / name}.pem" for name in ("cert", "key")]
+    with started_sentinel(tmp_path, port, *options) as sentinel:
+        with redis.Redis(port=sentinel) as asked:
+            eventually(lambda: not asked.sentinel_master("shop")["is_disconnected"])
+        url = f"rediss+sentinel://127.0.0.1:{sentinel}/shop/0"
+        assert_only_who_trusts_reaches(url, folder / "cert.pem")
+
+
+def assert_only_who_trusts_reaches(url, certificate):
+    with connect(f"{url}?ssl_ca_certs={certificate}") as connection:
+        broker, request = Broker(connection, queue="tls"), make_request()
+        assert broker.submit(request).created
+        assert connection.exists(broker.keys.request(request.id))
     with connect(url) as stranger, pytest.raises(BrokerUnavailable, match="certificate"):
         Broker(stranger, queue="tls", retry_seconds=0.1).status("a")
