@@ -19,10 +19,10 @@ from quire.connection import TRANSIENT, Attempts, longest_block_of
 from quire.keys import Keys
 from quire.producing import Ask, Conversation
 from quire.script_runner import (
-    MAX_CALLS_PER_PIPELINE,
     Argument,
     Call,
     load_source,
+    pipelines_of,
     script_error,
     script_sha,
 )
@@ -78,8 +78,7 @@ class AsyncShard:
         if durability:
             await self._call(durability.find_out)
         replies: list[Any] = []
-        for first in range(0, len(ask.calls), MAX_CALLS_PER_PIPELINE):
-            part = ask.calls[first : first + MAX_CALLS_PER_PIPELINE]
+        for part in pipelines_of(ask.calls):
             replies += await self._call(partial(self._pipeline, ask.transition, part, durability))
         return [script_error(r) if isinstance(r, RedisError) else r for r in replies]
 

@@ -45,8 +45,10 @@ _OF_THE_SERVER = re.compile(
 #: Error replies after which a call is made again.
 _AGAIN = (*TRANSIENT, NoScriptError)
 
-#: The most calls sent in one pipeline: a bound on the memory of both sides.
+#: The most calls sent in one pipeline, and the most bytes of more than one call: a bound on the
+#: memory of both sides, and on how long the last call waits for its answer.
 MAX_CALLS_PER_PIPELINE = 256
+MAX_BYTES_PER_PIPELINE = 1 << 23
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +113,10 @@ class ScriptRunner:
         """
         if durability:
             self._retrying(durability.require)
-        commands = [self._command(call) for call in calls]
         replies: list[Any] = []
-        for first in range(0, len(commands), MAX_CALLS_PER_PIPELINE):
-            part = commands[first : first + MAX_CALLS_PER_PIPELINE]
-            replies += self._retrying(partial(self._pipeline, name, part, durability))
+        for part in pipelines_of(calls):
+            commands = [self._command(call) for call in part]
+            replies += self._retrying(partial(self._pipeline, name, commands, durability))
         return [script_error(r) if isinstance(r, RedisError) else r for r in replies]
 
     def run_as_made(self, name: str, calls: Iterator[Call]) -> list[Any]:
@@ -196,6 +197,22 @@ class ScriptRunner:
 
     def _command(self, call: Call) -> Command:
         return len(call.keys), (*call.keys, *self._settings, *call.arguments)
+
+
+def pipelines_of(calls: Iterable[Call]) -> Iterator[list[Call]]:
+    """The calls in their order, in parts that may each be sent in one pipeline."""
+    part: list[Call] = []
+    num_bytes = 0
+    for call in calls:
+        added = sum(len(value) for value in call.arguments if not isinstance(value, int))
+        is_full = len(part) == MAX_CALLS_PER_PIPELINE or num_bytes + added > MAX_BYTES_PER_PIPELINE
+        if part and is_full:
+            yield part
+            part, num_bytes = [], 0
+        part.append(call)
+        num_bytes += added
+    if part:
+        yield part
 
 
 @cache

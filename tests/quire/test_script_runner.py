@@ -1,8 +1,11 @@
 """What becomes of a script that fails: what may pass is told from what would come again."""
 
+import asyncio
 import logging
 
 import pytest
+import redis
+import redis.asyncio
 from redis.exceptions import (
     NoPermissionError,
     OutOfMemoryError,
@@ -10,11 +13,20 @@ from redis.exceptions import (
     ResponseError,
 )
 
+from quire.aio import AsyncClient
+from quire.client import Client
 from quire.errors import BrokerUnavailable, ProtocolError, QueueFull
 from quire.output import State
-from quire.script_runner import script_error
+from quire.script_runner import (
+    MAX_BYTES_PER_PIPELINE,
+    MAX_CALLS_PER_PIPELINE,
+    Call,
+    pipelines_of,
+    script_error,
+)
 from quire.transitions import Expired, Reaped
 from tests.quire.builders import claim_next, make_item, make_request, submit_and_claim
+from tests.quire.loop_face import async_twin
 
 OLD_SERVER = "Error running script (call to f_00): @user_script:12: @user_script: 12: "
 
@@ -99,3 +111,53 @@ def test_a_transition_that_lost_its_server_may_be_tried_again(broker, connection
     monkeypatch.setattr(connection, "evalsha", refuse)
     with pytest.raises(BrokerUnavailable, match="MISCONF"):
         broker.heartbeat([claimed.claim])
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("sizes", "parts"),
+    [
+        ([], []),
+        ([0] * (MAX_CALLS_PER_PIPELINE + 1), [MAX_CALLS_PER_PIPELINE, 1]),
+        ([MIB] * 20, [8, 8, 4]),
+        ([MIB, MAX_BYTES_PER_PIPELINE, MIB], [1, 1, 1]),
+        ([2 * MAX_BYTES_PER_PIPELINE, 1, 1], [1, 2]),
+    ],
+)
+def test_what_is_sent_at_once_has_a_limit_of_calls_and_of_bytes(sizes, parts):
+    calls = [Call((), (bytes(size), 7)) for size in sizes]
+    found = list(pipelines_of(calls))
+    assert [len(part) for part in found] == parts
+    assert [call for part in found for call in part] == calls
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["thread", "loop"])
+def test_large_requests_go_out_in_as_many_pipelines_as_it_takes(
+    broker, connection, monkeypatch, is_async
+):
+    """All in one would outlast the patience of the socket, each time it is sent again."""
+    kind = redis.asyncio.client.Pipeline if is_async else redis.client.Pipeline
+    execute, sent = kind.execute, []
+
+    def noting(pipeline, *arguments, **options):
+        sent.append(len(pipeline.command_stack))
+        return execute(pipeline, *arguments, **options)
+
+    monkeypatch.setattr(kind, "execute", noting)
+    prompt = "x" * (MAX_BYTES_PER_PIPELINE // 16)
+    requests = [make_request(kind="completions", body={"prompt": prompt}) for _ in range(20)]
+    queue = broker.keys.queue
+    if is_async:
+        asyncio.run(submit_in_loop(requests, async_twin(connection), queue=queue))
+    else:
+        Client(connection, queue=queue).submit_many(requests)
+    assert max(sent) == 15
+    assert {broker.status(request.id).state for request in requests} == {State.QUEUED}
+
+
+async def submit_in_loop(requests, connection, *, queue):
+    async with AsyncClient(connection, queue=queue) as client:
+        await client.submit_many(requests)
+    await connection.aclose()
