@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,41 +10,39 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
 
-from quire.async_grouping import AsyncGrouping
+from quire.async_reader import AsyncReader
+from quire.async_shard import AsyncShard
+from quire.calls import cancel_call
 from quire.connection import (
     MAX_BLOCK_SECONDS,
     connection_settings,
-    longest_block_of,
     refuse_unknown_options,
 )
-from quire.errors import BrokerUnavailable, QuireError, UnknownRequest
+from quire.errors import UnknownRequest
+from quire.grouping import (
+    FIRST_POSITION,
+    MAX_ENDS_PER_READ,
+    GroupEnd,
+    block_ms,
+    counts_of,
+    ends_of,
+    states_of,
+)
 from quire.keys import Keys
 from quire.output import State
 from quire.output_log import (
     OutputRead,
-    entries_by_stream,
     log_positions,
     logs_in,
     reads_or_error,
 )
-from quire.producing import cancelling, script_settings, submitting
+from quire.producing import Ask, cancelling, script_settings, submitting
 from quire.protocol import GenerationRequest
 from quire.replies import status_of
 from quire.sentinel import connect_through_sentinels, is_sentinel_url
 from quire.transitions import RequestStatus, Submitted
-from quire.waits import (
-    MAX_ENTRIES_PER_STREAM,
-    RETURN_SECONDS,
-    SWEEP_SECONDS,
-    WAKE_EXPIRY_MS,
-    Wait,
-    Waits,
-)
-
-#: How long `close` waits for the reading task before it is cancelled.
-CLOSE_SECONDS = 1.0
+from quire.waits import MAX_ENTRIES_PER_STREAM
 
 
 def connect_async(url: str, *, block_seconds: float = MAX_BLOCK_SECONDS) -> redis.asyncio.Redis:
@@ -64,7 +59,7 @@ def connect_async(url: str, *, block_seconds: float = MAX_BLOCK_SECONDS) -> redi
     return client
 
 
-class AsyncBroker(AsyncGrouping):
+class AsyncBroker(AsyncShard):
     """What a producer asks of one queue shard, over one redis.asyncio connection pool.
 
     For one event loop. The reads of all its coroutines share one connection and few XREADs, however
@@ -99,7 +94,7 @@ class AsyncBroker(AsyncGrouping):
             retry_seconds=retry_seconds,
             durable=durable,
         )
-        self._reader = _Reader(connection, self.keys, retrying=self._retrying)
+        self._reader = AsyncReader(connection, self.keys, retrying=self._retrying)
 
     async def submit_many(self, requests: Sequence[GenerationRequest]) -> list[Submitted]:
         """See `Broker.submit_many`."""
@@ -115,12 +110,6 @@ class AsyncBroker(AsyncGrouping):
         if not fields:
             raise UnknownRequest(request_id)
         return status_of(request_id, fields, place=place)
-
-    async def _look(self, request_id: str) -> list[Any]:
-        async with self._connection.pipeline(transaction=False) as pipeline:
-            pipeline.hget(self.keys.place, request_id)
-            pipeline.hgetall(self.keys.request(request_id))
-            return list(await pipeline.execute())
 
     async def read_output(
         self, seen: Mapping[str, int], *, block_seconds: float | None = None
@@ -140,117 +129,47 @@ class AsyncBroker(AsyncGrouping):
         """Ends the reads; BrokerUnavailable for those that wait. The connection stays open."""
         await self._reader.close()
 
+    # Of groups; see `Grouping`.
 
-class _Reader:
-    """The one task that reads for all waits of this loop. It lives as long as someone waits."""
+    async def group_counts(self, group: str) -> dict[State, int]:
+        """See `Broker.group_counts`."""
+        key, _, _ = self.keys.of_group(group)
+        fields: Any = await self._call(lambda: self._connection.hgetall(key))
+        return counts_of(fields)
 
-    def __init__(
-        self,
-        connection: redis.asyncio.Redis,
-        keys: Keys,
-        *,
-        retrying: Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]],
-    ) -> None:
-        self._connection = connection
-        self._keys = keys
-        self._retrying = retrying
-        self._longest_block = longest_block_of(connection)
-        self._waits = Waits()
-        self._task: asyncio.Task[None] | None = None
-        self._wake_stream = keys.wake(secrets.token_hex(8))
-        self._wake_position: bytes | str = "0-0"
-        self._is_blocked = False
+    async def open_members(self, group: str) -> list[str]:
+        """See `Broker.open_members`."""
+        _, key, _ = self.keys.of_group(group)
+        members: Any = await self._call(lambda: self._connection.smembers(key))
+        return sorted(member.decode() for member in members)
 
-    async def read(self, seen: Mapping[str, int], *, timeout: float) -> dict[str, OutputRead]:
-        news = asyncio.Event()
-        wait = Wait(seen, news.set)
-        self._waits.add(wait)
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._run(), name="quire-reader")
-        try:
-            async with asyncio.timeout(timeout):
-                await self._wake()
-                await news.wait()
-        except TimeoutError:
-            pass
-        finally:
-            self._waits.discard(wait)
-        if wait.error is not None:
-            raise wait.error
-        return wait.news
+    async def num_open_members(self, group: str) -> int:
+        """See `Broker.num_open_members`."""
+        _, key, _ = self.keys.of_group(group)
+        number: Any = await self._call(lambda: self._connection.scard(key))
+        return int(number)
 
-    async def close(self) -> None:
-        if self._task is None:
-            return
-        self._waits.fail(BrokerUnavailable("the client was closed"))
-        # A read that is cancelled costs its connection, so the task is woken and ends by itself.
-        await self._wake()
-        _, running = await asyncio.wait([self._task], timeout=CLOSE_SECONDS)
-        for task in running:
-            task.cancel()
+    async def read_ends(
+        self, group: str, *, after: str = FIRST_POSITION, block_seconds: float | None = None
+    ) -> list[GroupEnd]:
+        """See `Broker.read_ends`. One that waits takes a connection for as long."""
+        _, _, key = self.keys.of_group(group)
+        block = block_ms(block_seconds, longest=self._longest_block)
 
-    async def _run(self) -> None:
-        try:
-            while self._waits:
-                await self._read_or_fail()
-        finally:
-            # Only those a mistake of ours has left behind; nobody may wait for a task that is gone.
-            self._waits.fail(BrokerUnavailable("the task that reads has ended"))
+        async def read() -> Any:
+            return await self._connection.xread({key: after}, count=MAX_ENDS_PER_READ, block=block)
 
-    async def _read_or_fail(self) -> None:
-        try:
-            has_news = await self._read_once()
-        except QuireError as error:
-            self._waits.fail(error)
-            has_news = True
-        await asyncio.sleep(RETURN_SECONDS if has_news else 0)
+        # A read that waits must not take the turn of calls that are answered at once.
+        reply = await (self._call(read) if block_seconds is None else self._retrying(read))
+        return ends_of(reply)
 
-    async def _read_once(self) -> bool:
-        groups = self._waits.groups()
-        if len(groups) > 1:
-            replies = await self._retrying(partial(self._sweep, groups))
-        else:
-            replies = [await self._block(groups[0])]
-        reads = dict[str, Any]()
-        for seen, reply in zip(groups, replies, strict=True):
-            reads |= logs_in(reply, self._keys, seen)
-        self._waits.deliver(reads)
-        if not reads and len(groups) > 1:
-            await asyncio.sleep(SWEEP_SECONDS)
-        return bool(reads)
+    async def cancel_many(self, request_ids: Sequence[str]) -> dict[str, State]:
+        """See `Broker.cancel_many`."""
+        calls = [cancel_call(self.keys, request_id) for request_id in request_ids]
+        return states_of(request_ids, await self._run(Ask("cancel", calls)))
 
-    async def _sweep(self, groups: Sequence[Mapping[str, int]]) -> list[Any]:
+    async def _look(self, request_id: str) -> list[Any]:
         async with self._connection.pipeline(transaction=False) as pipeline:
-            for seen in groups:
-                pipeline.xread(log_positions(self._keys, seen), count=MAX_ENTRIES_PER_STREAM)
+            pipeline.hget(self.keys.place, request_id)
+            pipeline.hgetall(self.keys.request(request_id))
             return list(await pipeline.execute())
-
-    async def _block(self, seen: Mapping[str, int]) -> Any:
-        after = log_positions(self._keys, seen)
-        after[self._wake_stream] = self._wake_position
-        block_ms = int(self._longest_block * 1000)
-        # Nothing has awaited since the groups were made, so every later wait finds this set.
-        self._is_blocked = True
-        try:
-            reply = await self._retrying(
-                lambda: self._connection.xread(after, count=MAX_ENTRIES_PER_STREAM, block=block_ms)
-            )
-        finally:
-            self._is_blocked = False
-        for stream, entries in entries_by_stream(reply):
-            if stream == self._wake_stream.encode():
-                self._wake_position = entries[-1][0]
-        return reply
-
-    async def _wake(self) -> None:
-        if not self._is_blocked:
-            return
-        # One entry wakes it; those that come until it has woken need not write another.
-        self._is_blocked = False
-        # Without it (no memory left, say) the new wait begins when the blocked read has ended.
-        with contextlib.suppress(RedisError):
-            # Not a transaction: those who only submit may not open one.
-            async with self._connection.pipeline(transaction=False) as pipeline:
-                pipeline.xadd(self._wake_stream, {"more": "1"}, maxlen=1, approximate=False)
-                pipeline.pexpire(self._wake_stream, WAKE_EXPIRY_MS)
-                await pipeline.execute()

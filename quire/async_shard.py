@@ -1,4 +1,4 @@
-"""What the sides of an AsyncBroker share: one queue shard, and how an event loop reaches it.
+"""How an event loop reaches one queue shard; what it asks there is AsyncBroker's.
 
 What is asked of Redis, and what its answers mean, is the same code as behind `Broker`; here is only
 what waits. Like there, nothing is repeated but transitions that may be, for a bounded time.
@@ -34,7 +34,7 @@ _Result = TypeVar("_Result")
 
 
 class AsyncShard:
-    """The base of the sides. `settings` are the arguments every transition begins with."""
+    """The base of AsyncBroker. `settings` are the arguments every transition begins with."""
 
     def __init__(
         self,

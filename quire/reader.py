@@ -3,7 +3,7 @@
     quire = Client(SharedReadsBroker(connect(url)))
 
 A thousand threads may stream from it: they cost Redis a few XREADs and one connection. The event
-loop's broker (async_broker.py) does the same with the same code around it.
+loop's broker does the same with the same code around it, see async_reader.py.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def test_a_task_that_dies_fails_those_who_wait_and_is_replaced(connection, broke
         claim = claim_next(broker).claim
         mine = client._brokers[0]
         with monkeypatch.context() as broken:
-            broken.setattr("quire.async_broker._Reader._read_once", raising_mistake)
+            broken.setattr("quire.async_reader.AsyncReader._read_once", raising_mistake)
             with pytest.raises(BrokerUnavailable, match="has ended"):
                 await mine.read_output({handle.request_id: 0}, block_seconds=30)
         broker.commit([make_item(claim, 0, 1, final=True)])
