@@ -148,6 +148,12 @@ class Operating(Shard):
         new, resumed = found[: len(Priority)], found[len(Priority) :]
         return dict(zip(Priority, map(sum, zip(new, resumed, strict=True)), strict=True))
 
+    def num_scheduled(self) -> int:
+        """Requests that wait for a moment of their own, or for another attempt."""
+        key = self.keys.delay
+        number: Any = self._retrying(lambda: self._connection.zcard(key))
+        return int(number)
+
     def workers(self) -> list[WorkerInfo]:
         """The last word of every worker heard within a day, sorted by name."""
         key = self.keys.workers

@@ -80,7 +80,8 @@ class Settings(ProcessSettings):
     )
     burst: bool = setting(
         "Queue",
-        "Exit with 0 as soon as the queue is empty and all work is done.",
+        "Exit with 0 as soon as nothing can be claimed and all work is done. What a pause or its "
+        "own moment holds back stays, and the log says so.",
         default=False,
     )
 

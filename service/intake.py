@@ -123,6 +123,7 @@ class Intake:
             entries = self._read_better()
         self._take_in(entries)
         if self._settings.burst and was_done and not entries:
+            self._say_what_is_left()
             self._stopping.set()
             self._on_queue_empty()
 
@@ -150,6 +151,24 @@ class Intake:
         if not self._settings.burst:
             return block
         return 0.0 if was_done else min(block, BURST_BLOCK_SECONDS)
+
+    def _say_what_is_left(self) -> None:
+        """Warn of requests that a burst leaves behind because nobody may claim them now."""
+
+        def look() -> tuple[int, int, str | None]:
+            broker = self._broker
+            waiting = sum(broker.queue_depth().values())
+            return waiting, broker.num_scheduled(), broker.pause_reason()
+
+        waiting, scheduled, reason = self._contact.call("read", look)
+        if waiting or scheduled:
+            _log.warning(
+                "burst leaves requests",
+                shard=self._shard,
+                waiting=waiting,
+                scheduled=scheduled,
+                paused=reason is not None,
+            )
 
     def _read(self, count: int, *, block_seconds: float) -> list[IngressEntry]:
         read = partial(

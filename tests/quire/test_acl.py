@@ -129,6 +129,7 @@ def test_a_worker_claims_commits_and_looks_after_the_others(as_role, real_broker
     real_connection.hset(broker.keys.workers, "w", b"1000 serving \x80")
     broker.beat_worker("other", "serving", {})
     assert broker.queue_depth()[Priority.NORMAL] == 3
+    assert (broker.num_scheduled(), broker.pause_reason()) == (0, None)
     assert [info.name for info in broker.workers()] == ["other"]
 
 

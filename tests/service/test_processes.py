@@ -183,6 +183,23 @@ def test_the_log_has_one_canonical_line_for_a_request_and_never_its_content(queu
     assert "confidential" not in "".join(process.raw_log)
 
 
+def test_a_burst_that_leaves_requests_behind_says_so_in_its_log(queue: Queue):
+    held, later = queue.submit(), queue.submit(not_before_ms=queue.broker.now_ms() + 3_600_000)
+    queue.broker.pause("maintenance")
+    with fake_worker(queue, "--burst") as process:
+        assert process.wait() == 0
+    (left,) = [line for line in process.log if line["event"] == "burst leaves requests"]
+    assert (left["waiting"], left["scheduled"], left["paused"]) == (1, 1, True)
+    states = [queue.broker.status(request_id).state for request_id in (held, later)]
+    assert states == ["queued", "scheduled"]
+    queue.broker.resume()
+    with fake_worker(queue, "--burst") as process:
+        assert process.wait() == 0
+    assert queue.broker.status(held).state == "completed"
+    (left,) = [line for line in process.log if line["event"] == "burst leaves requests"]
+    assert (left["waiting"], left["scheduled"], left["paused"]) == (0, 1, False)
+
+
 # -- with a real model ----------------------------------------------------------------------------
 
 
