@@ -6,6 +6,7 @@ would restart the whole fleet. `/readyz` is for whoever decides whether this wor
 
 import errno
 import json
+import socket
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -42,7 +43,7 @@ class ProbeServer:
         self._registry = registry
         self._checks = checks
         try:
-            self._server = ThreadingHTTPServer((host, port), self._handler())
+            self._server = _Server((host, port), self._handler())
         except OSError as error:
             message = f"http_host, http_port: cannot listen on {host}:{port}: {error.strerror}"
             if error.errno == errno.EADDRINUSE:
@@ -100,6 +101,14 @@ class ProbeServer:
                 """Probes come every few seconds; they are not news."""
 
         return Handler
+
+
+class _Server(ThreadingHTTPServer):
+    """Listens on addresses of either version; of itself the library knows those of version 4."""
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, handler)
 
 
 class HealthServer(ProbeServer):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import socket
+import urllib.request
 
 import pytest
 
@@ -133,6 +134,28 @@ def test_a_taken_port_is_a_mistake_of_the_configuration(vitals):
         registry = Metrics(model="m", queue="q").registry
         with pytest.raises(ConfigurationError, match="cannot listen"):
             HealthServer(vitals, registry, host="127.0.0.1", port=port, contact_limit_seconds=1.0)
+
+
+@pytest.mark.parametrize(
+    ("host", "asked"), [("::1", "[::1]"), ("::", "[::1]"), ("::", "127.0.0.1")]
+)
+def test_an_address_may_be_of_either_version(vitals, host, asked):
+    if not has_version_6():
+        pytest.skip("this machine has no address of version 6")
+    registry = Metrics(model="m", queue="q").registry
+    server = HealthServer(vitals, registry, host=host, port=0, contact_limit_seconds=1.0)
+    server.start()
+    try:
+        with urllib.request.urlopen(f"http://{asked}:{server.port}/livez", timeout=5.0) as reply:
+            assert reply.status == 200
+    finally:
+        server.stop()
+
+
+def has_version_6() -> bool:
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        return True
+    return False
 
 
 def test_slow_clients_do_not_keep_others_from_being_answered(queue: Queue):
