@@ -42,7 +42,9 @@ class Client:
 
     `broker` is a Redis URL, a connection made with `quire.connection.connect`, or a Broker with
     settings of its own. Nothing is sent before the first call. Only a connection made here is
-    closed here. All methods may raise BrokerUnavailable.
+    closed here. One that redis-py made by itself keeps redis-py's limits: of the threads that wait
+    in a stream or for a result, each takes a connection, and the hundred and first is refused. All
+    methods may raise BrokerUnavailable.
 
     `shards` is how many shards the queue has; every client and worker of it must be given the same
     number. The `settings` are those of Broker, for instance `retention_seconds` as the queue's
