@@ -10,8 +10,9 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -37,6 +38,10 @@ MAX_STEP_FUEL = 50_000
 MAX_STEP_ITEMS = 5_000
 MAX_ROW_ITEMS = 5_000
 MAX_LEXER_STATES = 10_000
+#: The stack that one is compiled on. The library follows names by calls within calls, and 64 KiB
+#: have room for thousands of them; what does not fit ends the process. The worst that was found
+#: needed a quarter of this. What is touched of it becomes memory, until the thread ends.
+COMPILE_STACK_BYTES = 1 << 28
 #: How many tokens a generation goes on with a compilation of its own, before it may have another.
 RENEWED_TOKENS = 16
 #: White space between two parts of a JSON value: enough to indent by, too little to run on for
@@ -48,6 +53,11 @@ ANY_OBJECT = {"type": "object"}
 MAX_REASON_LENGTH = 300
 #: What brings the library.
 GRAMMARS_EXTRA = "the extra `grammars`: pip install -c constraints.txt -e '.[grammars]'"
+
+#: Held where the size of the stacks of new threads is not the usual one.
+_STACK_SIZE = threading.Lock()
+
+_Result = TypeVar("_Result")
 
 
 class Grammars(Protocol):
@@ -138,17 +148,21 @@ class CompiledGrammars:
             grammar = self._grammar(wanted.kind, wanted.value)
         except ValueError as error:
             raise InvalidRequest(wanted.field, shortened(str(error))) from error
+        matcher = on_deep_stack(partial(self._started, grammar))
+        reason = matcher.get_error()
+        if reason.startswith("NoExtension"):
+            reason = "no output can be so"
+        if reason:
+            raise InvalidRequest(wanted.field, shortened(reason))
+        return matcher
+
+    def _started(self, grammar: str) -> "Matcher":
+        """A matcher with the answer of its first step, or with an error."""
         matcher = self._library.LLMatcher(
             self._tokenizer, grammar, limits=self._limits, log_level=0
         )
-        reason = matcher.get_error()
-        if not reason:
+        if not matcher.is_error():
             matcher.compute_bitmask()
-            reason = matcher.get_error()
-            if reason.startswith("NoExtension"):
-                reason = "no output can be so"
-        if reason:
-            raise InvalidRequest(wanted.field, shortened(reason))
         return matcher
 
     def _compile_anew(self, wanted: Constraint, *, key: str) -> "Matcher":
@@ -260,6 +274,27 @@ def load_grammars(
         return NoGrammars(f"the module {error.name} is missing; it comes with {GRAMMARS_EXTRA}")
     except Exception as error:  # noqa: BLE001 - the model serves, whatever a library thinks of it.
         return NoGrammars(shortened(f"its tokenizer cannot be read: {error}"))
+
+
+def on_deep_stack(call: Callable[[], _Result]) -> _Result:
+    """What `call` returns or raises, from a thread of its own with COMPILE_STACK_BYTES of stack."""
+    found: Future[_Result] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for.
+            found.set_exception(error)
+
+    thread = threading.Thread(target=run, name="compile")
+    with _STACK_SIZE:
+        # A thread that another one starts meanwhile gets as much, of which it will touch little.
+        before = threading.stack_size(COMPILE_STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    return found.result()
 
 
 def shortened(reason: str) -> str:
