@@ -260,7 +260,10 @@ class GrammarConstraint:
         if "lexer" not in self._matcher.get_error() or self._num_consumed < self._renewable_from:
             return False
         self._renewable_from = self._num_consumed + RENEWED_TOKENS
-        self._matcher, self._num_consumed = self._renew(), 0
+        try:
+            self._matcher, self._num_consumed = self._renew(), 0
+        except Exception:  # noqa: BLE001 - it costs this generation, and not the engine that asks.
+            return False
         return True
 
 

@@ -10,15 +10,17 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher, LLParserLimits
 from tokenizers import Tokenizer, models
 
 from quire.constraints import Constraint
 from quire.errors import InvalidRequest
 from service import grammars
-from service.grammars import CompiledGrammars, NoGrammars, load_grammars
+from service.grammars import CompiledGrammars, GrammarConstraint, NoGrammars, load_grammars
 from tests.service.walks import (
     EOS_ID,
     OTHER_EOS_ID,
+    compiled,
     constraint,
     may_come,
     pair_tokenizer,
@@ -281,3 +283,20 @@ def test_states_that_others_have_used_up_are_no_reason_to_fail(monkeypatch: pyte
     monkeypatch.setattr(grammars.GrammarConstraint, "_is_renewed", lambda rule: False)
     with pytest.raises(AssertionError, match="too many states"):
         walks(share=True)
+
+
+def test_where_there_is_no_new_compilation_the_generation_fails_and_nobody_else():
+    """The engine asks between two steps, where whatever is raised ends it."""
+    tight = LLParserLimits(max_lexer_states=300)
+    grammar = LLMatcher.grammar_from_regex(".*[a-m].{14}b")
+
+    def refuse() -> LLMatcher:
+        raise RuntimeError("can't start new thread")
+
+    matcher = LLMatcher(compiled()._tokenizer, grammar, limits=tight, log_level=0)
+    rule = GrammarConstraint(matcher, ends={EOS_ID: True}, renew=refuse)
+    with pytest.raises(AssertionError, match=r"its constraint cannot go on: .*too many states"):
+        walk(rule, seed=1)
+    output = pair_tokenizer().encode("abc").ids
+    assert not rule.is_complete(output * 100)
+    assert may_come(rule, output * 100) == []
