@@ -7,8 +7,9 @@ the greedy branch, temperature, min_p, top_k, top_p, draw.
 
 What survives min_p, top_k and top_p is always "every token whose scaled logit reaches a threshold",
 tokens tied with the last one included. So the few best candidates decide alone whenever the
-threshold lies above the worst of them, and only the other rows look at the whole vocabulary. Both
-ways give the same token, because the threshold is the same and the noise belongs to the token.
+threshold lies above the worst of them, or that one may not come, and only the other rows look at
+the whole vocabulary. Both ways give the same token, because the threshold is the same and the noise
+belongs to the token.
 """
 
 import math
@@ -232,7 +233,9 @@ def _draw_candidates(
     if size == scaled.shape[1]:
         return tokens
     top_k = _column([row.sampling for row in rows], lambda one: one.top_k, scaled.device)
-    decided = (threshold > values[:, -1:]) & (top_k <= size)
+    worst = values[:, -1:]
+    # Where few tokens may come at all, every one of them is a candidate.
+    decided = (worst == -math.inf) | ((threshold > worst) & (top_k <= size))
     return tokens.masked_fill_(~decided[:, 0], _UNDECIDED)
 
 

@@ -64,6 +64,17 @@ def test_every_row_of_a_mixed_batch_gets_the_token_of_the_definition(max_candida
     assert Chooser(EOS, max_candidates=max_candidates).sample(logits, rows) == expected
 
 
+@pytest.mark.parametrize("top_k", [2, 5, 8, 50, 1000])
+@pytest.mark.parametrize("seed", range(8))
+def test_fewer_tokens_than_candidates_are_drawn_from_without_the_whole_vocabulary(top_k, seed):
+    row = make_row(temperature=1.5, top_k=top_k, seed=seed, constraint=OnlyThese(3, 40, 41, 210))
+    logits = make_logits(1, seed=seed)
+    expected = by_definition(logits[0], row)
+    draws = Chooser(EOS, max_candidates=8).draw(logits, [row])
+    assert not draws.settle(draws.tokens.tolist())
+    assert draws.tokens.tolist() == [expected]
+
+
 def test_rows_beside_one_with_a_constraint_keep_their_logits_bit_for_bit():
     rows = with_constraints([make_row(request_id=str(n)) for n in range(6)])
     logits, before = make_logits(6), make_logits(6)
