@@ -102,10 +102,12 @@ class CompiledGrammars:
 
         self._library = llguidance
         known = 1 + max(tokenizer.get_vocab().values())
+        described, ends_known = tokenizer.to_str(), [id_ for id_ in eos_token_ids if id_ < known]
+        if not ends_known:
+            # The library would take some token of the text for an end, and that one never came.
+            described, ends_known = with_special_token(described, known), [known]
         self._tokenizer = llguidance.LLTokenizer(
-            tokenizer.to_str(),
-            n_vocab=max(vocab_size, known),
-            eos_token=[id_ for id_ in eos_token_ids if id_ < known] or None,
+            described, n_vocab=max(vocab_size, known + 1), eos_token=ends_known
         )
         self._limits = llguidance.LLParserLimits(
             max_grammar_size=MAX_GRAMMAR_SIZE,
@@ -277,6 +279,15 @@ def load_grammars(
         return NoGrammars(f"the module {error.name} is missing; it comes with {GRAMMARS_EXTRA}")
     except Exception as error:  # noqa: BLE001 - the model serves, whatever a library thinks of it.
         return NoGrammars(shortened(f"its tokenizer cannot be read: {error}"))
+
+
+def with_special_token(described: str, token_id: int) -> str:
+    """A tokenizer, as JSON, with one token more, which is no text and which no model has."""
+    fields = json.loads(described)
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    token = {"id": token_id, "content": f"<end {token_id}>", "special": True, **flags}
+    fields["added_tokens"].append(token)
+    return json.dumps(fields)
 
 
 def on_deep_stack(call: Callable[[], _Result]) -> _Result:

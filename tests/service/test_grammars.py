@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLParserLimits
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from quire.constraints import Constraint
 from quire.errors import InvalidRequest
@@ -261,6 +261,19 @@ def test_a_model_without_an_end_of_sequence_ends_where_its_output_is_complete():
     output = pair_tokenizer().encode("ab").ids
     assert {text_of([token_id]) for token_id in may_come(rule, output)} == {"c"}
     assert rule.is_complete(pair_tokenizer().encode("abc").ids)
+
+
+@pytest.mark.parametrize("eos_token_ids", [set(), {299}])
+def test_no_token_of_the_text_is_taken_for_an_end_that_the_tokenizer_does_not_know(eos_token_ids):
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    assert alphabet[0] == "!"
+    letters = Tokenizer(models.BPE(vocab={one: n for n, one in enumerate(alphabet)}, merges=[]))
+    letters.decoder = decoders.ByteLevel()
+    found = load_grammars(letters, vocab_size=300, eos_token_ids=eos_token_ids)
+    rule = found.constraint(Constraint("regex", "a!?", "body.regex"), [])
+    letter = letters.token_to_id("a")
+    assert may_come(rule, [letter]) == [0, *eos_token_ids]
+    assert rule.is_complete([letter, 0])
 
 
 def test_states_that_others_have_used_up_are_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch):
