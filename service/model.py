@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
+import structlog
+
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ModelRefused
@@ -17,6 +19,8 @@ from service.config import Settings
 from service.grammars import Grammars, NoGrammars, load_grammars
 from service.metrics import MemoryReader
 from service.text import ModelTokenizer
+
+_log = structlog.get_logger("service.model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,15 +81,19 @@ def load_model(settings: Settings) -> ServedModel:
         eos_token_ids=facts.eos_token_ids,
     )
     tokenizer = ModelTokenizer.load(str(facts.tokenizer_folder))
+    grammars = load_grammars(
+        tokenizer.backend, vocab_size=facts.vocab_size, eos_token_ids=facts.eos_token_ids
+    )
+    if isinstance(grammars, NoGrammars):
+        # Else the first to know would be a caller whose request is refused for it.
+        _log.info("no grammars", reason=grammars.reason)
     served = ServedModel(
         engine=Engine(config, runner),
         tokenizer=tokenizer,
         fingerprint=facts.fingerprint,
         build={"torch": version("torch"), "device": facts.device, "dtype": facts.dtype},
         read_memory=runner.device_memory,
-        grammars=load_grammars(
-            tokenizer.backend, vocab_size=facts.vocab_size, eos_token_ids=facts.eos_token_ids
-        ),
+        grammars=grammars,
     )
     # Hundreds of thousands of objects that will stay, most of them the libraries' own. To look
     # through them takes the collector longer than many steps, and no thread gets on meanwhile.

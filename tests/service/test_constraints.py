@@ -11,12 +11,14 @@ import jsonschema
 import pytest
 import torch
 import transformers
+from structlog.testing import capture_logs
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from engine.request import FinishReason, Request
 from engine.sampling_params import SamplingParams
 from quire.client import Client
 from quire.constraints import Constraint
+from quire.transitions import Claimed, CommitItem
 from service.config import EMBEDDED_MODEL
 from service.grammars import NoGrammars
 from service.model import load_model
@@ -120,6 +122,30 @@ def test_where_nothing_may_come_the_request_fails_alone_and_says_why(queue: Queu
     )
 
 
+def test_what_was_published_and_may_not_be_ends_its_request_alone_and_says_so(queue: Queue):
+    """As where the worker before had another version of the library."""
+    text = "12x"
+    published = tuple(byte_tokenizer().encode(text, add_special_tokens=False).ids)
+    broken = queue.submit((1, 2), regex="[0-9]{9}", max_tokens=20)
+    (claimed,) = queue.broker.claim(
+        queue.broker.read_ingress("another", count=1, block_seconds=0.0), fingerprint="another"
+    )
+    assert isinstance(claimed, Claimed)
+    queue.broker.commit([CommitItem(claimed.claim, 0, published, text)])
+    queue.broker.release([claimed.claim])
+    free = queue.submit((1, 2), max_tokens=5)
+    kept = queue.submit((1, 2), regex="[0-9]{9}", max_tokens=20)
+    with WorkerThread(queue.settings()):
+        output = queue.result(broken)
+        assert queue.result(free).token_ids == expected_tokens((1, 2), max_tokens=5)
+        assert re.fullmatch("[0-9]{9}", queue.result(kept).text)
+    assert output.token_ids == published
+    error = output.completion.error
+    assert error is not None and error.code == "engine_error"
+    assert error.message.startswith('its constraint cannot go on: Parser Error: token "x"')
+    queue.assert_at_rest()
+
+
 @needs_abacus
 def test_a_model_that_knows_the_answer_gives_it_in_the_form_that_was_asked_for(queue: Queue):
     settings = queue.settings(model=str(EMBEDDED_MODEL), device="cpu")
@@ -209,3 +235,16 @@ def test_a_model_that_knows_nothing_still_says_what_holds(
         text = byte_tokenizer().decode(request.output_token_ids)
         jsonschema.validate(json.loads(text), PERSON)
     assert len({tuple(request.output_token_ids) for request in requests}) == len(requests)
+
+
+def test_a_worker_that_can_keep_to_nothing_says_so_when_it_has_loaded(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+):
+    folder = folder_of_a_random_model(tmp_path_factory.getbasetemp() / "random")
+    monkeypatch.setattr(
+        "service.model.load_grammars", lambda *_, **__: NoGrammars("it was left out")
+    )
+    with capture_logs() as said:
+        load_model(make_settings("redis://", "none", model=str(folder), num_blocks=8))
+    wanted = {"event": "no grammars", "reason": "it was left out", "log_level": "info"}
+    assert wanted in said
