@@ -47,6 +47,9 @@ RENEWED_TOKENS = 16
 #: White space between two parts of a JSON value: enough to indent by, too little to run on for
 #: ever, as models do that have lost their way.
 JSON_SPACE = r"[ \n\r\t]{1,32}"
+#: What may follow a backslash in JSON. Not `u`: with it a key had several spellings. The library
+#: tells the keys of a schema from all others by theirs, and so one came as any value.
+JSON_ESCAPES = 'nrbtf\\"'
 #: What `json_object` stands for.
 ANY_OBJECT = {"type": "object"}
 #: The longest reason for refusing a constraint, in characters; the library quotes what it refuses.
@@ -185,6 +188,8 @@ class CompiledGrammars:
                     "whitespace_pattern": JSON_SPACE,
                     "lenient": False,
                     "coerce_one_of": False,
+                    "json_allowed_escapes": JSON_ESCAPES,
+                    "json_allow_general_unicode_escapes": False,
                 },
             )
         if kind == "regex":

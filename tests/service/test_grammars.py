@@ -114,6 +114,28 @@ def test_a_word_of_a_schema_that_cannot_be_kept_to_is_refused(word: str):
         constraint("json_schema", easy | {"type": "array", word: {"type": "integer"}})
 
 
+@pytest.mark.parametrize(
+    ("key", "spelling"), [("a", "\\u0061"), ("ab", "a\\u0062"), ("\n", "\\u000a"), ("/", "\\/")]
+)
+def test_a_key_of_a_schema_has_one_spelling_so_that_none_comes_as_another(key: str, spelling: str):
+    rule = {"type": "object", "properties": {key: {"type": "integer"}}}
+    text = f'{{"{spelling}":"x"}}'
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(json.loads(text), rule)
+    assert not holds(rule, text)
+    # The controls: as it is written, and another key.
+    assert holds(rule, json.dumps({key: 1}, separators=(",", ":")))
+    assert holds(rule, '{"other\\n":"x"}')
+
+
+def holds(rule: dict[str, Any], text: str) -> bool:
+    """Whether a text may come, from end to end."""
+    tokens = pair_tokenizer().encode(text).ids
+    asked = constraint("json_schema", rule)
+    come = all(id_ in may_come(asked, tokens[:place]) for place, id_ in enumerate(tokens))
+    return come and EOS_ID in may_come(asked, tokens)
+
+
 def test_an_object_is_any_object_and_nothing_else():
     rule = constraint("json_object", True)
     first = {text_of([token_id])[0] for token_id in may_come(rule, [])}
