@@ -23,10 +23,6 @@ LONGEST_PAUSE_SECONDS = 1.0
 #: While an operation goes on failing, how often the log says so again.
 REMINDER_SECONDS = 30.0
 
-#: What every worker asks several times in a lease. While these are answered, so are those by which
-#: the others renew theirs; another operation may fail alone, and for long.
-PULSE = frozenset({"heartbeat", "beat", "promote", "reap"})
-
 #: The kind of an error by what the class of its cause is called.
 _KINDS = {
     "timeout": ("Timeout",),
@@ -42,9 +38,8 @@ _log = structlog.get_logger("service.contact")
 class Contact:
     """The worker's books about Redis; shared by all threads.
 
-    Contact is broken by a call of the pulse that fails, and by a silence of more than
-    `silence_seconds`: then this process stood still, and whatever it believes about the others is
-    old.
+    Contact is broken by a call that fails, and by a silence of more than `silence_seconds`: then
+    this process stood still, and whatever it believes about the others is old.
     """
 
     def __init__(
@@ -74,8 +69,7 @@ class Contact:
         except UNAVAILABLE as error:
             kind = kind_of(error)
             self._metrics.redis_errors[operation, kind].inc()
-            if operation in PULSE:
-                self._unbroken_since = self._clock()
+            self._unbroken_since = self._clock()
             self._note_outage(operation, kind=kind, error=str(error))
             raise
         except ProtocolError:
@@ -93,12 +87,12 @@ class Contact:
 
     @property
     def unbroken_seconds(self) -> float:
-        """For how long the pulse has been answered, and no call was waited for in vain."""
+        """For how long every call has been answered, and none was waited for in vain."""
         return self._clock() - self._unbroken_since
 
     def _note_outage(self, operation: str, **details: str) -> None:
         """Say that an operation fails when it begins to, and from time to time while it does."""
-        now = self._clock()
+        now = self._unbroken_since
         outage = self._outages.setdefault(operation, _Outage(since=now))
         outage.calls += 1
         if outage.said is None or now - outage.said >= REMINDER_SECONDS:
