@@ -7,11 +7,11 @@ found them used up by others, and gets a compilation of its own.
 """
 
 import json
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from functools import partial
+from threading import Lock, Thread, stack_size
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -58,7 +58,7 @@ MAX_REASON_LENGTH = 300
 GRAMMARS_EXTRA = "the extra `grammars`: pip install -c constraints.txt -e '.[grammars]'"
 
 #: Held where the size of the stacks of new threads is not the usual one.
-_STACK_SIZE = threading.Lock()
+_STACK_SIZE = Lock()
 
 _Result = TypeVar("_Result")
 
@@ -124,7 +124,7 @@ class CompiledGrammars:
         ends = {id_ for id_ in eos_token_ids if id_ < vocab_size}
         self._ends = {id_: id_ in ends for id_ in ends.union(self._tokenizer.eos_tokens)}
         self._compiled: OrderedDict[str, Matcher] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def constraint(
         self, wanted: Constraint, output_token_ids: Sequence[int], /
@@ -305,14 +305,14 @@ def on_deep_stack(call: Callable[[], _Result]) -> _Result:
         except BaseException as error:  # noqa: BLE001 - raised where it is waited for.
             found.set_exception(error)
 
-    thread = threading.Thread(target=run, name="compile")
+    thread = Thread(target=run, name="compile")
     with _STACK_SIZE:
         # A thread that another one starts meanwhile gets as much, of which it will touch little.
-        before = threading.stack_size(COMPILE_STACK_BYTES)
+        before = stack_size(COMPILE_STACK_BYTES)
         try:
             thread.start()
         finally:
-            threading.stack_size(before)
+            stack_size(before)
     return found.result()
 
 
