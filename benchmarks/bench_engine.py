@@ -45,7 +45,7 @@ class BenchedEngine:
         self.load_seconds = time.perf_counter() - started
         facts = self.runner.config_facts
         self.vocab_size = facts.vocab_size
-        config = EngineConfig(
+        self.config = EngineConfig(
             num_blocks=facts.num_blocks,
             max_model_len=facts.max_model_len,
             vocab_size=facts.vocab_size,
@@ -56,7 +56,7 @@ class BenchedEngine:
             # Runs repeat their prompts; what is measured is computing them.
             enable_prefix_caching=False,
         )
-        self._engine = Engine(config, self.runner)
+        self._engine = Engine(self.config, self.runner)
 
     def run(self, workload: Workload) -> tuple[Figures, dict[str, list[int]]]:
         """Run a workload from an idle engine; figures and tokens by request id."""

@@ -93,9 +93,9 @@ def measure(num_running: int, num_waiting: int) -> Row:
         started = clock()
         batch = scheduler.schedule(now=0.0)
         planning.append(clock() - started)
-        token_ids = runner.launch(batch).outcome.token_ids
+        result = runner.launch(batch).outcome
         started = clock()
-        progress = scheduler.apply(batch, token_ids, now=0.0)
+        progress = scheduler.apply(batch, result, now=0.0)
         applying.append(clock() - started)
         check(len(progress.requests) == num_running, "a running request did not get on")
     for _ in range(NUM_STEPS):

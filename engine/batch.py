@@ -2,11 +2,13 @@
 
 Knows no device. A row is a run of consecutive tokens of one request; a decode is a run of length
 one and a prefill chunk a longer one: nothing else tells them apart. Those that had caught up come
-as columns, because there may be a thousand of them in every step; the few others as records.
+as columns, because there may be a thousand of them in every step; the few others as records. A
+decode whose next tokens are guessed is a longer row with a draft at its end.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -46,6 +48,9 @@ class BatchRow(NamedTuple):
 
     `expects_token` says that the last token is `UNKNOWN_TOKEN`: the one that the step launched
     before this one yields for the same request. Where there is a `constraint` it never is.
+
+    The last `num_drafted` of the tokens are a draft: nobody knows yet whether they are what would
+    be chosen. Then the row yields a token for each row of `unrolled()`.
     """
 
     request_id: str
@@ -58,16 +63,49 @@ class BatchRow(NamedTuple):
     output_token_ids: Sequence[int]
     expects_token: bool = False
     constraint: Constraint | None = None
+    num_drafted: int = 0
 
     @property
     def output_index(self) -> int:
-        """Number of the output token that the row would yield."""
+        """Number of the output token that the row would yield; with a draft, the first one's."""
         return len(self.output_token_ids) + self.expects_token
 
     @property
     def end(self) -> int:
         """One past the last position; also the row's context length after the step."""
         return self.start + len(self.token_ids)
+
+    @property
+    def draft(self) -> Sequence[int]:
+        """The guessed tokens at the row's end."""
+        return self.token_ids[len(self.token_ids) - self.num_drafted :]
+
+    def unrolled(self) -> "Sequence[BatchRow]":
+        """The rows it would have been without a draft, had the drafted tokens come one by one."""
+        if not self.num_drafted:
+            return (self,)
+        known, draft = self.token_ids[: -self.num_drafted], self.draft
+        return [self._replace(token_ids=known, num_drafted=0)] + [
+            self._replace(
+                token_ids=self.token_ids[: len(known) + count],
+                output_token_ids=[*self.output_token_ids, *draft[:count]],
+                constraint=self.constraint
+                and self.constraint.assuming(self.output_token_ids, draft[:count]),
+                num_drafted=0,
+            )
+            for count in range(1, len(draft) + 1)
+        ]
+
+    def run_of(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """Of the tokens chosen for the rows of `unrolled()`, those that count.
+
+        Each row takes the drafted tokens before it as given, so the first token that is not the
+        drafted one is the last.
+        """
+        for count, (token_id, drafted) in enumerate(zip(token_ids, self.draft, strict=False), 1):
+            if token_id != drafted:
+                return token_ids[:count]
+        return token_ids
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -173,8 +211,14 @@ class Batch:
 
     @property
     def due(self) -> list[Request | BatchRow]:
-        """Those whose next token the step yields, in the order of the rows."""
-        return [*self.decodes.requests, *(row for row in self.catch_up_rows if row.samples)]
+        """Those whose next token the step yields, in the order of the rows, drafts unrolled."""
+        sampling = (row.unrolled() for row in self.catch_up_rows if row.samples)
+        return [*self.decodes.requests, *chain.from_iterable(sampling)]
+
+    @property
+    def drafted_rows(self) -> list[BatchRow]:
+        """The rows with a draft."""
+        return [row for row in self.catch_up_rows if row.num_drafted]
 
     @property
     def num_rows(self) -> int:
@@ -194,14 +238,17 @@ class StepResult:
     """What a step has computed.
 
     Args:
-        token_ids: the next token of every row that samples, by request id.
+        token_ids: the next token of every row that samples and has no draft, by request id.
         failures: why others have none, by request id: the model's own, logits that are no numbers.
-        logprobs: how likely the tokens were, of those rows that ask, by request id.
+        logprobs: how likely the tokens were, one for each, of the rows that ask, by request id.
+        runs: the next tokens, one at least, of every row with a draft, by request id: as much of
+            the draft as would have been chosen, and the token behind it.
     """
 
     token_ids: Mapping[str, int]
     failures: Mapping[str, str] = field(default_factory=dict)
-    logprobs: Mapping[str, Logprobs] = field(default_factory=dict)
+    logprobs: Mapping[str, Sequence[Logprobs]] = field(default_factory=dict)
+    runs: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 class LaunchedStep(Protocol):

@@ -32,6 +32,10 @@ class EngineConfig:
     long_prefill_token_threshold: int = 0
     #: Share of the pool kept free when a request is admitted, so that the running ones can grow.
     watermark: float = 0.01
+    #: Tokens of one request that are guessed and checked in one step; 0 for none.
+    num_speculative_tokens: int = 0
+    #: Tokens of a step up to which it is filled with guesses.
+    max_speculative_step_tokens: int = 32
     enable_prefix_caching: bool = True
     policy: PolicyName = "priority"
     #: Seconds of waiting that are worth one priority class.
@@ -47,6 +51,7 @@ class EngineConfig:
         assert self.num_blocks >= 1 and self.block_size >= 1 and self.num_host_blocks >= 0
         assert self.max_num_seqs >= 1 and self.max_model_len >= 1 and self.vocab_size >= 1
         assert self.max_num_batched_tokens >= 1 and self.long_prefill_token_threshold >= 0
+        assert self.num_speculative_tokens >= 0 and self.max_speculative_step_tokens >= 0
         assert 0.0 <= self.watermark < 1.0 and self.aging_seconds > 0.0
 
     @property

@@ -30,6 +30,17 @@ class Constraint(Protocol):
         """The output may end here, and can do nothing else."""
         ...
 
+    def draft(self, output_token_ids: Sequence[int], guess: Sequence[int]) -> Sequence[int]:
+        """What may come next: tokens that have to; where there are none, as much of `guess`."""
+        ...
+
+    def assuming(self, output_token_ids: Sequence[int], draft: Sequence[int]) -> "Constraint":
+        """One of its own for the output with `draft` behind it, to be asked of no other.
+
+        This one is left where the output is. All of the draft may come.
+        """
+        ...
+
     @property
     def failure(self) -> str | None:
         """Why nothing may follow the tokens of the last question, if something is wrong."""

@@ -55,6 +55,11 @@ class DecodeSet:
     def __len__(self) -> int:
         return len(self._requests)
 
+    @property
+    def requests(self) -> Sequence[Request]:
+        """The members, in their order, as they are now."""
+        return tuple(self._requests)
+
     def join(self, request: Request, block_ids: Sequence[int]) -> None:
         """Take in a running request that has caught up; `block_ids` is its live block table."""
         assert request.num_pending_tokens == 1

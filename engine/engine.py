@@ -11,7 +11,7 @@ that the device never waits for this thread.
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from engine.batch import Batch, ComputedStep, LaunchedStep, ModelRunner, StepResult
@@ -90,7 +90,7 @@ class Engine:
         self._next = self._launch_behind(launched, clock)
         result = self._wait_for(launched, clock)
         self._apply_aborts(clock())
-        progress = self._scheduler.apply(launched.batch, result.token_ids, now=clock())
+        progress = self._scheduler.apply(launched.batch, result, now=clock())
         self._emit(progress, result.logprobs)
         if not self._scheduler.requests:
             # What is in flight is nobody's. Waited for when somebody comes, it would seem to have
@@ -167,6 +167,8 @@ class Engine:
             preempted_tokens=stats.preempted_tokens,
             prompt_tokens=stats.prompt_tokens,
             cached_prompt_tokens=stats.cached_prompt_tokens,
+            accepted_draft_tokens=stats.accepted_draft_tokens,
+            rejected_draft_tokens=stats.rejected_draft_tokens,
             generated_tokens=self._generated_tokens,
             steps=self._steps,
             failed_steps=self._failed_steps,
@@ -229,7 +231,8 @@ class Engine:
         """Find the rows that fail alone; the runner has already done the swaps."""
         token_ids: dict[str, int] = {}
         failures: dict[str, str] = {}
-        logprobs: dict[str, Logprobs] = {}
+        logprobs: dict[str, Sequence[Logprobs]] = {}
+        runs: dict[str, Sequence[int]] = {}
         raised: dict[str, Exception] = {}
         for row in batch.rows:
             try:
@@ -242,14 +245,15 @@ class Engine:
                 token_ids |= result.token_ids
                 failures |= result.failures
                 logprobs |= result.logprobs
+                runs |= result.runs
         if raised and len(raised) + len(failures) == batch.num_rows > 1:
             raise DeviceFailed("every row of a step failed alone") from next(iter(raised.values()))
         failures |= {request_id: repr(error) for request_id, error in raised.items()}
-        return StepResult(token_ids, failures, logprobs)
+        return StepResult(token_ids, failures, logprobs, runs)
 
     # -- reporting --------------------------------------------------------------------------------
 
-    def _emit(self, progress: Progress, logprobs: Mapping[str, Logprobs]) -> None:
+    def _emit(self, progress: Progress, logprobs: Mapping[str, Sequence[Logprobs]]) -> None:
         """Report the tokens that `apply` has just appended, with the text that became certain."""
         self._generated_tokens += len(progress.requests)
         new = tuple.__new__  # What a NamedTuple adds to it would take as long as the tuple.
@@ -270,6 +274,11 @@ class Engine:
                 progress.requests, progress.starts, progress.token_ids, strict=True
             )
         ]
+        for request, start, token_ids in progress.runs:
+            self._generated_tokens += len(token_ids)
+            text = take_text(request, final=request.is_finished)
+            output = RequestOutput(request, start, token_ids, text, request.finish_reason)
+            outputs.append(output)
         if logprobs:
             outputs = [_with_logprobs(output, logprobs) for output in outputs]
         self._outputs += outputs
@@ -337,10 +346,15 @@ def refuse_if_never_servable(request: Request, config: EngineConfig) -> None:
         raise RequestRejected("prompt", message)
 
 
-def _with_logprobs(output: RequestOutput, logprobs: Mapping[str, Logprobs]) -> RequestOutput:
-    """The output of a new token with what is known of it, if anything is."""
+def _with_logprobs(
+    output: RequestOutput, logprobs: Mapping[str, Sequence[Logprobs]]
+) -> RequestOutput:
+    """The output of new tokens with what is known of them, if anything is."""
     found = logprobs.get(output.request_id)
-    return output if found is None else output._replace(logprobs=(found,))
+    if found is None:
+        return output
+    # A run that was checked to its end may have been cut short by the end of the request.
+    return output._replace(logprobs=tuple(found[: len(output.token_ids)]))
 
 
 def take_text(request: Request, *, final: bool) -> str:
@@ -350,7 +364,8 @@ def take_text(request: Request, *, final: bool) -> str:
 
 def kind_of_step(batch: Batch) -> StepKind:
     """What the rows are made of, derived and never stored."""
-    num_decodes = len(batch.decodes) + sum(len(row.token_ids) == 1 for row in batch.catch_up_rows)
+    known = (len(row.token_ids) - row.num_drafted for row in batch.catch_up_rows)
+    num_decodes = len(batch.decodes) + sum(number == 1 for number in known)
     if num_decodes == batch.num_rows:
         return "decode"
     return "mixed" if num_decodes else "prefill"

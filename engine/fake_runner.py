@@ -67,26 +67,45 @@ class FakeRunner:
         for row in rows:
             self._write(row)
         self.script.fail_if_told(batch)
-        broken = self.script.broken_request_ids
-        failures = {row.request_id: "no numbers" for row in rows if row.request_id in broken}
         token_ids: dict[str, int] = {}
+        failures: dict[str, str] = {}
+        runs: dict[str, Sequence[int]] = {}
         for row in rows:
-            if row.samples and row.request_id not in broken:
-                token_id = self._sample(row)
-                if token_id is None:
+            if row.request_id in self.script.broken_request_ids:
+                failures[row.request_id] = "no numbers"
+            elif row.samples:
+                run = self._run(row)
+                if not run:
                     failures[row.request_id] = why_no_token(row.constraint)
+                elif row.num_drafted:
+                    runs[row.request_id] = run
                 else:
-                    token_ids[row.request_id] = token_id
+                    token_ids[row.request_id] = run[0]
         outcome = StepResult(
             token_ids,
             failures=failures,
             logprobs={
-                row.request_id: fake_logprobs(token_ids[row.request_id], row.sampling.logprobs)
+                row.request_id: [
+                    fake_logprobs(token_id, row.sampling.logprobs)
+                    for token_id in runs.get(row.request_id) or [token_ids[row.request_id]]
+                ]
                 for row in rows
-                if row.request_id in token_ids and row.sampling.logprobs is not None
+                if row.sampling.logprobs is not None
+                and (row.request_id in token_ids or row.request_id in runs)
             },
+            runs=runs,
         )
         return ComputedStep(outcome, is_in_flight=self._runs_ahead)
+
+    def _run(self, row: BatchRow) -> Sequence[int]:
+        """The row's next tokens: one, and as many more as its draft is right about."""
+        token_ids = []
+        for place in row.unrolled():
+            token_id = self._sample(place)
+            if token_id is None:
+                break
+            token_ids.append(token_id)
+        return row.run_of(token_ids)
 
     def _write(self, row: BatchRow) -> None:
         for position, token_id in enumerate(row.token_ids, start=row.start):

@@ -128,6 +128,14 @@ class KVCache:
         table.device_block_ids.extend(self.pool.allocate(missing))
         return True
 
+    def shrink(self, request_id: str, num_tokens: int) -> None:
+        """Give back what the table holds beyond `num_tokens` tokens; nothing of it is promised."""
+        table = self._tables[request_id]
+        assert table.num_promised == 0
+        kept = self.blocks_for(num_tokens)
+        self.pool.free(table.device_block_ids[kept:])
+        del table.device_block_ids[kept:]
+
     def remember(self, request: Request, *, num_computed: int) -> None:
         """Tell the pool which full blocks are computed; called only after the step succeeded."""
         if not self.enable_prefix_caching:

@@ -11,6 +11,7 @@ from enum import IntEnum, StrEnum
 from typing import Protocol
 
 from engine.constraint import Constraint
+from engine.prompt_lookup import PromptLookup
 from engine.sampling_params import SamplingParams
 
 
@@ -128,6 +129,8 @@ class Request:
     #: Length when last admitted; a victim must have grown since, or two requests could thrash.
     num_tokens_at_admission: int = 0
     num_resumed_tokens: int = 0
+    #: Made when its next tokens are guessed for the first time.
+    lookup: PromptLookup | None = None
     all_token_ids: list[int] = field(init=False)
     times: RequestTimes = field(init=False)
 
@@ -200,12 +203,14 @@ class Request:
 class Progress:
     """The tokens of one step, as columns in batch order: whose, which number of its output, which.
 
-    `starts` counts from the first token ever published.
+    `starts` counts from the first token ever published. `runs` are those of requests that had a
+    draft, and may have got several.
     """
 
     requests: list[Request] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    runs: list[tuple[Request, int, tuple[int, ...]]] = field(default_factory=list)
 
     def add(self, request: Request) -> None:
         """Report the token just appended to a request."""

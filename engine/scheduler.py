@@ -15,10 +15,9 @@ changes, they are planned and applied together, and a step costs what happens in
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import count
 
-from engine.batch import Batch, BatchRow, BlockCopy, DecodeRows
+from engine.batch import Batch, BatchRow, DecodeRows, StepResult
 from engine.config import EngineConfig
 from engine.decode_set import (
     DecodeSet,
@@ -27,29 +26,13 @@ from engine.decode_set import (
     that_may_end,
 )
 from engine.kv_cache import KVCache
+from engine.plan import Plan
 from engine.policy import POLICIES
 from engine.request import FinishReason, Progress, Request, RequestState
+from engine.speculation import Speculation
 from engine.stats import SchedulerStats
 from engine.stopping import finish_reason_of
 from engine.waiting_queue import WaitingQueue
-
-
-@dataclass(slots=True)
-class Plan:
-    """The step being planned: what is left of the budget, and what joins the decodes in it."""
-
-    budget: int
-    now: float
-    rows: dict[str, tuple[BatchRow, Request]] = field(default_factory=dict)
-    preempted_ids: set[str] = field(default_factory=set)
-    swap_out: list[BlockCopy] = field(default_factory=list)
-    swap_in: list[BlockCopy] = field(default_factory=list)
-
-    def drop(self, request_id: str) -> None:
-        """Take a preempted request's row back, and its tokens with it."""
-        if request_id in self.rows:
-            row, _ = self.rows.pop(request_id)
-            self.budget += len(row.token_ids)
 
 
 class Scheduler:
@@ -64,6 +47,7 @@ class Scheduler:
             enable_prefix_caching=config.enable_prefix_caching,
         )
         self.stats = SchedulerStats()
+        self._speculation = Speculation(config, self.kv_cache, self.stats)
         self.requests: dict[str, Request] = {}
         #: Each of them is either behind, with several tokens to compute, or among the decodes.
         self.running: dict[str, Request] = {}
@@ -100,8 +84,8 @@ class Scheduler:
 
     @property
     def needs_known_tokens(self) -> bool:
-        """Somebody's next token depends on the one before; see `schedule(after=)`."""
-        return self._num_waited_for > 0
+        """Somebody's next tokens depend on the one before; see `schedule(after=)`."""
+        return self._num_waited_for > 0 or self.config.num_speculative_tokens > 0
 
     def add(self, request: Request) -> None:
         """Queue a request under the rank its policy gives it now and for ever."""
@@ -122,25 +106,24 @@ class Scheduler:
         plan = Plan(budget=self.config.max_num_batched_tokens, now=now)
         self._plan_decodes(plan)
         self._plan_catch_up(plan)
-        return Batch(
-            step=self._last_step,
-            decodes=self.decodes.rows(),
-            catch_up_rows=tuple(row for row, _ in plan.rows.values()),
-            catch_up_requests=tuple(request for _, request in plan.rows.values()),
-            swap_out=tuple(plan.swap_out),
-            swap_in=tuple(plan.swap_in),
-        )
+        if self.config.num_speculative_tokens:
+            self._plan_drafts(plan)
+        return plan.as_batch(self._last_step, self.decodes.rows())
 
-    def apply(self, batch: Batch, token_ids: Mapping[str, int], *, now: float) -> Progress:
+    def apply(self, batch: Batch, result: StepResult, *, now: float) -> Progress:
         """Commit what the device computed of the last plan; returns the tokens it brought.
 
         A row whose request has ended since it was planned is ignored.
         """
         if batch.step > self._last_advance:
             self._advance(batch)
+        token_ids = result.token_ids
         progress = self._apply_decodes(batch.decodes, token_ids, now)
         for row, request in zip(batch.catch_up_rows, batch.catch_up_requests, strict=True):
             if request.is_finished:
+                continue
+            if row.num_drafted:
+                self._take_run(request, row, result.runs[row.request_id], progress, now)
                 continue
             self._remember(request, row.end)
             if row.samples:
@@ -193,24 +176,20 @@ class Scheduler:
                 break
 
     def _plan_row(self, request: Request, plan: Plan) -> None:
-        start = request.num_computed_tokens
         length = min(request.num_pending_tokens, plan.budget, self.config.max_tokens_per_row)
-        end = start + length
+        end = request.num_computed_tokens + length
         grown = self.kv_cache.grow(request.request_id, end)
         assert grown, "admission promised these blocks"
-        plan.budget -= length
-        row = BatchRow(
-            request_id=request.request_id,
-            token_ids=request.all_token_ids[start:end],
-            start=start,
-            block_ids=self.kv_cache.block_ids(request.request_id),
-            samples=end == request.num_tokens,
-            sampling=request.sampling,
-            prompt_token_ids=request.prompt_token_ids,
-            output_token_ids=request.output_token_ids,
-            constraint=request.constraint,
-        )
-        plan.rows[request.request_id] = row, request
+        plan.take(request, end=end, block_ids=self.kv_cache.block_ids(request.request_id))
+
+    def _plan_drafts(self, plan: Plan) -> None:
+        """Until it is known how far a request gets with its draft, it is one of those behind."""
+        for request, draft in self._speculation.drafts(self.decodes.requests, plan):
+            self.decodes.leave(request)
+            self.behind[request.request_id] = request
+            plan.budget += 1
+            block_ids = self.kv_cache.block_ids(request.request_id)
+            plan.take(request, end=request.num_tokens, block_ids=block_ids, draft=draft)
 
     # -- admission --------------------------------------------------------------------------------
 
@@ -350,7 +329,7 @@ class Scheduler:
         for request in self.decodes.advance():
             self._expect_end(request)
         for row, request in zip(batch.catch_up_rows, batch.catch_up_requests, strict=True):
-            if request.is_finished:
+            if request.is_finished or row.num_drafted:
                 continue
             request.num_computed_tokens = row.end
             if row.samples:
@@ -377,6 +356,27 @@ class Scheduler:
         for request in that_may_end(rows, progress, self.config):
             self._take_token(request, now)
         return progress
+
+    def _take_run(
+        self, request: Request, row: BatchRow, run: Sequence[int], progress: Progress, now: float
+    ) -> None:
+        """Append what a row with a draft brought, one by one until a token ends the request."""
+        start = request.num_output_tokens
+        self._speculation.learn(request, row, len(run) - 1)
+        for token_id in run:
+            request.expect_token()
+            request.append_token(token_id)
+            self._take_token(request, now)
+            if request.is_finished:
+                break
+        else:
+            # What was computed behind the last right token will be written over.
+            request.num_computed_tokens = request.num_tokens - 1
+            self.kv_cache.shrink(request.request_id, request.num_tokens)
+            self._remember(request, request.num_computed_tokens)
+            del self.behind[request.request_id]
+            self.decodes.join(request, self.kv_cache.block_ids(request.request_id))
+        progress.runs.append((request, start, tuple(request.output_token_ids[start:])))
 
     def _remember(self, request: Request, num_computed: int) -> None:
         """Let others find what a step has computed, unless it was preempted in the meantime."""

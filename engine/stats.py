@@ -17,6 +17,9 @@ class SchedulerStats:
     #: Prompt tokens of admitted requests, and those of them found in the prefix cache.
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
+    #: Guessed tokens that a step has checked: those that came, and the others.
+    accepted_draft_tokens: int = 0
+    rejected_draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ class EngineSnapshot:
     preempted_tokens: int
     prompt_tokens: int
     cached_prompt_tokens: int
+    accepted_draft_tokens: int
+    rejected_draft_tokens: int
     generated_tokens: int
     steps: int
     failed_steps: int

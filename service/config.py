@@ -15,13 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from engine.config import PolicyName, PreemptionMode
-from service.settings import (
-    ProcessSettings,
-    load,
-    make_parser,
-    setting,
-    split_list,
-)
+from service.settings import ProcessSettings, load, make_parser, setting, split_list
 from service.sources import ENV_PREFIX, read_environment
 
 #: The model that ships with the checkout.
@@ -207,6 +201,17 @@ class Settings(ProcessSettings):
     )
     long_prefill_token_threshold: int = setting(
         "Scheduler", "Most tokens of one request per step; 0: only the budget.", default=0, ge=0
+    )
+    num_speculative_tokens: int = setting(
+        "Scheduler",
+        "Tokens of one request that are guessed and checked in one step, from what came before in "
+        "its prompt and output or has to come by its constraint; 0: none. Changes no output. On "
+        "CUDA no step is then launched before the one before has ended.",
+        default=0,
+        ge=0,
+    )
+    max_speculative_step_tokens: int = setting(
+        "Scheduler", "Tokens of a step up to which it is filled with guesses.", default=32, ge=0
     )
     policy: PolicyName = setting("Scheduler", "Who runs first.", default="priority")
     aging_seconds: float = setting(

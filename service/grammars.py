@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from functools import partial
+from itertools import takewhile
 from threading import Lock, Thread, stack_size
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
@@ -206,11 +207,11 @@ class GrammarConstraint:
     Args:
         ends: which of the tokens that the matcher or the model takes for an end of sequence are
             one; whether one may come is said here.
-        renew: makes a matcher that shares nothing.
+        renew: makes a matcher that shares nothing; None if this one has to do.
     """
 
     def __init__(
-        self, matcher: "Matcher", *, ends: dict[int, bool], renew: Callable[[], "Matcher"]
+        self, matcher: "Matcher", *, ends: dict[int, bool], renew: Callable[[], "Matcher"] | None
     ) -> None:
         self._matcher = matcher
         self._ends = ends
@@ -243,6 +244,27 @@ class GrammarConstraint:
         self._consume(output_token_ids)
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
+    def draft(self, output_token_ids: Sequence[int], guess: Sequence[int]) -> Sequence[int]:
+        """See `engine.constraint.Constraint`."""
+        self._consume(output_token_ids)
+        if self._matcher.is_error():
+            return ()
+        if forced := self._matcher.compute_ff_tokens():
+            return forced
+        # Behind an end there is nothing to guess.
+        guess = list(takewhile(lambda token_id: token_id not in self._ends, guess))
+        return guess[: self._matcher.validate_tokens(guess)]
+
+    def assuming(
+        self, output_token_ids: Sequence[int], draft: Sequence[int]
+    ) -> "GrammarConstraint":
+        """See `engine.constraint.Constraint`."""
+        del draft  # The question will bring it.
+        self._consume(output_token_ids)
+        ahead = GrammarConstraint(self._matcher.deep_copy(), ends=self._ends, renew=None)
+        ahead._num_consumed = self._num_consumed
+        return ahead
+
     @property
     def failure(self) -> str | None:
         """See `engine.constraint.Constraint`."""
@@ -265,6 +287,8 @@ class GrammarConstraint:
         One that has seen nothing but these tokens fails where there is no other way.
         """
         if "lexer" not in self._matcher.get_error() or self._num_consumed < self._renewable_from:
+            return False
+        if self._renew is None:
             return False
         self._renewable_from = self._num_consumed + RENEWED_TOKENS
         try:

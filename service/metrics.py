@@ -63,6 +63,7 @@ class Metrics:
         self.dead_lettered = bind("quire_messages_dead_lettered_total")
         self._prompt_tokens = bind("quire_prompt_tokens_total")
         self._generation_tokens = bind("quire_generation_tokens_total")
+        self._draft_tokens = bind("quire_draft_tokens_total")
         self._requests = bind("quire_engine_requests")
         self._steps = bind("quire_engine_steps_total")
         self._step_seconds = bind("quire_engine_step_seconds")
@@ -120,6 +121,8 @@ class Metrics:
         return (
             (self._prompt_tokens["cached"], "cached_prompt_tokens"),
             (self._generation_tokens, "generated_tokens"),
+            (self._draft_tokens["accepted"], "accepted_draft_tokens"),
+            (self._draft_tokens["rejected"], "rejected_draft_tokens"),
             (self._failed_steps, "failed_steps"),
             (self._preemptions["recompute"], "preemptions_recompute"),
             (self._preemptions["swap"], "preemptions_swap"),

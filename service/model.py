@@ -122,6 +122,8 @@ def engine_config(
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         long_prefill_token_threshold=settings.long_prefill_token_threshold,
+        num_speculative_tokens=settings.num_speculative_tokens,
+        max_speculative_step_tokens=settings.max_speculative_step_tokens,
         enable_prefix_caching=settings.enable_prefix_caching,
         policy=settings.policy,
         aging_seconds=settings.aging_seconds,

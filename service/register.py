@@ -122,6 +122,12 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
         ),
         Family("counter", "quire_generation_tokens_total", MODEL, "Tokens generated."),
         Family(
+            "counter",
+            "quire_draft_tokens_total",
+            {**MODEL, "outcome": ("accepted", "rejected")},
+            "Guessed tokens that a step has checked, by whether they came.",
+        ),
+        Family(
             "gauge",
             "quire_engine_requests",
             {**MODEL, "state": ("running", "waiting", "preempted")},

@@ -7,11 +7,12 @@ tokens stay on the device to be fed to the step launched behind it.
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 import torch
 
-from engine.batch import Batch, ComputedStep, LaunchedStep, StepResult
+from engine.batch import Batch, BatchRow, ComputedStep, LaunchedStep, StepResult
 from engine.constraint import why_no_token
 from engine.errors import DeviceFailed
 from engine.logprobs import Logprobs
@@ -108,14 +109,15 @@ class ModelRunner:
         if self._runs_ahead:
             return StepInFlight(self, batch, after)
         try:
-            draws = self.draw(batch, None)
+            due = batch.due
+            draws = self.draw(batch, due, None)
             chosen: list[int] = draws.tokens.tolist()
             draws.settle(chosen)
             logprobs = draws.logprobs(chosen)
         except Exception as error:
             tell_from_device_failure(error, batch)
             raise
-        return ComputedStep(result_of(batch.due, chosen, logprobs))
+        return ComputedStep(result_of(batch, due, chosen, logprobs))
 
     def run(self, batch: Batch) -> dict[str, int]:
         """Launch a step, wait for it, and return its tokens by request id.
@@ -138,8 +140,8 @@ class ModelRunner:
         return {"allocated": allocated, "reserved": total - free, "total": total}
 
     @torch.inference_mode()
-    def draw(self, batch: Batch, fed: Fed | None) -> Draws:
-        """Ask for the rows' tokens, whose blocks are where they belong."""
+    def draw(self, batch: Batch, due: Sequence[Drawn], fed: Fed | None) -> Draws:
+        """Ask for the tokens of those who are due one; the rows' blocks are where they belong."""
         step = lay_out(
             batch.catch_up_rows,
             decodes=batch.decodes,
@@ -158,7 +160,7 @@ class ModelRunner:
         # Logits may be wider than the vocabulary: padding that no token stands for is cut off.
         if logits.shape[1] > self.model.vocab_size:
             logits = logits[:, : self.model.vocab_size]
-        return self._sampler.draw(logits, batch.due)
+        return self._sampler.draw(logits, due)
 
     def _move_blocks(self, batch: Batch) -> None:
         try:
@@ -183,6 +185,7 @@ class StepInFlight:
     def __init__(self, runner: ModelRunner, batch: Batch, after: "StepInFlight | None") -> None:
         self._runner = runner
         self._batch = batch
+        self._due: Sequence[Drawn] = batch.due
         self._after = after
         self._behind: StepInFlight | None = None
         self._result: StepResult | None = None
@@ -209,7 +212,7 @@ class StepInFlight:
                 # Others were launched behind this one: there is no way back to before it.
                 tell_from_device_failure(error, self._batch)
                 raise DeviceFailed(f"step {self._batch.step} has no end: {error}") from error
-            self._result = result_of(self._batch.due, chosen, logprobs)
+            self._result = result_of(self._batch, self._due, chosen, logprobs)
             # The step behind keeps this one until its own end, but needs no more than its tokens.
             self._draws = self._after = self._behind = None
         return self._result
@@ -217,12 +220,12 @@ class StepInFlight:
     def _compute(self) -> None:
         fed = None
         if self._after is not None:
-            due = [one.request_id for one in self._after._batch.due]
+            due = [one.request_id for one in self._after._due]
             fed = feed_of(self._batch.decodes, due, self._after._tokens)
         # What an earlier draw holds is in the way of the next.
         self._draws = None
         try:
-            self._draws = self._runner.draw(self._batch, fed)
+            self._draws = self._runner.draw(self._batch, self._due, fed)
             self._tokens = self._draws.tokens
             self._arriving = ToHost(self._tokens)
         except Exception as error:
@@ -231,17 +234,44 @@ class StepInFlight:
 
 
 def result_of(
-    due: Sequence[Drawn], chosen: Sequence[int], logprobs: Mapping[str, Logprobs]
+    batch: Batch, due: Sequence[Drawn], chosen: Sequence[int], logprobs: Mapping[int, Logprobs]
 ) -> StepResult:
-    """What was chosen for the rows that were due a token."""
+    """What was chosen for those that were due a token, `batch.due`."""
     token_ids = {one.request_id: token for one, token in zip(due, chosen, strict=True)}
-    if BROKEN not in chosen:
-        return StepResult(token_ids, logprobs=logprobs)
-    broken = [one for one in due if token_ids[one.request_id] == BROKEN]
-    for one in broken:
-        del token_ids[one.request_id]
-    failures = {one.request_id: why_no_token(one.constraint) for one in broken}
-    return StepResult(token_ids, failures, logprobs)
+    told: dict[str, list[Logprobs]] = {}
+    for index, one in logprobs.items():
+        told.setdefault(due[index].request_id, []).append(one)
+    drafted = batch.drafted_rows
+    if not drafted and BROKEN not in chosen:
+        return StepResult(token_ids, logprobs=told)
+    runs = runs_of(drafted, due, chosen)
+    for row in drafted:
+        # Of a row without any token, the first place says why.
+        token_ids[row.request_id] = (runs[row.request_id] or [BROKEN])[0]
+    broken = {one.request_id: one for one in reversed(due) if token_ids[one.request_id] == BROKEN}
+    for request_id in {*broken, *runs}:
+        del token_ids[request_id]
+    runs = {request_id: run for request_id, run in runs.items() if run}
+    failures = {request_id: why_no_token(one.constraint) for request_id, one in broken.items()}
+    return StepResult(token_ids, failures, told, runs)
+
+
+def runs_of(
+    drafted: Sequence[BatchRow], due: Sequence[Drawn], chosen: Sequence[int]
+) -> dict[str, Sequence[int]]:
+    """What counts of the tokens chosen for rows with a draft, by request id.
+
+    A place without a token ends the run before it: asked again, it will be the first.
+    """
+    rows = {row.request_id: row for row in drafted}
+    found: dict[str, list[int]] = {request_id: [] for request_id in rows}
+    for one, token in zip(due, chosen, strict=True):
+        if one.request_id in rows:
+            found[one.request_id].append(token)
+    return {
+        request_id: rows[request_id].run_of(list(takewhile(lambda token: token != BROKEN, tokens)))
+        for request_id, tokens in found.items()
+    }
 
 
 def tell_from_device_failure(error: Exception, batch: Batch) -> None:

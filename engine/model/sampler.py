@@ -113,8 +113,8 @@ class Draws:
                 self._likelihoods.send(self.tokens)
         return True
 
-    def logprobs(self, chosen: list[int]) -> dict[str, Logprobs]:
-        """How likely the settled tokens are, by request id, of the rows that ask.
+    def logprobs(self, chosen: list[int]) -> dict[int, Logprobs]:
+        """How likely the settled tokens are, by the indices of the rows that ask.
 
         A row where that is no number has no token either: `BROKEN` in `chosen`.
         """
@@ -122,7 +122,7 @@ class Draws:
         for index, one in found.items():
             if not math.isfinite(one.logprob):
                 chosen[index] = BROKEN
-        return {self._rows[index].request_id: one for index, one in found.items()}
+        return found
 
 
 class Sampler:

@@ -136,14 +136,16 @@ def lay_out(
     num_tokens = int(query_lens.sum())
     row_of_token = np.repeat(np.arange(num_rows), query_lens)
     positions = np.arange(num_tokens) + np.repeat(starts - metadata.offsets, query_lens)
-    samples = np.ones(num_rows, dtype=np.bool_)
-    samples[len(decodes) :] = [row.samples for row in rows]
+    num_due = np.ones(num_rows, dtype=np.int64)
+    num_due[len(decodes) :] = [(1 + row.num_drafted) * row.samples for row in rows]
+    # The last tokens of each row, as many as are due a next one.
+    from_end = np.repeat(num_due.cumsum(), num_due) - np.arange(num_due.sum())
     return HostStep(
         token_ids=_append(decodes.token_ids, list(chain.from_iterable(r.token_ids for r in rows))),
         positions=positions,
         blocks=metadata.block_tables[row_of_token, positions // block_size],
         offsets=positions % block_size,
-        logit_rows=(metadata.offsets + query_lens - 1)[samples],
+        logit_rows=np.repeat(metadata.offsets + query_lens, num_due) - from_end,
         metadata=metadata,
         fed=fed,
     )

@@ -86,6 +86,15 @@ class Residues:
     def is_complete(self, output_token_ids: Sequence[int]) -> bool:
         return len(output_token_ids) >= self.length
 
+    def draft(self, output_token_ids: Sequence[int], guess: Sequence[int]) -> Sequence[int]:
+        output, found = list(output_token_ids), []
+        while len(found) < len(guess) and guess[len(found)] in self.may_come([*output, *found]):
+            found.append(guess[len(found)])
+        return found
+
+    def assuming(self, output_token_ids: Sequence[int], draft: Sequence[int]) -> "Residues":
+        return Residues(length=self.length, stuck_at=self.stuck_at)
+
 
 def expected_under(constraint: Residues, request: Request) -> list[int]:
     """What the request generates under its constraint when it runs alone and nothing goes wrong."""
@@ -98,13 +107,13 @@ def expected_under(constraint: Residues, request: Request) -> list[int]:
     return tokens[len(request.prompt_token_ids) :]
 
 
-def expected_tokens(request: Request) -> list[int]:
+def expected_tokens(request: Request, *, vocab_size: int = VOCAB_SIZE) -> list[int]:
     """What the request generates when it runs alone and nothing goes wrong."""
     return fake_generation(
         request.prompt_token_ids,
         num_tokens=request.sampling.max_tokens,
         seed=request.sampling.seed,
-        vocab_size=VOCAB_SIZE,
+        vocab_size=vocab_size,
         never=(EOS,),
     )
 
@@ -116,6 +125,8 @@ class Machine:
     config: EngineConfig
     now: float = 0.0
     runs_ahead: bool = False
+    #: Tokens that the fake model may choose from: with few of them an output repeats itself.
+    vocab_size: int = VOCAB_SIZE
     batches: list[Batch] = field(default_factory=list)
     outputs: list[RequestOutput] = field(default_factory=list)
 
@@ -124,7 +135,7 @@ class Machine:
             num_blocks=self.config.num_blocks,
             num_host_blocks=self.config.num_host_blocks,
             block_size=self.config.block_size,
-            vocab_size=VOCAB_SIZE,
+            vocab_size=self.vocab_size,
             never=(EOS,),
             before_run=self.batches.append,
             runs_ahead=self.runs_ahead,

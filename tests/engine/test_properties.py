@@ -11,7 +11,14 @@ from engine.batch import UNKNOWN_TOKEN, Batch, DecodeRows
 from engine.config import EngineConfig
 from engine.decode_set import limit_of
 from engine.request import FinishReason, Priority, Progress, Request
-from tests.engine.builders import EOS, Machine, expected_tokens, make_config, make_request
+from tests.engine.builders import (
+    EOS,
+    VOCAB_SIZE,
+    Machine,
+    expected_tokens,
+    make_config,
+    make_request,
+)
 
 configs = st.builds(
     make_config,
@@ -20,6 +27,8 @@ configs = st.builds(
     max_num_seqs=st.integers(1, 6),
     max_num_batched_tokens=st.sampled_from([1, 3, 8, 32]),
     long_prefill_token_threshold=st.sampled_from([0, 2]),
+    num_speculative_tokens=st.sampled_from([0, 1, 4]),
+    max_speculative_step_tokens=st.sampled_from([3, 8, 32]),
     preemption_mode=st.sampled_from(["swap", "recompute", "auto"]),
     swap_min_tokens=st.just(6),
     watermark=st.sampled_from([0.0, 0.1, 0.3]),
@@ -60,7 +69,8 @@ def play(machine: Machine, plan: Sequence[tuple], **sampling) -> dict[str, tuple
         alone = make_request(name, prompt=prompt, max_tokens=max_tokens)
         if alone.num_prompt_tokens >= limit:
             continue
-        whole = expected_tokens(alone)[: limit - alone.num_prompt_tokens]
+        whole = expected_tokens(alone, vocab_size=machine.vocab_size)
+        whole = whole[: limit - alone.num_prompt_tokens]
         requests[name] = whole, whole[:published]
         machine.add(
             make_request(
@@ -82,11 +92,17 @@ def play(machine: Machine, plan: Sequence[tuple], **sampling) -> dict[str, tuple
 
 
 @settings(max_examples=250, deadline=None)
-@given(config=configs, plan=st.lists(arrivals(), min_size=1, max_size=10), ahead=st.booleans())
+@given(
+    config=configs,
+    plan=st.lists(arrivals(), min_size=1, max_size=10),
+    ahead=st.booleans(),
+    vocab_size=st.sampled_from([3, VOCAB_SIZE]),
+)
 def test_every_stream_is_a_prefix_of_the_request_alone_and_whole_unless_aborted(
-    config, plan, ahead
+    config, plan, ahead, vocab_size
 ):
-    machine = Machine(config, runs_ahead=ahead)
+    """With few tokens to choose from, many guesses are right and many are wrong."""
+    machine = Machine(config, runs_ahead=ahead, vocab_size=vocab_size)
     for name, (whole, published) in play(machine, plan).items():
         stream = published + machine.tokens(name)
         if machine.finish_reason(name) is FinishReason.CANCELLED:
@@ -105,6 +121,10 @@ class SingleDecodes:
 
     def __len__(self) -> int:
         return len(self._members)
+
+    @property
+    def requests(self) -> Sequence[Request]:
+        return tuple(self._members)
 
     def join(self, request: Request, block_ids: Sequence[int]) -> None:
         self._members[request] = block_ids

@@ -13,6 +13,7 @@ FIRST = EngineSnapshot(
     num_cached_blocks=40, num_owned_blocks=50, num_promised_blocks=9, num_host_blocks=20,
     num_owned_host_blocks=8, preemptions_recompute=6, preemptions_swap=7, preempted_tokens=81,
     prompt_tokens=1000, cached_prompt_tokens=320, generated_tokens=457, steps=31, failed_steps=4,
+    accepted_draft_tokens=61, rejected_draft_tokens=17,
     last_step=StepStats("mixed", num_rows=5, num_tokens=70, seconds=0.25),
 )  # fmt: skip
 SECOND = EngineSnapshot(
@@ -20,6 +21,7 @@ SECOND = EngineSnapshot(
     num_cached_blocks=30, num_owned_blocks=70, num_promised_blocks=1, num_host_blocks=20,
     num_owned_host_blocks=0, preemptions_recompute=8, preemptions_swap=12, preempted_tokens=99,
     prompt_tokens=1500, cached_prompt_tokens=450, generated_tokens=500, steps=32, failed_steps=5,
+    accepted_draft_tokens=63, rejected_draft_tokens=29,
     last_step=StepStats("decode", num_rows=6, num_tokens=6, seconds=0.125),
 )  # fmt: skip
 
@@ -45,6 +47,8 @@ def told_of(metrics: Metrics) -> dict[str, float | None]:
         "prompt, computed": read(metrics, "prompt_tokens_total", source="computed"),
         "prompt, cached": read(metrics, "prompt_tokens_total", source="cached"),
         "generated": read(metrics, "generation_tokens_total"),
+        "guessed right": read(metrics, "draft_tokens_total", outcome="accepted"),
+        "guessed wrong": read(metrics, "draft_tokens_total", outcome="rejected"),
         "recomputed": read(metrics, "preemptions_total", mode="recompute"),
         "swapped": read(metrics, "preemptions_total", mode="swap"),
         "given up": read(metrics, "preempted_tokens_total"),
@@ -57,12 +61,14 @@ def test_every_number_of_a_snapshot_is_told_under_its_name(metrics: Metrics):
     assert told_of(metrics) == {
         "running": 5, "waiting": 3, "preempted": 2, "used": 50, "cached": 40, "free": 110,
         "usage": 0.25, "prompt, computed": 680, "prompt, cached": 320, "generated": 457,
+        "guessed right": 61, "guessed wrong": 17,
         "recomputed": 6, "swapped": 7, "given up": 81, "failed": 4,
     }  # fmt: skip
     metrics.observe_engine(SECOND)
     assert told_of(metrics) == {
         "running": 6, "waiting": 1, "preempted": 0, "used": 70, "cached": 30, "free": 100,
         "usage": 0.35, "prompt, computed": 1050, "prompt, cached": 450, "generated": 500,
+        "guessed right": 63, "guessed wrong": 29,
         "recomputed": 8, "swapped": 12, "given up": 99, "failed": 5,
     }  # fmt: skip
 

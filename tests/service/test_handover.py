@@ -21,6 +21,8 @@ FOR_THE_ENGINE: dict[str, Any] = {
     "max_num_seqs": 5,
     "max_num_batched_tokens": 77,
     "long_prefill_token_threshold": 11,
+    "num_speculative_tokens": 6,
+    "max_speculative_step_tokens": 13,
     "watermark": 0.25,
     "enable_prefix_caching": False,
     "policy": "adaptive",

@@ -117,7 +117,7 @@ def test_how_likely_a_token_was_is_said_by_the_models_own_logits():
     wanted = logits[0].log_softmax(dim=-1)
     draws = Chooser(EOS).draw(logits.clone(), [make_row(constraint=Residues(), logprobs=3)])
     chosen = draws.tokens.tolist()
-    found = draws.logprobs(chosen)["r"]
+    found = draws.logprobs(chosen)[0]
     assert found.logprob == pytest.approx(float(wanted[chosen[0]]))
     assert found.top[0][0] == int(wanted.argmax()) != chosen[0]
 

@@ -49,11 +49,11 @@ def test_what_is_said_of_a_token_is_of_the_logits_as_they_came(max_candidates, d
     logits = make_logits(len(rows), seed=3).to(dtype)
     chosen, found = drawn(logits, rows, max_candidates=max_candidates)
     wanted = logits.double().log_softmax(dim=-1)
-    assert set(found) == {row.request_id for row in rows if row.sampling.logprobs is not None}
-    for index, row in enumerate(rows):
-        if row.request_id not in found:
-            continue
-        said, exact = found[row.request_id], wanted[index]
+    assert set(found) == {
+        index for index, row in enumerate(rows) if row.sampling.logprobs is not None
+    }
+    for index, said in found.items():
+        row, exact = rows[index], wanted[index]
         assert said.logprob == pytest.approx(exact[chosen[index]].item(), abs=1e-5)
         best = exact.sort(descending=True).values[: row.sampling.logprobs].tolist()
         assert [logprob for _, logprob in said.top] == pytest.approx(best, abs=1e-5)
@@ -85,7 +85,7 @@ def test_a_row_of_which_nothing_can_be_said_has_no_token_and_its_neighbour_has_o
     logits[0, 100] = math.nan
     chosen, found = drawn(logits, rows)
     assert (chosen[0], chosen[1] in (3, 4)) == (BROKEN, True)
-    assert math.isfinite(found["b"].logprob)
+    assert math.isfinite(found[1].logprob)
 
 
 # -- a whole engine, against transformers ---------------------------------------------------------

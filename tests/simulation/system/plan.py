@@ -134,6 +134,7 @@ def draw_plan(seed: int, *, plague: str = "") -> Plan:
             "swap_min_tokens": 4,
             "drain_seconds": draw.choice([0.0, 0.5, 10.0]),
             "publish_interval_seconds": draw.choice([0.0, 0.0, 0.1]),
+            "num_speculative_tokens": draw.choice([0, 1, 5]),
         },
     )
 

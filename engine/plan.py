@@ -1,0 +1,61 @@
+"""A step in the making: whose tokens it computes, what is left of its budget. Decides nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from engine.batch import Batch, BatchRow, BlockCopy, DecodeRows
+from engine.request import Request
+
+
+@dataclass(slots=True)
+class Plan:
+    """The step being planned: what is left of the budget, and what joins the decodes in it."""
+
+    budget: int
+    now: float
+    rows: dict[str, tuple[BatchRow, Request]] = field(default_factory=dict)
+    preempted_ids: set[str] = field(default_factory=set)
+    swap_out: list[BlockCopy] = field(default_factory=list)
+    swap_in: list[BlockCopy] = field(default_factory=list)
+
+    def take(
+        self,
+        request: Request,
+        *,
+        end: int,
+        block_ids: Sequence[int],
+        draft: Sequence[int] = (),
+    ) -> None:
+        """Plan a request's pending tokens up to position `end`, and behind its last one a draft."""
+        start = request.num_computed_tokens
+        row = BatchRow(
+            request_id=request.request_id,
+            token_ids=[*request.all_token_ids[start:end], *draft],
+            start=start,
+            block_ids=block_ids,
+            samples=end == request.num_tokens,
+            sampling=request.sampling,
+            prompt_token_ids=request.prompt_token_ids,
+            output_token_ids=request.output_token_ids,
+            constraint=request.constraint,
+            num_drafted=len(draft),
+        )
+        self.rows[request.request_id] = row, request
+        self.budget -= len(row.token_ids)
+
+    def drop(self, request_id: str) -> None:
+        """Take a preempted request's row back, and its tokens with it."""
+        if request_id in self.rows:
+            row, _ = self.rows.pop(request_id)
+            self.budget += len(row.token_ids)
+
+    def as_batch(self, step: int, decodes: DecodeRows) -> Batch:
+        """What the runner is told."""
+        return Batch(
+            step=step,
+            decodes=decodes,
+            catch_up_rows=tuple(row for row, _ in self.rows.values()),
+            catch_up_requests=tuple(request for _, request in self.rows.values()),
+            swap_out=tuple(self.swap_out),
+            swap_in=tuple(self.swap_in),
+        )

@@ -1,0 +1,49 @@
+"""Guesses the next tokens of a generation, to be checked in one step. Knows no model and no pool.
+
+A guess costs nothing but a place in the step: a wrong one is dropped, and a right one is the very
+token that would have been chosen, because the choice is a function of what stands before it.
+"""
+
+from collections.abc import Sequence
+
+#: Tokens that have to have come before in the same order, for what followed them to be a guess.
+GRAM = 3
+#: What is looked up lies no further back, in tokens: an index of more would cost a step its time.
+MAX_HISTORY = 16_384
+
+Gram = tuple[int, ...]
+
+
+class PromptLookup:
+    """What followed the last tokens of a request when they came before, in its prompt or output.
+
+    Saxena, Prompt Lookup Decoding, 2023. As many tokens are guessed as lately were right, one at
+    least; twice as many after a guess that was right to its end.
+    """
+
+    def __init__(self) -> None:
+        #: Where each gram that has come ends; the last place counts.
+        self._ends: dict[Gram, int] = {}
+        self._num_indexed = GRAM
+        self._trust = 1
+        self._guess: list[int] = []
+
+    def guess(self, token_ids: Sequence[int], *, most: int) -> list[int]:
+        """Up to `most` tokens that may follow `token_ids`; those of the call before come first."""
+        end = len(token_ids)
+        for place in range(max(self._num_indexed, end - MAX_HISTORY), end):
+            self._ends[tuple(token_ids[place - GRAM : place])] = place
+        self._num_indexed = max(end, GRAM)
+        found = self._ends.get(tuple(token_ids[-GRAM:]))
+        if found is None:
+            self._guess = []
+        else:
+            # What repeats itself may go on so: a period shorter than the guess goes round.
+            period, length = end - found, min(most, self._trust)
+            self._guess = [token_ids[found + place % period] for place in range(length)]
+        return self._guess
+
+    def learn(self, draft: Sequence[int], *, num_right: int) -> None:
+        """Take in how many tokens of a draft came, if it was the last guess."""
+        if list(draft) == self._guess:
+            self._trust = 2 * len(draft) if num_right == len(draft) else max(1, num_right)

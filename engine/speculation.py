@@ -1,0 +1,59 @@
+"""Which tokens are guessed ahead of those that decode, and how far the guesses got.
+
+Knows no ranks and no model. A guess that is wrong costs a place in a step and nothing else; one
+that is right is the token that would have been chosen, so nobody can tell from an output whether
+there were guesses.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from engine.batch import BatchRow
+from engine.config import EngineConfig
+from engine.decode_set import limit_of
+from engine.kv_cache import KVCache
+from engine.plan import Plan
+from engine.prompt_lookup import PromptLookup
+from engine.request import Request
+from engine.stats import SchedulerStats
+
+
+class Speculation:
+    """Drafts for requests that decode, where a step is so small that they cost it little."""
+
+    def __init__(self, config: EngineConfig, kv_cache: KVCache, stats: SchedulerStats) -> None:
+        self._config = config
+        self._kv_cache = kv_cache
+        self._stats = stats
+
+    def drafts(
+        self, requests: Sequence[Request], plan: Plan
+    ) -> Iterator[tuple[Request, Sequence[int]]]:
+        """Some of `requests`, each with the tokens to check behind its last and blocks for them."""
+        planned = self._config.max_num_batched_tokens - plan.budget
+        room = min(plan.budget, self._config.max_speculative_step_tokens - planned)
+        for request in requests if room > 0 else ():
+            # The step brings one token more than are guessed.
+            most = limit_of(request, self._config) - request.num_tokens - 1
+            most = min(most, room, self._config.num_speculative_tokens)
+            draft = draft_of(request, most=most) if most > 0 else ()
+            end = request.num_tokens + len(draft)
+            if draft and self._kv_cache.grow(request.request_id, end):
+                room -= len(draft)
+                yield request, draft
+
+    def learn(self, request: Request, row: BatchRow, num_right: int) -> None:
+        """Take in how many of a row's drafted tokens came."""
+        self._stats.accepted_draft_tokens += num_right
+        self._stats.rejected_draft_tokens += row.num_drafted - num_right
+        if request.lookup is not None:
+            request.lookup.learn(row.draft, num_right=num_right)
+
+
+def draft_of(request: Request, *, most: int) -> Sequence[int]:
+    """The tokens to check for a request, no more than `most`; often none."""
+    if request.lookup is None:
+        request.lookup = PromptLookup()
+    guess: Sequence[int] = request.lookup.guess(request.all_token_ids, most=most)
+    if request.constraint is not None:
+        guess = request.constraint.draft(request.output_token_ids, guess)
+    return guess[:most]

@@ -1,0 +1,210 @@
+"""Guessed tokens are checked many at a time, and no output shows that there were guesses."""
+
+import pytest
+
+from engine.fake_runner import fake_logprobs
+from engine.request import FinishReason
+from tests.engine.builders import (
+    EOS,
+    Machine,
+    Residues,
+    expected_under,
+    make_config,
+    make_request,
+)
+from tests.engine.test_engine import TextOfIds
+
+CYCLE = (11, 12, 13, 14)
+
+
+def speculating(**overrides) -> Machine:
+    return Machine(make_config(**({"num_speculative_tokens": 4} | overrides)))
+
+
+def cyclic(machine: Machine, name: str = "r", **others):
+    """A request whose output goes round, from its prompt on: whoever guesses so is right."""
+    request = make_request(name, prompt=CYCLE * 2, **({"max_tokens": 21} | others))
+    outputs = request.sampling.max_tokens
+    machine.runner.script.tokens[name] = {
+        index: CYCLE[index % len(CYCLE)] for index in range(outputs)
+    }
+    return request
+
+
+def drafts(machine: Machine) -> list[int]:
+    """How many tokens were guessed in each step."""
+    return [sum(row.num_drafted for row in batch.drafted_rows) for batch in machine.batches]
+
+
+def test_guesses_that_are_right_save_their_steps():
+    machine = speculating()
+    machine.add(cyclic(machine))
+    machine.run()
+    assert machine.tokens("r") == [CYCLE[index % 4] for index in range(21)]
+    # The prompt brings a token; each step after it one more than were guessed.
+    assert drafts(machine) == [0, 1, 2, 4, 4, 4]
+    snapshot = machine.engine.snapshot()
+    assert (snapshot.accepted_draft_tokens, snapshot.rejected_draft_tokens) == (15, 0)
+    assert (snapshot.generated_tokens, snapshot.steps) == (21, 6)
+
+
+def test_guesses_that_are_wrong_cost_no_token_and_leave_nothing_behind():
+    machine = speculating()
+    machine.add(make_request("r", prompt=(*CYCLE, 99), max_tokens=21))
+    # The fourth token is never what followed the three before it when they came last.
+    wanted = [100 + index if index % 4 == 3 else CYCLE[index % 4] for index in range(21)]
+    machine.runner.script.tokens["r"] = dict(enumerate(wanted))
+    machine.run()
+    assert machine.tokens("r") == wanted
+    snapshot = machine.engine.snapshot()
+    assert (snapshot.accepted_draft_tokens, snapshot.rejected_draft_tokens) == (0, 5)
+    assert (snapshot.steps, snapshot.num_owned_blocks) == (21, 0)
+
+
+def test_a_guess_is_right_up_to_its_first_wrong_token():
+    machine = speculating()
+    request = cyclic(machine)
+    machine.runner.script.tokens["r"][9] = 99
+    machine.add(request)
+    machine.run()
+    assert machine.tokens("r") == [99 if index == 9 else CYCLE[index % 4] for index in range(21)]
+    starts = [output.start for output in machine.outputs]
+    # Of four guesses behind the eighth token one was right, and the next comes out as what it is.
+    assert starts[:5] == [0, 1, 3, 6, 10]
+
+
+def test_without_speculation_nothing_is_guessed():
+    machine = Machine(make_config())
+    machine.add(cyclic(machine))
+    machine.run()
+    assert set(drafts(machine)) == {0}
+
+
+@pytest.mark.parametrize("most", range(1, 7))
+def test_no_request_gets_more_tokens_than_it_asked_for(most):
+    machine = speculating()
+    machine.add(cyclic(machine, max_tokens=most))
+    machine.run()
+    assert len(machine.tokens("r")) == most
+    assert machine.finish_reason("r") is FinishReason.LENGTH
+
+
+def test_no_request_grows_beyond_the_model_or_the_pool():
+    for overrides in ({"max_model_len": 19}, {"num_blocks": 5}):
+        machine = speculating(**overrides)
+        machine.add(cyclic(machine))
+        machine.run()
+        room = machine.config.max_request_tokens - 2 * len(CYCLE)
+        assert machine.tokens("r") == [CYCLE[index % 4] for index in range(room)]
+
+
+def test_an_end_in_the_middle_of_a_run_is_the_end():
+    machine = speculating()
+    request = make_request("r", prompt=(*CYCLE, EOS, *CYCLE), max_tokens=21)
+    machine.runner.script.tokens["r"] = dict(enumerate((EOS, *CYCLE, EOS, *CYCLE, EOS)))
+    machine.add(request)
+    assert machine.run().tokens("r") == [EOS]
+    ignoring = make_request("r", prompt=(*CYCLE, EOS, *CYCLE), max_tokens=11, ignore_eos=True)
+    machine = speculating()
+    machine.runner.script.tokens["r"] = dict(enumerate((EOS, *CYCLE, EOS, *CYCLE, EOS)))
+    machine.add(ignoring)
+    assert machine.run().tokens("r") == [EOS, *CYCLE, EOS, *CYCLE, EOS]
+    stopping = cyclic(machine := speculating(), stop_token_ids=(14,), min_tokens=9)
+    machine.add(stopping)
+    assert machine.run().tokens("r") == [*CYCLE, *CYCLE, *CYCLE]
+    assert machine.finish_reason("r") is FinishReason.STOP
+
+
+def test_the_text_of_a_run_comes_with_all_of_its_tokens_and_stops_where_a_stop_string_ends():
+    machine = speculating()
+    machine.add(cyclic(machine, text=TextOfIds(stop_id=14)))
+    machine.run()
+    assert machine.tokens("r") == list(CYCLE)
+    assert "".join(output.text for output in machine.outputs) == "11 12 13 14 "
+
+
+def test_each_token_of_a_run_comes_with_what_is_said_of_it():
+    machine = speculating()
+    machine.add(cyclic(machine, logprobs=2, stop_token_ids=(13,), min_tokens=13))
+    machine.run()
+    for output in machine.outputs:
+        assert output.logprobs == tuple(fake_logprobs(id_, 2) for id_ in output.token_ids)
+    assert len(machine.tokens("r")) == 15
+
+
+def test_a_step_that_is_large_already_has_no_room_for_guesses():
+    machine = speculating(max_speculative_step_tokens=5)
+    machine.add(*(cyclic(machine, name) for name in "abc"))
+    machine.run()
+    assert all(
+        batch.num_tokens <= 5 or not batch.drafted_rows for batch in machine.batches
+    ) and any(drafts(machine))
+
+
+def test_no_step_is_larger_than_its_budget():
+    machine = speculating(max_num_batched_tokens=6, max_num_seqs=4)
+    machine.add(*(cyclic(machine, name) for name in "abcd"))
+    machine.run()
+    assert max(batch.num_tokens for batch in machine.batches) == 6 and any(drafts(machine))
+
+
+def test_guesses_take_no_block_from_anybody():
+    machine = speculating(num_blocks=6, max_num_seqs=2)
+    a, b = cyclic(machine, "a", max_tokens=4), cyclic(machine, "b", max_tokens=4)
+    machine.add(a, b)
+    machine.run()
+    assert machine.engine.snapshot().preemptions_recompute == 0 and any(drafts(machine))
+
+
+def test_a_guess_keeps_to_the_constraint_and_the_output_is_what_it_was():
+    rule = Residues()
+    machine = Machine(make_config(num_speculative_tokens=4))
+    # What comes under the rule alone is put into the prompt, so that it is found there.
+    plain = make_request("c", prompt=[1], max_tokens=12, constraint=Residues())
+    whole = expected_under(rule, plain)
+    prompt = [1, *whole, 500, 1, *whole[:2]]
+    request = make_request("c", prompt=prompt, max_tokens=12, constraint=Residues())
+    machine.runner.script.tokens["c"] = dict(enumerate(whole))
+    guesses = []
+    machine.runner._before_run = lambda batch: guesses.extend(
+        (list(row.output_token_ids), row.draft) for row in batch.drafted_rows
+    )
+    machine.add(request)
+    machine.run()
+    assert machine.tokens("c") == whole
+    assert any(len(draft) > 1 for _, draft in guesses)
+    for output, draft in guesses:
+        for count, token_id in enumerate(draft):
+            assert token_id in rule.may_come([*output, *draft[:count]])
+
+
+def test_a_row_that_fails_with_a_draft_fails_alone():
+    machine = speculating()
+    machine.add(cyclic(machine, "good"), cyclic(machine, "bad"))
+    for _ in range(2):
+        machine.step()
+    machine.runner.script.failing_request_ids.add("bad")
+    machine.run()
+    assert machine.batches[-1].num_rows and machine.finish_reason("bad") is FinishReason.ERROR
+    assert machine.tokens("good") == [CYCLE[index % 4] for index in range(21)]
+
+
+def test_one_that_is_given_up_while_it_is_checked_says_nothing_more():
+    machine = speculating()
+    machine.add(cyclic(machine))
+    machine.step()
+    machine.runner._before_run = lambda batch: machine.engine.abort("r")
+    machine.step()
+    assert [output.finish_reason for output in machine.outputs] == [None, FinishReason.CANCELLED]
+    assert machine.engine.snapshot().num_owned_blocks == 0
+
+
+def test_what_a_run_has_filled_is_found_by_the_next_who_asks_the_same():
+    machine = speculating()
+    machine.add(cyclic(machine))
+    machine.run()
+    again = make_request("s", prompt=[*CYCLE * 2, *machine.tokens("r")], max_tokens=1)
+    machine.add(again)
+    machine.run()
+    # All blocks but those that the last run, which ended the request, has filled.
+    assert again.num_cached_tokens >= 20
