@@ -31,7 +31,10 @@ class Constraint(Protocol):
         ...
 
     def draft(self, output_token_ids: Sequence[int], guess: Sequence[int]) -> Sequence[int]:
-        """What may come next: tokens that have to; where there are none, as much of `guess`."""
+        """A guess at what comes next, all of which may: what has to, spelled in some way.
+
+        Where there is a choice, `guess` up to the first token that may not come.
+        """
         ...
 
     def assuming(self, output_token_ids: Sequence[int], draft: Sequence[int]) -> "Constraint":
