@@ -28,17 +28,22 @@ class Speculation:
     def drafts(
         self, requests: Sequence[Request], plan: Plan
     ) -> Iterator[tuple[Request, Sequence[int]]]:
-        """Some of `requests`, each with the tokens to check behind its last and blocks for them."""
-        planned = self._config.max_num_batched_tokens - plan.budget
-        room = min(plan.budget, self._config.max_speculative_step_tokens - planned)
-        for request in requests if room > 0 else ():
+        """Some of `requests`, each with the tokens to check behind its last and blocks for them.
+
+        They are planned before the next one is asked for.
+        """
+        config = self._config
+        for request in requests:
+            planned = config.max_num_batched_tokens - plan.budget
+            room = min(plan.budget, config.max_speculative_step_tokens - planned)
+            if room <= 0:
+                break
             # The step brings one token more than are guessed.
-            most = limit_of(request, self._config) - request.num_tokens - 1
-            most = min(most, room, self._config.num_speculative_tokens)
+            wanted = limit_of(request, config) - request.num_tokens - 1
+            most = min(wanted, room, config.num_speculative_tokens)
             draft = draft_of(request, most=most) if most > 0 else ()
             end = request.num_tokens + len(draft)
             if draft and self._kv_cache.grow(request.request_id, end):
-                room -= len(draft)
                 yield request, draft
 
     def learn(self, request: Request, row: BatchRow, num_right: int) -> None:

@@ -86,6 +86,8 @@ def test_no_request_gets_more_tokens_than_it_asked_for(most):
     machine.add(cyclic(machine, max_tokens=most))
     machine.run()
     assert len(machine.tokens("r")) == most
+    # Nor is more guessed than it can get: each step brings one token more than were guessed.
+    assert sum(drafts(machine)) + len(machine.batches) == most
     assert machine.finish_reason("r") is FinishReason.LENGTH
 
 
@@ -141,11 +143,51 @@ def test_a_step_that_is_large_already_has_no_room_for_guesses():
     ) and any(drafts(machine))
 
 
-def test_no_step_is_larger_than_its_budget():
-    machine = speculating(max_num_batched_tokens=6, max_num_seqs=4)
-    machine.add(*(cyclic(machine, name) for name in "abcd"))
+@pytest.mark.parametrize("limit", ["max_num_batched_tokens", "max_speculative_step_tokens"])
+def test_a_step_is_filled_with_guesses_up_to_its_limit_and_not_beyond(limit):
+    machine = speculating(**{limit: 9})
+    machine.add(*(cyclic(machine, name) for name in "ab"))
     machine.run()
-    assert max(batch.num_tokens for batch in machine.batches) == 6 and any(drafts(machine))
+    sizes = [batch.num_tokens for batch in machine.batches if batch.drafted_rows]
+    assert max(sizes) == 9
+
+
+def test_a_constraint_may_say_more_than_there_is_room_for():
+    class Talkative(Residues):
+        def draft(self, output_token_ids, guess):
+            return [1] * 30
+
+    machine = speculating()
+    machine.add(make_request("c", max_tokens=9, constraint=Talkative()))
+    machine.run()
+    assert max(drafts(machine)) == 4
+
+
+def test_steps_with_guesses_are_never_launched_ahead():
+    machine = Machine(make_config(num_speculative_tokens=4), runs_ahead=True)
+    machine.add(cyclic(machine))
+    machine.run()
+    assert machine.tokens("r") == [CYCLE[index % 4] for index in range(21)]
+    assert drafts(machine) == [0, 1, 2, 4, 4, 4]
+
+
+def test_a_step_that_checks_guesses_is_one_of_decodes():
+    machine = speculating()
+    machine.add(cyclic(machine))
+    kinds = []
+    while machine.engine.has_work():
+        machine.step()
+        kinds.append(machine.engine.snapshot().last_step.kind)
+    assert kinds == ["prefill"] + ["decode"] * 5
+
+
+def test_blocks_behind_a_wrong_guess_are_given_back_at_once():
+    machine = speculating(block_size=1)
+    machine.add(request := cyclic(machine))
+    machine.runner.script.tokens["r"][8] = 99
+    while request.num_output_tokens < 9:
+        machine.step()
+    assert drafts(machine)[-1] == 4 and machine.engine.snapshot().num_owned_blocks == 17
 
 
 def test_guesses_take_no_block_from_anybody():

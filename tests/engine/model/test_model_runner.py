@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.batch import Batch, DecodeRows
-from engine.model.model_runner import ModelRunner, StepInFlight
+from engine.model.model_runner import ModelRunner, StepInFlight, result_of
 from engine.model.sampler import BROKEN
 from engine.model.step import Fed, feed_of
 from engine.request import FinishReason
@@ -201,3 +201,19 @@ def test_a_request_whose_logits_are_no_numbers_ends_alone_while_others_are_in_fl
         embeddings[200] = healthy
     assert bad.finish_reason is FinishReason.ERROR
     assert generate(runner, requests()[:2]).tokens == expected
+
+
+def test_a_place_without_a_token_ends_the_run_before_it_and_the_first_one_fails_its_row():
+    drafted = make_row(output=(8, 9, 10), request_id="d")._replace(num_drafted=2)
+    fails = drafted._replace(request_id="f")
+    plain = make_row(request_id="p")
+    batch = Batch(step=1, catch_up_rows=(drafted, plain, fails))
+    due = batch.due
+    assert [one.request_id for one in due] == ["d", "d", "d", "p", "f", "f", "f"]
+    result = result_of(batch, due, [9, BROKEN, 11, 5, BROKEN, 10, 11], {})
+    assert (result.runs, result.token_ids) == ({"d": [9]}, {"p": 5})
+    assert result.failures == {"f": "no finite logit to choose from"}
+    assert result_of(batch, due, [9, 10, 11, 5, 9, 7, 11], {}).runs == {
+        "d": [9, 10, 11],
+        "f": [9, 7],
+    }
