@@ -28,6 +28,7 @@ from tests.engine.model.builders import (
     make_row,
     run_rows,
     save_model,
+    with_seers,
 )
 from tests.engine.model.test_likelihoods import drawn, with_logprobs
 from tests.engine.model.test_sampler import EOS, make_logits, make_rows
@@ -137,15 +138,18 @@ def test_a_replay_of_what_the_buffers_held_before_would_be_seen(captured, monkey
         check_same(replayed(runner, step), expected, "bfloat16")
 
 
-def tokens_of(runner: ModelRunner, **sizes):
-    requests = [
+def requests():
+    return [
         make_request(
             str(index), make_prompt(3 + 11 * index, salt=index), max_tokens=40, seed=index,
             **({"temperature": 0.9, "top_p": 0.95} if index % 2 else {}),
         )
         for index in range(6)
     ]  # fmt: skip
-    return generate(runner, requests, **sizes)
+
+
+def tokens_of(runner: ModelRunner, **sizes):
+    return generate(runner, requests(), **sizes)
 
 
 def test_in_float32_the_device_generates_what_the_cpu_generates(folder, captured):
@@ -168,6 +172,16 @@ def test_steps_in_flight_give_the_tokens_of_steps_that_were_waited_for(
     ahead = tokens_of(runner).tokens
     monkeypatch.setattr(runner, "_runs_ahead", False)
     assert tokens_of(runner).tokens == ahead
+
+
+def test_guessed_tokens_are_those_that_come_without_guesses(captured):
+    """Between replayed steps, which are of single tokens, come others with rows of several."""
+    runner = captured("float32")
+    plain = tokens_of(runner)
+    asked = with_seers(requests(), plain, {5, 17, 30})
+    guessed = generate(runner, asked, num_speculative_tokens=4, max_speculative_step_tokens=32)
+    assert guessed.tokens == plain.tokens
+    assert guessed.snapshot.steps < plain.snapshot.steps / 2
 
 
 def test_requests_that_were_preempted_generate_what_they_would_have(folder, captured):

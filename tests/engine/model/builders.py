@@ -1,7 +1,7 @@
 """Builders of the model room's tests: tiny random models, rows, and engines over them."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from engine.logprobs import Logprobs
 from engine.model.model_runner import ModelRunner
 from engine.model.runner import load_runner
 from engine.model.sampler import Sampler
+from engine.prompt_lookup import PromptLookup
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.stats import EngineSnapshot
@@ -218,6 +219,29 @@ def generate(
                 logprobs.setdefault(output.request_id, []).extend(output.logprobs)
         assert not engine.has_work(), engine.snapshot()
     return Generated(tokens, engine.snapshot(), logprobs)
+
+
+class Seer(PromptLookup):
+    """Guesses what came in another run, and something else at the places `wrong`."""
+
+    def __init__(self, prompt: Sequence[int], tokens: Sequence[int], *, wrong: Set[int]) -> None:
+        super().__init__()
+        self._first = len(prompt)
+        self._guesses = [
+            (token + (place in wrong)) % VOCAB_SIZE for place, token in enumerate(tokens)
+        ]
+
+    def guess(self, token_ids: Sequence[int], *, most: int) -> list[int]:
+        known = len(token_ids) - self._first
+        return self._guesses[known : known + most]
+
+
+def with_seers(requests: Sequence[Request], plain: Generated, wrong: Set[int]) -> Sequence[Request]:
+    """The same requests, for which what came without guesses is guessed, but for some tokens."""
+    for request in requests:
+        tokens = plain.tokens[request.request_id]
+        request.lookup = Seer(request.prompt_token_ids, tokens, wrong=wrong)
+    return requests
 
 
 class Oracle:

@@ -5,25 +5,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.batch import BatchRow
-from engine.prompt_lookup import PromptLookup
 from tests.engine.builders import Residues
-from tests.engine.model.builders import Generated, generate, make_prompt, make_request
+from tests.engine.model.builders import generate, make_prompt, make_request, with_seers
 from tests.engine.model.test_model_runner import samplings
 
 SPECULATION = {"num_speculative_tokens": 5, "max_speculative_step_tokens": 24}
-
-
-class Seer(PromptLookup):
-    """Knows what will come, and is wrong about some of it."""
-
-    def __init__(self, prompt: list[int], tokens: list[int], *, wrong: set[int]) -> None:
-        super().__init__()
-        self._first = len(prompt)
-        self._guesses = [token + (place in wrong) for place, token in enumerate(tokens)]
-
-    def guess(self, token_ids, *, most):
-        known = len(token_ids) - self._first
-        return self._guesses[known : known + most]
 
 
 def asked_for(asked, *, constrained: bool):
@@ -35,14 +21,6 @@ def asked_for(asked, *, constrained: bool):
         if constrained and index % 2:
             request.constraint = Residues(length=7)
         requests.append(request)
-    return requests
-
-
-def with_seers(requests, plain: Generated, wrong: set[int]):
-    """The same requests; what came without guesses is guessed, but for some tokens."""
-    for request in requests:
-        tokens = plain.tokens[request.request_id]
-        request.lookup = Seer(request.prompt_token_ids, tokens, wrong=wrong)
     return requests
 
 
