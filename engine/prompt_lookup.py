@@ -10,6 +10,8 @@ from collections.abc import Sequence
 GRAM = 3
 #: What is looked up lies no further back, in tokens: an index of more would cost a step its time.
 MAX_HISTORY = 16_384
+#: The longest silence after guesses of which nothing came, in tokens.
+MAX_SILENCE = 63
 
 Gram = tuple[int, ...]
 
@@ -18,7 +20,8 @@ class PromptLookup:
     """What followed the last tokens of a request when they came before, in its prompt or output.
 
     Saxena, Prompt Lookup Decoding, 2023. As many tokens are guessed as lately were right, one at
-    least; twice as many after a guess that was right to its end.
+    least; twice as many after a guess that was right to its end. After one of which nothing came
+    follows a silence, which is the longer the more of them there were in a row.
     """
 
     def __init__(self) -> None:
@@ -26,11 +29,15 @@ class PromptLookup:
         self._ends: dict[Gram, int] = {}
         self._num_indexed = GRAM
         self._trust = 1
+        self._silence = self._silent_until = 0
         self._guess: list[int] = []
 
     def guess(self, token_ids: Sequence[int], *, most: int) -> list[int]:
         """Up to `most` tokens that may follow `token_ids`; those of the call before come first."""
         end = len(token_ids)
+        if end < self._silent_until:
+            self._guess = []
+            return self._guess
         for place in range(max(self._num_indexed, end - MAX_HISTORY), end):
             self._ends[tuple(token_ids[place - GRAM : place])] = place
         self._num_indexed = max(end, GRAM)
@@ -45,5 +52,12 @@ class PromptLookup:
 
     def learn(self, draft: Sequence[int], *, num_right: int) -> None:
         """Take in how many tokens of a draft came, if it was the last guess."""
-        if list(draft) == self._guess:
-            self._trust = 2 * len(draft) if num_right == len(draft) else max(1, num_right)
+        if not draft or list(draft) != self._guess[: len(draft)]:
+            return
+        self._trust = 2 * len(draft) if num_right == len(draft) else max(1, num_right)
+        if num_right:
+            self._silence = self._silent_until = 0
+        else:
+            # The token that came instead is known, and so many more have to be.
+            self._silence = min(2 * self._silence + 1, MAX_SILENCE)
+            self._silent_until = self._num_indexed + 1 + self._silence

@@ -1,5 +1,7 @@
 """What followed the last tokens when they came before is the guess; how it went says how long."""
 
+from itertools import pairwise
+
 from engine.prompt_lookup import MAX_HISTORY, PromptLookup
 
 
@@ -52,11 +54,32 @@ def test_guesses_grow_while_they_are_right_and_shrink_to_what_was():
     assert lengths == [1, 2, 4, 6, 4]
 
 
-def test_a_guess_that_was_all_wrong_is_followed_by_a_short_one():
-    lookup = trusted(4)
-    history = [0] * 7 + [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3]
-    lookup.learn(lookup.guess(history, most=4), num_right=0)
-    assert len(lookup.guess(history, most=4)) == 1
+def lengths_of_guesses(lookup: PromptLookup, *, tokens: int, right_from: int = 1000) -> list[int]:
+    """How long the guess is at each token of an output in which the same could come all the time.
+
+    Nothing of a guess comes before token `right_from`, and from there on all of it.
+    """
+    history, lengths = [5] * 20, []
+    for place in range(tokens):
+        guess = lookup.guess(history, most=4)
+        lengths.append(len(guess))
+        lookup.learn(guess, num_right=len(guess) if place >= right_from else 0)
+        history.append(5)
+    return lengths
+
+
+def test_guesses_of_which_nothing_comes_are_short_and_ever_rarer():
+    lengths = lengths_of_guesses(trusted(4), tokens=400)
+    made = [place for place, length in enumerate(lengths) if length]
+    assert lengths[0] == 4 and set(lengths[1:]) == {0, 1}
+    assert [after - before for before, after in pairwise(made)][:7] == [2, 4, 8, 16, 32, 64, 64]
+
+
+def test_after_one_that_comes_they_are_no_longer_rare():
+    lengths = lengths_of_guesses(trusted(4), tokens=80, right_from=31)
+    # The silence ends at the 62nd.
+    assert lengths[31:62] == [0] * 31
+    assert lengths[62:66] == [1, 2, 4, 4]
 
 
 def test_drafts_of_somebody_else_teach_it_nothing():

@@ -57,7 +57,7 @@ def test_guesses_that_are_wrong_cost_no_token_and_leave_nothing_behind():
     machine.run()
     assert machine.tokens("r") == wanted
     snapshot = machine.engine.snapshot()
-    assert (snapshot.accepted_draft_tokens, snapshot.rejected_draft_tokens) == (0, 5)
+    assert (snapshot.accepted_draft_tokens, snapshot.rejected_draft_tokens) == (0, 4)
     assert (snapshot.steps, snapshot.num_owned_blocks) == (21, 0)
 
 
