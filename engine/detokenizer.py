@@ -12,9 +12,11 @@ from tokenizers import Tokenizer
 
 #: What the bytes of an unfinished character decode to.
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-#: Tokens that may be looked at together. No character has so many: what still is a replacement mark
-#: then stays one.
+#: Undecided tokens that may be looked at together. No character has so many: what still is a
+#: replacement mark then stays one.
 MAX_WINDOW_TOKENS = 64
+#: A character is that many bytes at most, and so that many tokens.
+MAX_CHARACTER_TOKENS = 4
 #: Tokens of a prompt that are decoded to begin with; more where these have no text or begin within
 #: a character.
 FEW_TOKENS = 8
@@ -60,7 +62,8 @@ class StreamDecoder:
         except Exception:  # noqa: BLE001 - the library raises a bare Exception.
             window.pop()
             return None
-        if text.endswith(REPLACEMENT) and len(window) < MAX_WINDOW_TOKENS:
+        num_undecided = len(window) - self._num_decided
+        if text.endswith(REPLACEMENT) and num_undecided < MAX_WINDOW_TOKENS:
             return None
         if len(text) <= self._num_known:
             if self._is_left_out(token_id):
@@ -90,10 +93,14 @@ class StreamDecoder:
         """So much of a prompt's end that it has text, if any, and begins with a whole character."""
         count = FEW_TOKENS
         while True:
-            window = list(prompt[-count:])
-            text = self._decode(window)
-            if count >= len(prompt) or (text and not text.startswith(REPLACEMENT)):
-                return window
+            end = list(prompt[-count:])
+            # Where all characters have three tokens, no power of two ends between two of them.
+            for first in range(MAX_CHARACTER_TOKENS):
+                text = self._decode(end[first:])
+                if text and not text.startswith(REPLACEMENT):
+                    return end[first:]
+            if count >= len(prompt):
+                return end
             count *= 2
 
     def _is_left_out(self, token_id: int) -> bool:

@@ -56,6 +56,11 @@ def byte_fallback() -> Tokenizer:
     return tokenizer
 
 
+def byte_alphabet() -> dict[str, int]:
+    """A token for each byte."""
+    return {byte: id_ for id_, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+
+
 def byte_level() -> Tokenizer:
     """The alphabet of bytes, as GPT-2 writes it."""
     tokenizer = Tokenizer(models.BPE())
@@ -125,6 +130,26 @@ def test_a_prompt_that_ends_in_tokens_without_text_is_looked_at_further_back(nam
     prompt = tokenizer.encode("the fox").ids + 40 * [tokenizer.token_to_id("</s>")]
     output = tokenizer.encode("the dog").ids
     assert streamed(tokenizer, prompt, output) == added(tokenizer, prompt, output)
+
+
+@pytest.mark.parametrize("name", ["byte fallback", "byte level"])
+def test_behind_a_long_prompt_without_text_a_character_is_still_given_out_whole(name: str):
+    tokenizer = TOKENIZERS[name]
+    prompt = 2 * MAX_WINDOW_TOKENS * [tokenizer.token_to_id("</s>")]
+    output = tokenizer.encode("😀").ids
+    assert len(output) > 1
+    assert streamed(tokenizer, prompt, output) == "😀"
+
+
+def test_of_a_prompt_in_characters_of_three_tokens_no_more_is_kept_than_of_another():
+    """Of eight such tokens, or sixteen, or any power of two, the first are in mid-character."""
+    tokenizer = Tokenizer(models.BPE(byte_alphabet(), merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    prompt, output = tokenizer.encode(1000 * "字").ids, tokenizer.encode("漢").ids
+    assert len(output) == 3
+    decoder = StreamDecoder(tokenizer, skip_special_tokens=True, prompt=prompt)
+    assert [decoder.step(id_) for id_ in output] == [None, None, "漢"]
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
