@@ -21,6 +21,8 @@ from engine.request import Request
 
 #: Bytes of a content hash. 128 bits: a collision would serve one request another one's KV.
 HASH_BYTES = 16
+#: Hashed beside a salt and beside no content, so that no salt can be chosen to be a prefix's hash.
+SALT = b"salt"
 
 
 @dataclass(slots=True)
@@ -248,8 +250,12 @@ class KVCache:
         if chain is None:
             chain = self._hash_chains[request.request_id] = []
         for index in range(len(chain), num_blocks):
-            parent = chain[-1] if chain else request.cache_salt.encode()
+            parent = chain[-1] if chain else _hash(request.cache_salt.encode(), person=SALT)
             start = index * self.block_size
             tokens = self._pack(*request.all_token_ids[start : start + self.block_size])
-            chain.append(hashlib.blake2b(parent + tokens, digest_size=HASH_BYTES).digest())
+            chain.append(_hash(parent + tokens))
         return chain
+
+
+def _hash(content: bytes, *, person: bytes = b"") -> bytes:
+    return hashlib.blake2b(content, digest_size=HASH_BYTES, person=person).digest()

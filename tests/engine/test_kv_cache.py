@@ -104,6 +104,24 @@ def test_different_salts_never_share():
     assert cache.admit(stranger) == 0
 
 
+def test_a_salt_that_reads_like_the_hash_of_a_prefix_shares_nothing_with_what_follows_it():
+    """Salts are chosen by callers, and the hash of a prompt that is known is no secret either."""
+    cache = make_cache()
+    for token_id in range(1 << 17):
+        first = make_request("a", prompt=[token_id, *range(1, 8)])
+        try:
+            salt = cache._hash_chain(first, 1)[0].decode()
+        except UnicodeDecodeError:
+            cache.free("a")
+        else:
+            break
+    cache.admit(first)
+    computed(cache, first, 8)
+    stranger = make_request("b", prompt=[*first.prompt_token_ids[4:], 9])
+    stranger.cache_salt = salt
+    assert cache.admit(stranger) == 0
+
+
 def test_switched_off_nothing_is_shared():
     cache = make_cache(enable_prefix_caching=False)
     prompt = list(range(1, 9))
