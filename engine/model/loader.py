@@ -37,6 +37,18 @@ DTYPES = {
 #: Weight files that are pickles.
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 
+#: Files that decide about tokens beside the weights, where there are such: the prompt's, too.
+DECIDING_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
+#: A weight file is told from another of its size by so many pieces of so many bytes, evenly spread:
+#: training moves nearly all of them, and reading everything would take as long as loading it.
+NUM_PIECES, PIECE_BYTES = 256, 4096
+
 #: What transformers raises for a folder it cannot load, whatever the reason.
 _LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
 
@@ -51,7 +63,8 @@ class LoadedModel:
         max_model_len: positions the model can tell apart and the engine can compute in any batch.
         eos_token_ids: of the generation config and of the config; either may know one the other
             lacks.
-        fingerprint: changes with the config, the weight files, the dtype, torch and transformers.
+        fingerprint: changes with the config, the tokenizer, the weights, the dtype, torch,
+            transformers, and the kind of processor.
     """
 
     model: PreTrainedModel
@@ -92,7 +105,7 @@ def load_model(
         max_model_len=_max_model_len(model),
         eos_token_ids=_eos_token_ids(model),
         dtype=model.dtype,
-        fingerprint=_fingerprint(folder, model.dtype),
+        fingerprint=_fingerprint(folder, model),
     )
 
 
@@ -238,12 +251,28 @@ def _leaves(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list | tuple) else (value,)
 
 
-def _fingerprint(folder: Path, dtype: torch.dtype) -> str:
-    digest = hashlib.sha256((folder / "config.json").read_bytes())
+def _fingerprint(folder: Path, model: PreTrainedModel) -> str:
+    digest = hashlib.sha256()
+    for name in DECIDING_FILES:
+        if (folder / name).is_file():
+            digest.update(name.encode() + hashlib.sha256((folder / name).read_bytes()).digest())
     for file in sorted(folder.glob("*.safetensors")):
-        digest.update(f"{file.name} {file.stat().st_size}\n".encode())
-    digest.update(f"{dtype} {torch.__version__} {transformers.__version__}".encode())
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
+        with file.open("rb") as stream:
+            for piece in range(NUM_PIECES):
+                stream.seek(size * piece // NUM_PIECES)
+                digest.update(stream.read(PIECE_BYTES))
+    versions = f"{model.dtype} {torch.__version__} {transformers.__version__}"
+    digest.update(f"{versions} {_processor(model.device)}".encode())
     return digest.hexdigest()[:32]
+
+
+def _processor(device: torch.device) -> str:
+    """What torch picks its kernels by: another kind may round differently."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return torch.backends.cpu.get_cpu_capability() if device.type == "cpu" else device.type
 
 
 def _first_line(error: BaseException) -> str:

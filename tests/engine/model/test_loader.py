@@ -263,6 +263,31 @@ def test_the_fingerprint_follows_config_weights_and_dtype(model_folder, tmp_path
     assert load_model(tmp_path).fingerprint != first
 
 
+def test_the_fingerprint_tells_weights_apart_that_take_as_many_bytes(tmp_path):
+    """Another revision, or the same model trained further, differs in nothing but its numbers."""
+    first, second = (
+        load_model(save_model(CONFIGS["llama"], tmp_path / str(seed), seed=seed)).fingerprint
+        for seed in range(2)
+    )
+    assert first != second
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "generation_config.json"])
+def test_the_fingerprint_follows_what_else_decides_about_tokens(name, model_folder, tmp_path):
+    """Whoever takes a request over makes its prompt's tokens anew."""
+    shutil.copytree(model_folder("llama"), tmp_path, dirs_exist_ok=True)
+    (tmp_path / name).write_text("{}")
+    first = load_model(tmp_path).fingerprint
+    (tmp_path / name).write_text('{"temperature": 0.5}')
+    assert load_model(tmp_path).fingerprint != first
+
+
+def test_the_fingerprint_follows_the_processor_that_torch_computes_for(model_folder, monkeypatch):
+    first = load_model(model_folder("llama")).fingerprint
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "another")
+    assert load_model(model_folder("llama")).fingerprint != first
+
+
 def test_the_dtype_is_the_checkpoint_s_unless_one_is_asked_for(tmp_path):
     torch.manual_seed(0)
     transformers.LlamaForCausalLM(CONFIGS["llama"]).bfloat16().save_pretrained(tmp_path)
