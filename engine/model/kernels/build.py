@@ -66,8 +66,8 @@ def best_variant() -> Variant:
     return next(variant for variant in VARIANTS if variant.features <= features)
 
 
-def library_path(variant: Variant) -> Path:
-    """The compiled library of a variant, compiling it if the cache has none.
+def library_path(variant: Variant, *, instead_of: Path | None = None) -> Path:
+    """The compiled library of a variant, compiling it if the cache has none but `instead_of`.
 
     Several processes may ask at once: each compiles for itself and the last one to finish stays.
 
@@ -83,7 +83,7 @@ def library_path(variant: Variant) -> Path:
         if compiler is None:
             return _built_elsewhere(folder, name)
         target = folder / f"{name}-{_digest(_run(compiler, '--version').encode())}.so"
-        if not target.exists():
+        if target == instead_of or not target.exists():
             _compile(compiler, variant, target)
     except OSError as error:
         raise KernelsUnavailable(f"the kernels cannot be kept: {error}") from error
@@ -115,7 +115,10 @@ def _compiler() -> str | None:
 def _cache_folder() -> Path:
     chosen = os.environ.get("QUIRE_KERNEL_CACHE")
     base = os.environ.get("XDG_CACHE_HOME")
-    folder = Path(chosen) if chosen else Path(base or Path.home() / ".cache") / "quire"
+    try:
+        folder = Path(chosen) if chosen else Path(base or Path.home() / ".cache") / "quire"
+    except RuntimeError as error:
+        raise KernelsUnavailable(f"name a folder in QUIRE_KERNEL_CACHE: {error}") from error
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     # What lies here is loaded and run: nobody else may have put it there.
     status = folder.stat()
@@ -141,6 +144,8 @@ def _compile(compiler: str, variant: Variant, target: Path) -> None:
     os.close(handle)
     try:
         _run(compiler, *_FLAGS, *variant.flags, str(SOURCES / "decoder.cpp"), "-o", name)
+        with Path(name).open("rb") as written:
+            os.fsync(written)
         # Readers see the whole library or none.
         Path(name).replace(target)
     finally:

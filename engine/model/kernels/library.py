@@ -64,7 +64,7 @@ class StepStruct(ctypes.Structure):
 
 @functools.cache
 def load_library(variant: Variant) -> ctypes.CDLL:
-    """The library of a variant, its functions declared.
+    """The library of a variant, its functions declared; one that is broken is compiled again.
 
     Raises:
         KernelsUnavailable: it cannot be built or loaded.
@@ -72,8 +72,11 @@ def load_library(variant: Variant) -> ctypes.CDLL:
     path = library_path(variant)
     try:
         library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise KernelsUnavailable(f"the kernels cannot be loaded: {error}") from error
+    except OSError:
+        try:
+            library = ctypes.CDLL(str(library_path(variant, instead_of=path)))
+        except OSError as error:
+            raise KernelsUnavailable(f"the kernels cannot be loaded: {error}") from error
     library.quire_abi.restype = ctypes.c_int64
     if library.quire_abi() != ABI:
         raise KernelsUnavailable("the kernels' interface is of another version")

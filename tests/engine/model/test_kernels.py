@@ -15,6 +15,7 @@ from engine.model.attention.reference import ReferenceAttention
 from engine.model.decoder_config import NotCommon
 from engine.model.kernels import build
 from engine.model.kernels.build import VARIANTS, KernelsUnavailable, best_variant, library_path
+from engine.model.kernels.library import ABI, load_library
 from engine.model.kv_pool import KVPool
 from engine.model.native_decoder import ALIGNMENT, LENT_BYTES, LentMemory, interleave, pack
 from engine.model.step import compute_logits, lay_out
@@ -240,6 +241,29 @@ def test_without_a_compiler_or_a_place_for_the_library_the_reason_is_one_sentenc
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(KernelsUnavailable, match="no C"):
         library_path(best_variant())
+
+
+def test_where_nobody_has_a_home_the_reason_is_one_sentence(monkeypatch):
+    """A container may run under a number that no user has."""
+
+    def nobody(number: int) -> None:
+        raise KeyError(number)
+
+    for name in ("QUIRE_KERNEL_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    with pytest.raises(KernelsUnavailable, match="QUIRE_KERNEL_CACHE"):
+        library_path(best_variant())
+
+
+@pytest.mark.parametrize("content", [b"", b"no library"])
+def test_a_library_that_is_broken_is_compiled_again(content, tmp_path, monkeypatch):
+    """A machine that lost its power may have kept a file's name and lost what was in it."""
+    monkeypatch.setenv("QUIRE_KERNEL_CACHE", str(tmp_path / "kernels"))
+    path = library_path(VARIANTS[-1])
+    path.write_bytes(content)
+    assert load_library.__wrapped__(VARIANTS[-1]).quire_abi() == ABI
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_nothing_is_run_from_a_folder_that_others_may_write_to(tmp_path, monkeypatch):
