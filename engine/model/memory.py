@@ -6,13 +6,13 @@ from pathlib import Path
 import torch
 
 from engine.errors import ModelRefused
+from engine.model.container import CGROUP, available_memory
 
 #: Share of the free memory a pool takes by default. A CPU's memory belongs to the whole machine.
 CPU_MEMORY_SHARE = 0.4
 CUDA_MEMORY_SHARE = 0.9
 
 MEMINFO = Path("/proc/meminfo")
-CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_memory_bytes(device: torch.device) -> int:
@@ -23,7 +23,8 @@ def free_memory_bytes(device: torch.device) -> int:
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    available = [_meminfo_available(MEMINFO), _cgroup_available(CGROUP)]
+    # The machine's alone would be too much in a smaller container, and the process would be killed.
+    available = [_meminfo_available(MEMINFO), available_memory(CGROUP)]
     known = [value for value in available if value is not None]
     if not known:
         raise ModelRefused(
@@ -55,20 +56,3 @@ def _meminfo_available(path: Path) -> int | None:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return None
-
-
-def _cgroup_available(path: Path) -> int | None:
-    """What the container's own limit leaves (control groups, version 2); None when there is none.
-
-    /proc/meminfo speaks of the machine: a pool sized by it alone is killed in a smaller container.
-    """
-    try:
-        limit = (path / "memory.max").read_text().strip()
-        used = int((path / "memory.current").read_text())
-        statistics = (path / "memory.stat").read_text().splitlines()
-    except (OSError, ValueError):
-        return None
-    if limit == "max":
-        return None
-    values = dict(line.split() for line in statistics)
-    return max(0, int(limit) - used + int(values.get("inactive_file", 0)))
