@@ -240,7 +240,8 @@ def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
         int(token)
         for source in sources
         for token in _leaves(getattr(source, "eos_token_id", None))
-        if token is not None
+        # Some configs name a negative one for none, and in a row that counts from the end.
+        if token is not None and int(token) >= 0
     )
 
 

@@ -253,6 +253,15 @@ def test_end_tokens_come_from_the_generation_config_and_the_config(model_folder,
     assert load_model(tmp_path).eos_token_ids == {EOS, 5, 6}
 
 
+def test_an_end_token_below_zero_is_none(model_folder, tmp_path):
+    """The sampler would ban the last token of the vocabulary in its place."""
+    shutil.copytree(model_folder("llama"), tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"eos_token_id": -1}))
+    (tmp_path / "generation_config.json").unlink()
+    assert load_model(tmp_path).eos_token_ids == frozenset()
+
+
 def test_the_fingerprint_follows_config_weights_and_dtype(model_folder, tmp_path):
     shutil.copytree(model_folder("llama"), tmp_path, dirs_exist_ok=True)
     first = load_model(tmp_path).fingerprint
