@@ -98,13 +98,6 @@ class BlockPool:
             self._hash_of_block[block_id] = block_hash
             self._block_of_hash[block_hash] = block_id
 
-    def forget_all(self) -> None:
-        """Drop every remembered content, for instance because the model changed."""
-        self._block_of_hash.clear()
-        self._hash_of_block = [None] * self.num_blocks
-        self._blank.extend(reversed(self._cached))
-        self._cached.clear()
-
     def violations(self) -> list[str]:
         """The pool's laws that do not hold; empty when all is well. Linear in the pool."""
         found = []

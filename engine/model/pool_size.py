@@ -64,5 +64,5 @@ def memory_for_blocks(free_bytes: int, step: StepSize, *, share: float) -> int:
 
 
 def useful_blocks(*, max_num_seqs: int, max_model_len: int, block_size: int) -> int:
-    """As many as requests of full length could use at once; more would never be touched."""
+    """As many as requests of full length could use at once; more could only keep old prefixes."""
     return max_num_seqs * -(-max_model_len // block_size)
