@@ -22,7 +22,11 @@ LIBRARIES = ROOT / "build" / "sanitized"
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
 REPORT = "AddressSanitizer: heap-buffer-overflow"
 #: The tests that run the kernels; the others are about building and choosing them.
-TESTS = ("tests/engine/model/test_kernels.py", "tests/engine/model/test_decoder.py")
+TESTS = (
+    "tests/engine/model/test_kernels.py",
+    "tests/engine/model/test_decoder.py",
+    "tests/engine/model/test_drawn_decoders.py",
+)
 SELECTED = "bit_for_bit or block_size or long_contexts or every_variant or every_form or no_form"
 
 

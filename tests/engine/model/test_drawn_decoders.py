@@ -1,0 +1,121 @@
+"""Models nobody has thought of: sizes, options and steps are drawn, and every form must agree."""
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import PreTrainedConfig
+
+from tests.engine.model.decoders import forms_of, run_steps
+
+#: A model for each; all of them are drawn from the seed alone.
+SEEDS = range(24)
+ROTARY = (
+    {"rope_type": "default"},
+    {"rope_type": "linear", "factor": 2.0},
+    {
+        "rope_type": "llama3",
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 128,
+    },
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+)
+#: Within a strip and a span of the kernels, at their ends and beyond.
+PROMPT_LENGTHS = (1, 2, 15, 16, 17, 40, 100, 255, 256, 257, 300)
+CHUNKS = (0, 1, 1, 2, 7, 16, 64, 300)
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def drawn_config(draw: random.Random) -> PreTrainedConfig:
+    family = draw.choice(
+        ["Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3", "Phi3", "Granite", "Olmo2"]
+    )
+    kv_heads, group = draw.choice((1, 1, 2, 3)), draw.choice((1, 2, 3, 5, 7))
+    head_dim = draw.choice((2, 6, 8, 16, 18, 24, 32, 34, 64, 130))
+    num_layers = draw.randint(1, 3)
+    has_head_dim = family in {"Llama", "Mistral", "Qwen2", "Qwen3"}
+    hidden_dim = 2 * draw.randint(1, 8) if has_head_dim else head_dim
+    options: dict[str, Any] = {
+        "vocab_size": draw.choice((17, 64, 211, 257)),
+        "hidden_size": kv_heads * group * hidden_dim,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": kv_heads * group,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": 2 * draw.randint(1, 90),
+        "max_position_embeddings": 512,
+        "initializer_range": 0.1,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        # Where it has a number, its embedding is zero and so are all logits after it alone.
+        "pad_token_id": None,
+        "rms_norm_eps": draw.choice((1e-6, 1e-2)),
+        "tie_word_embeddings": draw.random() < 0.5,
+        "rope_parameters": {"rope_theta": draw.choice((100.0, 1e6))},
+    }
+    options["rope_parameters"] |= ROTARY[0] if family == "Phi3" else draw.choice(ROTARY)
+    if has_head_dim:
+        options["head_dim"] = head_dim
+    if family in {"Llama", "Qwen3", "SmolLM3", "Granite", "Olmo2"}:
+        options["attention_bias"] = draw.random() < 0.5
+    if family in {"Mistral", "Phi3"}:
+        options["sliding_window"] = draw.choice((None, 1, 5, 16, 31, 270))
+    if family in {"Qwen2", "Qwen3"} and draw.random() < 0.5:
+        options["use_sliding_window"] = True
+        options["sliding_window"] = draw.choice((1, 3, 17, 260))
+        options["max_window_layers"] = draw.randint(0, num_layers)
+    if family == "Granite":
+        options |= {"embedding_multiplier": 3.0, "attention_multiplier": 0.1}
+        options |= {"residual_multiplier": 0.3, "logits_scaling": 4.0}
+    config: PreTrainedConfig = getattr(transformers, f"{family}Config")(**options)
+    return config
+
+
+def drawn_steps(draw: random.Random, lengths: Sequence[int]) -> Iterator[list[int]]:
+    left = list(lengths)
+    while any(left):
+        step = [min(length, draw.choice(CHUNKS)) for length in left]
+        left = [length - size for length, size in zip(left, step, strict=True)]
+        if any(step):
+            yield step
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_drawn_model_is_one_in_every_form_and_compiled_in_any_company_bit_for_bit(
+    seed, tmp_path, threads
+):
+    draw = random.Random(seed)
+    config = drawn_config(draw)
+    dtype = draw.choice((torch.float32, torch.float32, torch.bfloat16))
+    torch.set_num_threads(draw.randint(1, 3))
+    block_size = draw.choice((1, 3, 8, 16, 16, 20, 32))
+    lengths = draw.choices(PROMPT_LENGTHS, k=draw.randint(1, 5))
+    prompts = [
+        [(7919 * place + 3 * salt) % config.vocab_size for place in range(length)]
+        for salt, length in enumerate(lengths)
+    ]
+    steps = list(drawn_steps(draw, lengths))
+    forms = forms_of(config, tmp_path, dtype=str(dtype).removeprefix("torch."))
+    compiled, portable = (
+        torch.cat(run_steps(form, prompts, steps, dtype=dtype, block_size=block_size))
+        for form in (forms.native, forms.torch)
+    )
+    alone = [
+        run_steps(forms.native, [prompt], [[len(prompt)]], dtype=dtype)[0] for prompt in prompts
+    ]
+    assert torch.equal(compiled, torch.cat(alone))
+    forms.wide.model.float()
+    exact = torch.cat(run_steps(forms.wide, prompts, [lengths], dtype=torch.float32))
+    for found in (compiled, portable):
+        worst = float(((found - exact).norm(dim=-1) / exact.norm(dim=-1)).max())
+        assert worst < (1e-4 if dtype == torch.float32 else 0.3)
