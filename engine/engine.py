@@ -10,6 +10,7 @@ that the device never waits for this thread.
 """
 
 import heapq
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -23,6 +24,8 @@ from engine.request import FinishReason, Progress, Request
 from engine.scheduler import Scheduler
 from engine.stats import EngineSnapshot, StepKind, StepStats
 from engine.stopping import finish_reason_of
+
+logger = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 #: Deadlines of finished requests that may linger before they are swept out.
@@ -74,6 +77,7 @@ class Engine:
         self._generated_tokens = 0
         self._steps = 0
         self._failed_steps = 0
+        self._last_failure = ""
         self._last_step: StepStats | None = None
 
     def step(self, clock: Clock) -> list[RequestOutput]:
@@ -187,8 +191,8 @@ class Engine:
             step = self._runner.launch(batch)
         except DeviceFailed:
             raise
-        except Exception:  # noqa: BLE001 - whatever a model raises must cost one request, not all.
-            self._failed_steps += 1
+        except Exception as error:  # noqa: BLE001 - it must cost one request, and not all.
+            self._note_failure(error)
             step = ComputedStep(self._run_one_by_one(batch))
         return Launched(batch, step, time)
 
@@ -207,9 +211,16 @@ class Engine:
             return Launched(batch, self._runner.launch(batch, after=before.step), time)
         except DeviceFailed:
             raise
-        except Exception:  # noqa: BLE001 - planned again, it fails again, and costs its culprit.
-            self._failed_steps += 1
+        except Exception as error:  # noqa: BLE001 - planned again, it will cost its culprit.
+            self._note_failure(error)
             return None
+
+    def _note_failure(self, error: Exception) -> None:
+        """Count a step that raised, and say why: it may not do so again when its rows are alone."""
+        self._failed_steps += 1
+        if repr(error) != self._last_failure:
+            self._last_failure = repr(error)
+            logger.warning("a step failed, and is computed in another way: %r", error)
 
     def _wait_for(self, launched: Launched, clock: Clock) -> StepResult:
         """What a step has computed; a row that has none because it failed ends its request."""

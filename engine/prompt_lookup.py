@@ -38,11 +38,14 @@ class PromptLookup:
         if end < self._silent_until:
             self._guess = []
             return self._guess
-        for place in range(max(self._num_indexed, end - MAX_HISTORY), end):
+        oldest = end - MAX_HISTORY
+        for place in range(max(self._num_indexed, oldest), end):
             self._ends[tuple(token_ids[place - GRAM : place])] = place
         self._num_indexed = max(end, GRAM)
-        found = self._ends.get(tuple(token_ids[-GRAM:]))
-        if found is None:
+        if len(self._ends) > 2 * MAX_HISTORY:
+            self._ends = {gram: place for gram, place in self._ends.items() if place >= oldest}
+        found = self._ends.get(tuple(token_ids[-GRAM:]), -1)
+        if found < max(oldest, 0):
             self._guess = []
         else:
             # What repeats itself may go on so: a period shorter than the guess goes round.

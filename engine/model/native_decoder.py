@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from engine.model.causal_model import StepInputs
-from engine.model.container import CGROUP, whole_processors
 from engine.model.decoder_config import DecoderConfig, NotCommon
 from engine.model.decoder_weights import DecoderWeights, LayerWeights, Linear
 from engine.model.kernels.build import Variant
@@ -67,7 +66,6 @@ class NativeDecoder:
         shape = LayerShape(config.num_kv_heads, config.head_dim, config.head_dim)
         self.layer_shapes: Sequence[LayerShape] = (shape,) * config.num_layers
         self._library = load_library(variant)
-        self._processors = whole_processors(CGROUP)
         self.embedding = weights.embedding.contiguous()
         self._slabs: list[torch.Tensor] = []
         self._room = 0
@@ -98,7 +96,7 @@ class NativeDecoder:
             num_logit_rows=len(logits),
             table_stride=host[2].stride(0),
             block_size=kv_pool.block_size,
-            num_threads=self._num_threads(),
+            num_threads=torch.get_num_threads(),
             token_ids=_integers(inputs.token_ids),
             positions=_integers(inputs.positions),
             slot_blocks=_integers(inputs.slots.blocks),
@@ -114,11 +112,6 @@ class NativeDecoder:
         if self._library.quire_step(self._handle, step) != 0:
             raise MemoryError("no memory for the activations of a step")
         return logits
-
-    def _num_threads(self) -> int:
-        """As torch, which counts the machine's processors and not those of the container."""
-        threads = torch.get_num_threads()
-        return threads if self._processors is None else min(threads, self._processors)
 
     def _caches(self, kv_pool: KVPool) -> tuple[_Pointers, _Pointers]:
         """The addresses of a pool's tensors, which never move."""

@@ -12,6 +12,7 @@ from engine.model.attention import choose_backend, choose_decode
 from engine.model.attention.interface import AttentionBackend, AttentionNeeds
 from engine.model.attention.self_check import AttentionCheckFailed
 from engine.model.causal_model import CausalModel
+from engine.model.container import CGROUP, whole_processors
 from engine.model.decoder import Decoder
 from engine.model.determinism import NotInvariant, invariant_multiple
 from engine.model.fast_path import ModelPath, choose_model
@@ -57,6 +58,7 @@ def load_runner(
     Raises:
         ModelRefused: the model, the backend or the memory does not allow it.
     """
+    _keep_to_the_container()
     limits = Limits(max_num_seqs, max_num_batched_tokens)
     place = torch.device(_default_device() if device == "auto" else device)
     chosen = _choose(
@@ -82,6 +84,16 @@ def load_runner(
     )
     graphs = _graphs(chosen, kv_pool, limits) if captures else None
     return _runner(chosen, kv_pool, graphs, limits, runs_ahead=async_scheduling and on_cuda)
+
+
+def _keep_to_the_container() -> None:
+    """No more threads than processors: torch counts the machine's, and they all wait for each other.
+
+    Once a container's share is used up all of them stand still for the rest of a period.
+    """
+    processors = whole_processors(CGROUP)
+    if processors is not None and processors < torch.get_num_threads():
+        torch.set_num_threads(processors)
 
 
 def _default_device() -> str:

@@ -364,3 +364,19 @@ def test_high_priority_runs_while_a_low_one_is_preempted_and_both_end_right():
     assert ended == ["high", "low"]
     assert machine.tokens("low") == expected_tokens(low)
     assert machine.tokens("high") == expected_tokens(high)
+
+
+def test_why_a_step_failed_is_said_even_where_no_row_fails_alone(caplog):
+    """Memory may run out for eight rows and not for one: then every step is computed row by row."""
+    machine = Machine(make_config())
+    machine.add(make_request("a"), make_request("b"))
+
+    def fail_together(batch):
+        if batch.num_rows > 1:
+            raise ValueError("no room for so many rows")
+
+    machine.runner._before_run = fail_together
+    machine.run()
+    assert machine.engine.snapshot().failed_steps > 1
+    # Once, and not with every step.
+    assert caplog.text.count("no room for so many rows") == 1

@@ -93,3 +93,13 @@ def test_what_lies_too_far_back_is_not_looked_up():
     filler = list(range(10, 10 + MAX_HISTORY))
     assert PromptLookup().guess([1, 2, 3, 4, *filler, 1, 2, 3], most=1) == []
     assert PromptLookup().guess([1, 2, 3, 4, *filler[:-10], 1, 2, 3], most=1) == [4]
+
+
+def test_of_a_long_output_no_more_is_kept_than_is_looked_up():
+    lookup, tokens = PromptLookup(), [7, 8, 9, 1]
+    for token in range(100, 100 + 3 * MAX_HISTORY):
+        tokens.append(token)
+        lookup.guess(tokens, most=4)
+    assert len(lookup._ends) <= 2 * MAX_HISTORY + 1
+    assert lookup.guess([*tokens, 7, 8, 9], most=4) == []
+    assert lookup.guess([*tokens, *tokens[-9:-6]], most=4) == [tokens[-6]]

@@ -11,7 +11,6 @@ import pytest
 import torch
 import transformers
 
-from engine.model import native_decoder
 from engine.model.attention.reference import ReferenceAttention
 from engine.model.decoder_config import NotCommon
 from engine.model.kernels import build
@@ -133,25 +132,6 @@ def test_long_contexts_are_those_of_the_wide_path(long_config, threads, tmp_path
         for form in (forms.wide, forms.native)
     )
     assert float(((found - expected).norm(dim=-1) / expected.norm(dim=-1)).max()) < 5e-5
-
-
-@pytest.mark.parametrize(("quota", "expected"), [("max", 3), ("200000", 2), ("900000", 3)])
-def test_a_step_has_no_more_threads_than_its_container_has_processors(
-    quota, expected, tmp_path, monkeypatch
-):
-    """All of them wait for each other: the system must not stop some for the rest of a period."""
-    (tmp_path / "cpu.max").write_text(f"{quota} 100000")
-    monkeypatch.setattr(native_decoder, "CGROUP", tmp_path)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    native = forms_of(FAMILIES["llama"], tmp_path / "model", dtype="float32").native
-    used, step = [], native._library.quire_step
-    monkeypatch.setattr(
-        native._library,
-        "quire_step",
-        lambda handle, struct: used.append(struct.num_threads) or step(handle, struct),
-    )
-    run_steps(native, [make_prompt(5)], [[5]], dtype=torch.float32)
-    assert used == [expected]
 
 
 def runnable(variant) -> bool:

@@ -8,6 +8,7 @@ import torch
 
 from engine.batch import Batch, BlockCopy, ModelRunner
 from engine.errors import DeviceFailed, ModelRefused
+from engine.model import runner as runner_module
 from engine.model.device_errors import is_device_failure
 from engine.model.kv_pool import bytes_per_block
 from tests.engine.model.builders import (
@@ -277,3 +278,18 @@ def test_a_failed_step_holds_none_of_its_tensors_while_its_error_is_looked_at(mo
         run_rows(runner, make_row())
     assert raised.value.__traceback__ is not None
     assert held[0]() is None
+
+
+@pytest.mark.parametrize(("quota", "expected"), [("max", 3), ("200000", 2), ("900000", 3)])
+def test_a_runner_has_no_more_threads_than_its_container_has_processors(
+    quota, expected, tmp_path, model_folder, monkeypatch
+):
+    (tmp_path / "cpu.max").write_text(f"{quota} 100000")
+    monkeypatch.setattr(runner_module, "CGROUP", tmp_path)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        make_runner(model_folder("llama"))
+        assert torch.get_num_threads() == expected
+    finally:
+        torch.set_num_threads(before)
