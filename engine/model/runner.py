@@ -87,9 +87,10 @@ def load_runner(
 
 
 def _keep_to_the_container() -> None:
-    """No more threads than processors: torch counts the machine's, and they all wait for each other.
+    """No more threads than processors: torch counts those of the machine.
 
-    Once a container's share is used up all of them stand still for the rest of a period.
+    The threads of a step wait for each other, and once the container's share is used up all of them
+    stand still for the rest of a period.
     """
     processors = whole_processors(CGROUP)
     if processors is not None and processors < torch.get_num_threads():
