@@ -23,6 +23,13 @@ LONGEST_PAUSE_SECONDS = 1.0
 #: While an operation goes on failing, how often the log says so again.
 REMINDER_SECONDS = 30.0
 
+#: What every worker asks several times in a lease. While these are answered, so are those by which
+#: the others renew theirs; another operation may fail alone, and for long.
+PULSE = frozenset({"heartbeat", "beat", "promote", "reap"})
+#: Kinds of errors that speak of Redis, and not of what was asked. A moment of it may pass between
+#: two calls of the pulse, and Redis come back from it with leases older than those it had given.
+AWAY = frozenset({"connection", "timeout", "read_only"})
+
 #: The kind of an error by what the class of its cause is called.
 _KINDS = {
     "timeout": ("Timeout",),
@@ -38,8 +45,10 @@ _log = structlog.get_logger("service.contact")
 class Contact:
     """The worker's books about Redis; shared by all threads.
 
-    Contact is broken by a call that fails, and by a silence of more than `silence_seconds`: then
-    this process stood still, and whatever it believes about the others is old.
+    Contact is broken while the pulse fails, when another operation begins to find Redis away, and
+    by a silence of more than `silence_seconds`: then this process stood still, and whatever it
+    believes about the others is old. What else is refused, or goes on failing while the pulse is
+    answered, is this worker's own affair.
     """
 
     def __init__(
@@ -69,7 +78,6 @@ class Contact:
         except UNAVAILABLE as error:
             kind = kind_of(error)
             self._metrics.redis_errors[operation, kind].inc()
-            self._unbroken_since = self._clock()
             self._note_outage(operation, kind=kind, error=str(error))
             raise
         except ProtocolError:
@@ -87,17 +95,26 @@ class Contact:
 
     @property
     def unbroken_seconds(self) -> float:
-        """For how long every call has been answered, and none was waited for in vain."""
+        """For how long nothing spoke against it that whoever lives has been heard."""
         return self._clock() - self._unbroken_since
 
-    def _note_outage(self, operation: str, **details: str) -> None:
+    def _note_outage(self, operation: str, *, kind: str, error: str) -> None:
         """Say that an operation fails when it begins to, and from time to time while it does."""
-        now = self._unbroken_since
+        now = self._clock()
         outage = self._outages.setdefault(operation, _Outage(since=now))
+        was_away, outage.is_away = outage.is_away, kind in AWAY
+        if operation in PULSE or (outage.is_away and not was_away):
+            self._unbroken_since = now
         outage.calls += 1
         if outage.said is None or now - outage.said >= REMINDER_SECONDS:
             outage.said = now
-            _log.warning("redis unavailable", operation=operation, calls=outage.calls, **details)
+            _log.warning(
+                "redis unavailable",
+                operation=operation,
+                calls=outage.calls,
+                kind=kind,
+                error=error,
+            )
 
 
 @dataclass(slots=True)
@@ -107,6 +124,8 @@ class _Outage:
     since: float
     calls: int = 0
     said: float | None = None
+    #: The last of these calls found Redis away.
+    is_away: bool = False
 
 
 def kind_of(error: BaseException) -> str:

@@ -5,7 +5,9 @@ import threading
 import time
 
 import pytest
+import redis.exceptions
 
+from quire.connection import translated
 from quire.errors import BrokerUnavailable
 from service.config import Settings
 from service.contact import Contact
@@ -63,35 +65,109 @@ def test_after_an_outage_longer_than_a_lease_no_living_worker_loses_a_claim():
         assert (output.completion.attempts, output.completion.resumes) == (1, 0)
 
 
-@pytest.mark.parametrize("gap", ["a call that failed", "a silence of its own"])
-def test_a_keeper_reaps_only_when_the_others_had_a_lease_s_time_to_be_heard(
-    queue: Queue, clock: Clock, gap: str
-):
+@pytest.fixture
+def contact(queue: Queue, clock: Clock) -> Contact:
+    """The books of a worker that has just begun, and keeps house for the queue."""
+    vitals = Vitals(stall_timeout_seconds=60.0, clock=clock)
+    metrics = Metrics(model="fake", queue=queue.name)
+    return Contact(vitals, metrics, silence_seconds=10.0, clock=clock)
+
+
+@pytest.fixture
+def keeper(queue: Queue, clock: Clock, contact: Contact) -> Housekeeper:
+    return Housekeeper(
+        {0: queue.broker}, worker="keeper", load=dict, on_drain=lambda: None,
+        vitals=Vitals(stall_timeout_seconds=60.0, clock=clock), contact=contact,
+        metrics=Metrics(model="fake", queue=queue.name), lease_seconds=10.0, clock=clock,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def orphan(queue: Queue) -> str:
+    """A request whose worker died long ago."""
     request_id = queue.submit()
     queue.broker.claim(queue.broker.read_ingress("dead", count=1, block_seconds=0.0))
     queue.connection.zadd(queue.keys.lease, {request_id: 1})
-    metrics = Metrics(model="fake", queue=queue.name)
-    vitals = Vitals(stall_timeout_seconds=60.0, clock=clock)
-    contact = Contact(vitals, metrics, silence_seconds=10.0, clock=clock)
-    keeper = Housekeeper(
-        {0: queue.broker}, worker="keeper", load=dict, on_drain=lambda: None, vitals=vitals,
-        contact=contact, metrics=metrics, lease_seconds=10.0, clock=clock,
-    )  # fmt: skip
-    clock.now += 60.0
-    if gap == "a call that failed":
-        with pytest.raises(BrokerUnavailable):
-            contact.call("read", unavailable)
+    return request_id
+
+
+REFUSED = redis.exceptions.NoPermissionError("this user may not")
+AWAY = redis.exceptions.ConnectionError("nobody there")
+
+
+@pytest.mark.parametrize(
+    "gap",
+    [
+        ("read", AWAY),
+        ("commit", redis.exceptions.TimeoutError()),
+        ("commit", redis.exceptions.ReadOnlyError()),
+        ("heartbeat", REFUSED),
+        None,
+    ],
+    ids=["nobody there", "no answer", "a replica", "a refused sign of life", "a silence"],
+)
+def test_a_keeper_reaps_only_when_the_others_had_a_lease_s_time_to_be_heard(
+    queue: Queue,
+    clock: Clock,
+    contact: Contact,
+    keeper: Housekeeper,
+    orphan: str,
+    gap: tuple[str, redis.exceptions.RedisError] | None,
+):
+    if gap is None:
+        clock.now += 60.0
+    else:
+        # Since its beginning nothing has spoken against it.
+        for _ in range(10):
+            clock.now += 6.0
+            contact.call("beat", lambda: None)
+        fails(contact, *gap)
     reaped = []
     # The first time it is heard itself, then not quite a lease later, and then after one.
     for seconds in (0.0, 9.0, 1.0):
         clock.now += seconds
         assert keeper.tidy()
-        reaped.append(queue.broker.status(request_id).state == "queued")
+        reaped.append(queue.broker.status(orphan).state == "queued")
     assert reaped == [False, False, True]
 
 
-def unavailable() -> None:
-    raise BrokerUnavailable("gone")
+@pytest.mark.parametrize("error", [REFUSED, AWAY], ids=["refused", "never through"])
+def test_what_a_worker_alone_cannot_do_keeps_it_from_no_housekeeping(
+    queue: Queue,
+    clock: Clock,
+    contact: Contact,
+    keeper: Housekeeper,
+    orphan: str,
+    error: redis.exceptions.RedisError,
+):
+    """A commit that fails on and on says nothing of the others: their heartbeats are heard."""
+    for _ in range(6):
+        clock.now += 2.0
+        fails(contact, "commit", error)
+        assert keeper.tidy()
+    assert queue.broker.status(orphan).state == "queued"
+
+
+def test_what_is_refused_now_and_then_keeps_a_worker_from_no_housekeeping(
+    queue: Queue, clock: Clock, contact: Contact, keeper: Housekeeper, orphan: str
+):
+    """As a commit that waits for a disk, some of which are in time."""
+    for _ in range(6):
+        clock.now += 2.0
+        fails(contact, "commit", REFUSED)
+        contact.call("commit", lambda: None)
+        assert keeper.tidy()
+    assert queue.broker.status(orphan).state == "queued"
+
+
+def fails(contact: Contact, operation: str, cause: redis.exceptions.RedisError) -> None:
+    """A call of a worker that ends with this error of its connection."""
+
+    def call() -> None:
+        raise translated(cause)
+
+    with pytest.raises(BrokerUnavailable):
+        contact.call(operation, call)
 
 
 def resumes(queue: Queue, request_id: str) -> int:
