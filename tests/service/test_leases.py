@@ -45,11 +45,10 @@ def test_a_claim_is_kept_through_a_step_longer_than_its_lease(queue: Queue):
 def test_after_an_outage_longer_than_a_lease_no_living_worker_loses_a_claim():
     """Every lease has run out by then; their owner is heard before anybody reaps."""
     with private_redis() as server:
-        queue, gate = Queue.at(server.url), StepGate(steps=2)
-        ids = [queue.submit((number, 6), max_tokens=20) for number in (1, 2)]
+        queue, gate = Queue.at(server.url), StepGate(steps=0)
+        ids = [queue.submit((number, 6), max_tokens=200) for number in (1, 2)]
         with WorkerThread(queue.settings(), before_run=gate), contextlib.ExitStack() as stack:
-            for request_id in ids:
-                queue.wait_for_tokens(request_id, 1)
+            gate.step_until(lambda: all(queue.published(id_) >= 1 for id_ in ids))
             other = stack.enter_context(WorkerThread(queue.settings()))
             eventually(lambda: other.get("/readyz")[0] == 200)
             server.kill()
@@ -61,7 +60,7 @@ def test_after_an_outage_longer_than_a_lease_no_living_worker_loses_a_claim():
             outputs = [queue.result(request_id) for request_id in ids]
             assert other.metric("quire_leases_reaped_total", queue=queue.name) == 0
     for number, output in zip((1, 2), outputs, strict=True):
-        assert output.token_ids == expected_tokens((number, 6), max_tokens=20)
+        assert output.token_ids == expected_tokens((number, 6), max_tokens=200)
         assert (output.completion.attempts, output.completion.resumes) == (1, 0)
 
 

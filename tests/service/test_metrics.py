@@ -134,11 +134,11 @@ def test_the_time_in_the_queue_is_part_of_the_whole_and_not_of_the_first_token(q
 
 
 def test_requests_in_the_engine_are_seen_by_state(queue: Queue):
-    gate = StepGate(steps=1)
+    gate = StepGate(steps=0)
     for n in range(5):
-        queue.submit((n + 1,), max_tokens=10)
+        queue.submit((n + 1,), max_tokens=200)
     with WorkerThread(queue.settings(max_num_seqs=2), before_run=gate) as worker:
         state = {"model": "fake", "state": "running"}
-        eventually(lambda: worker.metric("quire_engine_requests", **state) == 2)
+        gate.step_until(lambda: worker.metric("quire_engine_requests", **state) == 2)
         gate.open()
         eventually(lambda: worker.metric("quire_engine_requests", **state) == 0)

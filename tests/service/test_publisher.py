@@ -160,17 +160,16 @@ def test_a_full_redis_makes_longer_chunks_and_the_stream_goes_on_when_there_is_r
 
 @pytest.mark.parametrize("breakage", ["output", "record"])
 def test_a_request_whose_keys_take_no_commit_costs_only_itself(queue: Queue, breakage: str):
-    gate = StepGate(steps=4)
-    bad = queue.submit((9, 1), max_tokens=30)
-    good = queue.submit((9, 2), max_tokens=30)
+    gate = StepGate(steps=0)
+    bad = queue.submit((9, 1), max_tokens=200)
+    good = queue.submit((9, 2), max_tokens=200)
     with WorkerThread(queue.settings(), before_run=gate) as worker:
-        for request_id in (bad, good):
-            queue.wait_for_tokens(request_id, 2)
+        gate.step_until(lambda: min(queue.published(bad), queue.published(good)) >= 2)
         key = queue.keys.output(bad) if breakage == "output" else queue.keys.request(bad)
         # Only a hand from outside does that.
         queue.connection.set(key, "neither a stream nor a hash", ex=60)
         gate.open()
-        assert queue.result(good).token_ids == expected_tokens((9, 2), max_tokens=30)
+        assert queue.result(good).token_ids == expected_tokens((9, 2), max_tokens=200)
         # The heartbeat may be the first to find a broken record, and then it is a claim lost.
         ends = [{"model": "fake", "outcome": outcome} for outcome in ("error", "lost")]
         count = "quire_requests_finished_total"
@@ -182,11 +181,10 @@ def test_a_request_whose_keys_take_no_commit_costs_only_itself(queue: Queue, bre
 
 def test_readers_that_stop_reading_or_vanish_change_no_output(queue: Queue):
     """Real sockets: each has asked for everything and takes nothing of it."""
-    gate = StepGate(steps=3)
+    gate = StepGate(steps=0)
     ids = [queue.submit((n, 9), max_tokens=300) for n in (1, 2)]
     with WorkerThread(queue.settings(), before_run=gate):
-        for request_id in ids:
-            queue.wait_for_tokens(request_id, 2)
+        gate.step_until(lambda: all(queue.published(request_id) >= 2 for request_id in ids))
         readers = [deaf_reader(queue, ids) for _ in range(8)]
         gate.allow(100)
         for request_id in ids:

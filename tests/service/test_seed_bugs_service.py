@@ -67,15 +67,9 @@ def test_b63_and_b66_a_reader_that_is_slow_or_gone_never_changes_an_output(queue
 
 def test_b66_requests_run_side_by_side(queue: Queue):
     gate = StepGate(steps=0)
-    widths = []
-
-    def watch(batch) -> None:
-        gate(batch)
-        widths.append(len(batch.rows))
-
-    ids = [queue.submit((n, 2), max_tokens=20) for n in range(1, 9)]
-    with WorkerThread(queue.settings(), before_run=watch):
+    ids = [queue.submit((n, 2), max_tokens=200) for n in range(1, 9)]
+    with WorkerThread(queue.settings(), before_run=gate):
+        gate.step_until(lambda: any(len(batch.rows) > 1 for batch in gate.batches))
         gate.open()
         for request_id in ids:
             queue.result(request_id)
-    assert max(widths) > 1

@@ -18,9 +18,10 @@ from tests.service.builders import (
 NUM_SHARDS = 3
 
 
-def submit_to_all(client: Client, *, count: int = 24) -> list[str]:
+def submit_to_all(client: Client, *, count: int = 24, max_tokens: int = 6) -> list[str]:
     """Requests that lie in every shard."""
-    rows = [{"prompt": [n, 7], "sampling": {"max_tokens": 6}} for n in range(1, count + 1)]
+    sampling = {"max_tokens": max_tokens}
+    rows = [{"prompt": [n, 7], "sampling": sampling} for n in range(1, count + 1)]
     return [handle.request_id for handle in client.submit_many(rows)]
 
 
@@ -69,13 +70,13 @@ def test_claims_of_every_shard_are_renewed_reaped_and_taken_over(queue: Queue):
 
 
 def test_the_line_in_front_of_the_engine_is_no_longer_with_more_shards(queue: Queue):
-    gate = StepGate(steps=1)
+    gate = StepGate(steps=0)
     with Client(queue.url, queue=queue.name, shards=NUM_SHARDS) as client:
-        ids = submit_to_all(client, count=60)
+        ids = submit_to_all(client, count=20, max_tokens=200)
         settings = queue.settings(shards=NUM_SHARDS, max_num_seqs=2, claim_batch=6)
         with WorkerThread(settings, before_run=gate) as worker:
             running = {"model": "fake", "state": "running"}
-            eventually(lambda: worker.metric("quire_engine_requests", **running) == 2)
+            gate.step_until(lambda: worker.metric("quire_engine_requests", **running) == 2)
             states = [client.status(request_id).state for request_id in ids]
             # Two run; six wait, and one more for each shard that was rounded up.
             assert states.count("running") <= 2 + 6 + NUM_SHARDS
