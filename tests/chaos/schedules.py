@@ -9,15 +9,17 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from engine.detokenizer import StreamDecoder
 from quire import Client
+from quire.constraints import Constraint, Kind
 from quire.errors import UnknownRequest
 from quire.protocol import GenerationRequest, Priority
 from quire.script_runner import load_source, script_sha
 from tests.chaos.callers import Wanted, draw_departures
 from tests.chaos.stage import QUEUE, Cast, Outcome, Stage
-from tests.service.fake_model import byte_tokenizer, expected_tokens
+from tests.service.fake_model import byte_tokenizer, expected_tokens, expected_under
 
 #: Of so many schedules one is played by real workers with the embedded model.
 REAL_EVERY = 10
@@ -32,6 +34,28 @@ REAL_FLAGS = (
     *("--block-seconds", "0.05", "--drain-seconds", "0.2", "--claim-batch", "3"),
     *("--max-num-seqs", "4", "--num-blocks", "128", "--dtype", "float32", "--device", "cpu"),
 )
+#: What some outputs have to be; long, so that what goes wrong finds most of them half-way.
+CONSTRAINTS: tuple[tuple[Kind, Any], ...] = (
+    ("regex", "([a-f]{4},){40}"),
+    ("regex", "[^a]{3}[é-ü]{60}"),
+    ("choice", ["a" * 50, "a" * 50 + "b" * 70, "c" * 90]),
+    ("grammar", 'start: ("<" WORD ">")~20\nWORD: /[a-z]{3,6}/'),
+    (
+        "json_schema",
+        {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "minLength": 20, "maxLength": 60},
+                "codes": {"type": "array", "items": {"type": "integer"}, "minItems": 10},
+            },
+            "required": ["name", "codes"],
+            "additionalProperties": False,
+        },
+    ),
+    ("json_object", True),
+)
+#: How many are constrained.
+CONSTRAINED_SHARE = 0.3
 #: Transitions whose reply may be lost on the way.
 LOSABLE = ("submit", "claim", "commit", "extend", "extend", "heartbeat", "release", "reap")
 #: The most that a crash of Redis takes from its log; a schedule writes some hundred thousand bytes.
@@ -215,18 +239,29 @@ def _draw_fake(random_: random.Random, *, seed: int) -> tuple[Wanted, ...]:
         prompt = (shared if random_.random() < 0.4 else []) + own
         max_tokens = random_.choice((1, 7, 40, 120, 200, 320))
         sampling = _draw_sampling(random_)
+        constraint = _draw_constraint(seed, index)
         request = GenerationRequest(
             id=f"s{seed}-{index}",
             kind="tokens",
             priority=random_.choice(list(Priority)),
-            body={"prompt": prompt, "max_tokens": max_tokens, **sampling},
+            body={"prompt": prompt, "max_tokens": max_tokens, **sampling, **constraint},
             # A plan is drawn from its seed alone, and never from the clock.
             created_ms=0,
         )
-        tokens = expected_tokens(prompt, max_tokens=max_tokens, seed=sampling["seed"])
+        size = {"max_tokens": max_tokens, "seed": sampling["seed"]}
+        tokens = expected_tokens(prompt, **size)
+        for kind, value in constraint.items():
+            tokens = expected_under(Constraint(kind, value, f"body.{kind}"), prompt, **size)
         departures = draw_departures(random_, num_tokens=max_tokens)
         wanted.append(Wanted(request, tokens, text_after(prompt, tokens), departures))
     return tuple(wanted)
+
+
+def _draw_constraint(seed: int, index: int) -> dict[Kind, Any]:
+    """What the output of a request has to be, as its body says it; empty for most."""
+    # Apart from the plan's other draws, which stay what they were before there were any.
+    random_ = random.Random(f"constraint {seed} {index}")
+    return dict([random_.choice(CONSTRAINTS)]) if random_.random() < CONSTRAINED_SHARE else {}
 
 
 def text_after(prompt: Sequence[int], tokens: Sequence[int]) -> str:

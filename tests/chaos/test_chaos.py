@@ -19,7 +19,7 @@ from tests.chaos.audit import log_violations
 from tests.chaos.company import CONTROL, INTACT, SCHEDULE, Company, Play, Report
 from tests.chaos.controls import LIVE
 from tests.chaos.plants import MAX_ATTEMPTS, PLANTS, sound_log
-from tests.chaos.schedules import FAULTS, draw_plan, is_real, recorded
+from tests.chaos.schedules import CONSTRAINTS, FAULTS, draw_plan, is_real, recorded
 
 #: Between them every fault there is.
 SMOKE_SEEDS = (90, 661, 690)
@@ -116,6 +116,12 @@ def test_a_seed_always_draws_the_same_plan():
 def test_the_small_schedules_hold_every_fault():
     drawn = {fault.kind for seed in SMOKE_SEEDS for fault in draw_plan(seed).faults}
     assert drawn == set(FAULTS)
+
+
+def test_the_small_schedules_hold_every_kind_of_constraint():
+    bodies = [wanted.request.body for seed in SMOKE_SEEDS for wanted in draw_plan(seed).wanted]
+    kinds = {kind for kind, _ in CONSTRAINTS}
+    assert {kind for kind in kinds for body in bodies if kind in body} == kinds
 
 
 def test_the_audit_accepts_a_sound_log():
