@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ def start(run: Callable[..., None], *args: Any, name: str, log: Path) -> BasePro
 
     SIGTERM waits until `hear_sigterm` there. No process outlives the one that started it.
     """
+    # The server starts this first if nobody has, and lets SIGTERM in again as soon as it has.
+    resource_tracker.ensure_running()
     # What the server blocks, its children begin with. Before its first child nothing can go wrong.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     try:
