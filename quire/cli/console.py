@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Any, TypeVar
 
 from quire.aio import AsyncClient
@@ -121,11 +122,24 @@ def json_map(text: str) -> dict[str, Any]:
     """The type of a flag that is an object of JSON."""
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError("not an object of JSON")
     return value
+
+
+def text_file(path: str) -> str:
+    """The type of a flag that names a file: the text in it."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def schema_file(path: str) -> dict[str, Any]:
+    """The type of a flag that names a file with a JSON schema: the schema in it."""
+    return json_map(text_file(path))
 
 
 def settings_of(arguments: argparse.Namespace) -> QueueSettings:

@@ -13,9 +13,19 @@ from typing import Any
 from quire.arguments import RequestArguments
 from quire.broker import Broker
 from quire.cli import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL
-from quire.cli.console import Console, add_server, client_of, json_map, not_negative, plain
+from quire.cli.console import (
+    Console,
+    add_server,
+    client_of,
+    json_map,
+    not_negative,
+    plain,
+    schema_file,
+    text_file,
+)
 from quire.cli.drain import is_alive
 from quire.client import Client, Handle
+from quire.constraints import CONSTRAINTS
 from quire.errors import (
     BrokerUnavailable,
     InvalidRequest,
@@ -48,6 +58,7 @@ def add_submit(parser: argparse.ArgumentParser) -> None:
     for name, kind in _SAMPLING.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=kind.__name__.upper())
     parser.add_argument("--stop", action="append", metavar="TEXT", help="may be given repeatedly")
+    _add_constraints(parser)
     parser.add_argument(
         "--priority", default="normal", help="low, normal, high or critical [normal]"
     )
@@ -132,10 +143,24 @@ def run_inspect(arguments: argparse.Namespace, console: Console) -> int:
     return EXIT_OK
 
 
+def _add_constraints(parser: argparse.ArgumentParser) -> None:
+    """Flags that are sampling parameters of the same name; a request has one at most."""
+    one = parser.add_mutually_exclusive_group()
+    json_text = "the output is JSON of the schema in it"
+    one.add_argument("--json-schema", type=schema_file, metavar="FILE", help=json_text)
+    object_text = "the output is an object of JSON"
+    one.add_argument("--json-object", action="store_const", const=True, help=object_text)
+    one.add_argument("--regex", metavar="PATTERN", help="the output matches it, from end to end")
+    choice_text = "the output is this; given repeatedly, one of them"
+    one.add_argument("--choice", action="append", metavar="TEXT", help=choice_text)
+    grammar_text = "the output follows the Lark grammar in it"
+    one.add_argument("--grammar", type=text_file, metavar="FILE", help=grammar_text)
+
+
 def _request_of(arguments: argparse.Namespace, prompt: str) -> RequestArguments:
     sampling = {
         name: getattr(arguments, name)
-        for name in (*_SAMPLING, "stop")
+        for name in (*_SAMPLING, "stop", *CONSTRAINTS)
         if getattr(arguments, name) is not None
     }
     subject: RequestArguments = {"prompt": prompt}
