@@ -39,7 +39,7 @@ WORKER_ROW = Row(
     [
         Panel(
             title="Workers ready",
-            description="Workers that are loaded, in contact with Redis and not draining.",
+            description="Workers that are loaded and not draining.",
             unit="short",
             targets=[Target(total("quire_engine_state", state="ready"))],
             kind="stat",
