@@ -16,7 +16,7 @@ from quire.broker import Broker
 from quire.errors import InvalidRequest, ProtocolError, QuireError, UnsupportedVersion
 from quire.output import ErrorInfo
 from quire.protocol import GenerationRequest
-from quire.transitions import Claim, Claimed, IngressEntry, NotClaimed
+from quire.transitions import Claim, Claimed, IngressEntry, NotClaimed, NotClaimedReason
 from service.completions import Origin, own_failure, rejection
 from service.config import Settings
 from service.contact import LONGEST_PAUSE_SECONDS, UNAVAILABLE, Contact
@@ -236,6 +236,8 @@ class Intake:
         for entry, answer in zip(entries, answers, strict=True):
             if isinstance(answer, NotClaimed):
                 _log.debug("not claimed", request_id=entry.request_id, reason=str(answer.reason))
+                if answer.ended and answer.reason is NotClaimedReason.EXPIRED:
+                    self._metrics.finished["deadline"].inc()
             else:
                 claimed.append((entry, answer))
         return claimed

@@ -6,7 +6,7 @@ engine makes no progress: a worker that only looks alive must lose its claims.
 
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import Protocol
@@ -15,7 +15,8 @@ import structlog
 
 from quire.broker import Broker
 from quire.errors import ProtocolError
-from quire.transitions import Claim, HeartbeatReply
+from quire.output import State
+from quire.transitions import Claim, Expired, HeartbeatReply, Promoted, Reaped
 from service.contact import UNAVAILABLE, Contact
 from service.metrics import Metrics
 from service.outbox import Outbox
@@ -180,14 +181,23 @@ class Housekeeper:
 
     def _reap(self, broker: Broker) -> None:
         reaped = broker.reap()
+        self._count_late(reaped)
         if reaped:
             self._metrics.reaped.inc(len(reaped))
             _log.info("leases reaped", request_ids=[item.request_id for item in reaped])
 
     def _promote(self, broker: Broker) -> None:
+        # Before the other, which ends those that are late as well, and tells nothing of them.
+        self._count_late(broker.expire())
         promoted = broker.promote()
+        self._count_late(promoted)
         if promoted:
             _log.debug("requests promoted", request_ids=[item.request_id for item in promoted])
+
+    def _count_late(self, moved: Iterable[Reaped | Promoted | Expired]) -> None:
+        """Requests that ended by their deadline while nobody had claimed them."""
+        late = sum(item.state is State.EXPIRED for item in moved)
+        self._metrics.finished["deadline"].inc(late)
 
     def _sign_a_new_state(self) -> bool:
         """Tell at once that the worker is ready, or drains. False when Redis did not answer."""

@@ -41,7 +41,8 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
             "counter",
             "quire_requests_finished_total",
             {**MODEL, "outcome": OUTCOMES},
-            "Claims that ended: terminal records written, requests released at drain, claims lost.",
+            "Claims that ended: terminal records written, requests released at drain, claims lost. "
+            "deadline: those as well that this worker ended because they were late in the queue.",
         ),
         Family(
             "counter",

@@ -133,6 +133,20 @@ def test_the_time_in_the_queue_is_part_of_the_whole_and_not_of_the_first_token(q
             assert worker.metric(f"quire_{part}_seconds_sum", **model) < 3600, part
 
 
+@pytest.mark.parametrize("found", ["by its claim", "by the keeper"])
+def test_a_request_whose_deadline_passes_in_the_queue_is_counted_too(queue: Queue, found: str):
+    request_id = queue.submit(deadline_ms=1)
+    if found == "by the keeper":
+        queue.broker.pause("nobody claims")
+    else:
+        # The keeper looks there for those that wait.
+        queue.connection.zrem(queue.keys.wait, request_id)
+    with WorkerThread(queue.settings()) as worker:
+        assert queue.result(request_id).completion.finish_reason == "deadline"
+        late = {"model": "fake", "outcome": "deadline"}
+        eventually(lambda: worker.metric("quire_requests_finished_total", **late) == 1)
+
+
 def test_requests_in_the_engine_are_seen_by_state(queue: Queue):
     gate = StepGate(steps=0)
     for n in range(5):
