@@ -232,17 +232,19 @@ class Working(Shard):
             for moved in self._move("reap", reap_call, times=self.keys.lease, limit=limit)
         ]
 
-    def promote(self, *, limit: int = MAX_ITEMS_PER_CALL) -> list[Promoted]:
+    def promote(self, *, limit: int = MAX_ITEMS_PER_CALL, ends_late: bool = True) -> list[Promoted]:
         """Looks after those that wait: queues the scheduled ones that are due, ends the late ones.
 
         Any worker may call it at any time. At most `limit` of each, the longest due first. The
-        answer has those that were due; what became of the late ones, see `expire`.
+        answer has those that were due; who wants to know the late ones, too, keeps them for
+        `expire`, without `ends_late`.
         """
         promoted = [
             Promoted(*moved)
             for moved in self._move("promote", promote_call, times=self.keys.delay, limit=limit)
         ]
-        self.expire(limit=limit)
+        if ends_late:
+            self.expire(limit=limit)
         return promoted
 
     def expire(self, *, limit: int = MAX_ITEMS_PER_CALL) -> list[Expired]:

@@ -187,10 +187,8 @@ class Housekeeper:
             _log.info("leases reaped", request_ids=[item.request_id for item in reaped])
 
     def _promote(self, broker: Broker) -> None:
-        # Before the other, which ends those that are late as well, and tells nothing of them.
-        self._count_late(broker.expire())
-        promoted = broker.promote()
-        self._count_late(promoted)
+        promoted = broker.promote(ends_late=False)
+        self._count_late((*promoted, *broker.expire()))
         if promoted:
             _log.debug("requests promoted", request_ids=[item.request_id for item in promoted])
 
