@@ -67,12 +67,13 @@ THROUGHPUT_ROW = Row(
     [
         Panel(
             title="Tokens",
-            description="Tokens per second: generated, and prompt tokens computed or found in the "
-            "prefix cache.",
+            description="Tokens per second: generated, prompt tokens computed or found in the "
+            "prefix cache, and guesses by whether they came.",
             unit=TOKENS_PER_SECOND,
             targets=[
                 Target(rate("quire_generation_tokens_total"), "generated"),
                 Target(rate("quire_prompt_tokens_total", "source"), "prompt, {{source}}"),
+                Target(rate("quire_draft_tokens_total", "outcome"), "guessed, {{outcome}}"),
             ],
         ),
         Panel(
