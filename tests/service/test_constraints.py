@@ -21,7 +21,7 @@ from quire.constraints import Constraint
 from quire.transitions import Claimed, CommitItem
 from service.config import EMBEDDED_MODEL
 from service.grammars import NoGrammars
-from service.model import load_model
+from service.model import ServedModel, load_model
 from tests.service.builders import (
     EOS_ID,
     VOCAB_SIZE,
@@ -210,14 +210,8 @@ def folder_of_a_random_model(parent: Path) -> Path:
     return parent
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_model_that_knows_nothing_still_says_what_holds(
-    tmp_path_factory: pytest.TempPathFactory, dtype: str
-):
-    folder = folder_of_a_random_model(tmp_path_factory.getbasetemp() / "random")
-    served = load_model(
-        make_settings("redis://", "none", model=str(folder), dtype=dtype, num_blocks=700)
-    )
+def run_about_persons(served: ServedModel) -> list[Request]:
+    """Requests for a person each, drawn more and more at random, and ended."""
     requests = [
         Request(
             request_id=str(seed),
@@ -232,6 +226,18 @@ def test_a_model_that_knows_nothing_still_says_what_holds(
         served.engine.add_request(request)
     while served.engine.has_work():
         served.engine.step(lambda: 0.0)
+    return requests
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_that_knows_nothing_still_says_what_holds(
+    tmp_path_factory: pytest.TempPathFactory, dtype: str
+):
+    folder = folder_of_a_random_model(tmp_path_factory.getbasetemp() / "random")
+    served = load_model(
+        make_settings("redis://", "none", model=str(folder), dtype=dtype, num_blocks=700)
+    )
+    requests = run_about_persons(served)
     for request in requests:
         assert request.finish_reason is FinishReason.STOP
         text = byte_tokenizer().decode(request.output_token_ids)
