@@ -12,7 +12,7 @@ that the device never waits for this thread.
 import heapq
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from engine.batch import Batch, ComputedStep, LaunchedStep, ModelRunner, StepResult
@@ -20,7 +20,7 @@ from engine.config import EngineConfig
 from engine.errors import DeviceFailed, DuplicateRequest, RequestRejected
 from engine.invariants import violations
 from engine.logprobs import Logprobs
-from engine.request import FinishReason, Progress, Request
+from engine.request import FinishReason, Progress, Request, Run, take_text
 from engine.scheduler import Scheduler
 from engine.stats import EngineSnapshot, StepKind, StepStats
 from engine.stopping import finish_reason_of
@@ -285,14 +285,12 @@ class Engine:
                 progress.requests, progress.starts, progress.token_ids, strict=True
             )
         ]
-        for request, start, token_ids in progress.runs:
-            self._generated_tokens += len(token_ids)
-            text = take_text(request, final=request.is_finished)
-            output = RequestOutput(request, start, token_ids, text, request.finish_reason)
-            outputs.append(output)
         if logprobs:
             outputs = [_with_logprobs(output, logprobs) for output in outputs]
         self._outputs += outputs
+        for run in progress.runs:
+            self._generated_tokens += len(run.token_ids)
+            self._outputs += outputs_of(run, logprobs.get(run.request.request_id, ()))
 
     def _finish(
         self, request: Request, reason: FinishReason, *, now: float, error: str | None = None
@@ -357,20 +355,21 @@ def refuse_if_never_servable(request: Request, config: EngineConfig) -> None:
         raise RequestRejected("prompt", message)
 
 
+def outputs_of(run: Run, logprobs: Sequence[Logprobs]) -> Iterator[RequestOutput]:
+    """One output for each token of a run, as if it had come alone."""
+    last = len(run.token_ids) - 1
+    for number, (token_id, text) in enumerate(zip(run.token_ids, run.texts, strict=True)):
+        reason = run.request.finish_reason if number == last else None
+        said = tuple(logprobs[number : number + 1])
+        yield RequestOutput(run.request, run.start + number, (token_id,), text, reason, None, said)
+
+
 def _with_logprobs(
     output: RequestOutput, logprobs: Mapping[str, Sequence[Logprobs]]
 ) -> RequestOutput:
-    """The output of new tokens with what is known of them, if anything is."""
+    """The output of a new token with what is known of it, if anything is."""
     found = logprobs.get(output.request_id)
-    if found is None:
-        return output
-    # A run that was checked to its end may have been cut short by the end of the request.
-    return output._replace(logprobs=tuple(found[: len(output.token_ids)]))
-
-
-def take_text(request: Request, *, final: bool) -> str:
-    """New text of a request, empty where nobody wants text."""
-    return "" if request.text is None else request.text.take_text(final=final)
+    return output if found is None else output._replace(logprobs=tuple(found))
 
 
 def kind_of_step(batch: Batch) -> StepKind:

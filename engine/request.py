@@ -200,20 +200,39 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class Run:
+    """The tokens that one step brought to a request with a draft, each with its own text.
+
+    A log may end behind any of them, and whoever goes on from there takes the text of those before
+    for published.
+    """
+
+    request: Request
+    start: int
+    token_ids: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """The tokens of one step, as columns in batch order: whose, which number of its output, which.
 
-    `starts` counts from the first token ever published. `runs` are those of requests that had a
-    draft, and may have got several.
+    `starts` counts from the first token ever published. Those that had a draft, and so may have got
+    several, are in `runs`.
     """
 
     requests: list[Request] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    runs: list[tuple[Request, int, tuple[int, ...]]] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
 
     def add(self, request: Request) -> None:
         """Report the token just appended to a request."""
         self.requests.append(request)
         self.starts.append(request.num_output_tokens - 1)
         self.token_ids.append(request.output_token_ids[-1])
+
+
+def take_text(request: Request, *, final: bool) -> str:
+    """New text of a request, empty where nobody wants text."""
+    return "" if request.text is None else request.text.take_text(final=final)

@@ -28,7 +28,7 @@ from engine.decode_set import (
 from engine.kv_cache import KVCache
 from engine.plan import Plan
 from engine.policy import POLICIES
-from engine.request import FinishReason, Progress, Request, RequestState
+from engine.request import FinishReason, Progress, Request, RequestState, Run, take_text
 from engine.speculation import Speculation
 from engine.stats import SchedulerStats
 from engine.stopping import finish_reason_of
@@ -117,17 +117,17 @@ class Scheduler:
         """
         if batch.step > self._last_advance:
             self._advance(batch)
-        token_ids = result.token_ids
-        progress = self._apply_decodes(batch.decodes, token_ids, now)
+        progress = self._apply_decodes(batch.decodes, result.token_ids, now)
         for row, request in zip(batch.catch_up_rows, batch.catch_up_requests, strict=True):
             if request.is_finished:
                 continue
             if row.num_drafted:
-                self._take_run(request, row, result.runs[row.request_id], progress, now)
+                token_ids = result.runs[row.request_id]
+                progress.runs.append(self._take_run(request, row, token_ids, now))
                 continue
             self._remember(request, row.end)
             if row.samples:
-                request.append_token(token_ids[row.request_id])
+                request.append_token(result.token_ids[row.request_id])
                 progress.add(request)
                 self.decodes.tell(request)
                 self._take_token(request, now)
@@ -358,15 +358,17 @@ class Scheduler:
         return progress
 
     def _take_run(
-        self, request: Request, row: BatchRow, run: Sequence[int], progress: Progress, now: float
-    ) -> None:
+        self, request: Request, row: BatchRow, token_ids: Sequence[int], now: float
+    ) -> Run:
         """Append what a row with a draft brought, one by one until a token ends the request."""
-        start = request.num_output_tokens
-        self._speculation.learn(request, row, len(run) - 1)
-        for token_id in run:
+        run = Run(request, request.num_output_tokens)
+        self._speculation.learn(request, row, len(token_ids) - 1)
+        for token_id in token_ids:
             request.expect_token()
             request.append_token(token_id)
             self._take_token(request, now)
+            run.token_ids.append(token_id)
+            run.texts.append(take_text(request, final=request.is_finished))
             if request.is_finished:
                 break
         else:
@@ -376,7 +378,7 @@ class Scheduler:
             self._remember(request, request.num_computed_tokens)
             del self.behind[request.request_id]
             self.decodes.join(request, self.kv_cache.block_ids(request.request_id))
-        progress.runs.append((request, start, tuple(request.output_token_ids[start:])))
+        return run
 
     def _remember(self, request: Request, num_computed: int) -> None:
         """Let others find what a step has computed, unless it was preempted in the meantime."""

@@ -66,11 +66,13 @@ def test_a_guess_is_right_up_to_its_first_wrong_token():
     request = cyclic(machine)
     machine.runner.script.tokens["r"][9] = 99
     machine.add(request)
+    for _ in range(4):
+        machine.step()
+    # Of four guesses behind the sixth token three were right, and the next comes as what it is.
+    assert drafts(machine) == [0, 1, 2, 4] and request.num_output_tokens == 10
+    assert machine.engine.snapshot().rejected_draft_tokens == 1
     machine.run()
     assert machine.tokens("r") == [99 if index == 9 else CYCLE[index % 4] for index in range(21)]
-    starts = [output.start for output in machine.outputs]
-    # Of four guesses behind the eighth token one was right, and the next comes out as what it is.
-    assert starts[:5] == [0, 1, 3, 6, 10]
 
 
 def test_without_speculation_nothing_is_guessed():
@@ -117,12 +119,40 @@ def test_an_end_in_the_middle_of_a_run_is_the_end():
     assert machine.finish_reason("r") is FinishReason.STOP
 
 
-def test_the_text_of_a_run_comes_with_all_of_its_tokens_and_stops_where_a_stop_string_ends():
+def told(machine: Machine) -> list[tuple]:
+    """All that came out of a machine, piece by piece."""
+    return [(output.request_id, *output[1:]) for output in machine.outputs]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"text": True},
+        {"text": True, "stop_token_ids": (14,), "min_tokens": 9},
+        {"logprobs": 2, "stop_token_ids": (12,), "min_tokens": 14},
+    ],
+    ids=["tokens", "text", "text that stops", "log-probabilities"],
+)
+def test_what_comes_out_is_piece_by_piece_what_comes_without_guesses(asked):
+    """A log may end behind any token, and is gone on with as if its text were all that it made."""
+    machines = Machine(make_config()), speculating()
+    for machine in machines:
+        others = dict(asked)
+        if others.pop("text", False):
+            others["text"] = TextOfIds()
+        machine.add(cyclic(machine, **others))
+        machine.run()
+    assert told(machines[0]) == told(machines[1])
+    assert any(drafts(machines[1]))
+
+
+def test_a_run_ends_with_the_token_that_completes_a_stop_string():
     machine = speculating()
     machine.add(cyclic(machine, text=TextOfIds(stop_id=14)))
     machine.run()
-    assert machine.tokens("r") == list(CYCLE)
-    assert "".join(output.text for output in machine.outputs) == "11 12 13 14 "
+    assert machine.tokens("r") == list(CYCLE) and sum(drafts(machine)) > 2
+    assert [output.text for output in machine.outputs] == ["11 ", "12 ", "13 ", "14 "]
 
 
 def test_each_token_of_a_run_comes_with_what_is_said_of_it():
