@@ -250,12 +250,13 @@ class KVCache:
         if chain is None:
             chain = self._hash_chains[request.request_id] = []
         for index in range(len(chain), num_blocks):
-            parent = chain[-1] if chain else _hash(request.cache_salt.encode(), person=SALT)
+            parent = chain[-1] if chain else _root(request.cache_salt)
             start = index * self.block_size
             tokens = self._pack(*request.all_token_ids[start : start + self.block_size])
-            chain.append(_hash(parent + tokens))
+            chain.append(hashlib.blake2b(parent + tokens, digest_size=HASH_BYTES).digest())
         return chain
 
 
-def _hash(content: bytes, *, person: bytes = b"") -> bytes:
-    return hashlib.blake2b(content, digest_size=HASH_BYTES, person=person).digest()
+def _root(salt: str) -> bytes:
+    """What the first block of all requests with a salt is hashed behind."""
+    return hashlib.blake2b(salt.encode(), digest_size=HASH_BYTES, person=SALT).digest()
