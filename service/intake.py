@@ -301,8 +301,7 @@ class Intake:
         priority: Priority,
         now_ms: int,
     ) -> Origin:
-        fingerprint = self._served.fingerprint
-        changed = claimed.fingerprint is not None and claimed.fingerprint != fingerprint
+        is_other = claimed.fingerprint != self._served.fingerprint and claimed.num_published > 0
         return Origin(
             request_id=claimed.claim.request_id,
             model=self._settings.model_name,
@@ -317,7 +316,7 @@ class Intake:
                 max(claimed.enqueued_ms, (request and request.not_before_ms) or 0), now_ms
             ),
             num_resumed_tokens=claimed.num_published,
-            fingerprint_changed=changed and claimed.num_published > 0,
+            other_fingerprint=claimed.fingerprint if is_other else None,
             trace_ids=trace_ids(request.headers) if request else {},
         )
 
@@ -332,7 +331,7 @@ class Intake:
             **origin.names,
             tokens=origin.num_resumed_tokens,
             attempts=origin.attempts,
-            fingerprint_changed=origin.fingerprint_changed,
+            other_fingerprint=origin.other_fingerprint,
         )
 
     def _bury(self, claim: Claim, error: ProtocolError, *, reason: str) -> None:

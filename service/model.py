@@ -27,8 +27,8 @@ _log = structlog.get_logger("service.model")
 class ServedModel:
     """A model that is ready to generate.
 
-    `fingerprint` names everything that may move a token: model revision, data type, attention
-    backend, library. It is recorded at the first claim of a request.
+    `fingerprint` names everything that may move a token: weights, tokenizer, data type, attention
+    backend, library, kind of processor. It is recorded at the first claim of a request.
     """
 
     engine: Engine

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgpack
 import pytest
+from structlog.testing import capture_logs
 
 from engine.request import Priority
 from service.text import ModelTokenizer
@@ -205,12 +206,14 @@ def test_a_stop_string_begun_before_the_interruption_still_stops(queue: Queue):
 
 def test_resuming_under_another_fingerprint_goes_on_and_is_recorded(queue: Queue):
     request_id = interrupted(queue, tokens=4, max_tokens=100)
-    with WorkerThread(queue.settings(), fingerprint="fake-2") as worker:
+    with capture_logs() as said, WorkerThread(queue.settings(), fingerprint="fake-2") as worker:
         output = queue.result(request_id)
         changed = {"model": "fake", "fingerprint": "changed"}
         assert worker.metric("quire_requests_resumed_total", **changed) == 1
     assert output.completion.resumed_fingerprint_changed
     assert output.token_ids == expected_tokens((5, 6, 7), max_tokens=100)
+    (line,) = (line for line in said if line["event"] == "request resumed")
+    assert line["other_fingerprint"] == "fake-1"
 
 
 def test_a_request_whose_last_token_was_published_without_its_end_gets_the_end(queue: Queue):

@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import logging
 import os
 import sys
 import time
@@ -96,7 +97,13 @@ def main(arguments: list[str] | None = None) -> int:
     if options.seed is not None:
         return replay(options.seed)
     began, figures = time.monotonic(), Figures()
-    with ProcessPoolExecutor(options.jobs, mp_context=get_context("fork")) as pool:
+    with ProcessPoolExecutor(
+        options.jobs,
+        mp_context=get_context("fork"),
+        # Steps fail here on purpose, and the engine would warn of each.
+        initializer=logging.disable,
+        initargs=(logging.WARNING,),
+    ) as pool:
         chunks = list(_chunks(range(options.first_seed, options.first_seed + options.runs)))
         for done, outcomes in enumerate(pool.map(play_all, chunks), start=1):
             figures.add(outcomes)
