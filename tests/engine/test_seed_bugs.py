@@ -218,6 +218,15 @@ def test_b34_counters_are_measured_and_not_constants():
     assert seen.last_step is not None
 
 
+def test_b36_a_step_checks_all_guesses_at_once_and_every_right_one_is_output():
+    machine = Machine(make_config(num_speculative_tokens=3))
+    machine.add(make_request("a", prompt=[5, 6, 7] * 3, max_tokens=12))
+    machine.runner.script.tokens["a"] = dict(enumerate([5, 6, 7] * 4))
+    assert machine.run().tokens("a") == [5, 6, 7] * 4
+    guesses = [sum(row.num_drafted for row in batch.rows) for batch in machine.batches]
+    assert guesses == [0, 1, 2, 3, 1]
+
+
 def test_b38_a_request_that_does_not_fit_yet_keeps_its_place():
     machine = Machine(make_config(num_blocks=8))
     machine.add(make_request("a", prompt=15, max_tokens=10))
