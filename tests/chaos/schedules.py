@@ -34,6 +34,8 @@ REAL_FLAGS = (
     *("--block-seconds", "0.05", "--drain-seconds", "0.2", "--claim-batch", "3"),
     *("--max-num-seqs", "4", "--num-blocks", "128", "--dtype", "float32", "--device", "cpu"),
 )
+#: Of every other schedule: whether tokens are guessed must not show, not in a takeover either.
+GUESSES = ("--num-speculative-tokens", "4")
 #: What some outputs have to be; long, so that what goes wrong finds most of them half-way.
 CONSTRAINTS: tuple[tuple[Kind, Any], ...] = (
     ("regex", "([a-f]{4},){40}"),
@@ -110,7 +112,7 @@ def draw_plan(seed: int) -> Plan:
     )
     # Few attempts make dead letters; many let all that can be completed be completed.
     cast = Cast(
-        flags=REAL_FLAGS if has_model else FAKE_FLAGS,
+        flags=(REAL_FLAGS if has_model else FAKE_FLAGS) + GUESSES * (seed % 2),
         lease_seconds=2.0 if has_model else LEASE_SECONDS,
         max_attempts=2 if random_.random() < 0.15 else 20,
         step_seconds=None if has_model else random_.choice((0.002, 0.004, 0.008)),
