@@ -35,6 +35,8 @@ MAX_STALE_DEADLINES = 1024
 class RequestOutput(NamedTuple):
     """What one step added to one request; a tuple, because a step makes one per running request.
 
+    A step that has checked guesses makes one for each token.
+
     `start` is the index of the first new token, counted from the first ever published: a request
     resumed with 57 tokens goes on at 57. `finish_reason` is set on the last output and only there.
     `request` is the live record, to be read for usage and times and never to be changed.
