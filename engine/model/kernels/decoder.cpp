@@ -12,7 +12,7 @@
 
 #include "attention.h"
 #include "layers.h"
-#include "team.h"
+#include "product.h"
 #include "workspace.h"
 
 namespace quire {
@@ -23,9 +23,6 @@ constexpr int64_t ROW_PADDING = 16;
 // Attention in so many layers, from the first on, keeps what rounding takes from its activations:
 // all layers after them carry their errors on, and the first makes most of the error of the logits.
 constexpr int64_t FINE_LAYERS = 1;
-// From so many rows on a product's strips are taken, not shared out: they take long enough for one
-// thread to be held up, and the others then do its part.
-constexpr int64_t TAKING_ROWS = 16;
 
 // The residual rows of some tokens, hidden_size apart.
 struct Stream {
@@ -47,7 +44,16 @@ class Decoder : public AnyDecoder {
   explicit Decoder(const QuireModel& model)
       : model_(model),
         group_(model.num_heads / model.num_kv_heads),
-        width_(SpanWorker<T>::padded(model.head_dim)) {}
+        width_(SpanWorker<T>::padded(model.head_dim)) {
+    for (int64_t i = 0; i < model.num_layers; i++) {
+      const QuireLayer& layer = model.layers[i];
+      for (const QuireLinear& linear : {layer.qkv, layer.output, layer.gate_up, layer.down})
+        products_.push_back({linear});
+    }
+    products_.push_back({model.head});
+    for (size_t i = 0; i < products_.size(); i++)
+      products_[i].next = &products_[(i + 1) % products_.size()];
+  }
 
   void step(const QuireStep& step) override {
     step_ = &step;
@@ -120,21 +126,23 @@ class Decoder : public AnyDecoder {
     embed(team, member);
     for (int64_t i = 0; i < model_.num_layers; i++) {
       const QuireLayer& layer = model_.layers[i];
+      const Product& qkv = products_[4 * i];
+      const Product &output = *qkv.next, &gate_up = *output.next, &down = *gate_up.next;
       const bool fine = T::PER_WORD > 1 && i < FINE_LAYERS, last = i + 1 == model_.num_layers;
       const Rounded<T> normed = normed_.kept(fine), queries = queries_.kept(fine);
       const Rounded<T> attended = attended_.kept(fine);
       norm(all_, layer.attention_norm, normed, team, member);
-      project(layer.qkv, normed, all_.count, team, member);
+      project(qkv, normed, all_.count, team, member);
       if (layer.query_norm != nullptr && model_.norms_whole_projections)
         norm_projections(layer, team, member);
       rotate_and_store(layer, i, queries, team, member);
       if (last) gather_due(team, member);
       const Stream& stream = last ? due_ : all_;
       attend(layer, i, last ? due_plan_ : plan_, queries, attended, team, member);
-      add_to_residual(stream, layer.output, attended, layer.attention_post_norm, team, member);
+      add_to_residual(stream, output, attended, layer.attention_post_norm, team, member);
       norm(stream, layer.mlp_norm, normed_.kept(false), team, member);
-      activate(layer.gate_up, stream.count, team, member);
-      add_to_residual(stream, layer.down, activated_, layer.mlp_post_norm, team, member);
+      activate(gate_up, stream.count, team, member);
+      add_to_residual(stream, down, activated_, layer.mlp_post_norm, team, member);
     }
     compute_logits(team, member);
   }
@@ -171,35 +179,20 @@ class Decoder : public AnyDecoder {
     team.barrier();
   }
 
-  // One thread's strips of a product; done(row, strip, values, count) as in multiply().
+  // One thread's part of a product; done(row, strip, values, count) as in multiply().
   template <class Done>
-  void multiply_share(const QuireLinear& linear, const Rounded<T>& from, int64_t count, Team& team,
+  void multiply_share(const Product& product, const Rounded<T>& from, int64_t count, Team& team,
                       int member, const Done& done) {
     const Rows rows{(const uint32_t*)from.values, from.stride / T::PER_WORD, count,
                     (const uint32_t*)from.rest};
-    const int64_t num_strips = (linear.outputs + LANES - 1) / LANES;
-    const auto compute = [&](const Rows& rows, int64_t first, int64_t last, int64_t next) {
-      multiply<T>(rows, (const uint32_t*)linear.packed, linear.inputs / T::PER_WORD, first, last,
-                  next, sums_ + member * SUMS_SIZE, done);
-    };
-    if (count < TAKING_ROWS) {
-      const Share mine(num_strips, member, team.size(), 2);
-      compute(rows, mine.first, mine.last, mine.last);
-      return;
-    }
-    const ProductPieces pieces((num_strips + TILE_STRIPS - 1) / TILE_STRIPS, count, team.size());
-    for (int64_t i = team.take(), next; i < pieces.count; i = next) {
-      next = team.take();
-      const int64_t first = pieces.group(i) * TILE_STRIPS;
-      compute(rows.part(pieces.rows(i)), first, std::min(first + TILE_STRIPS, num_strips),
-              std::min(pieces.group(next) * TILE_STRIPS, num_strips));
-    }
+    multiply_part<T>(product, rows, team, member, sums_ + member * SUMS_SIZE, done);
   }
 
   // One thread's outputs of a linear layer, bias included.
   template <class Write>
-  void write_outputs(const QuireLinear& linear, const Rounded<T>& from, int64_t count, Team& team,
+  void write_outputs(const Product& product, const Rounded<T>& from, int64_t count, Team& team,
                      int member, const Write& write) {
+    const QuireLinear& linear = product.linear;
     const auto done = [&](int64_t row, int64_t strip, const float* values, int64_t num_strips) {
       for (int64_t s = 0; s < num_strips; s++, values += LANES) {
         const int64_t column = (strip + s) * LANES;
@@ -213,25 +206,25 @@ class Decoder : public AnyDecoder {
           write.one(row, column + i, values[i] + (bias ? bias[i] : 0.0f));
       }
     };
-    multiply_share(linear, from, count, team, member, done);
+    multiply_share(product, from, count, team, member, done);
   }
 
-  void project(const QuireLinear& linear, const Rounded<T>& from, int64_t count, Team& team,
+  void project(const Product& product, const Rounded<T>& from, int64_t count, Team& team,
                int member) {
-    write_outputs(linear, from, count, team, member, Assign{projected_, projected_stride_, 1.0f});
+    write_outputs(product, from, count, team, member, Assign{projected_, projected_stride_, 1.0f});
     team.barrier();
   }
 
-  void add_to_residual(const Stream& to, const QuireLinear& linear, const Rounded<T>& from,
+  void add_to_residual(const Stream& to, const Product& product, const Rounded<T>& from,
                        const float* post_norm, Team& team, int member) {
     const int64_t size = model_.hidden_size;
     if (post_norm == nullptr) {
-      write_outputs(linear, from, to.count, team, member,
+      write_outputs(product, from, to.count, team, member,
                     Add{to.rows, size, model_.residual_multiplier});
       team.barrier();
       return;
     }
-    project(linear, from, to.count, team, member);
+    project(product, from, to.count, team, member);
     const Share mine(to.count, member, team.size());
     for (int64_t t = mine.first; t < mine.last; t++) {
       float* row = projected_ + t * projected_stride_;
@@ -295,7 +288,7 @@ class Decoder : public AnyDecoder {
     const Element* keys = (const Element*)step_->key_caches[index];
     const Element* values = (const Element*)step_->value_caches[index];
     const int64_t count = (int64_t)plan.units.size();
-    for (int64_t i = team.take(), next; i < count; i = next) {
+    for (int64_t i = member, next; i < count; i = next) {
       next = team.take();
       const Unit& unit = plan.units[i];
       const int64_t first = plan.rows[unit.row].offset + unit.first_token;
@@ -339,25 +332,26 @@ class Decoder : public AnyDecoder {
   }
 
   // A strip of gates and the strip of ups beside it become one strip of activations.
-  void activate(const QuireLinear& linear, int64_t count, Team& team, int member) {
+  void activate(const Product& product, int64_t count, Team& team, int member) {
     const auto done = [&](int64_t row, int64_t strip, const float* values, int64_t num_strips) {
       const Place<T> to = activated_.at(row, strip / 2 * LANES);
       for (int64_t s = 0; s < num_strips; s += 2, values += 2 * LANES)
         to.vector(s / 2 * LANES, gated(load<Vector>(values), load<Vector>(values + LANES)));
     };
-    multiply_share(linear, normed_.kept(false), count, team, member, done);
+    multiply_share(product, normed_.kept(false), count, team, member, done);
     team.barrier();
   }
 
   void compute_logits(Team& team, int member) {
     const Rounded<T> normed = normed_.kept(false);
     norm(due_, model_.final_norm, normed, team, member);
-    write_outputs(model_.head, normed, due_.count, team, member,
+    write_outputs(products_.back(), normed, due_.count, team, member,
                   Assign{step_->logits, model_.head.outputs, 1.0f / model_.logits_divisor});
   }
 
   const QuireModel model_;
   const int64_t group_, width_;
+  std::vector<Product> products_;  // In the order in which they are multiplied; the head is last.
   CacheShape cache_;
   const QuireStep* step_ = nullptr;
   AttentionPlan plan_, due_plan_;

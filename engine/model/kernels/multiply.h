@@ -56,6 +56,12 @@ struct Strips {
   int64_t lines;
 };
 
+// Words that will be multiplied next: they are fetched as far as time allows.
+struct Ahead {
+  const uint32_t* at;
+  int64_t words;
+};
+
 struct Rows {
   const uint32_t* words;
   int64_t stride;  // In words.
@@ -172,10 +178,10 @@ inline void for_each_tile(int64_t total, int64_t height, const Body& body) {
 // Every row times the strips first .. last-1, where each strip takes inner * 16 words of `packed`.
 // done(row, strip, values, count): `values` are count vectors of sums, for strips strip, strip+1...
 // The cuts are at multiples of four strips from `first`, so an even range never cuts a pair.
-// After the last strips those from number `next` on are fetched.
+// While the last strips are multiplied `next` is fetched.
 template <class T, class Done>
 void multiply(const Rows& rows, const uint32_t* packed, int64_t inner, int64_t first, int64_t last,
-              int64_t next, float* sums, const Done& done) {
+              const Ahead& next, float* sums, const Done& done) {
   constexpr int64_t WIDTH = TILE_STRIPS * LANES;
   // Sums that go on later have a place for every row; others share the nearest lines.
   const bool go_on = rows.rest != nullptr || inner > INNER_BLOCK;
@@ -186,9 +192,10 @@ void multiply(const Rows& rows, const uint32_t* packed, int64_t inner, int64_t f
       const int64_t count = std::min<int64_t>(TILE_STRIPS, last - strip);
       const uint32_t* base = packed + strip * inner * LANES;
       // The next strips are fetched line by line while these are computed.
-      const int64_t then = strip + count < last ? strip + count : next;
-      const char* fetch = (const char*)(packed + then * inner * LANES);
-      const char* const fetched = fetch + count * inner * LANES * sizeof(uint32_t);
+      const int64_t size = count * inner * LANES;
+      const Ahead ahead = strip + count < last ? Ahead{base + size, size} : next;
+      const char* fetch = (const char*)ahead.at;
+      const char* const fetched = (const char*)(ahead.at + ahead.words);
       for (const uint32_t* words : {rows.words, rows.rest}) {
         if (words == nullptr) continue;
         const bool first_part = words == rows.words;

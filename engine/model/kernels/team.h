@@ -9,7 +9,7 @@ namespace quire {
 
 class Team {
  public:
-  explicit Team(int size) : size_(size) {}
+  explicit Team(int size) : size_(size), ticket_(size) {}
 
   int size() const { return size_; }
 
@@ -19,7 +19,7 @@ class Team {
     const int64_t generation = generation_.load(std::memory_order_acquire);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
       arrived_.store(0, std::memory_order_relaxed);
-      ticket_.store(0, std::memory_order_relaxed);
+      ticket_.store(size_, std::memory_order_relaxed);
       generation_.store(generation + 1, std::memory_order_release);
       return;
     }
@@ -31,7 +31,8 @@ class Team {
     }
   }
 
-  // The next piece of work nobody has taken since the last barrier.
+  // The next piece of work nobody has taken since the last barrier. Everybody begins with the piece
+  // of their own number without asking, and so can be sure of it before the barrier.
   int64_t take() { return ticket_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
@@ -46,7 +47,7 @@ class Team {
   const int size_;
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<int64_t> generation_{0};
-  alignas(64) std::atomic<int64_t> ticket_{0};
+  alignas(64) std::atomic<int64_t> ticket_;
 };
 
 // One thread's equal share of `total` pieces, in units of `grain`.
@@ -60,31 +61,6 @@ struct Share {
     if (last > total) last = total;
     if (first > total) first = total;
   }
-};
-
-// How a team takes a product: as many groups of strips as go round evenly are taken whole, and each
-// of those left over is cut by rows, a part for everyone.
-class ProductPieces {
- public:
-  const int64_t count;
-
-  ProductPieces(int64_t groups, int64_t rows, int size)
-      : count(groups / size * size + groups % size * size),
-        num_whole_(groups / size * size),
-        rows_(rows),
-        size_(size) {}
-
-  int64_t group(int64_t piece) const {
-    return piece < num_whole_ ? piece : num_whole_ + (piece - num_whole_) / size_;
-  }
-  Share rows(int64_t piece) const {
-    if (piece < num_whole_) return Share(rows_, 0, 1);
-    return Share(rows_, (int)((piece - num_whole_) % size_), size_);
-  }
-
- private:
-  const int64_t num_whole_, rows_;
-  const int size_;
 };
 
 }  // namespace quire

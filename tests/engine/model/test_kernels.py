@@ -19,7 +19,7 @@ from engine.model.kernels.library import ABI, load_library
 from engine.model.kv_pool import KVPool
 from engine.model.native_decoder import ALIGNMENT, LENT_BYTES, LentMemory, interleave, pack
 from engine.model.step import compute_logits, lay_out
-from tests.engine.model.builders import _GROUPED, make_prompt, make_row
+from tests.engine.model.builders import _GROUPED, make_prompt, make_row, make_runner, save_model
 from tests.engine.model.decoders import FAMILIES, forms_of, run_steps
 
 #: Beyond a span of 256 keys, so that spans are folded.
@@ -173,6 +173,7 @@ def test_gates_and_ups_take_turns_of_sixteen():
 
 def test_logits_last_while_a_part_of_them_is_held_and_then_their_memory_is_lent_again():
     memory, columns = LentMemory(), LENT_BYTES // 4
+    memory.borrow(2, columns)
     logits = memory.borrow(2, columns).fill_(1.0)
     place, part = logits.data_ptr(), logits[1:].numpy()
     del logits
@@ -181,6 +182,17 @@ def test_logits_last_while_a_part_of_them_is_held_and_then_their_memory_is_lent_
     del part
     assert memory.borrow(1, columns).data_ptr() == place
     assert place % ALIGNMENT == 0
+
+
+def test_a_check_at_start_leaves_no_memory_for_the_logits_of_all_its_tokens(tmp_path):
+    """Every logit of a full step was asked for, and no step that serves has so many."""
+    most, vocab_size = 512, 20_000
+    assert most * vocab_size * 4 > LENT_BYTES
+    config = transformers.LlamaConfig(**(_GROUPED | {"vocab_size": vocab_size}))
+    runner = make_runner(
+        save_model(config, tmp_path), deterministic=True, max_num_batched_tokens=most
+    )
+    assert runner.model._logits._memory.nbytes == 0
 
 
 def test_what_the_kernels_are_not_made_for_is_said(tmp_path):

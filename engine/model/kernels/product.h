@@ -1,0 +1,90 @@
+// A product of a step, cut into work for a team. Knows no layer.
+#pragma once
+
+#include "decoder.h"
+#include "multiply.h"
+#include "team.h"
+
+namespace quire {
+
+// From so many rows on a product's strips are taken, not shared out: they take long enough for one
+// thread to be held up, and the others then do its part.
+constexpr int64_t TAKING_ROWS = 16;
+
+// A linear layer and the one that is multiplied after it: between the two are barriers, norms or
+// attention, and whoever is done with its part has the next one's first strips on their way.
+struct Product {
+  QuireLinear linear;
+  const Product* next = nullptr;
+
+  int64_t num_strips() const { return (linear.outputs + LANES - 1) / LANES; }
+  int64_t num_groups() const { return (num_strips() + TILE_STRIPS - 1) / TILE_STRIPS; }
+  const uint32_t* packed() const { return (const uint32_t*)linear.packed; }
+};
+
+// How a team takes a product: as many groups of strips as go round evenly are taken whole, and each
+// of those left over is cut by rows, a part for everyone.
+class ProductPieces {
+ public:
+  const int64_t count;
+
+  ProductPieces(int64_t groups, int64_t rows, int size)
+      : count(groups / size * size + groups % size * size),
+        num_whole_(groups / size * size),
+        rows_(rows),
+        size_(size) {}
+
+  int64_t group(int64_t piece) const {
+    return piece < num_whole_ ? piece : num_whole_ + (piece - num_whole_) / size_;
+  }
+  Share rows(int64_t piece) const {
+    if (piece < num_whole_) return Share(rows_, 0, 1);
+    return Share(rows_, (int)((piece - num_whole_) % size_), size_);
+  }
+
+ private:
+  const int64_t num_whole_, rows_;
+  const int size_;
+};
+
+// Where the strips first .. last-1 of a product lie.
+template <class T>
+inline Ahead strips_of(const Product& product, int64_t first, int64_t last) {
+  const int64_t words = product.linear.inputs / T::PER_WORD * LANES;
+  return {product.packed() + first * words, (std::min(last, product.num_strips()) - first) * words};
+}
+
+// Those that a member of a team will begin with.
+template <class T>
+inline Ahead first_strips(const Product& product, int64_t rows, int member, int size) {
+  int64_t first = Share(product.num_strips(), member, size, 2).first;
+  if (rows >= TAKING_ROWS)
+    first = TILE_STRIPS * ProductPieces(product.num_groups(), rows, size).group(member);
+  return strips_of<T>(product, first, first + TILE_STRIPS);
+}
+
+// One thread's part of rows times a product; done(row, strip, values, count) as in multiply().
+template <class T, class Done>
+void multiply_part(const Product& product, const Rows& rows, Team& team, int member, float* sums,
+                   const Done& done) {
+  const Ahead then = first_strips<T>(*product.next, rows.count, member, team.size());
+  const auto compute = [&](const Rows& rows, int64_t first, int64_t last, const Ahead& next) {
+    multiply<T>(rows, product.packed(), product.linear.inputs / T::PER_WORD, first, last, next,
+                sums, done);
+  };
+  if (rows.count < TAKING_ROWS) {
+    const Share mine(product.num_strips(), member, team.size(), 2);
+    compute(rows, mine.first, mine.last, then);
+    return;
+  }
+  const ProductPieces pieces(product.num_groups(), rows.count, team.size());
+  for (int64_t i = member, next; i < pieces.count; i = next) {
+    next = team.take();
+    const int64_t first = pieces.group(i) * TILE_STRIPS, later = pieces.group(next) * TILE_STRIPS;
+    compute(rows.part(pieces.rows(i)), first,
+            std::min(first + TILE_STRIPS, product.num_strips()),
+            next < pieces.count ? strips_of<T>(product, later, later + TILE_STRIPS) : then);
+  }
+}
+
+}  // namespace quire
