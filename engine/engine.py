@@ -203,7 +203,7 @@ class Engine:
 
         Where that is not possible there is None, and the step will be planned when all is known.
         """
-        if not before.step.is_in_flight or self._scheduler.needs_known_tokens:
+        if not before.step.is_in_flight or self._scheduler.needs_tokens_of(before.batch):
             return None
         batch = self._scheduler.schedule(now=clock(), after=before.batch)
         if batch.is_empty:
@@ -298,8 +298,7 @@ class Engine:
         self, request: Request, reason: FinishReason, *, now: float, error: str | None = None
     ) -> None:
         """End a request outside of `apply` and report it, without a token."""
-        self._scheduler.finish(request, reason, now=now)
-        request.error = error
+        self._scheduler.finish(request, reason, now=now, error=error)
         # Who takes a released request over will find the held-back text by itself.
         text = "" if reason is FinishReason.RELEASED else take_text(request, final=True)
         output = RequestOutput(request, request.num_output_tokens, (), text, reason, error)

@@ -32,6 +32,8 @@ class FakeRunner:
         num_blocks, num_host_blocks, block_size: as the engine's configuration says.
         vocab_size: tokens are drawn from `0 .. vocab_size - 1` without the `never` ids.
         never: ids that are never produced, such as the end of sequence.
+        memory: how many of the last tokens decide about the next one; 0 for all of them. With a
+            short one an output repeats itself, and can be guessed.
         before_run: called with each batch first; may raise, wait or record.
         runs_ahead: steps are in flight until their results are asked for.
     """
@@ -44,6 +46,7 @@ class FakeRunner:
         num_host_blocks: int = 0,
         vocab_size: int = 1000,
         never: Collection[int] = (0,),
+        memory: int = 0,
         before_run: Callable[[Batch], None] | None = None,
         runs_ahead: bool = False,
     ) -> None:
@@ -51,6 +54,7 @@ class FakeRunner:
         self._vocabulary = [id_ for id_ in range(vocab_size) if id_ not in never]
         self._device = [[EMPTY_SLOT] * block_size for _ in range(num_blocks)]
         self._host = [[EMPTY_SLOT] * block_size for _ in range(num_host_blocks)]
+        self._memory = memory
         self._before_run = before_run
         self._runs_ahead = runs_ahead
         self.script = Script()
@@ -118,7 +122,7 @@ class FakeRunner:
         forced = self.script.forced_token(row)
         if forced is not None:
             return forced
-        tokens = [token_id for token_id, _ in slots]
+        tokens = [token_id for token_id, _ in slots[-self._memory :]]
         positions = [position for _, position in slots]
         assert positions == list(range(row.end)), f"{row.request_id} reads a corrupted cache"
         vocabulary = self._may_come(row)

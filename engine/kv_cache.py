@@ -191,7 +191,7 @@ class KVCache:
         return [BlockCopy(*pair) for pair in zip(host_ids, table.device_block_ids, strict=True)]
 
     def end_of_step(self) -> None:
-        """The copies of the last step are done: the host blocks they read from are free again."""
+        """The next step's copies come behind those of the last: what these read is free again."""
         self.host_pool.free(self._host_blocks_in_flight)
         self._host_blocks_in_flight = []
 

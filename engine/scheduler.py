@@ -19,12 +19,7 @@ from itertools import count
 
 from engine.batch import Batch, BatchRow, DecodeRows, StepResult
 from engine.config import EngineConfig
-from engine.decode_set import (
-    DecodeSet,
-    limit_of,
-    that_filled_a_block,
-    that_may_end,
-)
+from engine.decode_set import DecodeSet, limit_of, that_filled_a_block, that_may_end
 from engine.kv_cache import KVCache
 from engine.plan import Plan
 from engine.policy import POLICIES
@@ -58,6 +53,7 @@ class Scheduler:
         self._preempted_ids: set[str] = set()
         self._policy = POLICIES[config.policy]
         self._sequence = count()
+        #: Numbers of the last plan, and of the last one whose progress is counted.
         self._last_step = self._last_advance = 0
         self._watermark_blocks = int(config.watermark * config.num_blocks)
         # Never more requests than tokens per step: each that runs gets on in every step, so no
@@ -65,6 +61,7 @@ class Scheduler:
         self._max_running = min(config.max_num_seqs, config.max_num_batched_tokens)
         self.decodes = DecodeSet(config, max_requests=self._max_running)
         self._num_running_of: Counter[int] = Counter()
+        #: Running requests that need known tokens.
         self._num_waited_for = 0
 
     @property
@@ -82,10 +79,9 @@ class Scheduler:
         """The last plan has not been applied."""
         return self._last_advance < self._last_step
 
-    @property
-    def needs_known_tokens(self) -> bool:
-        """Somebody's next tokens depend on the one before; see `schedule(after=)`."""
-        return self._num_waited_for > 0 or self.config.num_speculative_tokens > 0
+    def needs_tokens_of(self, batch: Batch) -> bool:
+        """What is planned behind a step depends on what it brings; see `schedule(after=)`."""
+        return self._num_waited_for > 0 or self._speculation.has_room_behind(batch)
 
     def add(self, request: Request) -> None:
         """Queue a request under the rank its policy gives it now and for ever."""
@@ -100,13 +96,14 @@ class Scheduler:
         `after` is a step that was launched and whose tokens have not been applied.
         """
         if after is not None:
+            assert not after.drafted_rows, "nobody knows how long their requests will be"
             self._advance(after)
         self._last_step += 1
         self.kv_cache.end_of_step()
         plan = Plan(budget=self.config.max_num_batched_tokens, now=now)
         self._plan_decodes(plan)
         self._plan_catch_up(plan)
-        if self.config.num_speculative_tokens:
+        if after is None:
             self._plan_drafts(plan)
         return plan.as_batch(self._last_step, self.decodes.rows())
 
@@ -133,7 +130,9 @@ class Scheduler:
                 self._take_token(request, now)
         return progress
 
-    def finish(self, request: Request, reason: FinishReason, *, now: float) -> None:
+    def finish(
+        self, request: Request, reason: FinishReason, *, now: float, error: str | None = None
+    ) -> None:
         """End a request in any state and free all it holds."""
         if request.state is RequestState.RUNNING:
             self._stop_running(request)
@@ -142,7 +141,7 @@ class Scheduler:
             self._end_preemption(request, now)
             request.transition(RequestState.FINISHED)
             self._waiting.mark_dead()
-        request.finish_reason = reason
+        request.finish_reason, request.error = reason, error
         request.times.finished = now
         self.kv_cache.free(request.request_id)
         del self.requests[request.request_id]
@@ -323,7 +322,8 @@ class Scheduler:
     def _advance(self, batch: Batch) -> None:
         """Count what a launched step computes, and the tokens that it will bring.
 
-        All that decode are in the plan: requests join only here, and afterwards the next is made.
+        Whoever is among the decodes is in the batch: requests join them only here and in
+        `_take_run`, and what comes after either is the next plan.
         """
         self._last_advance = batch.step
         for request in self.decodes.advance():

@@ -7,7 +7,7 @@ there were guesses.
 
 from collections.abc import Iterator, Sequence
 
-from engine.batch import BatchRow
+from engine.batch import Batch, BatchRow
 from engine.config import EngineConfig
 from engine.decode_set import limit_of
 from engine.kv_cache import KVCache
@@ -25,6 +25,15 @@ class Speculation:
         self._kv_cache = kv_cache
         self._stats = stats
 
+    def has_room_behind(self, batch: Batch) -> bool:
+        """Whether the step behind this one may have drafts: its decodes alone do not fill it up.
+
+        Those of a step with drafts never do. So nothing is planned behind one, where nobody knows
+        how long its requests will be.
+        """
+        most = min(self._config.max_speculative_step_tokens, self._config.max_num_batched_tokens)
+        return self._config.num_speculative_tokens > 0 and len(batch.decodes) < most
+
     def drafts(
         self, requests: Sequence[Request], plan: Plan
     ) -> Iterator[tuple[Request, Sequence[int]]]:
@@ -33,6 +42,8 @@ class Speculation:
         They are planned before the next one is asked for.
         """
         config = self._config
+        if not config.num_speculative_tokens:
+            return
         for request in requests:
             planned = config.max_num_batched_tokens - plan.budget
             room = min(plan.budget, config.max_speculative_step_tokens - planned)

@@ -18,7 +18,7 @@ def is_device_failure(error: BaseException) -> bool:
     Running out of memory fails one allocation and leaves the device as it was; an illegal address,
     a failed assertion in a kernel or a lost device poisons every call that follows.
     """
-    if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
+    if is_out_of_memory(error):
         return False
     sticky_type = getattr(torch, "AcceleratorError", None)
     if sticky_type is not None and isinstance(error, sticky_type):
@@ -26,3 +26,20 @@ def is_device_failure(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(
         message in str(error) for message in _STICKY_MESSAGES
     )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, on the host or the device, whoever asked for it."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return "out of memory" in str(error) or "can't allocate memory" in str(error)
+
+
+def cause_of(error: BaseException) -> str:
+    """What went wrong first, in one line: torch ends a failed capture with an error that hides it.
+
+    And it adds to most errors of a device how to look for more.
+    """
+    while error.__context__ is not None:
+        error = error.__context__
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -120,6 +120,8 @@ def _place(model: PreTrainedModel, device: torch.device | str) -> None:
 def _folder(path: str | Path) -> Path:
     if Path(path).is_dir():
         return Path(path)
+    if Path(path).is_file():
+        raise ModelRefused(f"{path} is a file; a model is the folder with its config.json in it")
     if isinstance(path, Path) or path.startswith(("/", ".")):
         raise ModelRefused(f"there is no folder {path}")
     try:

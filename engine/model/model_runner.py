@@ -55,6 +55,18 @@ class Limits:
 
     max_num_seqs: int
     max_num_batched_tokens: int
+    num_speculative_tokens: int = 0
+    max_speculative_step_tokens: int = 0
+
+    @property
+    def max_num_due(self) -> int:
+        """Places at which a step may choose a token: one of each row, and one of each guess."""
+        guessed = min(
+            self.max_num_seqs * (1 + self.num_speculative_tokens),
+            self.max_speculative_step_tokens,
+            self.max_num_batched_tokens,
+        )
+        return max(self.max_num_seqs, guessed)
 
 
 class ModelRunner:

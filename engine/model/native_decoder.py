@@ -198,18 +198,22 @@ class LentMemory:
     """Memory of one large result, lent again once nobody holds what was made of it.
 
     The allocator gives tens of megabytes back to the system when they are freed, and the next step
-    would find every page of its logits missing.
+    would find every page of its logits missing. Kept is what is asked for again: a check at start,
+    which wants the logits of whole prompts, would leave behind far more than any step needs.
     """
 
     def __init__(self) -> None:
         self._memory = np.empty(0, dtype=np.float32)
+        self._most_asked = 0
         self._lent: weakref.ref[np.ndarray[Any, Any]] | None = None
 
     def borrow(self, rows: int, columns: int) -> torch.Tensor:
         """[rows, columns] of any values; memory of their own while those before are held."""
         size, line = rows * columns, ALIGNMENT // self._memory.itemsize
         is_held = self._lent is not None and self._lent() is not None
-        if is_held or size * self._memory.itemsize < LENT_BYTES:
+        is_new = size > self._most_asked
+        self._most_asked = max(size, self._most_asked)
+        if is_held or is_new or size * self._memory.itemsize < LENT_BYTES:
             return torch.empty(rows, columns)
         if len(self._memory) < size + line:
             self._memory = np.empty(size + line, dtype=np.float32)

@@ -11,11 +11,13 @@ import torch
 from engine.errors import ModelRefused
 from engine.model.kv_pool import LayerShape, bytes_per_block, num_blocks_for
 
-#: Copies of a step's activations that are alive at once at most, when memory is set aside for them.
-LIVE_ACTIVATIONS = 16
-#: Copies of the logits that the sampler makes at most, in float32 equivalents; one of them may stay
-#: with the step in flight.
-LIVE_LOGITS = 8
+#: Tensors of a step that are alive at once at most, when memory is set aside for them: so many as
+#: wide as what goes from layer to layer, and so many as wide as the widest between two products.
+LIVE_HIDDEN = 10
+LIVE_WIDE = 4
+#: Copies of the logits that are alive at most, in float32 equivalents: ten in the sampler, two
+#: that the step before keeps until its tokens are settled, and one that captured steps write to.
+LIVE_LOGITS = 13
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,20 +25,23 @@ class StepSize:
     """The largest step there can be, by which memory is set aside.
 
     Args:
-        num_logits: rows due a token.
+        num_logits: places due a token.
+        width: as in `TransformersModel`.
         dtype: of the activations.
     """
 
     num_tokens: int
     num_logits: int
     hidden_size: int
+    width: int
     vocab_size: int
     dtype: torch.dtype
 
     @property
     def nbytes(self) -> int:
         """What the activations and the logits of such a step take at most."""
-        activations = LIVE_ACTIVATIONS * self.num_tokens * self.hidden_size * self.dtype.itemsize
+        of_token = LIVE_HIDDEN * self.hidden_size + LIVE_WIDE * self.width
+        activations = of_token * self.num_tokens * self.dtype.itemsize
         logits = LIVE_LOGITS * self.num_logits * self.vocab_size * torch.float32.itemsize
         return activations + logits
 

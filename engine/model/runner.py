@@ -9,12 +9,17 @@ import torch
 
 from engine.errors import ModelRefused
 from engine.model.attention import choose_backend, choose_decode
-from engine.model.attention.interface import AttentionBackend, AttentionNeeds
+from engine.model.attention.interface import (
+    AttentionBackend,
+    AttentionNeeds,
+    AttentionUnavailable,
+)
 from engine.model.attention.self_check import AttentionCheckFailed
 from engine.model.causal_model import CausalModel
 from engine.model.container import CGROUP, whole_processors
 from engine.model.decoder import Decoder
 from engine.model.determinism import NotInvariant, invariant_multiple
+from engine.model.device_errors import cause_of, is_out_of_memory
 from engine.model.fast_path import ModelPath, choose_model
 from engine.model.graphs import CudaCapturer, DecodeGraphs
 from engine.model.kv_pool import KVPool
@@ -33,6 +38,8 @@ def load_runner(
     *,
     max_num_seqs: int,
     max_num_batched_tokens: int,
+    num_speculative_tokens: int = 0,
+    max_speculative_step_tokens: int = 0,
     dtype: str = "auto",
     device: str = "auto",
     block_size: int = 16,
@@ -59,7 +66,9 @@ def load_runner(
         ModelRefused: the model, the backend or the memory does not allow it.
     """
     _keep_to_the_container()
-    limits = Limits(max_num_seqs, max_num_batched_tokens)
+    limits = Limits(
+        max_num_seqs, max_num_batched_tokens, num_speculative_tokens, max_speculative_step_tokens
+    )
     place = torch.device(_default_device() if device == "auto" else device)
     chosen = _choose(
         load_model(path, dtype=dtype, device=place),
@@ -73,12 +82,9 @@ def load_runner(
     release_memory(place)
     on_cuda = place.type == "cuda"
     captures = on_cuda and not deterministic and isinstance(chosen.model, Decoder)
-    kv_pool = KVPool(
-        chosen.model.layer_shapes,
+    kv_pool = _kv_pool(
+        chosen,
         num_blocks=num_blocks or _num_blocks(chosen, limits, memory_bytes=kv_cache_memory_bytes),
-        block_size=chosen.block_size,
-        dtype=chosen.dtype,
-        device=place,
         num_host_blocks=num_host_blocks,
         has_spare_block=captures or chosen.multiple > 1,
     )
@@ -111,6 +117,7 @@ class _Chosen:
     multiple: int
     needs: AttentionNeeds
     hidden_size: int
+    width: int
     max_model_len: int
     eos_token_ids: frozenset[int]
     folder: Path
@@ -165,6 +172,7 @@ def _choose(
         multiple=multiple,
         needs=needs,
         hidden_size=int(loaded.model.config.get_text_config().hidden_size),
+        width=served.width,
         max_model_len=loaded.max_model_len,
         eos_token_ids=loaded.eos_token_ids,
         folder=loaded.folder,
@@ -208,8 +216,9 @@ def _num_blocks(chosen: _Chosen, limits: Limits, *, memory_bytes: int | None) ->
         return blocks_in(memory_bytes, shapes, block_size=sizes[0], dtype=sizes[1])
     step = StepSize(
         num_tokens=limits.max_num_batched_tokens,
-        num_logits=-(-limits.max_num_seqs // chosen.multiple) * chosen.multiple,
+        num_logits=-(-limits.max_num_due // chosen.multiple) * chosen.multiple,
         hidden_size=chosen.hidden_size,
+        width=chosen.width,
         vocab_size=chosen.model.vocab_size,
         dtype=chosen.dtype,
     )
@@ -224,8 +233,36 @@ def _num_blocks(chosen: _Chosen, limits: Limits, *, memory_bytes: int | None) ->
     return min(useful, blocks_in(memory, shapes, block_size=sizes[0], dtype=sizes[1]))
 
 
+def _kv_pool(
+    chosen: _Chosen, *, num_blocks: int, num_host_blocks: int, has_spare_block: bool
+) -> KVPool:
+    """The pool, unless another process has taken its room since that was measured."""
+    try:
+        return KVPool(
+            chosen.model.layer_shapes,
+            num_blocks=num_blocks,
+            block_size=chosen.block_size,
+            dtype=chosen.dtype,
+            device=chosen.device,
+            num_host_blocks=num_host_blocks,
+            has_spare_block=has_spare_block,
+        )
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ModelRefused(
+            f"there is no room for a KV cache of {num_blocks} blocks on {chosen.device} and "
+            f"{num_host_blocks} on the host: {cause_of(error)}"
+        ) from error
+
+
 def _graphs(chosen: _Chosen, kv_pool: KVPool, limits: Limits) -> DecodeGraphs | None:
-    """Captured decode steps, if an attention can be captured on this device."""
+    """Captured decode steps, if an attention can be captured on this device.
+
+    Raises:
+        ModelRefused: a capture failed. Nobody goes on without: what torch allocates by may take the
+            capture for still under way.
+    """
     decode = choose_decode(
         dtype=chosen.dtype,
         device=chosen.device,
@@ -234,16 +271,22 @@ def _graphs(chosen: _Chosen, kv_pool: KVPool, limits: Limits) -> DecodeGraphs | 
     )
     if decode is None:
         return None
-    with torch.inference_mode():
-        return DecodeGraphs(
-            chosen.model,
-            kv_pool,
-            decode,
-            capturer=CudaCapturer(),
-            device=chosen.device,
-            max_num_seqs=limits.max_num_seqs,
-            max_model_len=chosen.max_model_len,
-        )
+    try:
+        with torch.inference_mode():
+            return DecodeGraphs(
+                chosen.model,
+                kv_pool,
+                decode,
+                capturer=CudaCapturer(),
+                device=chosen.device,
+                max_num_seqs=limits.max_num_seqs,
+                max_model_len=chosen.max_model_len,
+            )
+    except (RuntimeError, AttentionUnavailable) as error:
+        raise ModelRefused(
+            f"decode steps cannot be captured on {chosen.device}: {cause_of(error)}; "
+            "with model_path 'wide' none are"
+        ) from error
 
 
 def _runner(

@@ -27,6 +27,8 @@ ATTENTION_NAME = "quire_paged"
 #: The same attention function, with a mask function beside it: `engine.model.probe` wants to see
 #: the masks that a model would have made.
 PROBE_NAME = "quire_probe"
+#: What configs call the number of experts that a token goes to; their matrices lie in one tensor.
+EXPERTS_PER_TOKEN = ("num_experts_per_tok", "top_k_experts", "moe_top_k", "moe_topk")
 
 
 class AttentionRecipient(Protocol):
@@ -110,6 +112,29 @@ class TransformersModel:
             has_window=any(layer.sliding_window is not None for layer in self.layers),
             has_softcap=any(layer.softcap is not None for layer in self.layers),
         )
+
+    @property
+    def width(self) -> int:
+        """Numbers of one token between two products of a layer, at most.
+
+        Those inside of its MLP, or of all experts that it goes to; or all its queries, keys and
+        values.
+        """
+        config = self.model.config.get_text_config()
+        names = (name for name in EXPERTS_PER_TOKEN if hasattr(config, name))
+        num_experts = getattr(config, next(names, ""), 1)
+        # The last dimension is what goes into a product, and in some families what comes out.
+        inner = (
+            parameter.shape[-1] * (num_experts if parameter.dim() > 2 else 1)
+            for parameter in self.model.parameters()
+            if parameter.dim() > 1
+        )
+        heads = (
+            layer.num_heads * layer.shape.key_dim
+            + layer.shape.kv_heads * (layer.shape.key_dim + layer.shape.value_dim)
+            for layer in self.layers
+        )
+        return max(*inner, *heads)
 
     def forward(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
         options = {"logits_to_keep": inputs.logit_rows} if self._selects_logits else {}

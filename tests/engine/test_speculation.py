@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine.batch import UNKNOWN_TOKEN
 from engine.fake_runner import fake_logprobs
 from engine.request import FinishReason
 from tests.engine.builders import (
@@ -193,12 +194,37 @@ def test_a_constraint_may_say_more_than_there_is_room_for():
     assert max(drafts(machine)) == 4
 
 
-def test_steps_with_guesses_are_never_launched_ahead():
+def test_a_step_with_room_for_guesses_is_never_launched_ahead():
     machine = Machine(make_config(num_speculative_tokens=4), runs_ahead=True)
     machine.add(cyclic(machine))
     machine.run()
     assert machine.tokens("r") == [CYCLE[index % 4] for index in range(21)]
     assert drafts(machine) == [0, 1, 2, 4, 4, 4]
+
+
+def test_steps_that_decodes_fill_are_launched_ahead_until_there_is_room_for_guesses():
+    config = make_config(num_speculative_tokens=4, max_speculative_step_tokens=3)
+    machine = Machine(config, runs_ahead=True)
+    lengths = {"a": 5, "b": 5, "c": 11, "d": 11}
+    machine.add(*(cyclic(machine, name, max_tokens=most) for name, most in lengths.items()))
+    machine.run()
+    for name, length in lengths.items():
+        assert machine.tokens(name) == [CYCLE[index % 4] for index in range(length)]
+    assert [
+        (UNKNOWN_TOKEN in batch.decodes.token_ids, len(batch.decodes), num_drafted)
+        for batch, num_drafted in zip(machine.batches, drafts(machine), strict=True)
+    ] == [
+        (False, 0, 0),  # The prompts.
+        (False, 4, 0),
+        (True, 4, 0),
+        (True, 4, 0),
+        (True, 4, 0),  # The short ones end.
+        (True, 2, 0),
+        (False, 1, 1),  # One has a guess to check.
+        (False, 1, 1),
+        (False, 1, 1),
+        (False, 1, 0),
+    ]
 
 
 def test_a_step_that_checks_guesses_is_one_of_decodes():

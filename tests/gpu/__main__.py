@@ -4,12 +4,19 @@ python -m tests.gpu
 """
 
 import sys
+from importlib.util import find_spec
 
-import pytest
-import torch
+#: What the Python at hand has to bring; no more of the project's own requirements.
+NEEDED = ("pytest", "torch", "transformers")
 
 
 def main() -> int:
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        print(f"test-gpu: {sys.executable} has no {', '.join(missing)}: nothing was run")
+        return 1
+    import pytest
+    import torch
+
     if not torch.cuda.is_available():
         print(f"test-gpu: torch {torch.__version__} sees no CUDA device: nothing was run")
         return 0

@@ -1,18 +1,28 @@
 """Right before fast: on the device every attention is what the reference attends."""
 
+import numpy as np
 import pytest
 import torch
 
+from engine.batch import BlockCopy
 from engine.model.attention import AUTOMATIC, BACKENDS, DECODES, choose_backend
 from engine.model.attention.cuda import CudaAttention
-from engine.model.attention.interface import AttentionNeeds, AttentionUnavailable
+from engine.model.attention.interface import (
+    AttentionMetadata,
+    AttentionNeeds,
+    AttentionUnavailable,
+)
+from engine.model.attention.reference import ReferenceAttention
 from engine.model.attention.self_check import (
     CHECKED_DECODES,
     CHECKED_ROWS,
+    TOLERANCES,
     AttentionCheckFailed,
     DecodesOnly,
     self_check,
+    worst_error,
 )
+from engine.model.kv_pool import KVPool, LayerShape, Slots
 
 HALVES = [torch.float16, torch.bfloat16]
 #: Query heads, key heads, width: groups of 1 to 8, widths that are no powers of two.
@@ -21,6 +31,10 @@ WIDE = (8, 1, 256)
 #: Chunks and decodes over contexts of many tiles, at and beside their ends.
 LONG_ROWS = ((1, 5000), (130, 4096), (1, 1), (64, 64), (1, 257), (333, 700), (1, 4097))
 LONG_DECODES = ((1, 9000), (1, 1), (1, 2048), (1, 2049), (1, 64), (1, 65), (1, 4097))
+#: A pool of which one layer's keys are more numbers than 31 bits count, from block `FAR` on.
+LARGE = LayerShape(kv_heads=8, key_dim=128, value_dim=128)
+FAR, FAR_BLOCKS = 2**31 // (8 * 256 * 128), 80
+DEVICE = torch.device("cuda")
 
 
 def needs_of(shape, *, has_window=True) -> AttentionNeeds:
@@ -97,6 +111,72 @@ def test_in_single_precision_something_serves_too():
         "auto", dtype=torch.float32, device="cuda", block_size=16, needs=needs_of(SHAPES[0])
     )
     assert backend.name in ("cpu", "reference")
+
+
+@pytest.fixture(scope="module")
+def large_pool():
+    """The same keys and values at its beginning and at its end, zeros between."""
+    needed = 2 * 2 * (FAR + FAR_BLOCKS) * LARGE.kv_heads * 256 * LARGE.key_dim
+    if (free := torch.cuda.mem_get_info()[0]) < 1.2 * needed:
+        pytest.skip(f"{free} bytes are free, and such a pool takes {needed}")
+    pool = KVPool(
+        (LARGE,), num_blocks=FAR + FAR_BLOCKS, block_size=256, dtype=torch.bfloat16,
+        device=DEVICE, num_host_blocks=1,
+    )  # fmt: skip
+    places = torch.arange(FAR_BLOCKS * 256, device=DEVICE)
+    generator = torch.Generator().manual_seed(0)
+    key, value = torch.randn(2, len(places), 8, 128, generator=generator).to(DEVICE, torch.bfloat16)
+    for first in (0, FAR):
+        slots = Slots(first + places // 256, places % 256)
+        pool.write(0, key=key, value=value, slots=slots)
+    return pool
+
+
+def attended(backend, pool: KVPool, rows, *, first_block: int) -> torch.Tensor:
+    """The rows over blocks one after the other."""
+    query_lens, context_lens = np.array(rows, dtype=np.int64).T
+    sizes = -(-context_lens // 256)
+    assert sizes.sum() <= FAR_BLOCKS
+    tables = np.zeros((len(rows), int(sizes.max())), dtype=np.int64)
+    for table, size, end in zip(tables, sizes, np.cumsum(sizes), strict=True):
+        table[:size] = first_block + np.arange(end - size, end)
+    metadata = AttentionMetadata(256, query_lens, context_lens, tables, DEVICE)
+    generator = torch.Generator().manual_seed(1)
+    query = torch.randn(int(query_lens.sum()), 32, 128, generator=generator)
+    with torch.inference_mode():
+        return backend.prepare(metadata)(
+            query.to(DEVICE, torch.bfloat16), pool.key_cache(0), pool.value_cache(0),
+            scaling=128**-0.5,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [*DECODES, *(BACKENDS[name] for name in AUTOMATIC["cuda"][:-2])])
+def test_blocks_behind_two_billion_numbers_are_attended_as_others_are(make, large_pool):
+    """Whoever counts numbers of a cache in 32 bits reads somewhere else there."""
+    try:
+        attention = make()
+    except AttentionUnavailable as reason:
+        pytest.skip(str(reason))
+    only_decodes = make in DECODES
+    backend, rows = (
+        (DecodesOnly(attention), LONG_DECODES) if only_decodes else (attention, LONG_ROWS)
+    )
+    near, far = (attended(backend, large_pool, rows, first_block=first) for first in (0, FAR))
+    expected = attended(ReferenceAttention(), large_pool, rows, first_block=0)
+    assert worst_error(near.float(), expected.float()) <= TOLERANCES[torch.bfloat16]
+    assert torch.equal(near, far)
+
+
+def test_blocks_behind_two_billion_numbers_are_swapped_and_cleared_as_others_are(large_pool):
+    last = FAR + FAR_BLOCKS - 1
+    keys = large_pool.key_cache(0)
+    before = keys[last].clone()
+    large_pool.swap_out([BlockCopy(last, 0)])
+    large_pool.clear(torch.tensor([last], device=DEVICE))
+    assert not keys[last].any()
+    assert torch.equal(keys[last - 1], keys[FAR_BLOCKS - 2])
+    large_pool.swap_in([BlockCopy(0, last)])
+    assert torch.equal(keys[last], before)
 
 
 class OneKeyShort:

@@ -174,6 +174,14 @@ def test_steps_in_flight_give_the_tokens_of_steps_that_were_waited_for(
     assert tokens_of(runner).tokens == ahead
 
 
+def test_a_prompt_whose_first_chunks_bring_no_token_generates_what_it_would_have(captured):
+    runner = captured("float32")
+    whole = generate(runner, requests()[-1:])
+    chunked = generate(runner, requests()[-1:], max_num_batched_tokens=16)
+    assert chunked.tokens == whole.tokens
+    assert chunked.snapshot.steps == whole.snapshot.steps + 3
+
+
 def test_guessed_tokens_are_those_that_come_without_guesses(captured):
     """Between replayed steps, which are of single tokens, come others with rows of several."""
     runner = captured("float32")

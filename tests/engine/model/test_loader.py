@@ -169,6 +169,13 @@ def test_a_folder_that_is_not_there_is_refused_as_a_folder(path):
         load_model(path)
 
 
+def test_a_file_is_refused_and_no_hub_asked_for_a_model_of_its_name(tmp_path, monkeypatch):
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelRefused, match=r"^model\.safetensors is a file; .* folder"):
+        load_model("model.safetensors")
+
+
 def test_weights_with_a_hole_are_refused_instead_of_filled_with_noise(model_folder, tmp_path):
     shutil.copytree(model_folder("llama"), tmp_path, dirs_exist_ok=True)
     weights = load_file(tmp_path / "model.safetensors")

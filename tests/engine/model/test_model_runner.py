@@ -12,7 +12,14 @@ from engine.model.model_runner import ModelRunner, StepInFlight, result_of
 from engine.model.sampler import BROKEN
 from engine.model.step import Fed, feed_of
 from engine.request import FinishReason
-from tests.engine.model.builders import generate, make_prompt, make_request, make_row, make_runner
+from tests.engine.model.builders import (
+    EOS,
+    generate,
+    make_prompt,
+    make_request,
+    make_row,
+    make_runner,
+)
 from tests.engine.model.test_step import decodes_of
 
 
@@ -86,9 +93,13 @@ samplings = st.fixed_dictionaries(
     optional={
         "top_p": st.just(0.9),
         "top_k": st.sampled_from([2, 50]),
+        "min_p": st.just(0.05),
         "repetition_penalty": st.just(1.3),
+        "presence_penalty": st.just(0.9),
+        "allowed_token_ids": st.sampled_from([(EOS, 9, 55, 56), tuple(range(40, 90))]),
+        "logit_bias": st.just(((EOS, 4.0), (50, 3.0), (60, -100.0))),
         "logprobs": st.integers(0, 3),
-        "min_tokens": st.just(1),
+        "min_tokens": st.integers(0, 1),
         "stop_token_ids": st.just(tuple(range(3, 50))),
         "ignore_eos": st.just(False),
     },

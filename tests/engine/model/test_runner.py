@@ -10,7 +10,9 @@ from engine.batch import Batch, BlockCopy, ModelRunner
 from engine.errors import DeviceFailed, ModelRefused
 from engine.model import runner as runner_module
 from engine.model.device_errors import is_device_failure
-from engine.model.kv_pool import bytes_per_block
+from engine.model.kv_pool import KVPool, bytes_per_block
+from engine.model.loader import load_model
+from engine.model.model_runner import Limits
 from tests.engine.model.builders import (
     CONFIGS,
     EOS,
@@ -22,6 +24,7 @@ from tests.engine.model.builders import (
     poison,
     run_rows,
 )
+from tests.engine.model.test_cuda_path import MaskedDecode
 
 
 def greedy_by_hand(runner: ModelRunner, prompt, count: int, block_ids=range(64)) -> list[int]:
@@ -209,13 +212,48 @@ def test_by_default_the_pool_takes_a_share_of_what_is_free(model_folder, monkeyp
     shapes = make_runner(model_folder("llama")).model.layer_shapes
     size = bytes_per_block(shapes, block_size=4, dtype=torch.float32)
     monkeypatch.setattr("engine.model.runner.free_memory_bytes", lambda device: 10_000_000)
-    runner = make_runner(model_folder("llama"), num_blocks=None, max_num_seqs=1000)
+    runner = make_runner(model_folder("llama"), num_blocks=None, max_num_seqs=500)
     assert 0 < runner.config_facts.num_blocks < 0.4 * 10_000_000 / size
 
 
 def test_too_little_memory_is_refused_with_both_numbers(model_folder):
     with pytest.raises(ModelRefused, match=r"100 bytes are left .* one block takes 2048"):
         make_runner(model_folder("llama"), num_blocks=None, kv_cache_memory_bytes=100)
+
+
+def test_a_pool_that_finds_no_room_is_refused_with_its_size(model_folder):
+    with pytest.raises(ModelRefused, match=r"no room for .* of 1099511627776 blocks on cpu"):
+        make_runner(model_folder("llama"), num_blocks=1 << 40)
+
+
+class Spoilt:
+    """Captures as torch does where a step asks the device: the end does not say what happened."""
+
+    def capture(self, compute):
+        with self:
+            raise RuntimeError("CUDA error: operation not permitted while capturing\nSearch for")
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *raised) -> None:
+        raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+
+def test_a_capture_that_fails_is_refused_with_what_went_wrong_first(model_folder, monkeypatch):
+    limits = Limits(max_num_seqs=4, max_num_batched_tokens=32)
+    chosen = runner_module._choose(
+        load_model(model_folder("qwen3"), dtype="float32"), attention_backend="reference",
+        model_path="fast", block_size=4, limits=limits, deterministic=False, now=None,
+    )  # fmt: skip
+    monkeypatch.setattr(runner_module, "choose_decode", lambda **_: MaskedDecode())
+    monkeypatch.setattr(runner_module, "CudaCapturer", Spoilt)
+    pool = KVPool(
+        chosen.model.layer_shapes, num_blocks=1, block_size=4, dtype=torch.float32,
+        has_spare_block=True,
+    )  # fmt: skip
+    with pytest.raises(ModelRefused, match=r"on cpu: .* not permitted while capturing; .*'wide'"):
+        runner_module._graphs(chosen, pool, limits)
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,13 @@ SPECULATION = {"num_speculative_tokens": 5, "max_speculative_step_tokens": 24}
 def asked_for(asked, *, constrained: bool):
     requests = []
     for index, (length, sampling) in enumerate(asked):
+        is_constrained = constrained and index % 2
+        # Together with a list of allowed tokens a constraint might leave none: another test's.
+        others = sampling | ({"allowed_token_ids": ()} if is_constrained else {})
         request = make_request(
-            str(index), make_prompt(length, salt=index % 3), seed=index, **sampling
+            str(index), make_prompt(length, salt=index % 3), seed=index, **others
         )
-        if constrained and index % 2:
+        if is_constrained:
             request.constraint = Residues(length=7)
         requests.append(request)
     return requests
@@ -29,11 +32,13 @@ cases = given(
     wrong=st.sets(st.integers(0, 9), max_size=3),
     constrained=st.booleans(),
     max_candidates=st.sampled_from([1, 4, 256]),
+    ahead=st.booleans(),
     tight=st.fixed_dictionaries(
         {"num_blocks": st.sampled_from([12, 64])},
         optional={
             "max_num_batched_tokens": st.sampled_from([3, 16]),
             "max_num_seqs": st.just(2),
+            "max_speculative_step_tokens": st.sampled_from([2, 5]),
         },
     ),
 )
@@ -44,15 +49,16 @@ cases = given(
 )
 @cases
 def test_the_compiled_form_says_with_guesses_what_it_says_without(
-    runner_of, asked, wrong, constrained, max_candidates, tight
+    runner_of, asked, wrong, constrained, max_candidates, ahead, tight
 ):
-    """To the last bit of every log-probability."""
+    """To the last bit of every log-probability, whatever is launched ahead."""
     runner = runner_of("llama")
     runner._sampler._max_candidates = max_candidates
     plain = generate(runner, asked_for(asked, constrained=constrained), **tight)
     requests = with_seers(asked_for(asked, constrained=constrained), plain, wrong)
-    guessed = generate(runner, requests, **tight, **SPECULATION)
-    runner._sampler._max_candidates = 256
+    runner._runs_ahead = ahead
+    guessed = generate(runner, requests, **(SPECULATION | tight))
+    runner._runs_ahead, runner._sampler._max_candidates = False, 256
     assert guessed.tokens == plain.tokens
     assert guessed.logprobs == plain.logprobs
 
