@@ -16,6 +16,7 @@ from typing import Any
 from benchmarks.figures import Figures, figures_of, machine, median_run
 from benchmarks.models import model_folder
 from benchmarks.workloads import Workload, make_workload
+from engine.batch import ModelRunner
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.model.runner import load_runner
@@ -57,6 +58,10 @@ class BenchedEngine:
             enable_prefix_caching=False,
         )
         self._engine = Engine(self.config, self.runner)
+
+    def compute_by(self, runner: ModelRunner) -> None:
+        """From now on the engine's steps go to this runner, which may have its own behind it."""
+        self._engine = Engine(self.config, runner)
 
     def run(self, workload: Workload) -> tuple[Figures, dict[str, list[int]]]:
         """Run a workload from an idle engine; figures and tokens by request id."""

@@ -61,11 +61,16 @@ def weights_per_token(shape: dict[str, int]) -> tuple[int, int]:
     return shape["num_hidden_layers"] * layer, shape["vocab_size"] * hidden
 
 
+def kv_values_per_token(shape: dict[str, int]) -> int:
+    """Numbers in the keys and values of one token, of all layers."""
+    head_dim = shape["hidden_size"] // shape["num_attention_heads"]
+    return 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * head_dim
+
+
 def work_of(workload: Workload, shape: dict[str, int], *, dtype: str) -> Work:
     """The least work: a shared prefix once, and the weights once for all requests of a step."""
     body, head = weights_per_token(shape)
-    head_dim = shape["hidden_size"] // shape["num_attention_heads"]
-    kv_values = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * head_dim
+    kv_values = kv_values_per_token(shape)
     size = BYTES_PER_VALUE[dtype]
     prefixes = [item.prompt_token_ids[:SHARED_PREFIX_TOKENS] for item in workload.items]
     num_shared = (len(prefixes) - len(set(prefixes))) * SHARED_PREFIX_TOKENS

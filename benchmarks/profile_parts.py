@@ -14,7 +14,14 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from benchmarks.floor import BYTES_PER_VALUE, Limits, Work, measure_limits, weights_per_token
+from benchmarks.floor import (
+    BYTES_PER_VALUE,
+    Limits,
+    Work,
+    kv_values_per_token,
+    measure_limits,
+    weights_per_token,
+)
 from benchmarks.models import SHAPES, model_folder
 from benchmarks.peers.quire_engine import DTYPES, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
 from benchmarks.profile_step import BLOCK_SIZE, WARM_UP_ROUNDS, make_rows
@@ -43,8 +50,7 @@ def floor_of(
     """
     shape, size = SHAPES[model], BYTES_PER_VALUE[dtype]
     body, head = weights_per_token(shape)
-    head_dim = shape["hidden_size"] // shape["num_attention_heads"]
-    kv_values = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * head_dim
+    kv_values = kv_values_per_token(shape)
     parts = [
         Work(2.0 * body * num_rows * num_tokens, float(size * body)),
         Work(0.0, float(size * kv_values * num_rows * context)),

@@ -1,0 +1,137 @@
+"""Where the time of a workload goes, by the tokens of a step, against each step's own floor.
+
+    python -m benchmarks.profile_workload [--models SMALL] [--workload W1] [--dtype bf16] [--runs 3]
+
+The floor of a workload lets all of its arithmetic go on beside all of its reading. A step cannot:
+a chunk of prompts computes while the memory rests, a few decodes read while the cores rest. So the
+sum of the steps' floors is what this schedule could reach at best. What is missing from there to
+the workload's floor belongs to the schedule, the rest to the kernels.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from benchmarks.bench_engine import MAX_NUM_BATCHED_TOKENS, BenchedEngine
+from benchmarks.floor import (
+    BYTES_PER_VALUE,
+    Limits,
+    Work,
+    kv_values_per_token,
+    measure_limits,
+    weights_per_token,
+    work_of,
+)
+from benchmarks.models import SHAPES
+from benchmarks.peers.quire_engine import DTYPES
+from benchmarks.workloads import Workload, make_workload
+from engine.batch import Batch, LaunchedStep, ModelRunner
+
+#: Steps of so many tokens at most are one line of the table.
+BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, MAX_NUM_BATCHED_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step: tokens it computed, tokens it was asked for, KV entries it read, and its time."""
+
+    num_tokens: int
+    num_due: int
+    num_read: int
+    seconds: float
+
+
+class Case(NamedTuple):
+    """A model by name, and its type by the short one."""
+
+    model: str
+    dtype: str
+
+
+class Recorder:
+    """A runner that remembers the steps of the one behind it, which has to compute in `launch`."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self.steps: list[Step] = []
+
+    def launch(self, batch: Batch, *, after: LaunchedStep | None = None) -> LaunchedStep:
+        read = int((batch.decodes.starts + 1).sum()) + sum(row.start for row in batch.catch_up_rows)
+        sizes = batch.num_tokens, len(batch.due), read
+        started = time.perf_counter()
+        launched = self._runner.launch(batch, after=after)
+        self.steps.append(Step(*sizes, time.perf_counter() - started))
+        return launched
+
+
+def floor_of(step: Step, shape: dict[str, int], *, dtype: str) -> Work:
+    """The least work of a step: its products, the weights once, and the KV entries it reads."""
+    body, head = weights_per_token(shape)
+    kv_values = kv_values_per_token(shape)
+    values = body + head * (step.num_due > 0) + kv_values * step.num_read
+    return Work(
+        operations=2.0 * (body * step.num_tokens + head * step.num_due),
+        bytes_read=float(BYTES_PER_VALUE[dtype] * values),
+    )
+
+
+def print_run(
+    steps: Sequence[Step], limits: Limits, workload: Workload, *, case: Case, wall: float
+) -> None:
+    """One line for each size of step, then what all of them amount to."""
+    floors = [floor_of(step, SHAPES[case.model], dtype=case.dtype) for step in steps]
+    print(f"{'tokens':>9}{'steps':>7}{'ms a step':>11}{'arithmetic':>12}{'reading':>9}{'share':>7}")
+    for low, high in zip((0, *BOUNDS), BOUNDS, strict=False):
+        chosen = [index for index, step in enumerate(steps) if low < step.num_tokens <= high]
+        if not chosen:
+            continue
+        seconds = statistics.fmean(steps[index].seconds for index in chosen)
+        operations = statistics.fmean(floors[index].operations for index in chosen)
+        bytes_read = statistics.fmean(floors[index].bytes_read for index in chosen)
+        least = statistics.fmean(floors[index].seconds(limits) for index in chosen)
+        print(
+            f"{low + 1:>4}-{high:<4}{len(chosen):>7}{1e3 * seconds:>11.2f}"
+            f"{1e3 * operations / limits.operations_per_second:>12.2f}"
+            f"{1e3 * bytes_read / limits.bytes_per_second:>9.2f}{least / seconds:>7.2f}"
+        )
+    in_steps = sum(step.seconds for step in steps)
+    of_steps = sum(floor.seconds(limits) for floor in floors)
+    of_workload = work_of(workload, SHAPES[case.model], dtype=case.dtype).seconds(limits)
+    print(
+        f"{wall:.2f} s, {in_steps:.2f} of them in steps; the steps' floors are {of_steps:.2f} s, "
+        f"the workload's is {of_workload:.2f}.\n"
+        f"Share of the workload's floor: {of_workload / wall:.3f}. This schedule's limit is "
+        f"{of_workload / of_steps:.3f}, and {of_steps / wall:.3f} of that is reached.",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default="SMALL")
+    parser.add_argument("--workload", default="W1")
+    parser.add_argument("--dtype", default="bf16", choices=sorted(DTYPES))
+    parser.add_argument("--runs", type=int, default=3)
+    arguments = parser.parse_args()
+    for model in arguments.models.split(","):
+        case = Case(model, arguments.dtype)
+        engine = BenchedEngine(model, dtype=DTYPES[case.dtype])
+        recorder = Recorder(engine.runner)
+        engine.compute_by(recorder)
+        workload = make_workload(arguments.workload, vocab_size=engine.vocab_size)
+        for _ in range(arguments.runs):
+            recorder.steps.clear()
+            before = measure_limits(SHAPES[model], dtype=case.dtype)
+            started = time.perf_counter()
+            engine.run(workload)
+            wall = time.perf_counter() - started
+            limits = before.best_with(measure_limits(SHAPES[model], dtype=case.dtype))
+            print(f"\n{model} {case.dtype} {workload.name}, {limits.rounded()}")
+            print_run(recorder.steps, limits, workload, case=case, wall=wall)
+
+
+if __name__ == "__main__":
+    main()
