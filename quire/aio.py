@@ -21,9 +21,11 @@ from quire.arguments import QueueSettings, RequestArguments, RequestOptions
 from quire.async_broker import AsyncBroker, connect_async
 from quire.async_group_handle import AsyncGroupHandle
 from quire.async_handle import AsyncHandle
+from quire.async_shard import taking_turns
 from quire.choices import choices_of
 from quire.client import DEFAULT_URL
 from quire.errors import QuireError
+from quire.inspection import models_of
 from quire.output import Completion, State, TokenChunk
 from quire.producing import must_ask_clock, ready_requests
 from quire.protocol import GenerationRequest
@@ -152,6 +154,14 @@ class AsyncClient:
         """A snapshot of the request. UnknownRequest."""
         return await self._broker_of(request_id).status(request_id)
 
+    async def models(self) -> list[str]:
+        """See `Client.models`."""
+        return models_of([info for broker in self._brokers for info in await broker.workers()])
+
+    async def now_ms(self) -> int:
+        """See `Client.now_ms`."""
+        return await self._brokers[0].now_ms()
+
     def _broker_of(self, request_id: str) -> AsyncBroker:
         return self._brokers[shard_of(request_id, len(self._brokers))]
 
@@ -160,10 +170,10 @@ class AsyncClient:
     ) -> list[GenerationRequest]:
         """The checked messages, under the ids by which they are found."""
         now_ms = await self._brokers[0].now_ms() if must_ask_clock(items) else None
-        return [
+        return await taking_turns(
             placed(request, num_shards=len(self._brokers), group=group)
             for request in ready_requests(items, tenant=self._tenant, now_ms=now_ms)
-        ]
+        )
 
     async def _submit(self, requests: Sequence[GenerationRequest]) -> list[AsyncHandle]:
         """Submits to every shard its part; the answers are in the order of the requests."""

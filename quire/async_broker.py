@@ -12,8 +12,8 @@ from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 
 from quire.async_reader import AsyncReader
-from quire.async_shard import AsyncShard
-from quire.calls import cancel_call
+from quire.async_shard import AsyncShard, taking_turns
+from quire.calls import cancel_call, submit_call
 from quire.connection import (
     MAX_BLOCK_SECONDS,
     connection_settings,
@@ -39,9 +39,9 @@ from quire.output_log import (
 )
 from quire.producing import Ask, cancelling, script_settings, submitting
 from quire.protocol import GenerationRequest
-from quire.replies import status_of
+from quire.replies import readable, status_of, worker_of
 from quire.sentinel import connect_through_sentinels, is_sentinel_url
-from quire.transitions import RequestStatus, Submitted
+from quire.transitions import RequestStatus, Submitted, WorkerInfo
 from quire.waits import MAX_ENTRIES_PER_STREAM
 
 
@@ -98,7 +98,8 @@ class AsyncBroker(AsyncShard):
 
     async def submit_many(self, requests: Sequence[GenerationRequest]) -> list[Submitted]:
         """See `Broker.submit_many`."""
-        return await self._hold(submitting(self.keys, requests))
+        calls = await taking_turns(submit_call(self.keys, request) for request in requests)
+        return await self._hold(submitting(self.keys, requests, calls=calls))
 
     async def cancel(self, request_id: str) -> State:
         """See `Broker.cancel`."""
@@ -124,6 +125,13 @@ class AsyncBroker(AsyncShard):
             lambda: self._connection.xread(after, count=MAX_ENTRIES_PER_STREAM)
         )
         return reads_or_error(logs_in(reply, self.keys, seen))
+
+    async def workers(self) -> list[WorkerInfo]:
+        """See `Broker.workers`."""
+        rows: Any = await self._call(lambda: self._connection.hgetall(self.keys.workers))
+        now_ms = await self.now_ms()
+        found = readable(partial(worker_of, now_ms=now_ms), rows.items())
+        return sorted(found, key=lambda info: info.name)
 
     async def close(self) -> None:
         """Ends the reads; BrokerUnavailable for those that wait. The connection stays open."""

@@ -25,13 +25,20 @@ class AsyncHandle:
 
     async def stream(self, *, after: int = 0, prefix_hash: str = "") -> AsyncIterator[TokenChunk]:
         """See `Handle.stream`."""
+        async for item in self.follow(after=after, prefix_hash=prefix_hash):
+            if isinstance(item, Completion):
+                raise_unless_completed(item)
+                return
+            yield item
+
+    async def follow(
+        self, *, after: int = 0, prefix_hash: str = ""
+    ) -> AsyncIterator[TokenChunk | Completion]:
+        """See `Handle.follow`."""
         following = Following(
             self.request_id, after=after, known=self._known, prefix_hash=prefix_hash
         )
         async for item in _follow(self._broker, following):
-            if isinstance(item, Completion):
-                raise_unless_completed(item)
-                return
             self._known = True
             yield item
 

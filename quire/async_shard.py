@@ -7,7 +7,7 @@ what waits. Like there, nothing is repeated but transitions that may be, for a b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -30,7 +30,20 @@ from quire.script_runner import (
 #: Calls that are under way at once; each takes a connection. Others wait for their turn.
 MAX_CALLS = 8
 
+#: How many requests are made ready before others of the loop have their turn: some milliseconds.
+REQUESTS_PER_TURN = 64
+
 _Result = TypeVar("_Result")
+
+
+async def taking_turns(items: Iterable[_Result]) -> list[_Result]:
+    """The items, which are made as they are asked for; the others of the loop get on meanwhile."""
+    made: list[_Result] = []
+    for item in items:
+        made.append(item)
+        if len(made) % REQUESTS_PER_TURN == 0:
+            await asyncio.sleep(0)
+    return made
 
 
 class AsyncShard:

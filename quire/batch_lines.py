@@ -13,18 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.batch_logprobs import of_chat, of_completion
-from quire.choices import check_number, choice_of, id_of
+from quire.choices import id_of
 from quire.errors import InvalidRequest
-from quire.output import Completion, FinishReason
-from quire.protocol import GenerationRequest, Kind
-from quire.sampling import validated
-
-#: What may stand in `url`, and the kind of request it means.
-KINDS: dict[str, Kind] = {
-    "/v1/chat/completions": "chat.completions",
-    "/v1/completions": "completions",
-}
+from quire.openai_answers import Heading, response
+from quire.openai_requests import KINDS, OpenAIRequest, parse_object
+from quire.output import Completion
+from quire.protocol import GenerationRequest
 
 #: The longest `custom_id`, in characters.
 MAX_CUSTOM_ID_LENGTH = 512
@@ -51,10 +45,14 @@ class BatchLine:
         return f"batch_req_{self.digest[:32]}"
 
     @property
+    def asked(self) -> OpenAIRequest:
+        """The call that it stands for. Without a seed of its own, a later run draws the same."""
+        return OpenAIRequest(KINDS[self.url], self.body, self.digest)
+
+    @property
     def num_choices(self) -> int:
         """How many answers are asked for."""
-        n: int | None = self.body.get("n")
-        return 1 if n is None else n
+        return self.asked.num_choices
 
     def request_id(self, choice: int = 0, *, attempt: int = 0) -> str:
         """The same in every run, so that a second run finds what the first has begun."""
@@ -62,17 +60,7 @@ class BatchLine:
 
     def request(self, choice: int = 0, *, attempt: int = 0, **envelope: Any) -> GenerationRequest:
         """The message to submit for one choice. InvalidRequest for a body that cannot be right."""
-        check_number(self.num_choices, field="body.n")
-        body = {name: value for name, value in self.body.items() if name != "n"}
-        if body.get("seed") is None:
-            # Without a seed of its own the line gets one that a later run draws again.
-            body["seed"] = int(self.digest[32:47], 16)
-        fields = {"id": self._id(attempt), "kind": KINDS[self.url], "body": body}
-        request = validated(GenerationRequest, fields | envelope)
-        request.parse_body()
-        # The cap is looked at here, too: over it, one line would stop its whole submit.
-        request.encode()
-        return choice_of(request, choice, n=self.num_choices)
+        return self.asked.request(self._id(attempt), choice, **envelope)
 
     def _id(self, attempt: int) -> str:
         suffix = f".{attempt}" if attempt else ""
@@ -96,12 +84,9 @@ class BadLine:
 def parse_line(text: str, *, number: int, batch: str) -> BatchLine | BadLine:
     """Reads line `number` of the batch named `batch`. The body is looked into by `request` only."""
     try:
-        fields = json.loads(text)
-    # Nesting without end is an error of its own kind.
-    except (ValueError, RecursionError) as error:
-        return BadLine(number, None, "invalid_json", f"line {number}: {error}")
-    if not isinstance(fields, dict):
-        return BadLine(number, None, "invalid_json", f"line {number}: not an object")
+        fields = parse_object(text)
+    except InvalidRequest as error:
+        return BadLine(number, None, "invalid_json", f"line {number}: {error.message}")
     custom_id = fields.get("custom_id")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID_LENGTH:
         wanted = f"a string of 1 to {MAX_CUSTOM_ID_LENGTH} characters"
@@ -129,49 +114,23 @@ def parse_line(text: str, *, number: int, batch: str) -> BatchLine | BadLine:
 
 
 def output_line(line: BatchLine, completions: Sequence[Completion]) -> str:
-    """The line of a completed request for the output file, from the whole output of each choice.
-
-    The prompt is counted once, as the first choice found it.
-    """
-    first, usage = completions[0], completions[0].usage
-    num_generated = sum(completion.usage.completion_tokens for completion in completions)
-    is_chat = KINDS[line.url] == "chat.completions"
-    body = {
-        "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{line.digest[:32]}",
-        "object": "chat.completion" if is_chat else "text_completion",
-        "created": int(time.time()),
-        "model": first.model or line.body.get("model") or "",
-        "choices": [
-            _choice(index, completion, is_chat=is_chat)
-            for index, completion in enumerate(completions)
-        ],
-        "usage": {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": num_generated,
-            "total_tokens": usage.prompt_tokens + num_generated,
-            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        },
-    }
-    response = {"status_code": 200, "request_id": first.request_id, "body": body}
-    return _line(line.result_id, line.custom_id, response=response, error=None)
+    """The line of a completed request for the output file, from the whole output of each choice."""
+    first, kind = completions[0], KINDS[line.url]
+    heading = Heading(
+        id=f"{'chatcmpl' if kind == 'chat.completions' else 'cmpl'}-{line.digest[:32]}",
+        kind=kind,
+        created=int(time.time()),
+        model=first.model or line.body.get("model") or "",
+    )
+    body = response(heading, completions)
+    answer = {"status_code": 200, "request_id": first.request_id, "body": body}
+    return _line(line.result_id, line.custom_id, response=answer, error=None)
 
 
 def error_line(line: BatchLine | BadLine, code: str, message: str) -> str:
     """The line for the error file of a request that did not complete."""
     error = {"code": code, "message": message}
     return _line(line.result_id, line.custom_id, response=None, error=error)
-
-
-def _choice(index: int, completion: Completion, *, is_chat: bool) -> dict[str, Any]:
-    stop = "length" if completion.finish_reason is FinishReason.LENGTH else "stop"
-    choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": stop}
-    if completion.logprobs:
-        choice["logprobs"] = (of_chat if is_chat else of_completion)(completion.logprobs)
-    if is_chat:
-        choice["message"] = {"role": "assistant", "content": completion.text}
-    else:
-        choice["text"] = completion.text
-    return choice
 
 
 def _line(result_id: str, custom_id: str | None, **outcome: Any) -> str:

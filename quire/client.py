@@ -25,6 +25,7 @@ from quire.connection import connect
 from quire.errors import QuireError
 from quire.group_handle import GroupHandle
 from quire.handle import Handle
+from quire.inspection import models_of
 from quire.output import Completion, State, TokenChunk
 from quire.producing import must_ask_clock, ready_requests
 from quire.protocol import GenerationRequest
@@ -98,8 +99,9 @@ class Client:
 
         `sampling` is a SamplingParams or a map of its fields, `priority` a name or a Priority,
         `deadline` in seconds from now. With `delay_seconds` or a moment `not_before` it is
-        scheduled, and queued then. `request_id` makes a call repeatable across processes. With
-        an `idempotency_key` the tenant has used before, the handle is that of the earlier request.
+        scheduled, and queued then. `request_id` makes a call repeatable: across processes, and
+        after BrokerUnavailable, which leaves open whether the request is queued. With an
+        `idempotency_key` the tenant has used before, the handle is that of the earlier request.
         InvalidRequest, QueueFull.
         """
         return self.submit_many([{"prompt": prompt, **options}])[0]
@@ -174,6 +176,14 @@ class Client:
     def status(self, request_id: str) -> RequestStatus:
         """A snapshot of the request. UnknownRequest."""
         return self._broker_of(request_id).status(request_id)
+
+    def models(self) -> list[str]:
+        """The models that the queue's workers say they serve, sorted; none where none is there."""
+        return models_of(info for broker in self._brokers for info in broker.workers())
+
+    def now_ms(self) -> int:
+        """Unix milliseconds on the broker's clock, by which deadlines count."""
+        return self._brokers[0].now_ms()
 
     @property
     def _broker(self) -> Broker:

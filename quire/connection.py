@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import redis
 import redis.asyncio
@@ -37,6 +38,11 @@ from redis.retry import Retry
 
 from quire.errors import BrokerUnavailable, QueueFull, QuireError
 from quire.sentinel import connect_through_sentinels, is_sentinel_url
+
+try:
+    from redis import maint_notifications
+except ImportError:
+    maint_notifications = None  # type: ignore[assignment]
 
 #: The longest a read may block on the server. A blocked reader can hang across a failover.
 MAX_BLOCK_SECONDS = 2.0
@@ -71,6 +77,13 @@ _SENTENCES: dict[type[RedisError], str] = {
 #: How Redis says that nobody has told it who is there.
 _NOTHING_GIVEN = ("HELLO must be called", "Authentication required", "NOAUTH")
 
+#: Versions of redis-py before there were any know no such setting.
+_NO_NOTIFICATIONS = (
+    {"maint_notifications_config": maint_notifications.MaintNotificationsConfig(enabled=False)}
+    if maint_notifications is not None
+    else {}
+)
+
 _Result = TypeVar("_Result")
 
 
@@ -104,8 +117,15 @@ def refuse_unknown_options(client: redis.Redis | redis.asyncio.Redis) -> None:
 
 
 def connection_settings(url: str, block_seconds: float) -> dict[str, Any]:
-    """What every connection is made with, in a thread or a loop, but the retry that is none."""
-    settings = {
+    """What every connection is made with, in a thread or a loop, but the retry that is none.
+
+    ValueError for a url that cannot be taken apart.
+    """
+    _take_apart(url)
+    settings: dict[str, Any] = {
+        # A pool that may be notified takes what is left on a connection for notifications. It would
+        # give it to the next caller, whose answers were those to a call that was interrupted.
+        **_NO_NOTIFICATIONS,
         "socket_timeout": block_seconds + SOCKET_MARGIN_SECONDS,
         "socket_connect_timeout": CONNECT_SECONDS,
         "decode_responses": False,
@@ -118,6 +138,18 @@ def connection_settings(url: str, block_seconds: float) -> dict[str, Any]:
         "socket_keepalive": True,
         "socket_keepalive_options": _keepalive_options(),
     }
+
+
+def _take_apart(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        if not is_sentinel_url(url):
+            _ = parts.port
+    except ValueError:
+        # In words of its own: those of the library quote what it takes for a host or a port, and
+        # where a password has a character that ends a host, that is the password.
+        message = "the url has a host or a port that cannot be right; a password in it is quoted, "
+        raise ValueError(f"{message}as `%2F` for `/`") from None
 
 
 def longest_block_of(connection: redis.Redis | redis.asyncio.Redis) -> float:

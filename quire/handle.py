@@ -34,13 +34,22 @@ class Handle:
         their place. `after` should be the `end` of a chunk; with the `prefix_hash` of that chunk
         the log is known again by a reader in another process, too.
         """
+        for item in self.follow(after=after, prefix_hash=prefix_hash):
+            if isinstance(item, Completion):
+                raise_unless_completed(item)
+                return
+            yield item
+
+    def follow(self, *, after: int = 0, prefix_hash: str = "") -> Iterator[TokenChunk | Completion]:
+        """Like `stream`, and yields the completion behind the last chunk, however it ended.
+
+        What the chunks have said is not in it; its `tail` is. Raises for a request that is gone or
+        rewound, and not for one that failed.
+        """
         following = Following(
             self.request_id, after=after, known=self._known, prefix_hash=prefix_hash
         )
         for item in _follow(self._broker, following):
-            if isinstance(item, Completion):
-                raise_unless_completed(item)
-                return
             self._known = True
             yield item
 

@@ -7,7 +7,7 @@ two round trips.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -63,6 +63,11 @@ class ShardState:
     num_expired_leases: int
     num_dead_letters: int
     workers: tuple[WorkerInfo, ...]
+
+
+def models_of(workers: Iterable[WorkerInfo]) -> list[str]:
+    """The names of the models that workers who are there say they serve, sorted."""
+    return sorted({worker.model for worker in workers if worker.model and worker.is_alive})
 
 
 def inspect_shards(connection: redis.Redis, shards: Sequence[Keys]) -> list[ShardState]:

@@ -7,7 +7,7 @@ thread or in an event loop; what is asked and what an answer means is written on
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -45,11 +45,15 @@ class Ask:
 Conversation = Generator[Ask, list[Any], _Result]
 
 
-def submitting(keys: Keys, requests: Sequence[GenerationRequest]) -> Conversation[list[Submitted]]:
-    """See `Broker.submit_many`."""
+def submitting(
+    keys: Keys, requests: Sequence[GenerationRequest], *, calls: Sequence[Call] | None = None
+) -> Conversation[list[Submitted]]:
+    """See `Broker.submit_many`. `calls` are those of the requests, where they are made already."""
     submitted: list[Submitted] = []
     failure: QuireError | None = None
-    replies = yield Ask("submit", [submit_call(keys, request) for request in requests])
+    if calls is None:
+        calls = [submit_call(keys, request) for request in requests]
+    replies = yield Ask("submit", calls)
     for request, reply in zip(requests, replies, strict=True):
         try:
             answer = yield from _submitted(keys, request, reply)
@@ -100,21 +104,19 @@ def must_ask_clock(items: Iterable[GenerationRequest | RequestArguments]) -> boo
 
 def ready_requests(
     items: Iterable[GenerationRequest | RequestArguments], *, tenant: str, now_ms: int | None
-) -> list[GenerationRequest]:
-    """The checked messages of what a client was given to submit.
+) -> Iterator[GenerationRequest]:
+    """The messages of what a client was given to submit, each checked when it is asked for.
 
     InvalidRequest, with the place of the culprit when it is one of several.
     """
     given = list(items)
-    ready: list[GenerationRequest] = []
     for index, item in enumerate(given):
         try:
-            ready.append(_ready(item, tenant=tenant, now_ms=now_ms))
+            yield _ready(item, tenant=tenant, now_ms=now_ms)
         except InvalidRequest as error:
             if len(given) == 1:
                 raise
             raise InvalidRequest(error.field, error.message, index=index) from error
-    return ready
 
 
 def _ready(

@@ -9,12 +9,14 @@ loop's broker does the same with the same code around it, see async_reader.py.
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import redis
 from redis.exceptions import RedisError
@@ -47,16 +49,20 @@ IDLE_SECONDS = 1.0
 
 
 class SharedReadsBroker(Broker):
-    """A Broker for many threads. One of it per process and queue is enough.
+    """A Broker for many threads. One of it per process and queue is enough, children of fork too.
 
     A reader that is slow to come back for more is simply not read for; nothing is kept for it.
     """
 
     def __init__(self, connection: redis.Redis, **settings: Any) -> None:
         super().__init__(connection, **settings)
+        self._begin()
+        _BROKERS.add(self)
+
+    def _begin(self) -> None:
         self._turns = threading.BoundedSemaphore(MAX_CALLS)
         self._reader = _Reader(
-            connection, self.keys, retrying=self._retrying, longest_block=self._longest_block
+            self._connection, self.keys, retrying=self._retrying, longest_block=self._longest_block
         )
 
     def read_output(
@@ -201,3 +207,17 @@ class _Reader:
             pipeline.xadd(self._wake_stream, {"more": "1"}, maxlen=1, approximate=False)
             pipeline.pexpire(self._wake_stream, WAKE_EXPIRY_MS)
             pipeline.execute()
+
+
+#: All of this process.
+_BROKERS = WeakSet[SharedReadsBroker]()
+
+
+def _begin_anew() -> None:
+    """In a child of fork there is none of the threads that read, or that have a turn."""
+    for broker in list(_BROKERS):
+        broker._begin()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)

@@ -86,6 +86,8 @@ def _status_of(request_id: str, fields: Mapping[bytes, bytes]) -> RequestStatus:
         submitted_ms=int(fields[b"submitted_ms"]),
         fingerprint=fingerprint.decode() if fingerprint else None,
         prefix_hash=fields.get(b"prefix", b"").decode(),
+        tenant=fields[b"tenant"].decode(),
+        metadata=unpack_map(fields[b"metadata"]) if fields.get(b"metadata") else {},
     )
 
 
@@ -154,7 +156,9 @@ def worker_of(name: bytes, value: bytes, *, now_ms: int) -> WorkerInfo:
     with _reading(f"the word of worker {name!r}"):
         seen_ms, state, load = value.split(b" ", 2)
         seconds = max(0, now_ms - int(seen_ms)) / 1000
-        return WorkerInfo(name.decode(), state.decode(), seconds, unpack_map(load))
+        known = unpack_map(load)
+        model = str(known.pop("model", ""))
+        return WorkerInfo(name.decode(), state.decode(), seconds, known, model=model)
 
 
 def readable(read: Callable[[Any, Any], _Record], rows: Iterable[tuple[Any, Any]]) -> list[_Record]:

@@ -96,5 +96,6 @@ def _address(host: str) -> tuple[str, int]:
     if not separator or port.endswith("]"):
         name, port = host, str(DEFAULT_PORT)
     if not port.isdecimal():
-        raise ValueError(f"{host!r} is not a host with a port")
+        # Not quoted: where a password has a `/`, this is the password.
+        raise ValueError("a sentinel url names each host alone or with a port")
     return name.strip("[]"), int(port)

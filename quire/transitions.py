@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from quire.logprobs import TokenLogprob
 from quire.output import Completion, State, TokenChunk
@@ -216,7 +217,8 @@ class BackOff:
 class RequestStatus:
     """A snapshot of the request record.
 
-    `published` is the number of tokens in the log, `prefix_hash` their hash; see TokenChunk.
+    `published` is the number of tokens in the log, `prefix_hash` their hash; see TokenChunk. Of a
+    request that has ended the `metadata` is with its completion, and empty here.
     """
 
     request_id: str
@@ -230,6 +232,8 @@ class RequestStatus:
     submitted_ms: int
     fingerprint: str | None
     prefix_hash: str = ""
+    tenant: str = "default"
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,11 +277,27 @@ class Backlog:
     tenants: Mapping[str, int] = field(default_factory=dict)
 
 
+#: A worker that has not signed the registry for so long is taken for dead.
+SILENT_SECONDS = 60.0
+
+#: What a worker signs last.
+LAST_STATES = ("stopped", "failed")
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """The last word of a worker; `seen_seconds` ago on the broker's clock."""
+    """The last word of a worker; `seen_seconds` ago on the broker's clock.
+
+    `model` is what it serves, empty where it does not say so.
+    """
 
     name: str
     state: str
     seen_seconds: float
     load: Mapping[str, float] = field(default_factory=dict)
+    model: str = ""
+
+    @property
+    def is_alive(self) -> bool:
+        """It was heard of lately, and not for the last time."""
+        return self.state not in LAST_STATES and self.seen_seconds <= SILENT_SECONDS

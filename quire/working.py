@@ -289,13 +289,15 @@ class Working(Shard):
         call = dead_letter_call(self.keys, claim, reason, done=completion.encode())
         return bool(self._scripts.run("dead_letter", call))
 
-    def beat_worker(self, worker: str, state: str, load: Mapping[str, float]) -> bool:
+    def beat_worker(
+        self, worker: str, state: str, load: Mapping[str, float], *, model: str = ""
+    ) -> bool:
         """Notes that a worker lives; forgets those silent for a day, with their idle consumers.
 
         Returns whether an operator wants it to drain. It is told so until its state is `draining`,
         `stopped` or `failed`.
         """
-        data = pack(dict(load), field="load")
+        data = pack({**load, "model": model} if model else dict(load), field="load")
         call = beat_call(
             self.keys, worker, state=state, load=data, memory_seconds=WORKER_MEMORY_SECONDS
         )

@@ -1,7 +1,6 @@
-"""Every setting of the service, as two lists: the worker's and the exporter's.
+"""Every setting of the worker and of the exporter; those of the gateway are in its own room.
 
-The fields of `Settings` and `ExporterSettings` are the only lists there are: flags, variables, file
-keys and docs/configuration.md are all derived from them by `service.settings`.
+Flags, variables, file keys and docs/configuration.md are all derived from these fields.
 """
 
 import argparse
@@ -15,7 +14,18 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from engine.config import PolicyName, PreemptionMode
-from service.settings import ProcessSettings, load, make_parser, setting, split_list
+from service.settings import (
+    LOG_FORMAT_TEXT,
+    LOG_LEVEL_TEXT,
+    QUEUE_PATTERN,
+    LogFormat,
+    LogLevel,
+    ProcessSettings,
+    load,
+    make_parser,
+    setting,
+    split_list,
+)
 from service.sources import ENV_PREFIX, read_environment
 
 #: The model that ships with the checkout.
@@ -25,14 +35,6 @@ EMBEDDED_MODEL = Path(__file__).resolve().parent.parent / "models" / "abacus"
 #: on the machines of workers: that of the node (9100) and that of NVIDIA's cards (9400).
 WORKER_PORT = 10_400
 EXPORTER_PORT = 10_401
-
-#: Names a queue; the braces of a Redis key's hash tag must stay outside.
-QUEUE_PATTERN = r"^[A-Za-z0-9._-]{1,64}$"
-
-LogLevel = Literal["debug", "info", "warning", "error"]
-LogFormat = Literal["auto", "json", "console"]
-LOG_LEVEL_TEXT = "Least severe event that is logged."
-LOG_FORMAT_TEXT = "`auto` is console on a terminal and JSON elsewhere."
 
 
 class Settings(ProcessSettings):
@@ -206,7 +208,7 @@ class Settings(ProcessSettings):
         "Scheduler",
         "Tokens of one request that are guessed and checked in one step, from what came before in "
         "its prompt and output or has to come by its constraint; 0: none. Changes no output. On "
-        "CUDA no step is then launched before the one before has ended.",
+        "CUDA a step with room for them is only launched when the one before has ended.",
         default=0,
         ge=0,
     )

@@ -6,6 +6,7 @@ Knows no Redis: the broker repeats what is safe to repeat for a short time and t
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import inf
 from time import monotonic
 from typing import TypeVar
 
@@ -30,6 +31,8 @@ PULSE = frozenset({"heartbeat", "beat", "promote", "reap"})
 #: two calls of the pulse, and Redis come back from it with leases older than those it had given.
 AWAY = frozenset({"connection", "timeout", "read_only"})
 
+#: How Redis refuses every write while it cannot write its own files.
+NOT_WRITTEN = "MISCONF"
 #: The kind of an error by what the class of its cause is called.
 _KINDS = {
     "timeout": ("Timeout",),
@@ -65,6 +68,8 @@ class Contact:
         self._clock = clock
         self._last_answer = self._unbroken_since = clock()
         self._outages: dict[str, _Outage] = {}
+        #: When the log last said that an operation fails.
+        self._said: dict[str, float] = {}
 
     def call(self, operation: str, function: Callable[[], _Result]) -> _Result:
         """What `function` returns. `operation` is one of the register's OPERATIONS.
@@ -88,7 +93,8 @@ class Contact:
             self._unbroken_since = now
         self._last_answer = now
         self._vitals.heard_from_redis()
-        if outage := self._outages.pop(operation, None):
+        outage = self._outages.pop(operation, None)
+        if outage and outage.is_said:
             away = round(now - outage.since, 1)
             _log.info("redis is back", operation=operation, away_seconds=away, calls=outage.calls)
         return result
@@ -99,15 +105,19 @@ class Contact:
         return self._clock() - self._unbroken_since
 
     def _note_outage(self, operation: str, *, kind: str, error: str) -> None:
-        """Say that an operation fails when it begins to, and from time to time while it does."""
+        """Say that an operation fails when it begins to, and from time to time while it does.
+
+        One that fails and is answered by turns, as where the memory of Redis is about to be full,
+        is one that goes on failing: each of its calls would be worth two lines.
+        """
         now = self._clock()
         outage = self._outages.setdefault(operation, _Outage(since=now))
         was_away, outage.is_away = outage.is_away, kind in AWAY
         if operation in PULSE or (outage.is_away and not was_away):
             self._unbroken_since = now
         outage.calls += 1
-        if outage.said is None or now - outage.said >= REMINDER_SECONDS:
-            outage.said = now
+        if now - self._said.get(operation, -inf) >= REMINDER_SECONDS:
+            self._said[operation], outage.is_said = now, True
             _log.warning(
                 "redis unavailable",
                 operation=operation,
@@ -119,11 +129,11 @@ class Contact:
 
 @dataclass(slots=True)
 class _Outage:
-    """An operation that fails: since when, in how many calls, and when the log last said so."""
+    """An operation that fails: since when, in how many calls, and whether the log has said so."""
 
     since: float
     calls: int = 0
-    said: float | None = None
+    is_said: bool = False
     #: The last of these calls found Redis away.
     is_away: bool = False
 
@@ -132,7 +142,7 @@ def kind_of(error: BaseException) -> str:
     """The error as one of the register's ERROR_KINDS, judged by what caused it."""
     if isinstance(error, QueueFull):
         return "memory"
-    if isinstance(error, DurabilityUnavailable):
+    if isinstance(error, DurabilityUnavailable) or NOT_WRITTEN in str(error.__cause__):
         return "disk"
     # By name: this module knows no Redis, and so not the classes of its client either.
     cause = type(error.__cause__).__name__

@@ -7,6 +7,7 @@ would restart the whole fleet. `/readyz` is for whoever decides whether this wor
 import errno
 import json
 import socket
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -14,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
+import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
@@ -25,6 +27,7 @@ REQUEST_TIMEOUT_SECONDS = 5.0
 #: How soon the server notices that it shall stop.
 STOP_POLL_SECONDS = 0.05
 
+_log = structlog.get_logger("service.health")
 
 #: Whether a check passes, and the readings that say so.
 Check = Callable[[], tuple[bool, dict[str, Any]]]
@@ -109,6 +112,14 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
+        """Tells of our own mistakes, in the form of the log; the library would print them beside.
+
+        One who asks and does not wait for the answer, like a slow scrape, is no mistake of ours.
+        """
+        if not isinstance(sys.exception(), OSError):
+            _log.exception("probe cannot be answered", client=str(client_address))
 
 
 class HealthServer(ProbeServer):

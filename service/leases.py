@@ -6,10 +6,10 @@ engine makes no progress: a worker that only looks alive must lose its claims.
 
 import random
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from time import monotonic
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import structlog
 
@@ -26,7 +26,10 @@ from service.vitals import Vitals, WorkerState
 BEATS_PER_LEASE = 3
 #: The longest a scheduled request may be late for its queue.
 PROMOTE_SECONDS = 1.0
+#: For how long requests are moved without a look at anything else, when many are due at once.
+BUSY_SECONDS = 1.0
 
+_Moved = TypeVar("_Moved", Reaped, Promoted, Expired)
 _log = structlog.get_logger("service.leases")
 
 
@@ -127,11 +130,13 @@ class Housekeeper:
         contact: Contact,
         metrics: Metrics,
         lease_seconds: float,
+        model: str = "",
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._clock = clock
         self._brokers = brokers
         self._worker = worker
+        self._model = model
         self._load = load
         self._on_drain = on_drain
         self._vitals = vitals
@@ -180,17 +185,29 @@ class Housekeeper:
         return self._in_every_shard("promote", self._promote)
 
     def _reap(self, broker: Broker) -> None:
-        reaped = broker.reap()
-        self._count_late(reaped)
-        if reaped:
+        for reaped in self._parts(broker.reap):
+            self._count_late(reaped)
             self._metrics.reaped.inc(len(reaped))
             _log.info("leases reaped", request_ids=[item.request_id for item in reaped])
 
     def _promote(self, broker: Broker) -> None:
-        promoted = broker.promote(ends_late=False)
-        self._count_late((*promoted, *broker.expire()))
-        if promoted:
+        for promoted in self._parts(partial(broker.promote, ends_late=False)):
+            self._count_late(promoted)
             _log.debug("requests promoted", request_ids=[item.request_id for item in promoted])
+        for expired in self._parts(broker.expire):
+            self._count_late(expired)
+
+    def _parts(self, move: Callable[[], Sequence[_Moved]]) -> Iterator[Sequence[_Moved]]:
+        """All that a transition moves, in as many calls as it takes; for a while at most.
+
+        Each takes a part, so that it does not hold up the others of Redis for long. Many requests
+        are due at once where they were scheduled for one moment, or where a large worker died.
+        """
+        give_up = self._clock() + BUSY_SECONDS
+        while part := move():
+            yield part
+            if self._clock() >= give_up or self._stopping.is_set():
+                return
 
     def _count_late(self, moved: Iterable[Reaped | Promoted | Expired]) -> None:
         """Requests that ended by their deadline while nobody had claimed them."""
@@ -206,7 +223,7 @@ class Housekeeper:
         load = dict(self._load())
 
         def beat(broker: Broker) -> None:
-            if broker.beat_worker(self._worker, state, load):
+            if broker.beat_worker(self._worker, state, load, model=self._model):
                 self._on_drain()
 
         is_heard = self._in_every_shard("beat", beat)

@@ -17,6 +17,9 @@ from structlog.typing import EventDict, Processor
 #: Libraries that talk too much below this level.
 QUIET_LIBRARIES = ("httpx", "urllib3", "filelock", "transformers", "asyncio")
 
+#: Libraries that give their loggers a handler, to print what they have to say.
+PRINTING_LIBRARIES = ("transformers", "huggingface_hub")
+
 #: The header in which a caller's trace travels: version, trace, span and flags
 #: (https://www.w3.org/TR/trace-context/#traceparent-header).
 TRACE_HEADER = "traceparent"
@@ -76,6 +79,17 @@ def configure_logs(
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
+
+
+def take_over_libraries() -> None:
+    """Have libraries log through this process' one handler that print by handlers of their own.
+
+    Call it when they have been imported: that is when they set them up.
+    """
+    for name in PRINTING_LIBRARIES:
+        library = logging.getLogger(name)
+        library.handlers.clear()
+        library.propagate = True
 
 
 def _name_worker(_: object, __: str, event: EventDict, *, worker: str | None) -> EventDict:

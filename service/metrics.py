@@ -10,18 +10,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    GCCollector,
-    Histogram,
-    PlatformCollector,
-    ProcessCollector,
-)
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
 from engine.stats import EngineSnapshot
-from service.families import Family
+from service.instruments import build_instrument
 from service.register import families
 from service.vitals import Vitals, WorkerState
 
@@ -150,7 +142,7 @@ class Metrics:
         Typed Any because the library's three kinds share no interface.
         """
         family = families()[name]
-        metric = _build(family, self.registry)
+        metric = build_instrument(family, self.registry)
         if not family.labels:
             return metric
         values = {**self._fixed, **fixed}
@@ -163,16 +155,6 @@ class Metrics:
         if not free:
             return children[()]
         return {key[0] if len(key) == 1 else key: child for key, child in children.items()}
-
-
-def _build(family: Family, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
-    labels = tuple(family.labels)
-    if family.kind == "histogram":
-        return Histogram(
-            family.name, family.meaning, labels, buckets=family.buckets, registry=registry
-        )
-    kind = Counter if family.kind == "counter" else Gauge
-    return kind(family.name, family.meaning, labels, registry=registry)
 
 
 def _advance(counter: Any, now: int, before: int) -> None:

@@ -17,6 +17,7 @@ from engine.engine import Engine
 from engine.errors import ModelRefused
 from service.config import Settings
 from service.grammars import Grammars, NoGrammars, load_grammars
+from service.logs import take_over_libraries
 from service.metrics import MemoryReader
 from service.text import ModelTokenizer
 
@@ -39,6 +40,13 @@ class ServedModel:
     read_memory: MemoryReader | None = None
     grammars: Grammars = field(default_factory=lambda: NoGrammars("none were loaded"))
 
+    @property
+    def abilities(self) -> dict[str, float]:
+        """What decides which requests it can serve; told in the registry, for fleets differ."""
+        has_grammars = not isinstance(self.grammars, NoGrammars)
+        max_model_len = self.engine.config.max_model_len
+        return {"grammars": float(has_grammars), "max_model_len": float(max_model_len)}
+
 
 def load_model(settings: Settings) -> ServedModel:
     """Load what `settings` name; takes seconds to minutes. Call it on the engine thread.
@@ -55,6 +63,7 @@ def load_model(settings: Settings) -> ServedModel:
 
     # The log is one event per line, for programs too.
     disable_progress_bar()  # type: ignore[no-untyped-call]
+    take_over_libraries()
     runner = load_runner(
         settings.model_source,
         dtype=settings.dtype,
@@ -65,6 +74,8 @@ def load_model(settings: Settings) -> ServedModel:
         num_host_blocks=settings.num_host_blocks,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
+        num_speculative_tokens=settings.num_speculative_tokens,
+        max_speculative_step_tokens=settings.max_speculative_step_tokens,
         attention_backend=settings.attention_backend,
         model_path=settings.model_path,
         deterministic=settings.deterministic,
@@ -81,19 +92,13 @@ def load_model(settings: Settings) -> ServedModel:
         eos_token_ids=facts.eos_token_ids,
     )
     tokenizer = ModelTokenizer.load(str(facts.tokenizer_folder))
-    grammars = load_grammars(
-        tokenizer.backend, vocab_size=facts.vocab_size, eos_token_ids=facts.eos_token_ids
-    )
-    if isinstance(grammars, NoGrammars):
-        # Else the first to know would be a caller whose request is refused for it.
-        _log.info("no grammars", reason=grammars.reason)
     served = ServedModel(
         engine=Engine(config, runner),
         tokenizer=tokenizer,
         fingerprint=facts.fingerprint,
         build={"torch": version("torch"), "device": facts.device, "dtype": facts.dtype},
         read_memory=runner.device_memory,
-        grammars=grammars,
+        grammars=_grammars_for(tokenizer, config),
     )
     # Hundreds of thousands of objects that will stay, most of them the libraries' own. To look
     # through them takes the collector longer than many steps, and no thread gets on meanwhile.
@@ -132,3 +137,13 @@ def engine_config(
         watermark=settings.watermark,
         check_invariants=settings.check_invariants,
     )
+
+
+def _grammars_for(tokenizer: ModelTokenizer, config: EngineConfig) -> Grammars:
+    grammars = load_grammars(
+        tokenizer.backend, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids
+    )
+    if isinstance(grammars, NoGrammars):
+        # Else the first to know would be a caller whose request is refused for it.
+        _log.info("no grammars", reason=grammars.reason)
+    return grammars

@@ -8,7 +8,7 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic.config import JsonDict
@@ -21,6 +21,7 @@ from pydantic_settings import (
 )
 
 from quire.cli.sources import with_password
+from quire.cli.usage import Parser
 from quire.refusals import reason_of
 from service.sources import (
     DEFAULT_FILE,
@@ -34,6 +35,14 @@ from service.sources import (
 
 #: What the URL of a Redis begins with.
 URL_SCHEMES = ("redis://", "rediss://", "unix://", "redis+sentinel://", "rediss+sentinel://")
+
+#: Names a queue; the braces of a Redis key's hash tag must stay outside.
+QUEUE_PATTERN = r"^[A-Za-z0-9._-]{1,64}$"
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["auto", "json", "console"]
+LOG_LEVEL_TEXT = "Least severe event that is logged."
+LOG_FORMAT_TEXT = "`auto` is console on a terminal and JSON elsewhere."
 
 _Settings = TypeVar("_Settings", bound="ProcessSettings")
 
@@ -154,7 +163,7 @@ def make_parser(
     kind: type[ProcessSettings], *, prog: str, description: str, epilog: str
 ) -> argparse.ArgumentParser:
     """A command line with one flag per field, absent from the result unless given."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=prog,
         description=description,
         epilog=epilog,

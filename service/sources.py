@@ -17,11 +17,11 @@ ENV_PREFIX = "QUIRE_"
 #: Added to a variable's name, it names a file that holds the value: QUIRE_REDIS_PASSWORD_FILE.
 FILE_SUFFIX = "_FILE"
 #: Variables of these prefixes are read by other parts of Quire.
-FOREIGN_PREFIXES = ("QUIRE_EXPORTER_", "QUIRE_KERNEL_", "QUIRE_TEST_")
+FOREIGN_PREFIXES = ("QUIRE_EXPORTER_", "QUIRE_GATEWAY_", "QUIRE_KERNEL_", "QUIRE_TEST_")
 #: Read when no file is named and it exists in the working directory.
 DEFAULT_FILE = "quire.toml"
 #: The tables of the file, one for each part of Quire.
-TABLES = frozenset({"client", "exporter", "worker"})
+TABLES = frozenset({"client", "exporter", "gateway", "worker"})
 #: Keys of the file that may also stand above all tables.
 SHARED_KEYS = frozenset({"redis_url", "queue", "shards", "log_level", "log_format"})
 #: Bytes of a file named by a `*_FILE` variable; a longer one is a mistake.

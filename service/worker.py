@@ -126,15 +126,13 @@ class Worker:
         self.death: ThreadDied | None = None
         self._vitals = Vitals(stall_timeout_seconds=settings.stall_timeout_seconds)
         self.metrics = Metrics(model=settings.model_name, queue=settings.queue)
-        self.metrics.watch_state(self._vitals)
         self._contact = Contact(self._vitals, self.metrics, silence_seconds=settings.lease_seconds)
         self._outbox = Outbox(on_empty=lambda: self._events.put(OutboxEmpty()))
         # Commits and heartbeats must notice a dead server sooner than a blocking read may.
-        url = settings.connection_url
-        reading = connect(url, block_seconds=settings.block_seconds)
-        self._connection = connect(url, block_seconds=0.0)
-        self._reading_brokers = _brokers(settings, reading)
+        self._connection = connect(settings.connection_url, block_seconds=0.0)
         self._brokers = _brokers(settings, self._connection)
+        reading = connect(settings.connection_url, block_seconds=settings.block_seconds)
+        self._reading_brokers = _brokers(settings, reading)
         self._loop = EngineLoop(
             partial(load, settings),
             self._outbox,
@@ -162,6 +160,7 @@ class Worker:
         self._keeper = Housekeeper(
             self._brokers,
             worker=settings.worker,
+            model=settings.model_name,
             load=self._load,
             on_drain=lambda: self._events.put(DrainAsked()),
             vitals=self._vitals,
@@ -170,6 +169,7 @@ class Worker:
             lease_seconds=settings.lease_seconds,
         )
         self._intakes: list[Intake] = []
+        self._abilities: dict[str, float] = {}
         self._health = _health(settings, self._vitals, self.metrics)
 
     def run(self) -> int:
@@ -303,6 +303,7 @@ class Worker:
             )
             self._intakes.append(intake)
             self._launch(f"intake-{shard}", intake.run)
+        self._abilities = served.abilities
         self._vitals.state = WorkerState.READY
         _log.info(
             "worker ready",
@@ -360,10 +361,13 @@ class Worker:
 
     def _load(self) -> dict[str, float]:
         """What the registry tells about this worker."""
-        return {"claims": len(self._outbox.claims()), "running": self._loop.num_running}
+        load = {"claims": len(self._outbox.claims()), "running": self._loop.num_running}
+        return {**load, **self._abilities}
 
 
 def _health(settings: Settings, vitals: Vitals, metrics: Metrics) -> HealthServer:
+    """What tells of the worker: its probes, and its state among the metrics."""
+    metrics.watch_state(vitals)
     return HealthServer(
         vitals,
         metrics.registry,

@@ -21,9 +21,9 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from quire.broker import Broker
 from quire.cli import EXIT_ERROR, EXIT_OK
 from quire.cli.console import Console, add_server, brokers_of
-from quire.cli.drain import is_alive
 from quire.connection import translated
 from quire.errors import QuireError
+from quire.transitions import WorkerInfo
 
 #: The oldest server whose commands suffice.
 MIN_REDIS = (6, 2)
@@ -33,6 +33,9 @@ MIN_PYTHON = (3, 11)
 
 #: How far the clocks of Redis and this machine may lie apart before logs confuse people.
 MAX_CLOCK_SKEW_SECONDS = 5.0
+
+#: What Redis says of the last time it wrote its files.
+_WRITTEN = ("aof_last_write_status", "rdb_last_bgsave_status")
 
 #: How long torch may take to load.
 TORCH_SECONDS = 120.0
@@ -107,7 +110,8 @@ def _redis(brokers: Sequence[Broker]) -> Iterator[Finding]:
     skew = abs(brokers[0].now_ms() / 1000 - time.time())
     verdict = Verdict.OK if skew <= MAX_CLOCK_SKEW_SECONDS else Verdict.WARN
     yield Finding("clock", verdict, f"{skew:.1f} s between Redis and this machine")
-    yield from map(_workers, brokers)
+    for broker in brokers:
+        yield from _workers(broker)
 
 
 def _advice(error: RedisError) -> str:
@@ -147,6 +151,10 @@ def _role(info: dict[str, Any]) -> Finding:
 
 
 def _persistence(info: dict[str, Any]) -> Finding:
+    failing = [name for name in _WRITTEN if info.get(name, "ok") != "ok"]
+    if failing:
+        advice = "its disk is full or broken, and it refuses writes: see RedisDiskFailing"
+        return Finding("redis persistence", Verdict.FAIL, f"{', '.join(failing)} err", advice)
     if info.get("aof_enabled"):
         return Finding("redis persistence", Verdict.OK, "append-only file")
     advice = "set appendonly yes, or requests are lost when the server dies"
@@ -176,15 +184,55 @@ def _scripts(connection: redis.Redis) -> Finding:
     return Finding("redis scripts", Verdict.OK, "allowed")
 
 
-def _workers(broker: Broker) -> Finding:
+def _workers(broker: Broker) -> Iterator[Finding]:
     try:
-        alive = [f"{info.name} ({info.state})" for info in broker.workers() if is_alive(info)]
+        alive = [info for info in broker.workers() if info.is_alive]
     except QuireError as error:
-        return Finding("workers", Verdict.FAIL, str(error))
+        yield Finding("workers", Verdict.FAIL, str(error))
+        return
     where = f"on shard {broker.keys.shard} of queue {broker.keys.queue!r}"
     if not alive:
-        return Finding("workers", Verdict.WARN, f"none {where}", "start one: quire worker")
-    return Finding("workers", Verdict.OK, f"{len(alive)} {where}: {', '.join(alive)}")
+        yield Finding("workers", Verdict.WARN, f"none {where}", "start one: quire worker")
+        return
+    named = ", ".join(f"{info.name} ({info.state})" for info in alive)
+    yield Finding("workers", Verdict.OK, f"{len(alive)} {where}: {named}")
+    # One that loads its model cannot say yet what it is able to do, and one that drains takes none.
+    ready = [info for info in alive if info.state == "ready"]
+    yield from _constraints(ready, where)
+    yield from _lengths(ready, where)
+
+
+def _constraints(workers: Sequence[WorkerInfo], where: str) -> Iterator[Finding]:
+    """Whether it depends on the worker if a request with a constraint is served or refused."""
+    able, unable = _those_with(workers, "grammars", 1), _those_with(workers, "grammars", 0)
+    if able and unable:
+        detail = f"served by {', '.join(able)} {where}, refused by {', '.join(unable)}"
+        advice = "install the extra `grammars` for all of them, or keep such requests to one queue"
+        yield Finding("constraints", Verdict.WARN, detail, advice)
+    elif able:
+        yield Finding("constraints", Verdict.OK, f"served {where}")
+    elif unable:
+        detail = f"refused {where}: no worker has the extra `grammars`"
+        yield Finding("constraints", Verdict.OK, detail)
+
+
+def _lengths(workers: Sequence[WorkerInfo], where: str) -> Iterator[Finding]:
+    """Whether it depends on the worker how long a request may be."""
+    named = "max_model_len"
+    lengths = sorted({info.load[named] for info in workers if named in info.load})
+    if len(lengths) > 1:
+        parts = [
+            f"{length:.0f} tokens for {' and '.join(_those_with(workers, named, length))}"
+            for length in lengths
+        ]
+        advice = "set one max_model_len, or the same request is refused here and served there"
+        detail = f"longest request {where}: {', '.join(parts)}"
+        yield Finding("lengths", Verdict.WARN, detail, advice)
+
+
+def _those_with(workers: Sequence[WorkerInfo], ability: str, value: float) -> list[str]:
+    """The workers that say so of themselves."""
+    return [info.name for info in workers if info.load.get(ability) == value]
 
 
 _TORCH_PROGRAM = """

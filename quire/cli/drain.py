@@ -14,16 +14,10 @@ from dataclasses import dataclass, field
 from quire.broker import Broker
 from quire.cli import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
 from quire.cli.console import Console, add_server, brokers_of, not_negative
-from quire.transitions import WorkerInfo
-
-#: A worker that has not signed the registry for so long is taken for dead.
-SILENT_SECONDS = 60.0
+from quire.transitions import LAST_STATES, SILENT_SECONDS, WorkerInfo
 
 #: Between two looks at the registry.
 LOOK_SECONDS = 0.5
-
-#: What a worker signs last.
-_ENDS = ("stopped", "failed")
 
 
 def add_drain(parser: argparse.ArgumentParser) -> None:
@@ -119,11 +113,6 @@ class _Watch:
         self.console.piece("")
 
 
-def is_alive(info: WorkerInfo) -> bool:
-    """Whether a worker was heard of lately, and not for the last time."""
-    return info.state not in _ENDS and info.seen_seconds <= SILENT_SECONDS
-
-
 def _look(brokers: Sequence[Broker]) -> list[dict[str, WorkerInfo]]:
     """The registry of each shard by the workers' names."""
     return [{info.name: info for info in broker.workers()} for broker in brokers]
@@ -142,7 +131,7 @@ def _end_of(infos: Sequence[WorkerInfo], *, is_heard: bool = False) -> str | Non
     """How a worker ended, None while it has not. `is_heard`: it has said that it drains."""
     if not infos:
         return "unknown"
-    for end in _ENDS:
+    for end in LAST_STATES:
         if all(info.state == end for info in infos):
             return end
     if all(info.seen_seconds > SILENT_SECONDS for info in infos):

@@ -1,4 +1,4 @@
-"""The verbs that need no queue: schema, and worker and demo, which live in the checkout."""
+"""The verbs that need no queue: schema, and worker, gateway, demo, which live in the checkout."""
 
 from __future__ import annotations
 
@@ -34,6 +34,11 @@ def run_worker(arguments: argparse.Namespace, console: Console) -> int:
     return _become("service", arguments, console)
 
 
+def run_gateway(arguments: argparse.Namespace, console: Console) -> int:
+    """Becomes `python -m service.gateway`, whose arguments are all given on."""
+    return _become("service.gateway", arguments, console)
+
+
 def run_demo(arguments: argparse.Namespace, console: Console) -> int:
     """Becomes `python -m examples.demo`."""
     return _become("examples.demo", arguments, console)
@@ -46,8 +51,9 @@ def _become(module: str, arguments: argparse.Namespace, console: Console) -> int
     found = importlib.util.find_spec(package)
     if found is None or found.origin is None or not _is_ours(Path(found.origin)):
         console.complain(
-            f"`{package}` is not importable here: workers and the demo are run from a checkout "
-            "of Quire or its image (pip install -e '.[worker]'), not from the installed client"
+            f"`{package}` is not importable here: workers, gateways and the demo are run from a "
+            "checkout of Quire or its image (pip install -e '.[worker]' or '.[gateway]'), not from "
+            "the installed client"
         )
         return EXIT_ERROR
     os.environ["PYTHONPATH"] = os.pathsep.join(

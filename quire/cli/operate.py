@@ -235,11 +235,18 @@ def _show(shards: Sequence[ShardState], console: Console) -> None:
     console.table(header, sums)
     console.data(None, "")
     workers = [
-        (number, worker.name, worker.state, f"{worker.seen_seconds:.1f}", _load(worker.load))
+        (
+            number,
+            worker.name,
+            worker.state,
+            f"{worker.seen_seconds:.1f}",
+            worker.model or "-",
+            _load(worker.load),
+        )
         for number, shard in enumerate(shards)
         for worker in sorted(shard.workers, key=lambda worker: worker.name)
     ]
-    console.table(("shard", "worker", "state", "seen_s", "load"), workers)
+    console.table(("shard", "worker", "state", "seen_s", "model", "load"), workers)
 
 
 def _load(load: object) -> str:

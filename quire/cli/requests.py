@@ -23,7 +23,6 @@ from quire.cli.console import (
     schema_file,
     text_file,
 )
-from quire.cli.drain import is_alive
 from quire.client import Client, Handle
 from quire.constraints import CONSTRAINTS
 from quire.errors import (
@@ -34,20 +33,21 @@ from quire.errors import (
     RequestFailed,
 )
 from quire.protocol import GenerationRequest
+from quire.sampling import SamplingParams
 
-#: Flags of `submit` that are sampling parameters of the same name.
-_SAMPLING: dict[str, type] = {
-    "max_tokens": int,
-    "min_tokens": int,
-    "temperature": float,
-    "top_k": int,
-    "top_p": float,
-    "min_p": float,
-    "repetition_penalty": float,
-    "presence_penalty": float,
-    "frequency_penalty": float,
-    "seed": int,
-    "logprobs": int,
+#: Flags of `submit` that are sampling parameters of the same name: their types, and what they do.
+_SAMPLING: dict[str, tuple[type, str]] = {
+    "max_tokens": (int, "longest output"),
+    "min_tokens": (int, "shortest output"),
+    "temperature": (float, "0 takes the likeliest token, more draws more freely"),
+    "top_k": (int, "draw among so many of the likeliest; 0 is all"),
+    "top_p": (float, "draw among the likeliest that share so much"),
+    "min_p": (float, "draw among those so likely as against the likeliest"),
+    "repetition_penalty": (float, "above 1 for what was there already"),
+    "presence_penalty": (float, "above 0 for what the output has already"),
+    "frequency_penalty": (float, "the same for each time it has it"),
+    "seed": (int, "of the draws [another each time]"),
+    "logprobs": (int, "tell how likely tokens were, and so many others"),
 }
 
 
@@ -55,8 +55,11 @@ def add_submit(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire submit`."""
     parser.add_argument("prompt", nargs="+", help="one request each; `-` reads one from stdin")
     parser.add_argument("--chat", action="store_true", help="send it as the message of a user")
-    for name, kind in _SAMPLING.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=kind.__name__.upper())
+    for name, (kind, help_) in _SAMPLING.items():
+        default = SamplingParams.model_fields[name].default
+        text = help_ if default is None else f"{help_} [{default}]"
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, type=kind, metavar=kind.__name__.upper(), help=text)
     parser.add_argument("--stop", action="append", metavar="TEXT", help="may be given repeatedly")
     _add_constraints(parser)
     parser.add_argument(
@@ -65,9 +68,10 @@ def add_submit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--deadline", type=float, metavar="SECONDS", help="end it, done or not")
     parser.add_argument("--delay", type=float, metavar="SECONDS", help="queue it after that")
     parser.add_argument("--model", help="refuse a worker that serves another one")
-    parser.add_argument("--tenant")
+    parser.add_argument("--tenant", help="on whose behalf [default]")
     parser.add_argument("--id", metavar="ID", help="of the request; makes a repetition harmless")
-    parser.add_argument("--idempotency-key", metavar="KEY")
+    key = "of a request the tenant has sent: that one is meant"
+    parser.add_argument("--idempotency-key", metavar="KEY", help=key)
     parser.add_argument("--metadata", type=json_map, metavar="JSON", help="echoed in the result")
     trace = "W3C header; the worker logs its ids [TRACEPARENT]"
     known = os.environ.get("TRACEPARENT")
@@ -186,7 +190,7 @@ def _note_if_nobody_works(client: Client, console: Console) -> None:
     if not console.has_terminal:
         return
     with contextlib.suppress(QuireError):
-        if not any(is_alive(info) for broker in client._brokers for info in broker.workers()):
+        if not any(info.is_alive for broker in client._brokers for info in broker.workers()):
             console.note("no worker of this queue lives; waiting for one")
 
 

@@ -71,8 +71,13 @@ def _file(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _secret(path: Path) -> str:
+    name = "QUIRE_REDIS_PASSWORD_FILE"
     try:
-        with path.open() as file:
-            return file.read(MAX_SECRET_BYTES).rstrip("\r\n")
+        with path.open("rb") as file:
+            content = file.read(MAX_SECRET_BYTES + 1)
+        text = content.decode().rstrip("\r\n")
     except (OSError, ValueError) as error:
-        raise InvalidRequest("QUIRE_REDIS_PASSWORD_FILE", f"{path}: {error}") from error
+        raise InvalidRequest(name, f"{path}: {error}") from error
+    if len(content) > MAX_SECRET_BYTES:
+        raise InvalidRequest(name, f"{path}: it is longer than {MAX_SECRET_BYTES} bytes")
+    return text

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire.cli import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE
+from quire.cli.usage import Parser
 
 if TYPE_CHECKING:
     from quire.cli.console import Console
@@ -50,14 +51,16 @@ VERBS = (
     Verb("doctor", "doctor", "check Redis, Python, torch and the model folder"),
     Verb("schema", "local", "print the JSON schema of a request"),
     Verb("worker", "local", "run a worker (needs the checkout)", passes_on=True),
+    Verb("gateway", "local", "serve OpenAI's API (needs the checkout)", passes_on=True),
     Verb("demo", "local", "two workers, one killed (needs the checkout)", passes_on=True),
 )
 
 _EPILOG = """\
-`quire VERB --help` tells more. The server is --redis-url or QUIRE_REDIS_URL (its password
-QUIRE_REDIS_PASSWORD), the queue --queue or QUIRE_QUEUE; quire.toml may say so, too. Exit codes:
-0 done, 1 failed, 2 wrong usage, 3 some failed, 130 interrupted. What a verb found goes to
-stdout, with --json as a record per line; everything else to stderr."""
+`quire VERB --help` tells more. The server is --redis-url or QUIRE_REDIS_URL
+(its password QUIRE_REDIS_PASSWORD), the queue --queue or QUIRE_QUEUE;
+quire.toml may say so, too. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 some
+failed, 130 interrupted. What a verb found goes to stdout, with --json as a
+record per line; everything else to stderr."""
 
 
 def run(arguments: list[str]) -> int:
@@ -68,7 +71,7 @@ def run(arguments: list[str]) -> int:
         _overview().parse_args(arguments or ["--help"])
         return EXIT_USAGE
     module = importlib.import_module(f"quire.cli.{verb.module}")
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=f"quire {verb.name}", description=f"{verb.help[0].upper()}{verb.help[1:]}."
     )
     if verb.passes_on:

@@ -6,18 +6,25 @@ audit speaks of. Those that need no process are in `plants`. A control that is n
 silence of the audit proves nothing.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from quire.broker import Broker
+from quire.constraints import Kind
 from quire.protocol import GenerationRequest
 from quire.script_runner import load_source, script_sha
 from tests.chaos.callers import Wanted
 from tests.chaos.judge import judge
-from tests.chaos.schedules import FAKE_FLAGS, LEASE_SECONDS, text_after
+from tests.chaos.schedules import FAKE_FLAGS, LEASE_SECONDS, text_after, tokens_under
 from tests.chaos.stage import QUEUE, Cast, Outcome, Stage, Stuck
-from tests.chaos.worker import OTHER_MODEL, SILENT_LOSS, STATEFUL_NOISE, doctored_source
-from tests.service.fake_model import expected_tokens
+from tests.chaos.worker import (
+    FORGOTTEN_CONSTRAINT,
+    OTHER_MODEL,
+    SILENT_LOSS,
+    STATEFUL_NOISE,
+    doctored_source,
+)
 
 #: Long enough to stand in the middle of it, at some hundred steps a second.
 MAX_TOKENS = 300
@@ -39,6 +46,8 @@ class Control:
     words: tuple[str, ...]
     lease_seconds: float = LEASE_SECONDS
     max_tokens: int = MAX_TOKENS
+    #: What the output has to be, and nothing if it may be anything.
+    constraint: Mapping[Kind, Any] = field(default_factory=dict)
 
 
 def run_control(name: str, *, intact: bool = False) -> Outcome:
@@ -146,7 +155,8 @@ def _entries_kept(stage: Stage, doctored: tuple[str, ...]) -> None:
     _begin(stage, tokens=1)
 
 
-def _expired_leases_kept(stage: Stage, doctored: tuple[str, ...]) -> None:
+def _taken_over(stage: Stage, doctored: tuple[str, ...]) -> None:
+    """A worker dies in the middle of an output, and another comes."""
     first = stage.start_worker(*doctored)
     _begin(stage, tokens=20)
     first.kill()
@@ -219,9 +229,9 @@ def _source(transition: str, doctored: tuple[str, ...]) -> str:
 
 
 def _wanted(control: Control) -> Wanted:
-    prompt = (1, 2, 3)
-    tokens = expected_tokens(prompt, max_tokens=control.max_tokens, seed=0)
-    body = {"prompt": list(prompt), "max_tokens": control.max_tokens, "seed": 0}
+    prompt, size = (1, 2, 3), {"max_tokens": control.max_tokens, "seed": 0}
+    tokens = tokens_under(control.constraint, prompt, **size)
+    body = {"prompt": list(prompt), **size, **control.constraint}
     request = GenerationRequest(id="control", kind="tokens", body=body)
     return Wanted(request, tokens, text_after(prompt, tokens), ())
 
@@ -235,6 +245,9 @@ LIVE: dict[str, Control] = {
     ),
     STATEFUL_NOISE: Control(_noise_with_a_memory, WRONG_TOKENS),
     OTHER_MODEL: Control(_another_model, WRONG_TOKENS),
+    FORGOTTEN_CONSTRAINT: Control(
+        _taken_over, WRONG_TOKENS, constraint={"regex": f"[a-f]{{{MAX_TOKENS}}}"}
+    ),
     "rewind ignored": Control(
         _rewind_ignored,
         ("are missing", "the log holds", "is no beginning of the log"),
@@ -243,7 +256,7 @@ LIVE: dict[str, Control] = {
     "replays written": Control(_replays_written, ("were written twice",)),
     # What an entry left pending shows needs no long output.
     "entries kept": Control(_entries_kept, ("at rest",), max_tokens=10),
-    "expired leases kept": Control(_expired_leases_kept, ("0 terminal records",)),
+    "expired leases kept": Control(_taken_over, ("0 terminal records",)),
     "submits not remembered": Control(_submits_not_remembered, ("a second submit made a second",)),
     "cancel put off": Control(_cancel_put_off, ("was over before its end was in the log",)),
     "cancel not minded": Control(_cancel_not_minded, ("claimed after it was cancelled",)),

@@ -6,7 +6,7 @@ strikes. How threads and processes interleave around it is the machine's, and ne
 
 import contextlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -81,6 +81,8 @@ class Plan:
     num_workers: int
     wanted: tuple[Wanted, ...]
     faults: tuple[Fault, ...]
+    #: The last request is submitted right before the first crash of Redis, which forgets that.
+    has_latecomer: bool
 
 
 #: What may go wrong, and how often against the others.
@@ -127,6 +129,8 @@ def draw_plan(seed: int) -> Plan:
             Fault(kind, share)
             for kind, share in zip(kinds, sorted(random_.random() for _ in kinds), strict=True)
         ),
+        # Apart from the other draws, as constraints are.
+        has_latecomer="crash_redis" in kinds and random.Random(f"latecomer {seed}").random() < 0.5,
     )
 
 
@@ -146,12 +150,14 @@ class _Play:
         # Apart from the plan's own draws, so that a longer plan does not change the victims.
         self._random = random.Random(f"{plan.seed} victims")
         self._num_tokens = sum(len(item.tokens) for item in plan.wanted)
+        #: Callers that are not there from the beginning.
+        self._late = stage.callers[-1:] if plan.has_latecomer else []
 
     def run(self) -> None:
         stage = self._stage
         for _ in range(self._plan.num_workers):
             stage.start_worker()
-        stage.start_clients()
+        stage.start_clients(stage.callers[: len(stage.callers) - len(self._late)])
         for fault in self._plan.faults:
             due = int(fault.share * self._num_tokens)
             stage.until(lambda due=due: stage.num_tokens >= due or stage.has_ended, "progress")
@@ -199,7 +205,12 @@ class _Play:
             stage.wire.lose_reply(name if name.isupper() else script_sha(load_source(name)))
 
     def _crash_redis(self) -> None:
-        self._stage.crash_redis(self._keep)
+        """Redis dies and loses its tail, and with that a submit it has just answered, or not."""
+        stage, late, self._late = self._stage, self._late, []
+        before = stage.log_size
+        stage.start_clients(late)
+        stage.until(lambda: all(caller.notes.is_submitted for caller in late), "a late submit")
+        stage.crash_redis((lambda _: before) if late else self._keep)
 
     def _stall_redis(self) -> None:
         self._stage.stall_redis(self._plan.cast.lease_seconds * self._random.uniform(0.5, 1.5))
@@ -251,9 +262,7 @@ def _draw_fake(random_: random.Random, *, seed: int) -> tuple[Wanted, ...]:
             created_ms=0,
         )
         size = {"max_tokens": max_tokens, "seed": sampling["seed"]}
-        tokens = expected_tokens(prompt, **size)
-        for kind, value in constraint.items():
-            tokens = expected_under(Constraint(kind, value, f"body.{kind}"), prompt, **size)
+        tokens = tokens_under(constraint, prompt, **size)
         departures = draw_departures(random_, num_tokens=max_tokens)
         wanted.append(Wanted(request, tokens, text_after(prompt, tokens), departures))
     return tuple(wanted)
@@ -264,6 +273,16 @@ def _draw_constraint(seed: int, index: int) -> dict[Kind, Any]:
     # Apart from the plan's other draws, which stay what they were before there were any.
     random_ = random.Random(f"constraint {seed} {index}")
     return dict([random_.choice(CONSTRAINTS)]) if random_.random() < CONSTRAINED_SHARE else {}
+
+
+def tokens_under(
+    constraint: Mapping[Kind, Any], prompt: Sequence[int], *, max_tokens: int, seed: int
+) -> tuple[int, ...]:
+    """What comes after this prompt when nothing goes wrong, and has to be as the body says."""
+    for kind, value in constraint.items():
+        wanted = Constraint(kind, value, f"body.{kind}")
+        return expected_under(wanted, prompt, max_tokens=max_tokens, seed=seed)
+    return expected_tokens(prompt, max_tokens=max_tokens, seed=seed)
 
 
 def text_after(prompt: Sequence[int], tokens: Sequence[int]) -> str:

@@ -166,11 +166,11 @@ class Stage:
 
     # -- clients --------------------------------------------------------------------------------
 
-    def start_clients(self) -> None:
-        """Submits every request and follows it, each client process its share of them."""
+    def start_clients(self, callers: Sequence[Caller] | None = None) -> None:
+        """Submits all requests, or those of these callers, and follows them, in a few processes."""
         for share in range(NUM_CLIENTS):
-            if callers := self.callers[share::NUM_CLIENTS]:
-                self._start_client(callers)
+            if part := list(self.callers if callers is None else callers)[share::NUM_CLIENTS]:
+                self._start_client(part)
 
     def kill_client(self, client: ClientProcess) -> None:
         """Kills a client process; another takes its requests over, as far as it had come."""
@@ -260,7 +260,9 @@ class Stage:
 
     @property
     def has_ended(self) -> bool:
-        return all(caller.is_through for caller in self.callers)
+        """There is nothing more to come for any caller who has come."""
+        groups = self._groups.values()
+        return bool(groups) and all(caller.is_through for group in groups for caller in group)
 
     def until(
         self, condition: Callable[[], bool], what: str, *, seconds: float = PATIENCE_SECONDS

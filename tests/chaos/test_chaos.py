@@ -23,6 +23,8 @@ from tests.chaos.schedules import CONSTRAINTS, FAULTS, draw_plan, is_real, recor
 
 #: Between them every fault there is.
 SMOKE_SEEDS = (90, 661, 690)
+#: One of them in which Redis forgets a submit that it has answered.
+FORGETFUL_SEED = 690
 #: One with the embedded model: workers are killed and stopped, and Redis loses its tail twice.
 REAL_SEED = 3009
 #: Plays at once.
@@ -69,6 +71,15 @@ def test_whatever_goes_wrong_every_log_is_that_of_the_uninterrupted_run(reports,
     report = reports[Play(SCHEDULE, str(seed))]
     assert report.sentences == ()
     assert report.figures["tokens"] > 0
+
+
+@pytest.mark.real_redis
+@pytest.mark.processes
+@pytest.mark.timeout(FIRST_TEST_SECONDS)
+def test_a_request_that_redis_forgot_is_submitted_again_and_served(reports):
+    figures = reports[Play(SCHEDULE, str(FORGETFUL_SEED))].figures
+    assert figures["resubmits"] > 0
+    assert figures["ended_completed"] == figures["requests"]
 
 
 @pytest.mark.real_redis

@@ -4,6 +4,7 @@ The model is a fake one unless the play wants the real one. A doctored worker ha
 transition, or another idea of what its model says.
 """
 
+import dataclasses
 import functools
 import json
 import os
@@ -22,11 +23,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import service.__main__
 import service.config
+import service.intake
 import service.worker
 from engine.batch import BatchRow
 from engine.fake_runner import FakeRunner
+from engine.request import Request
 from quire import script_runner
+from quire.protocol import GenerationRequest
 from service.model import ServedModel
+from service.outbox import Delivery
 from service.publisher import Publisher
 from tests.chaos import forking
 from tests.service import fake_model
@@ -72,6 +77,8 @@ OTHER_MODEL = "another model"
 STATEFUL_NOISE = "noise with a memory"
 #: A control that gives the process another way to lose a claim.
 SILENT_LOSS = "claims lost in silence"
+#: A control whose process drops what an output has to be, where another has begun it.
+FORGOTTEN_CONSTRAINT = "constraint forgotten"
 #: What the vocabulary of another model has to do without.
 OTHER_NEVER = (*fake_model.NEVER, 65)
 
@@ -258,6 +265,8 @@ def _doctor(control: str) -> None:
         fake_model.NEVER = OTHER_NEVER  # type: ignore[assignment]
     elif control == SILENT_LOSS:
         Publisher.lose = _lose_in_silence  # type: ignore[method-assign]
+    elif control == FORGOTTEN_CONSTRAINT:
+        service.intake.engine_request = _without_constraint(service.intake.engine_request)
     elif control == STATEFUL_NOISE:
         FakeRunner._sample = _with_memory(FakeRunner._sample)  # type: ignore[method-assign]
     else:
@@ -270,6 +279,16 @@ def _lose_in_silence(publisher: Publisher, key: str, *, unless_ended: bool = Fal
     if publisher._outbox.forget(key, unless_ended=unless_ended) is not None:
         publisher.cancel(key)
         publisher._metrics.finished["lost"].inc()
+
+
+def _without_constraint(make: Callable[..., Request]) -> Callable[..., Request]:
+    """Makes the engine's requests, those that are taken over as if anything might come."""
+
+    def make_and_forget(request: GenerationRequest, delivery: Delivery, **where: Any) -> Request:
+        made = make(request, delivery, **where)
+        return dataclasses.replace(made, constraint=None) if delivery.token_ids else made
+
+    return make_and_forget
 
 
 def _with_memory(

@@ -73,6 +73,12 @@ class BlockingClient:
     def status(self, request_id: str) -> Any:
         return self._loop.run(self._client.status(request_id))
 
+    def models(self) -> Any:
+        return self._loop.run(self._client.models())
+
+    def now_ms(self) -> Any:
+        return self._loop.run(self._client.now_ms())
+
     def _face(self, handle: AsyncHandle) -> BlockingHandle:
         return BlockingHandle(self._loop, handle)
 
@@ -87,6 +93,9 @@ class BlockingHandle:
 
     def stream(self, **options: Any) -> Iterator[Any]:
         return each(self._loop, self._handle.stream(**options))
+
+    def follow(self, **options: Any) -> Iterator[Any]:
+        return each(self._loop, self._handle.follow(**options))
 
     def result(self, **options: Any) -> Any:
         return self._loop.run(self._handle.result(**options))

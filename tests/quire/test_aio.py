@@ -8,9 +8,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from quire import Broker, BrokerUnavailable, Client, ProtocolError, QueueFull, State
+from quire import (
+    Broker,
+    BrokerUnavailable,
+    Client,
+    ProtocolError,
+    QueueFull,
+    State,
+    async_broker,
+    producing,
+)
 from quire.aio import AsyncClient
 from quire.async_broker import AsyncBroker, connect_async
+from quire.async_shard import REQUESTS_PER_TURN
 from quire.connection import connect
 from quire.reader import SharedReadsBroker
 from quire.routing import Parting
@@ -319,3 +329,36 @@ def test_one_shard_that_is_full_does_not_hide_what_the_others_took():
         parting.answers()
     assert caught.value.limit == "tokens"
     assert set(caught.value.accepted) == {one.request_id for one in taken} | {parts[1][0].id}
+
+
+def test_a_loop_gets_on_while_many_requests_are_made_ready(connection, broker, monkeypatch):
+    """A service that submits a hundred thousand still answers the others it has."""
+    turns, seen = [0], {"build_request": set(), "submit_call": set()}
+
+    def watched(module, name):
+        make = getattr(module, name)
+
+        def make_and_look(*arguments, **options):
+            seen[name].add(turns[0])
+            return make(*arguments, **options)
+
+        monkeypatch.setattr(module, name, make_and_look)
+
+    watched(producing, "build_request")
+    watched(async_broker, "submit_call")
+
+    async def others():
+        while True:
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    async def scenario():
+        client = AsyncClient(async_twin(connection), queue=broker.keys.queue)
+        task = asyncio.create_task(others())
+        handles = await client.submit_many([{"prompt": "x"}] * (3 * REQUESTS_PER_TURN))
+        task.cancel()
+        await client.close()
+        return len(handles)
+
+    assert asyncio.run(scenario()) == 3 * REQUESTS_PER_TURN
+    assert [len(parts) for parts in seen.values()] == [3, 3]

@@ -231,6 +231,41 @@ def test_a_failed_request_raises_its_code_its_sentence_and_its_field(client, bro
     assert caught.value.completion.finish_reason is FinishReason.REJECTED
 
 
+def test_who_follows_gets_the_end_behind_the_chunks_however_it_came(client, broker):
+    handle = client.submit("x")
+    finish(broker, state=State.FAILED, finish_reason=FinishReason.ERROR, tail="!")
+    *chunks, end = handle.follow(after=2)
+    assert [chunk.text for chunk in chunks] == ["cd"]
+    assert (end.state, end.tail, end.text, end.usage.completion_tokens) == (
+        State.FAILED, "!", "", 4,
+    )  # fmt: skip
+
+
+def test_a_record_tells_its_tenant_and_as_long_as_it_runs_its_metadata(client, broker):
+    handle = client.submit("x", tenant="gold", metadata={"row": 1})
+    status = handle.status()
+    assert (status.tenant, status.metadata) == ("gold", {"row": 1})
+    finish(broker)
+    status = handle.status()
+    assert (status.tenant, status.metadata) == ("gold", {})
+
+
+def test_the_models_are_those_of_workers_that_are_there(client, broker, connection):
+    assert client.models() == []
+    for name, state, model in (
+        ("a", "ready", "large"), ("b", "draining", "small"), ("c", "ready", "large"),
+        ("d", "ready", ""), ("e", "stopped", "gone"), ("f", "failed", "broken"),
+    ):  # fmt: skip
+        broker.beat_worker(name, state, {"claims": 1}, model=model)
+    assert client.models() == ["large", "small"]
+    assert {info.name: (info.model, info.load) for info in broker.workers()}["a"] == (
+        "large", {"claims": 1},
+    )  # fmt: skip
+    silent = connection.hget(broker.keys.workers, "b").split(b" ", 1)[1]
+    connection.hset(broker.keys.workers, "b", b"1000 " + silent)
+    assert client.models() == ["large"]
+
+
 def test_an_unknown_request_is_told_from_an_expired_result(client, broker, connection):
     with pytest.raises(UnknownRequest) as caught:
         client.result("nobody", timeout=5)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 
 import fakeredis
@@ -12,6 +13,7 @@ from redis.exceptions import (
     BusyLoadingError,
     InvalidResponse,
     NoPermissionError,
+    NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
     ResponseError,
@@ -27,6 +29,7 @@ from quire.commits import MIN_ITEMS_PARTED
 from quire.connection import MAX_BLOCK_SECONDS, Retrying, connect, translated
 from quire.errors import BrokerUnavailable, WaitTimeout
 from quire.output import State
+from quire.script_runner import load_source
 from quire.transitions import CommitStatus
 from tests.quire.builders import claim_next, make_item, make_request, submit_and_claim
 from tests.quire.proxy import wire_to
@@ -106,6 +109,18 @@ def test_a_server_of_this_machine_is_reached_by_the_path_of_its_socket(start_ser
 def test_an_option_of_a_url_that_is_none_is_refused_at_once(make, url):
     with pytest.raises(ValueError, match="an option that cannot be right"):
         make(url)
+
+
+@pytest.mark.parametrize("make", [connect, connect_async])
+@pytest.mark.parametrize("password", ["hush/hush", "hush#hush", "hush?hush", "hush[hush]hush"])
+@pytest.mark.parametrize("url", ["redis://:{}@host:1/0", "redis+sentinel://:{}@host:1/shop"])
+def test_a_password_that_breaks_its_url_is_not_told_with_the_error(make, url, password):
+    with pytest.raises(ValueError, match="url") as caught:
+        make(url.format(password))
+    told = traceback.TracebackException.from_exception(caught.value).format_exception_only()
+    assert "hush" not in "".join(told)
+    # Nor with what it came from, which a program that ends with it would print.
+    assert caught.value.__context__ is None or caught.value.__suppress_context__
 
 
 def test_a_passing_error_is_outlived():
@@ -309,6 +324,45 @@ def test_scripts_the_server_forgot_are_loaded_again(real_broker, real_connection
         real_connection.script_flush()
         assert real_broker.heartbeat([claimed.claim])[0].alive
         assert real_broker.commit([make_item(claimed.claim, 0, 1, final=True)])[0].published == 1
+
+
+@pytest.mark.real_redis
+def test_calls_made_while_another_loads_their_script_are_made_once(
+    real_broker, real_connection, monkeypatch
+):
+    """Some are refused for the unknown script and some are run, and then all are sent again."""
+    names = [f"r{number}" for number in range(6)]
+    make, halves = real_connection.pipeline, []
+
+    def pipeline(**options):
+        made = make(**options)
+        execute = made.execute
+
+        def execute_while_another_loads(**options):
+            middle, name = len(names) // 2, ("submit", "claim")[len(halves)]
+            made.command_stack.insert(middle, (("SCRIPT LOAD", load_source(name)), {}))
+            monkeypatch.setattr(real_connection, "pipeline", make)
+            replies = execute(**options)
+            del replies[middle]
+            halves.append([isinstance(reply, NoScriptError) for reply in replies])
+            return replies
+
+        made.execute = execute_while_another_loads
+        return made
+
+    def half_known():
+        real_connection.script_flush()
+        monkeypatch.setattr(real_connection, "pipeline", pipeline)
+
+    half_known()
+    real_broker.submit_many([make_request(id=name) for name in names])
+    assert sum(real_broker.queue_depth().values()) == len(names)
+    entries = real_broker.read_ingress("w", count=len(names), block_seconds=0.0)
+    half_known()
+    claimed = real_broker.claim(entries)
+    assert halves == [[True] * 3 + [False] * 3] * 2
+    assert [(answer.claim.epoch, answer.attempts) for answer in claimed] == [(1, 1)] * len(names)
+    assert {reply.alive for reply in real_broker.heartbeat([a.claim for a in claimed])} == {True}
 
 
 @pytest.mark.real_redis

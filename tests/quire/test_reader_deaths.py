@@ -2,14 +2,17 @@
 
 import asyncio
 import gc
+import os
 import signal
 import threading
 import time
 
 import pytest
+import redis.client
 
-from quire import BrokerUnavailable, Client
+from quire import BrokerUnavailable, Client, QuireError, connect
 from quire.aio import AsyncClient
+from quire.async_broker import connect_async
 from quire.reader import SharedReadsBroker
 from tests.quire.builders import claim_next, make_item, text_of
 from tests.quire.loop_face import async_twin
@@ -84,6 +87,35 @@ def test_nothing_is_read_any_more_for_one_whose_waiting_was_interrupted(
     assert not waits
 
 
+def test_what_an_interrupted_call_left_unread_is_no_answer_to_the_next(real_broker, monkeypatch):
+    client = Client(real_broker)
+    ids = [handle.request_id for handle in client.submit_many([{"prompt": "x"}] * 3)]
+    client.cancel(ids[2])
+    parse, answers = redis.client.Pipeline.parse_response, []
+
+    def parse_some(pipeline, connection, name, **options):
+        if len(answers) == 1:
+            raise KeyboardInterrupt
+        answers.append(parse(pipeline, connection, name, **options))
+        return answers[-1]
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(redis.client.Pipeline, "parse_response", parse_some)
+        with pytest.raises(KeyboardInterrupt):
+            real_broker.cancel_many(ids[:2])
+    assert [client.status(name).state for name in reversed(ids)] == ["cancelled"] * 3
+    assert real_broker.num_scheduled() == 0
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://h", "rediss://h", "unix:///s", "redis+sentinel://h/service"]
+)
+@pytest.mark.parametrize("make", [connect, connect_async])
+def test_no_pool_keeps_a_connection_with_something_left_to_read(url, make):
+    # A pool that asks for notifications does.
+    assert not make(url).connection_pool.maint_notifications_enabled()
+
+
 def test_a_thread_that_cannot_be_started_is_started_by_the_next_who_waits(
     connection, broker, monkeypatch
 ):
@@ -96,6 +128,40 @@ def test_a_thread_that_cannot_be_started_is_started_by_the_next_who_waits(
     broker.commit([make_item(claim_next(broker).claim, 0, 1, final=True)])
     (read,) = shared.read_output({handle.request_id: 0}, block_seconds=5).values()
     assert read.completion is not None
+
+
+@pytest.mark.real_redis
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_of_fork_reads_though_its_parent_was_reading(real_connection, real_broker):
+    shared = SharedReadsBroker(real_connection, queue=real_broker.keys.queue)
+    handle = Client(shared).submit("x")
+    claim, found = claim_next(real_broker).claim, []
+    parent = threading.Thread(target=lambda: found.append(handle.result(timeout=30).text))
+    parent.start()
+    while not shared._reader._is_blocked:
+        time.sleep(0.001)
+    # As if all turns were taken at this moment.
+    shared._turns = threading.BoundedSemaphore(1)
+    shared._turns.acquire()
+    told, tells = os.pipe()
+    child = os.fork()
+    if child == 0:
+        # A child that waits for ever dies of this, and has told nothing.
+        signal.alarm(30)
+        try:
+            os.write(tells, handle.result(timeout=20).text.encode())
+        except QuireError as error:
+            os.write(tells, repr(error).encode())
+        finally:
+            os._exit(0)
+    os.close(tells)
+    shared._turns.release()
+    real_broker.commit([make_item(claim, 0, 1, final=True)])
+    with os.fdopen(told, "rb") as pipe:
+        assert pipe.read() == text_of(0).encode()
+    os.waitpid(child, 0)
+    parent.join()
+    assert found == [text_of(0)]
 
 
 def raising_mistake(*_):

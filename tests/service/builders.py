@@ -18,7 +18,7 @@ import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import redis
@@ -164,26 +164,25 @@ class WorkerThread:
         self.exit_code = self.worker.run()
 
 
-class WorkerProcess:
-    """A worker in a process of its own: `python -m service`, or the fake one of these tests."""
+class LoggedProcess:
+    """A program of ours in a process of its own, and the events of its log."""
 
-    def __init__(self, redis_url: str, queue: str, *flags: str, module: str) -> None:
-        command = [sys.executable, "-m", module, "--redis-url", redis_url, "--queue", queue]
-        command += ["--http-port", "0", "--lease-seconds", str(LEASE_SECONDS)]
-        self.name = f"process-{uuid.uuid4().hex[:8]}"
-        command += ["--block-seconds", "0.05", "--worker-name", self.name]
-        command += ["--log-format", "json", *flags]
+    def __init__(self, module: str, *flags: str) -> None:
         environ = {k: v for k, v in os.environ.items() if not k.startswith("QUIRE_")}
         environ |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         self.log: list[dict[str, Any]] = []
         self.raw_log: list[str] = []
         self.process = subprocess.Popen(
-            command, cwd=CHECKOUT, env=environ, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", module, "--http-port", "0", "--log-format", "json", *flags],
+            cwd=CHECKOUT,
+            env=environ,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()
 
-    def __enter__(self) -> "WorkerProcess":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -192,10 +191,6 @@ class WorkerProcess:
             self.process.kill()
         self.process.wait()
         self._reader.join()
-
-    def wait_until_ready(self) -> dict[str, Any]:
-        """The line that says where the worker listens."""
-        return self.wait_for_event("worker ready")
 
     def wait_for_event(self, event: str) -> dict[str, Any]:
         """The first log line of that event; fails when the process ends without it."""
@@ -223,6 +218,20 @@ class WorkerProcess:
             self.raw_log.append(line)
             if line.startswith("{"):
                 self.log.append(json.loads(line))
+
+
+class WorkerProcess(LoggedProcess):
+    """A worker in a process of its own: `python -m service`, or the fake one of these tests."""
+
+    def __init__(self, redis_url: str, queue: str, *flags: str, module: str) -> None:
+        self.name = f"process-{uuid.uuid4().hex[:8]}"
+        where = ("--redis-url", redis_url, "--queue", queue, "--worker-name", self.name)
+        times = ("--lease-seconds", str(LEASE_SECONDS), "--block-seconds", "0.05")
+        super().__init__(module, *where, *times, *flags)
+
+    def wait_until_ready(self) -> dict[str, Any]:
+        """The line that says where the worker listens."""
+        return self.wait_for_event("worker ready")
 
 
 @contextlib.contextmanager

@@ -198,6 +198,14 @@ def test_every_setting_but_the_secrets_has_a_flag():
     assert flags == Settings.model_fields.keys() - {"redis_password"}
 
 
+def test_help_fits_a_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    usage, blank, *rest = build_parser().format_help().splitlines()
+
+    assert (usage, blank) == ("usage: python -m service [options]", "")
+    assert [line for line in rest if len(line) > 80] == []
+
+
 def test_help_answers_without_loading_torch_or_redis():
     code = (
         "import sys, runpy\n"

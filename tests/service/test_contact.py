@@ -58,6 +58,30 @@ def test_an_outage_that_lasts_is_said_again_now_and_then(contact, clock, events)
     assert said(events) == [("redis unavailable", "commit", 1), ("redis unavailable", "commit", 3)]
 
 
+def test_an_operation_that_fails_by_turns_fills_no_disk(contact, clock, events):
+    for _ in range(1000):
+        fails(contact, "commit", QueueFull("Redis has no memory left", limit="memory"))
+        contact.call("commit", lambda: None)
+        clock.now += 0.1
+    # In a hundred seconds.
+    assert len(events) == 2 * 4
+    assert [event["event"] for event in events[:2]] == ["redis unavailable", "redis is back"]
+
+
+def test_an_outage_soon_after_another_is_said_when_it_lasts(contact, clock, events):
+    fails(contact, "commit", BrokerUnavailable("refused"))
+    contact.call("commit", lambda: None)
+    for _ in range(8):
+        fails(contact, "commit", BrokerUnavailable("refused"))
+        clock.now += REMINDER_SECONDS / 5
+    contact.call("commit", lambda: None)
+    unavailable, back = "redis unavailable", "redis is back"
+    assert said(events) == [
+        *((unavailable, "commit", 1), (back, "commit", 1)),
+        *((unavailable, "commit", 6), (back, "commit", 8)),
+    ]
+
+
 @pytest.mark.parametrize(
     ("cause", "kind"),
     [
@@ -68,6 +92,7 @@ def test_an_outage_that_lasts_is_said_again_now_and_then(contact, clock, events)
         (redis.exceptions.NoPermissionError(), "access"),
         (redis.exceptions.ReadOnlyError(), "read_only"),
         (redis.exceptions.OutOfMemoryError(), "memory"),
+        (redis.exceptions.ResponseError("MISCONF Errors writing to the AOF file"), "disk"),
         (redis.exceptions.ResponseError(), "other"),
     ],
 )

@@ -39,6 +39,8 @@ FOR_THE_MODEL: dict[str, Any] = {
     "num_host_blocks": 3,
     "max_num_seqs": 5,
     "max_num_batched_tokens": 77,
+    "num_speculative_tokens": 6,
+    "max_speculative_step_tokens": 13,
     "attention_backend": "reference",
     "model_path": "wide",
     "deterministic": True,

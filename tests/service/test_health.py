@@ -1,13 +1,18 @@
 """What /livez, /readyz and /metrics say, and about whom."""
 
 import contextlib
+import http.client
 import json
 import socket
+import struct
 import urllib.request
+from threading import Event
 
 import pytest
+import structlog
+from prometheus_client import CollectorRegistry
 
-from service.health import HealthServer
+from service.health import HealthServer, ProbeServer
 from service.metrics import Metrics
 from service.sources import ConfigurationError
 from service.vitals import LOOP_TURN_SECONDS, Vitals, WorkerState
@@ -105,6 +110,45 @@ def test_a_worker_is_ready_while_it_serves_and_not_while_it_drains(queue: Queue)
         assert json.loads(worker.get("/readyz")[1])["state"] == "draining"
         assert worker.get("/livez")[0] == 200
         gate.open()
+
+
+def test_one_who_does_not_wait_for_an_answer_is_no_news(events, capfd):
+    with probing({"/slow": lambda: (True, {"much": "x" * 10_000_000})}) as (server, done):
+        with socket.create_connection(("127.0.0.1", server.port)) as impatient:
+            # Closed without a farewell, as by a scrape that has run out of time.
+            impatient.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            impatient.sendall(b"GET /slow HTTP/1.0\r\n\r\n")
+        assert done.wait(30)
+    assert (events, capfd.readouterr().err) == ([], "")
+
+
+def test_a_check_that_raises_is_told_in_the_form_of_the_log(events, capfd):
+    with probing({"/broken": lambda: {}["missing"]}) as (server, done):
+        with pytest.raises(http.client.RemoteDisconnected):
+            http_get(server.port, "/broken")
+        assert done.wait(30)
+    assert [event["event"] for event in events] == ["probe cannot be answered"]
+    assert capfd.readouterr().err == ""
+
+
+@contextlib.contextmanager
+def probing(checks):
+    """A server, and what is set when it has done with its only request."""
+    server, done = ProbeServer(CollectorRegistry(), checks, host="127.0.0.1", port=0), Event()
+    end = server._server.shutdown_request
+    server._server.shutdown_request = lambda request: (end(request), done.set())
+    server.start()
+    try:
+        yield server, done
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def events(monkeypatch):
+    with structlog.testing.capture_logs() as events:
+        monkeypatch.setattr("service.health._log", structlog.get_logger())
+        yield events
 
 
 def test_a_dead_redis_makes_a_worker_unready_and_leaves_it_alive(queue: Queue):

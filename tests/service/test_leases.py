@@ -9,6 +9,7 @@ import redis.exceptions
 
 from quire.connection import translated
 from quire.errors import BrokerUnavailable
+from quire.working import MAX_ITEMS_PER_CALL
 from service.config import Settings
 from service.contact import Contact
 from service.leases import Housekeeper
@@ -88,6 +89,32 @@ def orphan(queue: Queue) -> str:
     queue.broker.claim(queue.broker.read_ingress("dead", count=1, block_seconds=0.0))
     queue.connection.zadd(queue.keys.lease, {request_id: 1})
     return request_id
+
+
+def test_requests_that_were_scheduled_for_one_moment_are_queued_at_once(
+    queue: Queue, keeper: Housekeeper
+):
+    later = queue.broker.now_ms() + 3_600_000
+    names = [f"due-{number}" for number in range(2 * MAX_ITEMS_PER_CALL + 1)]
+    for name in names:
+        queue.submit(id=name, not_before_ms=later)
+    queue.connection.zadd(queue.keys.delay, dict.fromkeys(names, 1))
+    assert keeper.promote()
+    assert sum(queue.broker.queue_depth().values()) == len(names)
+
+
+def test_all_that_a_large_worker_left_is_reaped_at_once(
+    queue: Queue, clock: Clock, keeper: Housekeeper
+):
+    names = [f"left-{number}" for number in range(2 * MAX_ITEMS_PER_CALL + 1)]
+    for name in names:
+        queue.submit(id=name)
+    queue.broker.claim(queue.broker.read_ingress("dead", count=len(names), block_seconds=0.0))
+    queue.connection.zadd(queue.keys.lease, dict.fromkeys(names, 1))
+    for _ in range(2):
+        clock.now += 10.0
+        assert keeper.tidy()
+    assert sum(queue.broker.queue_depth().values()) == len(names)
 
 
 REFUSED = redis.exceptions.NoPermissionError("this user may not")
@@ -253,13 +280,14 @@ def test_a_scheduled_request_is_served_when_it_is_due_and_not_before(queue: Queu
         assert queue.broker.now_ms() >= due_ms
 
 
-def test_workers_sign_the_registry_with_state_and_load(queue: Queue):
+def test_workers_sign_the_registry_with_state_load_and_abilities(queue: Queue):
     settings = queue.settings(worker_name="signed")
     with WorkerThread(settings):
         eventually(lambda: [w.state for w in queue.broker.workers()] == ["ready"])
         (info,) = queue.broker.workers()
         assert info.name == "signed"
-        assert set(info.load) == {"claims", "running"}
+        assert set(info.load) == {"claims", "running", "grammars", "max_model_len"}
+        assert info.load["grammars"] == 1
     (info,) = queue.broker.workers()
     assert info.state == "stopped"
 

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import os
 import subprocess
 import sys
 
@@ -52,6 +53,33 @@ def test_every_line_of_json_names_the_worker_also_those_of_libraries():
     logging.getLogger("library").warning("from a library")
     events = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [event["worker"] for event in events] == ["worker-7", "worker-7"]
+
+
+# Where CI is set, transformers also passes on to the root what it prints.
+@pytest.mark.parametrize("ci", ["", "true"])
+def test_libraries_that_print_by_themselves_log_one_event_per_line(ci: str):
+    program = """
+import sys, huggingface_hub.utils, transformers.utils.logging as transformers_logging
+from service.logs import configure_logs, take_over_libraries
+configure_logs(style="json")
+transformers_logging.get_logger("transformers.modeling").warning("from transformers")
+take_over_libraries()
+print("taken over", file=sys.stderr)
+transformers_logging.get_logger("transformers.modeling").warning("from transformers")
+huggingface_hub.utils.logging.get_logger("huggingface_hub.file").warning("from the hub")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=CHECKOUT,
+        env={**os.environ, "CI": ci},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    before, _, after = done.stderr.partition("taken over\n")
+    assert "[transformers] from transformers" in before, "nobody has to be taken over any more"
+    events = [json.loads(line)["event"] for line in after.splitlines()]
+    assert events == ["from transformers", "from the hub"]
 
 
 def test_the_level_and_the_form_can_be_chosen():

@@ -234,32 +234,6 @@ def test_schema_prints_the_request_a_client_sends(quire):
     assert sampling["properties"]["max_tokens"]["default"] == 256
 
 
-def test_doctor_names_what_is_wrong_and_what_to_do(quire, tmp_path, real_server):
-    code, out, _ = quire("doctor", "--no-torch", "--json", "--model", str(tmp_path))
-    found = {finding["check"]: finding for finding in records(out)}
-    assert code == 1
-    assert found["model"]["verdict"] == "fail" and "config.json" in found["model"]["detail"]
-    assert found["redis persistence"]["verdict"] == "ok"
-    assert found["workers"]["advice"] == "start one: quire worker"
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
-        (tmp_path / name).write_text("{}")
-    code, out, _ = quire("doctor", "--no-torch", "--model", str(tmp_path))
-    assert code == 0 and "ok    model" in out
-    code, out, _ = quire("doctor", "--no-torch", "--redis-url", "redis://127.0.0.1:1/0")
-    assert code == 1 and "fail  redis" in out
-
-
-def test_doctor_counts_no_worker_that_has_ended(quire, real_broker):
-    real_broker.beat_worker("draining-1", "draining", {})
-    for state in ("stopped", "failed"):
-        real_broker.beat_worker(state, state, {})
-    seen = [line for line in quire("doctor", "--no-torch")[1].splitlines() if "workers" in line]
-    where = f"on shard 0 of queue {real_broker.keys.queue!r}"
-    assert seen == [f"ok    workers: 1 {where}: draining-1 (draining)"]
-    real_broker.beat_worker("draining-1", "stopped", {})
-    assert f"warn  workers: none {where}" in quire("doctor", "--no-torch")[1]
-
-
 def test_bench_measures_a_queue(quire, worker, tmp_path):
     saved = tmp_path / "figures.json"
     code, out, _ = quire(
@@ -369,6 +343,13 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(quire, worker, real_se
     )
     assert len(done.stdout.splitlines()) == 1
     assert done.stderr == ""
+
+
+@pytest.mark.processes
+def test_gateway_becomes_the_service_with_all_its_flags():
+    command = [sys.executable, "-m", "quire.cli", "gateway", "--max-open-answers", "zero"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "max_open_answers" in done.stderr
 
 
 @pytest.mark.processes

@@ -7,7 +7,7 @@ import pytest
 from quire import InvalidRequest
 from quire.cli import EXIT_USAGE, main
 from quire.cli.console import add_server, url_of
-from quire.cli.sources import known_settings, with_password
+from quire.cli.sources import MAX_SECRET_BYTES, known_settings, with_password
 
 
 @pytest.fixture(autouse=True)
@@ -70,3 +70,6 @@ def test_a_file_that_cannot_be_right_is_wrong_usage(tmp_path, capsys, text):
 def test_a_secret_that_cannot_be_read_is_wrong_usage(tmp_path):
     with pytest.raises(InvalidRequest, match="missing"):
         known_settings({"QUIRE_REDIS_PASSWORD_FILE": str(tmp_path / "missing")})
+    (tmp_path / "long").write_bytes(b"x" * (MAX_SECRET_BYTES + 1))
+    with pytest.raises(InvalidRequest, match="longer than"):
+        known_settings({"QUIRE_REDIS_PASSWORD_FILE": str(tmp_path / "long")})

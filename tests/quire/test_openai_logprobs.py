@@ -1,9 +1,9 @@
-"""What a batch file answers about log-probabilities is what OpenAI's clients read."""
+"""What is answered about log-probabilities is what OpenAI's clients read."""
 
 import math
 
-from quire.batch_logprobs import LEAST_LOGPROB, of_chat, of_completion
 from quire.logprobs import TokenLogprob, TopLogprob
+from quire.openai_logprobs import LEAST_LOGPROB, of_chat, of_completion
 
 TOKENS = [
     TokenLogprob(1, -0.5, "é", (TopLogprob(1, -0.5, "é"), TopLogprob(2, -1.0, " a"))),

@@ -1,0 +1,72 @@
+import json
+
+import pytest
+import redis
+
+pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(60)]
+
+
+def records(output):
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def test_doctor_names_what_is_wrong_and_what_to_do(quire, tmp_path, real_server):
+    code, out, _ = quire("doctor", "--no-torch", "--json", "--model", str(tmp_path))
+    found = {finding["check"]: finding for finding in records(out)}
+    assert code == 1
+    assert found["model"]["verdict"] == "fail" and "config.json" in found["model"]["detail"]
+    assert found["redis persistence"]["verdict"] == "ok"
+    assert found["workers"]["advice"] == "start one: quire worker"
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
+    code, out, _ = quire("doctor", "--no-torch", "--model", str(tmp_path))
+    assert code == 0 and "ok    model" in out
+    code, out, _ = quire("doctor", "--no-torch", "--redis-url", "redis://127.0.0.1:1/0")
+    assert code == 1 and "fail  redis" in out
+
+
+def test_doctor_counts_no_worker_that_has_ended(quire, real_broker):
+    real_broker.beat_worker("draining-1", "draining", {})
+    for state in ("stopped", "failed"):
+        real_broker.beat_worker(state, state, {})
+    seen = [line for line in quire("doctor", "--no-torch")[1].splitlines() if "workers" in line]
+    where = f"on shard 0 of queue {real_broker.keys.queue!r}"
+    assert seen == [f"ok    workers: 1 {where}: draining-1 (draining)"]
+    real_broker.beat_worker("draining-1", "stopped", {})
+    assert f"warn  workers: none {where}" in quire("doctor", "--no-torch")[1]
+
+
+def test_doctor_warns_of_workers_that_would_not_serve_the_same_requests(quire, real_broker):
+    def found():
+        lines = records(quire("doctor", "--no-torch", "--json")[1])
+        return {finding["check"]: finding for finding in lines}
+
+    real_broker.beat_worker("able", "ready", {"grammars": 1.0, "max_model_len": 4096.0})
+    where = f"on shard 0 of queue {real_broker.keys.queue!r}"
+    assert found()["constraints"]["detail"] == f"served {where}"
+    real_broker.beat_worker("other", "loading", {})
+    assert found()["constraints"]["verdict"] == "ok"
+    assert "lengths" not in found()
+    real_broker.beat_worker("other", "ready", {"grammars": 0.0, "max_model_len": 2048.0})
+    constraints, lengths = found()["constraints"], found()["lengths"]
+    assert (constraints["verdict"], lengths["verdict"]) == ("warn", "warn")
+    assert constraints["detail"] == f"served by able {where}, refused by other"
+    assert lengths["detail"] == (
+        f"longest request {where}: 2048 tokens for other, 4096 tokens for able"
+    )
+    real_broker.beat_worker("able", "draining", {"grammars": 1.0, "max_model_len": 4096.0})
+    assert found()["constraints"]["detail"].startswith(f"refused {where}: no worker has")
+    assert "lengths" not in found()
+
+
+def test_doctor_knows_a_server_whose_disk_is_full(quire, monkeypatch):
+    info = redis.Redis.info
+
+    def failing(connection, *sections):
+        return {**info(connection, *sections), "aof_last_write_status": "err"}
+
+    monkeypatch.setattr(redis.Redis, "info", failing)
+    code, out, _ = quire("doctor", "--no-torch", "--json")
+    (found,) = [finding for finding in records(out) if finding["check"] == "redis persistence"]
+    assert (code, found["verdict"]) == (1, "fail")
+    assert "aof_last_write_status" in found["detail"] and "RedisDiskFailing" in found["advice"]

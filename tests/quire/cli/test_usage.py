@@ -1,0 +1,57 @@
+import contextlib
+import io
+
+import pytest
+
+import quire.cli
+from quire.cli.verbs import VERBS
+
+COLUMNS = 80
+COMMANDS = [
+    [],
+    *([verb.name] for verb in VERBS if not verb.passes_on),
+    *(["queue", action] for action in ("pause", "resume", "expire")),
+    *(["dead", action] for action in ("ls", "show", "requeue", "purge")),
+]
+
+
+def help_of(*words):
+    with contextlib.redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit):
+        quire.cli.main([*words, "--help"])
+    return out.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(COLUMNS))
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_help_fits_a_terminal(words):
+    lines = help_of(*words).splitlines()
+
+    assert [line for line in lines if len(line) > COLUMNS] == []
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_a_usage_is_one_line(words):
+    usage, blank, *_ = help_of(*words).splitlines()
+
+    assert usage.startswith("usage: quire") and blank == ""
+
+
+def test_a_usage_names_what_must_be_given_and_says_whether_there_is_more():
+    assert help_of("run-batch").startswith("usage: quire run-batch -i FILE -o FILE [options]\n")
+    assert help_of("submit").startswith("usage: quire submit [options] prompt [prompt ...]\n")
+    assert help_of("dead").startswith("usage: quire dead {ls,show,requeue,purge} ...\n")
+
+
+def test_every_flag_of_submit_says_what_it_is_for():
+    lines = help_of("submit").partition("options:\n")[2].splitlines()
+    bare = [
+        line
+        for line, following in zip(lines, [*lines[1:], ""], strict=True)
+        if line.startswith("  -") and "  " not in line.strip() and following.startswith("  -")
+    ]
+
+    assert bare == []
