@@ -117,8 +117,8 @@ bench-peers: $(VENV)/demo.installed ## other engines beside ours (PEERS= WORKLOA
 	$(BIN)/python -m benchmarks.peers.install $(subst $(comma), ,$(PEERS))
 	$(BIN)/python -m benchmarks.bench_peers $(if $(PEERS),--peers $(PEERS)) $(BENCH_SELECTION)
 
-profile: $(VENV)/demo.installed ## where the time of a step goes, against the floor (ARGS="--models SMALL")
-	$(BIN)/python -m benchmarks.profile_parts $(ARGS)
+profile: $(VENV)/demo.installed ## where the time of a step goes, or of a whole workload, against the floor (WORKLOAD=W1 ARGS="--models SMALL")
+	$(BIN)/python -m benchmarks.$(if $(WORKLOAD),profile_workload --workload $(WORKLOAD),profile_parts) $(ARGS)
 
 bench-protocol: $(VENV)/demo.installed ## commits, claims, memory and streams on a private Redis (BENCH_PROTOCOL_JSON=file)
 	$(BIN)/python -m benchmarks.bench_protocol $(ARGS)
@@ -137,7 +137,7 @@ up: ## the whole stack in containers (PROFILE=cpu or gpu)
 	docker compose --profile $(or $(PROFILE),cpu) up --build --detach --wait
 
 down: ## stop the stack
-	docker compose --profile cpu --profile gpu down
+	docker compose --profile cpu --profile gpu --profile gateway down
 
 clean: ## remove the environment and all caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from quire.cli.sources import KEYS
 from service.config import ExporterSettings, Settings
+from service.gateway.config import SHARED_WITH_WORKER, GatewaySettings
 from service.settings import markdown_tables
 from service.sources import SHARED_KEYS
 
@@ -35,6 +36,14 @@ def render_markdown() -> str:
         "above all tables it takes what it shares with the worker: where Redis and the file are,",
         "the queue and its number of shards, and the two settings of the log.",
         *markdown_tables(ExporterSettings),
+        "",
+        "## Gateway",
+        "",
+        "`python -m service.gateway`, see [gateway](gateway.md). Its variables begin with",
+        "`QUIRE_GATEWAY_`, its table is `[gateway]`. Of the worker's variables it takes, where it",
+        f"has none of its own, {_listed(SHARED_WITH_WORKER)};",
+        "of the keys above all tables those that it has.",
+        *markdown_tables(GatewaySettings),
         "",
         "## The `quire` command",
         "",

@@ -1,4 +1,4 @@
-"""The register: every metric of the worker and of the exporter. Knows no metrics library.
+"""The register: every metric of worker, exporter and gateway. Knows no metrics library.
 
 docs/metrics.md is generated from it, dashboards and alerts are compared with it, and neither
 `service.metrics` nor `service.exporter` builds what does not stand here. Label values are closed
@@ -26,6 +26,7 @@ from service.families import (
     SIZES,
     Family,
 )
+from service.gateway.register import GATEWAY_REGISTER
 from service.vitals import WorkerState
 
 #: The register. docs/metrics.md is this table.
@@ -358,6 +359,12 @@ def render_markdown() -> str:
         "count the same backlog many times.",
         "",
         *_table(EXPORTER_REGISTER),
+        "",
+        "## Gateway",
+        "",
+        "Told by each `python -m service.gateway` of itself.",
+        "",
+        *_table(GATEWAY_REGISTER),
     ]
     return "\n".join(lines) + "\n"
 

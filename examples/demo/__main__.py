@@ -1,10 +1,11 @@
-"""200 requests through Redis, two workers, one of them killed half-way, every answer checked.
+"""200 requests, two workers, one of them killed half-way, every answer checked.
 
     make demo                       or    python -m examples.demo
     DEMO_JSON=figures.json make demo      writes the closing table as JSON, too
 
-Exits with 0 only if all requests completed, no token was lost or repeated across the kill, and at
-least 99 % of the answers are right. A Redis is started for it, unless QUIRE_REDIS_URL names one.
+Exits with 0 only if all requests completed, no token was lost or repeated across
+the kill, and at least 99 % of the answers are right. A Redis is started for it,
+unless QUIRE_REDIS_URL names one.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Writes the dashboard: `python -m ops.grafana.generate`, or `--check` to compare only.
 
 The JSON is checked in, since that is what Grafana reads; the rows in `queue_row.py`,
-`traffic_rows.py` and `worker_rows.py` are what people read. A test compares the two.
+`traffic_rows.py`, `worker_rows.py` and `gateway_row.py` are what people read. A test compares them.
 """
 
 import argparse
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ops.grafana.gateway_row import GATEWAY_ROW
 from ops.grafana.panel import DATASOURCE, lay_out
 from ops.grafana.queries import WORKERS, selector
 from ops.grafana.queue_row import QUEUE_ROW
@@ -47,7 +48,8 @@ def dashboard() -> dict[str, Any]:
     return {
         "uid": "quire",
         "title": "Quire",
-        "description": "Workers, queue, latency, throughput, KV cache, preemptions and publishing.",
+        "description": "Workers, queue, latency, throughput, KV cache, preemptions, publishing and "
+        "gateways.",
         "tags": ["quire"],
         "schemaVersion": SCHEMA_VERSION,
         "editable": False,
@@ -70,6 +72,7 @@ ROWS = (
     KV_CACHE_ROW,
     PREEMPTIONS_ROW,
     PUBLISH_ROW,
+    GATEWAY_ROW,
 )
 #: Title, colour and query of the marks across all panels.
 ANNOTATIONS = (
@@ -85,7 +88,7 @@ ANNOTATIONS = (
     ),
 )
 #: Name, label and source of the variables; each one narrows the next, except that queues are
-#: told of by the exporter and not by workers.
+#: told of by the exporter and not by workers, and gateways by themselves.
 VARIABLES = (
     ("job", "Job", "label_values(quire_build_info, job)"),
     ("instance", "Worker", 'label_values(quire_build_info{job=~"$job"}, instance)'),
@@ -95,6 +98,7 @@ VARIABLES = (
         'label_values(quire_engine_state{job=~"$job", instance=~"$instance"}, model)',
     ),
     ("queue", "Queue", "label_values(quire_queue_consumers, queue)"),
+    ("gateway", "Gateway", "label_values(quire_gateway_open_answers, instance)"),
 )
 
 

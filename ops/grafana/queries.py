@@ -10,6 +10,8 @@ WORKERS = 'job=~"$job", instance=~"$instance"'
 MODELS = f'{WORKERS}, model=~"$model"'
 #: What the exporter tells belongs to a queue and to no worker, so only queues are chosen there.
 QUEUES = 'queue=~"$queue"'
+#: A gateway is no worker, and is told from others by its address.
+GATEWAYS = 'instance=~"$gateway"'
 #: Grafana has no unit for this one.
 TOKENS_PER_SECOND = "suffix: tok/s"
 

@@ -30,7 +30,7 @@ def lines_that_begin_with(command: str) -> list[list[str]]:
 @pytest.mark.timeout(180)
 def test_the_snippet_prints_what_the_readme_says(monkeypatch):
     (snippet,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    said = re.search(r"it prints `(.*?)`, and\n`(.*?)`", README)
+    said = re.search(r"this prints `(.*?)`,\s+and\s+`(.*?)`", README)
     assert said is not None
     monkeypatch.delenv(URL_VARIABLE, raising=False)
     flags = ("--model", str(EMBEDDED_MODEL), "--device", "cpu")

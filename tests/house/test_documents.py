@@ -15,6 +15,8 @@ import pytest
 
 from quire.cli.verbs import VERBS
 from service.config import ExporterSettings, Settings
+from service.gateway.config import GatewaySettings
+from service.gateway.register import gateway_families
 from service.register import exporter_families, families
 from tests.house.test_house import ROOT, tracked
 
@@ -31,12 +33,13 @@ def anchors(path: Path) -> set[str]:
 
 
 def dead_links(text: str, folder: Path) -> list[str]:
+    """Links to what is not there; one within a page has to name the page."""
     found = []
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         name, _, anchor = link.partition("#")
         target = folder / name
         if "://" not in link and (
-            not target.exists() or (anchor and anchor not in anchors(target))
+            not name or not target.exists() or (anchor and anchor not in anchors(target))
         ):
             found.append(link)
     return found
@@ -124,6 +127,7 @@ def known_variables() -> frozenset[str]:
     read = re.findall(r"\bQUIRE_[A-Z_]+[A-Z]", "\n".join(path.read_text() for path in files))
     settings = [f"QUIRE_{name.upper()}" for name in Settings.model_fields]
     settings += [f"QUIRE_EXPORTER_{name.upper()}" for name in ExporterSettings.model_fields]
+    settings += [f"QUIRE_GATEWAY_{name.upper()}" for name in GatewaySettings.model_fields]
     return frozenset([*read, *settings, *(f"{name}_FILE" for name in settings)])
 
 
@@ -132,7 +136,7 @@ def unknown_variables(text: str, folder: Path) -> list[str]:
 
 
 def unknown_metrics(text: str, folder: Path) -> list[str]:
-    known = families() | exporter_families()
+    known = families() | exporter_families() | gateway_families()
     named = set(re.findall(r"\bquire_[a-z_]+[a-z]\b", text))
     return sorted(name for name in named if name not in known and SERIES.sub("", name) not in known)
 

@@ -1,4 +1,4 @@
-"""A Prometheus that scrapes a real worker under load and the exporter, on ports of their own."""
+"""A Prometheus that scrapes worker, gateway and exporter under load, on ports of their own."""
 
 import json
 import math
@@ -63,8 +63,9 @@ class Prometheus:
 class Load:
     """Keeps requests of all priorities in flight until it is stopped."""
 
-    def __init__(self, redis_url: str) -> None:
+    def __init__(self, redis_url: str, gateway_port: int) -> None:
         self._redis_url = redis_url
+        self._gateway = f"http://127.0.0.1:{gateway_port}/v1/completions"
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="load")
         self.failure: BaseException | None = None
@@ -100,8 +101,16 @@ class Load:
             if len(in_flight) == REQUESTS_IN_FLIGHT:
                 in_flight.popleft().result(timeout=60)
                 self.finished += 1
+                self._call(number)
         for handle in in_flight:
             handle.result(timeout=60)
+
+    def _call(self, number: int) -> None:
+        """One stream over HTTP beside them, read to its end."""
+        body = {"prompt": f"{number % 90 + 10}+1=", "max_tokens": 8, "stream": True}
+        call = urllib.request.Request(self._gateway, data=json.dumps(body).encode())
+        with urllib.request.urlopen(call, timeout=60) as reply:
+            assert reply.read().endswith(b"[DONE]\n\n")
 
 
 def wait_until(
@@ -117,14 +126,19 @@ def wait_until(
 
 @contextmanager
 def running_stack(folder: Path) -> Iterator[tuple[Prometheus, Load]]:
-    """Redis, a worker, the exporter, Prometheus and load; all are stopped again at the end."""
+    """Redis, worker, exporter, gateway, Prometheus and load; all are stopped again at the end."""
     with ExitStack() as stack:
         redis = stack.enter_context(LocalRedis.start())
         exporter_port = stack.enter_context(_exporter(redis.url, folder))
         worker_port = stack.enter_context(_worker(redis.url, folder))
-        ports = {"quire-worker": worker_port, "quire-exporter": exporter_port}
+        gateway_port = stack.enter_context(_gateway(redis.url, folder))
+        ports = {
+            "quire-worker": worker_port,
+            "quire-exporter": exporter_port,
+            "quire-gateway": gateway_port,
+        }
         prometheus = stack.enter_context(_prometheus(ports, folder))
-        load = stack.enter_context(Load(redis.url))
+        load = stack.enter_context(Load(redis.url, gateway_port))
         yield prometheus, load
 
 
@@ -151,6 +165,16 @@ def _exporter(redis_url: str, folder: Path) -> Iterator[int]:
     variables = {"QUIRE_EXPORTER_HTTP_PORT": str(port)}
     ready = f"http://127.0.0.1:{port}/livez"
     with _python("service.exporter", variables, redis_url=redis_url, ready=ready, folder=folder):
+        yield port
+
+
+@contextmanager
+def _gateway(redis_url: str, folder: Path) -> Iterator[int]:
+    """`python -m service.gateway`, ready; its port."""
+    port = _free_port()
+    variables = {"QUIRE_GATEWAY_HTTP_PORT": str(port)}
+    ready = f"http://127.0.0.1:{port}/readyz"
+    with _python("service.gateway", variables, redis_url=redis_url, ready=ready, folder=folder):
         yield port
 
 

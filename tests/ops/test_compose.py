@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from service.config import load_exporter_settings, load_settings
+from service.gateway.config import GATEWAY_PORT, load_gateway_settings
+from service.gateway.server import CLOSE_SECONDS
 from tests.ops.checkout import COMPOSE_FILE, ROOT, load_yaml, program, run
 
 DOCKERFILE = ROOT / "ops" / "Dockerfile"
@@ -13,7 +15,7 @@ COMPOSE: dict[str, Any] = load_yaml(COMPOSE_FILE)
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 WORKERS = ["worker-cpu", "worker-gpu"]
 #: Services of our own image.
-OURS = [*WORKERS, "exporter"]
+OURS = [*WORKERS, "exporter", "gateway"]
 #: Longer than a worker needs after its drain, to release requests and commit the last tokens.
 AFTER_DRAIN_SECONDS = 30
 
@@ -99,7 +101,7 @@ def test_every_mounted_file_is_in_the_checkout(name):
     assert all(source.exists() for source in bind_sources(SERVICES[name]))
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", [*WORKERS, "exporter"])
 def test_our_services_have_no_way_out_of_the_internal_network(name):
     assert COMPOSE["networks"]["backend"]["internal"] is True
     assert list(SERVICES[name]["networks"]) == ["backend"]
@@ -153,12 +155,27 @@ def test_the_exporter_understands_its_environment_and_the_images(enter, monkeypa
     assert SERVICES["exporter"]["build"] == SERVICES["worker-cpu"]["build"]
 
 
+def test_the_gateway_understands_its_environment_and_has_time_to_drain(enter, monkeypatch):
+    for key, text in re.findall(r"(QUIRE_\w+)=(\S+)", DOCKERFILE.read_text(encoding="utf-8")):
+        monkeypatch.setenv(key, text)
+    enter("gateway")
+
+    settings = load_gateway_settings([])
+
+    assert settings.connection_url == "redis://:as%20in%20the%20file@redis:6379/0"
+    assert (settings.http_host, settings.http_port) == ("0.0.0.0", GATEWAY_PORT)
+    grace = seconds(SERVICES["gateway"]["stop_grace_period"])
+    assert grace >= settings.drain_seconds + 2 * CLOSE_SECONDS
+    assert SERVICES["gateway"]["image"] == SERVICES["worker-cpu"]["image"]
+
+
 def test_profiles_choose_the_device():
     assert {name: SERVICES[name].get("profiles") for name in SERVICES} == {
         "redis": None,
         "worker-cpu": ["cpu"],
         "worker-gpu": ["gpu"],
         "exporter": None,
+        "gateway": ["gateway"],
         "prometheus": None,
         "grafana": None,
     }

@@ -6,6 +6,7 @@ import pytest
 from promql_parser import AggregateExpr, Call, MatrixSelector, VectorSelector
 
 from ops.grafana import generate
+from service.gateway.register import gateway_families
 from service.register import exporter_families, families
 from tests.ops.checkout import load_dashboard, panel_queries, panels
 from tests.ops.promql import RATE_INTERVAL, family_name, matchers, nodes, parse, selectors
@@ -24,7 +25,7 @@ PROCESS_COUNTERS = {"process_cpu_seconds_total"}
 
 
 def is_counter(selector: VectorSelector) -> bool:
-    registered = families() | exporter_families()
+    registered = families() | exporter_families() | gateway_families()
     name = family_name(selector.name, registered)
     if name not in registered:
         return name in PROCESS_COUNTERS
@@ -49,16 +50,19 @@ def shows_raw_counter(expr: str) -> bool:
 def forgets_the_choice(expr: str) -> bool:
     """Whether a selector is not limited to what was chosen.
 
-    That is jobs and instances of workers, and queues where the exporter is asked.
+    That is jobs and instances of workers, queues where the exporter is asked, and gateways.
     """
     # "$job" reads ".*" once the variables are replaced.
     workers = {("job", "=~", ".*"), ("instance", "=~", ".*")}
     queues = {("queue", "=~", ".*")}
-    exporter = exporter_families()
-    chosen = [
-        (queues if selector.name in exporter else workers, set(matchers(selector)))
-        for selector in selectors(expr)
-    ]
+    gateways = {("instance", "=~", ".*")}
+
+    def wanted_of(name: str) -> set[tuple[str, str, str]]:
+        if name in exporter_families():
+            return queues
+        return gateways if name.startswith("quire_gateway_") else workers
+
+    chosen = [(wanted_of(selector.name), set(matchers(selector))) for selector in selectors(expr)]
     return not chosen or any(wanted - present for wanted, present in chosen)
 
 
@@ -81,7 +85,7 @@ def test_the_dashboard_keeps_its_address_and_cannot_be_edited():
     assert DASHBOARD["schemaVersion"] >= 39
 
 
-def test_the_dashboard_has_its_seven_rows():
+def test_the_dashboard_has_its_eight_rows():
     titles = [panel["title"] for panel in DASHBOARD["panels"] if panel["type"] == "row"]
 
     assert titles == [
@@ -92,11 +96,12 @@ def test_the_dashboard_has_its_seven_rows():
         "KV cache",
         "Preemptions",
         "Publish",
+        "Gateways",
     ]
 
 
 def test_the_first_variable_chooses_the_data_source():
-    assert list(VARIABLES) == ["datasource", "job", "instance", "model", "queue"]
+    assert list(VARIABLES) == ["datasource", "job", "instance", "model", "queue", "gateway"]
     assert VARIABLES["datasource"]["type"] == "datasource"
     assert VARIABLES["datasource"]["query"] == "prometheus"
 

@@ -6,11 +6,12 @@ Each test lists what is wrong, by the name of the panel or rule.
 from promql_parser import VectorSelector
 
 from service.families import Family
+from service.gateway.register import gateway_families
 from service.register import exporter_families, families
 from tests.ops.checkout import load_dashboard, panel_queries, rules
 from tests.ops.promql import HISTOGRAM_SUFFIXES, family_name, matchers, selectors
 
-FAMILIES = families() | exporter_families()
+FAMILIES = families() | exporter_families() | gateway_families()
 RECORDED = {rule["record"] for rule in rules() if "record" in rule}
 #: Not ours: written by Prometheus itself, and by every process that has its client library.
 FOREIGN = {

@@ -73,7 +73,7 @@ def entry_of(broker: Broker, request_id: str) -> IngressEntry:
 
 
 def test_the_document_names_every_role():
-    assert list(ROLES) == ["producer", "worker", "operator", "observer"]
+    assert list(ROLES) == ["producer", "gateway", "worker", "operator", "observer"]
 
 
 def test_a_producer_submits_cancels_and_reads(as_role, real_broker):
@@ -89,6 +89,26 @@ def test_a_producer_submits_cancels_and_reads(as_role, real_broker):
     assert later.status().state is State.CANCELLED
     real_broker.cancel("g~b")
     assert {c.request_id for c in group.results(timeout=30)} == {"g~a", "g~b"}
+
+
+def test_a_gateway_submits_cancels_reads_and_hears_of_models(as_role, real_broker):
+    broker = as_role("gateway")
+    real_broker.beat_worker("w", "ready", {}, model="large")
+    client = Client(broker)
+    handle = client.submit("x", deadline=60, metadata={"row": 1})
+    claimed = claim_next(real_broker)
+    real_broker.commit([make_item(claimed.claim, 0, 2)])
+    assert broker.read_output({handle.request_id: 0}, block_seconds=1)
+    assert handle.status().metadata == {"row": 1}
+    assert handle.cancel() is State.RUNNING
+    assert client.models() == ["large"]
+    for call in (
+        lambda: broker.beat_worker("w", "stopped", {}),
+        lambda: broker.read_ingress("w", count=1, block_seconds=0),
+        broker.reap,
+        broker.pause,
+    ):
+        refused(call)
 
 
 def test_a_producer_is_refused_the_work_and_the_operation(as_role, real_broker):

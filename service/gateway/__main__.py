@@ -1,0 +1,47 @@
+"""Runs a gateway: `python -m service.gateway`. SIGTERM and SIGINT drain it, SIGHUP reads its keys.
+
+Exit codes: 0 drained; 2 settings that cannot be right, or a module that is missing.
+"""
+
+import asyncio
+import os
+import sys
+
+#: Exit code of a command line, environment or file that cannot be right.
+EXIT_USAGE = 2
+#: What brings everything that a gateway imports.
+GATEWAY_EXTRA = "the extra `gateway`: pip install -c constraints.txt -e '.[gateway]'"
+
+
+def main() -> int:
+    """Run a gateway with the settings of this process; returns the exit code."""
+    try:
+        return _run()
+    except ModuleNotFoundError as error:
+        missing = f"the module {error.name} is missing"
+        sys.stderr.write(f"installation: {missing}; a gateway needs {GATEWAY_EXTRA}\n")
+        return EXIT_USAGE
+
+
+def _run() -> int:
+    from service.gateway.config import GatewaySettings, load_gateway_settings
+    from service.sources import ConfigurationError
+
+    try:
+        settings = load_gateway_settings()
+        # `--help` and mistakes are answered without loading the rest.
+        from service.gateway.server import Server
+        from service.logs import configure_logs, warn_of_variables
+
+        configure_logs(level=settings.log_level, style=settings.log_format)
+        warn_of_variables(GatewaySettings.unknown_variables(os.environ))
+        server = Server(settings)
+    except ConfigurationError as error:
+        sys.stderr.write(f"configuration: {error}\n")
+        return EXIT_USAGE
+    asyncio.run(server.run())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

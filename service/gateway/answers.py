@@ -1,0 +1,118 @@
+"""Reads the choices of a call together, as their tokens come; knows no HTTP.
+
+Nothing is read ahead but one piece of each choice: the logs are the buffer, so a caller that reads
+slowly costs no memory, and one that never comes back none at all.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, TypeVar
+
+from quire.aio import AsyncClient
+from quire.errors import OutputRewound
+from quire.following import joined, raise_unless_completed
+from quire.output import Completion, TokenChunk
+from service.gateway.asked import Asked
+from service.gateway.life import draining
+from service.gateway.places import Place
+from service.gateway.tasks import end
+
+_Item = TypeVar("_Item")
+
+#: The choice, and what came of it.
+News = tuple[int, TokenChunk | Completion]
+
+
+class Answer:
+    """The answer to one call, read from where a caller stands.
+
+    Its `places` are the reader's, who moves them on; they go back to what is certain when Redis has
+    lost a part of what was told. `closing` breaks it off.
+    """
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        asked: Asked,
+        *,
+        closing: asyncio.Event,
+        places: Sequence[Place] | None = None,
+    ) -> None:
+        self.asked = asked
+        self.places = list(places or [Place()] * asked.num_choices)
+        self._client = client
+        self._closing = closing
+
+    async def news(self, *, silence_seconds: float) -> AsyncGenerator[News | None, None]:
+        """What comes of all choices, each completion behind its chunks; None after every silence.
+
+        Raises what became of a choice that did not complete, and what keeps it from being read;
+        Refused when it is broken off.
+        """
+        following = [self._follow(choice) for choice in range(self.asked.num_choices)]
+        async for item in merged(following, self._closing, silence_seconds=silence_seconds):
+            yield item
+
+    async def whole(self) -> list[Completion]:
+        """The completion of every choice, with its text and tokens. Raises what `news` does."""
+        chunks: list[list[TokenChunk]] = [[] for _ in self.places]
+        ends: dict[int, Completion] = {}
+        async for item in self.news(silence_seconds=float("inf")):
+            assert item is not None, "no silence is so long"
+            choice, news = item
+            if isinstance(news, Completion):
+                ends[choice] = news
+            else:
+                chunks[choice].append(news)
+        return [joined(ends[choice], own) for choice, own in enumerate(chunks)]
+
+    async def _follow(self, choice: int) -> AsyncGenerator[News, None]:
+        place = self.places[choice]
+        handle = self._client.attach(self.asked.member_ids[choice])
+        try:
+            async for item in handle.follow(after=place.num_tokens, prefix_hash=place.prefix_hash):
+                if isinstance(item, Completion):
+                    raise_unless_completed(item)
+                yield choice, item
+        except OutputRewound as rewound:
+            self.places[choice] = Place(rewound.kept)
+            raise
+
+
+async def merged(
+    sources: Sequence[AsyncGenerator[_Item, None]],
+    closing: asyncio.Event,
+    *,
+    silence_seconds: float,
+) -> AsyncGenerator[_Item | None, None]:
+    """The items of all sources as they come, and None whenever none has come for so long.
+
+    Of each source one item is waited for at a time. Refused once `closing` is set.
+    """
+    closed: asyncio.Future[Any] = asyncio.create_task(closing.wait())
+    awaited: dict[asyncio.Future[_Item], AsyncGenerator[_Item, None]] = {
+        asyncio.ensure_future(anext(source)): source for source in sources
+    }
+    timeout = None if silence_seconds == float("inf") else silence_seconds
+    try:
+        while awaited:
+            waited: set[asyncio.Future[Any]] = {closed, *awaited}
+            done, _ = await asyncio.wait(
+                waited, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+            )
+            if closed in done:
+                raise draining()
+            if not done:
+                yield None
+            for task in [task for task in awaited if task in done]:
+                source = awaited.pop(task)
+                try:
+                    item = await task
+                except StopAsyncIteration:
+                    continue
+                yield item
+                awaited[asyncio.ensure_future(anext(source))] = source
+    finally:
+        await end(closed, *awaited)
+        for source in sources:
+            await source.aclose()

@@ -1,0 +1,250 @@
+"""The routes of the gateway, and what each of them does.
+
+POST /v1/chat/completions, /v1/completions   a call; plain, or `stream: true`
+GET  /v1/requests/{id}                       its whole answer, once more or after a crash
+GET  /v1/requests/{id}/events                its stream, behind `Last-Event-ID`
+POST /v1/requests/{id}/cancel
+GET  /v1/models, /v1/models/{name}
+GET  /livez, /readyz, /metrics
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from time import monotonic
+
+import structlog
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from quire.aio import AsyncClient
+from quire.errors import QuireError, RequestFailed
+from quire.openai_answers import response
+from quire.openai_requests import KINDS, parse_object
+from quire.protocol import Kind
+from service.gateway.answers import Answer
+from service.gateway.asked import Asked, call_of
+from service.gateway.callers import ApiKeys, Caller
+from service.gateway.calls import body_of, telling_of, treatment_of
+from service.gateway.config import GatewaySettings
+from service.gateway.door import Door, Handler, no_route
+from service.gateway.life import Life
+from service.gateway.metrics import GatewayMetrics
+from service.gateway.models import Models
+from service.gateway.places import LAST_EVENT_ID, Place, places_of
+from service.gateway.queue import USUAL_TENANT, Queue
+from service.gateway.refusals import Refused, refusal_of, unknown_model, with_headers
+from service.gateway.streams import EventStream
+from service.gateway.tasks import HungUp, while_connected
+
+#: How long a readiness check waits for Redis.
+READY_SECONDS = 1.0
+
+#: The header that names the request; OpenAI's clients show it as `_request_id`.
+REQUEST_ID = "X-Request-ID"
+
+#: What is done when a caller hangs up.
+OnHangUp = Callable[[], Awaitable[None]]
+
+_log = structlog.get_logger("service.gateway")
+
+
+class Gateway:
+    """One gateway: `app` is what a server runs."""
+
+    def __init__(
+        self, client: AsyncClient, settings: GatewaySettings, *, keys: ApiKeys, life: Life
+    ) -> None:
+        self._client = client
+        self._settings = settings
+        self._keys = keys
+        self._life = life
+        self._queue = Queue(client)
+        self._models = Models(client)
+        self.metrics = GatewayMetrics(
+            num_open=lambda: life.num_open, max_open=settings.max_open_answers
+        )
+        self.app = Starlette(routes=self._routes(), exception_handlers={HTTPException: no_route})
+
+    def _routes(self) -> list[Route]:
+        def get(path: str, route: str, handler: Handler, life: Life | None = None) -> Route:
+            # Of an application a route asks no method unless it is told one.
+            door = Door(route, handler, metrics=self.metrics, life=life)
+            return Route(path, door, methods=["GET"])
+
+        def post(path: str, route: str, handler: Handler, life: Life | None = None) -> Route:
+            door = Door(route, handler, metrics=self.metrics, life=life)
+            return Route(path, door, methods=["POST"])
+
+        life = self._life
+        return [
+            *(post(path, kind, partial(self._call, kind), life) for path, kind in KINDS.items()),
+            get("/v1/requests/{id}", "requests", self._whole_again, life),
+            get("/v1/requests/{id}/events", "events", self._events, life),
+            post("/v1/requests/{id}/cancel", "cancel", self._cancel),
+            get("/v1/models", "models", self._list_models),
+            get("/v1/models/{name:path}", "models", self._show_model),
+            Route("/livez", self._livez),
+            Route("/readyz", self._readyz),
+            Route("/metrics", self._scrape),
+        ]
+
+    async def _call(self, kind: Kind, request: Request) -> Response:
+        began = monotonic()
+        caller, treatment = self._caller(request), treatment_of(request)
+        body = parse_object(
+            await body_of(
+                request,
+                max_bytes=self._settings.max_body_bytes,
+                timeout_seconds=self._settings.body_timeout_seconds,
+            )
+        )
+        telling = telling_of(body)
+        model = body.get("model")
+        call = call_of(
+            kind,
+            body,
+            tenant=caller.tenant or USUAL_TENANT,
+            key=treatment.key,
+            model=await self._models.name_for(model if isinstance(model, str) else None),
+        )
+        asked = await self._queue.submit(call, caller, treatment)
+        # Who gave a key means to come back; the others cannot even say which request was theirs.
+        leave = partial(self._abandon, asked) if treatment.key is None else self._leave
+        if not telling.is_stream:
+            return await self._whole(request, asked, on_hang_up=leave)
+        return self._stream(
+            asked,
+            # A call that is repeated may have been told in part before.
+            places=None if treatment.key is None else self._places(request, asked),
+            include_usage=telling.include_usage,
+            on_hang_up=leave,
+            on_first_token=lambda: self.metrics.first_token_seconds.observe(monotonic() - began),
+        )
+
+    async def _whole_again(self, request: Request) -> Response:
+        asked = await self._found(request)
+        return await self._whole(request, asked, on_hang_up=self._leave)
+
+    async def _events(self, request: Request) -> Response:
+        asked = await self._found(request)
+        return self._stream(
+            asked,
+            places=self._places(request, asked),
+            include_usage=request.query_params.get("include_usage") == "true",
+            on_hang_up=self._leave,
+        )
+
+    async def _cancel(self, request: Request) -> Response:
+        asked = await self._found(request)
+        state = await self._queue.end(asked)
+        body = {"id": asked.request_id, "object": "request", "status": str(state)}
+        return JSONResponse(body)
+
+    async def _list_models(self, request: Request) -> Response:
+        self._caller(request)
+        models = [_model(name) for name in await self._models.names()]
+        return JSONResponse({"object": "list", "data": models})
+
+    async def _show_model(self, request: Request) -> Response:
+        self._caller(request)
+        name = request.path_params["name"]
+        if name not in await self._models.names():
+            raise Refused(unknown_model(f"no worker of this queue serves {name!r}"))
+        return JSONResponse(_model(name))
+
+    async def _livez(self, _: Request) -> Response:
+        # A gateway lives if it answers. Were Redis asked too, all would be restarted with it.
+        return JSONResponse({"ok": True})
+
+    async def _readyz(self, _: Request) -> Response:
+        is_ready = not self._life.is_draining and await self._hears_redis()
+        return JSONResponse({"ok": is_ready}, status_code=200 if is_ready else 503)
+
+    async def _scrape(self, request: Request) -> Response:
+        content, content_type = self.metrics.exposition(request.headers.get("Accept", ""))
+        return Response(content, headers={"Content-Type": content_type})
+
+    # What these share.
+
+    def _caller(self, request: Request) -> Caller:
+        return self._keys.caller(request.headers)
+
+    async def _found(self, request: Request) -> Asked:
+        """The call whose id is in the path."""
+        return await self._queue.find(request.path_params["id"], self._caller(request))
+
+    def _places(self, request: Request, asked: Asked) -> list[Place] | None:
+        """Where the caller stands; None for one that has nothing yet."""
+        last = request.headers.get(LAST_EVENT_ID)
+        if last is None:
+            return None
+        places = places_of(last, asked.num_choices)
+        self.metrics.streams_resumed.inc()
+        return places
+
+    async def _whole(self, request: Request, asked: Asked, *, on_hang_up: OnHangUp) -> Response:
+        answer = Answer(self._client, asked, closing=self._life.closing)
+        headers = {REQUEST_ID: asked.request_id}
+        try:
+            completions = await while_connected(request.receive, answer.whole())
+        except HungUp:
+            await on_hang_up()
+            raise
+        except (QuireError, Refused) as error:
+            await self._end_others(asked, error)
+            raise with_headers(error, headers) from error
+        return JSONResponse(response(asked.heading, completions), headers=headers)
+
+    def _stream(
+        self,
+        asked: Asked,
+        *,
+        places: list[Place] | None,
+        include_usage: bool,
+        on_hang_up: OnHangUp,
+        on_first_token: Callable[[], None] = lambda: None,
+    ) -> EventStream:
+        return EventStream(
+            Answer(self._client, asked, closing=self._life.closing, places=places),
+            is_resumed=places is not None,
+            include_usage=include_usage,
+            patience_seconds=self._settings.patience_seconds,
+            headers={REQUEST_ID: asked.request_id},
+            on_first_token=on_first_token,
+            on_error=partial(self._stream_broke, asked),
+            on_hang_up=on_hang_up,
+        )
+
+    async def _abandon(self, asked: Asked) -> None:
+        outcome = "cancelled" if await self._queue.abandon(asked) else "lost"
+        self.metrics.hang_ups[outcome,].inc()
+        _log.info("caller hung up", request_id=asked.request_id, outcome=outcome)
+
+    async def _leave(self) -> None:
+        self.metrics.hang_ups["left",].inc()
+
+    async def _stream_broke(self, asked: Asked, error: QuireError | Refused) -> None:
+        self.metrics.count_broken(refusal_of(error).code)
+        await self._end_others(asked, error)
+
+    async def _end_others(self, asked: Asked, error: QuireError | Refused) -> None:
+        """When one choice has failed the call has, and nobody waits for the other choices."""
+        if isinstance(error, RequestFailed) and asked.num_choices > 1:
+            await self._queue.abandon(asked)
+
+    async def _hears_redis(self) -> bool:
+        try:
+            async with asyncio.timeout(READY_SECONDS):
+                await self._client.now_ms()
+        except (QuireError, TimeoutError):
+            return False
+        return True
+
+
+def _model(name: str) -> dict[str, object]:
+    # The registry does not know since when there is a model.
+    return {"id": name, "object": "model", "created": 0, "owned_by": "quire"}

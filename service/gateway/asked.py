@@ -1,0 +1,145 @@
+"""What a caller has asked for, as every gateway finds it again: in the metadata of its request.
+
+The choices of a call are requests of their own. The first has the id of the call, whatever their
+number, so that one record tells of the call, and an idempotency key that comes with another number
+of choices meets that record, too.
+"""
+
+import asyncio
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quire.choices import CHOICE_SEPARATOR, check_number
+from quire.errors import InvalidRequest
+from quire.openai_answers import Heading
+from quire.openai_requests import OpenAIRequest
+from quire.protocol import GenerationRequest, Kind
+
+#: The key of the metadata under which all this stands.
+METADATA_KEY = "openai"
+
+#: What every id of a call begins with.
+ID_PREFIX = "req-"
+
+#: What the requests of one call may take together: each of them holds the whole prompt.
+MAX_CALL_BYTES = 8 << 20
+
+#: Fields of a body that say how the answer is to be told, and not which.
+_ABOUT_TELLING = ("stream", "stream_options")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One call: its id, and what its answer is to look like. `digest` is of all it asks for."""
+
+    request_id: str
+    kind: Kind
+    num_choices: int = 1
+    model: str = ""
+    created: int = 0
+    digest: str = ""
+
+    @property
+    def heading(self) -> Heading:
+        """What its answer begins with."""
+        return Heading(self.request_id, self.kind, self.created, self.model)
+
+    @property
+    def member_ids(self) -> list[str]:
+        """The ids of the requests of its choices."""
+        first = self.request_id
+        return [first, *(f"{first}{CHOICE_SEPARATOR}{n}" for n in range(1, self.num_choices))]
+
+    def metadata(self) -> dict[str, Any]:
+        """What the record of the first choice keeps of it."""
+        return {
+            METADATA_KEY: {
+                "kind": self.kind,
+                "choices": self.num_choices,
+                "model": self.model,
+                "created": self.created,
+                "digest": self.digest,
+            }
+        }
+
+    @classmethod
+    def from_metadata(cls, request_id: str, metadata: Mapping[str, Any], created: int) -> "Asked":
+        """Reads it back; a request that came in another way is a completion of one choice."""
+        match metadata.get(METADATA_KEY):
+            case {
+                "kind": "chat.completions" | "completions" as kind,
+                "choices": int(num_choices),
+                "model": str(model),
+                "created": int(created),
+                "digest": str(digest),
+            }:
+                return cls(request_id, kind, num_choices, model, created, digest)
+        return cls(request_id, "completions", created=created)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that is to be submitted."""
+
+    asked: Asked
+    request: OpenAIRequest
+
+    async def members(self, **envelope: Any) -> list[GenerationRequest]:
+        """The requests of its choices. InvalidRequest for a body that cannot be right.
+
+        A long one takes some ten milliseconds; after each of them the others of the loop get on.
+        """
+        ids = self.asked.member_ids
+        first = self.request.request(ids[0], metadata=self.asked.metadata(), **envelope)
+        if len(ids) > 1 and len(ids) * len(first.encode()) > MAX_CALL_BYTES:
+            message = f"so many requests of this length take more than {MAX_CALL_BYTES} bytes"
+            raise InvalidRequest("body.n", message)
+        members = [first.model_copy(update={"id": ids[0]})]
+        for choice, member_id in enumerate(ids[1:], start=1):
+            await asyncio.sleep(0)
+            one = self.request.request(ids[0], choice, **envelope)
+            members.append(one.model_copy(update={"id": member_id}))
+        return members
+
+
+def call_of(
+    kind: Kind, body: Mapping[str, Any], *, tenant: str, key: str | None, model: str
+) -> Call:
+    """The call that a body makes.
+
+    With an idempotency key its id is a function of tenant and key, so that every gateway finds the
+    same request for it; without one it is drawn. What has no seed gets one of its digest, which
+    holds the body as well where there is a key. `model` is the name that answers begin with.
+    """
+    if key is None:
+        digest = secrets.token_hex(32)
+        name = digest
+    else:
+        about_tokens = {k: v for k, v in body.items() if k not in _ABOUT_TELLING}
+        digest = _sha256([tenant, key, kind, about_tokens])
+        name = _sha256([tenant, key])
+    request = OpenAIRequest(kind, body, digest)
+    check_number(request.num_choices, field="body.n")
+    asked = Asked(
+        request_id=f"{ID_PREFIX}{name[:32]}",
+        kind=kind,
+        num_choices=request.num_choices,
+        model=model,
+        created=int(time.time()),
+        digest=digest[:32],
+    )
+    return Call(asked, request)
+
+
+def _sha256(value: object) -> str:
+    try:
+        written = json.dumps(value, sort_keys=True)
+    # What could just be read need not be written: that is done deeper in the stack.
+    except RecursionError as error:
+        raise InvalidRequest("body", "is nested too deep") from error
+    return hashlib.sha256(written.encode()).hexdigest()

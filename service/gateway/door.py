@@ -1,0 +1,84 @@
+"""The door of each route: counts who comes, lets answers in, and tells errors in OpenAI's form."""
+
+import contextlib
+import json
+from collections.abc import Awaitable, Callable
+
+import structlog
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from quire.errors import QuireError
+from service.gateway.life import Life
+from service.gateway.metrics import GatewayMetrics
+from service.gateway.refusals import Refusal, Refused, refusal_of
+from service.gateway.tasks import HungUp
+
+#: How the log of a web server names the status of a response that nobody waited for.
+STATUS_HUNG_UP = 499
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+_log = structlog.get_logger("service.gateway")
+
+
+class Door:
+    """An ASGI application: one route. `life` is given where an answer goes out."""
+
+    def __init__(
+        self, route: str, handler: Handler, *, metrics: GatewayMetrics, life: Life | None = None
+    ) -> None:
+        self._route = route
+        self._handler = handler
+        self._metrics = metrics
+        self._life = life
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, from its headers to the end of its response."""
+        has_begun = False
+
+        async def counted(message: Message) -> None:
+            nonlocal has_begun
+            if message["type"] == "http.response.start":
+                has_begun = True
+                self._metrics.count_response(self._route, message["status"])
+            await send(message)
+
+        try:
+            with self._life.admitted() if self._life else contextlib.nullcontext():
+                response = await self._handler(Request(scope, receive))
+                await response(scope, receive, counted)
+        except HungUp:
+            if not has_begun:
+                self._metrics.count_response(self._route, STATUS_HUNG_UP)
+        except (QuireError, Refused) as error:
+            assert not has_begun, "a stream tells its errors itself"
+            await error_response(refusal_of(error))(scope, receive, counted)
+        # A defect of ours ends one answer, and the log says where it is.
+        except Exception:
+            _log.exception("defect", route=self._route)
+            if has_begun:
+                raise
+            refusal = Refusal(500, "internal_error", "a defect of the gateway; its log has more")
+            await error_response(refusal)(scope, receive, counted)
+
+
+def error_response(refusal: Refusal) -> Response:
+    """The response that tells a refusal."""
+    # All in ASCII: it may name what a caller wrote, and JSON can write what UTF-8 cannot.
+    return Response(
+        json.dumps(refusal.body),
+        status_code=refusal.status,
+        headers=dict(refusal.headers),
+        media_type="application/json",
+    )
+
+
+async def no_route(_: Request, error: Exception) -> Response:
+    """What is said of a path, or a method, that there is not."""
+    assert isinstance(error, HTTPException)
+    code = "method_not_allowed" if error.status_code == 405 else "unknown_url"
+    refusal = Refusal(error.status_code, code, error.detail, headers=error.headers or {})
+    return error_response(refusal)

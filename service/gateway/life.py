@@ -1,0 +1,63 @@
+"""What a gateway is at: how many answers are open, and whether it still takes calls. Knows no HTTP.
+
+A gateway that is to end takes no call any more, lets the open answers go on for a while, and then
+breaks off those that remain; their requests go on, and another gateway can be asked for the rest.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+from service.gateway.refusals import Refused, retry_later
+
+
+class Life:
+    """Lets answers in, `max_open` at once, and ends them. For one event loop."""
+
+    def __init__(self, *, max_open: int) -> None:
+        self.num_open = 0
+        self.is_draining = False
+        #: Set when the open answers are to break off.
+        self.closing = asyncio.Event()
+        self._max_open = max_open
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @contextlib.contextmanager
+    def admitted(self) -> Iterator[None]:
+        """While this lasts an answer is open. Refused when there is no room or no time for it."""
+        if self.is_draining:
+            raise draining()
+        if self.num_open >= self._max_open:
+            message = f"this gateway has {self._max_open} answers open, and no room for more"
+            raise retry_later("gateway_full", message)
+        self.num_open += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.num_open -= 1
+            if not self.num_open:
+                self._idle.set()
+
+    def drain(self) -> None:
+        """Take nothing more."""
+        self.is_draining = True
+
+    def close(self) -> None:
+        """Break off what is open."""
+        self.closing.set()
+
+    async def until_idle(self, seconds: float) -> bool:
+        """Wait until nothing is open, but no longer; whether that is so."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+def draining() -> Refused:
+    """What a caller is told by a gateway that ends."""
+    return retry_later("gateway_draining", "this gateway ends; another one goes on")

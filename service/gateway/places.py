@@ -1,0 +1,63 @@
+"""How far a caller has read, as the `id` of the events of its stream says it.
+
+An id has a place for each choice, parted by commas: the number of tokens the caller has, behind a
+slash the hash of those tokens (see quire/history.py), and `end` behind another one when it has the
+end as well: `57`, `57/331.22`, `57/331.22/end,12/4.5`. By the hash a log that Redis has lost and
+a worker has filled again is told from the one the caller knows. A bare number will do.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from quire.errors import InvalidRequest
+from quire.output import TokenChunk, is_prefix_hash
+
+#: The header in which a caller that comes back says where it stands; browsers send it, too.
+LAST_EVENT_ID = "Last-Event-ID"
+
+#: Stands behind the place of a choice whose end the caller has.
+_END = "end"
+
+#: No output has as many digits of tokens.
+_MAX_DIGITS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place in one choice; `prefix_hash` is empty where it is not known."""
+
+    num_tokens: int = 0
+    prefix_hash: str = ""
+    has_end: bool = False
+
+    @classmethod
+    def behind(cls, chunk: TokenChunk) -> "Place":
+        """Where a caller stands that has this chunk, too."""
+        return cls(chunk.end, chunk.prefix_hash)
+
+    def __str__(self) -> str:
+        parts = [str(self.num_tokens), self.prefix_hash, _END if self.has_end else ""]
+        return "/".join(parts).rstrip("/")
+
+
+def event_id(places: Iterable[Place]) -> str:
+    """The id of an event after which a caller stands at these places."""
+    return ",".join(map(str, places))
+
+
+def places_of(text: str, num_choices: int) -> list[Place]:
+    """Reads an id back. InvalidRequest when it cannot be one of a stream of so many choices."""
+    places = [_place_of(part.strip()) for part in text.split(",")]
+    if len(places) != num_choices:
+        raise InvalidRequest(LAST_EVENT_ID, f"has {len(places)} places, for {num_choices} choices")
+    return places
+
+
+def _place_of(text: str) -> Place:
+    number, *more = text.split("/")
+    prefix_hash, end = (*more, "", "")[:2]
+    is_number = number.isascii() and number.isdigit() and len(number) <= _MAX_DIGITS
+    is_hash = not prefix_hash or is_prefix_hash(prefix_hash)
+    if not is_number or not is_hash or end not in ("", _END) or len(more) > 2:
+        raise InvalidRequest(LAST_EVENT_ID, "must be the id of an event, or a number of tokens")
+    return Place(int(number), prefix_hash, has_end=end == _END)

@@ -1,0 +1,95 @@
+"""What the gateway asks of the queue: to take a call, to find one, to end one. Knows no HTTP."""
+
+import re
+from collections.abc import Iterable
+
+from quire.aio import AsyncClient
+from quire.errors import BrokerUnavailable, QueueFull, UnknownRequest
+from quire.output import Completion, State
+from quire.protocol import MAX_REQUEST_ID_LENGTH, REQUEST_ID_PATTERN
+from service.gateway.asked import Asked, Call
+from service.gateway.callers import Caller
+from service.gateway.calls import Treatment
+from service.gateway.refusals import Refusal, Refused
+
+#: The tenant of those who need no key.
+USUAL_TENANT = "default"
+
+_REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
+
+
+class Queue:
+    """The calls of a queue. Methods raise the QuireErrors of the client, and Refused."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def submit(self, call: Call, caller: Caller, treatment: Treatment) -> Asked:
+        """Take the call, or find the one that the same key has begun; returns what was asked then.
+
+        Refused when it was another call.
+        """
+        priority = caller.priority(treatment.priority)
+        deadline_ms = None
+        if treatment.deadline_seconds is not None:
+            now_ms = await self._client.now_ms()
+            deadline_ms = now_ms + max(1, int(1000 * treatment.deadline_seconds))
+        members = await call.members(
+            tenant=caller.tenant or USUAL_TENANT,
+            priority=priority,
+            deadline_ms=deadline_ms,
+            headers=dict(treatment.headers),
+        )
+        if treatment.key is None:
+            try:
+                await self._client.submit_many(members)
+            except QueueFull as full:
+                # Nobody knows of those that were taken, and nobody will ask for them.
+                await self._cancel(full.accepted)
+                raise
+            return call.asked
+        # The first one alone: if its id is another call's, the others must not be begun.
+        await self._client.submit_many(members[:1])
+        asked = await self.find(call.asked.request_id, caller)
+        if asked.digest != call.asked.digest:
+            message = "this idempotency key came with another body before; give each call its own"
+            raise Refused(Refusal(422, "idempotency_key_reused", message))
+        await self._client.submit_many(members[1:])
+        return asked
+
+    async def find(self, request_id: str, caller: Caller) -> Asked:
+        """What was asked under this id. UnknownRequest, for what is another tenant's, too."""
+        if len(request_id) > MAX_REQUEST_ID_LENGTH or not _REQUEST_ID.fullmatch(request_id):
+            raise UnknownRequest(request_id)
+        handle = self._client.attach(request_id)
+        status = await handle.status()
+        if caller.tenant not in (None, status.tenant):
+            raise UnknownRequest(request_id)
+        metadata = status.metadata
+        if status.state.is_terminal:
+            async for item in handle.follow(after=status.published):
+                if isinstance(item, Completion):
+                    metadata = item.metadata
+        return Asked.from_metadata(request_id, metadata, status.submitted_ms // 1000)
+
+    async def end(self, asked: Asked) -> State:
+        """Ask for the end of all choices; returns the state of the first after that."""
+        first, *others = asked.member_ids
+        await self._cancel(others)
+        return await self._client.cancel(first)
+
+    async def abandon(self, asked: Asked) -> bool:
+        """End what nobody waits for any more; False when Redis did not hear of it."""
+        try:
+            await self._cancel(asked.member_ids)
+        except BrokerUnavailable:
+            return False
+        return True
+
+    async def _cancel(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            try:
+                await self._client.cancel(request_id)
+            except UnknownRequest:
+                # It never came to the queue, or is forgotten already.
+                continue

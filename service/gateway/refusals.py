@@ -1,0 +1,133 @@
+"""What goes wrong, as OpenAI's clients are told it: a status, and a body with `error` in it.
+
+    status  code                                        when
+    400     invalid_request                             a field cannot be right; `param` names it
+    401     invalid_api_key                             no key, or none that is known
+    403     priority_not_allowed                        more urgent than the caller's key allows
+            origin_not_allowed                          a page of elsewhere, where there are no keys
+    404     model_not_found, unknown_request            the queue has no such model, no such request
+    408     body_timeout                                the body did not come in time
+    409     cancelled, output_rewound                   somebody ended it; Redis lost what was told
+    413     body_too_large
+    422     idempotency_key_reused                      the key came with another body before
+    429     queue_full                                  a limit of the queue is reached
+    500     those of a failed request, protocol_error   the request has failed
+    503     broker_unavailable, gateway_full,           nobody can say now; try again, or elsewhere
+            gateway_draining
+    504     deadline_exceeded, queue_timeout            its time was over
+
+OpenAI's clients repeat 408, 409, 429 and all from 500 on, unless `x-should-retry` says otherwise:
+it does so where the same request would only end the same way once more.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from quire.errors import (
+    BrokerUnavailable,
+    Cancelled,
+    DeadlineExceeded,
+    InvalidRequest,
+    OutputRewound,
+    ProtocolError,
+    QueueFull,
+    QuireError,
+    RequestFailed,
+    UnknownRequest,
+)
+
+#: Seconds after which a caller may try again what was refused for want of room or of Redis.
+RETRY_AFTER_SECONDS = 2
+
+#: The types of errors by status; the others are mistakes in the request.
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+_RETRY_LATER = {"Retry-After": str(RETRY_AFTER_SECONDS)}
+_DO_NOT_RETRY = {"x-should-retry": "false"}
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One answer that says what went wrong. `details` stand in the body beside OpenAI's fields."""
+
+    status: int
+    code: str
+    message: str
+    param: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """What a response, or an event of a stream, says of it."""
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        fields = {"message": self.message, "type": _TYPES.get(self.status, kind)}
+        return {"error": fields | {"param": self.param, "code": self.code} | dict(self.details)}
+
+
+class Refused(Exception):
+    """The gateway itself says no; the queue was not asked, or has nothing to do with it."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+def retry_later(code: str, message: str) -> Refused:
+    """What this gateway cannot do now, and another one may."""
+    return Refused(Refusal(503, code, message, headers=_RETRY_LATER))
+
+
+def unknown_model(message: str) -> Refusal:
+    """The queue has no model of the name that was asked for."""
+    return Refusal(404, "model_not_found", message, param="model")
+
+
+def refusal_of(error: QuireError | Refused) -> Refusal:
+    """How this error is told."""
+    if isinstance(error, Refused):
+        return error.refusal
+    for kind, tell in _TOLD.items():
+        if isinstance(error, kind):
+            return tell(error)
+    return Refusal(503, "broker_unavailable", str(error), headers=_RETRY_LATER)
+
+
+def with_headers(error: QuireError | Refused, headers: Mapping[str, str]) -> Refused:
+    """The same, told with these headers as well."""
+    refusal = refusal_of(error)
+    return Refused(replace(refusal, headers={**refusal.headers, **headers}))
+
+
+def _invalid(error: InvalidRequest) -> Refusal:
+    return Refusal(400, "invalid_request", str(error), param=error.field.removeprefix("body."))
+
+
+def _failed(error: RequestFailed) -> Refusal:
+    param = error.field.removeprefix("body.") if error.field else None
+    if error.code == "invalid_request":
+        if param == "model":
+            return unknown_model(error.message)
+        return Refusal(400, error.code, error.message, param=param)
+    return Refusal(500, error.code, error.message, param=param)
+
+
+def _rewound(error: OutputRewound) -> Refusal:
+    message = f"{error}; the stream can be followed from there on, without what came behind"
+    details = {"kept": error.kept}
+    return Refusal(409, "output_rewound", message, headers=_DO_NOT_RETRY, details=details)
+
+
+#: The first kind that an error is counts.
+_TOLD: dict[type[QuireError], Callable[[Any], Refusal]] = {
+    InvalidRequest: _invalid,
+    QueueFull: lambda e: Refusal(429, "queue_full", str(e), headers=_RETRY_LATER),
+    UnknownRequest: lambda e: Refusal(404, "unknown_request", str(e)),
+    Cancelled: lambda e: Refusal(409, e.code, e.message, headers=_DO_NOT_RETRY),
+    DeadlineExceeded: lambda e: Refusal(504, e.code, e.message, headers=_DO_NOT_RETRY),
+    RequestFailed: _failed,
+    OutputRewound: _rewound,
+    ProtocolError: lambda e: Refusal(500, "protocol_error", str(e), headers=_DO_NOT_RETRY),
+    BrokerUnavailable: lambda e: Refusal(503, "broker_unavailable", str(e), headers=_RETRY_LATER),
+}

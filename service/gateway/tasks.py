@@ -1,0 +1,61 @@
+"""Ends tasks for certain, or work when its caller has gone. Knows what neither is about."""
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
+
+from starlette.types import Receive
+
+#: A task that has not ended so long after it was cancelled is cancelled again.
+INSIST_SECONDS = 0.2
+
+_Result = TypeVar("_Result")
+
+
+class HungUp(Exception):
+    """The caller has gone."""
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, _Result]) -> _Result:
+    """The result of the work; HungUp when the caller goes first, and the work is cancelled then."""
+    working, watching = asyncio.create_task(work), asyncio.create_task(_hang_up(receive))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise HungUp
+        return working.result()
+    finally:
+        await end(working, watching)
+
+
+async def end(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel these tasks and wait for their ends; how they end is of no interest any more.
+
+    One cancellation can be lost: in Python 3.11 `asyncio.wait_for` drops it when what it waits for
+    comes in the same turn of the loop. The answer would go on for as long as there is one. Who is
+    cancelled in here ends them all the same before it hears of that: it may be this very insistence
+    of somebody who waits for its end.
+    """
+    interrupted: asyncio.CancelledError | None = None
+    while pending := _unended(tasks):
+        for task in pending:
+            task.cancel()
+        try:
+            await asyncio.wait(pending, timeout=INSIST_SECONDS)
+        except asyncio.CancelledError as error:
+            interrupted = error
+    for task in tasks:
+        if not task.cancelled():
+            # Asked for once, lest the loop complain that nobody did.
+            task.exception()
+    if interrupted is not None:
+        raise interrupted
+
+
+def _unended(tasks: Iterable[asyncio.Future[Any]]) -> list[asyncio.Future[Any]]:
+    return [task for task in tasks if not task.done()]
+
+
+async def _hang_up(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

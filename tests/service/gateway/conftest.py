@@ -1,0 +1,64 @@
+"""A queue in memory whose worker says what a test tells it to, and a gateway in front of it."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from quire.protocol import GenerationRequest
+from quire.testing import FakeQuire
+from tests.service.builders import PATIENCE_SECONDS
+from tests.service.gateway.builders import GatewayThread
+
+
+class Script:
+    """What the worker answers: pieces, each published by itself; `None` waits for `release`."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Any] = ["one ", "two ", "three"]
+        self.release = threading.Event()
+
+    def __call__(self, request: GenerationRequest) -> Iterator[str]:
+        for piece in self.pieces:
+            if isinstance(piece, Exception):
+                raise piece
+            if piece is None:
+                assert self.release.wait(PATIENCE_SECONDS), "the test never went on"
+            elif callable(piece):
+                yield piece(request)
+            else:
+                yield piece
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+@pytest.fixture
+def fake(script: Script) -> Iterator[FakeQuire]:
+    with FakeQuire(answer=script) as fake:
+        fake.broker.beat_worker("w", "ready", {}, model="fake")
+        yield fake
+        script.release.set()
+
+
+@pytest.fixture
+def start(fake: FakeQuire) -> Iterator[Callable[..., GatewayThread]]:
+    """Starts gateways of the queue; they end with the test."""
+    started: list[GatewayThread] = []
+
+    def start_one(*, max_backlog: int | None = None, **settings: Any) -> GatewayThread:
+        gateway = GatewayThread(lambda: fake.async_client(max_backlog=max_backlog), **settings)
+        started.append(gateway.__enter__())
+        return gateway
+
+    yield start_one
+    for gateway in started:
+        gateway.__exit__()
+
+
+@pytest.fixture
+def gateway(start: Callable[..., GatewayThread]) -> GatewayThread:
+    return start()

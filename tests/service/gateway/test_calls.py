@@ -1,0 +1,238 @@
+"""What a caller of OpenAI's API asks, and what it is answered, as a whole and in a stream."""
+
+import asyncio
+import json
+
+import pytest
+
+from quire.protocol import Priority
+from service.gateway.asked import call_of
+from tests.service.gateway.builders import CHAT, COMPLETIONS
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+def test_a_completion_is_answered_in_openais_form_under_the_id_of_its_request(gateway, fake):
+    reply = gateway.complete("x", model="fake", max_tokens=16)
+    (request,) = fake.requests
+    assert reply.status == 200
+    assert reply.request_id == reply.body["id"] == request.id
+    assert reply.body | {"created": 0} == {
+        "id": request.id, "object": "text_completion", "created": 0, "model": "fake",
+        "choices": [
+            {"index": 0, "text": "one two three", "logprobs": None, "finish_reason": "stop"}
+        ],
+        "usage": {
+            "prompt_tokens": 1, "completion_tokens": 13, "total_tokens": 14,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        },
+    }  # fmt: skip
+    assert (request.kind, request.body["max_tokens"]) == ("completions", 16)
+
+
+def test_a_chat_is_answered_by_a_message(gateway, fake):
+    reply = gateway.ask("POST", CHAT, {"messages": MESSAGES})
+    assert reply.body["object"] == "chat.completion"
+    assert reply.body["choices"][0]["message"] == {
+        "role": "assistant", "content": "one two three",
+    }  # fmt: skip
+    assert fake.requests[0].body["messages"] == MESSAGES
+
+
+def test_several_choices_are_requests_of_their_own_and_one_answer(gateway, fake):
+    reply = gateway.complete(n=3)
+    assert [choice["index"] for choice in reply.body["choices"]] == [0, 1, 2]
+    assert reply.body["usage"]["completion_tokens"] == 3 * 13
+    assert len({request.body["seed"] for request in fake.requests}) == 3
+    first = reply.request_id
+    assert {request.id for request in fake.requests} == {first, f"{first}:1", f"{first}:2"}
+
+
+def test_log_probabilities_come_in_openais_two_shapes(gateway):
+    choice = gateway.complete(logprobs=1).body["choices"][0]
+    assert choice["logprobs"]["tokens"][:3] == ["o", "n", "e"]
+    chat = {"messages": MESSAGES, "logprobs": True, "top_logprobs": 1}
+    content = gateway.ask("POST", CHAT, chat).body["choices"][0]["logprobs"]["content"]
+    assert [entry["token"] for entry in content[:3]] == ["o", "n", "e"]
+
+
+def test_a_stream_tells_pieces_an_end_and_that_it_is_done(gateway):
+    with gateway.stream(model="fake") as stream:
+        events = stream.rest()
+    assert [event.text for event in events] == ["one ", "two ", "three", "", ""]
+    assert {event.body["id"] for event in events[:-1]} == {stream.request_id}
+    assert [event.choice["finish_reason"] for event in events[:-1]] == [None, None, None, "stop"]
+    assert events[-1].data == "[DONE]"
+    assert "usage" not in events[0].body
+
+
+def test_every_event_says_how_many_tokens_the_caller_has(gateway):
+    with gateway.stream() as stream:
+        ids = [event.id for event in stream.rest()]
+    assert [event_id.split("/")[0] for event_id in ids] == ["4", "8", "13", "13", "13"]
+    assert ids[-1].endswith("/end")
+
+
+def test_a_streamed_chat_says_first_who_speaks(gateway):
+    reply = gateway.ask("POST", CHAT, {"messages": MESSAGES, "stream": True})
+    first, *pieces, end, done = reply.events
+    assert first.choice["delta"] == {"role": "assistant", "content": ""}
+    assert [piece.choice["delta"] for piece in pieces] == [
+        {"content": "one "}, {"content": "two "}, {"content": "three"},
+    ]  # fmt: skip
+    assert (end.choice["delta"], end.choice["finish_reason"]) == ({}, "stop")
+    assert done.data == "[DONE]"
+    assert reply.headers["Content-Type"].startswith("text/event-stream")
+
+
+def test_the_usage_of_a_stream_comes_last_where_it_is_asked_for(gateway):
+    with gateway.stream(stream_options={"include_usage": True}, n=2) as stream:
+        *pieces, usage, _ = stream.rest()
+    assert {json.dumps(piece.body["usage"]) for piece in pieces} == {"null"}
+    assert (usage.body["choices"], usage.body["usage"]["completion_tokens"]) == ([], 26)
+
+
+def test_the_pieces_of_several_choices_are_told_by_their_index(gateway):
+    with gateway.stream(n=2) as stream:
+        events = stream.rest()
+    texts = ["", ""]
+    for event in events[:-1]:
+        texts[event.choice["index"]] += event.text
+    assert texts == ["one two three"] * 2
+    assert events[-1].id.count(",") == 1 and events[-1].id.count("/end") == 2
+
+
+def test_headers_say_how_a_request_is_treated(gateway, fake):
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    headers = {"X_Quire_Priority": "high", "X_Quire_Deadline": "60", "traceparent": trace}
+    assert gateway.complete(headers=headers).status == 200
+    (request,) = fake.requests
+    assert (request.priority.name, request.headers) == ("HIGH", {"traceparent": trace})
+    assert 0 < request.deadline_ms - fake.broker.now_ms() <= 60_000
+
+
+def test_a_trace_that_is_none_is_ignored(gateway, fake):
+    assert gateway.complete(headers={"traceparent": "00-1-2-3"}).status == 200
+    assert fake.requests[0].headers == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (COMPLETIONS, {"prompt": "x", "best_of": 2}, "best_of"),
+        (COMPLETIONS, {"prompt": "x", "temperature": -1}, "temperature"),
+        (COMPLETIONS, {"prompt": ["a", "b"]}, "prompt"),
+        (COMPLETIONS, {"prompt": "x", "n": 129}, "n"),
+        (COMPLETIONS, {"prompt": "x", "n": "two"}, "n"),
+        (COMPLETIONS, {"prompt": "x", "model": 7}, "model"),
+        (COMPLETIONS, {"prompt": "x", "stream": "yes"}, "stream"),
+        (COMPLETIONS, {"prompt": "x", "stream_options": {}}, "stream_options"),
+        (
+            COMPLETIONS,
+            {"prompt": "x", "stream": True, "stream_options": {"chunks": 1}},
+            "stream_options.chunks",
+        ),
+        (CHAT, {"messages": "hello"}, "messages"),
+        (CHAT, {"messages": MESSAGES, "tools": []}, "tools"),
+        (CHAT, {"messages": MESSAGES, "response_format": {"type": "xml"}}, "response_format.type"),
+        (CHAT, [], "body"),
+        (CHAT, b"{", "body"),
+        (CHAT, b"[" * 100_000, "body"),
+        (CHAT, b"\xff", "body"),
+        (COMPLETIONS, b'{"prompt": "\\ud800"}', "body"),
+        (COMPLETIONS, b'{"prompt": "x", "\\ud800": 1}', "\ud800"),
+    ],
+)
+def test_a_field_that_cannot_be_right_is_refused_by_its_name(gateway, fake, path, body, param):
+    reply = gateway.ask("POST", path, body)
+    assert (reply.status, reply.error["type"], reply.error["param"]) == (
+        400, "invalid_request_error", param,
+    )  # fmt: skip
+    assert not fake.requests
+
+
+def test_choices_of_a_long_prompt_are_refused_before_the_queue_holds_it_so_often(gateway, fake):
+    reply = gateway.complete("x" * 500_000, n=17)
+    assert (reply.status, reply.error["param"]) == (400, "n")
+    assert not fake.requests
+    assert gateway.complete("x" * 500_000, n=16).status == 200
+
+
+def test_while_the_choices_of_a_call_are_made_ready_others_get_on():
+    body = {"prompt": "x", "n": 100}
+    call = call_of("completions", body, tenant="default", key=None, model="fake")
+
+    async def turns_of_others() -> int:
+        making = asyncio.create_task(call.members(priority=Priority.NORMAL))
+        turns = 0
+        while not making.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert len(await making) == 100
+        return turns
+
+    assert asyncio.run(turns_of_others()) >= 99
+
+
+def test_a_body_of_any_depth_is_refused_as_what_it_is(gateway, fake):
+    # Among them are those that can just be read, but not be written again for their digest.
+    for depth in range(940, 1000):
+        stop = b'{"a":' * depth + b"1" + b"}" * depth
+        body = b'{"prompt": "x", "stop": ' + stop + b"}"
+        reply = gateway.ask("POST", COMPLETIONS, body, Idempotency_Key="deep")
+        assert (reply.status, reply.error["code"]) == (400, "invalid_request")
+    assert not fake.requests
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("X_Quire_Priority", "urgent"), ("X_Quire_Deadline", "soon"), ("X_Quire_Deadline", "-1"),
+        ("X_Quire_Deadline", "nan"), ("Idempotency_Key", ""), ("Idempotency_Key", "k" * 256),
+    ],
+)  # fmt: skip
+def test_a_header_that_cannot_be_right_is_refused_by_its_name(gateway, name, value):
+    reply = gateway.complete(headers={name: value})
+    assert (reply.status, reply.error["param"]) == (400, name.replace("_", "-"))
+
+
+def test_a_body_that_is_too_long_is_refused_before_it_is_read(start):
+    gateway = start(max_body_bytes=100)
+    announced = gateway.complete("x" * 200)
+    assert (announced.status, announced.error["code"]) == (413, "body_too_large")
+    connection = gateway.send("POST", COMPLETIONS, iter([b"x" * 80, b"x" * 80]))
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_a_body_that_never_comes_is_waited_for_no_longer_than_said(start):
+    gateway = start(body_timeout_seconds=0.05)
+    reply = gateway.ask("POST", COMPLETIONS, b"{", Content_Length="10")
+    assert (reply.status, reply.error["code"]) == (408, "body_timeout")
+
+
+def test_what_there_is_not_is_told_in_openais_form(gateway):
+    reply = gateway.get("/v1/embeddings")
+    assert (reply.status, reply.error["code"]) == (404, "unknown_url")
+    for method, path in [
+        ("GET", COMPLETIONS), ("DELETE", "/v1/models/fake"), ("POST", "/v1/requests/req-1"),
+    ]:  # fmt: skip
+        reply = gateway.ask(method, path)
+        assert (reply.status, reply.error["code"]) == (405, "method_not_allowed")
+
+
+def test_models_are_those_that_workers_serve_and_no_other_is_asked_of_them(gateway, fake):
+    listed = gateway.get("/v1/models").body
+    assert [model["id"] for model in listed["data"]] == ["fake"]
+    assert gateway.get("/v1/models/fake").body["object"] == "model"
+    for reply in (gateway.get("/v1/models/other"), gateway.complete(model="other")):
+        assert (reply.status, reply.error["code"]) == (404, "model_not_found")
+    assert not fake.requests
+    fake.broker.beat_worker("w2", "ready", {}, model="org/other")
+    assert gateway.complete(model="org/other").status == 200
+    assert gateway.get("/v1/models/org/other").body["id"] == "org/other"
+
+
+def test_where_no_worker_is_there_a_model_is_its_to_refuse(gateway, fake):
+    fake.broker.beat_worker("w", "stopped", {}, model="fake")
+    assert gateway.complete(model="whatever").body["model"] == "whatever"

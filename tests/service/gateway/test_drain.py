@@ -1,0 +1,101 @@
+"""The end of a gateway: what it refuses, what it lets end, and what it breaks off."""
+
+import asyncio
+import http.client
+
+import pytest
+
+from service.gateway.life import Life
+from service.gateway.refusals import Refused
+from tests.service.builders import eventually
+
+
+def text_of(events):
+    return "".join(event.text for event in events)
+
+
+def wait_until_draining(gateway):
+    eventually(lambda: gateway.get("/readyz").status == 503, "the gateway drains")
+
+
+def test_open_answers_go_on_and_new_calls_are_refused(gateway, script):
+    script.pieces = ["one ", None, "two"]
+    with gateway.stream() as stream:
+        stream.read_tokens(4)
+        gateway.stop()
+        wait_until_draining(gateway)
+        reply = gateway.complete()
+        assert (reply.status, reply.error["code"]) == (503, "gateway_draining")
+        assert "Retry-After" in reply.headers
+        script.release.set()
+        assert text_of(stream.rest()) == "two"
+    gateway.join()
+
+
+def test_streams_that_remain_are_broken_off_and_go_on_elsewhere(start, fake, script):
+    script.pieces = ["one ", None, "two"]
+    first = start(drain_seconds=0.05)
+    with first.stream() as stream:
+        seen = stream.read_tokens(4)
+        first.stop()
+        (error,) = stream.rest()
+    first.join()
+    assert error.body["error"]["code"] == "gateway_draining"
+    assert error.id == seen[-1].id
+    # Without a key, too: it was not the caller who went.
+    assert not fake.broker.status(stream.request_id).cancel_requested
+    script.release.set()
+    with start().resume(stream.request_id, error.id) as again:
+        assert text_of(again.rest()) == "two"
+
+
+def test_a_whole_answer_that_is_broken_off_names_the_request_to_ask_for(start, fake, script):
+    script.pieces = [None, "one"]
+    first = start(drain_seconds=0.05)
+    connection = first.send("POST", "/v1/completions", {"prompt": "x"})
+    eventually(lambda: fake.requests, "the request runs")
+    first.stop()
+    response = connection.getresponse()
+    assert response.status == 503
+    request_id = response.headers["X-Request-ID"]
+    connection.close()
+    first.join()
+    script.release.set()
+    assert start().get(f"/v1/requests/{request_id}").text_of_choice == "one"
+
+
+def test_a_second_stop_does_not_wait(start, script):
+    script.pieces = ["one ", None]
+    gateway = start(drain_seconds=3600)
+    with gateway.stream() as stream:
+        stream.read_tokens(4)
+        gateway.stop()
+        wait_until_draining(gateway)
+        gateway.stop()
+        (error,) = stream.rest()
+    assert error.body["error"]["code"] == "gateway_draining"
+    gateway.join()
+
+
+def test_when_it_has_ended_nobody_listens(gateway):
+    gateway.stop()
+    gateway.join()
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=1)
+    with pytest.raises(ConnectionRefusedError):
+        connection.request("GET", "/livez")
+
+
+def test_a_life_lets_in_so_many_and_knows_when_nobody_is_left():
+    async def live():
+        life = Life(max_open=2)
+        with life.admitted(), life.admitted():
+            with pytest.raises(Refused, match="no room"), life.admitted():
+                pass
+            assert life.num_open == 2
+            assert not await life.until_idle(0)
+        assert await life.until_idle(0)
+        life.drain()
+        with pytest.raises(Refused, match="ends"), life.admitted():
+            pass
+
+    asyncio.run(live())

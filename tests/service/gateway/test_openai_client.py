@@ -1,0 +1,140 @@
+"""OpenAI's own client against the gateway: what it parses, what it raises, what it repeats."""
+
+import threading
+
+import openai
+import pytest
+from openai import OpenAI
+
+from quire.errors import RequestFailed
+from tests.service.builders import eventually
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture
+def client(gateway):
+    with OpenAI(base_url=gateway.url, api_key="unused", max_retries=0) as client:
+        yield client
+
+
+def test_a_chat_is_parsed(client, fake):
+    answer = client.chat.completions.create(
+        model="fake", messages=MESSAGES, n=2, max_completion_tokens=16, seed=3,
+        logprobs=True, top_logprobs=1, extra_body={"top_k": 5},
+    )  # fmt: skip
+    assert [choice.message.content for choice in answer.choices] == ["one two three"] * 2
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[0].logprobs.content[0].token == "o"
+    assert answer.usage.total_tokens == 5 + 26
+    assert answer._request_id == answer.id
+    assert fake.requests[0].body["top_k"] == 5
+
+
+def test_a_completion_is_parsed(client):
+    answer = client.completions.create(model="fake", prompt="x", logprobs=1)
+    assert answer.choices[0].text == "one two three"
+    assert answer.choices[0].logprobs.tokens[0] == "o"
+
+
+def test_a_streamed_chat_is_parsed_with_its_usage(client):
+    chunks = list(
+        client.chat.completions.create(
+            model="fake", messages=MESSAGES, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    assert chunks[0].choices[0].delta.role == "assistant"
+    told = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(told) == "one two three"
+    assert chunks[-1].usage.completion_tokens == 13
+
+
+def test_the_clients_own_accumulation_of_a_stream_comes_to_the_same(client):
+    with client.chat.completions.stream(model="fake", messages=MESSAGES) as stream:
+        completion = stream.get_final_completion()
+    assert completion.choices[0].message.content == "one two three"
+
+
+def test_models_are_parsed(client):
+    assert [model.id for model in client.models.list()] == ["fake"]
+    assert client.models.retrieve("fake").owned_by == "quire"
+
+
+def test_who_leaves_a_stream_early_ends_its_request(client, fake, script):
+    script.pieces = ["one ", None]
+    stream = client.completions.create(model="fake", prompt="x", stream=True)
+    request_id = next(stream).id
+    stream.close()
+    eventually(lambda: fake.broker.status(request_id).state == "cancelled", "cancelled")
+
+
+@pytest.mark.parametrize(
+    ("error", "options"),
+    [
+        (openai.BadRequestError, {"extra_body": {"best_of_all": 1}}),
+        (openai.NotFoundError, {"model": "other"}),
+        (openai.APITimeoutError, {"timeout": 0.2}),
+    ],
+)
+def test_errors_are_of_the_class_that_callers_catch(client, script, error, options):
+    script.pieces = [None]
+    arguments = {"model": "fake", "prompt": "x"} | options
+    with pytest.raises(error):
+        client.completions.create(**arguments)
+
+
+def test_a_stranger_a_full_queue_and_a_failure_are_of_their_classes(start, fake, script, tmp_path):
+    (tmp_path / "keys").write_text("sk-search-7fc1e2b0 search\n")
+    strict = start(max_backlog=1, keys_file=tmp_path / "keys")
+
+    def ask(api_key, **options):
+        with OpenAI(base_url=strict.url, api_key=api_key, max_retries=0) as client:
+            return client.completions.create(model="fake", prompt="x", **options)
+
+    with pytest.raises(openai.AuthenticationError):
+        ask("sk-wrong-0000000000")
+    with pytest.raises(openai.PermissionDeniedError):
+        ask("sk-search-7fc1e2b0", extra_headers={"X-Quire-Priority": "critical"})
+    script.pieces = [RequestFailed("engine_error", "the device is gone")]
+    with pytest.raises(openai.InternalServerError, match="the device is gone"):
+        ask("sk-search-7fc1e2b0")
+    fake.broker.pause("a test fills it")
+    with pytest.raises(openai.RateLimitError):
+        ask("sk-search-7fc1e2b0", n=2)
+
+
+def test_a_stream_that_fails_in_the_middle_raises(client, script):
+    script.pieces = ["one ", RequestFailed("engine_error", "the device is gone")]
+    with pytest.raises(openai.APIError, match="the device is gone"):
+        list(client.completions.create(model="fake", prompt="x", stream=True))
+
+
+def test_a_deadline_that_passed_is_not_repeated(gateway, script):
+    script.pieces = [None]
+    soon = {"X-Quire-Deadline": "0.05"}
+    with (
+        OpenAI(base_url=gateway.url, api_key="unused", max_retries=2) as client,
+        pytest.raises(openai.InternalServerError, match="deadline"),
+    ):
+        client.completions.create(model="fake", prompt="x", extra_headers=soon)
+    name = "quire_gateway_responses_total"
+    assert gateway.metric(name, route="completions", status="504") == 1
+
+
+def test_a_call_that_the_client_repeats_is_one_generation_where_it_has_a_key(gateway, fake, script):
+    script.pieces = [None, "one"]
+
+    def release_after_a_hang_up():
+        left = {"outcome": "left"}
+        eventually(lambda: gateway.metric("quire_gateway_hang_ups_total", **left) > 0, "hung up")
+        script.release.set()
+
+    releasing = threading.Thread(target=release_after_a_hang_up)
+    releasing.start()
+    with OpenAI(base_url=gateway.url, api_key="unused", max_retries=50, timeout=0.3) as client:
+        answer = client.completions.create(
+            model="fake", prompt="x", extra_headers={"Idempotency-Key": "k"}
+        )
+    releasing.join()
+    assert answer.choices[0].text == "one"
+    assert len(fake.requests) == 1

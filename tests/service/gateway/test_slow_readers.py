@@ -1,0 +1,76 @@
+"""A caller that does not take what it is sent costs a bounded amount, and a bounded time."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from service.gateway.streams import EventStream
+from tests.service.builders import eventually
+
+#: Twelve bytes of JSON for each token; all pieces are more than the buffers of sockets hold.
+PIECE = "\N{GRINNING FACE}" * 10_000
+NUM_PIECES = 100
+
+
+def stream_without_reading(gateway, stream=True):
+    """A call on a socket that takes little, of which the caller reads nothing."""
+    caller = socket.socket()
+    caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    caller.connect(("127.0.0.1", gateway.port))
+    body = json.dumps({"prompt": "x", "stream": stream}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    caller.sendall(head.encode() + body)
+    return caller
+
+
+def test_what_a_caller_does_not_take_is_not_read_for_it(start, fake, script, monkeypatch):
+    told: list[int] = []
+    plain = EventStream._event
+
+    def event(self, body):
+        written = plain(self, body)
+        told.append(len(written))
+        return written
+
+    monkeypatch.setattr(EventStream, "_event", event)
+    script.pieces = [PIECE] * NUM_PIECES
+    gateway = start(patience_seconds=3600)
+    with stream_without_reading(gateway):
+        eventually(lambda: fake.requests, "the request runs")
+        (request,) = fake.requests
+        eventually(lambda: fake.broker.status(request.id).state == "completed", "all is said")
+        # Everything is in the log; the gateway has formed what the buffers hold, and no more.
+        assert len(told) < NUM_PIECES / 2
+        reply = gateway.get(f"/v1/requests/{request.id}")
+        assert reply.body["usage"]["completion_tokens"] == NUM_PIECES * len(PIECE)
+        assert len(told) < NUM_PIECES / 2
+
+
+def test_a_caller_that_takes_nothing_for_long_counts_as_gone(start, fake, script):
+    script.pieces = [*[PIECE] * 100, None]
+    gateway = start(patience_seconds=0.05)
+    with stream_without_reading(gateway):
+        gone = {"outcome": "cancelled"}
+        eventually(lambda: gateway.metric("quire_gateway_hang_ups_total", **gone) == 1, "gone")
+        (request,) = fake.requests
+        eventually(lambda: fake.broker.status(request.id).state == "cancelled", "cancelled")
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this kernel has no such limit")
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_connection_of_such_a_caller_is_broken_off(start, script, stream):
+    script.pieces = [PIECE] * NUM_PIECES
+    gateway = start(patience_seconds=0.5)
+    with stream_without_reading(gateway, stream):
+        eventually(lambda: connections_of(gateway), "the call is there")
+        # Were it only closed, the kernel would offer for ever what the caller does not take.
+        eventually(lambda: not connections_of(gateway), "the connection is no more")
+
+
+def connections_of(gateway):
+    """The connections that the kernel keeps for a gateway, as rows of its table."""
+    rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    # The fourth column is the state, 0A that of a socket that listens.
+    return [row for row in rows if row[1].endswith(f":{gateway.port:04X}") and row[3] != "0A"]

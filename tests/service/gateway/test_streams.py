@@ -1,0 +1,314 @@
+"""Streams that are interrupted: by the caller, by the gateway, by Redis; and where they go on."""
+
+import re
+
+import pytest
+
+from quire.errors import RequestFailed
+from tests.service.builders import eventually
+from tests.service.gateway.builders import CHAT
+
+KEY = {"Idempotency_Key": "the key of a test"}
+
+
+def text_of(events):
+    return "".join(event.text for event in events)
+
+
+def state_of(fake, request_id):
+    return fake.broker.status(request_id).state
+
+
+def test_who_comes_back_to_another_gateway_gets_the_next_token(start, fake, script):
+    script.pieces = ["one ", "two ", None, "three ", "four"]
+    with start().stream(headers=KEY) as stream:
+        seen = stream.read_tokens(8)
+    script.release.set()
+    with start().resume(stream.request_id, seen[-1].id) as again:
+        rest = again.rest()
+    assert text_of(seen) == "one two "
+    assert text_of(rest) == "three four"
+    assert rest[-1].data == "[DONE]"
+    assert len(fake.requests) == 1
+
+
+def test_a_bare_number_of_tokens_is_a_place_even_in_the_middle_of_a_piece(gateway):
+    request_id = gateway.complete().request_id
+    with gateway.resume(request_id, "6") as again:
+        assert text_of(again.rest()) == "o three"
+
+
+def test_without_a_place_a_stream_is_told_from_its_beginning(gateway):
+    body = {"messages": [{"role": "user", "content": "hello"}]}
+    request_id = gateway.ask("POST", CHAT, body).request_id
+    with gateway.resume(request_id) as again:
+        first, *rest = again.rest()
+    assert first.choice["delta"] == {"role": "assistant", "content": ""}
+    assert text_of(rest) == "one two three"
+    with gateway.resume(request_id, "0") as again:
+        assert again.next().text == "one "
+
+
+def test_who_has_the_end_is_told_it_no_second_time(gateway):
+    with gateway.stream(stream_options={"include_usage": True}) as stream:
+        *_, end, usage, done = stream.rest()
+    path = f"/v1/requests/{stream.request_id}/events?include_usage=true"
+    assert gateway.get(path, Last_Event_ID=end.id).events == [usage, done]
+
+
+def test_several_choices_go_on_each_at_its_own_place(gateway):
+    request_id = gateway.complete(n=2).request_id
+    with gateway.resume(request_id, "13,4") as again:
+        events = again.rest()
+    texts = ["", ""]
+    for event in events[:-1]:
+        texts[event.choice["index"]] += event.text
+    assert texts == ["", "two three"]
+
+
+@pytest.mark.parametrize("last", ["", "x", "-1", "1,2", "1/2", "1/2.3/on", "1/2.3/end/4", "9" * 99])
+def test_a_place_that_no_stream_has_is_refused(gateway, last):
+    reply = gateway.get(f"/v1/requests/{gateway.complete().request_id}/events", Last_Event_ID=last)
+    assert (reply.status, reply.error["param"]) == (400, "Last-Event-ID")
+
+
+def test_the_whole_answer_can_be_fetched_again_from_any_gateway(start):
+    reply = start().complete(n=2)
+    again = start().get(f"/v1/requests/{reply.request_id}")
+    assert again.body == reply.body
+
+
+@pytest.mark.parametrize("path", ["", "/events"])
+@pytest.mark.parametrize("request_id", ["req-unknown", "a*b", "x" * 200])
+def test_a_request_that_there_is_not_is_told_so(gateway, request_id, path):
+    reply = gateway.get(f"/v1/requests/{request_id}{path}")
+    assert (reply.status, reply.error["code"]) == (404, "unknown_request")
+
+
+def test_a_request_that_came_in_another_way_can_be_followed_too(gateway, fake):
+    handle = fake.client().submit("x", request_id="from-elsewhere")
+    handle.result(timeout=10)
+    assert gateway.get("/v1/requests/from-elsewhere").text_of_choice == "one two three"
+
+
+# -- hanging up -----------------------------------------------------------------------------------
+
+
+def test_who_hangs_up_ends_all_requests_of_the_call(gateway, fake, script):
+    script.pieces = ["one ", None]
+    with gateway.stream(n=2) as stream:
+        stream.read_tokens(4)
+    for request_id in (stream.request_id, f"{stream.request_id}:1"):
+        eventually(lambda id_=request_id: state_of(fake, id_) == "cancelled", "cancelled")
+    assert gateway.metric("quire_gateway_hang_ups_total", outcome="cancelled") == 1
+
+
+def test_who_hangs_up_before_a_whole_answer_ends_it_too(gateway, fake, script):
+    script.pieces = [None]
+    connection = gateway.send("POST", "/v1/completions", {"prompt": "x"})
+    eventually(lambda: fake.requests, "the request runs")
+    connection.close()
+    (request,) = fake.requests
+    eventually(lambda: state_of(fake, request.id) == "cancelled", "cancelled")
+    told = {"route": "completions", "status": "499"}
+    eventually(lambda: gateway.metric("quire_gateway_responses_total", **told) == 1, "counted")
+
+
+def test_who_hangs_up_with_an_idempotency_key_means_to_come_back(gateway, fake, script):
+    script.pieces = ["one ", None, "two"]
+    with gateway.stream(headers=KEY) as stream:
+        seen = stream.read_tokens(4)
+    left = {"outcome": "left"}
+    eventually(lambda: gateway.metric("quire_gateway_hang_ups_total", **left) == 1, "noticed")
+    script.release.set()
+    with gateway.resume(stream.request_id, seen[-1].id) as again:
+        assert text_of(again.rest()) == "two"
+    assert state_of(fake, stream.request_id) == "completed"
+
+
+def test_who_only_reads_changes_nothing_by_going(gateway, fake, script):
+    script.pieces = ["one ", None, "two"]
+    with gateway.stream(headers=KEY) as stream:
+        stream.read_tokens(4)
+        with gateway.resume(stream.request_id) as reader:
+            reader.read_tokens(4)
+        left = {"outcome": "left"}
+        eventually(lambda: gateway.metric("quire_gateway_hang_ups_total", **left) == 1, "gone")
+        script.release.set()
+        assert text_of(stream.rest()) == "two"
+
+
+def test_a_caller_can_end_its_request_by_its_id(gateway, fake, script):
+    script.pieces = ["one ", None]
+    with gateway.stream(headers=KEY) as stream:
+        stream.read_tokens(4)
+        reply = gateway.ask("POST", f"/v1/requests/{stream.request_id}/cancel")
+        assert reply.body["id"] == stream.request_id
+        (error,) = stream.rest()
+    assert error.body["error"]["code"] == "cancelled"
+    assert state_of(fake, stream.request_id) == "cancelled"
+
+
+# -- idempotency keys -----------------------------------------------------------------------------
+
+
+def test_a_call_that_is_repeated_with_its_key_joins_the_same_generation(start, fake, script):
+    script.pieces = ["one ", None, "two"]
+    with start().stream(headers=KEY, n=2) as stream:
+        stream.read_tokens(4)
+    again = start()
+    body = {"prompt": "x", "n": 2}
+    connection = again.send("POST", "/v1/completions", body, **KEY)
+    script.release.set()
+    assert connection.getresponse().headers["X-Request-ID"] == stream.request_id
+    connection.close()
+    assert len(fake.requests) == 2
+
+
+def test_a_stream_that_is_repeated_with_its_key_goes_on_behind_the_last_event(gateway, fake):
+    with gateway.stream(headers=KEY) as stream:
+        first = stream.next()
+    with gateway.stream(headers=KEY | {"Last_Event_ID": first.id}) as again:
+        assert text_of(again.rest()) == "two three"
+    assert len(fake.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "y"}),
+        ("/v1/completions", {"prompt": "x", "n": 2}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+    ],
+)
+def test_a_key_that_came_with_another_body_is_refused(gateway, fake, path, body):
+    assert gateway.complete("x", headers=KEY).status == 200
+    reply = gateway.ask("POST", path, body, **KEY)
+    assert (reply.status, reply.error["code"]) == (422, "idempotency_key_reused")
+    assert len(fake.requests) == 1
+
+
+def test_how_the_answer_is_told_is_no_other_body(gateway, fake):
+    whole = gateway.complete("x", headers=KEY)
+    with gateway.stream("x", headers=KEY, stream_options={"include_usage": True}) as stream:
+        assert text_of(stream.rest()) == whole.text_of_choice
+    assert len(fake.requests) == 1
+
+
+def test_a_repeated_call_begins_its_answer_with_the_same_head(gateway):
+    assert gateway.complete(headers=KEY).body == gateway.complete(headers=KEY).body
+
+
+# -- what goes wrong ------------------------------------------------------------------------------
+
+
+def test_what_fails_before_the_first_word_is_told_by_a_status(gateway, script):
+    script.pieces = [RequestFailed("invalid_request", "is too long", "body.prompt")]
+    for fields in ({}, {"stream": True}):
+        reply = gateway.complete(**fields)
+        assert (reply.status, reply.error["param"]) == (400, "prompt")
+        assert reply.error["message"] == "is too long"
+        assert re.match("req-", reply.request_id)
+
+
+def test_a_failure_in_the_middle_is_an_event_with_an_error_and_the_end(gateway, script):
+    script.pieces = ["one ", None, RequestFailed("engine_error", "the device is gone")]
+    with gateway.stream() as stream:
+        seen = stream.read_tokens(4)
+        script.release.set()
+        (error,) = stream.rest()
+    assert error.body["error"] == {
+        "message": "the device is gone", "type": "server_error", "param": None,
+        "code": "engine_error",
+    }  # fmt: skip
+    assert error.id == seen[-1].id
+    assert gateway.metric("quire_gateway_streams_broken_total", reason="failed") == 1
+
+
+def test_when_one_choice_fails_the_others_are_ended(gateway, fake, script):
+    def piece(request):
+        if ":1" in request.id:
+            raise RequestFailed("engine_error", "the device is gone")
+        return "one "
+
+    script.pieces = [piece, None]
+    assert gateway.complete(n=2).error["code"] == "engine_error"
+    first = next(request.id for request in fake.requests if ":" not in request.id)
+    eventually(lambda: state_of(fake, first) == "cancelled", "the other choice is cancelled")
+
+
+def test_a_deadline_is_an_error_that_is_not_to_be_repeated(gateway, script):
+    script.pieces = [None]
+    reply = gateway.complete(headers={"X_Quire_Deadline": "0.05"})
+    assert (reply.status, reply.error["code"]) == (504, "deadline_exceeded")
+    assert reply.headers["x-should-retry"] == "false"
+
+
+def test_a_full_queue_is_told_with_the_time_to_come_back(start, fake, script):
+    script.pieces = [None]
+    gateway = start(max_backlog=2)
+    fake.broker.pause("a test fills it")
+    reply = gateway.complete(n=3)
+    assert (reply.status, reply.error["code"]) == (429, "queue_full")
+    assert int(reply.headers["Retry-After"]) > 0
+    # What was taken of it is not left behind.
+    assert fake.connection.hlen(fake.broker.keys.open) == 0
+
+
+def test_a_redis_that_is_away_is_told_so_and_the_gateway_is_not_ready(gateway, fake):
+    assert gateway.complete().status == 200
+    with fake.outage():
+        reply = gateway.complete()
+        assert (reply.status, reply.error["code"]) == (503, "broker_unavailable")
+        assert "Retry-After" in reply.headers
+        assert gateway.get("/readyz").status == 503
+        assert gateway.get("/livez").status == 200
+    assert gateway.get("/readyz").status == 200
+
+
+def test_a_stream_that_redis_leaves_can_be_gone_on_with(gateway, fake, script):
+    script.pieces = ["one ", None, "two"]
+    with gateway.stream(headers=KEY) as stream:
+        stream.read_tokens(4)
+        with fake.outage():
+            (error,) = stream.rest()
+    assert error.body["error"]["code"] == "broker_unavailable"
+    script.release.set()
+    with gateway.resume(stream.request_id, error.id) as again:
+        assert text_of(again.rest()) == "two"
+
+
+def test_a_log_that_lost_what_was_told_says_from_where_to_go_on(gateway, fake, script):
+    script.pieces = ["one ", "two ", None]
+    with gateway.stream(headers=KEY) as stream:
+        stream.read_tokens(8)
+        log = fake.broker.keys.output(stream.request_id)
+        last, _ = fake.connection.xrevrange(log, count=1)[0]
+        record, place = fake.broker.keys.request(stream.request_id), fake.broker.keys.place
+        kept = fake.connection.xrange(log)[0][1][b"prefix"]
+        fake.connection.xdel(log, last)
+        fake.connection.hset(record, mapping={"published": 4, "prefix": kept})
+        fake.connection.hdel(place, stream.request_id)
+        (error,) = stream.rest()
+    assert (error.body["error"]["code"], error.body["error"]["kept"]) == ("output_rewound", 4)
+    assert error.id == "4"
+    assert gateway.metric("quire_gateway_streams_broken_total", reason="rewound") == 1
+
+
+def test_a_place_in_a_log_that_is_another_by_now_is_refused(gateway):
+    request_id = gateway.complete().request_id
+    reply = gateway.get(f"/v1/requests/{request_id}/events", Last_Event_ID="4/1.1")
+    assert (reply.status, reply.error["code"]) == (409, "output_rewound")
+
+
+def test_answers_beyond_the_limit_are_refused_until_there_is_room(start, script):
+    script.pieces = ["one ", None]
+    gateway = start(max_open_answers=1)
+    with gateway.stream() as stream:
+        stream.read_tokens(4)
+        reply = gateway.complete()
+        assert (reply.status, reply.error["code"]) == (503, "gateway_full")
+        assert gateway.metric("quire_gateway_open_answers", kind="open") == 1
+    eventually(lambda: gateway.metric("quire_gateway_open_answers", kind="open") == 0, "room")
+    script.release.set()
+    assert gateway.complete().status == 200
