@@ -6,12 +6,15 @@ out.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from engine.model.attention.interface import AttentionMetadata, StepAttention
 from engine.model.kv_pool import KVPool, LayerShape, Slots
+
+#: In place of a token id: there is no finite logit to choose from.
+BROKEN = -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,4 +63,16 @@ class CausalModel(Protocol):
 
     def forward(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
         """Write the step's keys and values to `kv_pool`; return [rows due a token, vocab_size]."""
+        ...
+
+
+@runtime_checkable
+class Chooser(Protocol):
+    """A decoder that can say the likeliest tokens of a step without the logits of all others."""
+
+    def choose(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
+        """As `forward`; [rows due a token] the first of each row's largest logits.
+
+        `BROKEN` where that is not finite; a NaN counts as the largest.
+        """
         ...

@@ -17,11 +17,11 @@ from engine.constraint import why_no_token
 from engine.errors import DeviceFailed
 from engine.logprobs import Logprobs
 from engine.model.attention.interface import AttentionBackend
-from engine.model.causal_model import CausalModel
+from engine.model.causal_model import BROKEN, CausalModel, Chooser
 from engine.model.device_errors import is_device_failure
 from engine.model.graphs import DecodeGraphs
 from engine.model.kv_pool import KVPool
-from engine.model.sampler import BROKEN, Drawn, Draws, Sampler
+from engine.model.sampler import Drawn, Draws, Sampler, take_likeliest
 from engine.model.step import Fed, compute_logits, feed_of, lay_out
 from engine.model.transfer import ToHost
 
@@ -102,6 +102,7 @@ class ModelRunner:
         self._sampler = Sampler(facts.eos_token_ids)
         self._limits = limits
         self._multiple = multiple
+        self._chooser = model if isinstance(model, Chooser) and multiple == 1 else None
         self._graphs = graphs
         self._runs_ahead = runs_ahead
 
@@ -161,6 +162,8 @@ class ModelRunner:
             device=self._device,
             fed=fed,
         )
+        if self._chooser is not None and take_likeliest(due):
+            return Draws(self._chooser.choose(step.inputs(self._backend), self.kv_pool), due)
         logits = compute_logits(
             step,
             model=self.model,

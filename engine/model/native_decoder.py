@@ -83,8 +83,17 @@ class NativeDecoder:
         weakref.finalize(self, self._library.quire_destroy, self._handle)
 
     def forward(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
-        metadata = inputs.metadata
         logits = self._logits.borrow(len(inputs.logit_rows), self._head_outputs)
+        self._step(inputs, kv_pool, logits=logits.data_ptr())
+        return logits
+
+    def choose(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
+        tokens = torch.empty(len(inputs.logit_rows), dtype=torch.int64)
+        self._step(inputs, kv_pool, likeliest=tokens.data_ptr())
+        return tokens
+
+    def _step(self, inputs: StepInputs, kv_pool: KVPool, **results: int) -> None:
+        metadata = inputs.metadata
         host = [
             torch.from_numpy(array)
             for array in (metadata.query_lens, metadata.context_lens, metadata.block_tables)
@@ -93,7 +102,7 @@ class NativeDecoder:
         step = StepStruct(
             num_tokens=len(inputs.token_ids),
             num_rows=metadata.num_rows,
-            num_logit_rows=len(logits),
+            num_logit_rows=len(inputs.logit_rows),
             table_stride=host[2].stride(0),
             block_size=kv_pool.block_size,
             num_threads=torch.get_num_threads(),
@@ -107,11 +116,10 @@ class NativeDecoder:
             logit_rows=_integers(inputs.logit_rows),
             key_caches=ctypes.addressof(keys),
             value_caches=ctypes.addressof(values),
-            logits=logits.data_ptr(),
+            **results,
         )
         if self._library.quire_step(self._handle, step) != 0:
             raise MemoryError("no memory for the activations of a step")
-        return logits
 
     def _caches(self, kv_pool: KVPool) -> tuple[_Pointers, _Pointers]:
         """The addresses of a pool's tensors, which never move."""
@@ -137,6 +145,7 @@ class NativeDecoder:
             head_dim=config.head_dim,
             rotary_dim=config.rotary_dim,
             intermediate_size=config.intermediate_size,
+            vocab_size=config.vocab_size,
             norms_whole_projections=config.norms_whole_projections,
             epsilon=config.epsilon,
             scaling=config.scaling,

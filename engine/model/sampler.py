@@ -21,6 +21,7 @@ import torch
 
 from engine.constraint import Constraint
 from engine.logprobs import Logprobs
+from engine.model.causal_model import BROKEN
 from engine.model.constraints import keep_what_may_come
 from engine.model.likelihoods import Likelihoods
 from engine.model.noise import gumbel, noise_keys
@@ -38,8 +39,6 @@ MIN_TEMPERATURE = 1e-30
 
 #: In place of a token id: the candidates did not decide.
 _UNDECIDED = -1
-#: In place of a token id: there is no finite logit to choose from.
-BROKEN = -2
 
 
 class Drawn(Protocol):
@@ -144,7 +143,7 @@ class Sampler:
         """One token per row; overwrites `logits`, [rows, vocabulary], and waits for no device."""
         assert logits.shape[0] == len(rows)
         logits = logits.float()
-        if all(row.sampling.takes_likeliest and row.constraint is None for row in rows):
+        if take_likeliest(rows):
             return Draws(_likeliest(logits), rows)
         likelihoods = Likelihoods.asked_for(logits, rows)
         _keep_allowed(logits, rows)
@@ -204,6 +203,11 @@ class Sampler:
             where = _index(some, device)
             tokens[where] = _draw_whole(scaled[where], [rows[index] for index in some], keys[where])
         return tokens
+
+
+def take_likeliest(rows: Sequence[Drawn]) -> bool:
+    """Whether nothing is asked of the logits but which of each row's is the largest."""
+    return all(row.sampling.takes_likeliest and row.constraint is None for row in rows)
 
 
 def _truncates(sampling: SamplingParams) -> bool:

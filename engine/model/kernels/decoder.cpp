@@ -12,6 +12,7 @@
 
 #include "attention.h"
 #include "layers.h"
+#include "likeliest.h"
 #include "product.h"
 #include "workspace.h"
 
@@ -111,6 +112,7 @@ class Decoder : public AnyDecoder {
     workspace_.add(&sines_, tokens * half);
     workspace_.add(&sums_, threads * SUMS_SIZE);
     workspace_.add(&scratch_, threads * scratch_stride_);
+    workspace_.add(&likeliest_, threads * due_.count * Likeliest::ROW_SIZE);
     const int64_t pieces = std::max(plan_.num_pieces, due_plan_.num_pieces);
     workspace_.add(&partials_, (pieces + threads) * partial_stride_);
     workspace_.reserve();
@@ -188,25 +190,11 @@ class Decoder : public AnyDecoder {
     multiply_part<T>(product, rows, team, member, sums_ + member * SUMS_SIZE, done);
   }
 
-  // One thread's outputs of a linear layer, bias included.
   template <class Write>
   void write_outputs(const Product& product, const Rounded<T>& from, int64_t count, Team& team,
                      int member, const Write& write) {
-    const QuireLinear& linear = product.linear;
-    const auto done = [&](int64_t row, int64_t strip, const float* values, int64_t num_strips) {
-      for (int64_t s = 0; s < num_strips; s++, values += LANES) {
-        const int64_t column = (strip + s) * LANES;
-        const float* bias = linear.bias != nullptr ? linear.bias + column : nullptr;
-        if (column + LANES <= linear.outputs) {
-          const Vector value = load<Vector>(values);
-          write.vector(row, column, bias ? value + load<Vector>(bias) : value);
-          continue;
-        }
-        for (int64_t i = 0; column + i < linear.outputs; i++)
-          write.one(row, column + i, values[i] + (bias ? bias[i] : 0.0f));
-      }
-    };
-    multiply_share(product, from, count, team, member, done);
+    const Outputs<Write> outputs{product.linear.bias, product.linear.outputs, write};
+    multiply_share(product, from, count, team, member, outputs);
   }
 
   void project(const Product& product, const Rounded<T>& from, int64_t count, Team& team,
@@ -342,11 +330,25 @@ class Decoder : public AnyDecoder {
     team.barrier();
   }
 
+  // Or only which of them is the largest.
   void compute_logits(Team& team, int member) {
     const Rounded<T> normed = normed_.kept(false);
+    const Product& head = products_.back();
+    const float factor = 1.0f / model_.logits_divisor;
     norm(due_, model_.final_norm, normed, team, member);
-    write_outputs(products_.back(), normed, due_.count, team, member,
-                  Assign{step_->logits, model_.head.outputs, 1.0f / model_.logits_divisor});
+    if (step_->likeliest == nullptr) {
+      write_outputs(head, normed, due_.count, team, member,
+                    Assign{step_->logits, model_.head.outputs, factor});
+      return;
+    }
+    const int64_t stride = due_.count * Likeliest::ROW_SIZE;
+    const Likeliest mine(likeliest_ + member * stride, model_.vocab_size, factor);
+    mine.clear(due_.count);
+    write_outputs(head, normed, due_.count, team, member, mine);
+    team.barrier();
+    const Share rows(due_.count, member, team.size());
+    for (int64_t r = rows.first; r < rows.last; r++)
+      step_->likeliest[r] = Likeliest::of(likeliest_, stride, team.size(), r);
   }
 
   const QuireModel model_;
@@ -358,14 +360,14 @@ class Decoder : public AnyDecoder {
   Stream all_, due_;
   Workspace workspace_;
   int64_t projected_stride_, scratch_stride_, partial_stride_;
-  float *projected_, *cosines_, *sines_, *sums_, *scratch_, *partials_;
+  float *projected_, *cosines_, *sines_, *sums_, *scratch_, *partials_, *likeliest_;
   Rounded<T> normed_, attended_, activated_, queries_;
 };
 
 }  // namespace
 }  // namespace quire
 
-int64_t quire_abi(void) { return 2; }
+int64_t quire_abi(void) { return 3; }
 
 void quire_advise(void* memory, int64_t size) {
   const uintptr_t huge = 1 << 21, first = ((uintptr_t)memory + huge - 1) / huge * huge;

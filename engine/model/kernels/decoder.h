@@ -23,7 +23,7 @@ struct QuireLayer {
 
 struct QuireModel {
   int64_t is_bfloat16, num_layers, hidden_size, num_heads, num_kv_heads, head_dim, rotary_dim;
-  int64_t intermediate_size;
+  int64_t intermediate_size, vocab_size;
   int64_t norms_whole_projections;  // query_norm and key_norm span all heads, not each.
   float epsilon, scaling, rotary_scaling;
   float embedding_multiplier, residual_multiplier, logits_divisor;
@@ -41,7 +41,8 @@ struct QuireStep {
   const int64_t* logit_rows;
   void* const* key_caches;  // One per layer.
   void* const* value_caches;
-  float* logits;
+  float* logits;       // One row of the head's outputs for each; or, where that is given,
+  int64_t* likeliest;  // the token of its largest logit alone, or BROKEN.
 };
 
 // Changes with the structs above.

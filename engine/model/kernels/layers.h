@@ -69,7 +69,7 @@ inline Vector gated(Vector gate, Vector up) {
   return gate / (1.0f + exponential(-bounded)) * up;
 }
 
-// Where the outputs of a linear layer go, times a factor.
+// Where the outputs of a linear layer go, times a factor: sinks of a vector or of one value.
 struct Assign {
   float* to;
   int64_t stride;
@@ -92,6 +92,28 @@ struct Add {
   }
   void one(int64_t row, int64_t column, float value) const {
     to[row * stride + column] += value * factor;
+  }
+};
+
+// Takes what multiply() has done of a linear layer to a sink, bias included.
+template <class Write>
+struct Outputs {
+  const float* bias;  // May be null.
+  int64_t count;
+  const Write& write;
+
+  void operator()(int64_t row, int64_t strip, const float* values, int64_t num_strips) const {
+    for (int64_t s = 0; s < num_strips; s++, values += LANES) {
+      const int64_t column = (strip + s) * LANES;
+      const float* more = bias != nullptr ? bias + column : nullptr;
+      if (column + LANES <= count) {
+        const Vector value = load<Vector>(values);
+        write.vector(row, column, more ? value + load<Vector>(more) : value);
+        continue;
+      }
+      for (int64_t i = 0; column + i < count; i++)
+        write.one(row, column + i, values[i] + (more ? more[i] : 0.0f));
+    }
   }
 };
 

@@ -7,7 +7,7 @@ from typing import Any
 from engine.model.kernels.build import KernelsUnavailable, Variant, library_path
 
 #: What `quire_abi` of decoder.cpp must answer for the structs below.
-ABI = 2
+ABI = 3
 
 _Pointer = ctypes.c_void_p
 _Integer = ctypes.c_int64
@@ -40,7 +40,7 @@ class ModelStruct(ctypes.Structure):
 
     _fields_ = [
         *_fields(_Integer, "is_bfloat16", "num_layers", "hidden_size", "num_heads", "num_kv_heads"),
-        *_fields(_Integer, "head_dim", "rotary_dim", "intermediate_size"),
+        *_fields(_Integer, "head_dim", "rotary_dim", "intermediate_size", "vocab_size"),
         *_fields(_Integer, "norms_whole_projections"),
         *_fields(_Float, "epsilon", "scaling", "rotary_scaling"),
         *_fields(_Float, "embedding_multiplier", "residual_multiplier", "logits_divisor"),
@@ -58,7 +58,7 @@ class StepStruct(ctypes.Structure):
         *_fields(_Integer, "block_size", "num_threads"),
         *_fields(_Pointer, "token_ids", "positions", "slot_blocks", "slot_offsets"),
         *_fields(_Pointer, "query_lens", "context_lens", "tables", "logit_rows"),
-        *_fields(_Pointer, "key_caches", "value_caches", "logits"),
+        *_fields(_Pointer, "key_caches", "value_caches", "logits", "likeliest"),
     ]
 
 

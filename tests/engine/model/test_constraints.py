@@ -8,8 +8,8 @@ import torch
 
 from engine.batch import Batch
 from engine.model import constraints
+from engine.model.causal_model import BROKEN
 from engine.model.constraints import keep_what_may_come
-from engine.model.sampler import BROKEN
 from tests.engine.builders import VOCAB_SIZE as RESIDUES_SIZE
 from tests.engine.builders import Residues
 from tests.engine.model.builders import Chooser, make_row, make_runner

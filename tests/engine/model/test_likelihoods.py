@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from engine.logprobs import Logprobs
+from engine.model.causal_model import BROKEN
 from engine.model.likelihoods import Likelihoods
-from engine.model.sampler import BROKEN, Sampler
+from engine.model.sampler import Sampler
 from tests.engine.model.builders import (
     ROOT,
     Oracle,

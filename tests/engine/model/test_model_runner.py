@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.batch import Batch, DecodeRows
+from engine.model.causal_model import BROKEN
 from engine.model.model_runner import ModelRunner, StepInFlight, result_of
-from engine.model.sampler import BROKEN
 from engine.model.step import Fed, feed_of
 from engine.request import FinishReason
 from tests.engine.model.builders import (

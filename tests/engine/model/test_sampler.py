@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from engine.batch import BatchRow
+from engine.model.causal_model import BROKEN
 from engine.model.noise import gumbel, noise_keys
-from engine.model.sampler import BROKEN
 from tests.engine.model.builders import Chooser, make_row
 
 VOCABULARY = 300

@@ -1,0 +1,82 @@
+// The first of each row's largest logits, kept while the head is multiplied: written out and looked
+// through again, the logits of many rows would take longer than the head's own weights to read.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "vector.h"
+
+namespace quire {
+
+// In place of a token, as in causal_model.py.
+constexpr int64_t BROKEN = -2;
+
+// What one thread has seen of some rows, lane by lane; a sink of outputs, as in layers.h. Each row's
+// strips come in ascending order, so of equal values the first is kept. A NaN counts as the largest.
+class Likeliest {
+ public:
+  static constexpr int64_t ROW_SIZE = 2 * LANES;  // In floats.
+
+  // `memory` has ROW_SIZE floats for each row; logits from `limit` on do not count.
+  Likeliest(float* memory, int64_t limit, float factor)
+      : best_(memory), limit_(limit), factor_(factor) {}
+
+  void clear(int64_t rows) const {
+    for (int64_t r = 0; r < rows; r++) {
+      store(best_ + r * ROW_SIZE, broadcast(-std::numeric_limits<float>::infinity()));
+      store(best_ + r * ROW_SIZE + LANES, Integers{});
+    }
+  }
+
+  void vector(int64_t row, int64_t column, Vector value) const {
+    if (column + LANES > limit_) {
+      for (int64_t lane = 0; lane < LANES; lane++) one(row, column + lane, value[lane]);
+      return;
+    }
+    float* const best = best_ + row * ROW_SIZE;
+    value = value * factor_;
+    const Vector values = load<Vector>(best);
+    const Integers strips = load<Integers>(best + LANES);
+    const Integers better = (value > values) | (value != value);
+    store(best, better ? value : values);
+    store(best + LANES, better ? (int32_t)(column / LANES) - Integers{} : strips);
+  }
+
+  void one(int64_t row, int64_t column, float value) const {
+    if (column >= limit_) return;
+    float* const best = best_ + row * ROW_SIZE + column % LANES;
+    value = value * factor_;
+    if (!(value > *best) && !std::isnan(value)) return;
+    const int32_t strip = (int32_t)(column / LANES);
+    *best = value;
+    std::memcpy(best + LANES, &strip, sizeof strip);
+  }
+
+  // The column of a row's largest logit; BROKEN if that is not finite. The threads' memories lie
+  // `stride` floats apart.
+  static int64_t of(const float* memory, int64_t stride, int threads, int64_t row) {
+    float largest = -std::numeric_limits<float>::infinity();
+    int64_t column = BROKEN;
+    for (int thread = 0; thread < threads; thread++) {
+      const float* const best = memory + thread * stride + row * ROW_SIZE;
+      const Integers strips = load<Integers>(best + LANES);
+      for (int64_t lane = 0; lane < LANES; lane++) {
+        const int64_t found = strips[lane] * LANES + lane;
+        if (std::isnan(best[lane])) return BROKEN;
+        if (best[lane] < largest || (best[lane] == largest && found > column)) continue;
+        largest = best[lane];
+        column = found;
+      }
+    }
+    return std::isfinite(largest) ? column : BROKEN;
+  }
+
+ private:
+  float* const best_;
+  const int64_t limit_;
+  const float factor_;
+};
+
+}  // namespace quire
