@@ -32,7 +32,7 @@ TORCH_REQUIREMENT := $(if $(filter cpu,$(TORCH)),torch==2.13.0+cpu,torch==2.13.0
 INSTALL := $(BIN)/python -m pip install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check lint types imports format requests bench bench-peers profile bench-protocol bench-scheduler soak soak-service modelcheck sim fuzz chaos up down clean check-native test-gpu bench-gpu
+.PHONY: help env demo test check lint types imports format requests bench bench-peers profile bench-protocol bench-gateway bench-scheduler soak soak-service modelcheck sim fuzz chaos up down clean check-native test-gpu bench-gpu
 
 help: ## print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -122,6 +122,9 @@ profile: $(VENV)/demo.installed ## where the time of a step goes, or of a whole 
 
 bench-protocol: $(VENV)/demo.installed ## commits, claims, memory and streams on a private Redis (BENCH_PROTOCOL_JSON=file)
 	$(BIN)/python -m benchmarks.bench_protocol $(ARGS)
+
+bench-gateway: $(VENV)/dev.installed ## a thousand streams through one gateway, against reading them from Redis
+	$(BIN)/python -m benchmarks.bench_gateway $(ARGS)
 
 bench-scheduler: $(VENV)/demo.installed ## cost of a step with up to 100,000 waiting and 1,000 running
 	$(BIN)/python -m benchmarks.bench_scheduler

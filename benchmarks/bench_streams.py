@@ -99,7 +99,7 @@ def _throughput(url: str, queue: str, read: Reading, count: int) -> float:
     began = time.perf_counter()
     arrivals = read(url, queue, names)
     seconds = time.perf_counter() - began
-    _check(arrivals, names, num_tokens)
+    check_arrivals(arrivals, names, num_tokens)
     return num_tokens * count / seconds
 
 
@@ -117,7 +117,12 @@ def _lag(url: str, queue: str, read: Reading, count: int) -> dict[str, float]:
     writer.start()
     arrivals = read(url, queue, names)
     writer.join()
-    _check(arrivals, names, NUM_TICKS)
+    check_arrivals(arrivals, names, NUM_TICKS)
+    return lags_of(arrivals)
+
+
+def lags_of(arrivals: dict[str, Arrivals]) -> dict[str, float]:
+    """Milliseconds from the moments that `write` has put into the texts to their arrivals."""
     lags = [
         1e3 * (moment - float(text.split()[1])) for pieces in arrivals.values()
         for moment, text in pieces
@@ -156,7 +161,8 @@ def _claim_all(broker: Broker, count: int) -> list[Claimed]:
     return claimed
 
 
-def _check(arrivals: dict[str, Arrivals], names: Sequence[str], num_tokens: int) -> None:
+def check_arrivals(arrivals: dict[str, Arrivals], names: Sequence[str], num_tokens: int) -> None:
+    """The gate of both measurements."""
     assert sorted(arrivals) == sorted(names), "a stream has not ended"
     wanted = [str(index) for index in range(num_tokens)]
     for pieces in arrivals.values():
