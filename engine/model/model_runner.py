@@ -102,7 +102,6 @@ class ModelRunner:
         self._sampler = Sampler(facts.eos_token_ids)
         self._limits = limits
         self._multiple = multiple
-        self._chooser = model if isinstance(model, Chooser) and multiple == 1 else None
         self._graphs = graphs
         self._runs_ahead = runs_ahead
 
@@ -162,19 +161,20 @@ class ModelRunner:
             device=self._device,
             fed=fed,
         )
-        if self._chooser is not None and take_likeliest(due):
-            return Draws(self._chooser.choose(step.inputs(self._backend), self.kv_pool), due)
+        model = self.model
+        if isinstance(model, Chooser) and self._multiple == 1 and take_likeliest(due):
+            return Draws(model.choose(step.inputs(self._backend), self.kv_pool), due)
         logits = compute_logits(
             step,
-            model=self.model,
+            model=model,
             kv_pool=self.kv_pool,
             backend=self._backend,
             multiple=self._multiple,
             graphs=self._graphs,
         )
         # Logits may be wider than the vocabulary: padding that no token stands for is cut off.
-        if logits.shape[1] > self.model.vocab_size:
-            logits = logits[:, : self.model.vocab_size]
+        if logits.shape[1] > model.vocab_size:
+            logits = logits[:, : model.vocab_size]
         return self._sampler.draw(logits, due)
 
     def _move_blocks(self, batch: Batch) -> None:

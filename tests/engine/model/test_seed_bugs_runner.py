@@ -8,6 +8,7 @@ import torch
 from engine.batch import BlockCopy
 from engine.errors import ModelRefused
 from engine.model import runner as runner_module
+from engine.model.causal_model import Chooser
 from tests.engine.model.builders import generate, make_prompt, make_request, make_row, make_runner
 from tests.engine.model.builders import run_rows as run
 
@@ -57,10 +58,16 @@ def test_b23_context_is_never_dropped_silently(runner_of, oracle):
 def test_b35_a_batch_is_one_forward_pass_and_no_text(runner_of, monkeypatch):
     runner = runner_of("llama")
     passes = []
-    forward = runner.model.forward
-    monkeypatch.setattr(
-        runner.model, "forward", lambda *given: passes.append(len(given)) or forward(*given)
-    )
+
+    def count_calls_of(name):
+        compute = getattr(runner.model, name)
+        monkeypatch.setattr(
+            runner.model, name, lambda *given: passes.append(name) or compute(*given)
+        )
+
+    count_calls_of("forward")
+    if isinstance(runner.model, Chooser):
+        count_calls_of("choose")
     rows = [
         make_row(make_prompt(5, salt=n), request_id=str(n), block_ids=range(4 * n, 4 * n + 4))
         for n in range(4)
