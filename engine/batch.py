@@ -49,6 +49,8 @@ class BatchRow(NamedTuple):
     `expects_token` says that the last token is `UNKNOWN_TOKEN`: the one that the step launched
     before this one yields for the same request. Where there is a `constraint` it never is.
 
+    `adapter` names what is added to the model's linear layers for its tokens; None for nothing.
+
     The last `num_drafted` of the tokens are a draft: nobody knows yet whether they are what would
     be chosen. Then the row yields a token for each row of `unrolled()`.
     """
@@ -64,6 +66,7 @@ class BatchRow(NamedTuple):
     expects_token: bool = False
     constraint: Constraint | None = None
     num_drafted: int = 0
+    adapter: str | None = None
 
     @property
     def output_index(self) -> int:
@@ -163,6 +166,7 @@ class DecodeRows:
                 output_token_ids=request.output_token_ids,
                 expects_token=token_id == UNKNOWN_TOKEN,
                 constraint=request.constraint,
+                adapter=request.adapter,
             )
             for request, token_id, start, table in zip(
                 self.requests,

@@ -22,6 +22,8 @@ class EngineConfig:
     max_model_len: int
     vocab_size: int
     eos_token_ids: frozenset[int] = frozenset()
+    #: Names that a request's adapter may have.
+    adapters: frozenset[str] = frozenset()
     block_size: int = 16
     num_host_blocks: int = 0
     #: Rows per step, and so requests in RUNNING at once.

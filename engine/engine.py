@@ -338,6 +338,8 @@ def refuse_if_never_servable(request: Request, config: EngineConfig) -> None:
     """Raise RequestRejected, naming the field, if no amount of waiting would help."""
     if not request.prompt_token_ids:
         raise RequestRejected("prompt", "the prompt is empty")
+    if request.adapter is not None and request.adapter not in config.adapters:
+        raise RequestRejected("adapter", f"there is no adapter {request.adapter!r} here")
     for field, token_ids in (
         ("prompt", request.all_token_ids),
         ("allowed_token_ids", request.sampling.allowed_token_ids),

@@ -1,8 +1,9 @@
 """A ModelRunner without torch, for tests and simulations. Knows no model, but it has a KV cache.
 
-Each slot remembers which token was written at which position. The next token is a hash of what the
-row's slots hold when they are read back through the block table, so a block handed out twice, lost
-in a swap or cached under the wrong content shows as a wrong token, as it would with a real model.
+Each slot remembers which token was written at which position, and with which adapter. The next
+token is a hash of what the row's slots hold when they are read back through the block table, so a
+block handed out twice, lost in a swap or cached under the wrong content shows as a wrong token, as
+it would with a real model.
 """
 
 import hashlib
@@ -21,8 +22,10 @@ from engine.batch import (
 from engine.constraint import allows, why_no_token
 from engine.logprobs import Logprobs
 
-#: Content of a slot nobody has written: (token id, position).
-EMPTY_SLOT = (-1, -1)
+#: What a slot holds: token id, position, and name of the adapter.
+Slot = tuple[int, int, str | None]
+#: Content of a slot nobody has written.
+EMPTY_SLOT: Slot = (-1, -1, None)
 
 
 class FakeRunner:
@@ -114,7 +117,8 @@ class FakeRunner:
     def _write(self, row: BatchRow) -> None:
         for position, token_id in enumerate(row.token_ids, start=row.start):
             block_id = row.block_ids[position // self._block_size]
-            self._device[block_id][position % self._block_size] = (token_id, position)
+            slot = (token_id, position, row.adapter)
+            self._device[block_id][position % self._block_size] = slot
 
     def _sample(self, row: BatchRow) -> int | None:
         """The row's next token, or None where its constraint allows none of ours."""
@@ -122,11 +126,14 @@ class FakeRunner:
         forced = self.script.forced_token(row)
         if forced is not None:
             return forced
-        tokens = [token_id for token_id, _ in slots[-self._memory :]]
-        positions = [position for _, position in slots]
-        assert positions == list(range(row.end)), f"{row.request_id} reads a corrupted cache"
+        tokens = [token_id for token_id, _, _ in slots[-self._memory :]]
+        written = [(position, adapter) for _, position, adapter in slots]
+        expected = [(position, row.adapter) for position in range(row.end)]
+        assert written == expected, f"{row.request_id} reads a corrupted cache"
         vocabulary = self._may_come(row)
-        return fake_next_token(tokens, row.sampling.seed, vocabulary) if vocabulary else None
+        if not vocabulary:
+            return None
+        return fake_next_token(tokens, row.sampling.seed, vocabulary, adapter=row.adapter)
 
     def _may_come(self, row: BatchRow) -> list[int]:
         if row.constraint is None:
@@ -162,9 +169,12 @@ def with_known_token(row: BatchRow, before: LaunchedStep | None) -> BatchRow:
     return row._replace(token_ids=(token_id,))
 
 
-def fake_next_token(token_ids: Sequence[int], seed: int, vocabulary: Sequence[int]) -> int:
-    """The token that follows `token_ids`: a pure function of all of them and the seed."""
-    digest = hashlib.blake2b(array("q", [seed, *token_ids]).tobytes(), digest_size=8).digest()
+def fake_next_token(
+    token_ids: Sequence[int], seed: int, vocabulary: Sequence[int], *, adapter: str | None = None
+) -> int:
+    """The token that follows `token_ids`: a pure function of all of them, seed and adapter."""
+    known = array("q", [seed, *token_ids]).tobytes() + (adapter or "").encode()
+    digest = hashlib.blake2b(known, digest_size=8).digest()
     return vocabulary[int.from_bytes(digest, "little") % len(vocabulary)]
 
 
@@ -181,10 +191,11 @@ def fake_generation(
     seed: int = 0,
     vocab_size: int = 1000,
     never: Collection[int] = (0,),
+    adapter: str | None = None,
 ) -> list[int]:
     """What a FakeRunner generates for a prompt when nothing goes wrong: the oracle of its tests."""
     vocabulary = [id_ for id_ in range(vocab_size) if id_ not in never]
     token_ids = list(prompt_token_ids)
     for _ in range(num_tokens):
-        token_ids.append(fake_next_token(token_ids, seed, vocabulary))
+        token_ids.append(fake_next_token(token_ids, seed, vocabulary, adapter=adapter))
     return token_ids[len(prompt_token_ids) :]

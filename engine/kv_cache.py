@@ -23,6 +23,8 @@ from engine.request import Request
 HASH_BYTES = 16
 #: Hashed beside a salt and beside no content, so that no salt can be chosen to be a prefix's hash.
 SALT = b"salt"
+#: Likewise beside the name of an adapter.
+ADAPTER = b"adapter"
 
 
 @dataclass(slots=True)
@@ -250,13 +252,19 @@ class KVCache:
         if chain is None:
             chain = self._hash_chains[request.request_id] = []
         for index in range(len(chain), num_blocks):
-            parent = chain[-1] if chain else _root(request.cache_salt)
+            parent = chain[-1] if chain else _root(request)
             start = index * self.block_size
             tokens = self._pack(*request.all_token_ids[start : start + self.block_size])
             chain.append(hashlib.blake2b(parent + tokens, digest_size=HASH_BYTES).digest())
         return chain
 
 
-def _root(salt: str) -> bytes:
-    """What the first block of all requests with a salt is hashed behind."""
-    return hashlib.blake2b(salt.encode(), digest_size=HASH_BYTES, person=SALT).digest()
+def _root(request: Request) -> bytes:
+    """What the first block of all requests with one salt and adapter is hashed behind."""
+    salt = request.cache_salt.encode()
+    root = hashlib.blake2b(salt, digest_size=HASH_BYTES, person=SALT).digest()
+    if request.adapter is None:
+        return root
+    # The first part has one length for all salts, so no two pairs read the same.
+    pair = root + request.adapter.encode()
+    return hashlib.blake2b(pair, digest_size=HASH_BYTES, person=ADAPTER).digest()

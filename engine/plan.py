@@ -39,6 +39,7 @@ class Plan:
             output_token_ids=request.output_token_ids,
             constraint=request.constraint,
             num_drafted=len(draft),
+            adapter=request.adapter,
         )
         self.rows[request.request_id] = row, request
         self.budget -= len(row.token_ids)

@@ -97,7 +97,9 @@ class Request:
         output_token_ids: tokens already published by an earlier claim; empty for a new request.
         deadline: reading of the engine's clock after which the generation is given up; None for
         never.
-        cache_salt: requests share prefix-cache blocks only with requests of the same salt.
+        cache_salt: requests share prefix-cache blocks only with requests of the same salt, and of
+        the same adapter.
+        adapter: name of the one that it is computed with; None for the model alone.
         text: receives every output token, the resumed ones included; None when nobody wants text.
         constraint: says which tokens may come next, and when the output is complete; None for any.
     """
@@ -110,6 +112,7 @@ class Request:
     output_token_ids: list[int] = field(default_factory=list)
     deadline: float | None = None
     cache_salt: str = ""
+    adapter: str | None = None
     text: TextStream | None = None
     constraint: Constraint | None = None
 

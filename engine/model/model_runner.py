@@ -6,7 +6,7 @@ tokens stay on the device to be fed to the step launched behind it.
 
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 
@@ -35,6 +35,7 @@ class ConfigFacts:
             generation may leave the path it was on at a near-tie.
         tokenizer_folder: where the tokenizer files are.
         dtype, device: what "auto" has become.
+        adapters: those that requests may name, and the fingerprint of each.
     """
 
     vocab_size: int
@@ -47,6 +48,7 @@ class ConfigFacts:
     tokenizer_folder: Path
     dtype: str
     device: str
+    adapters: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """From a model folder to a ModelRunner: what is checked, chosen and measured before it serves."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
@@ -50,6 +51,7 @@ def load_runner(
     model_path: ModelPath = "auto",
     deterministic: bool = False,
     async_scheduling: bool = True,
+    adapters: Mapping[str, Path] = MappingProxyType({}),
     now: Callable[[], float] | None = None,
 ) -> ModelRunner:
     """Load a model, check it and the attention backend on this machine, and size its KV pool.
@@ -60,11 +62,13 @@ def load_runner(
     which has its own, is then left out. `deterministic` promises that a token's logits do not
     depend on what is computed beside it; by `now`, in seconds, the log says what that has cost.
     With `async_scheduling` a CUDA device gets its next step while one is in flight; a CPU, which
-    also plans, has nothing to gain by it.
+    also plans, has nothing to gain by it. `adapters` are folders by the name that requests give.
 
     Raises:
         ModelRefused: the model, the backend or the memory does not allow it.
     """
+    if adapters:
+        raise ModelRefused("no form of a model takes adapters yet")
     _keep_to_the_container()
     limits = Limits(
         max_num_seqs, max_num_batched_tokens, num_speculative_tokens, max_speculative_step_tokens

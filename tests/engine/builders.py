@@ -46,7 +46,7 @@ def make_request(
     if isinstance(prompt, int):
         salt = sum(map(ord, request_id))
         prompt = [1 + (salt * 31 + 7 * position) % (VOCAB_SIZE - 1) for position in range(prompt)]
-    names = ("constraint", "deadline", "text")
+    names = ("adapter", "constraint", "deadline", "text")
     request_fields = {name: others.pop(name) for name in names if name in others}
     return Request(
         request_id=request_id,
@@ -115,6 +115,7 @@ def expected_tokens(request: Request, *, vocab_size: int = VOCAB_SIZE) -> list[i
         seed=request.sampling.seed,
         vocab_size=vocab_size,
         never=(EOS,),
+        adapter=request.adapter,
     )
 
 

@@ -41,6 +41,7 @@ def test_a_request_generates_what_its_runner_says_token_by_token():
         (make_request(prompt=256), "prompt"),
         (make_request(allowed_token_ids=(1, 1000)), "allowed_token_ids"),
         (make_request(logit_bias=((1000, 5.0),)), "logit_bias"),
+        (make_request(adapter="unheard"), "adapter"),
     ],
     ids=[
         "empty",
@@ -49,6 +50,7 @@ def test_a_request_generates_what_its_runner_says_token_by_token():
         "as long as the model",
         "allowed",
         "biased",
+        "without its adapter",
     ],
 )
 def test_what_can_never_be_served_is_refused_at_once_and_alone(request_, field):
@@ -59,6 +61,21 @@ def test_what_can_never_be_served_is_refused_at_once_and_alone(request_, field):
         machine.add(request_)
     assert refusal.value.field == field
     assert machine.run().tokens("good") == expected_tokens(good)
+
+
+def test_requests_of_several_adapters_run_together_and_each_says_what_its_own_says():
+    machine = Machine(make_config(adapters=frozenset({"a", "b"})))
+    names = (None, "a", "b", "a")
+    requests = [
+        make_request(f"r{number}", prompt=range(1, 10), adapter=name, max_tokens=9)
+        for number, name in enumerate(names)
+    ]
+    machine.add(*requests)
+    machine.run()
+    said = [machine.tokens(request.request_id) for request in requests]
+    assert said == [expected_tokens(request) for request in requests]
+    assert len({tuple(tokens) for tokens in said}) == 3
+    assert {row.adapter for batch in machine.batches for row in batch.rows} == {*names}
 
 
 def test_a_prompt_larger_than_the_whole_pool_is_refused():

@@ -23,6 +23,7 @@ from tests.engine.test_properties import configs
 #: Few tokens, so that ends come early, guesses are often right and texts have stop strings.
 VOCAB_SIZE = 6
 LETTERS = "abc"
+ADAPTERS = ("a", "b")
 #: Ends that come from outside, at any token.
 FROM_OUTSIDE = {FinishReason.CANCELLED, FinishReason.DEADLINE, FinishReason.RELEASED}
 
@@ -65,6 +66,7 @@ class Wanted:
     sampling: SamplingParams
     priority: Priority
     cache_salt: str
+    adapter: str | None
     has_text: bool
     constraint: Parities | None
     #: Steps that it is given; None for all that it needs.
@@ -87,6 +89,7 @@ class Wanted:
             output_token_ids=list(output),
             deadline=deadline,
             cache_salt=self.cache_salt,
+            adapter=self.adapter,
             text=text if self.has_text else None,
             constraint=self.constraint and self.constraint.assuming((), ()),
         )
@@ -120,6 +123,7 @@ wishes = st.builds(
     sampling=samplings(),
     priority=st.sampled_from(Priority),
     cache_salt=st.sampled_from(["", "other"]),
+    adapter=st.sampled_from([None, None, *ADAPTERS]),
     has_text=st.booleans(),
     constraint=st.none() | st.none() | constraints,
     patience=st.none() | st.none() | st.integers(0, 30),
@@ -197,7 +201,9 @@ class Host:
 
 def alone(wanted: Wanted, *, max_model_len: int, memory: int) -> Life:
     """All that it says in an engine of its own, with room for everything and nothing clever."""
-    config = make_config(max_model_len=max_model_len, vocab_size=VOCAB_SIZE)
+    config = make_config(
+        max_model_len=max_model_len, vocab_size=VOCAB_SIZE, adapters=frozenset(ADAPTERS)
+    )
     host = Host(config, memory=memory)
     life = Life(wanted)
     host.take("alone", life)
@@ -334,4 +340,5 @@ def test_whatever_happens_to_a_request_it_says_what_it_says_alone(
 def made(config: EngineConfig, **overrides) -> EngineConfig:
     """Another configuration with some of its fields changed."""
     values = {one.name: getattr(config, one.name) for one in fields(config)}
-    return EngineConfig(**(values | {"vocab_size": VOCAB_SIZE} | overrides))
+    told = {"vocab_size": VOCAB_SIZE, "adapters": frozenset(ADAPTERS)}
+    return EngineConfig(**(values | told | overrides))

@@ -104,6 +104,31 @@ def test_different_salts_never_share():
     assert cache.admit(stranger) == 0
 
 
+def test_different_adapters_never_share_and_the_same_one_does():
+    cache = make_cache(num_blocks=64)
+    prompt = list(range(1, 9))
+    names = (None, "a", "b")
+    for name in names:
+        first = make_request(f"first-{name}", prompt=prompt, adapter=name)
+        assert cache.admit(first) == 0
+        computed(cache, first, 8)
+    for name in names:
+        assert cache.admit(make_request(f"second-{name}", prompt=[*prompt, 9], adapter=name)) == 8
+
+
+def test_a_salt_and_an_adapter_share_nothing_with_the_pair_that_reads_the_same():
+    cache = make_cache(num_blocks=64)
+    prompt = list(range(1, 9))
+    first = make_request("a", prompt=prompt, adapter="b")
+    first.cache_salt = "tenant"
+    cache.admit(first)
+    computed(cache, first, 8)
+    for salt, adapter in (("tenantb", None), ("", "tenantb"), ("tenan", "tb"), ("b", "tenant")):
+        stranger = make_request(f"{salt}-{adapter}", prompt=[*prompt, 9], adapter=adapter)
+        stranger.cache_salt = salt
+        assert cache.admit(stranger) == 0
+
+
 def test_a_salt_that_reads_like_the_hash_of_a_prefix_shares_nothing_with_what_follows_it():
     """Salts are chosen by callers, and the hash of a prompt that is known is no secret either."""
     cache = make_cache()
