@@ -6,7 +6,7 @@ out.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -15,6 +15,13 @@ from engine.model.kv_pool import KVPool, LayerShape, Slots
 
 #: In place of a token id: there is no finite logit to choose from.
 BROKEN = -2
+
+
+class AdaptedTokens(NamedTuple):
+    """Indices of the tokens of one adapter in a step, [count]."""
+
+    adapter: str
+    tokens: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +35,8 @@ class StepInputs:
         logit_rows: [rows due a token], indices of the tokens whose logits are wanted.
         metadata: which tokens see which slots.
         attention: the step's attention, planned once for all layers.
+        adapted: the tokens that are computed with an adapter, one entry for each of those there
+        are.
     """
 
     token_ids: torch.Tensor
@@ -36,6 +45,7 @@ class StepInputs:
     logit_rows: torch.Tensor
     metadata: AttentionMetadata
     attention: StepAttention
+    adapted: Sequence[AdaptedTokens] = ()
 
 
 class CausalModel(Protocol):

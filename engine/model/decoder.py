@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as functional
 
 from engine.model.causal_model import StepInputs
+from engine.model.decoder_adapters import DecoderAdapter
 from engine.model.decoder_config import DecoderConfig
-from engine.model.decoder_weights import DecoderWeights, LayerWeights, Linear
+from engine.model.decoder_weights import DecoderWeights, Linear
 from engine.model.kv_pool import KVPool, LayerShape
 
 
@@ -22,8 +23,14 @@ class Decoder:
     #: The attention backends read whole blocks.
     reads_unwritten_slots = True
 
-    def __init__(self, config: DecoderConfig, weights: DecoderWeights) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: DecoderWeights,
+        adapters: Sequence[DecoderAdapter] = (),
+    ) -> None:
         self.config = config
+        self._adapters = {adapter.name: adapter.layers for adapter in adapters}
         self.vocab_size = config.vocab_size
         shape = LayerShape(config.num_kv_heads, config.head_dim, config.head_dim)
         self.layer_shapes: Sequence[LayerShape] = (shape,) * config.num_layers
@@ -47,7 +54,7 @@ class Decoder:
             )
             attended = self._norm(attended, layer.attention_post_norm)
             hidden = hidden + _scale(attended, config.residual_multiplier)
-            activated = self._mlp(layer, self._norm(hidden, layer.mlp_norm))
+            activated = self._mlp(index, self._norm(hidden, layer.mlp_norm), inputs)
             activated = self._norm(activated, layer.mlp_post_norm)
             hidden = hidden + _scale(activated, config.residual_multiplier)
         hidden = self._norm(hidden[inputs.logit_rows], weights.final_norm)
@@ -64,8 +71,9 @@ class Decoder:
     ) -> torch.Tensor:
         config, layer = self.config, self._weights.layers[index]
         heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        projected = self._linear(index, "qkv", hidden, inputs)
         query, key, value = torch.split(
-            _linear(hidden, layer.qkv), [count * config.head_dim for count in heads], dim=-1
+            projected, [count * config.head_dim for count in heads], dim=-1
         )
         if config.norms_whole_projections:
             query, key = self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)
@@ -84,11 +92,22 @@ class Decoder:
             scaling=config.scaling,
             sliding_window=config.windows[index],
         )
-        return _linear(attended.flatten(1), layer.output)
+        return self._linear(index, "output", attended.flatten(1), inputs)
 
-    def _mlp(self, layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
-        gate, up = _linear(hidden, layer.gate_up).chunk(2, dim=-1)
-        return _linear(functional.silu(gate) * up, layer.down)
+    def _mlp(self, index: int, hidden: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
+        gate, up = self._linear(index, "gate_up", hidden, inputs).chunk(2, dim=-1)
+        return self._linear(index, "down", functional.silu(gate) * up, inputs)
+
+    def _linear(
+        self, index: int, product: str, hidden: torch.Tensor, inputs: StepInputs
+    ) -> torch.Tensor:
+        """A product of layer `index`, and what the adapters of the step add to it."""
+        outputs = _linear(hidden, getattr(self._weights.layers[index], product))
+        for adapter, tokens in inputs.adapted:
+            for first, part in self._adapters[adapter][index].get(product, ()):
+                added = part.added(hidden[tokens])
+                outputs[:, first : first + added.shape[1]].index_add_(0, tokens, added)
+        return outputs
 
     def _norm(self, hidden: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         """Root mean square norm over the last dimension, in float32; None leaves it as it is.

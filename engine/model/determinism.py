@@ -46,7 +46,12 @@ class _Company:
 
 
 def invariant_multiple(
-    model: CausalModel, rehearsal: Rehearsal, *, max_model_len: int, max_num_batched_tokens: int
+    model: CausalModel,
+    rehearsal: Rehearsal,
+    *,
+    max_model_len: int,
+    max_num_batched_tokens: int,
+    adapters: Sequence[str] = (),
 ) -> int:
     """The least multiple, as in `compute_logits`, that makes tokens independent of each other.
 
@@ -62,6 +67,7 @@ def invariant_multiple(
                 replace(rehearsal, multiple=multiple),
                 max_model_len=max_model_len,
                 max_num_batched_tokens=max_num_batched_tokens,
+                adapters=adapters,
             )
         except NotInvariant as found:
             logger.info("%s", found)
@@ -73,9 +79,16 @@ def invariant_multiple(
 
 
 def check_invariance(
-    model: CausalModel, rehearsal: Rehearsal, *, max_model_len: int, max_num_batched_tokens: int
+    model: CausalModel,
+    rehearsal: Rehearsal,
+    *,
+    max_model_len: int,
+    max_num_batched_tokens: int,
+    adapters: Sequence[str] = (),
 ) -> None:
     """Compare every logit of some prompts alone with those in other company.
+
+    Where there are `adapters`, the prompts take them in turns, and one of them has none.
 
     Raises:
         NotInvariant: a bit differs.
@@ -83,10 +96,11 @@ def check_invariance(
     longest = min(max_model_len, max_num_batched_tokens)
     lengths = [length for length in PROMPT_LENGTHS if length <= longest]
     prompts = [_prompt(length, model.vocab_size) for length in lengths]
-    expected = rehearsal.logits(model, prompts, _one_by_one(lengths))
+    names = (None, *adapters)
+    expected = rehearsal.logits(model, prompts, _one_by_one(lengths), adapters=names)
     for company in _companies(lengths, longest=longest, budget=max_num_batched_tokens):
         beside = [_prompt(length, model.vocab_size) for length in company.beside]
-        found = rehearsal.logits(model, [*prompts, *beside], company.steps)
+        found = rehearsal.logits(model, [*prompts, *beside], company.steps, adapters=names)
         for length, first, second in zip(lengths, expected, found, strict=False):
             if not torch.equal(first, second):
                 raise NotInvariant(

@@ -5,14 +5,16 @@ path on this machine, for packed prompts in several steps, and never because a c
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import torch
 
 from engine.errors import ModelRefused
+from engine.model.adapters import Adapter
 from engine.model.causal_model import CausalModel
 from engine.model.decoder import Decoder
+from engine.model.decoder_adapters import DecoderAdapter, place_adapter
 from engine.model.decoder_config import DecoderConfig, NotCommon, read_config
 from engine.model.decoder_weights import DecoderWeights, read_weights
 from engine.model.kernels.build import KernelsUnavailable, best_variant
@@ -28,12 +30,17 @@ ModelPath = Literal["auto", "fast", "wide"]
 WORST_TOLERANCES = {torch.float32: 1e-2, torch.float16: 0.25, torch.bfloat16: 0.5}
 #: Steps of the check: tokens of each prompt. Chunks and decodes, across the ends of blocks.
 CHECKED_STEPS = ((19, 3, 1), (1, 14, 40), (1, 1, 7))
+CHECKED_LENGTHS = [sum(lengths) for lengths in zip(*CHECKED_STEPS, strict=True)]
+#: The share of what an adapter does to a token's logits that may be lost in most of the tokens ...
+MOST_LOST = 0.5
+#: ... for which that is so many times what rounding does to the median token.
+VISIBLE = 4
 #: Fused weights need room beside the model's own: the wide path has none to ask for.
 OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
 
 logger = logging.getLogger(__name__)
 
-Form = Callable[[DecoderConfig, DecoderWeights], CausalModel]
+Form = Callable[[DecoderConfig, DecoderWeights, Sequence[DecoderAdapter]], CausalModel]
 
 
 class WrongLogits(Exception):
@@ -43,6 +50,7 @@ class WrongLogits(Exception):
 def choose_model(
     served: TransformersModel,
     *,
+    adapters: Sequence[Adapter] = (),
     model_path: ModelPath = "auto",
     block_size: int = 16,
     compiled: bool = True,
@@ -50,7 +58,8 @@ def choose_model(
     """The fastest model that computes what `served` computes; `served` itself if there is none.
 
     Args:
-        served: from the probe.
+        served: from the probe; it computes with the adapters.
+        adapters: those that the chosen model has to compute with, too.
         model_path: "wide" leaves the fast path out, "fast" insists on it.
         block_size: of the pool that will be used.
         compiled: whether the compiled form may be chosen.
@@ -63,15 +72,18 @@ def choose_model(
     try:
         config = read_config(served)
         weights = read_weights(config, served.model.state_dict())
+        placed = [place_adapter(config, adapter) for adapter in adapters]
     except (NotCommon, *OUT_OF_MEMORY) as reason:
         if model_path == "fast":
             raise ModelRefused(f"the fast path cannot serve this model: {reason}") from reason
         logger.info("served by the wide path: %s", reason)
         return served
-    for form in _forms(compiled=compiled and weights.embedding.device.type == "cpu"):
+    on_cpu = weights.embedding.device.type == "cpu"
+    for form in _forms(compiled=compiled and on_cpu and not adapters):
         try:
-            model = form(config, weights)
-            check_against(served, model, block_size=block_size)
+            model = form(config, weights, placed)
+            names = [adapter.name for adapter in adapters]
+            check_against(served, model, block_size=block_size, adapters=names)
         except (KernelsUnavailable, WrongLogits, NotCommon, *OUT_OF_MEMORY) as reason:
             logger.warning("one form of the fast path is left out: %s", reason)
         else:
@@ -83,31 +95,60 @@ def choose_model(
 
 def _forms(*, compiled: bool) -> Iterator[Form]:
     if compiled:
-        yield lambda config, weights: NativeDecoder(config, weights, variant=best_variant())
+        yield lambda config, weights, _: NativeDecoder(config, weights, variant=best_variant())
     yield Decoder
 
 
-def check_against(served: TransformersModel, model: CausalModel, *, block_size: int) -> None:
-    """Compare the logits of every token of `CHECKED_STEPS`.
+def check_against(
+    served: TransformersModel,
+    model: CausalModel,
+    *,
+    block_size: int,
+    adapters: Sequence[str] = (),
+) -> None:
+    """Compare the logits of every token of `CHECKED_STEPS`, without adapters and with each of them.
 
     Raises:
-        WrongLogits: the median error, or that of one token, is beyond what rounding explains.
+        WrongLogits: the median error, or that of one token, is beyond what rounding explains; or
+            an adapter does something else.
     """
     if tuple(model.layer_shapes) != tuple(served.layer_shapes):
         raise WrongLogits(f"{model.name} keeps other shapes than the model")
+    plain, noise = _compare(served, model, block_size, ())
+    at_once = len(CHECKED_LENGTHS)
+    for first in range(0, len(adapters), at_once):
+        names = adapters[first : first + at_once]
+        expected, errors = _compare(served, model, block_size, names)
+        # What an adapter adds may be far less than a model's logits, and must not be lost in them.
+        effects = (expected - plain).norm(dim=-1)
+        visible = effects > VISIBLE * noise.median()
+        lost = (errors > MOST_LOST * effects) & visible
+        of_prompts = zip(*(part.split(CHECKED_LENGTHS) for part in (lost, visible)), strict=True)
+        for index, (num_lost, num_visible) in enumerate((a.sum(), b.sum()) for a, b in of_prompts):
+            if 2 * num_lost > num_visible:
+                name = names[index % len(names)]
+                raise WrongLogits(f"{model.name} adds something else with the adapter {name}")
+
+
+def _compare(
+    served: TransformersModel, model: CausalModel, block_size: int, adapters: Sequence[str]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logits there should be, [tokens, vocabulary], and how far off each token's are."""
     dtype = served.model.dtype
-    totals = [sum(lengths) for lengths in zip(*CHECKED_STEPS, strict=True)]
     prompts = [
         [(7919 * place + length) % served.vocab_size for place in range(length)]
-        for length in totals
+        for length in CHECKED_LENGTHS
     ]
     rehearsal = reference_rehearsal(dtype=dtype, device=served.model.device, block_size=block_size)
     expected, found = (
-        torch.cat(rehearsal.logits(one, prompts, CHECKED_STEPS)) for one in (served, model)
+        torch.cat(rehearsal.logits(one, prompts, CHECKED_STEPS, adapters=adapters or (None,)))
+        for one in (served, model)
     )
-    errors = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
+    distances = (found - expected).norm(dim=-1)
+    errors = distances / expected.norm(dim=-1)
     error, worst = float(errors.median()), float(errors.max())
     if not (error <= TOLERANCES[dtype] and worst <= WORST_TOLERANCES[dtype]):
         raise WrongLogits(
             f"{model.name} is off by {error:.1e}, in one token by {worst:.1e}, on this machine"
         )
+    return expected, distances

@@ -91,8 +91,11 @@ class DecodeGraphs:
         self._captured = {size: self._capture(size, capturer) for size in reversed(self.sizes)}
 
     def accepts(self, step: HostStep) -> bool:
-        """Whether the step is made of single tokens, all of them due a token, and not too many."""
-        return (
+        """Whether the step is made of single tokens, all of them due a token, and not too many.
+
+        None of them with an adapter: nobody knew when it was captured which rows would have one.
+        """
+        return not step.adapted and (
             step.num_tokens == step.metadata.num_rows == len(step.logit_rows)
             and step.num_tokens <= self.sizes[-1]
         )

@@ -98,6 +98,30 @@ def probe(model: PreTrainedModel, *, max_model_len: int) -> TransformersModel:
     return served
 
 
+def check_adapter(served: TransformersModel, adapter: str) -> None:
+    """Compare a prompt with an adapter, beside one without, with the same alone.
+
+    Raises:
+        ModelRefused: an adapted layer does not get each token once, or not in their order.
+    """
+    model = served.model
+    prompts = [prompt.tolist() for prompt in _prompts(model)]
+    rehearsal = reference_rehearsal(
+        dtype=model.dtype, device=model.device, block_size=PROBE_BLOCK_SIZE
+    )
+    together = rehearsal.logits(
+        served, prompts, [list(map(len, prompts))], adapters=(adapter, None)
+    )
+    for prompt, name, found in zip(prompts, (adapter, None), together, strict=True):
+        (alone,) = rehearsal.logits(served, [prompt], [[len(prompt)]], adapters=(name,))
+        error = float(((found - alone).norm(dim=-1) / alone.norm(dim=-1)).median())
+        if not error <= TOLERANCES[model.dtype]:
+            raise ModelRefused(
+                f"{type(model).__name__} takes no adapters: beside another one, a prompt gets "
+                f"something else of its own (off by {error:.1%})"
+            )
+
+
 class _Recorder:
     """Answers the attention calls of one plain prompt, and notes what was asked."""
 

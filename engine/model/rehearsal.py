@@ -37,9 +37,17 @@ class Rehearsal:
 
     @torch.inference_mode()
     def logits(
-        self, model: CausalModel, prompts: Sequence[Sequence[int]], steps: Sequence[Step]
+        self,
+        model: CausalModel,
+        prompts: Sequence[Sequence[int]],
+        steps: Sequence[Step],
+        *,
+        adapters: Sequence[str | None] = (None,),
     ) -> list[torch.Tensor]:
-        """Per prompt the logits of every token, [tokens, vocabulary] in float32."""
+        """Per prompt the logits of every token, [tokens, vocabulary] in float32.
+
+        The prompts take the `adapters` in turns.
+        """
         assert [sum(lengths) for lengths in zip(*steps, strict=True)] == list(map(len, prompts))
         pool = self._pool(model, prompts)
         starts = [0] * len(prompts)
@@ -47,7 +55,13 @@ class Rehearsal:
         for lengths in steps:
             members = [index for index, length in enumerate(lengths) if length]
             rows = [
-                _row(prompts, index, start=starts[index], length=lengths[index], pool=pool)
+                _row(
+                    prompts[index][starts[index] : starts[index] + lengths[index]],
+                    start=starts[index],
+                    # Scattered, and in no order.
+                    block_ids=range(pool.num_blocks - 1 - index, -1, -len(prompts)),
+                    adapter=adapters[index % len(adapters)],
+                )
                 for index in members
             ]
             step = lay_out(rows, block_size=self.block_size, device=self.device)
@@ -95,16 +109,16 @@ def _blocks_each(prompts: Sequence[Sequence[int]], block_size: int) -> int:
 
 
 def _row(
-    prompts: Sequence[Sequence[int]], index: int, *, start: int, length: int, pool: KVPool
+    token_ids: Sequence[int], *, start: int, block_ids: Sequence[int], adapter: str | None
 ) -> BatchRow:
     return BatchRow(
-        request_id=str(index),
-        token_ids=prompts[index][start : start + length],
+        request_id="",
+        token_ids=token_ids,
         start=start,
-        # Scattered, and in no order.
-        block_ids=range(pool.num_blocks - 1 - index, -1, -len(prompts)),
+        block_ids=block_ids,
         samples=True,
         sampling=SamplingParams(max_tokens=1),
         prompt_token_ids=[],
         output_token_ids=[],
+        adapter=adapter,
     )

@@ -1,7 +1,7 @@
 """From a model folder to a ModelRunner: what is checked, chosen and measured before it serves."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -9,6 +9,7 @@ from types import MappingProxyType
 import torch
 
 from engine.errors import ModelRefused
+from engine.model.adapters import Adapter, read_adapters
 from engine.model.attention import choose_backend, choose_decode
 from engine.model.attention.interface import (
     AttentionBackend,
@@ -27,8 +28,9 @@ from engine.model.kv_pool import KVPool
 from engine.model.loader import LoadedModel, load_model
 from engine.model.memory import free_memory_bytes, memory_share, release_memory
 from engine.model.model_runner import ConfigFacts, Limits, ModelRunner
+from engine.model.native_decoder import NativeDecoder
 from engine.model.pool_size import StepSize, blocks_in, memory_for_blocks, useful_blocks
-from engine.model.probe import probe
+from engine.model.probe import check_adapter, probe
 from engine.model.rehearsal import Rehearsal
 
 logger = logging.getLogger(__name__)
@@ -67,8 +69,6 @@ def load_runner(
     Raises:
         ModelRefused: the model, the backend or the memory does not allow it.
     """
-    if adapters:
-        raise ModelRefused("no form of a model takes adapters yet")
     _keep_to_the_container()
     limits = Limits(
         max_num_seqs, max_num_batched_tokens, num_speculative_tokens, max_speculative_step_tokens
@@ -79,6 +79,7 @@ def load_runner(
         attention_backend=attention_backend,
         model_path=model_path,
         block_size=block_size,
+        adapters=adapters,
         limits=limits,
         deterministic=deterministic,
         now=now,
@@ -128,6 +129,7 @@ class _Chosen:
     dtype: torch.dtype
     device: torch.device
     weights_fingerprint: str
+    adapters: Sequence[Adapter]
 
 
 def _choose(
@@ -136,6 +138,7 @@ def _choose(
     attention_backend: str,
     model_path: ModelPath,
     block_size: int,
+    adapters: Mapping[str, Path],
     limits: Limits,
     deterministic: bool,
     now: Callable[[], float] | None,
@@ -143,6 +146,10 @@ def _choose(
     """Check what could serve on this machine, and keep what does."""
     device = loaded.model.device
     served = probe(loaded.model, max_model_len=loaded.max_model_len)
+    added = read_adapters(loaded.model, adapters)
+    if added:
+        served.add_adapters(added)
+        check_adapter(served, added[0].name)
     needs = served.attention_needs
     try:
         backend, block_size = choose_backend(
@@ -157,17 +164,28 @@ def _choose(
         raise ModelRefused(str(error)) from error
     model = choose_model(
         served,
+        adapters=added,
         model_path=model_path,
         block_size=block_size,
         compiled=attention_backend == "auto",
     )
     multiple = 1
+    if deterministic and added and not isinstance(model, NativeDecoder):
+        raise ModelRefused(
+            f"deterministic cannot be promised with adapters by {model.name}: what they add to a "
+            "token would depend on how many others have the same"
+        )
     if deterministic:
         rehearsal = Rehearsal(
             dtype=loaded.dtype, device=device, block_size=block_size, backend=backend
         )
         multiple = _invariant_multiple(
-            model, rehearsal, limits, max_model_len=loaded.max_model_len, now=now
+            model,
+            rehearsal,
+            limits,
+            adapters=[adapter.name for adapter in added],
+            max_model_len=loaded.max_model_len,
+            now=now,
         )
     return _Chosen(
         model=model,
@@ -183,6 +201,7 @@ def _choose(
         dtype=loaded.dtype,
         device=device,
         weights_fingerprint=loaded.fingerprint,
+        adapters=added,
     )
 
 
@@ -191,6 +210,7 @@ def _invariant_multiple(
     rehearsal: Rehearsal,
     limits: Limits,
     *,
+    adapters: Sequence[str],
     max_model_len: int,
     now: Callable[[], float] | None,
 ) -> int:
@@ -199,6 +219,7 @@ def _invariant_multiple(
         multiple = invariant_multiple(
             model,
             rehearsal,
+            adapters=adapters,
             max_model_len=max_model_len,
             max_num_batched_tokens=limits.max_num_batched_tokens,
         )
@@ -331,4 +352,5 @@ def _facts(chosen: _Chosen, kv_pool: KVPool, graphs: DecodeGraphs | None) -> Con
         tokenizer_folder=chosen.folder,
         dtype=str(chosen.dtype).removeprefix("torch."),
         device=chosen.device.type,
+        adapters={adapter.name: adapter.fingerprint for adapter in chosen.adapters},
     )

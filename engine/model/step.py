@@ -3,8 +3,8 @@
 Everything is laid out with numpy on the host and becomes a tensor once, without a copy on a CPU.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Protocol
 
@@ -13,7 +13,7 @@ import torch
 
 from engine.batch import NO_DECODES, UNKNOWN_TOKEN, BatchRow, DecodeRows
 from engine.model.attention.interface import AttentionBackend, AttentionMetadata, IntArray
-from engine.model.causal_model import CausalModel, StepInputs
+from engine.model.causal_model import AdaptedTokens, CausalModel, StepInputs
 from engine.model.kv_pool import KVPool, Slots
 from engine.model.transfer import to_device
 
@@ -50,6 +50,7 @@ class HostStep:
         blocks, offsets: the slot where its key and value go.
         logit_rows: [rows due a token], indices of the tokens whose logits are wanted.
         fed: what stands for the tokens that are not known; None if all are.
+        adapted: the indices of the tokens of each adapter that there is in the step.
     """
 
     token_ids: IntArray
@@ -59,6 +60,7 @@ class HostStep:
     logit_rows: IntArray
     metadata: AttentionMetadata
     fed: Fed | None = None
+    adapted: Mapping[str, IntArray] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
@@ -94,6 +96,10 @@ class HostStep:
             logit_rows=logit_rows,
             metadata=self.metadata,
             attention=backend.prepare(self.metadata),
+            adapted=[
+                AdaptedTokens(name, to_device(tokens, device))
+                for name, tokens in self.adapted.items()
+            ],
         )
 
 
@@ -135,6 +141,7 @@ def lay_out(
     )
     num_tokens = int(query_lens.sum())
     row_of_token = np.repeat(np.arange(num_rows), query_lens)
+    names = [request.adapter for request in decodes.requests] + [row.adapter for row in rows]
     positions = np.arange(num_tokens) + np.repeat(starts - metadata.offsets, query_lens)
     num_due = np.ones(num_rows, dtype=np.int64)
     num_due[len(decodes) :] = [(1 + row.num_drafted) * row.samples for row in rows]
@@ -148,6 +155,7 @@ def lay_out(
         logit_rows=np.repeat(metadata.offsets + query_lens, num_due) - from_end,
         metadata=metadata,
         fed=fed,
+        adapted=_adapted(names, metadata.offsets, query_lens),
     )
 
 
@@ -191,6 +199,7 @@ def pad(step: HostStep, *, multiple: int, spare_block: int) -> HostStep:
             block_tables=np.concatenate((metadata.block_tables, tables)),
         ),
         fed=step.fed,
+        adapted=step.adapted,
     )
 
 
@@ -234,7 +243,21 @@ def _lay_out_decodes(decodes: DecodeRows, device: torch.device, fed: Fed | None)
         logit_rows=rows,
         metadata=AttentionMetadata(decodes.block_size, ones, starts + 1, tables, device),
         fed=fed,
+        adapted=_adapted([request.adapter for request in decodes.requests], rows, ones),
     )
+
+
+def _adapted(
+    names: Sequence[str | None], offsets: IntArray, query_lens: IntArray
+) -> dict[str, IntArray]:
+    """The indices of each adapter's tokens, in order; `offsets` are of the rows' first tokens."""
+    if names.count(None) == len(names):
+        return {}
+    tokens: dict[str, list[IntArray]] = {}
+    for name, first, count in zip(names, offsets.tolist(), query_lens.tolist(), strict=True):
+        if name is not None:
+            tokens.setdefault(name, []).append(np.arange(first, first + count))
+    return {name: np.concatenate(parts) for name, parts in tokens.items()}
 
 
 def _block_tables(rows: Sequence[BatchRow], decodes: DecodeRows, block_size: int) -> IntArray:

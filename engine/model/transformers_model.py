@@ -16,9 +16,11 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from engine.model.adapters import Adapter
 from engine.model.attention.interface import AttentionNeeds
 from engine.model.causal_model import StepInputs
 from engine.model.kv_pool import KVPool, LayerShape
+from engine.model.wide_adapters import AdapterHooks
 
 #: What `attn_implementation` is set to. No mask function is registered under this name, and for
 #: such a name transformers makes no mask at all: the block tables and the layer's window say what
@@ -99,6 +101,11 @@ class TransformersModel:
         self.vocab_size = vocab_size
         self._layer_of = {layer.module: (index, layer) for index, layer in enumerate(layers)}
         self._selects_logits = selects_logits
+        self._adapters = AdapterHooks(model, ())
+
+    def add_adapters(self, adapters: Sequence[Adapter]) -> None:
+        """Compute with these from now on, where a step says so; called once."""
+        self._adapters = AdapterHooks(self.model, adapters)
 
     @property
     def attention_needs(self) -> AttentionNeeds:
@@ -138,7 +145,8 @@ class TransformersModel:
 
     def forward(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
         options = {"logits_to_keep": inputs.logit_rows} if self._selects_logits else {}
-        with answering(_PagedStep(self._layer_of, inputs, kv_pool)):
+        paged = _PagedStep(self._layer_of, inputs, kv_pool)
+        with answering(paged), self._adapters.active(inputs):
             output = self.model(
                 input_ids=inputs.token_ids[None],
                 position_ids=inputs.positions[None],

@@ -1,6 +1,7 @@
 """A step's arrays: the same whether a request that decodes comes as a column or as a record."""
 
 from dataclasses import fields
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -35,7 +36,8 @@ def decodes_of(*prompt_lengths: int) -> DecodeRows:
 def arrays_of(step: HostStep) -> dict[str, list]:
     metadata = step.metadata
     assert step.fed is None
-    named = {f.name: getattr(step, f.name) for f in fields(step) if f.name != "fed"} | {
+    named = {f.name: getattr(step, f.name) for f in fields(step) if f.name != "fed"}
+    named |= named.pop("adapted") | {
         "query_lens": metadata.query_lens,
         "context_lens": metadata.context_lens,
         # What lies behind a row's context may be anything.
@@ -50,6 +52,7 @@ def arrays_of(step: HostStep) -> dict[str, list]:
     return {name: array.tolist() for name, array in named.items()}
 
 
+@pytest.mark.parametrize("adapters", [(None,), ("a",), (None, "a", "b")])
 @pytest.mark.parametrize(
     "others",
     [
@@ -60,9 +63,25 @@ def arrays_of(step: HostStep) -> dict[str, list]:
     ids=["alone", "beside a chunk", "beside longer ones"],
 )
 @pytest.mark.parametrize("lengths", [(1,), (4, 5, 6), (17, 2, 9)])
-def test_columns_of_decodes_are_laid_out_as_their_records_are(lengths, others):
+def test_columns_of_decodes_are_laid_out_as_their_records_are(lengths, others, adapters):
     decodes = decodes_of(*lengths)
+    for request, name in zip(decodes.requests, cycle(adapters), strict=False):
+        request.adapter = name
     by_column = lay_out(others, decodes=decodes, block_size=BLOCK_SIZE, device=CPU)
     by_row = lay_out([*decodes.as_rows(), *others], block_size=BLOCK_SIZE, device=CPU)
     assert arrays_of(by_column) == arrays_of(by_row)
     assert by_column.metadata.block_tables.shape == by_row.metadata.block_tables.shape
+
+
+def test_the_tokens_of_an_adapter_are_found_wherever_its_rows_are():
+    decodes = decodes_of(4, 5, 6)
+    for request, name in zip(decodes.requests, ("a", None, "b"), strict=True):
+        request.adapter = name
+    chunks = [
+        make_row(make_prompt(9), end=4, block_ids=[1, 2, 3])._replace(adapter="b"),
+        make_row(make_prompt(9), end=3, block_ids=[4, 5, 6]),
+        make_row(make_prompt(9), end=2, block_ids=[7, 8, 9])._replace(adapter="a"),
+    ]
+    step = lay_out(chunks, decodes=decodes, block_size=BLOCK_SIZE, device=CPU)
+    found = {name: tokens.tolist() for name, tokens in step.adapted.items()}
+    assert found == {"a": [0, 10, 11], "b": [2, 3, 4, 5, 6]}

@@ -1,0 +1,235 @@
+"""Reads low-rank adapters in PEFT's folder format, or says why not. Knows no form of a model.
+
+Hu et al., LoRA, 2021: a linear layer W gets y = W x + scale * up (down x). As with a model's own
+config, every field has to be understood: one that would change the result and is not computed here
+refuses the adapter, and is never dropped.
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from engine.errors import ModelRefused
+
+CONFIG_NAME = "adapter_config.json"
+WEIGHTS_NAME = "adapter_model.safetensors"
+#: The same as a pickle.
+PICKLE_NAME = "adapter_model.bin"
+#: Wraps the name of every module in a file of weights.
+PREFIX = "base_model.model."
+#: The largest rank, in one layer of one adapter.
+MAX_RANK = 1024
+
+#: Fields that become part of the description.
+_READ = frozenset({"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"})
+#: Fields that say which layers there are, as the weights do, or how they were trained.
+_HARMLESS = frozenset(
+    {
+        "base_model_name_or_path",
+        "revision",
+        "peft_version",
+        "auto_mapping",
+        "inference_mode",
+        "target_modules",
+        "exclude_modules",
+        "layers_to_transform",
+        "layers_pattern",
+        "lora_dropout",
+        "megatron_core",
+        "loftq_config",
+        "eva_config",
+        "corda_config",
+        "qalora_group_size",
+        "runtime_config",
+    }
+)
+#: Fields with the values that this description means; any other field has to say nothing.
+_EXPECTED: dict[str, tuple[object, ...]] = {
+    "peft_type": ("LORA",),
+    "task_type": ("CAUSAL_LM", None),
+    "bias": ("none", None),
+    # The other ways to begin take something from the model's own weights.
+    "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
+}
+#: A tensor's name, in which the module's comes first.
+_TENSOR = re.compile(rf"{re.escape(PREFIX)}(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+#: A module inside of one of several layers: its name has a number in it.
+_IN_A_LAYER = re.compile(r".+\.\d+\..+")
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """What is added to one linear layer.
+
+    Args:
+        down: [rank, inputs], PEFT's A.
+        up: [outputs, rank], PEFT's B.
+    """
+
+    down: torch.Tensor
+    up: torch.Tensor
+    scale: float
+
+    @property
+    def rank(self) -> int:
+        return len(self.down)
+
+    def added(self, inputs: torch.Tensor) -> torch.Tensor:
+        """[tokens, outputs] for [tokens, inputs]."""
+        return functional.linear(functional.linear(inputs, self.down) * self.scale, self.up)
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """One adapter, its tensors in the type and on the device of the model.
+
+    Args:
+        fingerprint: changes with the config and the weights.
+        layers: by the name of the linear layer in the model.
+    """
+
+    name: str
+    fingerprint: str
+    layers: Mapping[str, LowRank]
+
+
+def read_adapters(model: PreTrainedModel, folders: Mapping[str, Path]) -> tuple[Adapter, ...]:
+    """The adapters of some folders for a model, in the order of their names.
+
+    Raises:
+        ModelRefused: one of them cannot be served; the message is one sentence.
+    """
+    return tuple(_Reader(folders[name], model).adapter(name) for name in sorted(folders))
+
+
+class _Reader:
+    """One folder, on its way to an adapter."""
+
+    def __init__(self, folder: Path, model: PreTrainedModel) -> None:
+        self._folder = folder
+        self._model = model
+        self._linears = {
+            name: module
+            for name, module in model.named_modules()
+            if isinstance(module, nn.Linear) and _IN_A_LAYER.fullmatch(name)
+        }
+
+    def adapter(self, name: str) -> Adapter:
+        config_bytes = self._bytes_of(CONFIG_NAME)
+        config = self._config(config_bytes)
+        if (self._folder / PICKLE_NAME).exists() and not (self._folder / WEIGHTS_NAME).exists():
+            raise self._refused(
+                f"its weights are pickled ({PICKLE_NAME}), and a pickle can run any code: convert "
+                "them to safetensors"
+            )
+        weights = self._bytes_of(WEIGHTS_NAME)
+        layers = self._layers(config, self._sides(weights))
+        digest = hashlib.sha256(hashlib.sha256(config_bytes).digest())
+        digest.update(hashlib.sha256(weights).digest())
+        return Adapter(name, digest.hexdigest()[:32], layers)
+
+    def _refused(self, reason: str) -> ModelRefused:
+        return ModelRefused(f"the adapter in {self._folder} cannot be served: {reason}")
+
+    def _bytes_of(self, name: str) -> bytes:
+        try:
+            return (self._folder / name).read_bytes()
+        except OSError as error:
+            raise self._refused(f"{name} cannot be read: {error.strerror}") from error
+
+    def _config(self, text: bytes) -> dict[str, Any]:
+        try:
+            config = json.loads(text)
+        except ValueError as error:
+            raise self._refused(f"{CONFIG_NAME} is no JSON: {error}") from error
+        if not isinstance(config, dict):
+            raise self._refused(f"{CONFIG_NAME} is no JSON object")
+        for name, values in _EXPECTED.items():
+            if config.get(name) not in values:
+                raise self._refused(f"{CONFIG_NAME} has {name} = {config.get(name)!r}")
+        for name in sorted(config.keys() - _READ - _HARMLESS - _EXPECTED.keys()):
+            if config[name]:
+                raise self._refused(
+                    f"{CONFIG_NAME} has {name} = {config[name]!r}, which this engine does not "
+                    "compute"
+                )
+        return config
+
+    def _sides(self, weights: bytes) -> dict[str, dict[str, torch.Tensor]]:
+        """The tensors A and B by the name of the module."""
+        try:
+            tensors = load(weights)
+        except (SafetensorError, ValueError, KeyError) as error:
+            raise self._refused(f"{WEIGHTS_NAME} is not in safetensors format: {error}") from error
+        found: dict[str, dict[str, torch.Tensor]] = {}
+        for name, tensor in tensors.items():
+            parts = _TENSOR.fullmatch(name)
+            if parts is None:
+                raise self._refused(f"nothing is known to do with its tensor {name}")
+            module = parts["module"]
+            if module not in self._linears:
+                raise self._refused(f"{module} is not a linear layer in the model's layers")
+            found.setdefault(module, {})[parts["side"]] = tensor
+        if not found:
+            raise self._refused(f"{WEIGHTS_NAME} has no tensors")
+        return found
+
+    def _layers(
+        self, config: dict[str, Any], sides: dict[str, dict[str, torch.Tensor]]
+    ) -> dict[str, LowRank]:
+        layers = {}
+        for name, tensors in sorted(sides.items()):
+            if len(tensors) < 2:
+                raise self._refused(f"{name} has only one of lora_A and lora_B")
+            rank = int(given := self._number(config, "r", "rank_pattern", name))
+            if rank != given or not 1 <= rank <= MAX_RANK:
+                raise self._refused(f"r = {given!r} for {name} is not in 1 .. {MAX_RANK}")
+            linear = self._linears[name]
+            shapes = {"A": (rank, linear.in_features), "B": (linear.out_features, rank)}
+            for side, shape in shapes.items():
+                if tuple(tensors[side].shape) != shape:
+                    raise self._refused(
+                        f"lora_{side} of {name} is {tuple(tensors[side].shape)}, and {shape} "
+                        "would fit r and the model"
+                    )
+            alpha = self._number(config, "lora_alpha", "alpha_pattern", name)
+            scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+            down, up = (tensors[side].to(linear.weight) for side in "AB")
+            if not (torch.isfinite(down).all() and torch.isfinite(up).all()):
+                raise self._refused(f"{name} has numbers that are none in {linear.weight.dtype}")
+            layers[name] = LowRank(down, up, scale)
+        return layers
+
+    def _number(self, config: dict[str, Any], name: str, pattern_name: str, module: str) -> float:
+        """A field's value for a module: of the first pattern that fits the end of its name."""
+        where, value = name, config.get(name)
+        patterns = config.get(pattern_name) or {}
+        if not isinstance(patterns, dict):
+            raise self._refused(f"{CONFIG_NAME} has {pattern_name} = {patterns!r}")
+        for pattern, other in patterns.items():
+            try:
+                fits = re.fullmatch(rf"(.*\.)?({pattern})", module)
+            except re.error as error:
+                raise self._refused(f"{pattern_name} has {pattern!r}: {error}") from error
+            if fits:
+                where, value = f"{pattern_name}[{pattern!r}]", other
+                break
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+        ):
+            raise self._refused(f"{CONFIG_NAME} has {where} = {value!r}")
+        return float(value)

@@ -1,0 +1,67 @@
+"""Builders of the adapters' tests: random ones in PEFT's format, and models with them merged in."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from tests.engine.model.builders import Oracle
+
+#: The targets of most adapters, whatever the family.
+ALL_LINEAR = "all-linear"
+#: So large that an output with an adapter is another one soon.
+ALPHA = 24
+
+
+def save_adapter(
+    model_folder: Path,
+    folder: Path,
+    *,
+    r: int = 8,
+    targets: Sequence[str] | str = ALL_LINEAR,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    **fields: Any,
+) -> Path:
+    """A folder as PEFT would write it, with random weights for a model's linear layers.
+
+    `rank_pattern` in the fields is taken by the end of a module's name.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    tensors = {}
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Linear) or name == "lm_head":
+            continue
+        if targets != ALL_LINEAR and name.rpartition(".")[2] not in targets:
+            continue
+        ends = fields.get("rank_pattern", {}).items()
+        rank = next((rank for end, rank in ends if re.search(rf"{end}$", name)), r)
+        shapes = {"A": (rank, module.in_features), "B": (module.out_features, rank)}
+        for side, shape in shapes.items():
+            values = torch.randn(shape, generator=generator) * shape[1] ** -0.5 * 0.5
+            tensors[f"base_model.model.{name}.lora_{side}.weight"] = values.to(dtype)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": r, "lora_alpha": ALPHA}
+    (folder / "adapter_config.json").write_text(json.dumps(config | fields))
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+def merged(model_folder: Path, adapter: Path, scales: Mapping[str, float] | float) -> Oracle:
+    """transformers' model whose weights have the adapter in them, W + scale * B A in float32."""
+    oracle = Oracle(model_folder)
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    for name, module in oracle._model.named_modules():
+        key = f"base_model.model.{name}.lora_"
+        if f"{key}A.weight" in tensors:
+            scale = scales if isinstance(scales, float) else scales[name.rpartition(".")[2]]
+            change = tensors[f"{key}B.weight"].float() @ tensors[f"{key}A.weight"].float()
+            module.weight.data += scale * change
+    return oracle
