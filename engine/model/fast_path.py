@@ -79,7 +79,7 @@ def choose_model(
         logger.info("served by the wide path: %s", reason)
         return served
     on_cpu = weights.embedding.device.type == "cpu"
-    for form in _forms(compiled=compiled and on_cpu and not adapters):
+    for form in _forms(compiled=compiled and on_cpu):
         try:
             model = form(config, weights, placed)
             names = [adapter.name for adapter in adapters]
@@ -95,7 +95,10 @@ def choose_model(
 
 def _forms(*, compiled: bool) -> Iterator[Form]:
     if compiled:
-        yield lambda config, weights, _: NativeDecoder(config, weights, variant=best_variant())
+        variant = best_variant()
+        yield lambda config, weights, adapters: NativeDecoder(
+            config, weights, adapters, variant=variant
+        )
     yield Decoder
 
 

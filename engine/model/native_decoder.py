@@ -1,8 +1,8 @@
 """The fast path's compiled form: a step is one call into C++ over all layers. Knows no family.
 
-Weights are packed at load into strips of 16 outputs (see kernels/multiply.h). The residual stream
-is float32 and attention is exact to the row, so a request computed alone, in a batch or in chunks
-gives the same logits, bit for bit.
+Weights are packed at load (see `engine.model.packing`). The residual stream is float32 and
+attention is exact to the row, so a request computed alone, in a batch or in chunks gives the same
+logits, bit for bit.
 """
 
 import ctypes
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from engine.model.causal_model import StepInputs
+from engine.model.decoder_adapters import DecoderAdapter
 from engine.model.decoder_config import DecoderConfig, NotCommon
 from engine.model.decoder_weights import DecoderWeights, LayerWeights, Linear
 from engine.model.kernels.build import Variant
@@ -25,9 +26,9 @@ from engine.model.kernels.library import (
     load_library,
 )
 from engine.model.kv_pool import KVPool, LayerShape
+from engine.model.native_adapters import PackedAdapters
+from engine.model.packing import PER_WORD, interleave, pack
 
-#: Outputs of a strip; LANES in kernels/vector.h.
-LANES = 16
 #: MAX_HEAD_DIM in kernels/cache.h.
 MAX_HEAD_DIM = 512
 #: Weights lie in slabs of at least so many bytes: large enough for huge pages.
@@ -36,9 +37,6 @@ SLAB_BYTES = 1 << 26
 ALIGNMENT = 64
 #: Results of fewer bytes are left to the allocator, which keeps such pieces for the next step.
 LENT_BYTES = 1 << 24
-#: Elements of a 32-bit word, in which the kernels count.
-PER_WORD = {torch.float32: 1, torch.bfloat16: 2}
-
 
 _Pointers = ctypes.Array[ctypes.c_void_p]
 
@@ -53,7 +51,14 @@ class NativeDecoder:
     #: Slots that were never written may hold anything, NaN included.
     reads_unwritten_slots = False
 
-    def __init__(self, config: DecoderConfig, weights: DecoderWeights, *, variant: Variant) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: DecoderWeights,
+        adapters: Sequence[DecoderAdapter] = (),
+        *,
+        variant: Variant,
+    ) -> None:
         """Pack the weights.
 
         Raises:
@@ -75,6 +80,7 @@ class NativeDecoder:
         self._layers = (LayerStruct * config.num_layers)(
             *(self._layer(config, index, layer) for index, layer in enumerate(weights.layers))
         )
+        self._adapters = PackedAdapters(weights, adapters, self._keep)
         model = self._model(config, weights)
         handle = self._library.quire_create(model)
         if handle is None:
@@ -98,6 +104,7 @@ class NativeDecoder:
             torch.from_numpy(array)
             for array in (metadata.query_lens, metadata.context_lens, metadata.block_tables)
         ]
+        adapters = self._adapters.numbers_of_tokens(inputs)
         keys, values = self._caches(kv_pool)
         step = StepStruct(
             num_tokens=len(inputs.token_ids),
@@ -114,6 +121,7 @@ class NativeDecoder:
             context_lens=_integers(host[1]),
             tables=_integers(host[2]),
             logit_rows=_integers(inputs.logit_rows),
+            adapters=None if adapters is None else _integers(adapters),
             key_caches=ctypes.addressof(keys),
             value_caches=ctypes.addressof(values),
             **results,
@@ -158,6 +166,8 @@ class NativeDecoder:
             final_norm=self._floats(weights.final_norm),
             head=self._linear(weights.head),
             layers=self._layers,
+            num_adapters=len(self._adapters),
+            additions=self._adapters.table,
         )
 
     def _layer(self, config: DecoderConfig, index: int, layer: LayerWeights) -> LayerStruct:
@@ -230,26 +240,6 @@ class LentMemory:
         array = self._memory[start : start + size]
         self._lent = weakref.ref(array)
         return torch.from_numpy(array).view(rows, columns)
-
-
-def pack(weight: torch.Tensor) -> torch.Tensor:
-    """[outputs, inputs] as strips: [strips, words of the inputs, 16 outputs, elements of a word].
-
-    The last strip is filled up with zeros.
-    """
-    outputs, inputs = weight.shape
-    per_word = PER_WORD[weight.dtype]
-    padding = weight.new_zeros(-outputs % LANES, inputs)
-    strips = torch.cat((weight, padding)) if len(padding) else weight
-    return strips.view(-1, LANES, inputs // per_word, per_word).transpose(1, 2).contiguous()
-
-
-def interleave(gate_up: torch.Tensor) -> torch.Tensor:
-    """[gates, then ups] in turns of 16 rows, each half filled up with zeros to whole turns."""
-    halves = gate_up.view(2, -1, gate_up.shape[1])
-    padding = halves.new_zeros(2, -halves.shape[1] % LANES, gate_up.shape[1])
-    turns = torch.cat((halves, padding), dim=1).view(2, -1, LANES, gate_up.shape[1])
-    return turns.transpose(0, 1).reshape(-1, gate_up.shape[1])
 
 
 def _check(config: DecoderConfig, weights: DecoderWeights) -> None:

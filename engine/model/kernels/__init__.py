@@ -6,6 +6,7 @@
     cache.h      where keys and values lie in a block
     pieces.h     and in which order they are read
     attention.h  paged attention from that product
+    adapters.h   what low-rank adapters add to a product
     layers.h     norms, rotation, gated activation
     team.h       the threads of one step
     workspace.h  the memory of one step

@@ -10,6 +10,7 @@
 
 #include <optional>
 
+#include "adapters.h"
 #include "attention.h"
 #include "layers.h"
 #include "likeliest.h"
@@ -45,7 +46,8 @@ class Decoder : public AnyDecoder {
   explicit Decoder(const QuireModel& model)
       : model_(model),
         group_(model.num_heads / model.num_kv_heads),
-        width_(SpanWorker<T>::padded(model.head_dim)) {
+        width_(SpanWorker<T>::padded(model.head_dim)),
+        adapters_(model) {
     for (int64_t i = 0; i < model.num_layers; i++) {
       const QuireLayer& layer = model.layers[i];
       for (const QuireLinear& linear : {layer.qkv, layer.output, layer.gate_up, layer.down})
@@ -60,6 +62,7 @@ class Decoder : public AnyDecoder {
     step_ = &step;
     cache_ = {model_.num_kv_heads, step.block_size, model_.head_dim};
     plan_attention();
+    adapters_.plan(step);
     lay_out();
     std::optional<Team> team;
 #pragma omp parallel num_threads(step.num_threads)
@@ -115,6 +118,7 @@ class Decoder : public AnyDecoder {
     workspace_.add(&likeliest_, threads * due_.count * Likeliest::ROW_SIZE);
     const int64_t pieces = std::max(plan_.num_pieces, due_plan_.num_pieces);
     workspace_.add(&partials_, (pieces + threads) * partial_stride_);
+    adapters_.lay_out(workspace_, activated_.stride, attended_.stride, normed_.stride);
     workspace_.reserve();
   }
 
@@ -185,9 +189,8 @@ class Decoder : public AnyDecoder {
   template <class Done>
   void multiply_share(const Product& product, const Rounded<T>& from, int64_t count, Team& team,
                       int member, const Done& done) {
-    const Rows rows{(const uint32_t*)from.values, from.stride / T::PER_WORD, count,
-                    (const uint32_t*)from.rest};
-    multiply_part<T>(product, rows, team, member, sums_ + member * SUMS_SIZE, done);
+    adapters_.multiply(product, &product - products_.data(), from, count, team, member,
+                       sums_ + member * SUMS_SIZE, done);
   }
 
   template <class Write>
@@ -357,6 +360,7 @@ class Decoder : public AnyDecoder {
   CacheShape cache_;
   const QuireStep* step_ = nullptr;
   AttentionPlan plan_, due_plan_;
+  Adapters<T> adapters_;
   Stream all_, due_;
   Workspace workspace_;
   int64_t projected_stride_, scratch_stride_, partial_stride_;
@@ -367,7 +371,7 @@ class Decoder : public AnyDecoder {
 }  // namespace
 }  // namespace quire
 
-int64_t quire_abi(void) { return 3; }
+int64_t quire_abi(void) { return 4; }
 
 void quire_advise(void* memory, int64_t size) {
   const uintptr_t huge = 1 << 21, first = ((uintptr_t)memory + huge - 1) / huge * huge;

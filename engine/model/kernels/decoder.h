@@ -21,6 +21,21 @@ struct QuireLayer {
   int64_t rotates;                         // Whether queries and keys are rotated.
 };
 
+// Sixteen outputs of an adapter's `up`: a strip of so many words, to be multiplied with those from
+// word `first` on of what `down` has made of a row.
+struct QuireUp {
+  const void* packed;
+  int64_t first, words;
+};
+
+// What an adapter adds to a product: outputs += up . (scales * (down . inputs)).
+struct QuireAddition {
+  const void* down;     // Strips of `rank` outputs; null where nothing is added.
+  const float* scales;  // One per output of `down`, whole strips.
+  const QuireUp* ups;   // One per strip of the product.
+  int64_t rank;
+};
+
 struct QuireModel {
   int64_t is_bfloat16, num_layers, hidden_size, num_heads, num_kv_heads, head_dim, rotary_dim;
   int64_t intermediate_size, vocab_size;
@@ -32,6 +47,8 @@ struct QuireModel {
   const float* final_norm;
   QuireLinear head;
   const QuireLayer* layers;
+  int64_t num_adapters;
+  const QuireAddition* additions;  // Of each adapter, of each layer: qkv, output, gate_up, down.
 };
 
 struct QuireStep {
@@ -39,6 +56,7 @@ struct QuireStep {
   const int64_t *token_ids, *positions, *slot_blocks, *slot_offsets;  // One per token.
   const int64_t *query_lens, *context_lens, *tables;                  // One per row.
   const int64_t* logit_rows;
+  const int64_t* adapters;  // One per token, negative for none; null where no token has one.
   void* const* key_caches;  // One per layer.
   void* const* value_caches;
   float* logits;       // One row of the head's outputs for each; or, where that is given,

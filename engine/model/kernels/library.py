@@ -7,7 +7,7 @@ from typing import Any
 from engine.model.kernels.build import KernelsUnavailable, Variant, library_path
 
 #: What `quire_abi` of decoder.cpp must answer for the structs below.
-ABI = 3
+ABI = 4
 
 _Pointer = ctypes.c_void_p
 _Integer = ctypes.c_int64
@@ -35,6 +35,12 @@ class LayerStruct(ctypes.Structure):
     ]
 
 
+class AdditionStruct(ctypes.Structure):
+    """QuireAddition."""
+
+    _fields_ = [*_fields(_Pointer, "down", "scales", "ups"), *_fields(_Integer, "rank")]
+
+
 class ModelStruct(ctypes.Structure):
     """QuireModel."""
 
@@ -47,6 +53,8 @@ class ModelStruct(ctypes.Structure):
         *_fields(_Pointer, "embedding", "inverse_frequencies", "final_norm"),
         ("head", LinearStruct),
         ("layers", ctypes.POINTER(LayerStruct)),
+        ("num_adapters", _Integer),
+        ("additions", ctypes.POINTER(AdditionStruct)),
     ]
 
 
@@ -57,7 +65,7 @@ class StepStruct(ctypes.Structure):
         *_fields(_Integer, "num_tokens", "num_rows", "num_logit_rows", "table_stride"),
         *_fields(_Integer, "block_size", "num_threads"),
         *_fields(_Pointer, "token_ids", "positions", "slot_blocks", "slot_offsets"),
-        *_fields(_Pointer, "query_lens", "context_lens", "tables", "logit_rows"),
+        *_fields(_Pointer, "query_lens", "context_lens", "tables", "logit_rows", "adapters"),
         *_fields(_Pointer, "key_caches", "value_caches", "logits", "likeliest"),
     ]
 

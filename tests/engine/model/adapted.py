@@ -9,9 +9,17 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
+from engine.model.adapters import read_adapters
+from engine.model.decoder import Decoder
+from engine.model.decoder_adapters import place_adapter
+from engine.model.decoder_config import read_config
+from engine.model.decoder_weights import read_weights
+from engine.model.kernels.build import Variant, best_variant
+from engine.model.native_decoder import NativeDecoder
 from tests.engine.model.builders import Oracle
+from tests.engine.model.decoders import Forms, forms_of
 
 #: The targets of most adapters, whatever the family.
 ALL_LINEAR = "all-linear"
@@ -42,7 +50,7 @@ def save_adapter(
         if targets != ALL_LINEAR and name.rpartition(".")[2] not in targets:
             continue
         ends = fields.get("rank_pattern", {}).items()
-        rank = next((rank for end, rank in ends if re.search(rf"{end}$", name)), r)
+        rank = next((rank for end, rank in ends if re.search(rf"\.{end}$", name)), r)
         shapes = {"A": (rank, module.in_features), "B": (module.out_features, rank)}
         for side, shape in shapes.items():
             values = torch.randn(shape, generator=generator) * shape[1] ** -0.5 * 0.5
@@ -65,3 +73,27 @@ def merged(model_folder: Path, adapter: Path, scales: Mapping[str, float] | floa
             change = tensors[f"{key}B.weight"].float() @ tensors[f"{key}A.weight"].float()
             module.weight.data += scale * change
     return oracle
+
+
+def adapted_forms(
+    config: PreTrainedConfig,
+    folder: Path,
+    adapters: Mapping[str, Mapping[str, Any]],
+    *,
+    dtype: str,
+    variant: Variant | None = None,
+) -> Forms:
+    """All forms of a random model with random adapters, each described as to `save_adapter`."""
+    plain = forms_of(config, folder / "model", dtype=dtype)
+    kind = getattr(torch, dtype)
+    folders = {
+        name: save_adapter(folder / "model", folder / name, seed=seed, dtype=kind, **options)
+        for seed, (name, options) in enumerate(adapters.items())
+    }
+    read = read_adapters(plain.wide.model, folders)
+    plain.wide.add_adapters(read)
+    description = read_config(plain.wide)
+    weights = read_weights(description, plain.wide.model.state_dict())
+    placed = [place_adapter(description, adapter) for adapter in read]
+    native = NativeDecoder(description, weights, placed, variant=variant or best_variant())
+    return Forms(plain.wide, Decoder(description, weights, placed), native)

@@ -26,6 +26,7 @@ TESTS = (
     "tests/engine/model/test_kernels.py",
     "tests/engine/model/test_decoder.py",
     "tests/engine/model/test_drawn_decoders.py",
+    "tests/engine/model/test_adapted_kernels.py",
 )
 SELECTED = "bit_for_bit or block_size or long_contexts or every_variant or every_form or no_form"
 

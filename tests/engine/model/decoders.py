@@ -1,5 +1,6 @@
 """Builders of the fast path's tests: a tiny model of every family it knows, and its three forms."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,7 +111,8 @@ def run_steps(
     *,
     dtype: torch.dtype,
     block_size: int = 16,
+    adapters: Sequence[str | None] = (None,),
 ) -> list[torch.Tensor]:
     """Logits of every token of every prompt; a step computes so many tokens of each prompt."""
     rehearsal = reference_rehearsal(dtype=dtype, device=torch.device("cpu"), block_size=block_size)
-    return rehearsal.logits(model, prompts, steps)
+    return rehearsal.logits(model, prompts, steps, adapters=adapters)

@@ -8,6 +8,7 @@ from engine import kv_cache
 from engine.errors import ModelRefused
 from engine.model.adapters import read_adapters
 from engine.model.fast_path import WrongLogits, check_against
+from engine.model.kernels.build import best_variant
 from engine.model.loader import load_model
 from engine.model.probe import probe
 from tests.engine.model.adapted import ALPHA, merged, save_adapter
@@ -27,6 +28,7 @@ from tests.engine.model.decoders import FAMILIES
 FORMS = {
     "transformers": {"model_path": "wide"},
     "decoder-torch": {"model_path": "fast", "attention_backend": "reference"},
+    f"decoder-{best_variant().name}": {"model_path": "fast"},
 }
 RANKS = {"a": 8, "b": 5}
 NAMES = (None, "a", "b", "a", None, "b")

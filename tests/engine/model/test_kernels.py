@@ -17,7 +17,8 @@ from engine.model.kernels import build
 from engine.model.kernels.build import VARIANTS, KernelsUnavailable, best_variant, library_path
 from engine.model.kernels.library import ABI, load_library
 from engine.model.kv_pool import KVPool
-from engine.model.native_decoder import ALIGNMENT, LENT_BYTES, LentMemory, interleave, pack
+from engine.model.native_decoder import ALIGNMENT, LENT_BYTES, LentMemory
+from engine.model.packing import interleave, pack
 from engine.model.step import compute_logits, lay_out
 from tests.engine.model.builders import _GROUPED, make_prompt, make_row, make_runner, save_model
 from tests.engine.model.decoders import FAMILIES, forms_of, run_steps

@@ -1,0 +1,241 @@
+// Low-rank adapters: what they add to the rows of a product. Knows no layer and no request.
+//
+// First every row with an adapter is multiplied by the adapter's few columns `down`; then, wherever
+// sixteen outputs of such a row are complete, what `up` makes of that is added to them. Both run in
+// an order that depends on the row and its adapter alone.
+#pragma once
+
+#include <vector>
+
+#include "product.h"
+#include "rounded.h"
+#include "workspace.h"
+
+namespace quire {
+
+// The rows of a step that are computed with an adapter, those of one adapter after the other.
+struct AdaptedRows {
+  struct Group {
+    int64_t adapter, first, count;
+  };
+
+  std::vector<Group> groups;
+  std::vector<int64_t> rows;      // Of the step; in the order of the groups.
+  std::vector<int64_t> adapters;  // One for each of them.
+  std::vector<int64_t> places;    // Of every row of the step, its place among them; or -1.
+
+  // Row i is token indices[i], or token i where that is null; `adapter_of` has one per token.
+  void plan(const int64_t* adapter_of, const int64_t* indices, int64_t count,
+            int64_t num_adapters) {
+    const auto adapter_at = [&](int64_t i) { return adapter_of[indices ? indices[i] : i]; };
+    starts_.assign((size_t)num_adapters + 1, 0);
+    for (int64_t i = 0; i < count; i++)
+      if (adapter_at(i) >= 0) starts_[(size_t)adapter_at(i) + 1]++;
+    groups.clear();
+    for (int64_t a = 0; a < num_adapters; a++) {
+      if (starts_[a + 1] > 0) groups.push_back({a, starts_[a], starts_[a + 1]});
+      starts_[a + 1] += starts_[a];
+    }
+    rows.resize((size_t)starts_[num_adapters]);
+    adapters.resize(rows.size());
+    places.assign((size_t)count, -1);
+    for (int64_t i = 0; i < count; i++) {
+      if (adapter_at(i) < 0) continue;
+      const int64_t place = starts_[adapter_at(i)]++;
+      rows[place] = i;
+      adapters[place] = adapter_at(i);
+      places[i] = place;
+    }
+  }
+
+ private:
+  std::vector<int64_t> starts_;
+};
+
+// to[s] = values[s] + rows[s] . packed[s], for S strips of as many words.
+template <class T, int S>
+void add_strips(const uint32_t* const* rows, const uint32_t* const* packed, int64_t words,
+                const float* values, float* to) {
+  PartVector total[S * PARTS];
+  for (int p = 0; p < S * PARTS; p++) total[p] = load<PartVector>(values + p * PART_LANES);
+  for (int64_t k = 0; k < words; k++)
+    for (int p = 0; p < S * PARTS; p++) {
+      const uint32_t* const from = packed[p / PARTS] + k * LANES + p % PARTS * PART_LANES;
+      total[p] = T::dot(total[p], rows[p / PARTS][k], load<PartWords>(from));
+    }
+  for (int p = 0; p < S * PARTS; p++) store(to + p * PART_LANES, total[p]);
+}
+
+// What the adapters of a step add to one product.
+template <class T>
+class Additions {
+  typedef typename T::Element Element;
+
+ public:
+  // Rows of one adapter that are multiplied by `down` at once.
+  static constexpr int64_t UNIT_ROWS = 24;
+
+  // Adds nothing.
+  Additions() {}
+  // `additions` are those of the first adapter, and `stride` further those of the next. `reduced`
+  // has room for all adapted rows, `reduced_stride` elements apart.
+  Additions(const AdaptedRows& rows, const QuireAddition* additions, int64_t stride,
+            Element* reduced, int64_t reduced_stride)
+      : rows_(&rows),
+        additions_(additions),
+        stride_(stride),
+        reduced_(reduced),
+        reduced_stride_(reduced_stride) {}
+
+  // Of an adapter with rows in the step, for this product.
+  bool any() const {
+    if (rows_ == nullptr) return false;
+    return std::any_of(rows_->groups.begin(), rows_->groups.end(),
+                       [&](const auto& group) { return of(group.adapter).down != nullptr; });
+  }
+
+  // One thread's part of the rows times `down`. Rows that do not lie together are gathered first,
+  // in `gathered`, which has room for UNIT_ROWS of them.
+  void reduce(const Rounded<T>& from, int64_t inputs, Team& team, int member, Element* gathered,
+              float* sums) const {
+    int64_t unit = member, first_unit = 0;
+    for (const AdaptedRows::Group& group : rows_->groups) {
+      const QuireAddition& addition = of(group.adapter);
+      if (addition.down == nullptr) continue;
+      const int64_t strips = (addition.rank + LANES - 1) / LANES;
+      const int64_t turns = (strips + TILE_STRIPS - 1) / TILE_STRIPS;
+      const int64_t units = (group.count + UNIT_ROWS - 1) / UNIT_ROWS * turns;
+      for (; unit < first_unit + units; unit = team.take()) {
+        const int64_t first = (unit - first_unit) / turns * UNIT_ROWS;
+        const int64_t strip = (unit - first_unit) % turns * TILE_STRIPS;
+        const int64_t count = std::min(UNIT_ROWS, group.count - first);
+        reduce_unit(addition, group.first + first, count, strip,
+                    std::min<int64_t>(strip + TILE_STRIPS, strips), from, inputs, gathered, sums);
+      }
+      first_unit += units;
+    }
+  }
+
+  // `values`, the sums of `count` strips of a row from `strip` on; or `sums`, with what is added.
+  const float* add(int64_t row, int64_t strip, const float* values, int64_t count,
+                   float* sums) const {
+    if (rows_ == nullptr || rows_->places[row] < 0) return values;
+    const int64_t place = rows_->places[row];
+    const QuireAddition& addition = of(rows_->adapters[place]);
+    if (addition.down == nullptr) return values;
+    const uint32_t* const reduced = (const uint32_t*)(reduced_ + place * reduced_stride_);
+    const QuireUp* const ups = addition.ups + strip;
+    const uint32_t *rows[TILE_STRIPS], *packed[TILE_STRIPS];
+    for (int64_t s = 0; s < count; s++) {
+      rows[s] = reduced + ups[s].first;
+      packed[s] = (const uint32_t*)ups[s].packed;
+    }
+    for (int64_t s = 0; s < count;) {
+      int64_t same = 1;
+      while (s + same < count && ups[s + same].words == ups[s].words) same++;
+      constexpr decltype(&add_strips<T, 1>) ADD[] = {add_strips<T, 1>, add_strips<T, 2>,
+                                                     add_strips<T, 3>, add_strips<T, 4>};
+      ADD[same - 1](rows + s, packed + s, ups[s].words, values + s * LANES, sums + s * LANES);
+      s += same;
+    }
+    return sums;
+  }
+
+ private:
+  const QuireAddition& of(int64_t adapter) const { return additions_[adapter * stride_]; }
+
+  void reduce_unit(const QuireAddition& addition, int64_t place, int64_t count, int64_t first,
+                   int64_t last, const Rounded<T>& from, int64_t inputs, Element* gathered,
+                   float* sums) const {
+    const int64_t* const rows = rows_->rows.data() + place;
+    Element* at = from.values + rows[0] * from.stride;
+    if (rows[count - 1] - rows[0] != count - 1) {
+      at = gathered;
+      for (int64_t i = 0; i < count; i++)
+        std::copy_n(from.values + rows[i] * from.stride, inputs, gathered + i * from.stride);
+    }
+    const uint32_t* const down = (const uint32_t*)addition.down;
+    const auto done = [&](int64_t row, int64_t strip, const float* values, int64_t num_strips) {
+      Element* const to = reduced_ + (place + row) * reduced_stride_ + strip * LANES;
+      for (int64_t i = 0; i < num_strips * LANES; i += LANES)
+        T::narrow16(to + i, load<Vector>(values + i) *
+                                load<Vector>(addition.scales + strip * LANES + i));
+    };
+    multiply<T>(Rows{(const uint32_t*)at, from.stride / T::PER_WORD, count}, down,
+                inputs / T::PER_WORD, first, last, Ahead{down, 0}, sums, done);
+  }
+
+  const AdaptedRows* rows_ = nullptr;
+  const QuireAddition* additions_ = nullptr;
+  int64_t stride_ = 0;
+  Element* reduced_ = nullptr;
+  int64_t reduced_stride_ = 0;
+};
+
+// All adapters of a model, and their rows in one step.
+template <class T>
+class Adapters {
+  typedef typename T::Element Element;
+
+ public:
+  explicit Adapters(const QuireModel& model)
+      : model_(model), num_products_(PRODUCTS * model.num_layers) {
+    for (int64_t i = 0; i < model.num_adapters * num_products_; i++)
+      stride_ = std::max(stride_, (model.additions[i].rank + LANES - 1) / LANES * LANES);
+  }
+
+  void plan(const QuireStep& step) {
+    step_ = &step;
+    if (step.adapters == nullptr) return;
+    all_.plan(step.adapters, nullptr, step.num_tokens, model_.num_adapters);
+    due_.plan(step.adapters, step.logit_rows, step.num_logit_rows, model_.num_adapters);
+  }
+
+  // Asks for the memory of the step; the widths are those of the rows before the products.
+  void lay_out(Workspace& workspace, int64_t first, int64_t second, int64_t third) {
+    if (step_->adapters == nullptr) return;
+    gathered_stride_ = Additions<T>::UNIT_ROWS * std::max(first, std::max(second, third));
+    workspace.add(&reduced_, (int64_t)std::max(all_.rows.size(), due_.rows.size()) * stride_);
+    workspace.add(&gathered_, step_->num_threads * gathered_stride_);
+  }
+
+  // One thread's part of rows times a product, and what is added; `number` is its place in the order
+  // of the products, and done(row, strip, values, count) as in multiply().
+  template <class Done>
+  void multiply(const Product& product, int64_t number, const Rounded<T>& from, int64_t count,
+                Team& team, int member, float* sums, const Done& done) const {
+    const Rows rows{(const uint32_t*)from.values, from.stride / T::PER_WORD, count,
+                    (const uint32_t*)from.rest};
+    const Additions<T> additions = of(number);
+    if (additions.any()) {
+      additions.reduce(from, product.linear.inputs, team, member,
+                       gathered_ + member * gathered_stride_, sums);
+      team.barrier();
+    }
+    const auto added = [&](int64_t row, int64_t strip, const float* values, int64_t num_strips) {
+      float with[TILE_STRIPS * LANES];
+      done(row, strip, additions.add(row, strip, values, num_strips, with), num_strips);
+    };
+    multiply_part<T>(product, rows, team, member, sums, added);
+  }
+
+ private:
+  // The head is the last product, and adapters add nothing to it. Behind the last layer's first one
+  // only tokens that are due logits are left.
+  Additions<T> of(int64_t product) const {
+    if (step_->adapters == nullptr || product >= num_products_) return Additions<T>();
+    const AdaptedRows& rows = product > num_products_ - PRODUCTS ? due_ : all_;
+    return {rows, model_.additions + product, num_products_, reduced_, stride_};
+  }
+
+  static constexpr int64_t PRODUCTS = 4;  // Of a layer.
+
+  const QuireModel model_;
+  const int64_t num_products_;
+  const QuireStep* step_ = nullptr;
+  AdaptedRows all_, due_;
+  int64_t stride_ = 0, gathered_stride_ = 0;
+  Element *reduced_ = nullptr, *gathered_ = nullptr;
+};
+
+}  // namespace quire
