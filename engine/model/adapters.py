@@ -104,6 +104,11 @@ class Adapter:
     fingerprint: str
     layers: Mapping[str, LowRank]
 
+    @property
+    def max_rank(self) -> int:
+        """Of any of its layers."""
+        return max(part.rank for part in self.layers.values())
+
 
 def read_adapters(model: PreTrainedModel, folders: Mapping[str, Path]) -> tuple[Adapter, ...]:
     """The adapters of some folders for a model, in the order of their names.

@@ -71,7 +71,14 @@ def _packed(
     if product == "gate_up":
         up, owns = interleave(up), interleave(owns)
     ups = _packed_up(pack(up), owns[:, ::per_word], keep)
-    return AdditionStruct(down=keep(pack(down)), scales=keep(scales), ups=keep(ups), rank=rank)
+    words = {*ups[:, 2].tolist()}
+    return AdditionStruct(
+        down=keep(pack(down)),
+        scales=keep(scales),
+        ups=keep(ups),
+        rank=rank,
+        words=words.pop() if len(words) == 1 else -1,
+    )
 
 
 def _packed_up(strips: torch.Tensor, owns: torch.Tensor, keep: Keep) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 
 from engine.errors import ModelRefused
 from engine.model.kv_pool import LayerShape, bytes_per_block, num_blocks_for
+from engine.model.packing import LANES
 
 #: Tensors of a step that are alive at once at most, when memory is set aside for them: so many as
 #: wide as what goes from layer to layer, and so many as wide as the widest between two products.
@@ -18,6 +19,12 @@ LIVE_WIDE = 4
 #: Copies of the logits that are alive at most, in float32 equivalents: ten in the sampler, two
 #: that the step before keeps until its tokens are settled, and one that captured steps write to.
 LIVE_LOGITS = 13
+#: Tensors as wide as the widest that are alive beside those where adapters add to a product: their
+#: tokens gathered, and what is added, which may be of two such layers in one.
+LIVE_ADAPTED = 4
+#: Numbers alive for each of an adapter's rank: of three parts of a product beside each other, or
+#: before and after they are scaled. Whole strips are computed.
+LIVE_RANKS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +35,7 @@ class StepSize:
         num_logits: places due a token.
         width: as in `TransformersModel`.
         dtype: of the activations.
+        max_rank: the largest of any adapter, in any layer; 0 where there are no adapters.
     """
 
     num_tokens: int
@@ -36,11 +44,14 @@ class StepSize:
     width: int
     vocab_size: int
     dtype: torch.dtype
+    max_rank: int = 0
 
     @property
     def nbytes(self) -> int:
         """What the activations and the logits of such a step take at most."""
         of_token = LIVE_HIDDEN * self.hidden_size + LIVE_WIDE * self.width
+        if self.max_rank:
+            of_token += LIVE_ADAPTED * self.width + LIVE_RANKS * max(self.max_rank, LANES)
         activations = of_token * self.num_tokens * self.dtype.itemsize
         logits = LIVE_LOGITS * self.num_logits * self.vocab_size * torch.float32.itemsize
         return activations + logits

@@ -246,6 +246,7 @@ def _num_blocks(chosen: _Chosen, limits: Limits, *, memory_bytes: int | None) ->
         width=chosen.width,
         vocab_size=chosen.model.vocab_size,
         dtype=chosen.dtype,
+        max_rank=max((adapter.max_rank for adapter in chosen.adapters), default=0),
     )
     memory = memory_for_blocks(
         free_memory_bytes(chosen.device), step, share=memory_share(chosen.device)

@@ -52,18 +52,35 @@ struct AdaptedRows {
   std::vector<int64_t> starts_;
 };
 
-// to[s] = values[s] + rows[s] . packed[s], for S strips of as many words.
+// to[s] = values[s] + row[first of up s] . up s, for S strips of as many words.
 template <class T, int S>
-void add_strips(const uint32_t* const* rows, const uint32_t* const* packed, int64_t words,
-                const float* values, float* to) {
-  PartVector total[S * PARTS];
-  for (int p = 0; p < S * PARTS; p++) total[p] = load<PartVector>(values + p * PART_LANES);
-  for (int64_t k = 0; k < words; k++)
-    for (int p = 0; p < S * PARTS; p++) {
+inline void add_strips(const uint32_t* row, const QuireUp* ups, int64_t words, const float* values,
+                       float* to) {
+  // Words in turns for two sums, where there are registers enough: one would wait for itself.
+  constexpr int WIDTH = S * PARTS, TURNS = PARTS == 1 ? 2 : 1;
+  const uint32_t *rows[S], *packed[S];
+  for (int s = 0; s < S; s++) {
+    rows[s] = row + ups[s].first;
+    packed[s] = (const uint32_t*)ups[s].packed;
+  }
+  PartVector total[TURNS][WIDTH] = {};
+  const auto add_word = [&](int64_t k, int turn) {
+#pragma GCC unroll 16
+    for (int p = 0; p < WIDTH; p++) {
       const uint32_t* const from = packed[p / PARTS] + k * LANES + p % PARTS * PART_LANES;
-      total[p] = T::dot(total[p], rows[p / PARTS][k], load<PartWords>(from));
+      total[turn][p] = T::dot(total[turn][p], rows[p / PARTS][k], load<PartWords>(from));
     }
-  for (int p = 0; p < S * PARTS; p++) store(to + p * PART_LANES, total[p]);
+  };
+  int64_t k = 0;
+  for (; k + TURNS <= words; k += TURNS)
+#pragma GCC unroll 2
+    for (int turn = 0; turn < TURNS; turn++) add_word(k + turn, turn);
+  if (k < words) add_word(k, 0);
+#pragma GCC unroll 16
+  for (int p = 0; p < WIDTH; p++) {
+    const PartVector sum = load<PartVector>(values + p * PART_LANES) + total[0][p];
+    store(to + p * PART_LANES, TURNS > 1 ? sum + total[TURNS - 1][p] : sum);
+  }
 }
 
 // What the adapters of a step add to one product.
@@ -72,8 +89,11 @@ class Additions {
   typedef typename T::Element Element;
 
  public:
-  // Rows of one adapter that are multiplied by `down` at once.
-  static constexpr int64_t UNIT_ROWS = 24;
+  // The most rows of one adapter that are multiplied by `down` at once, and the fewest where there
+  // are more; and into how many such pieces of work rows are cut for each thread.
+  static constexpr int64_t UNIT_ROWS = 24, FEW_ROWS = 4, UNITS_EACH = 4;
+  // What a row is added is fetched while so many rows before it are computed.
+  static constexpr int64_t AHEAD_ROWS = 8;
 
   // Adds nothing.
   Additions() {}
@@ -85,7 +105,8 @@ class Additions {
         additions_(additions),
         stride_(stride),
         reduced_(reduced),
-        reduced_stride_(reduced_stride) {}
+        reduced_stride_(reduced_stride),
+        scattered_(rows.rows.size() < AHEAD_ROWS * rows.groups.size()) {}
 
   // Of an adapter with rows in the step, for this product.
   bool any() const {
@@ -98,21 +119,19 @@ class Additions {
   // in `gathered`, which has room for UNIT_ROWS of them.
   void reduce(const Rounded<T>& from, int64_t inputs, Team& team, int member, Element* gathered,
               float* sums) const {
-    int64_t unit = member, first_unit = 0;
-    for (const AdaptedRows::Group& group : rows_->groups) {
-      const QuireAddition& addition = of(group.adapter);
-      if (addition.down == nullptr) continue;
-      const int64_t strips = (addition.rank + LANES - 1) / LANES;
-      const int64_t turns = (strips + TILE_STRIPS - 1) / TILE_STRIPS;
-      const int64_t units = (group.count + UNIT_ROWS - 1) / UNIT_ROWS * turns;
-      for (; unit < first_unit + units; unit = team.take()) {
-        const int64_t first = (unit - first_unit) / turns * UNIT_ROWS;
-        const int64_t strip = (unit - first_unit) % turns * TILE_STRIPS;
-        const int64_t count = std::min(UNIT_ROWS, group.count - first);
-        reduce_unit(addition, group.first + first, count, strip,
-                    std::min<int64_t>(strip + TILE_STRIPS, strips), from, inputs, gathered, sums);
-      }
-      first_unit += units;
+    const int64_t each = (int64_t)rows_->rows.size() / (UNITS_EACH * team.size());
+    const int64_t height = std::clamp(each, FEW_ROWS, UNIT_ROWS);
+    const int64_t words = inputs / T::PER_WORD * LANES;
+    size_t group = 0;
+    int64_t first_unit = 0;
+    Unit unit = find(member, height, &group, &first_unit), later;
+    for (; unit.addition != nullptr; unit = later) {
+      later = find(team.take(), height, &group, &first_unit);
+      Ahead next{nullptr, 0, true};
+      if (later.addition != nullptr)
+        next = {(const uint32_t*)later.addition->down + later.strip * words,
+                (later.last - later.strip) * words, true};
+      reduce_unit(unit, from, inputs, next, gathered, sums);
     }
   }
 
@@ -125,44 +144,76 @@ class Additions {
     if (addition.down == nullptr) return values;
     const uint32_t* const reduced = (const uint32_t*)(reduced_ + place * reduced_stride_);
     const QuireUp* const ups = addition.ups + strip;
-    const uint32_t *rows[TILE_STRIPS], *packed[TILE_STRIPS];
-    for (int64_t s = 0; s < count; s++) {
-      rows[s] = reduced + ups[s].first;
-      packed[s] = (const uint32_t*)ups[s].packed;
-    }
-    for (int64_t s = 0; s < count;) {
-      int64_t same = 1;
-      while (s + same < count && ups[s + same].words == ups[s].words) same++;
-      constexpr decltype(&add_strips<T, 1>) ADD[] = {add_strips<T, 1>, add_strips<T, 2>,
-                                                     add_strips<T, 3>, add_strips<T, 4>};
-      ADD[same - 1](rows + s, packed + s, ups[s].words, values + s * LANES, sums + s * LANES);
-      s += same;
-    }
+    fetch(row + AHEAD_ROWS, strip, count);
+    if (addition.words >= 0 && count == TILE_STRIPS)
+      add_strips<T, TILE_STRIPS>(reduced, ups, addition.words, values, sums);
+    else if (addition.words >= 0 && count == TALL_STRIPS)
+      add_strips<T, TALL_STRIPS>(reduced, ups, addition.words, values, sums);
+    else
+      for (int64_t s = 0; s < count; s++)
+        add_strips<T, 1>(reduced, ups + s, ups[s].words, values + s * LANES, sums + s * LANES);
     return sums;
   }
 
  private:
+  // Some rows of one adapter, times some strips of its `down`.
+  struct Unit {
+    const QuireAddition* addition = nullptr;  // Null: there is no such unit.
+    int64_t place = 0, count = 0, strip = 0, last = 0;
+  };
+
   const QuireAddition& of(int64_t adapter) const { return additions_[adapter * stride_]; }
 
-  void reduce_unit(const QuireAddition& addition, int64_t place, int64_t count, int64_t first,
-                   int64_t last, const Rounded<T>& from, int64_t inputs, Element* gathered,
-                   float* sums) const {
-    const int64_t* const rows = rows_->rows.data() + place;
-    Element* at = from.values + rows[0] * from.stride;
-    if (rows[count - 1] - rows[0] != count - 1) {
+  // The unit of a number, which is not below that of the last call; `group` and `first_unit` are
+  // where that one was found.
+  Unit find(int64_t number, int64_t height, size_t* group, int64_t* first_unit) const {
+    for (; *group < rows_->groups.size(); (*group)++) {
+      const AdaptedRows::Group& rows = rows_->groups[*group];
+      const QuireAddition& addition = of(rows.adapter);
+      if (addition.down == nullptr) continue;
+      const int64_t strips = (addition.rank + LANES - 1) / LANES;
+      const int64_t turns = (strips + TILE_STRIPS - 1) / TILE_STRIPS;
+      const int64_t units = (rows.count + height - 1) / height * turns;
+      if (number < *first_unit + units) {
+        const int64_t first = (number - *first_unit) / turns * height;
+        const int64_t strip = (number - *first_unit) % turns * TILE_STRIPS;
+        return {&addition, rows.first + first, std::min(height, rows.count - first), strip,
+                std::min<int64_t>(strip + TILE_STRIPS, strips)};
+      }
+      *first_unit += units;
+    }
+    return Unit();
+  }
+
+  // Where neighbours have other adapters, the strips of a row are fetched some rows before its turn.
+  void fetch(int64_t row, int64_t strip, int64_t count) const {
+    if (!scattered_ || row >= (int64_t)rows_->places.size() || rows_->places[row] < 0) return;
+    const QuireAddition& addition = of(rows_->adapters[rows_->places[row]]);
+    if (addition.down == nullptr) return;
+    for (int64_t s = strip; s < strip + count; s++)
+      for (int64_t k = 0; k < addition.ups[s].words; k++)
+        __builtin_prefetch((const uint32_t*)addition.ups[s].packed + k * LANES);
+  }
+
+  void reduce_unit(const Unit& unit, const Rounded<T>& from, int64_t inputs, const Ahead& next,
+                   Element* gathered, float* sums) const {
+    const int64_t* const rows = rows_->rows.data() + unit.place;
+    const Element* at = from.values + rows[0] * from.stride;
+    if (rows[unit.count - 1] - rows[0] != unit.count - 1) {
       at = gathered;
-      for (int64_t i = 0; i < count; i++)
+      for (int64_t i = 0; i < unit.count; i++)
         std::copy_n(from.values + rows[i] * from.stride, inputs, gathered + i * from.stride);
     }
-    const uint32_t* const down = (const uint32_t*)addition.down;
+    const float* const scales = unit.addition->scales;
     const auto done = [&](int64_t row, int64_t strip, const float* values, int64_t num_strips) {
-      Element* const to = reduced_ + (place + row) * reduced_stride_ + strip * LANES;
+      const int64_t column = strip * LANES;
+      Element* const to = reduced_ + (unit.place + row) * reduced_stride_ + column;
       for (int64_t i = 0; i < num_strips * LANES; i += LANES)
-        T::narrow16(to + i, load<Vector>(values + i) *
-                                load<Vector>(addition.scales + strip * LANES + i));
+        T::narrow16(to + i, load<Vector>(values + i) * load<Vector>(scales + column + i));
     };
-    multiply<T>(Rows{(const uint32_t*)at, from.stride / T::PER_WORD, count}, down,
-                inputs / T::PER_WORD, first, last, Ahead{down, 0}, sums, done);
+    multiply<T>(Rows{(const uint32_t*)at, from.stride / T::PER_WORD, unit.count},
+                (const uint32_t*)unit.addition->down, inputs / T::PER_WORD, unit.strip, unit.last,
+                next, sums, done);
   }
 
   const AdaptedRows* rows_ = nullptr;
@@ -170,6 +221,7 @@ class Additions {
   int64_t stride_ = 0;
   Element* reduced_ = nullptr;
   int64_t reduced_stride_ = 0;
+  bool scattered_ = false;
 };
 
 // All adapters of a model, and their rows in one step.

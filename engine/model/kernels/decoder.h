@@ -34,6 +34,7 @@ struct QuireAddition {
   const float* scales;  // One per output of `down`, whole strips.
   const QuireUp* ups;   // One per strip of the product.
   int64_t rank;
+  int64_t words;  // Of every strip of `up`; negative where they differ.
 };
 
 struct QuireModel {

@@ -38,7 +38,7 @@ class LayerStruct(ctypes.Structure):
 class AdditionStruct(ctypes.Structure):
     """QuireAddition."""
 
-    _fields_ = [*_fields(_Pointer, "down", "scales", "ups"), *_fields(_Integer, "rank")]
+    _fields_ = [*_fields(_Pointer, "down", "scales", "ups"), *_fields(_Integer, "rank", "words")]
 
 
 class ModelStruct(ctypes.Structure):

@@ -60,6 +60,8 @@ struct Strips {
 struct Ahead {
   const uint32_t* at;
   int64_t words;
+  // What lies behind them is of no use: then no more is fetched at a time than it takes.
+  bool alone = false;
 };
 
 struct Rows {
@@ -194,6 +196,11 @@ void multiply(const Rows& rows, const uint32_t* packed, int64_t inner, int64_t f
       // The next strips are fetched line by line while these are computed.
       const int64_t size = count * inner * LANES;
       const Ahead ahead = strip + count < last ? Ahead{base + size, size} : next;
+      const int64_t passes = (num_rows + cut.rows - 1) / cut.rows *
+                             ((count + cut.strips - 1) / cut.strips);
+      int64_t lines = cut.lines;
+      while (ahead.alone && lines > 0 && passes * inner * (lines / 2) * LANES >= ahead.words)
+        lines /= 2;
       const char* fetch = (const char*)ahead.at;
       const char* const fetched = (const char*)(ahead.at + ahead.words);
       for (const uint32_t* words : {rows.words, rows.rest}) {
@@ -209,9 +216,9 @@ void multiply(const Rows& rows, const uint32_t* packed, int64_t inner, int64_t f
             for_each_tile(num_rows, cut.rows, [&](int64_t r, int64_t n) {
               float* const to = sums + (go_on ? r * WIDTH + s * LANES : 0);
               tile_of<T>(n, width)(words + (row + r) * rows.stride + k, rows.stride,
-                                   {strips + s, width, 1, length, &fetch, cut.lines}, to, WIDTH,
+                                   {strips + s, width, 1, length, &fetch, lines}, to, WIDTH,
                                    k > 0 || !first_part);
-              fetch += length * cut.lines * 64;
+              fetch += length * lines * 64;
               if (fetch >= fetched) fetch = (const char*)base;
               if (!last_part || k + length < inner) return;
               for (int64_t i = 0; i < n; i++)

@@ -5,6 +5,7 @@ go in there. What only a device can show is in `tests/gpu`.
 """
 
 import inspect
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -394,3 +395,6 @@ def test_chunks_and_steps_that_sample_only_in_part_are_not_replayed(decoder):
     assert not graphs.accepts(decodes(3, 3, 3, 3, 3))
     assert not graphs.accepts(chunk)
     assert not graphs.accepts(silent)
+    # What a step adds was not known when it was captured.
+    assert graphs.accepts(decodes(3, 3))
+    assert not graphs.accepts(replace(decodes(3, 3), adapted={"a": np.array([1])}))

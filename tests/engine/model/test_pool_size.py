@@ -19,6 +19,7 @@ from engine.model.pool_size import StepSize
 from engine.model.probe import probe
 from engine.model.sampler import Sampler
 from engine.model.step import compute_logits, lay_out
+from tests.engine.model.adapted import adapted_forms, save_adapter
 from tests.engine.model.builders import (
     _GROUPED,
     CONFIGS,
@@ -86,6 +87,25 @@ def tensors(tree) -> list[torch.Tensor]:
 def size_of(**sizes) -> StepSize:
     nothing = {"num_tokens": 0, "num_logits": 0, "width": 0, "vocab_size": 0}
     return StepSize(**(nothing | sizes), hidden_size=HIDDEN, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("rank", [1, 8, 100])
+@pytest.mark.parametrize("shape", ["narrow MLP", "usual MLP", "wide MLP", "wide heads", "fused"])
+def test_with_adapters_no_step_has_more_either(shape, rank, tmp_path):
+    forms = adapted_forms(SHAPES[shape], tmp_path, {"a": {"r": rank}}, dtype="float32")
+    rows = [
+        make_row(make_prompt(16), request_id=str(index), block_ids=[index])._replace(adapter="a")
+        for index in range(15)
+    ]
+    most = []
+    for model in (forms.wide, forms.torch):
+        pool = KVPool(model.layer_shapes, num_blocks=len(rows), block_size=16, dtype=torch.float32)
+        step = lay_out(rows, block_size=16, device=torch.device("cpu"))
+        with Memory() as memory, torch.inference_mode():
+            compute_logits(step, model=model, kv_pool=pool, backend=ReferenceAttention())
+        most.append(memory.most)
+    size = size_of(num_tokens=240, width=forms.wide.width, max_rank=rank)
+    assert max(most) <= size.nbytes <= 3 * max(most)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -189,3 +209,18 @@ def test_memory_is_set_aside_for_the_logits_of_guesses(model_folder, monkeypatch
     lost = memory_of() - memory_of(**guessing)
     share, one = 0.4, size_of(num_logits=18, vocab_size=CONFIGS["llama"].vocab_size).nbytes
     assert lost == pytest.approx(share * one, rel=0.1)
+
+
+def test_memory_is_set_aside_for_what_adapters_add(model_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("engine.model.runner.free_memory_bytes", lambda device: 1 << 20)
+    folder = model_folder("llama")
+
+    def memory_of(**adapters) -> int:
+        runner = make_runner(folder, num_blocks=None, max_num_batched_tokens=64, adapters=adapters)
+        return runner.kv_pool.nbytes
+
+    adapters = [save_adapter(folder, tmp_path / str(rank), r=rank) for rank in (8, 40)]
+    lost = memory_of() - memory_of(one=adapters[0], other=adapters[1])
+    width = (4 + 2 * 2) * 16
+    one = 4 * 64 * (4 * width + 4 * 40)
+    assert lost == pytest.approx(0.4 * one, rel=0.1)

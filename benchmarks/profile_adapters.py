@@ -1,0 +1,132 @@
+"""One step with adapters and without, in one process, in turns.
+
+    python -m benchmarks.profile_adapters [--models SMALL] [--dtype bfloat16] [--ranks 8,64]
+        [--shapes 1x1,16x1,64x1,1x256] [--most 64] [--context 256] [--rounds 15]
+
+A shape is rows x tokens, as in `profile_step`. `none` is a form that was given no adapters, `idle`
+one that was and whose step has none, `one` has the same for all rows, and `many` has as many as
+there are rows, up to `--most`. Medians in milliseconds, and times of `none`. The adapters add to
+every linear layer; before the clock starts a form's logits are compared with the wide path's.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+
+import torch
+
+from benchmarks.figures import machine
+from benchmarks.models import model_folder
+from benchmarks.profile_step import BLOCK_SIZE, WARM_UP_ROUNDS, make_rows
+from engine.batch import BatchRow
+from engine.model.adapters import Adapter, LowRank
+from engine.model.attention.cpu import CpuAttention
+from engine.model.decoder_adapters import place_adapter
+from engine.model.decoder_config import read_config
+from engine.model.decoder_weights import read_weights
+from engine.model.fast_path import check_against
+from engine.model.kernels.build import best_variant
+from engine.model.kv_pool import KVPool
+from engine.model.loader import load_model
+from engine.model.native_decoder import NativeDecoder
+from engine.model.probe import probe
+from engine.model.step import lay_out
+
+
+def random_adapters(model: torch.nn.Module, *, rank: int, count: int) -> list[Adapter]:
+    """Adapters of every linear layer but the head."""
+    generator = torch.Generator().manual_seed(rank)
+
+    def part(linear: torch.nn.Linear) -> LowRank:
+        sizes = ((rank, linear.in_features), (linear.out_features, rank))
+        down, up = (torch.randn(size, generator=generator) * size[1] ** -0.5 for size in sizes)
+        return LowRank(down.to(linear.weight), up.to(linear.weight), 0.5)
+
+    linears = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and name != "lm_head"
+    }
+    return [
+        Adapter(f"a{number}", "", {name: part(linear) for name, linear in linears.items()})
+        for number in range(count)
+    ]
+
+
+def make_forms(model: str, *, dtype: str, rank: int, count: int) -> dict[str, NativeDecoder]:
+    """Compiled forms without adapters and with them."""
+    loaded = load_model(model_folder(model), dtype=dtype)
+    wide = probe(loaded.model, max_model_len=loaded.max_model_len)
+    config = read_config(wide)
+    weights = read_weights(config, loaded.model.state_dict())
+    adapters = random_adapters(loaded.model, rank=rank, count=count)
+    wide.add_adapters(adapters)
+    placed = [place_adapter(config, adapter) for adapter in adapters]
+    adapted = NativeDecoder(config, weights, placed, variant=best_variant())
+    check_against(wide, adapted, block_size=BLOCK_SIZE, adapters=["a0"])
+    plain = NativeDecoder(config, weights, variant=best_variant())
+    return {"none": plain, "idle": adapted, "one": adapted, "many": adapted}
+
+
+@torch.inference_mode()
+def measure(
+    forms: dict[str, NativeDecoder],
+    rows: Sequence[BatchRow],
+    *,
+    dtype: torch.dtype,
+    rounds: int,
+    most: int,
+) -> dict[str, float]:
+    """Median milliseconds of one step, by form."""
+    num_blocks = len(rows) * len(rows[0].block_ids)
+    shapes = forms["none"].layer_shapes
+    pool = KVPool(shapes, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=dtype)
+    rows_of = {
+        "none": rows,
+        "idle": rows,
+        "one": [row._replace(adapter="a0") for row in rows],
+        "many": [row._replace(adapter=f"a{place % most}") for place, row in enumerate(rows)],
+    }
+    times: dict[str, list[float]] = {name: [] for name in forms}
+    for _ in range(WARM_UP_ROUNDS + rounds):
+        for name, form in forms.items():
+            started = time.perf_counter()
+            step = lay_out(rows_of[name], block_size=BLOCK_SIZE, device=torch.device("cpu"))
+            form.forward(step.inputs(CpuAttention()), pool)
+            times[name].append(1e3 * (time.perf_counter() - started))
+    return {name: statistics.median(each[WARM_UP_ROUNDS:]) for name, each in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default="SMALL")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--ranks", default="8,64")
+    parser.add_argument("--shapes", default="1x1,16x1,64x1,1x256")
+    parser.add_argument("--most", type=int, default=64)
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=15)
+    arguments = parser.parse_args()
+    print(machine())
+    for model in arguments.models.split(","):
+        for rank in map(int, arguments.ranks.split(",")):
+            forms = make_forms(model, dtype=arguments.dtype, rank=rank, count=arguments.most)
+            print(f"\n{model} {arguments.dtype}, rank {rank}, context {arguments.context}")
+            print(f"{'rows x tokens':16}" + "".join(f"{name:>10}" for name in forms) + "   ratios")
+            for shape in arguments.shapes.split(","):
+                num_rows, num_tokens = map(int, shape.split("x"))
+                medians = measure(
+                    forms,
+                    make_rows(num_rows, num_tokens, context=arguments.context),
+                    dtype=getattr(torch, arguments.dtype),
+                    rounds=arguments.rounds,
+                    most=arguments.most,
+                )
+                ratios = " ".join(f"{each / medians['none']:.3f}" for each in medians.values())
+                times = "".join(f"{each:>10.2f}" for each in medians.values())
+                print(f"{shape:16}{times}   {ratios}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
