@@ -3,6 +3,7 @@
 import functools
 
 import pytest
+import torch
 
 from engine import kv_cache
 from engine.errors import ModelRefused
@@ -10,7 +11,7 @@ from engine.model.adapters import read_adapters
 from engine.model.fast_path import WrongLogits, check_against
 from engine.model.kernels.build import best_variant
 from engine.model.loader import load_model
-from engine.model.probe import probe
+from engine.model.probe import check_adapter, probe
 from tests.engine.model.adapted import ALPHA, merged, save_adapter
 from tests.engine.model.builders import (
     CONFIGS,
@@ -218,13 +219,59 @@ class Deaf:
         return self._model.forward(inputs, kv_pool)
 
 
-@pytest.mark.parametrize("instead", [None, "a"])
-def test_a_form_that_drops_or_mistakes_an_adapter_is_not_chosen(stage, instead):
+def served_with(stage, adapters):
+    """The wide path of a stage's model with these folders' adapters."""
     loaded = load_model(stage.folder, dtype="float32")
     served = probe(loaded.model, max_model_len=loaded.max_model_len)
-    served.add_adapters(read_adapters(loaded.model, stage.adapters))
+    served.add_adapters(read_adapters(loaded.model, adapters))
+    return served
+
+
+@pytest.mark.parametrize("instead", [None, "a"])
+def test_a_form_that_drops_or_mistakes_an_adapter_is_not_chosen(stage, instead):
+    served = served_with(stage, stage.adapters)
     check_against(served, served, block_size=4, adapters=list(RANKS))
+    deaf = Deaf(served, "b", instead=instead)
     with pytest.raises(WrongLogits, match=r"off by|with the adapter b"):
-        check_against(
-            served, Deaf(served, "b", instead=instead), block_size=4, adapters=list(RANKS)
-        )
+        check_against(served, deaf, block_size=4, adapters=list(RANKS))
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_nor_is_one_that_drops_what_is_far_less_than_the_tolerance_of_logits(
+    stage, place, tmp_path
+):
+    names = ["a", "b", "c", "d"]
+    adapters = {
+        name: save_adapter(stage.folder, tmp_path / name, lora_alpha=0.001, seed=seed)
+        for seed, name in enumerate(names)
+    }
+    served = served_with(stage, adapters)
+    check_against(served, served, block_size=4, adapters=names)
+    with pytest.raises(WrongLogits, match=f"adds something else with the adapter {names[place]}"):
+        check_against(served, Deaf(served, names[place]), block_size=4, adapters=names)
+
+
+@pytest.mark.parametrize(
+    ("order", "reason"),
+    [
+        (lambda mlp, hidden: mlp(hidden), None),
+        (
+            lambda mlp, hidden: torch.cat([mlp(half) for half in hidden.chunk(2, dim=1)], dim=1),
+            r"layers\.0\.mlp\.\w+ takes no adapter: the model does not give it each token once",
+        ),
+        (lambda mlp, hidden: mlp(hidden) + 0 * mlp(hidden), "takes no adapter"),
+        (lambda mlp, hidden: mlp(hidden.flip(1)).flip(1), "LlamaForCausalLM takes no adapters"),
+    ],
+    ids=["as they come", "in halves", "twice", "backwards"],
+)
+def test_a_layer_that_does_not_get_each_token_once_in_their_order_takes_no_adapter(
+    stage, order, reason
+):
+    served = served_with(stage, stage.adapters)
+    mlp = served.model.model.layers[0].mlp
+    mlp.forward = functools.partial(order, mlp.forward)
+    if reason is None:
+        check_adapter(served, "a")
+    else:
+        with pytest.raises(ModelRefused, match=reason):
+            check_adapter(served, "a")
