@@ -32,6 +32,7 @@ from engine.model.native_decoder import NativeDecoder
 from engine.model.pool_size import StepSize, blocks_in, memory_for_blocks, useful_blocks
 from engine.model.probe import check_adapter, probe
 from engine.model.rehearsal import Rehearsal
+from engine.model.transformers_model import TransformersModel
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +130,8 @@ class _Chosen:
     dtype: torch.dtype
     device: torch.device
     weights_fingerprint: str
-    adapters: Sequence[Adapter]
+    adapters: Mapping[str, str]
+    max_rank: int
 
 
 def _choose(
@@ -146,10 +148,7 @@ def _choose(
     """Check what could serve on this machine, and keep what does."""
     device = loaded.model.device
     served = probe(loaded.model, max_model_len=loaded.max_model_len)
-    added = read_adapters(loaded.model, adapters)
-    if added:
-        served.add_adapters(added)
-        check_adapter(served, added[0].name)
+    added = _add_adapters(served, adapters)
     needs = served.attention_needs
     try:
         backend, block_size = choose_backend(
@@ -170,22 +169,13 @@ def _choose(
         compiled=attention_backend == "auto",
     )
     multiple = 1
-    if deterministic and added and not isinstance(model, NativeDecoder):
-        raise ModelRefused(
-            f"deterministic cannot be promised with adapters by {model.name}: what they add to a "
-            "token would depend on how many others have the same"
-        )
     if deterministic:
         rehearsal = Rehearsal(
             dtype=loaded.dtype, device=device, block_size=block_size, backend=backend
         )
+        longest = loaded.max_model_len
         multiple = _invariant_multiple(
-            model,
-            rehearsal,
-            limits,
-            adapters=[adapter.name for adapter in added],
-            max_model_len=loaded.max_model_len,
-            now=now,
+            model, rehearsal, limits, adapters=added, max_model_len=longest, now=now
         )
     return _Chosen(
         model=model,
@@ -201,8 +191,18 @@ def _choose(
         dtype=loaded.dtype,
         device=device,
         weights_fingerprint=loaded.fingerprint,
-        adapters=added,
+        adapters={adapter.name: adapter.fingerprint for adapter in added},
+        max_rank=max((adapter.max_rank for adapter in added), default=0),
     )
+
+
+def _add_adapters(served: TransformersModel, folders: Mapping[str, Path]) -> Sequence[Adapter]:
+    adapters = read_adapters(served.model, folders)
+    if adapters:
+        served.add_adapters(adapters)
+        # All of them have the same hooks.
+        check_adapter(served, adapters[0].name)
+    return adapters
 
 
 def _invariant_multiple(
@@ -210,16 +210,21 @@ def _invariant_multiple(
     rehearsal: Rehearsal,
     limits: Limits,
     *,
-    adapters: Sequence[str],
+    adapters: Sequence[Adapter],
     max_model_len: int,
     now: Callable[[], float] | None,
 ) -> int:
+    if adapters and not isinstance(model, NativeDecoder):
+        raise ModelRefused(
+            f"deterministic cannot be promised with adapters by {model.name}: what they add to a "
+            "token would depend on how many others have the same"
+        )
     started = now() if now is not None else 0.0
     try:
         multiple = invariant_multiple(
             model,
             rehearsal,
-            adapters=adapters,
+            adapters=[adapter.name for adapter in adapters],
             max_model_len=max_model_len,
             max_num_batched_tokens=limits.max_num_batched_tokens,
         )
@@ -246,7 +251,7 @@ def _num_blocks(chosen: _Chosen, limits: Limits, *, memory_bytes: int | None) ->
         width=chosen.width,
         vocab_size=chosen.model.vocab_size,
         dtype=chosen.dtype,
-        max_rank=max((adapter.max_rank for adapter in chosen.adapters), default=0),
+        max_rank=chosen.max_rank,
     )
     memory = memory_for_blocks(
         free_memory_bytes(chosen.device), step, share=memory_share(chosen.device)
@@ -353,5 +358,5 @@ def _facts(chosen: _Chosen, kv_pool: KVPool, graphs: DecodeGraphs | None) -> Con
         tokenizer_folder=chosen.folder,
         dtype=str(chosen.dtype).removeprefix("torch."),
         device=chosen.device.type,
-        adapters={adapter.name: adapter.fingerprint for adapter in chosen.adapters},
+        adapters=chosen.adapters,
     )
