@@ -244,7 +244,7 @@ def test_a_capture_that_fails_is_refused_with_what_went_wrong_first(model_folder
     limits = Limits(max_num_seqs=4, max_num_batched_tokens=32)
     chosen = runner_module._choose(
         load_model(model_folder("qwen3"), dtype="float32"), attention_backend="reference",
-        model_path="fast", block_size=4, limits=limits, deterministic=False, now=None,
+        model_path="fast", block_size=4, adapters={}, limits=limits, deterministic=False, now=None,
     )  # fmt: skip
     monkeypatch.setattr(runner_module, "choose_decode", lambda **_: MaskedDecode())
     monkeypatch.setattr(runner_module, "CudaCapturer", Spoilt)
