@@ -16,7 +16,6 @@ would hold it back.
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 
@@ -31,6 +30,7 @@ from quire.protocol import ErrorInfo
 from service.config import Settings
 from service.contact import Contact
 from service.disk import require_durability
+from service.events import DrainAsked, Event, ModelLoaded, OutboxEmpty, ShardEmpty, StopAsked
 from service.health import HealthServer
 from service.intake import Intake
 from service.leases import Heartbeat, Housekeeper
@@ -65,35 +65,6 @@ EXIT_REFUSED = 2
 _REFUSALS = (ModelRefused, DurabilityUnavailable)
 
 _log = structlog.get_logger("service.worker")
-
-
-class StopAsked:
-    """Somebody wants the worker to end."""
-
-
-class DrainAsked:
-    """An operator wants the worker to drain, and may say so again while it does."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShardEmpty:
-    """In a burst: there is nothing left to do in this shard."""
-
-    shard: int
-
-
-class OutboxEmpty:
-    """The last open claim has just been settled."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelLoaded:
-    """The engine thread is ready to serve."""
-
-    served: ServedModel
-
-
-Event = StopAsked | DrainAsked | ShardEmpty | OutboxEmpty | ModelLoaded | ThreadDied
 
 
 class WorkerDied(Exception):

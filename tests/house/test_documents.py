@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from quire.cli.verbs import VERBS
-from service.config import ExporterSettings, Settings
+from service.config import Settings
+from service.exporter_settings import ExporterSettings
 from service.gateway.config import GatewaySettings
 from service.gateway.register import gateway_families
 from service.register import exporter_families, families

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from service.config import load_exporter_settings, load_settings
+from service.config import load_settings
+from service.exporter_settings import load_exporter_settings
 from service.gateway.config import GATEWAY_PORT, load_gateway_settings
 from service.gateway.server import CLOSE_SECONDS
 from tests.ops.checkout import COMPOSE_FILE, ROOT, load_yaml, program, run

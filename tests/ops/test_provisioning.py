@@ -2,7 +2,8 @@
 
 from pathlib import PurePosixPath
 
-from service.config import EXPORTER_PORT, WORKER_PORT, ExporterSettings
+from service.config import WORKER_PORT
+from service.exporter_settings import EXPORTER_PORT, ExporterSettings
 from tests.ops.checkout import (
     COMPOSE_FILE,
     DASHBOARD,

@@ -2,7 +2,8 @@ import re
 
 import pytest
 
-from service.config import ExporterSettings, Settings
+from service.config import Settings
+from service.exporter_settings import ExporterSettings
 from service.register import exporter_families
 from tests.ops.checkout import COMPOSE_FILE, RUNBOOK, alerts, panels
 

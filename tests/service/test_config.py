@@ -12,9 +12,9 @@ from service.config import (
     EMBEDDED_MODEL,
     Settings,
     build_parser,
-    load_exporter_settings,
     load_settings,
 )
+from service.exporter_settings import load_exporter_settings
 from service.sources import ConfigurationError
 from tests.service.builders import CHECKOUT
 

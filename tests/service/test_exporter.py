@@ -22,8 +22,8 @@ from quire.errors import BrokerUnavailable
 from quire.local_redis import LocalRedis
 from quire.protocol import GenerationRequest
 from service import register
-from service.config import ExporterSettings
 from service.exporter import BoundedRead, Exporter, Look, QueueCollector
+from service.exporter_settings import ExporterSettings
 from service.sources import ConfigurationError
 from tests.service.builders import CHECKOUT, PATIENCE_SECONDS, Queue, eventually, http_get
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from service.config import (
+from service.exporter_settings import (
     EXPORTER_PORT,
     ExporterSettings,
     build_exporter_parser,

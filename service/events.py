@@ -1,0 +1,35 @@
+"""What the threads of a worker tell its main thread, which waits for nothing else."""
+
+from dataclasses import dataclass
+
+from service.model import ServedModel
+from service.threads import ThreadDied
+
+
+class StopAsked:
+    """Somebody wants the worker to end."""
+
+
+class DrainAsked:
+    """An operator wants the worker to drain, and may say so again while it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardEmpty:
+    """In a burst: there is nothing left to do in this shard."""
+
+    shard: int
+
+
+class OutboxEmpty:
+    """The last open claim has just been settled."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoaded:
+    """The engine thread is ready to serve."""
+
+    served: ServedModel
+
+
+Event = StopAsked | DrainAsked | ShardEmpty | OutboxEmpty | ModelLoaded | ThreadDied
