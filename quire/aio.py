@@ -25,7 +25,7 @@ from quire.async_shard import taking_turns
 from quire.choices import choices_of
 from quire.client import DEFAULT_URL
 from quire.errors import QuireError
-from quire.inspection import models_of
+from quire.inspection import adapters_of, models_of
 from quire.output import Completion, State, TokenChunk
 from quire.producing import must_ask_clock, ready_requests
 from quire.protocol import GenerationRequest
@@ -157,6 +157,10 @@ class AsyncClient:
     async def models(self) -> list[str]:
         """See `Client.models`."""
         return models_of([info for broker in self._brokers for info in await broker.workers()])
+
+    async def adapters(self) -> dict[str, list[str]]:
+        """See `Client.adapters`."""
+        return adapters_of([info for broker in self._brokers for info in await broker.workers()])
 
     async def now_ms(self) -> int:
         """See `Client.now_ms`."""

@@ -31,6 +31,8 @@ class RequestOptions(TypedDict, total=False):
     delay_seconds: float | None
     not_before: datetime | None
     model: str | None
+    #: Of the model, by its name.
+    adapter: str | None
     tenant: str | None
     #: Minted when missing.
     request_id: str | None
@@ -83,8 +85,9 @@ def build_request(
     body |= sampling.to_body()
     # A generation that is resumed elsewhere must go on with the same noise.
     body.setdefault("seed", secrets.randbits(SEED_BITS))
-    if arguments.get("model") is not None:
-        body["model"] = arguments["model"]
+    for name in ("model", "adapter"):
+        if arguments.get(name) is not None:
+            body[name] = arguments.get(name)
     fields = {name: arguments.get(name) for name in _ENVELOPE} | {"id": arguments.get("request_id")}
     fields |= _times(arguments, now_ms=now_ms)
     given = {name: value for name, value in fields.items() if value is not None}

@@ -25,7 +25,7 @@ from quire.connection import connect
 from quire.errors import QuireError
 from quire.group_handle import GroupHandle
 from quire.handle import Handle
-from quire.inspection import models_of
+from quire.inspection import adapters_of, models_of
 from quire.output import Completion, State, TokenChunk
 from quire.producing import must_ask_clock, ready_requests
 from quire.protocol import GenerationRequest
@@ -102,7 +102,8 @@ class Client:
         scheduled, and queued then. `request_id` makes a call repeatable: across processes, and
         after BrokerUnavailable, which leaves open whether the request is queued. With an
         `idempotency_key` the tenant has used before, the handle is that of the earlier request.
-        InvalidRequest, QueueFull.
+        `model` is only for the caller's certainty, as a queue has one; an `adapter` of it is asked
+        for by its name, or as `<model>:<adapter>` in `model`. InvalidRequest, QueueFull.
         """
         return self.submit_many([{"prompt": prompt, **options}])[0]
 
@@ -180,6 +181,10 @@ class Client:
     def models(self) -> list[str]:
         """The models that the queue's workers say they serve, sorted; none where none is there."""
         return models_of(info for broker in self._brokers for info in broker.workers())
+
+    def adapters(self) -> dict[str, list[str]]:
+        """The same, and for each of them the adapters that some worker has, sorted."""
+        return adapters_of(info for broker in self._brokers for info in broker.workers())
 
     def now_ms(self) -> int:
         """Unix milliseconds on the broker's clock, by which deadlines count."""

@@ -136,7 +136,10 @@ class CommitCalls:
                 state = str(done.state)
             first, second = hashes_of(ids)
             finish = item.start + len(ids)
-            lines.append(f"{item.start} {finish} {first} {second} {state} {course.fence}")
+            fence = course.fence
+            if item.fingerprint:
+                fence = f"{fence[:-1]} {item.fingerprint}\n"
+            lines.append(f"{item.start} {finish} {first} {second} {state} {fence}")
             arguments += _packed_tokens(item), item.text, _packed_ends(item.text_ends)
         return Call(names, ("".join(lines), *arguments, *ends))
 

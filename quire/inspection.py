@@ -67,7 +67,16 @@ class ShardState:
 
 def models_of(workers: Iterable[WorkerInfo]) -> list[str]:
     """The names of the models that workers who are there say they serve, sorted."""
-    return sorted({worker.model for worker in workers if worker.model and worker.is_alive})
+    return sorted(adapters_of(workers))
+
+
+def adapters_of(workers: Iterable[WorkerInfo]) -> dict[str, list[str]]:
+    """The same by name, and for each of them the adapters that some worker has, sorted."""
+    found: dict[str, set[str]] = {}
+    for worker in workers:
+        if worker.model and worker.is_alive:
+            found.setdefault(worker.model, set()).update(worker.adapters)
+    return {model: sorted(found[model]) for model in sorted(found)}
 
 
 def inspect_shards(connection: redis.Redis, shards: Sequence[Keys]) -> list[ShardState]:

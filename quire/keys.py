@@ -38,7 +38,8 @@ hash tag, so that a whole shard lies in one slot and every transition can be one
     gm:<group>          set      the group's requests that have not ended.
     ge:<group>          stream   the group's ends in the order they came: id, state.
     w                   hash     worker -> last seen, state and load (msgpack), parted by spaces.
-                                 The load may name the `model` that the worker serves.
+                                 The load may name the `model` that the worker serves, and its
+                                 `adapters`: name -> fingerprint.
     idem:<tenant>:<key> string   idempotency key -> request id.
     wake:<reader>       stream   an entry calls a blocked reader of a client back, because there is
                                  more to read for it. Lives for a minute.
@@ -60,7 +61,8 @@ Fields of the request record; all times are unix ms of Redis' own clock except `
     cancel              "1" once a caller asked for it
     prefix              hash of those tokens; absent before the first
     resumed_from        tokens published when it was claimed last: what is more, this claim has done
-    fingerprint         of the engine that first claimed it
+    fingerprint         of the engine that first claimed it; from the first token on, of what
+                        generated that, where its worker says so (see CommitItem)
     metadata            msgpack map, echoed in the terminal record; absent when empty
     released            the owner that gave it back last, so that RELEASE can be repeated
 

@@ -157,8 +157,16 @@ def worker_of(name: bytes, value: bytes, *, now_ms: int) -> WorkerInfo:
         seen_ms, state, load = value.split(b" ", 2)
         seconds = max(0, now_ms - int(seen_ms)) / 1000
         known = unpack_map(load)
-        model = str(known.pop("model", ""))
-        return WorkerInfo(name.decode(), state.decode(), seconds, known, model=model)
+        adapters = dict(known.get("adapters", {}))
+        return WorkerInfo(
+            name.decode(),
+            state.decode(),
+            seconds,
+            # Of what a later version tells, whoever prints numbers can only leave out the rest.
+            {key: value for key, value in known.items() if isinstance(value, int | float)},
+            model=str(known.get("model", "")),
+            adapters={str(adapter): str(revision) for adapter, revision in adapters.items()},
+        )
 
 
 def readable(read: Callable[[Any, Any], _Record], rows: Iterable[tuple[Any, Any]]) -> list[_Record]:

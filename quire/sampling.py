@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, field_validator
 from pydantic_core.core_schema import ValidationInfo
 
+from quire.adapters import named_adapter
 from quire.constraints import (
     CONSTRAINTS,
     MAX_CHOICES,
@@ -154,19 +155,24 @@ def _token_id(key: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ParsedBody:
-    """A body that has been checked. Exactly one of `prompt` and `messages` is not None."""
+    """A body that has been checked. Exactly one of `prompt` and `messages` is not None.
+
+    `model` may have an adapter in it, which only whoever serves that model can tell; see
+    `quire.adapters`.
+    """
 
     prompt: str | list[int] | None
     messages: list[dict[str, Any]] | None
     sampling: SamplingParams
     model: str | None
+    adapter: str | None = None
     constraint: Constraint | None = None
 
 
 #: The parameters, and OpenAI's fields that do not change the tokens of a request of ours.
 _KNOWN = frozenset(
     {*SamplingParams.model_fields}
-    | {"model", "stream", "stream_options", "user", "n", "max_completion_tokens"}
+    | {"model", "adapter", "stream", "stream_options", "user", "n", "max_completion_tokens"}
 )
 
 _KNOWN_OF: Mapping[Kind, frozenset[str]] = {
@@ -195,6 +201,7 @@ def parse_body(kind: Kind, body: Mapping[str, Any]) -> ParsedBody:
         messages=_messages(body.get("messages")) if subject == "messages" else None,
         sampling=sampling,
         model=model,
+        adapter=named_adapter(body),
         constraint=constraint_of(body, {name: getattr(sampling, name) for name in CONSTRAINTS}),
     )
 

@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from quire.adapters import ADAPTER_SEPARATOR, adapter_of, name_with
 from quire.broker import Broker
 from quire.client import Client
 from quire.errors import BrokerUnavailable, DeadlineExceeded, InvalidRequest, RequestFailed
@@ -76,17 +77,28 @@ class FakeQuire:
     InvalidRequest a rejection, RequestFailed a failure with its code, DeadlineExceeded an expiry,
     anything else the failure `internal_error`. Every character counts as one token, whose id is its
     code point and which is certain, for those who ask for log-probabilities; other sampling
-    parameters are not applied. Without an `answer` nobody works, and a test drives `broker` by
-    hand.
+    parameters are not applied. It serves every model, and of each the `adapters` named, whatever
+    its answer makes of them; a request for another one is refused as by any worker. Without an
+    `answer` nobody works, and a test drives `broker` by hand.
     """
 
-    def __init__(self, answer: Answering | None = None, *, queue: str = "default") -> None:
+    def __init__(
+        self,
+        answer: Answering | None = None,
+        *,
+        queue: str = "default",
+        adapters: Collection[str] = (),
+    ) -> None:
         self._server = fakeredis.FakeServer(version=(7, 0))
         self.connection = fakeredis.FakeRedis(server=self._server)
         self.broker = self.make_broker(queue=queue)
         #: What the worker was given, in the order in which it began with it.
         self.requests: list[GenerationRequest] = []
-        self._worker = FakeWorker(self.broker, answer, requests=self.requests) if answer else None
+        self._worker: FakeWorker | None = None
+        if answer is not None:
+            self._worker = FakeWorker(
+                self.broker, answer, requests=self.requests, adapters=adapters
+            )
 
     def __enter__(self) -> FakeQuire:
         self.broker.ensure_groups()
@@ -137,7 +149,7 @@ class FakeQuire:
 class FakeWorker:
     """Claims requests from any broker, in memory or real, and answers each in a thread of its own.
 
-    A context manager. `requests` collects what it was given; see FakeQuire for `answer`.
+    A context manager. `requests` collects what it was given; see FakeQuire for the rest.
     """
 
     def __init__(
@@ -146,7 +158,9 @@ class FakeWorker:
         answer: Answering,
         *,
         requests: list[GenerationRequest] | None = None,
+        adapters: Collection[str] = (),
     ) -> None:
+        self._adapters = adapters
         self.requests = [] if requests is None else requests
         self._broker = broker
         self._answer = answer
@@ -194,7 +208,7 @@ class FakeWorker:
         entries = self._broker.read_ingress("fake", count=count, block_seconds=LOOK_SECONDS)
         for claimed in self._broker.claim(entries):
             if isinstance(claimed, Claimed):
-                run = _Run(self._broker, claimed, self._answer)
+                run = _Run(self._broker, claimed, self._answer, adapters=self._adapters)
                 self.requests.append(run.request)
                 self._running.append(run)
                 run.thread.start()
@@ -222,8 +236,12 @@ class FakeWorker:
 class _Run:
     """One request being answered: what is published of it, by its thread and by the worker."""
 
-    def __init__(self, broker: Broker, claimed: Claimed, answer: Answering) -> None:
+    def __init__(
+        self, broker: Broker, claimed: Claimed, answer: Answering, *, adapters: Collection[str]
+    ) -> None:
         self.request = GenerationRequest.decode(claimed.request_bytes)
+        self._adapters = adapters
+        self._model = "fake"
         self.claimed = claimed
         self.has_ended = False
         self.thread = threading.Thread(target=self._run, args=(answer,), daemon=True)
@@ -242,7 +260,7 @@ class _Run:
             finish_reason,
             usage=Usage(prompt_tokens=_prompt_length(self.request)),
             error=error,
-            model="fake",
+            model=self._model,
         )
         self._commit("", completion)
 
@@ -272,6 +290,8 @@ class _Run:
             self.end(State.FAILED, FinishReason.ERROR, error=bug)
 
     def _end_well(self, answer: Answering) -> None:
+        adapter = _adapter_of(self.request, self._adapters)
+        self._model = name_with(self._model, adapter)
         # What an earlier claim has published is made again and left out.
         skip = self._published
         answered = answer(self.request)
@@ -315,6 +335,17 @@ class _Run:
 
 _CANCELLED = ErrorInfo("cancelled", "the request was cancelled")
 _EXPIRED = ErrorInfo("deadline_exceeded", "the deadline passed before the request was complete")
+
+
+def _adapter_of(request: GenerationRequest, known: Collection[str]) -> str | None:
+    """The adapter that is asked for. InvalidRequest for one that is not known."""
+    # Whichever model is asked for is the one that is served, with no adapter of ours in its name.
+    model = str(request.body.get("model") or "")
+    owner, _, suffix = model.rpartition(ADAPTER_SEPARATOR)
+    asked = adapter_of(request.body, model=owner if owner and suffix in known else model)
+    if asked is not None and asked.name not in known:
+        raise asked.refusal(known)
+    return asked.name if asked else None
 
 
 def _prompt_length(request: GenerationRequest) -> int:

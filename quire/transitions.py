@@ -108,7 +108,9 @@ class CommitItem:
     """One request's part of a commit: the tokens from `start` on, and the end if this is it.
 
     `text` is what these tokens added to the text; `text_ends` and `logprobs` see TokenChunk. With a
-    `completion` the token ids may be empty; without one they may not.
+    `completion` the token ids may be empty; without one they may not. A `fingerprint` is recorded
+    with the first token of a request, in place of that of its first claim: for who generates with
+    more than an engine, and knows with what only once it has read the request.
     """
 
     claim: Claim
@@ -118,10 +120,12 @@ class CommitItem:
     completion: Completion | None = None
     text_ends: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    fingerprint: str = ""
 
     def __post_init__(self) -> None:
         assert self.start >= 0, "a commit cannot start before the first token"
         assert self.token_ids or self.completion, "a commit of nothing"
+        assert "\n" not in self.fingerprint, "it stands in a line"
         assert len(self.text_ends) in (0, len(self.token_ids)), "one text end per token, or none"
         if self.logprobs:
             assert [one.token_id for one in self.logprobs] == [*self.token_ids], "of other tokens"
@@ -288,7 +292,8 @@ LAST_STATES = ("stopped", "failed")
 class WorkerInfo:
     """The last word of a worker; `seen_seconds` ago on the broker's clock.
 
-    `model` is what it serves, empty where it does not say so.
+    `model` is what it serves, empty where it does not say so. `adapters` are those it has of that
+    model, by name; the fingerprint of each tells its revisions apart.
     """
 
     name: str
@@ -296,6 +301,7 @@ class WorkerInfo:
     seen_seconds: float
     load: Mapping[str, float] = field(default_factory=dict)
     model: str = ""
+    adapters: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_alive(self) -> bool:

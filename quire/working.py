@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from quire.calls import (
@@ -56,6 +57,7 @@ WORKER_MEMORY_SECONDS = 86_400.0
 #: How often a paused queue is looked at by one who waits for it.
 PAUSE_POLL_SECONDS = 0.1
 
+_NO_ADAPTERS: Mapping[str, str] = MappingProxyType({})
 _Item = TypeVar("_Item")
 _log = logging.getLogger(__name__)
 
@@ -290,14 +292,24 @@ class Working(Shard):
         return bool(self._scripts.run("dead_letter", call))
 
     def beat_worker(
-        self, worker: str, state: str, load: Mapping[str, float], *, model: str = ""
+        self,
+        worker: str,
+        state: str,
+        load: Mapping[str, float],
+        *,
+        model: str = "",
+        adapters: Mapping[str, str] = _NO_ADAPTERS,
     ) -> bool:
         """Notes that a worker lives; forgets those silent for a day, with their idle consumers.
+
+        `model` and `adapters` are those it serves, see WorkerInfo.
 
         Returns whether an operator wants it to drain. It is told so until its state is `draining`,
         `stopped` or `failed`.
         """
-        data = pack({**load, "model": model} if model else dict(load), field="load")
+        served = {"model": model, "adapters": dict(adapters)}
+        told = {name: value for name, value in served.items() if value}
+        data = pack({**load, **told}, field="load")
         call = beat_call(
             self.keys, worker, state=state, load=data, memory_seconds=WORKER_MEMORY_SECONDS
         )

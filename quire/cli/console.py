@@ -21,6 +21,9 @@ from quire.client import DEFAULT_URL, Client
 from quire.connection import connect
 from quire.errors import InvalidRequest
 
+#: Of many names, so many are shown.
+MAX_NAMES = 4
+
 _Client = TypeVar("_Client", Client, AsyncClient)
 
 
@@ -195,6 +198,12 @@ def _made(kind: Callable[..., _Client], arguments: argparse.Namespace) -> _Clien
         return kind(url_of(arguments), queue=arguments.queue, shards=arguments.shards, **settings)
     except ValueError as error:
         raise InvalidRequest("redis-url, queue or shards", str(error)) from error
+
+
+def few(names: Sequence[str]) -> str:
+    """The names, or the first of them and how many more there are."""
+    shown = ", ".join(names[:MAX_NAMES])
+    return shown if len(names) <= MAX_NAMES else f"{shown} and {len(names) - MAX_NAMES} more"
 
 
 def to_json(value: Any) -> str:

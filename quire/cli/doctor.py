@@ -20,7 +20,7 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from quire.broker import Broker
 from quire.cli import EXIT_ERROR, EXIT_OK
-from quire.cli.console import Console, add_server, brokers_of
+from quire.cli.console import Console, add_server, brokers_of, few
 from quire.connection import translated
 from quire.errors import QuireError
 from quire.transitions import WorkerInfo
@@ -200,6 +200,7 @@ def _workers(broker: Broker) -> Iterator[Finding]:
     ready = [info for info in alive if info.state == "ready"]
     yield from _constraints(ready, where)
     yield from _lengths(ready, where)
+    yield from _adapters(ready, where)
 
 
 def _constraints(workers: Sequence[WorkerInfo], where: str) -> Iterator[Finding]:
@@ -228,6 +229,32 @@ def _lengths(workers: Sequence[WorkerInfo], where: str) -> Iterator[Finding]:
         advice = "set one max_model_len, or the same request is refused here and served there"
         detail = f"longest request {where}: {', '.join(parts)}"
         yield Finding("lengths", Verdict.WARN, detail, advice)
+
+
+def _adapters(workers: Sequence[WorkerInfo], where: str) -> Iterator[Finding]:
+    """Whether it depends on the worker if a request with an adapter is served, or gone on with."""
+    owners = {name: [info for info in workers if name in info.adapters] for name in _names(workers)}
+    if not owners:
+        return
+    missing = [name for name, having in owners.items() if len(having) < len(workers)]
+    if missing:
+        without = {info.name for info in workers if not info.adapters.keys() >= set(missing)}
+        detail = f"{few(missing)} {where}: refused by {few(sorted(without))}"
+        advice = "give all of them the same folder of adapters, or each folder a queue of its own"
+        yield Finding("adapters", Verdict.WARN, detail, advice)
+    differing = [
+        name for name, having in owners.items() if len({info.adapters[name] for info in having}) > 1
+    ]
+    if differing:
+        detail = f"{few(differing)} {where}: in several revisions"
+        advice = "what one of them has begun no other goes on with: give all the same revision"
+        yield Finding("adapters", Verdict.WARN, detail, advice)
+    if not missing and not differing:
+        yield Finding("adapters", Verdict.OK, f"{few(list(owners))} {where}")
+
+
+def _names(workers: Sequence[WorkerInfo]) -> list[str]:
+    return sorted({name for info in workers for name in info.adapters})
 
 
 def _those_with(workers: Sequence[WorkerInfo], ability: str, value: float) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.broker import Broker
 from quire.cli import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
-from quire.cli.console import Console, add_server, brokers_of, not_negative, plain
+from quire.cli.console import Console, add_server, brokers_of, few, not_negative, plain
 from quire.errors import UnknownRequest
 from quire.inspection import ShardState, inspect_shards
 from quire.transitions import DeadLetter
@@ -241,12 +241,13 @@ def _show(shards: Sequence[ShardState], console: Console) -> None:
             worker.state,
             f"{worker.seen_seconds:.1f}",
             worker.model or "-",
+            few(sorted(worker.adapters)) or "-",
             _load(worker.load),
         )
         for number, shard in enumerate(shards)
         for worker in sorted(shard.workers, key=lambda worker: worker.name)
     ]
-    console.table(("shard", "worker", "state", "seen_s", "model", "load"), workers)
+    console.table(("shard", "worker", "state", "seen_s", "model", "adapters", "load"), workers)
 
 
 def _load(load: object) -> str:

@@ -68,6 +68,7 @@ def add_submit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--deadline", type=float, metavar="SECONDS", help="end it, done or not")
     parser.add_argument("--delay", type=float, metavar="SECONDS", help="queue it after that")
     parser.add_argument("--model", help="refuse a worker that serves another one")
+    parser.add_argument("--adapter", metavar="NAME", help="of the model, by its name")
     parser.add_argument("--tenant", help="on whose behalf [default]")
     parser.add_argument("--id", metavar="ID", help="of the request; makes a repetition harmless")
     key = "of a request the tenant has sent: that one is meant"
@@ -176,6 +177,7 @@ def _request_of(arguments: argparse.Namespace, prompt: str) -> RequestArguments:
         "deadline": arguments.deadline,
         "delay_seconds": arguments.delay,
         "model": arguments.model,
+        "adapter": arguments.adapter,
         "tenant": arguments.tenant,
         "request_id": arguments.id,
         "idempotency_key": arguments.idempotency_key,

@@ -4,12 +4,13 @@
 -- KEYS  those of running.lua with one request per item
 -- ARGV  the items, a line for each that ends with a newline: '<index of the first token> <index
 --       after the last> <hash> <hash> <terminal state or -> <epoch> <owner> <id>', the hashes those
---       of the item's own tokens (see history.py); then per item tokens, text, and text ends or '';
+--       of the item's own tokens (see history.py), behind the id perhaps ' <fingerprint>', of what
+--       generated them; then per item tokens, text, and text ends or '';
 --       then the terminal records of those items that have a terminal state
 -- Returns a line per item: '<ok | fenced | rewind | replayed> <tokens in the log> <cancel flag>
 -- <hash of the log or ->'. Leases are HEARTBEAT's to renew.
 
-local ITEM = '(%d+) (%d+) (%d+) (%d+) (%S+) (%d+) (%S*) ([^\n]+)\n'
+local ITEM = '(%d+) (%d+) (%d+) (%d+) (%S+) (%d+) (%S*) (%S+) ?([^\n]*)\n'
 local PRIME_1, PRIME_2 = 33554393, 33554383
 local BASE_1, BASE_2 = 1000003, 7368787
 local format, match = string.format, string.match
@@ -27,6 +28,10 @@ local function extended(prefix, count, first, second)
 end
 
 local function append(keys, record, item, published)
+  if published == 0 and item.fingerprint ~= '' then
+    -- With the first tokens, or before: no log may be without it, not one of half a script either.
+    redis.call('HSET', keys.record, 'fingerprint', item.fingerprint)
+  end
   local entry = { 'from', int(item.start), 'ids', item.ids, 'text', item.text }
   if item.ends ~= '' then
     entry[7], entry[8] = 'ends', item.ends
@@ -99,8 +104,9 @@ local at = FIRST + 1 -- of the item's tokens, text and text ends
 local done_at = at + 3 * select(2, string.gsub(ARGV[FIRST], '\n', ''))
 
 local replies = {}
-for start, finish, first, second, state, epoch, owner, id in string.gmatch(ARGV[FIRST], ITEM) do
-  local item = { id = id, epoch = epoch, owner = owner, start = tonumber(start),
+for start, finish, first, second, state, epoch, owner, id, fingerprint in
+  string.gmatch(ARGV[FIRST], ITEM) do
+  local item = { id = id, fingerprint = fingerprint, epoch = epoch, owner = owner, start = tonumber(start),
     finish = tonumber(finish), first = first, second = second, ids = ARGV[at],
     text = ARGV[at + 1], ends = ARGV[at + 2] }
   at = at + 3

@@ -76,6 +76,9 @@ class BlockingClient:
     def models(self) -> Any:
         return self._loop.run(self._client.models())
 
+    def adapters(self) -> Any:
+        return self._loop.run(self._client.adapters())
+
     def now_ms(self) -> Any:
         return self._loop.run(self._client.now_ms())
 

@@ -266,6 +266,40 @@ def test_the_models_are_those_of_workers_that_are_there(client, broker, connecti
     assert client.models() == ["large"]
 
 
+def test_the_adapters_of_a_model_are_all_those_that_a_worker_of_it_has(client, broker):
+    assert client.adapters() == {}
+    for name, state, model, adapters in (
+        ("a", "ready", "large", {"sql": "1", "polite": "1"}),
+        ("b", "draining", "large", {"sql": "2", "terse": "1"}),
+        ("c", "ready", "small", {}), ("d", "stopped", "large", {"gone": "1"}),
+    ):  # fmt: skip
+        broker.beat_worker(name, state, {"claims": 1}, model=model, adapters=adapters)
+    assert client.adapters() == {"large": ["polite", "sql", "terse"], "small": []}
+    assert client.models() == ["large", "small"]
+    told = {info.name: info for info in broker.workers()}
+    assert (told["b"].adapters, told["b"].load) == ({"sql": "2", "terse": "1"}, {"claims": 1})
+    assert told["c"].adapters == {}
+
+
+def test_an_adapter_is_asked_for_in_the_body_by_every_way_to_submit(client, broker):
+    client.submit("x", request_id="one", adapter="sql")
+    client.submit_many([{"prompt": [1], "adapter": "polite"}], group="g")
+    client.submit_choices("x", n=2, request_id="two", adapter="terse")
+    client.submit("x", request_id="none", adapter=None)
+    asked = {}
+    for claimed in broker.claim(broker.read_ingress("w", count=9, block_seconds=0)):
+        request = GenerationRequest.decode(claimed.request_bytes)
+        asked[request.id.partition("~")[0]] = request.body.get("adapter")
+        assert request.parse_body().adapter == request.body.get("adapter")
+    assert asked == {"one": "sql", "g": "polite", "two:0": "terse", "two:1": "terse", "none": None}
+
+
+def test_a_known_id_or_key_is_the_earlier_request_whatever_adapter_it_names_now(client):
+    first = client.submit("x", idempotency_key="k", adapter="sql")
+    assert client.submit("x", idempotency_key="k", adapter="terse").request_id == first.request_id
+    assert client.submit("x", request_id=first.request_id).status().attempts == 0
+
+
 def test_an_unknown_request_is_told_from_an_expired_result(client, broker, connection):
     with pytest.raises(UnknownRequest) as caught:
         client.result("nobody", timeout=5)

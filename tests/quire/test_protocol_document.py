@@ -128,13 +128,23 @@ class Foreign:
             msgpack.packb(ids), text_of(ids), "", prefix,
         )  # fmt: skip
 
-    def commit(self, fence, start: int, tokens, *, done: bytes = b"", state: str = ""):
+    def commit(
+        self,
+        fence,
+        start: int,
+        tokens,
+        *,
+        done: bytes = b"",
+        state: str = "",
+        fingerprint: str = "",
+    ):
         ids = [id_of(token) for token in tokens]
         first, second = hash_of(ids, [0, 0])
         request_id, epoch, owner = fence
         line = f"{start} {start + len(ids)} {first} {second} {state or '-'}"
+        line += f" {epoch} {owner} {request_id}" + (f" {fingerprint}" if fingerprint else "")
         return self.run(
-            "commit", [request_id], f"{line} {epoch} {owner} {request_id}\n",
+            "commit", [request_id], f"{line}\n",
             msgpack.packb(tokens), text_of(ids), "", *([done] if state else []),
         )  # fmt: skip
 
@@ -166,8 +176,11 @@ def test_a_foreign_client_submits_and_reads_what_a_foreign_worker_commits(foreig
     *fence, request = foreign.claim()
     assert (request["body"]["prompt"], request["metadata"]) == ([1, 2, 3], {"row": 7})
     hashed = "{}.{}".format(*hash_of([5, 6, 70_000], [0, 0])).encode()
-    assert foreign.commit(fence, 0, [5, 6, 70_000]) == b"ok 3 0 " + hashed
-    assert foreign.commit(fence, 0, [5, 6, 70_000]) == b"replayed 3 0 " + hashed
+    first = {"start": 0, "tokens": [5, 6, 70_000]}
+    assert foreign.commit(fence, **first, fingerprint="engine a=1") == b"ok 3 0 " + hashed
+    assert foreign.commit(fence, **first, fingerprint="engine a=2") == b"replayed 3 0 " + hashed
+    record = foreign.redis.hgetall(foreign.key("r", "hello"))
+    assert record[b"fingerprint"] == b"engine a=1"
     assert foreign.run("heartbeat", ["hello"], *fence) == [[1, 0]]
     end = done_message("completed", "length")
     assert foreign.extend(fence, [5, 6, 70_000], [9, 2]) == b"+"

@@ -58,6 +58,8 @@ rows: list[RequestArguments] = [{"prompt": "x", "deadline": 3}, {"prompt": [1, 2
 def texts(url: str) -> list[str]:
     with Client(url, queue="q", shards=2, retention_seconds=5.0, durable=True) as quire:
         quire.submit("x", sampling={"max_tokens": 5, "stop": ["a"]}, priority="high", deadline=5)
+        adapters: dict[str, list[str]] = quire.adapters()
+        print(adapters, quire.submit("x", adapter="sql").request_id)
         params = SamplingParams(max_tokens=5, temperature=0.5, stop=("a",))
         handle = quire.submit([1, 2], sampling=params, priority=Priority.HIGH, tenant="gold")
         group = quire.submit_many(rows, group="g")

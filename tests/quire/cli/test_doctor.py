@@ -59,6 +59,29 @@ def test_doctor_warns_of_workers_that_would_not_serve_the_same_requests(quire, r
     assert "lengths" not in found()
 
 
+def test_doctor_tells_of_adapters_that_depend_on_the_worker(quire, real_broker):
+    def found():
+        lines = records(quire("doctor", "--no-torch", "--json")[1])
+        return [(one["verdict"], one["detail"]) for one in lines if one["check"] == "adapters"]
+
+    def beat(name, state="ready", **adapters):
+        real_broker.beat_worker(name, state, {}, model="m", adapters=adapters)
+
+    where = f"on shard 0 of queue {real_broker.keys.queue!r}"
+    beat("w-1")
+    assert found() == []
+    beat("w-1", sql="1", polite="1")
+    assert found() == [("ok", f"polite, sql {where}")]
+    beat("w-2", "loading")
+    assert found() == [("ok", f"polite, sql {where}")]
+    beat("w-2", sql="1")
+    assert found() == [("warn", f"polite {where}: refused by w-2")]
+    beat("w-2", sql="2", polite="1")
+    assert found() == [("warn", f"sql {where}: in several revisions")]
+    beat("w-2", sql="2")
+    assert [verdict for verdict, _ in found()] == ["warn", "warn"]
+
+
 def test_doctor_knows_a_server_whose_disk_is_full(quire, monkeypatch):
     info = redis.Redis.info
 

@@ -1,4 +1,4 @@
-"""`quire submit` says what the output has to be."""
+"""`quire submit` says what the output has to be, and from which adapter."""
 
 import json
 
@@ -38,6 +38,13 @@ def test_a_schema_and_a_grammar_are_read_from_files(body_of, tmp_path):
 
 def test_no_constraint_is_asked_for_where_no_flag_says_so(body_of):
     assert not body_of().keys() & set(CONSTRAINTS)
+
+
+def test_an_adapter_is_asked_for_by_its_name(body_of, quire):
+    assert body_of("--adapter", "sql")["adapter"] == "sql"
+    assert "adapter" not in body_of()
+    code, out, err = quire("submit", "x", "--adapter", "a:b")
+    assert (code, out) == (2, "") and "body.adapter" in err
 
 
 def test_there_is_one_constraint_at_most(quire):
