@@ -10,6 +10,7 @@ from engine.engine import RequestOutput
 from engine.errors import RequestRejected
 from engine.request import FinishReason as EngineReason
 from engine.request import Priority
+from quire.adapters import name_with
 from quire.errors import InvalidRequest
 from quire.protocol import Completion, ErrorInfo, FinishReason, State, Usage
 
@@ -40,6 +41,7 @@ class Origin:
 
     request_id: str
     model: str
+    adapter: str | None = None
     priority: Priority = Priority.NORMAL
     tenant: str = "default"
     kind: str = ""
@@ -51,7 +53,9 @@ class Origin:
     #: Seconds between entering the ingress stream and the claim.
     waited_seconds: float = 0.0
     num_resumed_tokens: int = 0
-    #: Of the engine that generated the tokens to go on from, where it is another.
+    #: Of what would generate here: the engine, and the adapter if there is one.
+    fingerprint: str = ""
+    #: Of what generated the tokens to go on from, where it is something else.
     other_fingerprint: str | None = None
     #: Of the caller; see `logs.trace_ids`.
     trace_ids: Mapping[str, str] = field(default_factory=dict)
@@ -59,6 +63,11 @@ class Origin:
     @property
     def fingerprint_changed(self) -> bool:
         return self.other_fingerprint is not None
+
+    @property
+    def model_name(self) -> str:
+        """What its output comes from."""
+        return name_with(self.model, self.adapter)
 
     @property
     def names(self) -> dict[str, object]:
@@ -91,7 +100,7 @@ def completion_of(origin: Origin, output: RequestOutput) -> Completion:
         ),
         error=error,
         preemptions=request.num_preemptions,
-        model=origin.model,
+        model=origin.model_name,
         resumed_fingerprint_changed=origin.fingerprint_changed,
     )
 
@@ -118,11 +127,17 @@ def own_failure(origin: Origin, *, error: Exception) -> Completion:
     return _failed(origin, FinishReason.ERROR, ErrorInfo("internal_error", message))
 
 
+def not_resumable(origin: Origin) -> Completion:
+    """The record of a request whose tokens are of another revision of its adapter than there is."""
+    message = f"its tokens are of another revision of the adapter {origin.adapter!r}"
+    return _failed(origin, FinishReason.ERROR, ErrorInfo("not_resumable", message))
+
+
 def _failed(origin: Origin, reason: FinishReason, error: ErrorInfo) -> Completion:
     return Completion(
         request_id=origin.request_id,
         state=State.FAILED,
         finish_reason=reason,
         error=error,
-        model=origin.model,
+        model=origin.model_name,
     )

@@ -146,6 +146,13 @@ class Settings(ProcessSettings):
         default=None,
         min_length=1,
     )
+    adapters: Path | None = setting(
+        "Model",
+        "Folder of adapters (LoRA, in PEFT's format) that requests may name: each subfolder that "
+        "has an `adapter_config.json` is one, under the subfolder's name. One that cannot be "
+        "served right refuses the start. Unset or empty: none.",
+        default=None,
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "Model", "Data type of weights and KV cache.", default="auto"
     )
@@ -248,6 +255,12 @@ class Settings(ProcessSettings):
     )
     log_level: LogLevel = setting("Observability", LOG_LEVEL_TEXT, default="info")
     log_format: LogFormat = setting("Observability", LOG_FORMAT_TEXT, default="auto")
+
+    @field_validator("adapters", mode="before")
+    @classmethod
+    def _nothing_is_no_folder(cls, value: object) -> object:
+        # A variable that is passed on to a container is there, whether it has a value or not.
+        return value or None
 
     @field_validator("served_shards", mode="before")
     @classmethod

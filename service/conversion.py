@@ -7,8 +7,8 @@ import hashlib
 
 from engine.request import Request
 from engine.sampling_params import SamplingParams as EngineSampling
+from quire.adapters import adapter_of
 from quire.constraints import CONSTRAINTS
-from quire.errors import InvalidRequest
 from quire.protocol import GenerationRequest, ParsedBody, SamplingParams
 from service.config import Settings
 from service.model import ServedModel
@@ -33,9 +33,9 @@ def engine_request(
         InvalidRequest: it can never be served; the field is named.
     """
     body = request.parse_body()
-    if body.model not in (None, settings.model_name):
-        message = f"this queue serves {settings.model_name!r}, not {body.model!r}"
-        raise InvalidRequest("body.model", message)
+    asked = adapter_of(request.body, model=settings.model_name)
+    if asked is not None and asked.name not in served.adapters:
+        raise asked.refusal(served.adapters)
     sampling = engine_sampling(body.sampling, request_id=request.id)
     prompt_ids = _prompt_ids(body, served.tokenizer)
     constraint = None
@@ -56,6 +56,7 @@ def engine_request(
         output_token_ids=list(delivery.token_ids),
         deadline=deadline,
         cache_salt=request.tenant,
+        adapter=asked.name if asked is not None else None,
         text=served.tokenizer.text_stream(sampling, prompt=prompt_ids),
         constraint=constraint,
     )

@@ -17,7 +17,8 @@ from quire.errors import InvalidRequest, ProtocolError, QuireError, UnsupportedV
 from quire.output import ErrorInfo
 from quire.protocol import GenerationRequest
 from quire.transitions import Claim, Claimed, IngressEntry, NotClaimed, NotClaimedReason
-from service.completions import Origin, own_failure, rejection
+from service.adapters import fingerprint_with, is_same_adapter, known_adapter
+from service.completions import Origin, not_resumable, own_failure, rejection
 from service.config import Settings
 from service.contact import LONGEST_PAUSE_SECONDS, UNAVAILABLE, Contact
 from service.conversion import engine_request
@@ -269,6 +270,11 @@ class Intake:
             assert invalid is not None
             self._outbox.end(delivery.key, partial(rejection, error=invalid))
             return None
+        if not is_resumable(origin):
+            fingerprints = {"before": origin.other_fingerprint, "here": origin.fingerprint}
+            _log.warning("not resumable", **origin.names, **fingerprints)
+            self._outbox.end(delivery.key, not_resumable)
+            return None
         return delivery, request
 
     def _admit(
@@ -301,10 +307,18 @@ class Intake:
         priority: Priority,
         now_ms: int,
     ) -> Origin:
-        is_other = claimed.fingerprint != self._served.fingerprint and claimed.num_published > 0
+        served, model = self._served, self._settings.model_name
+        adapter, fingerprint = None, served.fingerprint
+        if request is not None:
+            adapter = known_adapter(request, model=model, known=served.adapters)
+        if adapter is not None:
+            fingerprint = fingerprint_with(fingerprint, adapter, revision=served.adapters[adapter])
+        is_other = claimed.fingerprint != fingerprint and claimed.num_published > 0
         return Origin(
             request_id=claimed.claim.request_id,
-            model=self._settings.model_name,
+            model=model,
+            adapter=adapter,
+            fingerprint=fingerprint,
             priority=priority,
             tenant=request.tenant if request else "default",
             kind=request.kind if request else "",
@@ -316,7 +330,7 @@ class Intake:
                 max(claimed.enqueued_ms, (request and request.not_before_ms) or 0), now_ms
             ),
             num_resumed_tokens=claimed.num_published,
-            other_fingerprint=claimed.fingerprint if is_other else None,
+            other_fingerprint=(claimed.fingerprint or "") if is_other else None,
             trace_ids=trace_ids(request.headers) if request else {},
         )
 
@@ -351,6 +365,12 @@ def decoded(data: bytes) -> tuple[GenerationRequest | None, InvalidRequest | Non
         return GenerationRequest.decode(data), None
     except InvalidRequest as error:
         return None, error
+
+
+def is_resumable(origin: Origin) -> bool:
+    """Whether its tokens may be gone on with: from another engine, but not from other weights."""
+    before = origin.other_fingerprint
+    return origin.adapter is None or before is None or is_same_adapter(before, origin.fingerprint)
 
 
 def key_of(claim: Claim) -> str:

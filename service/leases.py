@@ -130,13 +130,13 @@ class Housekeeper:
         contact: Contact,
         metrics: Metrics,
         lease_seconds: float,
-        model: str = "",
+        serves: Callable[[], tuple[str, Mapping[str, str]]] = lambda: ("", {}),
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._clock = clock
         self._brokers = brokers
         self._worker = worker
-        self._model = model
+        self._serves = serves
         self._load = load
         self._on_drain = on_drain
         self._vitals = vitals
@@ -220,10 +220,10 @@ class Housekeeper:
         return state == self._signed or self._sign(state)
 
     def _sign(self, state: str) -> bool:
-        load = dict(self._load())
+        load, (model, adapters) = dict(self._load()), self._serves()
 
         def beat(broker: Broker) -> None:
-            if broker.beat_worker(self._worker, state, load, model=self._model):
+            if broker.beat_worker(self._worker, state, load, model=model, adapters=adapters):
                 self._on_drain()
 
         is_heard = self._in_every_shard("beat", beat)

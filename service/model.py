@@ -6,7 +6,7 @@ function, so that `--help` and the tests of the service never pay for it.
 
 import gc
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
@@ -15,6 +15,7 @@ import structlog
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ModelRefused
+from service.adapters import adapters_in
 from service.config import Settings
 from service.grammars import Grammars, NoGrammars, load_grammars
 from service.logs import take_over_libraries
@@ -29,7 +30,8 @@ class ServedModel:
     """A model that is ready to generate.
 
     `fingerprint` names everything that may move a token: weights, tokenizer, data type, attention
-    backend, library, kind of processor. It is recorded at the first claim of a request.
+    backend, library, kind of processor. It is recorded at the first claim of a request. Beside it
+    that of each of the `adapters`, by name, tells revisions of them apart.
     """
 
     engine: Engine
@@ -38,6 +40,7 @@ class ServedModel:
     #: Labels of quire_build_info: torch, device, dtype.
     build: Mapping[str, str] = field(default_factory=dict)
     read_memory: MemoryReader | None = None
+    adapters: Mapping[str, str] = field(default_factory=dict)
     grammars: Grammars = field(default_factory=lambda: NoGrammars("none were loaded"))
 
     @property
@@ -80,6 +83,7 @@ def load_model(settings: Settings) -> ServedModel:
         model_path=settings.model_path,
         deterministic=settings.deterministic,
         async_scheduling=settings.async_scheduling,
+        adapters=adapters_in(settings.adapters),
         now=time.monotonic,
     )
     facts = runner.config_facts
@@ -90,6 +94,7 @@ def load_model(settings: Settings) -> ServedModel:
         max_model_len=facts.max_model_len,
         vocab_size=facts.vocab_size,
         eos_token_ids=facts.eos_token_ids,
+        adapters=facts.adapters,
     )
     tokenizer = ModelTokenizer.load(str(facts.tokenizer_folder))
     served = ServedModel(
@@ -98,6 +103,7 @@ def load_model(settings: Settings) -> ServedModel:
         fingerprint=facts.fingerprint,
         build={"torch": version("torch"), "device": facts.device, "dtype": facts.dtype},
         read_memory=runner.device_memory,
+        adapters=facts.adapters,
         grammars=_grammars_for(tokenizer, config),
     )
     # Hundreds of thousands of objects that will stay, most of them the libraries' own. To look
@@ -114,6 +120,7 @@ def engine_config(
     max_model_len: int,
     vocab_size: int,
     eos_token_ids: frozenset[int],
+    adapters: Collection[str] = (),
     block_size: int | None = None,
 ) -> EngineConfig:
     """The engine's part of the settings, completed by what model and memory decide."""
@@ -122,6 +129,7 @@ def engine_config(
         max_model_len=min(max_model_len, settings.max_model_len or max_model_len),
         vocab_size=vocab_size,
         eos_token_ids=eos_token_ids,
+        adapters=frozenset(adapters),
         block_size=block_size or settings.block_size,
         num_host_blocks=settings.num_host_blocks,
         max_num_seqs=settings.max_num_seqs,

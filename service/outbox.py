@@ -144,6 +144,8 @@ class Delivery:
             completion=completion,
             text_ends=tuple(text_ends),
             logprobs=tuple(logprobs[self.published : end]),
+            # CLAIM has recorded that of the engine, and could not know of an adapter.
+            fingerprint=self.origin.fingerprint if self.origin.adapter is not None else "",
         )
 
     def _texts(self, most: int) -> tuple[list[str], list[int]]:

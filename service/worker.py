@@ -15,7 +15,7 @@ would hold it back.
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from time import monotonic
 
@@ -131,7 +131,7 @@ class Worker:
         self._keeper = Housekeeper(
             self._brokers,
             worker=settings.worker,
-            model=settings.model_name,
+            serves=self._serves,
             load=self._load,
             on_drain=lambda: self._events.put(DrainAsked()),
             vitals=self._vitals,
@@ -140,7 +140,7 @@ class Worker:
             lease_seconds=settings.lease_seconds,
         )
         self._intakes: list[Intake] = []
-        self._abilities: dict[str, float] = {}
+        self._served: ServedModel | None = None
         self._health = _health(settings, self._vitals, self.metrics)
 
     def run(self) -> int:
@@ -274,7 +274,7 @@ class Worker:
             )
             self._intakes.append(intake)
             self._launch(f"intake-{shard}", intake.run)
-        self._abilities = served.abilities
+        self._served = served
         self._vitals.state = WorkerState.READY
         _log.info(
             "worker ready",
@@ -285,6 +285,7 @@ class Worker:
             http_host=self._settings.http_host,
             http_port=self.http_port,
             max_model_len=config.max_model_len,
+            adapters=len(served.adapters),
             **sizes,
         )
 
@@ -330,10 +331,14 @@ class Worker:
             _log.error("thread does not end", thread=name, waited_seconds=seconds)
         return not thread.is_alive()
 
+    def _serves(self) -> tuple[str, Mapping[str, str]]:
+        """What the registry tells about its model: the name, and the adapters once it has them."""
+        return self._settings.model_name, self._served.adapters if self._served else {}
+
     def _load(self) -> dict[str, float]:
         """What the registry tells about this worker."""
         load = {"claims": len(self._outbox.claims()), "running": self._loop.num_running}
-        return {**load, **self._abilities}
+        return {**load, **(self._served.abilities if self._served else {})}
 
 
 def _health(settings: Settings, vitals: Vitals, metrics: Metrics) -> HealthServer:

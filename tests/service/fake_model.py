@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from engine.engine import Engine
 from engine.fake_runner import FakeRunner, fake_generation, fake_logprobs, fake_next_token
 from quire.constraints import Constraint
 from quire.logprobs import TokenLogprob
+from service.adapters import adapters_in
 from service.config import Settings
 from service.grammars import Grammars, load_grammars
 from service.model import ServedModel, engine_config
@@ -127,14 +128,22 @@ def fake_model(
     runs_ahead: bool = False,
     tokenizer: ModelTokenizer | None = None,
     grammars: Grammars | None = None,
+    adapters: Mapping[str, str] | None = None,
 ) -> ServedModel:
-    """A served model whose tokens are a pure function of prompt and seed, without torch."""
+    """A served model whose tokens are a pure function of prompt, seed and adapter, without torch.
+
+    Of the `adapters` by name it has the revisions named; without any, those in the folder that the
+    settings name, whatever is in them.
+    """
+    if adapters is None:
+        adapters = dict.fromkeys(adapters_in(settings.adapters), "folder")
     config = engine_config(
         settings,
         num_blocks=settings.num_blocks or num_blocks,
         max_model_len=MAX_MODEL_LEN,
         vocab_size=VOCAB_SIZE,
         eos_token_ids=frozenset({EOS_ID}),
+        adapters=adapters,
     )
     runner = FakeRunner(
         num_blocks=config.num_blocks,
@@ -150,20 +159,33 @@ def fake_model(
         tokenizer=tokenizer or ModelTokenizer(byte_tokenizer(), render_chat=render_chat),
         fingerprint=fingerprint,
         grammars=grammars or byte_grammars(),
+        adapters=adapters,
         build={"device": "none", "dtype": "none", "torch": "none"},
     )
 
 
-def expected_tokens(prompt: Sequence[int], *, max_tokens: int, seed: int = 0) -> tuple[int, ...]:
+def expected_tokens(
+    prompt: Sequence[int], *, max_tokens: int, seed: int = 0, adapter: str | None = None
+) -> tuple[int, ...]:
     """What a fake model generates for the prompt when nothing goes wrong."""
     tokens = fake_generation(
-        prompt, num_tokens=max_tokens, seed=seed, vocab_size=VOCAB_SIZE, never=NEVER
+        prompt,
+        num_tokens=max_tokens,
+        seed=seed,
+        vocab_size=VOCAB_SIZE,
+        never=NEVER,
+        adapter=adapter,
     )
     return tuple(tokens)
 
 
 def expected_under(
-    wanted: Constraint, prompt: Sequence[int], *, max_tokens: int, seed: int = 0
+    wanted: Constraint,
+    prompt: Sequence[int],
+    *,
+    max_tokens: int,
+    seed: int = 0,
+    adapter: str | None = None,
 ) -> tuple[int, ...]:
     """The same where the output has to be as `wanted` says: complete, if it has room for that."""
     rule, output = byte_grammars().constraint(wanted, []), list[int]()
@@ -171,7 +193,8 @@ def expected_under(
     while len(output) < max_tokens and not rule.is_complete(output):
         bits = rule.allowed(output)
         vocabulary = [id_ for id_ in said if allows(bits, id_)]
-        output.append(fake_next_token([*prompt, *output], seed, vocabulary))
+        known = [*prompt, *output]
+        output.append(fake_next_token(known, seed, vocabulary, adapter=adapter))
     return tuple(output)
 
 

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,7 +62,7 @@ def configured(**overrides: Any) -> EngineConfig:
 
 def test_every_setting_of_the_engine_is_in_its_configuration():
     # Given by the model and the memory; settings only bound them.
-    found_out = {"num_blocks", "max_model_len", "vocab_size", "eos_token_ids"}
+    found_out = {"num_blocks", "max_model_len", "vocab_size", "eos_token_ids", "adapters"}
     assert FOR_THE_ENGINE.keys() == {field.name for field in fields(EngineConfig)} - found_out
     assert defaults_among(FOR_THE_ENGINE) == []
     config = configured(**FOR_THE_ENGINE)
@@ -73,9 +74,11 @@ def test_a_request_may_be_as_long_as_the_setting_says_and_the_model_reads(wanted
     assert configured(max_model_len=wanted).max_model_len == length
 
 
-def test_every_setting_of_the_model_reaches_its_loader(monkeypatch: pytest.MonkeyPatch):
+def test_every_setting_of_the_model_reaches_its_loader(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     asked = inspect.signature(engine.model.runner.load_runner).parameters.keys()
-    assert FOR_THE_MODEL.keys() == asked - {"path", "num_blocks", "now"}
+    assert FOR_THE_MODEL.keys() == asked - {"path", "num_blocks", "now", "adapters"}
     assert defaults_among(FOR_THE_MODEL) == []
     told: dict[str, Any] = {}
 
@@ -84,11 +87,18 @@ def test_every_setting_of_the_model_reaches_its_loader(monkeypatch: pytest.Monke
         raise ModelRefused("told enough")
 
     monkeypatch.setattr("engine.model.runner.load_runner", refuse)
-    settings = make_settings("redis://nowhere", "queue", model="a/model", **FOR_THE_MODEL)
+    folders = {name: tmp_path / name for name in ("polite", "sql")}
+    for folder in folders.values():
+        folder.mkdir()
+        (folder / "adapter_config.json").touch()
+    settings = make_settings(
+        "redis://nowhere", "queue", model="a/model", adapters=tmp_path, **FOR_THE_MODEL
+    )
     with pytest.raises(ModelRefused, match="told enough"):
         load_model(settings)
     assert callable(told.pop("now"))
-    assert told == FOR_THE_MODEL | {"path": "a/model", "num_blocks": None}
+    named = {"path": "a/model", "num_blocks": None, "adapters": folders}
+    assert told == FOR_THE_MODEL | named
 
 
 def seconds_left(queue: Queue, request_id: str) -> float:
