@@ -103,13 +103,12 @@ class Gateway:
             )
         )
         telling = telling_of(body)
-        model = body.get("model")
         call = call_of(
             kind,
             body,
             tenant=caller.tenant or USUAL_TENANT,
             key=treatment.key,
-            model=await self._models.name_for(model if isinstance(model, str) else None),
+            model=await self._models.name_for(body.get("model"), body.get("adapter")),
         )
         asked = await self._queue.submit(call, caller, treatment)
         # Who gave a key means to come back; the others cannot even say which request was theirs.

@@ -11,6 +11,9 @@ from quire.testing import FakeQuire
 from tests.service.builders import PATIENCE_SECONDS
 from tests.service.gateway.builders import GatewayThread
 
+#: What the worker has, though it says so in no registry.
+ADAPTERS = ("polite", "sql")
+
 
 class Script:
     """What the worker answers: pieces, each published by itself; `None` waits for `release`."""
@@ -38,7 +41,7 @@ def script() -> Script:
 
 @pytest.fixture
 def fake(script: Script) -> Iterator[FakeQuire]:
-    with FakeQuire(answer=script) as fake:
+    with FakeQuire(answer=script, adapters=ADAPTERS) as fake:
         fake.broker.beat_worker("w", "ready", {}, model="fake")
         yield fake
         script.release.set()
