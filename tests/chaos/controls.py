@@ -14,11 +14,13 @@ from quire.broker import Broker
 from quire.constraints import Kind
 from quire.protocol import GenerationRequest
 from quire.script_runner import load_source, script_sha
+from tests.chaos.adapters import NAMES
 from tests.chaos.callers import Wanted
 from tests.chaos.judge import judge
 from tests.chaos.schedules import FAKE_FLAGS, LEASE_SECONDS, text_after, tokens_under
 from tests.chaos.stage import QUEUE, Cast, Outcome, Stage, Stuck
 from tests.chaos.worker import (
+    FORGOTTEN_ADAPTER,
     FORGOTTEN_CONSTRAINT,
     OTHER_MODEL,
     SILENT_LOSS,
@@ -48,6 +50,8 @@ class Control:
     max_tokens: int = MAX_TOKENS
     #: What the output has to be, and nothing if it may be anything.
     constraint: Mapping[Kind, Any] = field(default_factory=dict)
+    #: What it is from, and from the model alone if nothing is.
+    adapter: str | None = None
 
 
 def run_control(name: str, *, intact: bool = False) -> Outcome:
@@ -230,8 +234,8 @@ def _source(transition: str, doctored: tuple[str, ...]) -> str:
 
 def _wanted(control: Control) -> Wanted:
     prompt, size = (1, 2, 3), {"max_tokens": control.max_tokens, "seed": 0}
-    tokens = tokens_under(control.constraint, prompt, **size)
-    body = {"prompt": list(prompt), **size, **control.constraint}
+    tokens = tokens_under(control.constraint, prompt, adapter=control.adapter, **size)
+    body = {"prompt": list(prompt), **size, **control.constraint, "adapter": control.adapter}
     request = GenerationRequest(id="control", kind="tokens", body=body)
     return Wanted(request, tokens, text_after(prompt, tokens), ())
 
@@ -248,6 +252,7 @@ LIVE: dict[str, Control] = {
     FORGOTTEN_CONSTRAINT: Control(
         _taken_over, WRONG_TOKENS, constraint={"regex": f"[a-f]{{{MAX_TOKENS}}}"}
     ),
+    FORGOTTEN_ADAPTER: Control(_taken_over, WRONG_TOKENS, adapter=NAMES[0]),
     "rewind ignored": Control(
         _rewind_ignored,
         ("are missing", "the log holds", "is no beginning of the log"),

@@ -17,6 +17,8 @@ from quire.constraints import Constraint, Kind
 from quire.errors import UnknownRequest
 from quire.protocol import GenerationRequest, Priority
 from quire.script_runner import load_source, script_sha
+from service.config import EMBEDDED_MODEL
+from tests.chaos.adapters import NAMES
 from tests.chaos.callers import Wanted, draw_departures
 from tests.chaos.stage import QUEUE, Cast, Outcome, Stage
 from tests.service.fake_model import byte_tokenizer, expected_tokens, expected_under
@@ -58,8 +60,19 @@ CONSTRAINTS: tuple[tuple[Kind, Any], ...] = (
 )
 #: How many are constrained.
 CONSTRAINED_SHARE = 0.3
+#: How many are from an adapter, half of them asked for in OpenAI's way.
+ADAPTED_SHARE = 0.4
 #: Transitions whose reply may be lost on the way.
-LOSABLE = ("submit", "claim", "commit", "extend", "extend", "heartbeat", "release", "reap")
+LOSABLE = (
+    "submit",
+    "claim",
+    "commit",
+    "extend",
+    "extend",
+    "heartbeat",
+    "release",
+    "reap",
+)
 #: The most that a crash of Redis takes from its log; a schedule writes some hundred thousand bytes.
 MOST_LOST_BYTES = 12_000
 
@@ -252,17 +265,23 @@ def _draw_fake(random_: random.Random, *, seed: int) -> tuple[Wanted, ...]:
         prompt = (shared if random_.random() < 0.4 else []) + own
         max_tokens = random_.choice((1, 7, 40, 120, 200, 320))
         sampling = _draw_sampling(random_)
-        constraint = _draw_constraint(seed, index)
+        constraint, adapter = _draw_constraint(seed, index), _draw_adapter(seed, index)
         request = GenerationRequest(
             id=f"s{seed}-{index}",
             kind="tokens",
             priority=random_.choice(list(Priority)),
-            body={"prompt": prompt, "max_tokens": max_tokens, **sampling, **constraint},
+            body={
+                "prompt": prompt,
+                "max_tokens": max_tokens,
+                **sampling,
+                **constraint,
+                **_asking_for(adapter, model="fake", in_model=index % 2 == 1),
+            },
             # A plan is drawn from its seed alone, and never from the clock.
             created_ms=0,
         )
         size = {"max_tokens": max_tokens, "seed": sampling["seed"]}
-        tokens = tokens_under(constraint, prompt, **size)
+        tokens = tokens_under(constraint, prompt, adapter=adapter, **size)
         departures = draw_departures(random_, num_tokens=max_tokens)
         wanted.append(Wanted(request, tokens, text_after(prompt, tokens), departures))
     return tuple(wanted)
@@ -275,14 +294,32 @@ def _draw_constraint(seed: int, index: int) -> dict[Kind, Any]:
     return dict([random_.choice(CONSTRAINTS)]) if random_.random() < CONSTRAINED_SHARE else {}
 
 
+def _draw_adapter(seed: int, index: int) -> str | None:
+    """The adapter that a request names; none for most."""
+    random_ = random.Random(f"adapter {seed} {index}")
+    return random_.choice(NAMES) if random_.random() < ADAPTED_SHARE else None
+
+
+def _asking_for(adapter: str | None, *, model: str, in_model: bool) -> dict[str, str]:
+    """The fields of a body that ask for an adapter of this model."""
+    if adapter is None:
+        return {}
+    return {"model": f"{model}:{adapter}"} if in_model else {"adapter": adapter}
+
+
 def tokens_under(
-    constraint: Mapping[Kind, Any], prompt: Sequence[int], *, max_tokens: int, seed: int
+    constraint: Mapping[Kind, Any],
+    prompt: Sequence[int],
+    *,
+    max_tokens: int,
+    seed: int,
+    adapter: str | None = None,
 ) -> tuple[int, ...]:
     """What comes after this prompt when nothing goes wrong, and has to be as the body says."""
     for kind, value in constraint.items():
         wanted = Constraint(kind, value, f"body.{kind}")
-        return expected_under(wanted, prompt, max_tokens=max_tokens, seed=seed)
-    return expected_tokens(prompt, max_tokens=max_tokens, seed=seed)
+        return expected_under(wanted, prompt, max_tokens=max_tokens, seed=seed, adapter=adapter)
+    return expected_tokens(prompt, max_tokens=max_tokens, seed=seed, adapter=adapter)
 
 
 def text_after(prompt: Sequence[int], tokens: Sequence[int]) -> str:
@@ -332,6 +369,9 @@ def recorded() -> tuple[Wanted, ...]:
                 "max_tokens": random_.choice((30, 150, 300)),
                 "ignore_eos": True,
                 **_draw_sampling(random_),
+                **_asking_for(
+                    (None, *NAMES)[index % 3], model=EMBEDDED_MODEL.name, in_model=index % 2 == 1
+                ),
             },
         )
         for index in range(10)

@@ -19,7 +19,7 @@ from quire.broker import Broker
 from quire.connection import connect
 from quire.errors import BrokerUnavailable, UnknownRequest
 from quire.local_redis import LocalRedis
-from tests.chaos import append_only
+from tests.chaos import adapters, append_only
 from tests.chaos.callers import Caller, Cancellation, Wanted
 from tests.chaos.clients import ClientProcess, Event
 from tests.chaos.judge import judge, left_over
@@ -65,6 +65,8 @@ class Stage:
         self._folder = tempfile.TemporaryDirectory(prefix="chaos-")
         self._data = Path(self._folder.name) / "redis"
         self._data.mkdir()
+        self._adapters = Path(self._folder.name) / "adapters"
+        adapters.lay_out(self._adapters, is_real=cast.step_seconds is None)
         # Only the machine's own death takes what was written and not yet synced, and it lives. Left
         # to sync once a second, Redis would answer before it has written while the disk is slow.
         options = ("--dir", str(self._data), "--appendfsync", "no")
@@ -113,8 +115,9 @@ class Stage:
         name = f"worker-{len(self.workers)}"
         lease = ("--lease-seconds", str(self.cast.lease_seconds))
         attempts = ("--max-attempts", str(self.cast.max_attempts))
+        served = ("--adapters", str(self._adapters), *self.cast.flags)
         worker = ChaosWorker(
-            ("--redis-url", self.wire.url, "--queue", QUEUE, *lease, *attempts, *self.cast.flags),
+            ("--redis-url", self.wire.url, "--queue", QUEUE, *lease, *attempts, *served),
             name=name,
             log=self._log_of(name),
             step_seconds=self.cast.step_seconds,

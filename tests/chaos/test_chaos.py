@@ -12,14 +12,17 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from quire.adapters import adapter_of
 from quire.local_redis import URL_VARIABLE, LocalRedis
 from service.config import EMBEDDED_MODEL
+from tests.chaos.adapters import NAMES, SCALE, lay_out
 from tests.chaos.append_only import cut, read_command
 from tests.chaos.audit import log_violations
 from tests.chaos.company import CONTROL, INTACT, SCHEDULE, Company, Play, Report
 from tests.chaos.controls import LIVE
 from tests.chaos.plants import MAX_ATTEMPTS, PLANTS, sound_log
 from tests.chaos.schedules import CONSTRAINTS, FAULTS, draw_plan, is_real, recorded
+from tests.engine.model.adapted import merged
 
 #: Between them every fault there is.
 SMOKE_SEEDS = (90, 661, 690)
@@ -101,11 +104,17 @@ def test_the_scene_of_a_broken_law_is_silent_when_the_law_is_kept(reports, name)
 @pytest.mark.real_redis
 @pytest.mark.processes
 @pytest.mark.timeout(FIRST_TEST_SECONDS)
-def test_the_run_nobody_interrupts_is_what_transformers_generates(own_redis, abacus):
-    tokenizer, model = abacus
+def test_the_run_nobody_interrupts_is_what_transformers_generates(own_redis, abacus, tmp_path):
+    tokenizer, alone = abacus
+    lay_out(tmp_path, is_real=True)
+    models = {name: merged(EMBEDDED_MODEL, tmp_path / name, SCALE)._model for name in NAMES}
     greedy = [item for item in recorded() if item.request.body["temperature"] == 0.0]
     assert len(greedy) >= 3
+    used = set()
     for item in greedy:
+        asked = adapter_of(item.request.body, model=EMBEDDED_MODEL.name)
+        model = models[asked.name] if asked else alone
+        used.add(asked and asked.name)
         prompt = tokenizer(item.request.body["prompt"], return_tensors="pt")
         output = model.generate(
             **prompt,
@@ -114,6 +123,7 @@ def test_the_run_nobody_interrupts_is_what_transformers_generates(own_redis, aba
             ),
         )
         assert tuple(output[0, prompt.input_ids.shape[1] :].tolist()) == item.tokens
+    assert len(used) > 1
 
 
 def test_one_of_the_small_schedules_has_the_embedded_model():
@@ -133,6 +143,12 @@ def test_the_small_schedules_hold_every_kind_of_constraint():
     bodies = [wanted.request.body for seed in SMOKE_SEEDS for wanted in draw_plan(seed).wanted]
     kinds = {kind for kind, _ in CONSTRAINTS}
     assert {kind for kind in kinds for body in bodies if kind in body} == kinds
+
+
+def test_the_small_schedules_hold_every_adapter_in_both_words():
+    bodies = [wanted.request.body for seed in SMOKE_SEEDS for wanted in draw_plan(seed).wanted]
+    named = {body.get("adapter") or body.get("model") for body in bodies}
+    assert named == {None, *NAMES, *(f"fake:{name}" for name in NAMES)}
 
 
 def test_the_audit_accepts_a_sound_log():

@@ -79,6 +79,10 @@ STATEFUL_NOISE = "noise with a memory"
 SILENT_LOSS = "claims lost in silence"
 #: A control whose process drops what an output has to be, where another has begun it.
 FORGOTTEN_CONSTRAINT = "constraint forgotten"
+#: A control whose process goes on with the model alone where another has begun with an adapter.
+FORGOTTEN_ADAPTER = "adapter forgotten"
+#: What these leave out of the engine's request.
+FORGOTTEN = {FORGOTTEN_CONSTRAINT: "constraint", FORGOTTEN_ADAPTER: "adapter"}
 #: What the vocabulary of another model has to do without.
 OTHER_NEVER = (*fake_model.NEVER, 65)
 
@@ -265,8 +269,9 @@ def _doctor(control: str) -> None:
         fake_model.NEVER = OTHER_NEVER  # type: ignore[assignment]
     elif control == SILENT_LOSS:
         Publisher.lose = _lose_in_silence  # type: ignore[method-assign]
-    elif control == FORGOTTEN_CONSTRAINT:
-        service.intake.engine_request = _without_constraint(service.intake.engine_request)
+    elif control in FORGOTTEN:
+        make = service.intake.engine_request
+        service.intake.engine_request = _without(FORGOTTEN[control], make)
     elif control == STATEFUL_NOISE:
         FakeRunner._sample = _with_memory(FakeRunner._sample)  # type: ignore[method-assign]
     else:
@@ -281,12 +286,12 @@ def _lose_in_silence(publisher: Publisher, key: str, *, unless_ended: bool = Fal
         publisher._metrics.finished["lost"].inc()
 
 
-def _without_constraint(make: Callable[..., Request]) -> Callable[..., Request]:
-    """Makes the engine's requests, those that are taken over as if anything might come."""
+def _without(field: str, make: Callable[..., Request]) -> Callable[..., Request]:
+    """Makes the engine's requests, those that are taken over as if they had nothing there."""
 
     def make_and_forget(request: GenerationRequest, delivery: Delivery, **where: Any) -> Request:
         made = make(request, delivery, **where)
-        return dataclasses.replace(made, constraint=None) if delivery.token_ids else made
+        return dataclasses.replace(made, **{field: None}) if delivery.token_ids else made
 
     return make_and_forget
 

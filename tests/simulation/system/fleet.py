@@ -30,7 +30,7 @@ from tests.service.fake_model import (
     byte_tokenizer,
 )
 from tests.simulation.system.network import Network, SimulatedConnection
-from tests.simulation.system.plan import LEASE_SECONDS, Plan
+from tests.simulation.system.plan import ADAPTERS, LEASE_SECONDS, Plan
 from tests.simulation.system.timeline import Process, Timeline
 
 QUEUE = "simulated"
@@ -153,6 +153,7 @@ class Fleet:
             max_model_len=MAX_MODEL_LEN,
             vocab_size=VOCAB_SIZE,
             eos_token_ids=frozenset({EOS_ID}),
+            adapters=ADAPTERS,
         )
         runner = self._runner(
             num_blocks=config.num_blocks,
@@ -170,6 +171,8 @@ class Fleet:
             tokenizer=ModelTokenizer(byte_tokenizer()),
             fingerprint="fake-1",
             grammars=byte_grammars(),
+            # Each of one revision: whoever claims a request may go on with it.
+            adapters=dict.fromkeys(ADAPTERS, "1"),
         )
         return slot.served
 

@@ -33,6 +33,9 @@ PRINTABLE_IDS = range(1, 95)
 #: What some outputs have to match from end to end; nothing that does could be longer.
 PATTERNS = ("[0-9]{6}", "([a-f]{4},){7}", "(yes|no)!", "[^a]{3}[é-ü]{12}")
 
+#: What every worker has; about a third of all requests are from one of them.
+ADAPTERS = ("first", "second")
+
 #: How often a plague comes.
 PLAGUE_FAULTS = 8
 
@@ -152,8 +155,7 @@ def _draw_wanted(draw: random.Random, seed: int, number: int) -> Wanted:
         "seed": draw.getrandbits(31),
     }
     honest = expected_tokens(prompt_ids, max_tokens=sampling["max_tokens"], seed=sampling["seed"])
-    tokens, text, reason = honest, text_of(honest), "length"
-    ends = draw.random()
+    adapter, ends = None, draw.random()
     if ends < 0.2:
         stop = draw.choice(honest)
         sampling["stop_token_ids"] = [stop]
@@ -162,15 +164,8 @@ def _draw_wanted(draw: random.Random, seed: int, number: int) -> Wanted:
     elif ends < 0.4 and (found := _stop_string(draw, honest)):
         sampling["stop"] = [found[0]]
         tokens, text, reason = found[1], found[2], "stop"
-    elif (asked := random.Random(f"constraint {seed} {number}")).random() < 0.3:
-        # Drawn apart, as is what follows, so that older schedules keep the rest of what they were.
-        sampling["regex"] = asked.choice(PATTERNS)
-        wanted = Constraint("regex", sampling["regex"], "body.regex")
-        tokens = expected_under(
-            wanted, prompt_ids, max_tokens=sampling["max_tokens"], seed=sampling["seed"]
-        )
-        is_complete = re.fullmatch(sampling["regex"], text := text_of(tokens)) is not None
-        reason = "stop" if is_complete else "length"
+    else:
+        adapter, tokens, text, reason = _drawn_apart(f"{seed} {number}", prompt_ids, sampling)
     number_of_best = random.Random(f"logprobs {seed} {number}").choice([None, None, 0, 2])
     logprobs: tuple[TokenLogprob, ...] = ()
     if number_of_best is not None:
@@ -180,7 +175,7 @@ def _draw_wanted(draw: random.Random, seed: int, number: int) -> Wanted:
     request = GenerationRequest(
         id=f"{group}r{number}",
         kind=kind,
-        body={"prompt": prompt} | sampling,
+        body={"prompt": prompt, "adapter": adapter} | sampling,
         priority=draw.choice([0, 1, 1, 2, 3]),
         tenant=draw.choice(["default", "other"]),
         metadata=draw.choice([{}, {"row": number}]),
@@ -198,6 +193,28 @@ def _draw_wanted(draw: random.Random, seed: int, number: int) -> Wanted:
         finish_reason=reason,
         is_poison=False,
     )
+
+
+def _drawn_apart(
+    name: str, prompt_ids: Sequence[int], sampling: dict[str, Any]
+) -> tuple[str | None, tuple[int, ...], str, str]:
+    """The adapter of a request, its tokens, their text and why they end; perhaps by a constraint.
+
+    Apart from the other draws, as is what follows it, so that older schedules keep the rest of what
+    they were.
+    """
+    adapter = random.Random(f"adapter {name}").choice([None, None, *ADAPTERS])
+    asked, drawn = random.Random(f"constraint {name}"), {"adapter": adapter, **sampling}
+    if asked.random() >= 0.3:
+        tokens = expected_tokens(prompt_ids, **drawn)
+        return adapter, tokens, text_of(tokens), "length"
+    sampling["regex"] = asked.choice(PATTERNS)
+    tokens = expected_under(
+        Constraint("regex", sampling["regex"], "body.regex"), prompt_ids, **drawn
+    )
+    text = text_of(tokens)
+    is_complete = re.fullmatch(sampling["regex"], text) is not None
+    return adapter, tokens, text, "stop" if is_complete else "length"
 
 
 def _stop_string(

@@ -10,10 +10,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import service.intake
+from engine.request import Request
 from quire.output import TokenChunk
+from quire.protocol import GenerationRequest
 from service.grammars import GrammarConstraint
 from service.outbox import Delivery
 from tests.simulation.system import __main__ as command
@@ -150,6 +154,24 @@ def test_a_constraint_that_forgets_the_tokens_of_a_life_before_is_caught(monkeyp
 
     monkeypatch.setattr(GrammarConstraint, "_consume", forgetful)
     assert catches(Control("forgetful", "I1", plague="kill a worker"), enough=1) > 0
+
+
+def test_a_takeover_that_forgets_the_adapter_is_caught(monkeypatch):
+    make = service.intake.engine_request
+
+    def forgetful(request: GenerationRequest, delivery: Delivery, **where: Any) -> Request:
+        made = make(request, delivery, **where)
+        return replace(made, adapter=None) if delivery.token_ids else made
+
+    monkeypatch.setattr("service.intake.engine_request", forgetful)
+    assert catches(Control("forgetful", "I1", plague="kill a worker"), enough=1) > 0
+
+
+def test_tokens_that_do_not_say_which_adapter_they_are_from_are_caught():
+    """Nobody goes on with such a request."""
+    says_nothing = {"if published == 0 and item.fingerprint ~= '' then": "if false then"}
+    control = Control("first tokens say nothing", "I5", says_nothing, plague="kill a worker")
+    assert catches(control, enough=1) > 0
 
 
 def test_the_device_of_a_last_attempt_may_take_the_request_along(capsys):
