@@ -198,10 +198,13 @@ def test_who_claimed_first_and_said_nothing_has_decided_nothing(queue: Queue):
     assert error_of(ended(queue, request_id, revision="1").completion) == ("not_resumable", None)
 
 
-def test_tokens_of_which_nobody_has_said_what_they_are_from_are_not_gone_on_with(queue: Queue):
+@pytest.mark.parametrize("recorded", [None, "fake-1"])
+def test_tokens_of_which_nobody_has_said_what_they_are_from_are_not_gone_on_with(
+    queue: Queue, recorded: str | None
+):
     request_id = queue.submit((5, 6, 7), max_tokens=100, adapter="sql")
     entries = queue.broker.read_ingress("foreign", count=1, block_seconds=0.0)
-    (claimed,) = queue.broker.claim(entries, fingerprint="fake-1")
+    (claimed,) = queue.broker.claim(entries, fingerprint=recorded)
     assert isinstance(claimed, Claimed)
     queue.broker.commit([CommitItem(claimed.claim, 0, (WHOLE[0],), "x")])
     queue.broker.release([claimed.claim])
