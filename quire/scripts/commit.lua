@@ -106,9 +106,9 @@ local done_at = at + 3 * select(2, string.gsub(ARGV[FIRST], '\n', ''))
 local replies = {}
 for start, finish, first, second, state, epoch, owner, id, fingerprint in
   string.gmatch(ARGV[FIRST], ITEM) do
-  local item = { id = id, fingerprint = fingerprint, epoch = epoch, owner = owner, start = tonumber(start),
+  local item = { id = id, epoch = epoch, owner = owner, start = tonumber(start),
     finish = tonumber(finish), first = first, second = second, ids = ARGV[at],
-    text = ARGV[at + 1], ends = ARGV[at + 2] }
+    text = ARGV[at + 1], ends = ARGV[at + 2], fingerprint = fingerprint }
   at = at + 3
   if state ~= '-' then
     item.state, item.done = state, ARGV[done_at]
