@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
+#: The most pairs of letters, of a name and of all it is compared with: some hundredths of a second.
+MAX_COMPARED_PAIRS = 1 << 17
+
 #: What pydantic's sentences begin with: `Input should be`, `String should have` ...
 _SUBJECT = re.compile(r"^[A-Z]\w* should ")
 
@@ -35,6 +38,11 @@ def reason_of(detail: ErrorDetails, *, known: Collection[str] = ()) -> str:
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """A clause that asks for the nearest of the names there are; empty when none is near."""
+    """A clause that asks for the nearest of the names there are; empty when none is near.
+
+    Empty as well where that would take long: who refuses has other callers waiting.
+    """
+    if len(name) * sum(map(len, known)) > MAX_COMPARED_PAIRS:
+        return ""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {close[0]}?" if close else ""

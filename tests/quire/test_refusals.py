@@ -5,6 +5,7 @@ import pytest
 from quire.arguments import build_request
 from quire.errors import InvalidRequest
 from quire.protocol import GenerationRequest
+from quire.refusals import MAX_COMPARED_PAIRS, nearest
 from quire.sampling import SamplingParams, validated
 
 
@@ -50,3 +51,14 @@ def test_a_misspelt_field_of_a_body_is_told_with_the_one_that_was_meant():
     with pytest.raises(InvalidRequest) as caught:
         GenerationRequest(kind="completions", body=body).parse_body()
     assert str(caught.value) == "body.max_tokenz: unknown field; did you mean max_tokens?"
+
+
+def test_the_nearest_name_is_not_looked_for_where_that_takes_long(monkeypatch):
+    names = [f"customer-{number:03d}" for number in range(500)]
+    assert nearest("customer-4999", names) == "; did you mean customer-499?"
+    long = ["-".join([name] * 5) for name in names]
+    assert len(long[0]) <= 64
+    assert len(long[0]) * sum(map(len, long)) > MAX_COMPARED_PAIRS
+    monkeypatch.setattr("difflib.get_close_matches", None)
+    assert nearest(long[0], long) == ""
+    assert nearest("x" * 1_000_000, ["sql"]) == ""
