@@ -63,7 +63,9 @@ def adapter_of(body: Mapping[str, Any], *, model: str) -> Adapter | None:
     asked, name = body.get("model"), named_adapter(body)
     if asked in (None, model):
         return None if name is None else Adapter(name, "body.adapter")
-    owner, _, suffix = str(asked).rpartition(ADAPTER_SEPARATOR)
+    if not isinstance(asked, str):
+        raise InvalidRequest("body.model", "must be a string")
+    owner, _, suffix = asked.rpartition(ADAPTER_SEPARATOR)
     if owner != model or not is_adapter_name(suffix):
         raise InvalidRequest("body.model", f"this queue serves {model!r}, not {asked!r}")
     if name not in (None, suffix):

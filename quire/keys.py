@@ -39,7 +39,7 @@ hash tag, so that a whole shard lies in one slot and every transition can be one
     ge:<group>          stream   the group's ends in the order they came: id, state.
     w                   hash     worker -> last seen, state and load (msgpack), parted by spaces.
                                  The load may name the `model` that the worker serves, and its
-                                 `adapters`: name -> fingerprint.
+                                 `adapters`: name -> fingerprint, empty until it is read.
     idem:<tenant>:<key> string   idempotency key -> request id.
     wake:<reader>       stream   an entry calls a blocked reader of a client back, because there is
                                  more to read for it. Lives for a minute.

@@ -52,6 +52,18 @@ def adapters_in(folder: Path | None) -> dict[str, Path]:
     return named
 
 
+def announced_adapters(folder: Path | None) -> dict[str, str]:
+    """What the registry is told of adapters that are not read yet: their names, and no revision.
+
+    Else nobody could be let in for one of them while the only worker that has it starts.
+    """
+    try:
+        return dict.fromkeys(adapters_in(folder), "")
+    except ModelRefused:
+        # Whoever reads them says so, and the worker ends.
+        return {}
+
+
 def known_adapter(request: GenerationRequest, *, model: str, known: Collection[str]) -> str | None:
     """The adapter that a request will run with; None where it will not run, too."""
     try:
@@ -67,5 +79,11 @@ def fingerprint_with(engine: str, adapter: str, *, revision: str) -> str:
 
 
 def is_same_adapter(one: str, other: str) -> bool:
-    """Whether two such fingerprints are of the same revision of the same adapter."""
-    return one.rpartition(_SEPARATOR)[2] == other.rpartition(_SEPARATOR)[2]
+    """Whether two fingerprints are of the same revision of the same adapter, or both of none."""
+    return _adapter_in(one) == _adapter_in(other)
+
+
+def _adapter_in(fingerprint: str) -> str | None:
+    """Name and revision; None where it is that of an engine alone, which may be anybody's."""
+    name, is_adapter, revision = fingerprint.rpartition(_SEPARATOR)[2].partition("=")
+    return f"{name}={revision}" if is_adapter and is_adapter_name(name) else None

@@ -88,7 +88,7 @@ def completion_of(origin: Origin, output: RequestOutput) -> Completion:
     error = EARLY_ENDS.get(reason)
     if reason is FinishReason.ERROR:
         message = output.error or "the engine gave no reason"
-        error = ErrorInfo("engine_error", message[:MAX_MESSAGE_LENGTH])
+        error = short_error("engine_error", message)
     return Completion(
         request_id=origin.request_id,
         state=state,
@@ -105,11 +105,15 @@ def completion_of(origin: Origin, output: RequestOutput) -> Completion:
     )
 
 
+def short_error(code: str, message: str, field: str | None = None) -> ErrorInfo:
+    """An error that fits into a record, whatever it quotes of the request."""
+    return ErrorInfo(code, message[:MAX_MESSAGE_LENGTH], field and field[:MAX_MESSAGE_LENGTH])
+
+
 def rejection(origin: Origin, *, error: InvalidRequest) -> Completion:
     """The record of a request that cannot be right; the error names its culprit."""
-    return _failed(
-        origin, FinishReason.REJECTED, ErrorInfo("invalid_request", error.message, error.field)
-    )
+    told = short_error("invalid_request", error.message, error.field)
+    return _failed(origin, FinishReason.REJECTED, told)
 
 
 def refusal(origin: Origin, *, error: RequestRejected) -> Completion:
@@ -128,8 +132,13 @@ def own_failure(origin: Origin, *, error: Exception) -> Completion:
 
 
 def not_resumable(origin: Origin) -> Completion:
-    """The record of a request whose tokens are of another revision of its adapter than there is."""
+    """The record of a request whose tokens are of another revision of its adapter than there is.
+
+    Or of an adapter, where the name that it asks for is that of a model.
+    """
     message = f"its tokens are of another revision of the adapter {origin.adapter!r}"
+    if origin.adapter is None:
+        message = f"its tokens are of an adapter, and {origin.model!r} is a model here"
     return _failed(origin, FinishReason.ERROR, ErrorInfo("not_resumable", message))
 
 

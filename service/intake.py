@@ -14,11 +14,10 @@ import structlog
 from engine.request import FinishReason, Priority
 from quire.broker import Broker
 from quire.errors import InvalidRequest, ProtocolError, QuireError, UnsupportedVersion
-from quire.output import ErrorInfo
 from quire.protocol import GenerationRequest
 from quire.transitions import Claim, Claimed, IngressEntry, NotClaimed, NotClaimedReason
 from service.adapters import fingerprint_with, is_same_adapter, known_adapter
-from service.completions import Origin, not_resumable, own_failure, rejection
+from service.completions import Origin, not_resumable, own_failure, rejection, short_error
 from service.config import Settings
 from service.contact import LONGEST_PAUSE_SECONDS, UNAVAILABLE, Contact
 from service.conversion import engine_request
@@ -270,11 +269,6 @@ class Intake:
             assert invalid is not None
             self._outbox.end(delivery.key, partial(rejection, error=invalid))
             return None
-        if not is_resumable(origin):
-            fingerprints = {"before": origin.other_fingerprint, "here": origin.fingerprint}
-            _log.warning("not resumable", **origin.names, **fingerprints)
-            self._outbox.end(delivery.key, not_resumable)
-            return None
         return delivery, request
 
     def _admit(
@@ -291,6 +285,9 @@ class Intake:
             _log.exception("intake failed", **delivery.origin.names)
             self._outbox.end(delivery.key, partial(own_failure, error=error))
         else:
+            if not is_resumable(delivery.origin):
+                self._refuse_to_resume(delivery)
+                return
             self._note_resume(delivery.origin)
             delivery.request = converted
             self._loop.add(converted)
@@ -334,6 +331,12 @@ class Intake:
             trace_ids=trace_ids(request.headers) if request else {},
         )
 
+    def _refuse_to_resume(self, delivery: Delivery) -> None:
+        origin = delivery.origin
+        fingerprints = {"before": origin.other_fingerprint, "here": origin.fingerprint}
+        _log.warning("not resumable", **origin.names, **fingerprints)
+        self._outbox.end(delivery.key, not_resumable)
+
     def _note_resume(self, origin: Origin) -> None:
         """Say that another claim had the request before, and what it left."""
         if origin.epoch == 1:
@@ -350,13 +353,13 @@ class Intake:
 
     def _bury(self, claim: Claim, error: ProtocolError, *, reason: str) -> None:
         """End a request that cannot be read, or not be gone on with; its bytes are kept."""
-        info = ErrorInfo(reason, str(error))
-        bury = partial(self._broker.dead_letter, claim, f"{reason}: {error}", error=info)
+        info = short_error(reason, str(error))
+        bury = partial(self._broker.dead_letter, claim, f"{reason}: {info.message}", error=info)
         self._contact.call("bury", bury)
         self._metrics.dead_lettered[reason].inc()
         self._metrics.finished["rejected"].inc()
         names = {"request_id": claim.request_id, "epoch": claim.epoch}
-        _log.warning("dead letter", **names, reason=reason, error=str(error))
+        _log.warning("dead letter", **names, reason=reason, error=info.message)
 
 
 def decoded(data: bytes) -> tuple[GenerationRequest | None, InvalidRequest | None]:
@@ -370,7 +373,7 @@ def decoded(data: bytes) -> tuple[GenerationRequest | None, InvalidRequest | Non
 def is_resumable(origin: Origin) -> bool:
     """Whether its tokens may be gone on with: from another engine, but not from other weights."""
     before = origin.other_fingerprint
-    return origin.adapter is None or before is None or is_same_adapter(before, origin.fingerprint)
+    return before is None or is_same_adapter(before, origin.fingerprint)
 
 
 def key_of(claim: Claim) -> str:

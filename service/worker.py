@@ -27,6 +27,7 @@ from quire.broker import Broker
 from quire.connection import connect as connect_redis
 from quire.errors import DurabilityUnavailable
 from quire.protocol import ErrorInfo
+from service.adapters import announced_adapters
 from service.config import Settings
 from service.contact import Contact
 from service.disk import require_durability
@@ -141,6 +142,7 @@ class Worker:
         )
         self._intakes: list[Intake] = []
         self._served: ServedModel | None = None
+        self._announced = announced_adapters(settings.adapters)
         self._health = _health(settings, self._vitals, self.metrics)
 
     def run(self) -> int:
@@ -332,8 +334,8 @@ class Worker:
         return not thread.is_alive()
 
     def _serves(self) -> tuple[str, Mapping[str, str]]:
-        """What the registry tells about its model: the name, and the adapters once it has them."""
-        return self._settings.model_name, self._served.adapters if self._served else {}
+        """What the registry tells about its model: the name, and the adapters."""
+        return self._settings.model_name, self._served.adapters if self._served else self._announced
 
     def _load(self) -> dict[str, float]:
         """What the registry tells about this worker."""

@@ -185,6 +185,25 @@ def test_another_engine_with_the_same_revision_goes_on_and_that_is_recorded(queu
     assert output.completion.resumed_fingerprint_changed
 
 
+def test_a_model_that_is_called_as_the_adapter_is_does_not_go_on_with_its_tokens(queue: Queue):
+    request_id = queue.submit((5, 6, 7), max_tokens=100, model="fake:sql")
+    gone_on(queue, request_id, revision="1")
+    published, gate = queue.published(request_id), StepGate()
+    settings = queue.settings(served_model_name="fake:sql")
+    with WorkerThread(settings, fingerprint="fake-2", before_run=gate):
+        output = queue.result(request_id)
+    assert error_of(output.completion) == ("not_resumable", None)
+    assert output.token_ids == WHOLE[:published]
+    assert gate.batches == []
+
+
+def test_a_worker_that_lacks_the_adapter_says_so_of_what_was_begun_with_it_too(queue: Queue):
+    request_id = begun(queue)
+    with worker(queue, adapters={"polite": "1"}):
+        completion = queue.result(request_id).completion
+    assert error_of(completion) == ("invalid_request", "body.adapter")
+
+
 def test_who_claimed_first_and_said_nothing_has_decided_nothing(queue: Queue):
     """A worker with revision 1 died before its first token; those of revision 2 do not mind."""
     request_id = queue.submit((5, 6, 7), max_tokens=100, adapter="sql")
@@ -308,6 +327,23 @@ def test_a_worker_tells_the_registry_which_adapters_it_has_once_it_has_them(queu
         assert all(isinstance(value, int | float) for value in info.load.values())
 
 
+def test_a_worker_that_starts_tells_the_names_of_its_adapters(queue: Queue, tmp_path: Path):
+    """Its model is told, and asked for; whoever asks for an adapter of it must not be refused."""
+    gate = StepGate()
+
+    def load_late(settings: Settings) -> Any:
+        gate.wait_for_arrival()
+        return fake_model(settings, adapters=ADAPTERS)
+
+    settings = queue.settings(adapters=folder_of(tmp_path, "polite", "sql"))
+    with WorkerThread(settings, load=load_late), Client(queue.url, queue=queue.name) as client:
+        assert eventually(client.adapters) == {"fake": ["polite", "sql"]}
+        (info,) = queue.broker.workers()
+        assert (info.state, set(info.adapters.values())) == ("loading", {""})
+        gate._has_arrived.set()
+        eventually(lambda: queue.broker.workers()[0].adapters == ADAPTERS)
+
+
 def test_a_variable_without_a_value_is_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("QUIRE_ADAPTERS", "")
@@ -322,4 +358,9 @@ def test_fingerprints_are_of_one_adapter_where_name_and_revision_are_the_same():
     assert not is_same_adapter(first, fingerprint_with("engine-1", "sql", revision="2"))
     assert not is_same_adapter(first, fingerprint_with("engine-1", "sq", revision="1"))
     assert not is_same_adapter("engine-1", first)
+    assert not is_same_adapter(first, "engine-1")
     assert not is_same_adapter("", first)
+    assert is_same_adapter("engine-1", "engine-2")
+    assert is_same_adapter("", "engine-1")
+    # Of an engine that is not ours.
+    assert is_same_adapter("some engine 1", "some engine of=2 ago")

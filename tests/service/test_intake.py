@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from engine.request import Priority
+from quire.wire import MAX_MESSAGE_BYTES
 from service.text import ModelTokenizer
 from tests.service.builders import (
     MAX_MODEL_LEN,
@@ -132,11 +133,40 @@ def test_an_envelope_that_cannot_be_right_is_rejected_by_the_name_of_its_field(q
     assert (completion.error.code, completion.error.field) == ("invalid_request", "kind")
 
 
+@pytest.mark.parametrize(
+    "body",
+    [{"model": "\x01" * 400_000}, {"x" * (MAX_MESSAGE_BYTES - 300): 1}],
+    ids=["its value", "its name"],
+)
+def test_what_is_quoted_of_a_field_fits_into_the_record_of_the_end(
+    queue: Queue, body: dict[str, Any]
+):
+    """Else it could not be written, and each worker that tried would die of it."""
+    completion = finish_beside_a_good_one(queue, queue.submit(**body)).completion
+    assert completion.error is not None
+    assert completion.error.code == "invalid_request"
+    assert completion.error.field is not None
+    (name,) = body
+    assert f"body.{name}".startswith(completion.error.field)
+    assert len(completion.error.message) + len(completion.error.field) < 10_000
+
+
+@pytest.mark.parametrize("depth", [10, 1000])
+def test_a_model_that_is_no_name_costs_one_request_however_deep_it_is(queue: Queue, depth: int):
+    """Deeper than anything of ours would pack, and than Python prints."""
+    body = b"\x82\xa6prompt\x91\x01\xa5model" + b"\x91" * depth + b"\xa1x"
+    bad = queue.submit_bytes(b"\x84\xa1v\x01\xa2id\xa1x\xa4kind\xa6tokens\xa4body" + body)
+    completion = finish_beside_a_good_one(queue, bad).completion
+    assert completion.error is not None
+    assert (completion.error.code, completion.error.field) == ("invalid_request", "body.model")
+
+
 UNREADABLE = {
     "undecodable": (b"\xc1 not msgpack", b"\x81\xa1v", b"", msgpack.packb([1, 2])),
     "unsupported_version": (
         msgpack.packb({"v": 2, "id": "x", "kind": "tokens", "body": {}}),
         msgpack.packb({"v": "1.0", "id": "x"}),
+        msgpack.packb({"v": "\x01" * 400_000, "id": "x"}),
     ),
 }
 
