@@ -32,8 +32,10 @@ PREFIX = "base_model.model."
 #: The largest rank, in one layer of one adapter.
 MAX_RANK = 1024
 
-#: Fields that become part of the description.
-_READ = frozenset({"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"})
+#: Fields that become part of the description, or are judged by themselves.
+_READ = frozenset(
+    {"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights"}
+)
 #: Fields that say which layers there are, as the weights do, or how they were trained.
 _HARMLESS = frozenset(
     {
@@ -51,6 +53,9 @@ _HARMLESS = frozenset(
         "loftq_config",
         "eva_config",
         "corda_config",
+        "lora_ga_config",
+        # Of embeddings and heads, whose tensors refuse the adapter.
+        "ensure_weight_tying",
         "qalora_group_size",
         "runtime_config",
     }
@@ -60,9 +65,9 @@ _EXPECTED: dict[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "task_type": ("CAUSAL_LM", None),
     "bias": ("none", None),
-    # The other ways to begin take something from the model's own weights.
-    "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
 }
+#: Ways to begin that leave the model's own weights as they are; True, False and null are such, too.
+_HARMLESS_BEGINNINGS = frozenset({"gaussian", "orthogonal", "eva", "mica"})
 #: A tensor's name, in which the module's comes first.
 _TENSOR = re.compile(rf"{re.escape(PREFIX)}(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 #: A module inside of one of several layers: its name has a number in it.
@@ -164,6 +169,14 @@ class _Reader:
         for name, values in _EXPECTED.items():
             if config.get(name) not in values:
                 raise self._refused(f"{CONFIG_NAME} has {name} = {config.get(name)!r}")
+        beginning = config.get("init_lora_weights")
+        is_harmless = str(beginning).lower() in _HARMLESS_BEGINNINGS
+        if not is_harmless and beginning not in (True, False, None):
+            raise self._refused(
+                f"{CONFIG_NAME} has init_lora_weights = {beginning!r}, which may take something "
+                "from the model's own weights: have PEFT save it as a plain LoRA "
+                "(path_initial_model_for_weight_conversion)"
+            )
         for name in sorted(config.keys() - _READ - _HARMLESS - _EXPECTED.keys()):
             if config[name]:
                 raise self._refused(

@@ -114,7 +114,8 @@ def test_its_fingerprint_changes_with_config_and_weights_and_with_nothing_else(
         ({"peft_type": None}, "peft_type = None"),
         ({"task_type": "SEQ_CLS"}, "task_type = 'SEQ_CLS'"),
         ({"bias": "lora_only"}, "bias = 'lora_only'"),
-        ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa'"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa', .* save it as a plain LoRA"),
+        ({"init_lora_weights": "lora_ga"}, "init_lora_weights = 'lora_ga'"),
         ({"use_dora": True}, "use_dora = True, which this engine does not compute"),
         ({"fan_in_fan_out": True}, "fan_in_fan_out = True"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save = "),
@@ -163,6 +164,74 @@ def test_fields_that_say_nothing_about_the_result_are_no_reason(model, folder, f
     assert read(model, folder).layers
 
 
+#: What PEFT 0.21 writes of a LoraConfig that says only which modules it is for.
+WRITTEN_BY_PEFT = {
+    "alora_invocation_tokens": None,
+    "alpha_pattern": {},
+    "arrow_config": None,
+    "auto_mapping": None,
+    "base_model_name_or_path": "/models/base",
+    "bias": "none",
+    "corda_config": None,
+    "ensure_weight_tying": False,
+    "eva_config": None,
+    "exclude_modules": None,
+    "fan_in_fan_out": False,
+    "inference_mode": True,
+    "init_lora_weights": True,
+    "kasa_config": None,
+    "layer_replication": None,
+    "layers_pattern": None,
+    "layers_to_transform": None,
+    "loftq_config": {},
+    "lora_alpha": 8,
+    "lora_bias": False,
+    "lora_dropout": 0.0,
+    "lora_ga_config": None,
+    "megatron_config": None,
+    "megatron_core": "megatron.core",
+    "modules_to_save": None,
+    "monteclora_config": None,
+    "peft_type": "LORA",
+    "peft_version": "0.21.2",
+    "qalora_group_size": 16,
+    "r": 8,
+    "rank_pattern": {},
+    "revision": None,
+    "target_modules": ["q_proj", "up_proj"],
+    "target_parameters": None,
+    "task_type": "CAUSAL_LM",
+    "trainable_token_indices": None,
+    "use_bdlora": None,
+    "use_dora": False,
+    "use_qalora": False,
+    "use_rslora": False,
+    "velora_config": None,
+}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"task_type": None, "auto_mapping": {"base_model_class": "LlamaForCausalLM"}},
+        {"exclude_modules": ["o_proj"], "layers_to_transform": [0, 1], "layers_pattern": "layers"},
+        {"target_modules": r".*(q_proj|up_proj)", "lora_dropout": 0.1},
+        {"init_lora_weights": False},
+        {"init_lora_weights": "Gaussian"},
+        {"init_lora_weights": "mica"},
+        {"init_lora_weights": "eva", "eva_config": {"rho": 2.0}},
+        # A LoRA-GA that was converted: it has the weights of a plain one.
+        {"lora_ga_config": {"direction": "ArB2r", "scale": "stable", "stable_gamma": 16}},
+        {"corda_config": {"corda_method": "ipm"}},
+        {"ensure_weight_tying": True},
+    ],
+)
+def test_what_peft_writes_of_a_plain_lora_is_read(model, folder, fields):
+    (folder / "adapter_config.json").write_text(json.dumps(WRITTEN_BY_PEFT | fields))
+    assert {(part.rank, part.scale) for part in read(model, folder).layers.values()} == {(8, 1.0)}
+
+
 def of(module: str, side: str, *shape: int) -> dict:
     return {f"{PREFIX}{module}.lora_{side}.weight": torch.ones(shape)}
 
@@ -184,6 +253,8 @@ def of(module: str, side: str, *shape: int) -> dict:
             "nothing is known to do with its tensor",
         ),
         ({f"{PREFIX}lm_head.weight": torch.ones(211, 64)}, "lm_head.weight"),
+        # PEFT takes the name of an adapter out of its tensors' names, and reads none that has it.
+        ({f"{PREFIX}{Q_PROJ}.lora_A.default.weight": torch.ones(8, 64)}, "lora_A.default.weight"),
         ({f"{PREFIX}{Q_PROJ}.lora_B.weight": None}, "has only one of lora_A and lora_B"),
         (of(Q_PROJ, "A", 8, 32), r"lora_A of .* is \(8, 32\), and \(8, 64\) would fit r and the"),
         (of(Q_PROJ, "B", 32, 8), r"lora_B of .* is \(32, 8\), and \(64, 8\) would fit"),
