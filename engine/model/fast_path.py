@@ -33,7 +33,7 @@ CHECKED_STEPS = ((19, 3, 1), (1, 14, 40), (1, 1, 7))
 CHECKED_LENGTHS = [sum(lengths) for lengths in zip(*CHECKED_STEPS, strict=True)]
 #: The share of what an adapter does to a token's logits that may be lost in most of the tokens ...
 MOST_LOST = 0.5
-#: ... for which that is so many times what rounding does to the median token.
+#: ... for which that is so many times what rounding does to the median token, and to this one.
 VISIBLE = 4
 #: Fused weights need room beside the model's own: the wide path has none to ask for.
 OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
@@ -124,7 +124,7 @@ def check_against(
         expected, errors = _compare(served, model, block_size, names)
         # What an adapter adds may be far less than a model's logits, and must not be lost in them.
         effects = (expected - plain).norm(dim=-1)
-        visible = effects > VISIBLE * noise.median()
+        visible = effects > VISIBLE * noise.clamp(min=noise.median())
         lost = (errors > MOST_LOST * effects) & visible
         of_prompts = zip(*(part.split(CHECKED_LENGTHS) for part in (lost, visible)), strict=True)
         for index, (num_lost, num_visible) in enumerate((a.sum(), b.sum()) for a, b in of_prompts):

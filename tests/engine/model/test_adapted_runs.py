@@ -1,6 +1,7 @@
 """What is generated with adapters is what transformers generates with their weights merged in."""
 
 import functools
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -249,6 +250,48 @@ def test_nor_is_one_that_drops_what_is_far_less_than_the_tolerance_of_logits(
     check_against(served, served, block_size=4, adapters=names)
     with pytest.raises(WrongLogits, match=f"adds something else with the adapter {names[place]}"):
         check_against(served, Deaf(served, names[place]), block_size=4, adapters=names)
+
+
+class Rough:
+    """A form whose rounding is far off for some tokens, whatever is computed with."""
+
+    def __init__(self, model, noise: Mapping[tuple[int, int], float]) -> None:
+        self._model, self._noise = model, noise
+        self.name, self.layer_shapes = "rough", model.layer_shapes
+        self.vocab_size, self.reads_unwritten_slots = model.vocab_size, True
+
+    def forward(self, inputs, kv_pool):
+        logits = self._model.forward(inputs, kv_pool)
+        tokens = zip(inputs.token_ids.tolist(), inputs.positions.tolist(), strict=True)
+        logits[:, 0] += torch.tensor([self._noise[token] for token in tokens])
+        return logits
+
+
+def test_rounding_that_is_as_far_off_without_the_adapter_is_not_held_against_it(stage, tmp_path):
+    """A late layer's adapter may do little, and most where the model's rounding does much."""
+    served = served_with(
+        stage, {"a": save_adapter(stage.folder, tmp_path, targets=["q_proj"], lora_alpha=0.001)}
+    )
+    effects = {}
+
+    def forward(inputs, kv_pool):
+        logits = served.forward(inputs, kv_pool)
+        if inputs.adapted:
+            object.__setattr__(inputs, "adapted", [])
+            effect = (logits - served.forward(inputs, kv_pool)).norm(dim=-1).tolist()
+            tokens = zip(inputs.token_ids.tolist(), inputs.positions.tolist(), strict=True)
+            effects.update(zip(tokens, effect, strict=True))
+        return logits
+
+    seen = Rough(served, {})
+    seen.forward = forward
+    check_against(served, seen, block_size=4, adapters=["a"])
+    most = max(effects.values())
+    # Most tokens are off by so little that only the largest effects would be seen in it.
+    noise = {
+        token: effect if effect > 0.6 * most else most / 8 for token, effect in effects.items()
+    }
+    check_against(served, Rough(served, noise), block_size=4, adapters=["a"])
 
 
 @pytest.mark.parametrize(
