@@ -142,7 +142,6 @@ class Worker:
         )
         self._intakes: list[Intake] = []
         self._served: ServedModel | None = None
-        self._announced = announced_adapters(settings.adapters)
         self._health = _health(settings, self._vitals, self.metrics)
 
     def run(self) -> int:
@@ -335,7 +334,9 @@ class Worker:
 
     def _serves(self) -> tuple[str, Mapping[str, str]]:
         """What the registry tells about its model: the name, and the adapters."""
-        return self._settings.model_name, self._served.adapters if self._served else self._announced
+        settings, served = self._settings, self._served
+        adapters = served.adapters if served else announced_adapters(settings.adapters)
+        return settings.model_name, adapters
 
     def _load(self) -> dict[str, float]:
         """What the registry tells about this worker."""
