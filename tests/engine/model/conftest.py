@@ -20,6 +20,15 @@ def _quiet_and_single_threaded():
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(params=[1, 2, 3])
+def threads(request):
+    """How many threads compute a step: alone, in halves, and in thirds, which seldom come out."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory):
     """The folder of a tiny model by the name of its config in `builders`."""

@@ -57,14 +57,6 @@ def errors(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
     return (found - exact).norm(dim=-1) / exact.norm(dim=-1)
 
 
-@pytest.fixture(params=[1, 2, 3])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_in_float32_every_form_has_the_logits_of_the_wide_path(family, tmp_path):
     forms = adapted_forms(FAMILIES[family], tmp_path, ADAPTERS, dtype="float32")

@@ -33,14 +33,6 @@ CPU = torch.device("cpu")
 NUM_ROWS = (1, 7, 20, 70, 300)
 
 
-@pytest.fixture(params=[1, 2, 3])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 def decoder_with_head(folder: Path, head: torch.Tensor, *, vocab_size: int, dtype: str):
     """The tied Llama with another head, of whose outputs `vocab_size` stand for tokens."""
     loaded = load_model(save_model(FAMILIES["llama, tied"], folder), dtype=dtype)

@@ -35,14 +35,6 @@ LONG_MISTRAL = transformers.MistralConfig(
 )
 
 
-@pytest.fixture(params=[1, 2, 3])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module", params=["full", "window"])
 def long_config(request):
     return LONG_LLAMA if request.param == "full" else LONG_MISTRAL
