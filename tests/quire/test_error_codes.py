@@ -10,7 +10,7 @@ from service.families import DEAD_REASONS
 
 ROOT = Path(__file__).parents[2]
 #: What makes an error, and at which place of its arguments the code stands.
-OF_REQUESTS = {"ErrorInfo": 0, "_ending": None}
+OF_REQUESTS = {"ErrorInfo": 0, "short_error": 0, "_ending": None}
 OF_LINES = {"BadLine": 2, "bad": 0, "_fail": 1, "_fail_answer": 1}
 MAKERS = OF_REQUESTS | OF_LINES
 
