@@ -1,7 +1,8 @@
 """Reads settings: flags, before variables, before `quire.toml`, before defaults.
 
 Knows no setting itself but where the file and Redis are; the lists of settings are in
-`service.config`. Importing this module costs no torch, so that `--help` answers at once.
+`service.config`, `service.exporter_settings` and `service.gateway.config`. Importing this module
+costs no torch, so that `--help` answers at once.
 """
 
 import argparse

@@ -24,6 +24,7 @@ REPORT = "AddressSanitizer: heap-buffer-overflow"
 #: The tests that run the kernels; the others are about building and choosing them.
 TESTS = (
     "tests/engine/model/test_kernels.py",
+    "tests/engine/model/test_choosing.py",
     "tests/engine/model/test_decoder.py",
     "tests/engine/model/test_drawn_decoders.py",
     "tests/engine/model/test_adapted_kernels.py",

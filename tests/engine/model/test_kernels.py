@@ -146,6 +146,25 @@ def test_every_variant_computes_the_same_model(variant, dtype, tmp_path):
     assert error < (1e-5 if dtype == "float32" else 5e-2)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+def test_every_variant_chooses_the_first_of_its_largest_logits(variant, dtype, tmp_path):
+    if not runnable(variant):
+        pytest.skip(f"this processor cannot run {variant.name}")
+    native = forms_of(FAMILIES["llama, odd sizes"], tmp_path, dtype=dtype, variant=variant).native
+    rows = [make_row(make_prompt(9, salt=n), block_ids=[n]) for n in range(20)]
+    step = lay_out(rows, block_size=16, device=torch.device("cpu"))
+    pools = [
+        KVPool(native.layer_shapes, num_blocks=20, block_size=16, dtype=getattr(torch, dtype))
+        for _ in range(2)
+    ]
+    backend = ReferenceAttention()
+    logits = compute_logits(step, model=native, kv_pool=pools[0], backend=backend)
+    chosen = native.choose(step.inputs(backend), pools[1])
+    assert chosen.tolist() == logits[:, : native.vocab_size].argmax(dim=-1).tolist()
+    assert len(set(chosen.tolist())) > 1
+
+
 def test_strips_hold_sixteen_outputs_word_by_word():
     weight = torch.arange(20 * 6).view(20, 6).to(torch.bfloat16)
     strips = pack(weight)
