@@ -109,6 +109,14 @@ class KVPool:
         self.key_cache(layer)[slots.blocks, :, slots.offsets] = key
         self.value_cache(layer)[slots.blocks, :, slots.offsets] = value
 
+    def make(self, blocks: range) -> None:
+        """Have the memory of blocks that nobody has used yet now, not when a step first writes it.
+
+        They are zeros before and after. On a CPU the system makes memory as it is touched.
+        """
+        for tensor in self._device_tensors:
+            tensor[blocks.start : blocks.stop].zero_()
+
     def clear(self, block_ids: torch.Tensor) -> None:
         """Zero blocks that are begun but not filled by this step.
 

@@ -36,6 +36,13 @@ from engine.model.transformers_model import TransformersModel
 
 logger = logging.getLogger(__name__)
 
+#: How much of a KV pool is made at load, and for how long at most: a virtual machine may take
+#: seconds for a gigabyte, which would otherwise be added to the first prompts.
+MADE_AT_LOAD_BYTES = 1 << 30
+MADE_AT_LOAD_SECONDS = 1.0
+#: How much of it is made between two looks at the clock.
+MADE_AT_ONCE_BYTES = 32 << 20
+
 
 def load_runner(
     path: str | Path,
@@ -63,7 +70,8 @@ def load_runner(
     given, a share of what is free after the weights, but no more than `max_num_seqs` requests of
     full length could use. A backend asked for by name is the one that attends: the compiled form,
     which has its own, is then left out. `deterministic` promises that a token's logits do not
-    depend on what is computed beside it; by `now`, in seconds, the log says what that has cost.
+    depend on what is computed beside it. By `now`, in seconds, the log says what that has cost, and
+    the memory of the blocks that are used first is made before they are.
     With `async_scheduling` a CUDA device gets its next step while one is in flight; a CPU, which
     also plans, has nothing to gain by it. `adapters` are folders by the name that requests give.
 
@@ -94,6 +102,8 @@ def load_runner(
         num_host_blocks=num_host_blocks,
         has_spare_block=captures or chosen.multiple > 1,
     )
+    if now is not None:
+        _make_first_blocks(kv_pool, now)
     graphs = _graphs(chosen, kv_pool, limits) if captures else None
     return _runner(chosen, kv_pool, graphs, limits, runs_ahead=async_scheduling and on_cuda)
 
@@ -285,6 +295,16 @@ def _kv_pool(
             f"there is no room for a KV cache of {num_blocks} blocks on {chosen.device} and "
             f"{num_host_blocks} on the host: {cause_of(error)}"
         ) from error
+
+
+def _make_first_blocks(kv_pool: KVPool, now: Callable[[], float]) -> None:
+    give_up = now() + MADE_AT_LOAD_SECONDS
+    wanted = min(kv_pool.num_blocks, MADE_AT_LOAD_BYTES // kv_pool.bytes_per_block)
+    at_once = max(1, MADE_AT_ONCE_BYTES // kv_pool.bytes_per_block)
+    for first in range(0, wanted, at_once):
+        if now() >= give_up:
+            return
+        kv_pool.make(range(first, min(first + at_once, wanted)))
 
 
 def _graphs(chosen: _Chosen, kv_pool: KVPool, limits: Limits) -> DecodeGraphs | None:

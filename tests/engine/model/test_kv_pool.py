@@ -1,5 +1,6 @@
 """The pool's bytes: what a block takes, and that moving it changes no bit."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,22 @@ def test_a_token_is_written_to_its_slot_and_nowhere_else():
     assert pool.key_cache(1).count_nonzero() == key.numel()
     assert pool.value_cache(1).count_nonzero() == value.numel()
     assert not pool.key_cache(0).any()
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_the_memory_of_blocks_is_there_once_they_are_made_and_no_sooner():
+    before = resident_bytes()
+    pool = make_pool(num_blocks=8192, block_size=16, num_host_blocks=0)
+    unmade = resident_bytes() - before
+    pool.make(range(2048))
+    made = resident_bytes() - before
+    assert pool.nbytes > 80 << 20
+    assert unmade < pool.nbytes / 20
+    assert pool.nbytes / 5 < made < pool.nbytes / 2
+    assert not any(tensor.any() for tensor in tensors(pool))
 
 
 def test_a_swap_there_and_back_changes_no_bit_and_no_other_block():

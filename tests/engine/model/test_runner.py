@@ -1,5 +1,6 @@
 """The runner by hand-made batches: the order of a step, and what may not leak between requests."""
 
+import itertools
 import threading
 import weakref
 
@@ -214,6 +215,26 @@ def test_by_default_the_pool_takes_a_share_of_what_is_free(model_folder, monkeyp
     monkeypatch.setattr("engine.model.runner.free_memory_bytes", lambda device: 10_000_000)
     runner = make_runner(model_folder("llama"), num_blocks=None, max_num_seqs=500)
     assert 0 < runner.config_facts.num_blocks < 0.4 * 10_000_000 / size
+
+
+@pytest.mark.parametrize(("seconds_each", "num_made"), [(0.0, 100), (0.4, 64), (0.6, 32), (2.0, 0)])
+def test_the_blocks_used_first_are_made_while_there_is_time(
+    model_folder, monkeypatch, seconds_each, num_made
+):
+    """By a clock that moves on with every look: 32 blocks at once, 100 of the pool's 128."""
+    size = make_runner(model_folder("llama")).kv_pool.bytes_per_block
+    monkeypatch.setattr(runner_module, "MADE_AT_LOAD_BYTES", 100 * size)
+    monkeypatch.setattr(runner_module, "MADE_AT_ONCE_BYTES", 32 * size)
+    calls: list[range] = []
+    monkeypatch.setattr(KVPool, "make", lambda _, blocks: calls.append(blocks))
+    clock = itertools.count(step=seconds_each)
+    make_runner(model_folder("llama"), now=lambda: next(clock))
+    assert [block for blocks in calls for block in blocks] == list(range(num_made))
+
+
+def test_without_a_clock_no_memory_is_made_ahead(model_folder, monkeypatch):
+    monkeypatch.setattr(KVPool, "make", lambda _, blocks: pytest.fail(f"made {blocks}"))
+    make_runner(model_folder("llama"))
 
 
 def test_too_little_memory_is_refused_with_both_numbers(model_folder):
