@@ -71,9 +71,9 @@ def load_runner(
     full length could use. A backend asked for by name is the one that attends: the compiled form,
     which has its own, is then left out. `deterministic` promises that a token's logits do not
     depend on what is computed beside it. By `now`, in seconds, the log says what that has cost, and
-    the memory of the blocks that are used first is made before they are.
-    With `async_scheduling` a CUDA device gets its next step while one is in flight; a CPU, which
-    also plans, has nothing to gain by it. `adapters` are folders by the name that requests give.
+    memory of the blocks used first is made. With `async_scheduling` a CUDA device gets its next
+    step while one is in flight; a CPU, which also plans, has nothing to gain by it. `adapters` are
+    folders by the name that requests give.
 
     Raises:
         ModelRefused: the model, the backend or the memory does not allow it.
@@ -94,18 +94,16 @@ def load_runner(
         now=now,
     )
     release_memory(place)
-    on_cuda = place.type == "cuda"
-    captures = on_cuda and not deterministic and isinstance(chosen.model, Decoder)
+    captures = place.type == "cuda" and not deterministic and isinstance(chosen.model, Decoder)
     kv_pool = _kv_pool(
         chosen,
         num_blocks=num_blocks or _num_blocks(chosen, limits, memory_bytes=kv_cache_memory_bytes),
         num_host_blocks=num_host_blocks,
         has_spare_block=captures or chosen.multiple > 1,
+        now=now,
     )
-    if now is not None:
-        _make_first_blocks(kv_pool, now)
     graphs = _graphs(chosen, kv_pool, limits) if captures else None
-    return _runner(chosen, kv_pool, graphs, limits, runs_ahead=async_scheduling and on_cuda)
+    return _runner(chosen, kv_pool, graphs, limits, async_scheduling=async_scheduling)
 
 
 def _keep_to_the_container() -> None:
@@ -275,11 +273,16 @@ def _num_blocks(chosen: _Chosen, limits: Limits, *, memory_bytes: int | None) ->
 
 
 def _kv_pool(
-    chosen: _Chosen, *, num_blocks: int, num_host_blocks: int, has_spare_block: bool
+    chosen: _Chosen,
+    *,
+    num_blocks: int,
+    num_host_blocks: int,
+    has_spare_block: bool,
+    now: Callable[[], float] | None,
 ) -> KVPool:
     """The pool, unless another process has taken its room since that was measured."""
     try:
-        return KVPool(
+        pool = KVPool(
             chosen.model.layer_shapes,
             num_blocks=num_blocks,
             block_size=chosen.block_size,
@@ -295,6 +298,9 @@ def _kv_pool(
             f"there is no room for a KV cache of {num_blocks} blocks on {chosen.device} and "
             f"{num_host_blocks} on the host: {cause_of(error)}"
         ) from error
+    if now is not None:
+        _make_first_blocks(pool, now)
+    return pool
 
 
 def _make_first_blocks(kv_pool: KVPool, now: Callable[[], float]) -> None:
@@ -346,7 +352,7 @@ def _runner(
     graphs: DecodeGraphs | None,
     limits: Limits,
     *,
-    runs_ahead: bool,
+    async_scheduling: bool,
 ) -> ModelRunner:
     return ModelRunner(
         chosen.model,
@@ -357,7 +363,7 @@ def _runner(
         limits=limits,
         multiple=chosen.multiple,
         graphs=graphs,
-        runs_ahead=runs_ahead,
+        runs_ahead=async_scheduling and chosen.device.type == "cuda",
     )
 
 

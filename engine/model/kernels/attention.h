@@ -16,7 +16,8 @@
 
 namespace quire {
 
-// What attention over some keys amounts to: unnormalised sums, their weights' total, the maximum.
+// What attention over some keys amounts to: unnormalised sums, their weights' total, and the largest
+// score, as an exponent of two.
 struct Partial {
   float *sums, *total, *highest;
 
@@ -36,7 +37,7 @@ inline void fold(const Partial& sum, const Partial& part, int64_t rows, int64_t 
   for (int64_t r = 0; r < rows; r++) {
     if (part.total[r] == 0.0f) continue;  // Every key of the part was masked.
     const float highest = std::max(sum.highest[r], part.highest[r]);
-    const float old = std::exp(sum.highest[r] - highest), young = std::exp(part.highest[r] - highest);
+    const float old = std::exp2(sum.highest[r] - highest), young = std::exp2(part.highest[r] - highest);
     sum.total[r] = sum.total[r] * old + part.total[r] * young;
     sum.highest[r] = highest;
     float* to = sum.sums + r * width;
@@ -60,7 +61,7 @@ class SpanWorker {
 
  public:
   SpanWorker(const CacheShape& cache, int64_t group, float scaling, float* memory)
-      : cache_(cache), group_(group), scaling_(scaling) {
+      : cache_(cache), group_(group), scaling_(scaling * LOG2_E) {
     width_ = padded(cache.head_dim);
     chunks_ = (LANES * cache.head_dim * (int64_t)sizeof(Element) + CHUNK - 1) / CHUNK;
     const int64_t rows = max_rows(group);
@@ -101,11 +102,15 @@ class SpanWorker {
       pieces_.list(cache_, keys, key_cache, value_cache);
       next_pieces_.list(cache_, then, key_cache, value_cache);
       score(rows_of_head, queries, head_stride, keys);
-      for (int64_t r = 0; r < num_rows; r++) {
+      const int64_t num_keys = keys.last - keys.first;
+      const auto visible = [&](int64_t r) {
         const int64_t position = first_position + r % rows_of_head / group_;
-        soften(r, window > 0 ? position - window + 1 - keys.first : 0, position + 1 - keys.first,
-               keys.last - keys.first, part);
-      }
+        return Visible(window > 0 ? position - window + 1 - keys.first : 0,
+                       position + 1 - keys.first, num_keys);
+      };
+      // One after the other, the steps of a row's maximum would be waited for.
+      for (int64_t r = 0; r < num_rows; r++) part.highest[r] = highest(r, visible(r), num_keys);
+      for (int64_t r = 0; r < num_rows; r++) soften(r, visible(r), num_keys, part);
       weigh(rows_of_head, keys, part);
       fold(sum, part, num_rows, width_);
     }
@@ -189,43 +194,60 @@ class SpanWorker {
     return to;
   }
 
-  // Row r's scores become weights: those of the keys low .. high-1, and zero for the others. Where
-  // all lanes count nothing is masked, which is nearly everywhere.
-  void soften(int64_t r, int64_t low, int64_t high, int64_t num_keys, const Partial& part) {
-    const Integers lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  // Which of a span's scores count for a row: low .. high-1. Those from `whole` to `rest` are in
+  // vectors without any that does not, which is nearly everywhere.
+  struct Visible {
+    int64_t low, high, whole, rest;
+
+    Visible(int64_t first, int64_t behind, int64_t num_keys)
+        : low(std::max<int64_t>(first, 0)),
+          high(std::min(behind, num_keys)),
+          whole(std::min((low + LANES - 1) / LANES * LANES, num_keys)),
+          rest(std::max(whole, high / LANES * LANES)) {}
+
+    Integers at(int64_t key) const {
+      const Integers lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+      return (lanes >= (int32_t)(low - key)) & (lanes < (int32_t)(high - key));
+    }
+  };
+
+  // The largest of a row's visible scores, scaled.
+  float highest(int64_t r, const Visible& visible, int64_t num_keys) const {
     const Vector nothing = broadcast(-std::numeric_limits<float>::infinity());
-    low = std::max<int64_t>(low, 0);
-    high = std::min(high, num_keys);
-    const int64_t whole = std::min((low + LANES - 1) / LANES * LANES, num_keys);
-    const int64_t rest = std::max(whole, high / LANES * LANES);
+    const float* scores = scores_ + r * SPAN;
+    Vector best = nothing, other = nothing;
+    const auto masked = [&](int64_t key) {
+      return visible.at(key) ? load<Vector>(scores + key) : nothing;
+    };
+    for (int64_t key = 0; key < visible.whole; key += LANES) best = larger(best, masked(key));
+    int64_t key = visible.whole;
+    for (; key + LANES < visible.rest; key += 2 * LANES) {
+      best = larger(best, load<Vector>(scores + key));
+      other = larger(other, load<Vector>(scores + key + LANES));
+    }
+    for (; key < visible.rest; key += LANES) best = larger(best, load<Vector>(scores + key));
+    for (key = visible.rest; key < num_keys; key += LANES) best = larger(best, masked(key));
+    return largest_of(larger(best, other)) * scaling_;
+  }
+
+  // Row r's scores become weights: zero for keys that do not count.
+  void soften(int64_t r, const Visible& visible, int64_t num_keys, const Partial& part) {
+    const float highest = part.highest[r];
     const float* scores = scores_ + r * SPAN;
     Element* weights = weights_ + r * SPAN;
-    const auto visible = [&](int64_t key) {
-      return (lanes >= (int32_t)(low - key)) & (lanes < (int32_t)(high - key));
-    };
-    const auto masked = [&](int64_t key) {
-      return visible(key) ? load<Vector>(scores + key) : nothing;
-    };
-    Vector best = nothing;
-    for (int64_t key = 0; key < whole; key += LANES) best = larger(best, masked(key));
-    for (int64_t key = whole; key < rest; key += LANES)
-      best = larger(best, load<Vector>(scores + key));
-    for (int64_t key = rest; key < num_keys; key += LANES) best = larger(best, masked(key));
-    const float highest = largest_of(best) * scaling_;
     Vector total = Vector{};
     const auto weigh_up = [&](int64_t key, auto&& kept) {
-      const Vector weight = kept(exponential(load<Vector>(scores + key) * scaling_ - highest));
+      const Vector weight = kept(power_of_two(load<Vector>(scores + key) * scaling_ - highest));
       total += weight;
       T::narrow16(weights + key, weight);
     };
     const auto all = [](Vector weight) { return weight; };
-    for (int64_t key = 0; key < whole; key += LANES)
-      weigh_up(key, [&](Vector weight) { return visible(key) ? weight : Vector{}; });
-    for (int64_t key = whole; key < rest; key += LANES) weigh_up(key, all);
-    for (int64_t key = rest; key < num_keys; key += LANES)
-      weigh_up(key, [&](Vector weight) { return visible(key) ? weight : Vector{}; });
+    for (int64_t key = 0; key < visible.whole; key += LANES)
+      weigh_up(key, [&](Vector weight) { return visible.at(key) ? weight : Vector{}; });
+    for (int64_t key = visible.whole; key < visible.rest; key += LANES) weigh_up(key, all);
+    for (int64_t key = visible.rest; key < num_keys; key += LANES)
+      weigh_up(key, [&](Vector weight) { return visible.at(key) ? weight : Vector{}; });
     part.total[r] = sum_of(total);
-    part.highest[r] = highest;
   }
 
   void weigh(int64_t rows, const Keys& keys, const Partial& part) {

@@ -7,13 +7,14 @@
 
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX512BF16__)
+#if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
 namespace quire {
 
 constexpr int LANES = 16;
+constexpr float LOG2_E = 1.44269504f;
 
 typedef float Vector __attribute__((vector_size(64)));
 typedef uint32_t Words __attribute__((vector_size(64)));
@@ -68,25 +69,43 @@ inline float sum_of(Vector v) {
 }
 inline float largest_of(Vector v) { return across_lanes(v, larger); }
 
-// exp for arguments up to 88, within two units in the last place; below -87 the result stays at the
-// smallest normal number. Range reduction by Cody and Waite, polynomial as in Cephes' expf.
+// The nearest whole numbers.
+inline Vector whole(Vector x) {
+  const Vector shift = broadcast(12582912.0f);  // 1.5 * 2^23: what is added to it is rounded.
+  return x + shift - shift;
+}
+
+// 2^(n + rest) for a whole n and a rest of a half at most, within two units in the last place; exact
+// where there is no rest. The polynomial has the least relative error of those that begin with one.
+inline Vector power_of_two(Vector n, Vector rest) {
+  Vector p = broadcast(1.3264714507e-3f);
+  p = p * rest + 9.6715129912e-3f;
+  p = p * rest + 5.5507339537e-2f;
+  p = p * rest + 2.4022242427e-1f;
+  p = p * rest + 6.9314700365e-1f;
+  p = p * rest + 1.0f;
+#if defined(__AVX512F__)
+  // All lanes; without a mask the header of the compiler begins with what nobody has set.
+  return (Vector)_mm512_maskz_scalef_ps(0xffff, (__m512)p, (__m512)n);
+#else
+  return (Vector)((Words)p + ((Words)__builtin_convertvector(n, Integers) << 23));
+#endif
+}
+
+// 2^x for x up to 127; below -126 the result stays at the smallest normal number.
+inline Vector power_of_two(Vector x) {
+  x = larger(x, broadcast(-126.0f));
+  const Vector n = whole(x);
+  return power_of_two(n, x - n);
+}
+
+// e^x for x up to 88; below -87 the result stays near the smallest normal number. Range reduction by
+// Cody and Waite.
 inline Vector exponential(Vector x) {
-  const Vector low = broadcast(-87.0f);
-  x = x < low ? low : x;
-  const Vector shift = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer.
-  const Vector rounded = x * 1.44269504088896341f + shift;
-  const Vector n = rounded - shift;
-  const Vector r = x - n * 0.693359375f - n * -2.12194440e-4f;
-  Vector p = broadcast(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  // In unsigned words: a masked score may be anything, and its sum then wraps.
-  const Words exponent = ((Words)rounded - (Words)shift) << 23;
-  return (Vector)((Words)p + exponent);
+  x = larger(x, broadcast(-87.0f));
+  const Vector n = whole(x * LOG2_E);
+  const Vector rest = x - n * 0.693359375f - n * -2.12194440e-4f;
+  return power_of_two(n, rest * LOG2_E);
 }
 
 struct Float32 {
