@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from quire.async_broker import AsyncBroker
 from quire.connection import MAX_BLOCK_SECONDS
-from quire.errors import UnknownRequest
+from quire.errors import QuireError, UnknownRequest
 from quire.following import Following, joined, raise_unless_completed
 from quire.output import Completion, State, TokenChunk
+from quire.output_log import OutputRead
 from quire.transitions import RequestStatus
 
 
@@ -35,12 +36,20 @@ class AsyncHandle:
         self, *, after: int = 0, prefix_hash: str = ""
     ) -> AsyncIterator[TokenChunk | Completion]:
         """See `Handle.follow`."""
+        async for items in self.follow_reads(after=after, prefix_hash=prefix_hash):
+            for item in items:
+                yield item
+
+    async def follow_reads(
+        self, *, after: int = 0, prefix_hash: str = ""
+    ) -> AsyncIterator[Sequence[TokenChunk | Completion]]:
+        """What `follow` gives, all that came with one read together; never nothing."""
         following = Following(
             self.request_id, after=after, known=self._known, prefix_hash=prefix_hash
         )
-        async for item in _follow(self._broker, following):
+        async for items in _reads(self._broker, following):
             self._known = True
-            yield item
+            yield items
 
     async def result(self, *, timeout: float | None = None) -> Completion:
         """See `Handle.result`."""
@@ -68,17 +77,18 @@ async def completion_of(broker: AsyncBroker, request_id: str) -> Completion:
 
 async def _end_of(broker: AsyncBroker, following: Following) -> Completion:
     chunks: list[TokenChunk] = []
-    async for item in _follow(broker, following):
-        if isinstance(item, Completion):
-            return joined(item, chunks)
-        chunks.append(item)
+    async for items in _reads(broker, following):
+        for item in items:
+            if isinstance(item, Completion):
+                return joined(item, chunks)
+            chunks.append(item)
     raise AssertionError("an output is followed to its end")
 
 
-async def _follow(
+async def _reads(
     broker: AsyncBroker, following: Following
-) -> AsyncIterator[TokenChunk | Completion]:
-    """The chunks beyond the follower's place as they come, and the completion, last."""
+) -> AsyncIterator[Sequence[TokenChunk | Completion]]:
+    """The chunks beyond the follower's place, read by read, and the completion, last."""
     request_id, block = following.request_id, None
     while True:
         reads = await broker.read_output(following.position, block_seconds=block)
@@ -86,11 +96,28 @@ async def _follow(
         if read is None:
             following.silent(await _status(broker, request_id))
         else:
-            for item in following.take(read):
-                yield item
+            items, error = _taken(following, read)
+            if items:
+                yield items
+            if error is not None:
+                raise error
             if read.completion is not None:
                 return
         block = following.patience.left(MAX_BLOCK_SECONDS)
+
+
+def _taken(
+    following: Following, read: OutputRead
+) -> tuple[list[TokenChunk | Completion], QuireError | None]:
+    """What was read, and why no more of it can be taken; what came before that is good."""
+    items: list[TokenChunk | Completion] = []
+    taking = following.take(read)
+    try:
+        while (item := next(taking, None)) is not None:
+            items.append(item)
+    except QuireError as error:
+        return items, error
+    return items, None
 
 
 async def _status(broker: AsyncBroker, request_id: str) -> RequestStatus | None:

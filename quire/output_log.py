@@ -74,8 +74,12 @@ def logs_in(
 
     ProtocolError stands in the place of a log that has an entry which is not ours.
     """
+    found = entries_by_stream(reply)
+    if not found:
+        # What most reads of many quiet logs bring.
+        return
     ids = {keys.output(request_id).encode(): request_id for request_id in seen}
-    for stream, entries in entries_by_stream(reply):
+    for stream, entries in found:
         if request_id := ids.get(stream):
             try:
                 yield request_id, read_entries(request_id, entries, seen=seen[request_id])

@@ -4,6 +4,7 @@ Exit codes: 0 drained; 2 settings that cannot be right, or a module that is miss
 """
 
 import asyncio
+import gc
 import os
 import sys
 
@@ -11,6 +12,10 @@ import sys
 EXIT_USAGE = 2
 #: What brings everything that a gateway imports.
 GATEWAY_EXTRA = "the extra `gateway`: pip install -c constraints.txt -e '.[gateway]'"
+
+#: When Python looks for garbage in cycles. Open streams are many objects that stay: looked through
+#: as often as is usual, they take a fifth of a busy gateway's time.
+GC_THRESHOLDS = (20_000, 20, 100)
 
 
 def main() -> int:
@@ -39,6 +44,7 @@ def _run() -> int:
     except ConfigurationError as error:
         sys.stderr.write(f"configuration: {error}\n")
         return EXIT_USAGE
+    gc.set_threshold(*GC_THRESHOLDS)
     asyncio.run(server.run())
     return 0
 

@@ -1,6 +1,6 @@
 """Reads the choices of a call together, as their tokens come; knows no HTTP.
 
-Nothing is read ahead but one piece of each choice: the logs are the buffer, so a caller that reads
+Nothing is read ahead but one read of each choice: the logs are the buffer, so a caller that reads
 slowly costs no memory, and one that never comes back none at all.
 """
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from quire.aio import AsyncClient
 from quire.errors import OutputRewound
 from quire.following import joined, raise_unless_completed
-from quire.output import Completion, TokenChunk
+from quire.output import Completion, State, TokenChunk
 from service.gateway.asked import Asked
 from service.gateway.life import draining
 from service.gateway.places import Place
@@ -19,8 +19,8 @@ from service.gateway.tasks import end
 
 _Item = TypeVar("_Item")
 
-#: The choice, and what came of it.
-News = tuple[int, TokenChunk | Completion]
+#: The choice, and what came of it at once; never nothing.
+News = tuple[int, Sequence[TokenChunk | Completion]]
 
 
 class Answer:
@@ -60,20 +60,26 @@ class Answer:
         async for item in self.news(silence_seconds=float("inf")):
             assert item is not None, "no silence is so long"
             choice, news = item
-            if isinstance(news, Completion):
-                ends[choice] = news
-            else:
-                chunks[choice].append(news)
+            for one in news:
+                if isinstance(one, Completion):
+                    ends[choice] = one
+                else:
+                    chunks[choice].append(one)
         return [joined(ends[choice], own) for choice, own in enumerate(chunks)]
 
     async def _follow(self, choice: int) -> AsyncGenerator[News, None]:
         place = self.places[choice]
         handle = self._client.attach(self.asked.member_ids[choice])
         try:
-            async for item in handle.follow(after=place.num_tokens, prefix_hash=place.prefix_hash):
-                if isinstance(item, Completion):
-                    raise_unless_completed(item)
-                yield choice, item
+            async for news in handle.follow_reads(
+                after=place.num_tokens, prefix_hash=place.prefix_hash
+            ):
+                *pieces, last = news
+                if isinstance(last, Completion) and last.state is not State.COMPLETED:
+                    if pieces:
+                        yield choice, pieces
+                    raise_unless_completed(last)
+                yield choice, news
         except OutputRewound as rewound:
             self.places[choice] = Place(rewound.kept)
             raise

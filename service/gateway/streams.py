@@ -1,7 +1,8 @@
 """Tells an answer as server-sent events, for as long as somebody listens.
 
 An event says in its `id` how far the caller has come with it (see places.py), so that one who comes
-back with the last id gets the next token, of this gateway or of any other.
+back with the last id gets the next token, of this gateway or of any other. Events that are ready at
+once are sent together.
 """
 
 import asyncio
@@ -11,6 +12,8 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Iterable,
+    Iterator,
     Mapping,
     Sequence,
 )
@@ -23,7 +26,7 @@ from starlette.types import Receive, Scope, Send
 
 from quire.errors import QuireError
 from quire.openai_answers import ending, opening, piece, usage_piece
-from quire.output import Completion
+from quire.output import Completion, TokenChunk
 from service.gateway.answers import Answer, News
 from service.gateway.places import Place, event_id
 from service.gateway.refusals import Refused, refusal_of, with_headers
@@ -35,6 +38,10 @@ FIRST_WORD_SECONDS = 1.0
 
 #: After so long without an event a comment is sent, lest a proxy take the connection for dead.
 SILENCE_SECONDS = 15.0
+
+#: Events that are ready at once are joined until they have so many bytes. What a slow caller has
+#: to take in its patience is the sockets' business as before: their buffers hold several of these.
+JOINED_BYTES = 16 << 10
 
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _COMMENT = b": the answer goes on\n\n"
@@ -103,43 +110,61 @@ class EventStream(Response):
         self, first: Awaitable[News | None], news: AsyncIterator[News | None], send: Send
     ) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async with aclosing(self._events(chained(first, news))) as events:
-            async for event in events:
-                await self._send(event, send)
+        async with aclosing(self._bodies(chained(first, news))) as bodies:
+            async for body in bodies:
+                await self._send(body, send)
 
-    async def _send(self, event: bytes, send: Send) -> None:
-        """Hand an event to the server, which takes it once the caller has taken those before."""
+    async def _send(self, body: bytes, send: Send) -> None:
+        """Hand events to the server, which takes them once the caller has taken those before."""
         try:
             async with asyncio.timeout(self._patience_seconds):
-                await send({"type": "http.response.body", "body": event, "more_body": True})
+                await send({"type": "http.response.body", "body": body, "more_body": True})
         except TimeoutError:
             raise HungUp from None
 
-    async def _events(self, news: AsyncIterator[News | None]) -> AsyncGenerator[bytes, None]:
-        heading, places = self._answer.asked.heading, self._answer.places
-        if heading.is_chat and not self._is_resumed:
-            for choice in range(len(places)):
-                yield self._event(opening(heading, choice))
+    async def _bodies(self, news: AsyncIterator[News | None]) -> AsyncGenerator[bytes, None]:
+        """The events, those together that are ready at once."""
         ends: dict[int, Completion] = {}
         try:
+            for body in joined(self._openings()):
+                yield body
             async for item in news:
                 if item is None:
                     yield _COMMENT
                     continue
-                choice, one = item
-                if isinstance(one, Completion):
-                    ends[choice] = one
-                    if not places[choice].has_end:
-                        places[choice] = replace(places[choice], has_end=True)
-                        yield self._event(ending(heading, choice, one))
-                    continue
-                self._note_first_token()
-                places[choice] = Place.behind(one)
-                yield self._event(piece(heading, choice, one))
+                for body in joined(self._events(*item, ends)):
+                    yield body
         except (QuireError, Refused) as error:
-            yield _written(refusal_of(error).body, places)
+            yield _written(refusal_of(error).body, self._answer.places)
             await self._on_error(error)
             return
+        for body in joined(self._last_events(ends)):
+            yield body
+
+    def _openings(self) -> Iterator[bytes]:
+        heading = self._answer.asked.heading
+        if heading.is_chat and not self._is_resumed:
+            for choice in range(len(self._answer.places)):
+                yield self._event(opening(heading, choice))
+
+    def _events(
+        self, choice: int, news: Sequence[TokenChunk | Completion], ends: dict[int, Completion]
+    ) -> Iterator[bytes]:
+        """The events of what came of a choice; notes its end."""
+        heading, places = self._answer.asked.heading, self._answer.places
+        for one in news:
+            if isinstance(one, Completion):
+                ends[choice] = one
+                if not places[choice].has_end:
+                    places[choice] = replace(places[choice], has_end=True)
+                    yield self._event(ending(heading, choice, one))
+                continue
+            self._note_first_token()
+            places[choice] = Place.behind(one)
+            yield self._event(piece(heading, choice, one))
+
+    def _last_events(self, ends: Mapping[int, Completion]) -> Iterator[bytes]:
+        heading = self._answer.asked.heading
         if self._include_usage:
             yield self._event(usage_piece(heading, [ends[choice] for choice in sorted(ends)]))
         yield _DONE
@@ -161,6 +186,18 @@ async def chained(
     yield await first
     async for item in rest:
         yield item
+
+
+def joined(events: Iterable[bytes]) -> Iterator[bytes]:
+    """The events in their order, joined up to JOINED_BYTES, and formed only as they are taken."""
+    body = bytearray()
+    for event in events:
+        body += event
+        if len(body) >= JOINED_BYTES:
+            yield bytes(body)
+            body.clear()
+    if body:
+        yield bytes(body)
 
 
 def _written(body: Mapping[str, Any], places: Sequence[Place]) -> bytes:

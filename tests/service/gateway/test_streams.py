@@ -5,6 +5,7 @@ import re
 import pytest
 
 from quire.errors import RequestFailed
+from service.gateway.streams import JOINED_BYTES, EventStream, joined
 from tests.service.builders import eventually
 from tests.service.gateway.builders import CHAT
 
@@ -54,6 +55,43 @@ def test_who_has_the_end_is_told_it_no_second_time(gateway):
         *_, end, usage, done = stream.rest()
     path = f"/v1/requests/{stream.request_id}/events?include_usage=true"
     assert gateway.get(path, Last_Event_ID=end.id).events == [usage, done]
+
+
+def test_events_that_are_ready_at_once_are_sent_together_each_with_its_own_id(gateway, monkeypatch):
+    bodies: list[bytes] = []
+    plain = EventStream._send
+
+    def send(self, body, send):
+        bodies.append(body)
+        return plain(self, body, send)
+
+    request_id = gateway.complete().request_id
+    monkeypatch.setattr(EventStream, "_send", send)
+    with gateway.resume(request_id) as again:
+        events = again.rest()
+    assert [event.text for event in events] == ["one ", "two ", "three", "", ""]
+    assert [event.id.split("/")[0] for event in events] == ["4", "8", "13", "13", "13"]
+    pieces, done = bodies
+    assert (pieces.count(b"id: "), pieces.count(b"data: "), done) == (4, 4, b"data: [DONE]\n\n")
+    with gateway.resume(request_id, events[1].id) as again:
+        assert [event.text for event in again.rest()] == ["three", "", ""]
+
+
+def test_joined_events_keep_their_order_and_are_formed_only_as_they_are_taken():
+    formed: list[int] = []
+
+    def events():
+        for number in range(10):
+            formed.append(number)
+            yield bytes([number]) * (JOINED_BYTES // 2)
+
+    bodies = joined(events())
+    first = next(bodies)
+    assert (len(first), formed) == (JOINED_BYTES, [0, 1])
+    whole = first + b"".join(bodies)
+    assert whole == b"".join(bytes([number]) * (JOINED_BYTES // 2) for number in range(10))
+    assert list(joined([b"x" * 3 * JOINED_BYTES, b"y"])) == [b"x" * 3 * JOINED_BYTES, b"y"]
+    assert list(joined([])) == []
 
 
 def test_several_choices_go_on_each_at_its_own_place(gateway):
@@ -223,6 +261,32 @@ def test_a_failure_in_the_middle_is_an_event_with_an_error_and_the_end(gateway, 
     }  # fmt: skip
     assert error.id == seen[-1].id
     assert gateway.metric("quire_gateway_streams_broken_total", reason="failed") == 1
+
+
+def test_what_was_said_before_a_failure_is_told_also_where_both_are_read_at_once(gateway, script):
+    script.pieces = ["one ", "two ", RequestFailed("engine_error", "the device is gone")]
+    with gateway.stream(headers=KEY) as stream:
+        stream.rest()
+    with gateway.resume(stream.request_id) as again:
+        *pieces, error = again.rest()
+    assert text_of(pieces) == "one two "
+    assert (error.body["error"]["code"], error.id) == ("engine_error", pieces[-1].id)
+
+
+def test_what_follows_from_what_was_told_is_told_also_where_the_rest_of_the_read_does_not(
+    gateway, fake
+):
+    request_id = gateway.complete().request_id
+    log = fake.broker.keys.output(request_id)
+    entries = fake.connection.xrange(log)
+    fake.connection.delete(log)
+    for number, (entry_id, fields) in enumerate(entries):
+        changed = fields | {b"prefix": b"1.1"} if number == 1 else fields
+        fake.connection.xadd(log, changed, id=entry_id)
+    with gateway.resume(request_id) as again:
+        piece, error = again.rest()
+    assert piece.text == "one "
+    assert error.body["error"]["code"] == "output_rewound"
 
 
 def test_when_one_choice_fails_the_others_are_ended(gateway, fake, script):
