@@ -51,7 +51,7 @@ class BatchLine:
 
     @property
     def num_choices(self) -> int:
-        """How many answers are asked for."""
+        """How many answers are asked for, to all prompts."""
         return self.asked.num_choices
 
     def request_id(self, choice: int = 0, *, attempt: int = 0) -> str:
@@ -82,7 +82,7 @@ class BadLine:
 
 
 def parse_line(text: str, *, number: int, batch: str) -> BatchLine | BadLine:
-    """Reads line `number` of the batch named `batch`. The body is looked into by `request` only."""
+    """Reads line `number` of the batch named `batch`. The body is looked into at the end."""
     try:
         fields = parse_object(text)
     except InvalidRequest as error:
@@ -107,7 +107,7 @@ def parse_line(text: str, *, number: int, batch: str) -> BatchLine | BadLine:
     digest = hashlib.sha256(asked.encode()).hexdigest()
     line = BatchLine(custom_id, url, body, digest)
     try:
-        line.request()
+        line.asked.check()
     except InvalidRequest as error:
         return bad("invalid_request", str(error))
     return line
@@ -122,7 +122,7 @@ def output_line(line: BatchLine, completions: Sequence[Completion]) -> str:
         created=int(time.time()),
         model=first.model or line.body.get("model") or "",
     )
-    body = response(heading, completions)
+    body = response(heading, completions, num_prompts=line.asked.num_prompts)
     answer = {"status_code": 200, "request_id": first.request_id, "body": body}
     return _line(line.result_id, line.custom_id, response=answer, error=None)
 

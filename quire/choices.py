@@ -31,16 +31,20 @@ def check_number(n: object, *, field: str) -> None:
         raise InvalidRequest(field, f"must be a number from 1 to {MAX_CHOICES}")
 
 
-def choice_of(request: GenerationRequest, index: int, *, n: int) -> GenerationRequest:
+def choice_of(
+    request: GenerationRequest, index: int, *, n: int, seeded_as: int | None = None
+) -> GenerationRequest:
     """The request for one of `n` choices; an only choice is the request itself.
 
-    The request has a seed. InvalidRequest when its id or its key has no room for the index.
+    The request has a seed; that of the choice is its own by index, or that of the choice
+    `seeded_as`. InvalidRequest when its id or its key has no room for the index.
     """
     if n == 1:
         return request
+    seed_index = index if seeded_as is None else seeded_as
     fields = dict(request) | {
         "id": id_of(request.id, index, n=n),
-        "body": request.body | {"seed": seed_of(request.body["seed"], index)},
+        "body": request.body | {"seed": seed_of(request.body["seed"], seed_index)},
     }
     if request.idempotency_key is not None:
         fields["idempotency_key"] = id_of(request.idempotency_key, index, n=n)

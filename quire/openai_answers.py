@@ -35,22 +35,25 @@ class Heading:
         return {"id": self.id, "object": name, "created": self.created, "model": self.model}
 
 
-def response(heading: Heading, completions: Sequence[Completion]) -> dict[str, Any]:
-    """The body of a response, from the whole output of each choice."""
+def response(
+    heading: Heading, completions: Sequence[Completion], *, num_prompts: int
+) -> dict[str, Any]:
+    """The body of a response, from the whole output of each choice; those of a prompt in a row."""
     choices = [_choice(heading, *item) for item in enumerate(completions)]
     fields = heading.fields(is_piece=False)
-    return fields | {"choices": choices, "usage": usage_of(completions)}
+    return fields | {"choices": choices, "usage": usage_of(completions, num_prompts=num_prompts)}
 
 
-def usage_of(completions: Sequence[Completion]) -> dict[str, Any]:
-    """The tokens of all choices. The prompt is counted once, as the first choice found it."""
-    usage = completions[0].usage
+def usage_of(completions: Sequence[Completion], *, num_prompts: int) -> dict[str, Any]:
+    """The tokens of all choices. A prompt is counted once, as its first choice found it."""
+    found = [one.usage for one in completions[:: len(completions) // num_prompts]]
+    num_prompt_tokens = sum(usage.prompt_tokens for usage in found)
     num_generated = sum(completion.usage.completion_tokens for completion in completions)
     return {
-        "prompt_tokens": usage.prompt_tokens,
+        "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_generated,
-        "total_tokens": usage.prompt_tokens + num_generated,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "total_tokens": num_prompt_tokens + num_generated,
+        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in found)},
     }
 
 
@@ -75,9 +78,12 @@ def ending(heading: Heading, index: int, completion: Completion) -> dict[str, An
     return _piece(heading, choice | {"finish_reason": _finish_reason(completion)})
 
 
-def usage_piece(heading: Heading, completions: Sequence[Completion]) -> dict[str, Any]:
+def usage_piece(
+    heading: Heading, completions: Sequence[Completion], *, num_prompts: int
+) -> dict[str, Any]:
     """The piece behind all choices, for `stream_options.include_usage`."""
-    return heading.fields(is_piece=True) | {"choices": [], "usage": usage_of(completions)}
+    usage = usage_of(completions, num_prompts=num_prompts)
+    return heading.fields(is_piece=True) | {"choices": [], "usage": usage}
 
 
 def _piece(heading: Heading, choice: dict[str, Any]) -> dict[str, Any]:

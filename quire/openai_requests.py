@@ -6,11 +6,11 @@ Pure: JSON in, messages out. Which fields a body may have, and what they mean, i
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.choices import check_number, choice_of
+from quire.choices import MAX_CHOICES, check_number, choice_of
 from quire.errors import InvalidRequest
 from quire.protocol import GenerationRequest, Kind
 from quire.sampling import validated
@@ -26,6 +26,8 @@ KINDS: dict[str, Kind] = {
 class OpenAIRequest:
     """One call of OpenAI's API; it asks for as many requests of ours as it asks for choices.
 
+    Completions may have a list of prompts, and each of them gets the choices that `n` says.
+
     `digest` is hexadecimal, 47 digits at least. What brings no seed gets one that is made of it, so
     that the same digest is the same generation.
     """
@@ -35,26 +37,86 @@ class OpenAIRequest:
     digest: str
 
     @property
+    def num_prompts(self) -> int:
+        """How many prompts there are; a chat has one."""
+        return len(self._prompts)
+
+    @property
     def num_choices(self) -> int:
-        """How many answers are asked for; not checked yet."""
-        n: int | None = self.body.get("n")
-        return 1 if n is None else n
+        """How many answers are asked for, to all prompts. InvalidRequest if they cannot be."""
+        n = self._choices_of_each
+        if n * self.num_prompts > MAX_CHOICES:
+            message = f"asks for {n * self.num_prompts} choices, and {MAX_CHOICES} are the most"
+            raise InvalidRequest("body.prompt", message)
+        return n * self.num_prompts
+
+    def begins_prompt(self, choice: int) -> bool:
+        """Whether this choice is the first one of its prompt."""
+        return choice % self._choices_of_each == 0
+
+    def check(self) -> None:
+        """InvalidRequest if the message for any choice cannot be right."""
+        for choice in range(0, self.num_choices, self._choices_of_each):
+            self.request("check", choice)
 
     def request(self, request_id: str, choice: int = 0, **envelope: Any) -> GenerationRequest:
         """The message to submit for one choice, see choices.py for its id.
 
-        InvalidRequest for a body that cannot be right.
+        Choices are counted through: all of the first prompt, then all of the second. With a seed in
+        the body each prompt is answered as in a call of its own; otherwise no two choices share
+        one. InvalidRequest for a body that cannot be right.
         """
-        check_number(self.num_choices, field="body.n")
+        num_choices = self.num_choices
+        prompt, choice_of_prompt = divmod(choice, self._choices_of_each)
         body = {name: value for name, value in self.body.items() if name != "n"}
+        if self._is_list:
+            body["prompt"] = self._prompts[prompt]
+        seeded_as = choice_of_prompt
         if body.get("seed") is None:
             body["seed"] = int(self.digest[32:47], 16)
+            seeded_as = choice
         fields = {"id": request_id, "kind": self.kind, "body": body}
         request = validated(GenerationRequest, fields | envelope)
-        request.parse_body()
+        try:
+            request.parse_body()
+        except InvalidRequest as error:
+            if self._is_list and error.field == "body.prompt":
+                raise InvalidRequest(f"body.prompt.{prompt}", error.message) from None
+            raise
         # The cap is looked at here, too: over it, one message would stop its whole submit.
         request.encode()
-        return choice_of(request, choice, n=self.num_choices)
+        return choice_of(request, choice, n=num_choices, seeded_as=seeded_as)
+
+    @property
+    def _choices_of_each(self) -> int:
+        """How many answers each prompt gets. InvalidRequest."""
+        n = self.body.get("n")
+        if n is None:
+            return 1
+        check_number(n, field="body.n")
+        assert isinstance(n, int)
+        return n
+
+    @property
+    def _prompts(self) -> Sequence[Any]:
+        return self.body["prompt"] if self._is_list else [self.body.get("prompt")]
+
+    @property
+    def _is_list(self) -> bool:
+        """Whether the prompt is a list of prompts: of texts, or of arrays of token ids.
+
+        InvalidRequest if it is one of both. An array that begins with anything else is one prompt,
+        if any.
+        """
+        prompt = self.body.get("prompt")
+        if self.kind != "completions" or not isinstance(prompt, list) or not prompt:
+            return False
+        kind = type(prompt[0])
+        if kind not in (str, list):
+            return False
+        if not all(type(one) is kind for one in prompt):
+            raise InvalidRequest("body.prompt", "must have texts only, or arrays of token ids only")
+        return True
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:

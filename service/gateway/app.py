@@ -196,7 +196,8 @@ class Gateway:
         except (QuireError, Refused) as error:
             await self._end_others(asked, error)
             raise with_headers(error, headers) from error
-        return JSONResponse(response(asked.heading, completions), headers=headers)
+        body = response(asked.heading, completions, num_prompts=asked.num_prompts)
+        return JSONResponse(body, headers=headers)
 
     def _stream(
         self,

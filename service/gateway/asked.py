@@ -1,8 +1,8 @@
 """What a caller has asked for, as every gateway finds it again: in the metadata of its request.
 
-The choices of a call are requests of their own. The first has the id of the call, whatever their
-number, so that one record tells of the call, and an idempotency key that comes with another number
-of choices meets that record, too.
+The choices of a call, to all its prompts, are requests of their own. The first has the id of the
+call, whatever their number, so that one record tells of the call, and an idempotency key that comes
+with another number of choices meets that record, too.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quire.choices import CHOICE_SEPARATOR, check_number
+from quire.choices import CHOICE_SEPARATOR
 from quire.errors import InvalidRequest
 from quire.openai_answers import Heading
 from quire.openai_requests import OpenAIRequest
@@ -35,11 +35,15 @@ _ABOUT_TELLING = ("stream", "stream_options")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One call: its id, and what its answer is to look like. `digest` is of all it asks for."""
+    """One call: its id, and what its answer is to look like. `digest` is of all it asks for.
+
+    `num_choices` are those of all prompts, each of which has as many.
+    """
 
     request_id: str
     kind: Kind
     num_choices: int = 1
+    num_prompts: int = 1
     model: str = ""
     created: int = 0
     digest: str = ""
@@ -61,6 +65,7 @@ class Asked:
             METADATA_KEY: {
                 "kind": self.kind,
                 "choices": self.num_choices,
+                "prompts": self.num_prompts,
                 "model": self.model,
                 "created": self.created,
                 "digest": self.digest,
@@ -78,7 +83,10 @@ class Asked:
                 "created": int(created),
                 "digest": str(digest),
             }:
-                return cls(request_id, kind, num_choices, model, created, digest)
+                prompts = metadata[METADATA_KEY].get("prompts")
+                # Earlier gateways do not say it: their calls had a prompt each.
+                num_prompts = prompts if type(prompts) is int and 0 < prompts <= num_choices else 1
+                return cls(request_id, kind, num_choices, num_prompts, model, created, digest)
         return cls(request_id, "completions", created=created)
 
 
@@ -95,16 +103,25 @@ class Call:
         A long one takes some ten milliseconds; after each of them the others of the loop get on.
         """
         ids = self.asked.member_ids
-        first = self.request.request(ids[0], metadata=self.asked.metadata(), **envelope)
-        if len(ids) > 1 and len(ids) * len(first.encode()) > MAX_CALL_BYTES:
-            message = f"so many requests of this length take more than {MAX_CALL_BYTES} bytes"
-            raise InvalidRequest("body.n", message)
-        members = [first.model_copy(update={"id": ids[0]})]
-        for choice, member_id in enumerate(ids[1:], start=1):
-            await asyncio.sleep(0)
-            one = self.request.request(ids[0], choice, **envelope)
+        members: list[GenerationRequest] = []
+        num_bytes = 0
+        for choice, member_id in enumerate(ids):
+            if choice:
+                await asyncio.sleep(0)
+            metadata = {} if choice else {"metadata": self.asked.metadata()}
+            one = self.request.request(ids[0], choice, **metadata, **envelope)
+            if self.request.begins_prompt(choice):
+                # Known before the other choices of this prompt are made.
+                num_bytes += len(ids) // self.asked.num_prompts * len(one.encode())
+                self._check_bytes(num_bytes)
             members.append(one.model_copy(update={"id": member_id}))
         return members
+
+    def _check_bytes(self, num_bytes: int) -> None:
+        if self.asked.num_choices > 1 and num_bytes > MAX_CALL_BYTES:
+            message = f"so many requests of this length take more than {MAX_CALL_BYTES} bytes"
+            field = "body.n" if self.asked.num_prompts == 1 else "body.prompt"
+            raise InvalidRequest(field, message)
 
 
 def call_of(
@@ -124,11 +141,11 @@ def call_of(
         digest = _sha256([tenant, key, kind, about_tokens])
         name = _sha256([tenant, key])
     request = OpenAIRequest(kind, body, digest)
-    check_number(request.num_choices, field="body.n")
     asked = Asked(
         request_id=f"{ID_PREFIX}{name[:32]}",
         kind=kind,
         num_choices=request.num_choices,
+        num_prompts=request.num_prompts,
         model=model,
         created=int(time.time()),
         digest=digest[:32],

@@ -164,9 +164,11 @@ class EventStream(Response):
             yield self._event(piece(heading, choice, one))
 
     def _last_events(self, ends: Mapping[int, Completion]) -> Iterator[bytes]:
-        heading = self._answer.asked.heading
+        asked = self._answer.asked
         if self._include_usage:
-            yield self._event(usage_piece(heading, [ends[choice] for choice in sorted(ends)]))
+            completions = [ends[choice] for choice in sorted(ends)]
+            usage = usage_piece(asked.heading, completions, num_prompts=asked.num_prompts)
+            yield self._event(usage)
         yield _DONE
 
     def _event(self, body: dict[str, Any]) -> bytes:

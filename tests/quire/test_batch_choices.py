@@ -121,3 +121,52 @@ def test_a_second_run_finds_every_choice_of_the_first(folder):
         folder.run(fake.client())
         assert folder.results[0]["response"]["body"]["choices"] == first
         assert len(fake.requests) == 3
+
+
+# -- lists of prompts -----------------------------------------------------------------------------
+
+
+def test_a_list_of_prompts_is_one_answer_of_all_their_choices(folder):
+    folder.write(ask("a", ["long", "x"], n=2), ask("b", [[1, 2], [3]]), ask("c", ["only"]))
+    with FakeQuire(answer=lambda request: str(request.body["prompt"])) as fake:
+        progress = folder.run(fake.client())
+    assert (progress.total, progress.completed) == (3, 3)
+    bodies = {line["custom_id"]: line["response"]["body"] for line in folder.results}
+    assert [(one["index"], one["text"]) for one in bodies["a"]["choices"]] == [
+        (0, "long"), (1, "long"), (2, "x"), (3, "x"),
+    ]  # fmt: skip
+    assert bodies["a"]["usage"]["prompt_tokens"] == len("long") + len("x")
+    assert bodies["a"]["usage"]["completion_tokens"] == 2 * (len("long") + len("x"))
+    assert [one["text"] for one in bodies["b"]["choices"]] == ["[1, 2]", "[3]"]
+    assert [one["text"] for one in bodies["c"]["choices"]] == ["only"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field"),
+    [
+        (["a", ""], "body.prompt.1"),
+        ([[1], [-1]], "body.prompt.1"),
+        (["a", "x" * (1 << 20)], "body"),
+        (["a", [1]], "body.prompt"),
+        (["a"] * 129, "body.prompt"),
+    ],
+)
+def test_a_prompt_of_a_list_that_cannot_be_is_a_bad_line_and_no_other(folder, prompt, field):
+    folder.write(ask("a", prompt), ask("b", ["good"]))
+    with FakeQuire(answer=lambda _: "one") as fake:
+        folder.run(fake.client())
+        assert [request.body["prompt"] for request in fake.requests] == ["good"]
+    assert folder.codes == {"a": "invalid_request"}
+    assert f"line 1: {field}: " in folder.failures[0]["error"]["message"]
+    assert len(folder.results) == 1
+
+
+def test_a_second_run_finds_every_prompt_of_the_first(folder):
+    folder.write(ask("a", ["x", "y"], n=2))
+    with FakeQuire(answer=numbered) as fake:
+        folder.run(fake.client())
+        first = folder.results[0]["response"]["body"]["choices"]
+        folder.output.unlink()
+        folder.run(fake.client())
+        assert folder.results[0]["response"]["body"]["choices"] == first
+        assert len(fake.requests) == 4

@@ -121,7 +121,17 @@ def test_a_trace_that_is_none_is_ignored(gateway, fake):
     [
         (COMPLETIONS, {"prompt": "x", "best_of": 2}, "best_of"),
         (COMPLETIONS, {"prompt": "x", "temperature": -1}, "temperature"),
-        (COMPLETIONS, {"prompt": ["a", "b"]}, "prompt"),
+        (COMPLETIONS, {"prompt": []}, "prompt"),
+        (COMPLETIONS, {"prompt": ["a", [1]]}, "prompt"),
+        (COMPLETIONS, {"prompt": ["a", 1]}, "prompt"),
+        (COMPLETIONS, {"prompt": [1, "a"]}, "prompt"),
+        (COMPLETIONS, {"prompt": ["a", ""]}, "prompt.1"),
+        (COMPLETIONS, {"prompt": [[1], []]}, "prompt.1"),
+        (COMPLETIONS, {"prompt": [["a", "b"]]}, "prompt.0"),
+        (COMPLETIONS, {"prompt": ["a"] * 129}, "prompt"),
+        (COMPLETIONS, {"prompt": ["a"] * 65, "n": 2}, "prompt"),
+        (COMPLETIONS, {"prompt": ["a", "b"], "n": 0}, "n"),
+        (CHAT, {"messages": MESSAGES, "prompt": ["a", "b"]}, "prompt"),
         (COMPLETIONS, {"prompt": "x", "n": 129}, "n"),
         (COMPLETIONS, {"prompt": "x", "n": "two"}, "n"),
         (COMPLETIONS, {"prompt": "x", "model": 7}, "model"),
@@ -156,6 +166,15 @@ def test_choices_of_a_long_prompt_are_refused_before_the_queue_holds_it_so_often
     assert (reply.status, reply.error["param"]) == (400, "n")
     assert not fake.requests
     assert gateway.complete("x" * 500_000, n=16).status == 200
+
+
+def test_prompts_of_a_list_take_no_more_together_than_the_choices_of_one(gateway, fake):
+    reply = gateway.complete(["x" * 500_000] * 6, n=3)
+    assert (reply.status, reply.error["param"]) == (400, "prompt")
+    reply = gateway.complete(["x", "x" * 500_000], n=17)
+    assert (reply.status, reply.error["param"]) == (400, "prompt")
+    assert not fake.requests
+    assert gateway.complete(["x" * 500_000] * 6, n=2).status == 200
 
 
 def test_while_the_choices_of_a_call_are_made_ready_others_get_on():

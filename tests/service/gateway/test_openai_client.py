@@ -37,6 +37,20 @@ def test_a_completion_is_parsed(client):
     assert answer.choices[0].logprobs.tokens[0] == "o"
 
 
+def test_a_list_of_prompts_is_parsed_as_one_answer_and_as_a_stream(client, script):
+    script.pieces = [lambda request: f"to {request.body['prompt']}"]
+    answer = client.completions.create(model="fake", prompt=["a", "b"], n=2)
+    told = ["to a", "to a", "to b", "to b"]
+    assert [choice.text for choice in answer.choices] == told
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (2, 16)
+    texts = [""] * 4
+    for chunk in client.completions.create(model="fake", prompt=["a", "b"], n=2, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == told
+    answer = client.completions.create(model="fake", prompt=[[1, 2], [3]])
+    assert [choice.text for choice in answer.choices] == ["to [1, 2]", "to [3]"]
+
+
 def test_a_streamed_chat_is_parsed_with_its_usage(client):
     chunks = list(
         client.chat.completions.create(
