@@ -39,8 +39,8 @@ FIRST_WORD_SECONDS = 1.0
 #: After so long without an event a comment is sent, lest a proxy take the connection for dead.
 SILENCE_SECONDS = 15.0
 
-#: Events that are ready at once are joined until they have so many bytes. What a slow caller has
-#: to take in its patience is the sockets' business as before: their buffers hold several of these.
+#: Events that are ready at once are joined until they have so many bytes. The server holds several
+#: times as much for a slow caller, so what one has to take in its patience hardly changes by it.
 JOINED_BYTES = 16 << 10
 
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
