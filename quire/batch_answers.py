@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from quire.batch_lines import BatchLine
 from quire.following import Following, joined
+from quire.openai_answers import naming_prompt
 from quire.output import Completion, TokenChunk
 
 
@@ -23,6 +24,13 @@ class Answer:
         if len(self.completed) < self.line.num_choices:
             return None
         return [self.completed[choice] for choice in range(self.line.num_choices)]
+
+    def named(self, completion: Completion, choice: int) -> Completion:
+        """The end of a choice, with the place of its prompt among several where it refuses that."""
+        line = self.line
+        return naming_prompt(
+            completion, choice, num_choices=line.num_choices, num_prompts=line.asked.num_prompts
+        )
 
 
 @dataclass(slots=True)

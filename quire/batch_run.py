@@ -293,7 +293,7 @@ class BatchRun:
         elif item.state is State.CANCELLED and self._broken_off:
             self._fail_answer(open_.answer, self._broken_off, _REASONS[self._broken_off])
         else:
-            error = item.error
+            error = open_.answer.named(item, open_.choice).error
             code, message = (error.code, error.message) if error else (str(item.state), "")
             field_ = f"{error.field}: " if error and error.field else ""
             self._fail_answer(open_.answer, code, f"{field_}{message}")

@@ -6,7 +6,7 @@ Pure: completions and chunks in, JSON out; for batch files and for the gateway.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.openai_logprobs import of_chat, of_completion
@@ -55,6 +55,17 @@ def usage_of(completions: Sequence[Completion], *, num_prompts: int) -> dict[str
         "total_tokens": num_prompt_tokens + num_generated,
         "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in found)},
     }
+
+
+def naming_prompt(
+    completion: Completion, choice: int, *, num_choices: int, num_prompts: int
+) -> Completion:
+    """The end of a choice. One that refuses its prompt says which of several that is."""
+    error = completion.error
+    if num_prompts == 1 or error is None or error.field != "body.prompt":
+        return completion
+    prompt = choice // (num_choices // num_prompts)
+    return replace(completion, error=replace(error, field=f"body.prompt.{prompt}"))
 
 
 def opening(heading: Heading, index: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from quire.aio import AsyncClient
 from quire.errors import OutputRewound
 from quire.following import joined, raise_unless_completed
+from quire.openai_answers import naming_prompt
 from quire.output import Completion, State, TokenChunk
 from service.gateway.asked import Asked
 from service.gateway.life import draining
@@ -78,11 +79,17 @@ class Answer:
                 if isinstance(last, Completion) and last.state is not State.COMPLETED:
                     if pieces:
                         yield choice, pieces
-                    raise_unless_completed(last)
+                    raise_unless_completed(self._naming_prompt(choice, last))
                 yield choice, news
         except OutputRewound as rewound:
             self.places[choice] = Place(rewound.kept)
             raise
+
+    def _naming_prompt(self, choice: int, end: Completion) -> Completion:
+        asked = self.asked
+        return naming_prompt(
+            end, choice, num_choices=asked.num_choices, num_prompts=asked.num_prompts
+        )
 
 
 async def merged(

@@ -170,3 +170,16 @@ def test_a_second_run_finds_every_prompt_of_the_first(folder):
         folder.run(fake.client())
         assert folder.results[0]["response"]["body"]["choices"] == first
         assert len(fake.requests) == 4
+
+
+def test_a_worker_that_refuses_a_prompt_is_told_with_the_place_of_that_prompt(folder):
+    def answer(request):
+        if request.body["prompt"] == "long":
+            raise RequestFailed("invalid_request", "is too long", "body.prompt")
+        return "said"
+
+    folder.write(ask("a", ["x", "long"], n=2), ask("b", "long"))
+    with FakeQuire(answer=answer) as fake:
+        folder.run(fake.client())
+    messages = {one["custom_id"]: one["error"]["message"] for one in folder.failures}
+    assert messages == {"a": "body.prompt.1: is too long", "b": "body.prompt: is too long"}

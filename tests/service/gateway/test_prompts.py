@@ -109,6 +109,18 @@ def test_when_one_prompt_fails_the_call_has_and_the_others_are_ended(gateway, fa
     eventually(lambda: fake.broker.status(good).state == "cancelled", "the other is cancelled")
 
 
+def test_a_worker_that_refuses_a_prompt_is_told_with_the_place_of_that_prompt(gateway, script):
+    def piece(request):
+        if request.body["prompt"] == "long":
+            raise RequestFailed("invalid_request", "is too long", "body.prompt")
+        return "said"
+
+    script.pieces = [piece]
+    for prompt, param in ((["a", "b", "long"], "prompt.2"), ("long", "prompt")):
+        reply = gateway.complete(prompt, n=2)
+        assert (reply.status, reply.error["param"]) == (400, param)
+
+
 @pytest.mark.parametrize("prompts", [None, 0, -1, 3, "2", True])
 def test_a_record_that_says_nothing_good_of_its_prompts_is_of_one(prompts):
     asked = Asked("req-1", "completions", num_choices=2)
