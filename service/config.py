@@ -136,7 +136,9 @@ class Settings(ProcessSettings):
 
     model: str | None = setting(
         "Model",
-        "Folder or Hugging Face name; unset: the checkout's own `models/abacus`.",
+        "Folder or Hugging Face name; unset: the checkout's own `models/abacus`. A name that "
+        "begins with `.`, `/` or `~`, has two slashes, or has a folder here for its first part is "
+        "only looked for as a folder.",
         default=None,
     )
     served_model_name: str | None = setting(

@@ -81,7 +81,8 @@ def load_model(
     """Load a causal language model for serving.
 
     Args:
-        path: a folder, or a name that transformers resolves by its own rules (cache, offline mode).
+        path: a folder, or a name that transformers resolves by its own rules (cache, offline mode);
+            a name that the hub cannot have, or whose owner is a folder here, is a folder's.
         dtype: a key of `DTYPES`, or "auto" for the one the checkpoint names.
         device: where the weights go.
 
@@ -122,14 +123,32 @@ def _folder(path: str | Path) -> Path:
         return Path(path)
     if Path(path).is_file():
         raise ModelRefused(f"{path} is a file; a model is the folder with its config.json in it")
-    if isinstance(path, Path) or path.startswith(("/", ".")):
-        raise ModelRefused(f"there is no folder {path}")
+    if isinstance(path, Path) or not _may_be_of_hub(path):
+        raise ModelRefused(_no_folder(path))
     try:
-        config_file = cached_file(str(path), "config.json")
+        config_file = cached_file(path, "config.json")
     except OSError as error:
-        raise ModelRefused(f"there is no model at {path}: {_first_line(error)}") from error
+        # What was meant may have been a folder all the same.
+        reason = f"no model of that name came from the hub: {_first_line(error)}"
+        raise ModelRefused(f"{_no_folder(path)}, and {reason}") from error
     assert config_file is not None, "a missing file raises"
     return Path(config_file).parent
+
+
+def _may_be_of_hub(name: str) -> bool:
+    """Whether this may be `<model>` or `<owner>/<model>` of the hub, and not a mistyped folder.
+
+    Where the owner is a folder here, a folder in it was meant: the hub would only say that it has
+    no such model, or that it cannot be reached.
+    """
+    if name.startswith(("/", ".", "~")) or name.count("/") > 1:
+        return False
+    return "/" not in name or not Path(name).parent.is_dir()
+
+
+def _no_folder(path: str | Path) -> str:
+    """Says what was looked for; of a relative one, also where."""
+    return f"there is no folder {path}" + ("" if Path(path).is_absolute() else f" in {Path.cwd()}")
 
 
 def _check_files(folder: Path, path: str | Path) -> None:

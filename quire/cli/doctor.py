@@ -297,7 +297,7 @@ def _torch() -> Finding:
 def _model(name: str | None) -> Finding:
     folder = Path(name) if name else Path("models") / "abacus"
     if not folder.is_dir():
-        if name and len(Path(name).parts) == 2 and not Path(name).is_absolute():
+        if name and _may_be_of_hub(name):
             return Finding("model", Verdict.WARN, f"{name} is no folder here; a hub name?")
         verdict = Verdict.FAIL if name else Verdict.WARN
         return Finding("model", verdict, f"no folder {folder}", "set --model or QUIRE_MODEL")
@@ -312,3 +312,12 @@ def _model(name: str | None) -> Finding:
         return Finding("model", Verdict.FAIL, f"{folder} lacks {', '.join(missing)}")
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     return Finding("model", Verdict.OK, f"{folder}, {size / 1e6:.1f} MB of weights")
+
+
+def _may_be_of_hub(name: str) -> bool:
+    """Whether a worker would ask the hub for it, as for `<owner>/<model>`.
+
+    A folder that is here is no owner: what is missing in it was mistyped.
+    """
+    owner, *rest = Path(name).parts
+    return len(rest) == 1 and not owner.startswith(("/", ".", "~")) and not Path(owner).is_dir()

@@ -157,16 +157,39 @@ def test_an_unknown_type_and_a_broken_config_are_refused(tmp_path):
         load_model(tmp_path)
 
 
-def test_a_name_that_is_nowhere_is_refused(monkeypatch):
+@pytest.mark.parametrize("name", ["nobody", "nobody/nothing", "no.body/no-thing_1.0"])
+def test_a_name_that_is_nowhere_is_refused(name, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelRefused, match="there is no model at nobody/nothing"):
-        load_model("nobody/nothing")
+    monkeypatch.chdir(tmp_path)
+    expected = f"^there is no folder {name} in {tmp_path}, and no model of that name came from the "
+    with pytest.raises(ModelRefused, match=rf"{expected}hub: .+"):
+        load_model(name)
 
 
-@pytest.mark.parametrize("path", ["/nope/model", "./nope", Path("nope")], ids=str)
-def test_a_folder_that_is_not_there_is_refused_as_a_folder(path):
-    with pytest.raises(ModelRefused, match=r"^there is no folder .*nope[^:]*$"):
+def no_hub(*_):
+    raise AssertionError("a hub was asked for a folder")
+
+
+@pytest.mark.parametrize("path", ["/nope/model", Path("/nope")], ids=str)
+def test_a_folder_that_is_not_there_is_refused_as_a_folder(path, monkeypatch):
+    monkeypatch.setattr("engine.model.loader.cached_file", no_hub)
+    with pytest.raises(ModelRefused, match=f"^there is no folder {path}$"):
         load_model(path)
+
+
+MISTYPED = ["models/abcus", "abcus/", "./nope", "../nope", ".hidden", "~/models/abacus"]
+
+
+@pytest.mark.parametrize("path", [*MISTYPED, "shelf/models/abacus", Path("nope")], ids=str)
+def test_a_relative_folder_that_is_not_there_is_told_with_where_it_was_looked_for(
+    path, tmp_path, monkeypatch
+):
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("engine.model.loader.cached_file", no_hub)
+    with pytest.raises(ModelRefused) as refused:
+        load_model(path)
+    assert str(refused.value) == f"there is no folder {path} in {tmp_path}"
 
 
 def test_a_file_is_refused_and_no_hub_asked_for_a_model_of_its_name(tmp_path, monkeypatch):

@@ -25,6 +25,28 @@ def test_doctor_names_what_is_wrong_and_what_to_do(quire, tmp_path, real_server)
     assert code == 1 and "fail  redis" in out
 
 
+@pytest.mark.parametrize(
+    ("name", "verdict"),
+    [
+        ("Qwen/Qwen3-0.6B", "warn"),
+        ("models/abcus", "fail"),
+        ("~/abacus", "fail"),
+        ("../nope", "fail"),
+        ("/nope", "fail"),
+        ("a/b/c", "fail"),
+    ],
+)
+def test_doctor_takes_a_mistyped_folder_for_no_name_of_the_hub(
+    quire, tmp_path, monkeypatch, name, verdict
+):
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    lines = records(quire("doctor", "--no-torch", "--json", "--model", name)[1])
+    (found,) = [finding for finding in lines if finding["check"] == "model"]
+    assert found["verdict"] == verdict
+    assert found["detail"].startswith(f"{name} is no folder here" if verdict == "warn" else "no ")
+
+
 def test_doctor_counts_no_worker_that_has_ended(quire, real_broker):
     real_broker.beat_worker("draining-1", "draining", {})
     for state in ("stopped", "failed"):
