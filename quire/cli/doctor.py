@@ -214,7 +214,8 @@ def _constraints(workers: Sequence[WorkerInfo], where: str) -> Iterator[Finding]
         yield Finding("constraints", Verdict.OK, f"served {where}")
     elif unable:
         detail = f"refused {where}: no worker has the extra `grammars`"
-        yield Finding("constraints", Verdict.OK, detail)
+        advice = "install it for all of them, unless no request of this queue has a constraint"
+        yield Finding("constraints", Verdict.WARN, detail, advice)
 
 
 def _lengths(workers: Sequence[WorkerInfo], where: str) -> Iterator[Finding]:

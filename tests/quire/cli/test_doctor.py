@@ -77,7 +77,9 @@ def test_doctor_warns_of_workers_that_would_not_serve_the_same_requests(quire, r
         f"longest request {where}: 2048 tokens for other, 4096 tokens for able"
     )
     real_broker.beat_worker("able", "draining", {"grammars": 1.0, "max_model_len": 4096.0})
-    assert found()["constraints"]["detail"].startswith(f"refused {where}: no worker has")
+    constraints = found()["constraints"]
+    assert constraints["detail"] == f"refused {where}: no worker has the extra `grammars`"
+    assert constraints["verdict"] == "warn" and "install it" in constraints["advice"]
     assert "lengths" not in found()
 
 
