@@ -19,6 +19,17 @@ from quire.transitions import LAST_STATES, SILENT_SECONDS, WorkerInfo
 #: Between two looks at the registry.
 LOOK_SECONDS = 0.5
 
+#: What is told of a worker, and what it means where the word alone does not say so.
+OUTCOMES = {
+    "stopped": "",
+    "failed": "leases hand its work over",
+    "restarted": "",
+    "silent": "not heard for a minute",
+    "unknown": "no such worker",
+    "timeout": "",
+    "asked": "with --no-wait",
+}
+
 
 def add_drain(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire drain`."""
@@ -29,10 +40,10 @@ def add_drain(parser: argparse.ArgumentParser) -> None:
     help_ = "give up waiting; the wish stands [300]"
     wait.add_argument("--timeout", type=not_negative, default=300.0, metavar="SECONDS", help=help_)
     add_server(parser)
+    *others, last = (f"{one} ({why})" if why else one for one, why in OUTCOMES.items())
     parser.epilog = (
-        "Prints each worker with how it ended: stopped, failed (leases hand its work over), "
-        "restarted, silent (not heard for a minute) or timeout; with --no-wait: asked. Exit "
-        "codes: 0 all stopped or restarted, 3 some, 1 none. What restarts processes that exit "
+        f"Prints each worker with what became of it: {', '.join(others)} or {last}. Exit codes: 0 "
+        "all stopped, restarted or asked, 3 some, 1 none. What restarts processes that exit "
         "restarts a drained worker: scale down there."
     )
 
@@ -106,6 +117,7 @@ class _Watch:
 
     def tell(self, name: str, outcome: str) -> None:
         """Prints what has become of a worker, and waits for it no longer."""
+        assert outcome in OUTCOMES, f"{outcome} is told in no help"
         self.asked.pop(name, None)
         self.outcomes[name] = outcome
         self.console.end_progress()

@@ -1,6 +1,7 @@
 """`quire drain`: asks, waits, and says how each worker ended."""
 
 import json
+import re
 import threading
 
 import pytest
@@ -87,6 +88,14 @@ def test_the_wish_stands_when_nobody_waits_any_longer(drain, real_broker):
     assert drain("b", "--no-wait") == (0, {"b": "asked"})
     assert real_broker.drain_wishes() == {"a", "b"}
     assert real_broker.beat_worker("a", "ready", {}) is True
+
+
+def test_the_help_names_everything_that_can_become_of_a_worker(drain, capsys):
+    with pytest.raises(SystemExit):
+        main(["drain", "--help"])
+    text = capsys.readouterr().out.partition("what became of it:")[2].partition("Exit codes")[0]
+    told = {"asked", "failed", "restarted", "silent", "stopped", "timeout", "unknown"}
+    assert told <= set(re.findall(r"\w+", text))
 
 
 def test_nobody_and_everybody_at_once_is_a_wrong_command_line(drain):
