@@ -24,6 +24,7 @@ from quire.async_handle import AsyncHandle
 from quire.async_shard import taking_turns
 from quire.choices import choices_of
 from quire.client import DEFAULT_URL
+from quire.conflicts import Meetings
 from quire.errors import QuireError
 from quire.inspection import adapters_of, models_of
 from quire.output import Completion, State, TokenChunk
@@ -114,7 +115,8 @@ class AsyncClient:
     ) -> list[AsyncHandle] | AsyncGroupHandle:
         """See `Client.submit_many`."""
         name = None if group is None else check_group_name(group)
-        handles = await self._submit(await self._ready(list(requests), group=name))
+        given = list(requests)
+        handles = await self._submit(await self._ready(given, group=name), given)
         return handles if name is None else self.attach_group(name)
 
     async def submit_choices(
@@ -125,8 +127,9 @@ class AsyncClient:
         **options: Unpack[RequestOptions],
     ) -> list[AsyncHandle]:
         """See `Client.submit_choices`."""
-        (request,) = await self._ready([{"prompt": prompt, **options}])
-        return await self._submit(choices_of(request, n))
+        arguments: RequestArguments = {"prompt": prompt, **options}
+        (request,) = await self._ready([arguments])
+        return await self._submit(choices_of(request, n), [arguments] * n)
 
     def attach(self, request_id: str) -> AsyncHandle:
         """A handle to a request submitted elsewhere or earlier. Nothing is sent yet."""
@@ -179,15 +182,23 @@ class AsyncClient:
             for request in ready_requests(items, tenant=self._tenant, now_ms=now_ms)
         )
 
-    async def _submit(self, requests: Sequence[GenerationRequest]) -> list[AsyncHandle]:
-        """Submits to every shard its part; the answers are in the order of the requests."""
+    async def _submit(
+        self,
+        requests: Sequence[GenerationRequest],
+        given: Sequence[GenerationRequest | RequestArguments],
+    ) -> list[AsyncHandle]:
+        """See `Client._submit`."""
         parting = Parting(requests, len(self._brokers))
         for shard, part in parting.parts():
             try:
                 parting.answered(shard, await self._brokers[shard].submit_many(part))
             except QuireError as error:
                 parting.failed(error)
+        answers = parting.answers()
+        meetings = Meetings(requests, given, answers)
+        for look in meetings.looks(len(self._brokers)):
+            meetings.seen(look, await self._brokers[look.shard].request_bytes(look.ids))
         return [
             AsyncHandle(self._broker_of(answer.request_id), answer.request_id, known=True)
-            for answer in parting.answers()
+            for answer in answers
         ]

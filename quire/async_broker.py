@@ -112,6 +112,10 @@ class AsyncBroker(AsyncShard):
             raise UnknownRequest(request_id)
         return status_of(request_id, fields, place=place)
 
+    async def request_bytes(self, request_ids: Sequence[str]) -> list[bytes | None]:
+        """See `Broker.request_bytes`."""
+        return await self._call(partial(self._bodies, request_ids))
+
     async def read_output(
         self, seen: Mapping[str, int], *, block_seconds: float | None = None
     ) -> dict[str, OutputRead]:
@@ -175,6 +179,12 @@ class AsyncBroker(AsyncShard):
         """See `Broker.cancel_many`."""
         calls = [cancel_call(self.keys, request_id) for request_id in request_ids]
         return states_of(request_ids, await self._run(Ask("cancel", calls)))
+
+    async def _bodies(self, request_ids: Sequence[str]) -> list[Any]:
+        async with self._connection.pipeline(transaction=False) as pipeline:
+            for request_id in request_ids:
+                pipeline.get(self.keys.body(request_id))
+            return list(await pipeline.execute())
 
     async def _look(self, request_id: str) -> list[Any]:
         async with self._connection.pipeline(transaction=False) as pipeline:

@@ -118,6 +118,10 @@ class Broker(Working, Operating, Grouping):
             raise UnknownRequest(request_id)
         return status_of(request_id, fields, place=place)
 
+    def request_bytes(self, request_ids: Sequence[str]) -> list[bytes | None]:
+        """The requests as their producers encoded them; None for one that has ended, or is none."""
+        return self._retrying(partial(self._bodies, request_ids))
+
     def read_output(
         self, seen: Mapping[str, int], *, block_seconds: float | None = None
     ) -> dict[str, OutputRead]:
@@ -135,6 +139,12 @@ class Broker(Working, Operating, Grouping):
         with self._connection.pipeline(transaction=False) as pipeline:
             pipeline.hget(self.keys.place, request_id)
             pipeline.hgetall(self.keys.request(request_id))
+            return pipeline.execute()
+
+    def _bodies(self, request_ids: Sequence[str]) -> list[Any]:
+        with self._connection.pipeline(transaction=False) as pipeline:
+            for request_id in request_ids:
+                pipeline.get(self.keys.body(request_id))
             return pipeline.execute()
 
     def _hold(self, conversation: Conversation[_Result]) -> _Result:

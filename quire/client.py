@@ -21,6 +21,7 @@ import redis
 from quire.arguments import QueueSettings, RequestArguments, RequestOptions
 from quire.broker import Broker
 from quire.choices import choices_of
+from quire.conflicts import Meetings
 from quire.connection import connect
 from quire.errors import QuireError
 from quire.group_handle import GroupHandle
@@ -100,7 +101,8 @@ class Client:
         `sampling` is a SamplingParams or a map of its fields, `priority` a name or a Priority,
         `deadline` in seconds from now. With `delay_seconds` or a moment `not_before` it is
         scheduled, and queued then. `request_id` makes a call repeatable: across processes, and
-        after BrokerUnavailable, which leaves open whether the request is queued. With an
+        after BrokerUnavailable, which leaves open whether the request is queued. RequestConflict
+        where it is that of a request that asks for something else and has not ended. With an
         `idempotency_key` the tenant has used before, the handle is that of the earlier request.
         `model` is only for the caller's certainty, as a queue has one; an `adapter` of it is asked
         for by its name, or as `<model>:<adapter>` in `model`. InvalidRequest, QueueFull.
@@ -130,9 +132,11 @@ class Client:
         handle of the group. A call with the same ids is repeatable; members may be added later.
         InvalidRequest, with the `index` of the culprit, before anything is sent. QueueFull when
         some were refused; its `accepted` are the ids of the others, which are in the queue.
+        RequestConflict, as for `submit`, when all are there.
         """
         name = None if group is None else check_group_name(group)
-        handles = self._submit(self._ready(list(requests), group=name))
+        given = list(requests)
+        handles = self._submit(self._ready(given, group=name), given)
         return handles if name is None else self.attach_group(name)
 
     def submit_choices(
@@ -149,8 +153,9 @@ class Client:
         seed itself, and an only choice the id, too. A call with the same id is repeatable.
         InvalidRequest, QueueFull.
         """
-        (request,) = self._ready([{"prompt": prompt, **options}])
-        return self._submit(choices_of(request, n))
+        arguments: RequestArguments = {"prompt": prompt, **options}
+        (request,) = self._ready([arguments])
+        return self._submit(choices_of(request, n), [arguments] * n)
 
     def attach(self, request_id: str) -> Handle:
         """A handle to a request submitted elsewhere or earlier. Nothing is sent yet."""
@@ -210,15 +215,26 @@ class Client:
             for request in ready_requests(items, tenant=self._tenant, now_ms=now_ms)
         ]
 
-    def _submit(self, requests: Sequence[GenerationRequest]) -> list[Handle]:
-        """Submits to every shard its part; the answers are in the order of the requests."""
+    def _submit(
+        self,
+        requests: Sequence[GenerationRequest],
+        given: Sequence[GenerationRequest | RequestArguments],
+    ) -> list[Handle]:
+        """Submits to every shard its part; the answers are in the order of the requests.
+
+        `given` is what each of them was made of.
+        """
         parting = Parting(requests, len(self._brokers))
         for shard, part in parting.parts():
             try:
                 parting.answered(shard, self._brokers[shard].submit_many(part))
             except QuireError as error:
                 parting.failed(error)
+        answers = parting.answers()
+        meetings = Meetings(requests, given, answers)
+        for look in meetings.looks(len(self._brokers)):
+            meetings.seen(look, self._brokers[look.shard].request_bytes(look.ids))
         return [
             Handle(self._broker_of(answer.request_id), answer.request_id, known=True)
-            for answer in parting.answers()
+            for answer in answers
         ]

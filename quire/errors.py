@@ -2,6 +2,7 @@
 
 QuireError
 ├── InvalidRequest        a request that cannot be right; names the field
+│   └── RequestConflict       another request is there under its id
 ├── ProtocolError         bytes that are not a message of ours
 │   └── UnsupportedVersion    a message of ours, from a major version this reader does not know
 ├── QueueFull             a limit of the queue is reached, or Redis has no memory left
@@ -47,6 +48,18 @@ class InvalidRequest(QuireError):
         self.field = field
         self.message = message
         self.index = index
+
+
+class RequestConflict(InvalidRequest):
+    """The id is that of another request, which is as it was; `request_id` says which.
+
+    Raised after all was sent: what was submitted together with it is in the queue.
+    """
+
+    def __init__(self, request_id: str, *, index: int | None = None) -> None:
+        message = f"{request_id} is there already and asks for something else"
+        super().__init__("request_id", message, index=index)
+        self.request_id = request_id
 
 
 class ProtocolError(QuireError):

@@ -70,13 +70,14 @@ def add_submit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="refuse a worker that serves another one")
     parser.add_argument("--adapter", metavar="NAME", help="of the model, by its name")
     parser.add_argument("--tenant", help="on whose behalf [default]")
-    parser.add_argument("--id", metavar="ID", help="of the request; makes a repetition harmless")
+    known = "of the request: the same again is harmless, another one is refused"
+    parser.add_argument("--id", metavar="ID", help=known)
     key = "of a request the tenant has sent: that one is meant"
     parser.add_argument("--idempotency-key", metavar="KEY", help=key)
     parser.add_argument("--metadata", type=json_map, metavar="JSON", help="echoed in the result")
     trace = "W3C header; the worker logs its ids [TRACEPARENT]"
-    known = os.environ.get("TRACEPARENT")
-    parser.add_argument("--traceparent", default=known, metavar="HEADER", help=trace)
+    context = os.environ.get("TRACEPARENT")
+    parser.add_argument("--traceparent", default=context, metavar="HEADER", help=trace)
     wait = parser.add_mutually_exclusive_group()
     wait.add_argument("--follow", action="store_true", help="print the output as it comes")
     wait.add_argument("--wait", action="store_true", help="print the output when it is complete")

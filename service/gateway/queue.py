@@ -10,7 +10,7 @@ from quire.protocol import MAX_REQUEST_ID_LENGTH, REQUEST_ID_PATTERN
 from service.gateway.asked import Asked, Call
 from service.gateway.callers import Caller
 from service.gateway.calls import Treatment
-from service.gateway.refusals import Refusal, Refused
+from service.gateway.refusals import Refused, key_reused
 
 #: The tenant of those who need no key.
 USUAL_TENANT = "default"
@@ -52,8 +52,7 @@ class Queue:
         await self._client.submit_many(members[:1])
         asked = await self.find(call.asked.request_id, caller)
         if asked.digest != call.asked.digest:
-            message = "this idempotency key came with another body before; give each call its own"
-            raise Refused(Refusal(422, "idempotency_key_reused", message))
+            raise Refused(key_reused())
         await self._client.submit_many(members[1:])
         return asked
 

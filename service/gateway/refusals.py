@@ -33,6 +33,7 @@ from quire.errors import (
     ProtocolError,
     QueueFull,
     QuireError,
+    RequestConflict,
     RequestFailed,
     UnknownRequest,
 )
@@ -79,6 +80,12 @@ def retry_later(code: str, message: str) -> Refused:
     return Refused(Refusal(503, code, message, headers=_RETRY_LATER))
 
 
+def key_reused() -> Refusal:
+    """The idempotency key, of which the id is made, is that of another call."""
+    message = "this idempotency key came with another body before; give each call its own"
+    return Refusal(422, "idempotency_key_reused", message)
+
+
 def unknown_model(message: str) -> Refusal:
     """The queue has no model of the name that was asked for."""
     return Refusal(404, "model_not_found", message, param="model")
@@ -121,6 +128,7 @@ def _rewound(error: OutputRewound) -> Refusal:
 
 #: The first kind that an error is counts.
 _TOLD: dict[type[QuireError], Callable[[Any], Refusal]] = {
+    RequestConflict: lambda _: key_reused(),
     InvalidRequest: _invalid,
     QueueFull: lambda e: Refusal(429, "queue_full", str(e), headers=_RETRY_LATER),
     UnknownRequest: lambda e: Refusal(404, "unknown_request", str(e)),

@@ -82,7 +82,9 @@ def test_a_producer_submits_cancels_and_reads(as_role, real_broker):
     client.submit("x", idempotency_key="k", deadline=60)
     client.submit("x", idempotency_key="k")
     later = client.submit("x", delay_seconds=60, metadata={"row": 1})
-    group = client.submit_many([{"prompt": "x", "request_id": name} for name in "ab"], group="g")
+    rows = [{"prompt": "x", "request_id": name} for name in "ab"]
+    group = client.submit_many(rows, group="g")
+    client.submit_many(rows, group="g")
     assert client.cancel(later.request_id) is State.CANCELLED
     broker.cancel_many(["g~a"])
     assert group.counts() == {State.QUEUED: 1, State.CANCELLED: 1}
@@ -96,6 +98,7 @@ def test_a_gateway_submits_cancels_reads_and_hears_of_models(as_role, real_broke
     real_broker.beat_worker("w", "ready", {}, model="large")
     client = Client(broker)
     handle = client.submit("x", deadline=60, metadata={"row": 1})
+    client.submit("x", request_id=handle.request_id)
     claimed = claim_next(real_broker)
     real_broker.commit([make_item(claimed.claim, 0, 2)])
     assert broker.read_output({handle.request_id: 0}, block_seconds=1)

@@ -6,12 +6,12 @@ import pytest
 
 from quire import Client
 from quire.reader import SharedReadsBroker
-from tests.quire import test_choices, test_client, test_groups, test_history
+from tests.quire import test_choices, test_client, test_conflicts, test_groups, test_history
 from tests.quire.loop_face import blocking_client
 
 _SUITE = {
     name: test
-    for suite in (test_choices, test_client, test_groups, test_history)
+    for suite in (test_choices, test_client, test_conflicts, test_groups, test_history)
     for name, test in vars(suite).items()
     if name.startswith("test_")
 }
@@ -25,6 +25,10 @@ _LEFT_OUT = {
     test_client: {
         "test_a_full_queue_is_a_typed_error",
         "test_a_client_made_from_a_url_closes_what_it_opened",
+    },
+    test_conflicts: {
+        "test_shards_are_looked_at_where_their_requests_are",
+        "test_so_it_does_where_the_id_is_made_of_the_key",
     },
     test_groups: {
         "test_a_group_takes_members_later_and_outlives_them_all",

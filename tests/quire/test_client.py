@@ -294,10 +294,10 @@ def test_an_adapter_is_asked_for_in_the_body_by_every_way_to_submit(client, brok
     assert asked == {"one": "sql", "g": "polite", "two:0": "terse", "two:1": "terse", "none": None}
 
 
-def test_a_known_id_or_key_is_the_earlier_request_whatever_adapter_it_names_now(client):
+def test_a_known_key_is_the_earlier_request_whatever_adapter_it_names_now(client):
     first = client.submit("x", idempotency_key="k", adapter="sql")
     assert client.submit("x", idempotency_key="k", adapter="terse").request_id == first.request_id
-    assert client.submit("x", request_id=first.request_id).status().attempts == 0
+    assert first.status().attempts == 0
 
 
 def test_an_unknown_request_is_told_from_an_expired_result(client, broker, connection):

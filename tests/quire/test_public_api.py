@@ -22,8 +22,8 @@ PUBLIC_NAMES = [
     "FinishReason",
     "GenerationRequest", "GroupHandle", "Handle", "InvalidRequest", "LocalRedis",
     "OutputRewound", "Priority", "ProtocolError", "QueueFull", "QueueLimits", "QuireError",
-    "RequestArguments", "RequestFailed", "RequestStatus", "ResultExpired", "SamplingParams",
-    "State", "Timing", "TokenChunk", "TokenLogprob", "TopLogprob",
+    "RequestArguments", "RequestConflict", "RequestFailed", "RequestStatus", "ResultExpired",
+    "SamplingParams", "State", "Timing", "TokenChunk", "TokenLogprob", "TopLogprob",
     "UnknownRequest", "UnsupportedVersion", "Usage", "WaitTimeout", "connect", "connect_async",
 ]  # fmt: skip
 

@@ -226,6 +226,18 @@ def test_a_key_that_came_with_another_body_is_refused(gateway, fake, path, body)
     assert len(fake.requests) == 1
 
 
+def test_a_key_that_came_with_another_body_is_refused_while_that_is_answered(gateway, script, fake):
+    script.pieces = ["one ", None, "two"]
+    with gateway.stream(headers=KEY) as stream:
+        stream.next()
+        for other in ({"prompt": "y"}, {"prompt": "x", "n": 2}, {"prompt": "x", "user": "u"}):
+            reply = gateway.ask("POST", "/v1/completions", other, **KEY)
+            assert (reply.status, reply.error["code"]) == (422, "idempotency_key_reused")
+        script.release.set()
+        assert text_of(stream.rest()) == "two"
+    assert len(fake.requests) == 1
+
+
 def test_how_the_answer_is_told_is_no_other_body(gateway, fake):
     whole = gateway.complete("x", headers=KEY)
     with gateway.stream("x", headers=KEY, stream_options={"include_usage": True}) as stream:
