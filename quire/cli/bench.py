@@ -50,6 +50,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     width = "requests on their way at once [all]"
     parser.add_argument("--max-concurrency", type=int, metavar="N", help=width)
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="[0]")
+    parser.add_argument("--adapter", metavar="NAME", help="of the model, by its name")
     source = "of prompts and arrivals [0]"
     parser.add_argument("--seed", type=int, default=0, metavar="N", help=source)
     limit = "for one request [600]"
@@ -197,7 +198,7 @@ def _requests(arguments: argparse.Namespace) -> list[RequestArguments]:
         fixed |= {"max_tokens": arguments.output_len, "ignore_eos": True}
         return [
             {"prompt": source.choices(range(arguments.vocab_size), k=arguments.input_len),
-             "sampling": fixed}
+             "sampling": fixed, "adapter": arguments.adapter}
             for _ in range(arguments.num_prompts)
         ]  # fmt: skip
     lines = _dataset(arguments.dataset)
@@ -207,6 +208,7 @@ def _requests(arguments: argparse.Namespace) -> list[RequestArguments]:
         {
             "prompt": line["prompt"],
             "sampling": fixed | {"max_tokens": line.get("max_tokens", length)},
+            "adapter": arguments.adapter,
         }
         for line in chosen
     ]

@@ -263,6 +263,25 @@ def test_bench_says_how_many_failed(quire, worker, tmp_path):
     assert "2 failed" in err and "no_paper" in err
 
 
+@pytest.mark.parametrize("of_a_file", [False, True])
+def test_bench_asks_for_an_adapter(quire, real_broker, tmp_path, of_a_file):
+    dataset = tmp_path / "prompts.jsonl"
+    dataset.write_text('{"prompt": "x"}\n')
+    command = ["bench", "--num-prompts", "2", *(["--dataset", str(dataset)] if of_a_file else [])]
+    asked = []
+
+    def answer(request):
+        asked.append(request.body.get("adapter"))
+        return "x"
+
+    with FakeWorker(real_broker, answer, adapters=["sql"]):
+        assert quire(*command, "--adapter", "sql")[0] == 0
+        assert quire(*command)[0] == 0
+        code, _, err = quire(*command, "--adapter", "sqll")
+    assert code == 1 and "no adapter 'sqll'" in err
+    assert asked == ["sql", "sql", None, None]
+
+
 def test_the_figures_of_a_run_are_these():
     sample = Sample(began=0.0, num_prompt_tokens=3, num_tokens=5, first=1.0, last=3.0, ended=4.0)
     sample.gaps = [0.5] * 4
