@@ -1,0 +1,23 @@
+"""What the page on the client shows runs, and says again what it says again."""
+
+import re
+
+from quire import State
+from quire.testing import FakeQuire
+from tests.service.builders import CHECKOUT
+
+PAGE = (CHECKOUT / "docs" / "client.md").read_text()
+
+
+def test_what_the_page_on_the_client_shows_runs(capsys):
+    (program,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    with FakeQuire(answer=lambda request: request.body["prompt"]) as fake:
+        shown = {"quire": fake.client()}
+        exec(program, shown)
+        counts = shown["group"].counts()
+        texts = {choice.result(timeout=30).text for choice in shown["choices"]}
+        ids = [request.id for request in fake.requests]
+    assert counts == {State.COMPLETED: 100}
+    assert (len(shown["choices"]), texts) == (4, {"12+34="})
+    assert ids.count("row-1") == 1 and len(ids) == 105
+    assert "eval-7~" in capsys.readouterr().out
