@@ -298,7 +298,7 @@ def _kv_pool(
             f"there is no room for a KV cache of {num_blocks} blocks on {chosen.device} and "
             f"{num_host_blocks} on the host: {cause_of(error)}"
         ) from error
-    if now is not None:
+    if now is not None and chosen.device.type == "cpu":
         _make_first_blocks(pool, now)
     return pool
 
