@@ -86,7 +86,8 @@ class Witness:
     def _watch_commit(self, arguments: list[bytes], reply: bytes) -> None:
         items = arguments[0].splitlines()
         for item, answer in zip(items, reply.splitlines(), strict=True):
-            epoch, owner, request_id = item.split()[-3:]
+            # Behind the id there may be a fingerprint.
+            epoch, owner, request_id = item.split(b" ")[5:8]
             status = answer.split()[0]
             self.counts[f"commit {status.decode()}"] += 1
             if status == b"ok":

@@ -134,6 +134,10 @@ class Fleet:
         slot.worker = Worker(settings, load=partial(self._load, slot), connect=connect)
         code = slot.worker.run()
         slot.exit_codes.append(code)
+        death = slot.worker.death
+        if death is not None and not isinstance(death.error, DeviceFailed):
+            # Whoever takes the work over would hide it.
+            self._timeline.failures.append(f"{slot.name}/{death.name} died of {death.error!r}")
         self._timeline.note("worker ended", code=code)
         process.alive = False
         self._timeline.kill(process)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,6 +18,7 @@ import pytest
 
 import service.intake
 from engine.request import Request
+from quire.broker import Broker
 from quire.output import TokenChunk
 from quire.protocol import GenerationRequest
 from service.grammars import GrammarConstraint
@@ -172,6 +175,19 @@ def test_tokens_that_do_not_say_which_adapter_they_are_from_are_caught():
     says_nothing = {"if published == 0 and item.fingerprint ~= '' then": "if false then"}
     control = Control("first tokens say nothing", "I5", says_nothing, plague="kill a worker")
     assert catches(control, enough=1) > 0
+
+
+def test_a_worker_that_dies_of_a_defect_is_a_finding_though_another_takes_over(monkeypatch):
+    commit, calls = Broker.commit, itertools.count()
+
+    def failing_once(broker: Broker, *arguments: Any, **options: Any) -> Any:
+        assert next(calls) != 1, "a defect"
+        return commit(broker, *arguments, **options)
+
+    monkeypatch.setattr(Broker, "commit", failing_once)
+    with installed():
+        (violation,) = play(3).violations
+    assert re.fullmatch(r"worker-\d/publisher died of AssertionError\(.*a defect.*\)", violation)
 
 
 def test_the_device_of_a_last_attempt_may_take_the_request_along(capsys):
