@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import json
 import multiprocessing
-import os
 import resource
 import statistics
 import subprocess
@@ -37,7 +36,7 @@ from benchmarks.bench_streams import (
     read_in_a_loop,
     write,
 )
-from benchmarks.figures import machine
+from benchmarks.figures import machine, process_seconds
 from quire import Broker, connect
 from quire.transitions import Claimed
 
@@ -65,9 +64,7 @@ class Gateway:
 
     def processor_seconds(self) -> float:
         """What its process has used of the processors."""
-        fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
-        # The 14th and 15th of all; the name of the process, which may hold blanks, is the second.
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return process_seconds(self._pid)
 
     def read(self, request_ids: Sequence[str]) -> dict[str, Arrivals]:
         """Read streams to their ends, all at once."""

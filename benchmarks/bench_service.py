@@ -30,7 +30,7 @@ from benchmarks.bench_engine import (
     BenchedEngine,
     check,
 )
-from benchmarks.figures import Figures, figures_of, machine, median_run
+from benchmarks.figures import Figures, figures_of, machine, median_run, process_seconds
 from benchmarks.models import model_folder
 from benchmarks.workloads import Workload, make_workload
 from quire import Broker, Client, LocalRedis, connect
@@ -64,12 +64,6 @@ class Cores:
     def line(self) -> str:
         parts = (f"{field.name} {getattr(self, field.name):.2f}" for field in fields(self))
         return f"{'seconds of a core':24} {', '.join(parts)}"
-
-
-def process_seconds(pid: int) -> float:
-    """User and system time of a process of ours, as Linux counts it."""
-    values = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager

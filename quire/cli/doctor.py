@@ -316,7 +316,7 @@ def _model(name: str | None) -> Finding:
 
 
 def _may_be_of_hub(name: str) -> bool:
-    """Whether a worker would ask the hub for it, as for `<owner>/<model>`.
+    """Whether it is an `<owner>/<model>` that a worker would ask the hub for.
 
     A folder that is here is no owner: what is missing in it was mistyped.
     """

@@ -112,15 +112,18 @@ def test_a_run_that_was_broken_off_between_two_choices_takes_up_what_is_missing(
     assert folder.failures == []
 
 
-def test_a_second_run_finds_every_choice_of_the_first(folder):
-    folder.write(ask("a", n=3))
+@pytest.mark.parametrize(
+    ("line", "num_requests"), [(ask("a", n=3), 3), (ask("a", ["x", "y"], n=2), 4)]
+)
+def test_a_second_run_finds_every_choice_of_the_first(folder, line, num_requests):
+    folder.write(line)
     with FakeQuire(answer=numbered) as fake:
         folder.run(fake.client())
         first = folder.results[0]["response"]["body"]["choices"]
         folder.output.unlink()
         folder.run(fake.client())
         assert folder.results[0]["response"]["body"]["choices"] == first
-        assert len(fake.requests) == 3
+        assert len(fake.requests) == num_requests
 
 
 # -- lists of prompts -----------------------------------------------------------------------------
@@ -159,17 +162,6 @@ def test_a_prompt_of_a_list_that_cannot_be_is_a_bad_line_and_no_other(folder, pr
     assert folder.codes == {"a": "invalid_request"}
     assert f"line 1: {field}: " in folder.failures[0]["error"]["message"]
     assert len(folder.results) == 1
-
-
-def test_a_second_run_finds_every_prompt_of_the_first(folder):
-    folder.write(ask("a", ["x", "y"], n=2))
-    with FakeQuire(answer=numbered) as fake:
-        folder.run(fake.client())
-        first = folder.results[0]["response"]["body"]["choices"]
-        folder.output.unlink()
-        folder.run(fake.client())
-        assert folder.results[0]["response"]["body"]["choices"] == first
-        assert len(fake.requests) == 4
 
 
 def test_a_worker_that_refuses_a_prompt_is_told_with_the_place_of_that_prompt(folder):

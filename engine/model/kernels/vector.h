@@ -63,6 +63,7 @@ inline float across_lanes(Vector v, const Combine& combine) {
   return v[0];
 }
 
+// `b` where it is no number.
 inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
 inline float sum_of(Vector v) {
   return across_lanes(v, [](Vector a, Vector b) { return a + b; });
@@ -92,9 +93,10 @@ inline Vector power_of_two(Vector n, Vector rest) {
 #endif
 }
 
-// 2^x for x up to 127; below -126 the result stays at the smallest normal number.
+// 2^x for x up to 127; below -126 the result stays at the smallest normal number, and what is no
+// number stays none.
 inline Vector power_of_two(Vector x) {
-  x = larger(x, broadcast(-126.0f));
+  x = larger(broadcast(-126.0f), x);
   const Vector n = whole(x);
   return power_of_two(n, x - n);
 }
@@ -102,7 +104,7 @@ inline Vector power_of_two(Vector x) {
 // e^x for x up to 88; below -87 the result stays near the smallest normal number. Range reduction by
 // Cody and Waite.
 inline Vector exponential(Vector x) {
-  x = larger(x, broadcast(-87.0f));
+  x = larger(broadcast(-87.0f), x);
   const Vector n = whole(x * LOG2_E);
   const Vector rest = x - n * 0.693359375f - n * -2.12194440e-4f;
   return power_of_two(n, rest * LOG2_E);
