@@ -163,11 +163,11 @@ class SpanWorker {
     float* const scores = scores_ + head * rows * SPAN + first * LANES;
     for (const Element* part : {queries.values, queries.rest}) {
       if (part == nullptr) continue;
-      for_each_tile(rows, TILE_ROWS, [&](int64_t r, int64_t n) {
+      for_each_tile(rows, Tiles<T>::ROWS, [&](int64_t r, int64_t n) {
         const bool first_tile = r == 0 && part == queries.values;
-        tile_of<T>(n, count)((const uint32_t*)part + r * inner, inner,
-                             {at, count, num_segments, words, fetch, first_tile ? LINES : 0},
-                             scores + r * SPAN, SPAN, part != queries.values);
+        Tiles<T>::multiply(n, (const uint32_t*)part + r * inner, inner,
+                           {at, count, num_segments, words, fetch, first_tile ? LINES : 0, true},
+                           scores + r * SPAN, SPAN, part != queries.values);
       });
     }
   }
@@ -277,10 +277,10 @@ class SpanWorker {
         fetch[i] = ahead(number + i, strip / TILE_STRIPS, at[i * width]);
       }
       float* const sums = part.sums + head * rows * width_ + strip * LANES;
-      for_each_tile(rows, TILE_ROWS, [&](int64_t r, int64_t n) {
-        tile_of<T>(n, width)(weights + r * stride, stride,
-                             {at, width, count, WORDS, fetch, r == 0 ? LINES : 0}, sums + r * width_,
-                             width_, first > 0);
+      for_each_tile(rows, Tiles<T>::ROWS, [&](int64_t r, int64_t n) {
+        Tiles<T>::multiply(n, weights + r * stride, stride,
+                           {at, width, count, WORDS, fetch, r == 0 ? LINES : 0}, sums + r * width_,
+                           width_, first > 0);
       });
     }
   }

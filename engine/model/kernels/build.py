@@ -4,6 +4,7 @@ The library is kept under QUIRE_KERNEL_CACHE, or in the user's cache folder. An 
 on one machine and runs on others builds every variant: `python -m engine.model.kernels.build`.
 """
 
+import ctypes
 import hashlib
 import logging
 import os
@@ -22,6 +23,8 @@ COMPILE_TIMEOUT_SECONDS = 300
 #: Mode bits that let the group or everyone write.
 OTHERS_WRITE = 0o022
 CPUINFO = Path("/proc/cpuinfo")
+#: A system call of x86-64, a request, and what is requested: registers for matrices.
+ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18
 
 # No contraction is switched off and nothing is reassociated: -ffast-math would let the compiler
 # change the order of sums, and with it the promise that a row does not depend on its neighbours.
@@ -50,9 +53,15 @@ class Variant:
 
 _AVX2 = frozenset({"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_AMX = frozenset({"amx_tile", "amx_bf16"})
 
 #: Best first; the last one needs nothing.
 VARIANTS = (
+    Variant(
+        "amx_bf16",
+        _AVX512 | _AMX | {"avx512_bf16"},
+        ("-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
+    ),
     Variant("avx512_bf16", _AVX512 | {"avx512_bf16"}, ("-march=x86-64-v4", "-mavx512bf16")),
     Variant("avx512", _AVX512, ("-march=x86-64-v4",)),
     Variant("avx2", _AVX2, ("-march=x86-64-v3",)),
@@ -103,7 +112,17 @@ def _processor_features() -> frozenset[str]:
     except OSError:
         return frozenset()
     flags = (line.partition(":")[2] for line in lines if line.startswith("flags"))
-    return frozenset(next(flags, "").split())
+    features = frozenset(next(flags, "").split())
+    return features if not features & _AMX or _may_use_matrix_unit() else features - _AMX
+
+
+def _may_use_matrix_unit() -> bool:
+    """Ask the system for it: its registers are large, and only who asked is given room for them."""
+    request = ctypes.CDLL(None).syscall
+    request.restype = ctypes.c_long
+    arguments = ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    refused: int = request(*map(ctypes.c_long, arguments))
+    return refused == 0
 
 
 def _compiler() -> str | None:

@@ -26,12 +26,6 @@ constexpr int64_t ROW_PADDING = 16;
 // all layers after them carry their errors on, and the first makes most of the error of the logits.
 constexpr int64_t FINE_LAYERS = 1;
 
-// The residual rows of some tokens, hidden_size apart.
-struct Stream {
-  float* rows = nullptr;
-  int64_t count = 0;
-};
-
 class AnyDecoder {
  public:
   virtual ~AnyDecoder() {}
@@ -119,7 +113,9 @@ class Decoder : public AnyDecoder {
     const int64_t pieces = std::max(plan_.num_pieces, due_plan_.num_pieces);
     workspace_.add(&partials_, (pieces + threads) * partial_stride_);
     adapters_.lay_out(workspace_, activated_.stride, attended_.stride, normed_.stride);
-    workspace_.reserve();
+    // The matrix unit reads rows that are not there.
+    const int64_t longest = std::max({normed_.stride, attended_.stride, activated_.stride});
+    workspace_.reserve(UNIT_HEIGHT * longest * (int64_t)sizeof(Element));
   }
 
   void add_rows(Rounded<T>& rows, int64_t count) {
@@ -129,6 +125,7 @@ class Decoder : public AnyDecoder {
 
   // Behind the last layer's keys and values nobody asks for a token that is not due logits.
   void run(Team& team, int member) {
+    const MatrixUnit unit;
     embed(team, member);
     for (int64_t i = 0; i < model_.num_layers; i++) {
       const QuireLayer& layer = model_.layers[i];

@@ -7,6 +7,12 @@
 
 namespace quire {
 
+// The residual rows of some tokens, hidden_size apart.
+struct Stream {
+  float* rows = nullptr;
+  int64_t count = 0;
+};
+
 // Sum in sixteen lanes, then across them; the tail of a row is filled with zeros.
 template <class Load>
 inline float sum_of_squares(int64_t size, const Load& load_at) {

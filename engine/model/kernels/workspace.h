@@ -18,10 +18,11 @@ class Workspace {
     used_ += (size * (int64_t)sizeof(E) + 127) / 64 * 64;
   }
 
-  // Throws std::bad_alloc and keeps what it had.
-  void reserve() {
+  // `behind` more bytes may be read behind the last element. Throws std::bad_alloc and keeps what it
+  // had.
+  void reserve(int64_t behind) {
     const std::vector<Piece> pieces = std::move(pieces_);
-    const int64_t needed = used_;
+    const int64_t needed = used_ + (behind + 63) / 64 * 64;
     pieces_.clear();
     used_ = 0;
     if (needed > size_) {

@@ -219,6 +219,17 @@ def test_the_best_variant_is_the_first_that_the_processor_can_run(monkeypatch):
     assert best_variant().name == "avx512"
 
 
+def test_the_matrix_unit_is_used_only_where_the_system_permits_it(tmp_path, monkeypatch):
+    features = VARIANTS[0].features
+    assert {"amx_tile", "amx_bf16"} <= features
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor: 0\nflags: {' '.join(sorted(features))}\n")
+    monkeypatch.setattr(build, "CPUINFO", cpuinfo)
+    for permitted, name in ((True, "amx_bf16"), (False, "avx512_bf16")):
+        monkeypatch.setattr(build, "_may_use_matrix_unit", lambda permitted=permitted: permitted)
+        assert best_variant().name == name
+
+
 def test_a_library_is_compiled_once_and_kept_where_only_its_owner_writes(tmp_path, monkeypatch):
     cache = tmp_path / "kernels"
     monkeypatch.setenv("QUIRE_KERNEL_CACHE", str(cache))

@@ -1,15 +1,12 @@
 """The exponentials of the kernels against those of float64, in every variant."""
 
 import ctypes
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from engine.model.kernels import build
 from engine.model.kernels.build import VARIANTS
-from tests.engine.model.test_kernels import runnable
+from tests.engine.model.shims import compile_shim
 
 SHIM = """
 #include "vector.h"
@@ -28,18 +25,8 @@ UNIT = 2.0**-23
 @pytest.fixture(params=VARIANTS, ids=lambda variant: variant.name, scope="module")
 def both(request, tmp_path_factory):
     """2^x and e^x of an array, whose size is a multiple of sixteen."""
-    variant = request.param
-    if not runnable(variant):
-        pytest.skip(f"this processor cannot run {variant.name}")
-    folder: Path = tmp_path_factory.mktemp(variant.name)
-    (folder / "shim.cpp").write_text(SHIM)
-    library = folder / "shim.so"
-    flags = [*build._FLAGS, *variant.flags, f"-I{build.SOURCES}"]
-    compiler = build._compiler()
-    assert compiler is not None
-    command = [compiler, *flags, str(folder / "shim.cpp"), "-o", str(library)]
-    subprocess.run(command, check=True)
-    function = ctypes.CDLL(str(library)).both
+    folder = tmp_path_factory.mktemp(request.param.name)
+    function = compile_shim(SHIM, request.param, folder).both
 
     def compute(x):
         assert x.dtype == np.float32 and len(x) % 16 == 0

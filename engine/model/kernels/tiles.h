@@ -1,0 +1,143 @@
+// Tiles of a product that lie in registers: some rows times some strips. Knows no product.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "vector.h"
+
+namespace quire {
+
+// Rows and strips of a register tile: 24 sums, 4 strips and one element fit in 32 registers. A tall
+// tile has as many sums from half of the strips.
+constexpr int TILE_ROWS = 6, TILE_STRIPS = 4;
+constexpr int TALL_ROWS = 12, TALL_STRIPS = 2;
+
+// The columns of a tile and what is fetched while they are multiplied.
+struct Strips {
+  // Where the strips go on, one after the other, and again after every `inner` words.
+  const uint32_t* const* at;
+  int64_t count, num_segments, inner;
+  // Where what is needed next lies, for every segment; with each word `lines` lines of it are
+  // fetched: none, one, two or TILE_STRIPS.
+  const char* const* fetch;
+  int64_t lines;
+  // Whether a strip goes on where it ended.
+  bool joined = false;
+};
+
+// sums[r][s] (+)= rows[r] . strips[first + s], all of them in registers.
+template <class T, int R, int S>
+void multiply_block(const uint32_t* rows, int64_t stride, const Strips& strips, int64_t first,
+                    int64_t lines, float* sums, int64_t sums_stride, bool add) {
+  constexpr int WIDTH = S * PARTS;
+  const int64_t inner = strips.inner;
+  PartVector total[R][WIDTH];
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+    for (int p = 0; p < WIDTH; p++)
+      total[r][p] = add ? load<PartVector>(sums + r * sums_stride + p * PART_LANES) : PartVector{};
+  for (int64_t segment = 0; segment < strips.num_segments; segment++, rows += inner) {
+    const char* fetch = lines > 0 ? strips.fetch[segment] : nullptr;
+    const uint32_t* const* const at = strips.at + segment * strips.count + first;
+    for (int64_t k = 0; k < inner; k++) {
+      PartWords columns[WIDTH];
+#pragma GCC unroll 8
+      for (int p = 0; p < WIDTH; p++)
+        columns[p] = load<PartWords>(at[p / PARTS] + k * LANES + p % PARTS * PART_LANES);
+      if (lines > 0) __builtin_prefetch(fetch, 0, 2);
+      if (lines > 1) __builtin_prefetch(fetch + 64, 0, 2);
+      if (lines == TILE_STRIPS) {
+        __builtin_prefetch(fetch + 2 * 64, 0, 2);
+        __builtin_prefetch(fetch + 3 * 64, 0, 2);
+      }
+      fetch += lines * 64;
+#pragma GCC unroll 12
+      for (int r = 0; r < R; r++) {
+        const uint32_t word = rows[r * stride + k];
+#pragma GCC unroll 8
+        for (int p = 0; p < WIDTH; p++) total[r][p] = T::dot(total[r][p], word, columns[p]);
+      }
+    }
+  }
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+    for (int p = 0; p < WIDTH; p++)
+      store(sums + r * sums_stride + p * PART_LANES, total[r][p]);
+}
+
+// The same for any tile: strip by strip where the target has too few registers for all of it.
+template <class T, int R, int S>
+void multiply_tile(const uint32_t* rows, int64_t stride, const Strips& strips, float* sums,
+                   int64_t sums_stride, bool add) {
+  constexpr int SUMS = REGISTERS / 4 * 3, HEIGHT = SUMS / PARTS;
+  if constexpr (R * S * PARTS <= SUMS) {
+    multiply_block<T, R, S>(rows, stride, strips, 0, strips.lines, sums, sums_stride, add);
+  } else {
+    int64_t lines = strips.lines;  // Fetched once.
+    for (int s = 0; s < S; s++) {
+      int r = 0;
+      for (; r + HEIGHT <= R; r += HEIGHT, lines = 0)
+        multiply_block<T, HEIGHT, 1>(rows + r * stride, stride, strips, s, lines,
+                                     sums + r * sums_stride + s * LANES, sums_stride, add);
+      if constexpr (R % HEIGHT != 0)
+        multiply_block<T, R % HEIGHT, 1>(rows + r * stride, stride, strips, s, lines,
+                                         sums + r * sums_stride + s * LANES, sums_stride, add);
+      lines = 0;
+    }
+  }
+}
+
+typedef void (*Tile)(const uint32_t*, int64_t, const Strips&, float*, int64_t, bool);
+
+// What does not fit in the registers is not made.
+template <class T, int R, int S>
+constexpr Tile tile() {
+  if constexpr (R * S <= TILE_ROWS * TILE_STRIPS) return multiply_tile<T, R, S>;
+  return nullptr;
+}
+
+template <class T>
+inline Tile tile_of(int64_t rows, int64_t strips) {
+#define QUIRE_TILES(R) \
+  { tile<T, R, 1>(), tile<T, R, 2>(), tile<T, R, 3>(), tile<T, R, 4>() }
+  static constexpr Tile tiles[TALL_ROWS][TILE_STRIPS] = {
+      QUIRE_TILES(1), QUIRE_TILES(2),  QUIRE_TILES(3),  QUIRE_TILES(4),
+      QUIRE_TILES(5), QUIRE_TILES(6),  QUIRE_TILES(7),  QUIRE_TILES(8),
+      QUIRE_TILES(9), QUIRE_TILES(10), QUIRE_TILES(11), QUIRE_TILES(12)};
+#undef QUIRE_TILES
+  return tiles[rows - 1][strips - 1];
+}
+
+// How rows are cut into tiles, and how many lines are fetched with each of a tile's words: the next
+// strips in the time that these take.
+struct Cut {
+  int64_t rows, strips, lines;
+};
+
+// Tiles of one element type by vectors; matrix_unit.h has others.
+template <class T>
+struct Tiles {
+  // Of a tile that may have all strips.
+  static constexpr int64_t ROWS = TILE_ROWS;
+  static constexpr int64_t FEW_ROWS = 18;
+
+  // So few rows that they wait for memory are one tile, or two tall ones: the fewer strips at once
+  // and the fewer tiles, the more evenly memory is read. More rows wait for arithmetic, and read
+  // themselves less often beside four strips.
+  static Cut cut(int64_t num_rows) {
+    const bool tall = num_rows > TILE_ROWS && num_rows <= FEW_ROWS;
+    const int64_t rows = tall ? TALL_ROWS : TILE_ROWS, strips = tall ? TALL_STRIPS : TILE_STRIPS;
+    return {rows, strips, std::max<int64_t>(1, strips / ((num_rows + rows - 1) / rows))};
+  }
+
+  // sums[r][s] (+)= rows[r] . strips[s] for `count` rows and all strips.
+  static void multiply(int64_t count, const uint32_t* rows, int64_t stride, const Strips& strips,
+                       float* sums, int64_t sums_stride, bool add) {
+    tile_of<T>(count, strips.count)(rows, stride, strips, sums, sums_stride, add);
+  }
+};
+
+}  // namespace quire
