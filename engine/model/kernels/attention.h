@@ -258,30 +258,69 @@ class SpanWorker {
     }
   }
 
+  // Strips of `words` words, those of one segment behind each other; `number` is that of the first
+  // segment's piece, if others are to be fetched meanwhile.
+  struct Segments {
+    const uint32_t* const* at;
+    int64_t count, words, number = -1;
+  };
+
   // Adds what `count` times sixteen keys' values weigh; the first ones begin the sum.
   void weigh_strips(int64_t rows, const Keys& keys, int64_t head, int64_t first, int64_t count,
                     const Partial& part) {
-    const int64_t stride = SPAN / T::PER_WORD, num_strips = width_ / LANES;
     const int64_t number = (keys.num_strips() + first) * keys.num_heads + head * count;
-    const uint32_t *values[SPAN / LANES], *at[SPAN / LANES * TILE_STRIPS];
-    const uint32_t* const weights =
-        (const uint32_t*)weights_ + head * rows * stride + first * WORDS;
+    const uint32_t *values[SPAN / LANES], *pairs[SPAN / LANES / 2];
     for (int64_t i = 0; i < count; i++)
       values[i] = value_strips(keys, head, first + i, number + i, i);
+    if constexpr (Tiles<T>::WORDS == WORDS) {
+      weigh_segments(rows, head, first, {values, count, WORDS, number}, part);
+      return;
+    }
+    join(values, count, number, pairs);
+    if (count > 1) weigh_segments(rows, head, first, {pairs, count / 2, 2 * WORDS}, part);
+    if (count % 2 == 0) return;
+    weigh_segments(rows, head, first + count - 1, {values + count - 1, 1, WORDS}, part);
+  }
+
+  void weigh_segments(int64_t rows, int64_t head, int64_t first, const Segments& segments,
+                      const Partial& part) {
+    const int64_t stride = SPAN / T::PER_WORD, num_strips = width_ / LANES;
+    const int64_t lines = segments.number >= 0 ? LINES : 0;
+    const uint32_t* at[SPAN / LANES * TILE_STRIPS];
+    const uint32_t* const weights =
+        (const uint32_t*)weights_ + head * rows * stride + first * WORDS;
     for (int64_t strip = 0; strip < num_strips; strip += TILE_STRIPS) {
       const int64_t width = std::min<int64_t>(TILE_STRIPS, num_strips - strip);
-      const char* fetch[SPAN / LANES];
-      for (int64_t i = 0; i < count; i++) {
+      const char* fetch[SPAN / LANES] = {};
+      for (int64_t i = 0; i < segments.count; i++) {
         for (int64_t s = 0; s < width; s++)
-          at[i * width + s] = values[i] + (strip + s) * WORDS * LANES;
-        fetch[i] = ahead(number + i, strip / TILE_STRIPS, at[i * width]);
+          at[i * width + s] = segments.at[i] + (strip + s) * segments.words * LANES;
+        if (lines > 0) fetch[i] = ahead(segments.number + i, strip / TILE_STRIPS, at[i * width]);
       }
       float* const sums = part.sums + head * rows * width_ + strip * LANES;
       for_each_tile(rows, Tiles<T>::ROWS, [&](int64_t r, int64_t n) {
-        Tiles<T>::multiply(n, weights + r * stride, stride,
-                           {at, width, count, WORDS, fetch, r == 0 ? LINES : 0}, sums + r * width_,
-                           width_, first > 0);
+        Tiles<T>::multiply(
+            n, weights + r * stride, stride,
+            {at, width, segments.count, segments.words, fetch, r == 0 ? lines : 0},
+            sums + r * width_, width_, first > 0);
       });
+    }
+  }
+
+  // Copies pieces, each two next to each other, strip by strip: the matrix unit is done with half of
+  // a register no sooner than with a whole one.
+  void join(const uint32_t* const* values, int64_t count, int64_t number, const uint32_t** pairs) {
+    constexpr int64_t STRIP = WORDS * LANES;
+    const int64_t size = width_ * WORDS;
+    for (int64_t i = 0; i < count; i++) {
+      uint32_t* to = gathered_ + i / 2 * 2 * size + i % 2 * STRIP;
+      if (i % 2 == 0) pairs[i / 2] = to;
+      const char* const next = ahead(number + i, 0, values[i]);
+      for (int64_t k = 0; k < size; k += STRIP, to += 2 * STRIP)
+        for (int64_t j = 0; j < STRIP; j += LANES) {
+          __builtin_prefetch(next + (k + j) * (int64_t)sizeof(uint32_t), 0, 2);
+          store(to + j, load<Words>(values[i] + k + j));
+        }
     }
   }
 

@@ -179,7 +179,7 @@ void multiply_registers(const uint32_t* rows, int64_t stride, int64_t count, con
 // Sixteen rows by four strips, or 32 by two, which read themselves less often.
 template <>
 struct Tiles<BFloat16> {
-  static constexpr int64_t ROWS = UNIT_HEIGHT;
+  static constexpr int64_t ROWS = UNIT_HEIGHT, WORDS = 16;
 
   static Cut cut(int64_t num_rows) {
     if (num_rows <= UNIT_HEIGHT) return {UNIT_HEIGHT, TILE_STRIPS, TILE_STRIPS};

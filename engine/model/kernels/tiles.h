@@ -120,8 +120,8 @@ struct Cut {
 // Tiles of one element type by vectors; matrix_unit.h has others.
 template <class T>
 struct Tiles {
-  // Of a tile that may have all strips.
-  static constexpr int64_t ROWS = TILE_ROWS;
+  // Rows of a tile that may have all strips, and the words that no shorter segment should have.
+  static constexpr int64_t ROWS = TILE_ROWS, WORDS = LANES / T::PER_WORD;
   static constexpr int64_t FEW_ROWS = 18;
 
   // So few rows that they wait for memory are one tile, or two tall ones: the fewer strips at once
