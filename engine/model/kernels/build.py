@@ -28,7 +28,12 @@ ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18
 
 # No contraction is switched off and nothing is reassociated: -ffast-math would let the compiler
 # change the order of sums, and with it the promise that a row does not depend on its neighbours.
-_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-Wno-psabi")
+# Without the last flag, static tables of templates are one per process, and a second variant would
+# compute with the first one's tiles.
+_FLAGS = (
+    *("-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-Wno-psabi"),
+    "-fno-gnu-unique",
+)
 
 logger = logging.getLogger(__name__)
 

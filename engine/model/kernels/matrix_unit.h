@@ -136,10 +136,10 @@ inline void add_rest(const uint32_t* rows, int64_t stride, int64_t count, const 
     }
 }
 
-// sums[r][s] (+)= rows[r] . strips[s], for `count` rows, 16 * H at most, and W strips.
+// sums[r][s] (+)= rows[r] . strips[first + s], for `count` rows, 16 * H at most, and W strips.
 template <int H, int W>
 void multiply_registers(const uint32_t* rows, int64_t stride, int64_t count, const Strips& strips,
-                        float* sums, int64_t sums_stride, bool add) {
+                        int64_t first, int64_t lines, float* sums, int64_t sums_stride, bool add) {
   const auto for_each_sums = [&](const auto& body) {
     for_each_number<H * W>([&](auto number) {
       constexpr int64_t ROW = number / W * UNIT_HEIGHT;
@@ -152,11 +152,11 @@ void multiply_registers(const uint32_t* rows, int64_t stride, int64_t count, con
     else
       clear_register<number>();
   });
-  const int64_t inner = strips.inner, lines = strips.lines;
+  const int64_t inner = strips.inner;
   const auto fetch = [&](int64_t segment, int64_t k, int64_t words) {
     return Fetch{lines > 0 ? strips.fetch[segment] + k * lines * 64 : nullptr, words * lines};
   };
-  const auto at = [&](int64_t segment) { return strips.at + segment * W; };
+  const auto at = [&](int64_t segment) { return strips.at + segment * strips.count + first; };
   int64_t segment = 0;
   // Two at a time: half of a register takes as long as a whole one.
   if (strips.joined && inner == 8)
@@ -176,14 +176,14 @@ void multiply_registers(const uint32_t* rows, int64_t stride, int64_t count, con
   });
 }
 
-// Sixteen rows by four strips, or 32 by two, which read themselves less often.
+// Sixteen rows by four strips at once, or 32 by two, which are read less often.
 template <>
 struct Tiles<BFloat16> {
-  static constexpr int64_t ROWS = UNIT_HEIGHT, WORDS = 16;
+  static constexpr int64_t ROWS = 2 * UNIT_HEIGHT, WORDS = 16;
 
   static Cut cut(int64_t num_rows) {
     if (num_rows <= UNIT_HEIGHT) return {UNIT_HEIGHT, TILE_STRIPS, TILE_STRIPS};
-    return {2 * UNIT_HEIGHT, 2, num_rows <= 2 * UNIT_HEIGHT ? 2 : 1};
+    return {ROWS, TILE_STRIPS / 2, num_rows <= ROWS ? 2 : 1};
   }
 
   static void multiply(int64_t count, const uint32_t* rows, int64_t stride, const Strips& strips,
@@ -192,8 +192,13 @@ struct Tiles<BFloat16> {
         {multiply_registers<1, 1>, multiply_registers<1, 2>, multiply_registers<1, 3>,
          multiply_registers<1, 4>},
         {multiply_registers<2, 1>, multiply_registers<2, 2>}};
-    const auto tile = tiles[count > UNIT_HEIGHT][strips.count - 1];
-    tile(rows, stride, count, strips, sums, sums_stride, add);
+    const bool high = count > UNIT_HEIGHT;
+    const int64_t most = high ? TILE_STRIPS / 2 : TILE_STRIPS;
+    for (int64_t first = 0; first < strips.count; first += most) {
+      const int64_t width = std::min(most, strips.count - first);
+      tiles[high][width - 1](rows, stride, count, strips, first, first == 0 ? strips.lines : 0,
+                             sums + first * LANES, sums_stride, add);
+    }
     if (strips.inner % 8 != 0) add_rest(rows, stride, count, strips, sums, sums_stride);
   }
 };

@@ -28,8 +28,13 @@ TESTS = (
     "tests/engine/model/test_decoder.py",
     "tests/engine/model/test_drawn_decoders.py",
     "tests/engine/model/test_adapted_kernels.py",
+    "tests/engine/model/test_multiply.py",
+    "tests/engine/model/test_vector.py",
 )
-SELECTED = "bit_for_bit or block_size or long_contexts or every_variant or every_form or no_form"
+SELECTED = (
+    "bit_for_bit or block_size or long_contexts or every_variant or every_form or no_form"
+    " or test_multiply or test_vector"
+)
 
 
 def main() -> int:

@@ -116,3 +116,18 @@ def test_what_rounding_took_from_rows_is_multiplied_too(multiply, inner):
     ).max() < 2e-6
     for count in (1, 5, 16, 20):
         assert torch.equal(multiply(rows[:count], weight, rest[:count]), together[:count])
+
+
+def test_libraries_of_one_process_keep_their_tables_to_themselves(tmp_path):
+    source = """
+    template <class T>
+    const int* table() {
+      static constexpr int numbers[] = {NUMBER, NUMBER};
+      return numbers;
+    }
+    extern "C" int number(int index) { return table<int>()[index]; }
+    """
+    for number in (1, 2):
+        (folder := tmp_path / str(number)).mkdir()
+        library = compile_shim(source.replace("NUMBER", str(number)), VARIANTS[-1], folder)
+        assert library.number(1) == number
