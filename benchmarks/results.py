@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-#: What is committed, and what the README's table is made of.
-COMMITTED = Path(__file__).resolve().parent / "results" / "peers.json"
+_FOLDER = Path(__file__).resolve().parent / "results"
+#: What is committed, a file for each kind of processor, and what the README's tables are made of.
+COMMITTED = (_FOLDER / "peers.json", _FOLDER / "peers-amx.json")
 
 
 def read_cells(path: Path) -> dict[str, dict[str, dict[str, Any]]]:

@@ -1,11 +1,11 @@
-"""The README's table of benchmarks, made of the committed results.
+"""The README's tables of benchmarks, made of the committed results.
 
-python -m benchmarks.table            print it
-python -m benchmarks.table --write    put it between the two markers in README.md
+python -m benchmarks.table            print them
+python -m benchmarks.table --write    put them between the two markers in README.md
 """
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,11 @@ def section(cells: Cells) -> str:
     return "\n".join(lines)
 
 
+def sections(paths: Iterable[Path]) -> str:
+    """The sections of some files, one after the other."""
+    return "\n\n".join(section(read_cells(path)) for path in paths)
+
+
 def put_between_the_markers(text: str, content: str) -> str:
     """The text with whatever stood between the markers replaced; ValueError without markers."""
     before, begin, rest = text.partition(BEGIN)
@@ -92,9 +97,9 @@ def _row(cells: list[str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="change README.md")
-    parser.add_argument("--results", type=Path, default=COMMITTED)
+    parser.add_argument("--results", type=Path, nargs="+", default=COMMITTED)
     arguments = parser.parse_args()
-    content = section(read_cells(arguments.results))
+    content = sections(arguments.results)
     if arguments.write:
         README.write_text(put_between_the_markers(README.read_text(), content))
     else:
