@@ -26,7 +26,7 @@ constexpr int64_t UNIT_HEIGHT = 16;
 #if !defined(QUIRE_MATRIX_UNIT)
 
 struct MatrixUnit {
-  ~MatrixUnit() {}
+  ~MatrixUnit() {}  // So that nobody takes one for a variable without use.
 };
 
 #else

@@ -22,7 +22,7 @@ struct Strips {
   // fetched: none, one, two or TILE_STRIPS.
   const char* const* fetch;
   int64_t lines;
-  // Whether a strip goes on where it ended.
+  // Whether the segments of a strip lie behind each other.
   bool joined = false;
 };
 
@@ -120,7 +120,7 @@ struct Cut {
 // Tiles of one element type by vectors; matrix_unit.h has others.
 template <class T>
 struct Tiles {
-  // Rows of a tile that may have all strips, and the words that no shorter segment should have.
+  // Rows of a tile that may have all strips, and the fewest words that a segment should have.
   static constexpr int64_t ROWS = TILE_ROWS, WORDS = LANES / T::PER_WORD;
   static constexpr int64_t FEW_ROWS = 18;
 
