@@ -4,7 +4,8 @@
         [--shapes 1x1,8x1,64x1,1x128] [--context 256] [--rounds 9]
 
 Forms are `native`, `torch`, `wide`, and the kernels for lesser processors by their names:
-`avx512_bf16`, `avx512`, `avx2`, `portable`. What torch does on one of those, it does under its own switches:
+`avx512_bf16`, `avx512`, `avx2`, `portable`. What torch does on one of those, it does under its own
+switches:
 
     ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
         python -m benchmarks.profile_step --models SMALL --forms avx2,torch
