@@ -8,44 +8,11 @@
 // of a row are computed apart and folded later, in the same order.
 #pragma once
 
-#include <cmath>
-#include <limits>
-
-#include "pieces.h"
 #include "multiply.h"
+#include "pieces.h"
+#include "softmax.h"
 
 namespace quire {
-
-// What attention over some keys amounts to: unnormalised sums, their weights' total, and the largest
-// score, as an exponent of two.
-struct Partial {
-  float *sums, *total, *highest;
-
-  static int64_t size(int64_t rows, int64_t width) { return rows * (width + 2); }
-  Partial(float* memory, int64_t rows, int64_t width)
-      : sums(memory), total(memory + rows * width), highest(total + rows) {}
-};
-
-inline void clear(const Partial& partial, int64_t rows, int64_t width) {
-  std::fill(partial.sums, partial.sums + rows * width, 0.0f);
-  std::fill(partial.total, partial.total + rows, 0.0f);
-  std::fill(partial.highest, partial.highest + rows, -std::numeric_limits<float>::infinity());
-}
-
-// Adds the keys of `part` to `sum`.
-inline void fold(const Partial& sum, const Partial& part, int64_t rows, int64_t width) {
-  for (int64_t r = 0; r < rows; r++) {
-    if (part.total[r] == 0.0f) continue;  // Every key of the part was masked.
-    const float highest = std::max(sum.highest[r], part.highest[r]);
-    const float old = std::exp2(sum.highest[r] - highest), young = std::exp2(part.highest[r] - highest);
-    sum.total[r] = sum.total[r] * old + part.total[r] * young;
-    sum.highest[r] = highest;
-    float* to = sum.sums + r * width;
-    const float* from = part.sums + r * width;
-    for (int64_t i = 0; i < width; i += LANES)
-      store(to + i, load<Vector>(to + i) * old + load<Vector>(from + i) * young);
-  }
-}
 
 // One thread's hands: the span it works on. `memory` is scratch_size() floats, aligned to 64 bytes.
 template <class T>
@@ -109,8 +76,11 @@ class SpanWorker {
                        position + 1 - keys.first, num_keys);
       };
       // One after the other, the steps of a row's maximum would be waited for.
-      for (int64_t r = 0; r < num_rows; r++) part.highest[r] = highest(r, visible(r), num_keys);
-      for (int64_t r = 0; r < num_rows; r++) soften(r, visible(r), num_keys, part);
+      for (int64_t r = 0; r < num_rows; r++)
+        part.highest[r] = highest_of(scores_ + r * SPAN, visible(r), num_keys) * scaling_;
+      for (int64_t r = 0; r < num_rows; r++)
+        part.total[r] = soften<T>(scores_ + r * SPAN, visible(r), num_keys, scaling_,
+                                  part.highest[r], weights_ + r * SPAN);
       weigh(rows_of_head, keys, part);
       fold(sum, part, num_rows, width_);
     }
@@ -194,62 +164,6 @@ class SpanWorker {
     return to;
   }
 
-  // Which of a span's scores count for a row: low .. high-1. Those from `whole` to `rest` are in
-  // vectors without any that does not, which is nearly everywhere.
-  struct Visible {
-    int64_t low, high, whole, rest;
-
-    Visible(int64_t first, int64_t behind, int64_t num_keys)
-        : low(std::max<int64_t>(first, 0)),
-          high(std::min(behind, num_keys)),
-          whole(std::min((low + LANES - 1) / LANES * LANES, num_keys)),
-          rest(std::max(whole, high / LANES * LANES)) {}
-
-    Integers at(int64_t key) const {
-      const Integers lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-      return (lanes >= (int32_t)(low - key)) & (lanes < (int32_t)(high - key));
-    }
-  };
-
-  // The largest of a row's visible scores, scaled.
-  float highest(int64_t r, const Visible& visible, int64_t num_keys) const {
-    const Vector nothing = broadcast(-std::numeric_limits<float>::infinity());
-    const float* scores = scores_ + r * SPAN;
-    Vector best = nothing, other = nothing;
-    const auto masked = [&](int64_t key) {
-      return visible.at(key) ? load<Vector>(scores + key) : nothing;
-    };
-    for (int64_t key = 0; key < visible.whole; key += LANES) best = larger(best, masked(key));
-    int64_t key = visible.whole;
-    for (; key + LANES < visible.rest; key += 2 * LANES) {
-      best = larger(best, load<Vector>(scores + key));
-      other = larger(other, load<Vector>(scores + key + LANES));
-    }
-    for (; key < visible.rest; key += LANES) best = larger(best, load<Vector>(scores + key));
-    for (key = visible.rest; key < num_keys; key += LANES) best = larger(best, masked(key));
-    return largest_of(larger(best, other)) * scaling_;
-  }
-
-  // Row r's scores become weights: zero for keys that do not count.
-  void soften(int64_t r, const Visible& visible, int64_t num_keys, const Partial& part) {
-    const float highest = part.highest[r];
-    const float* scores = scores_ + r * SPAN;
-    Element* weights = weights_ + r * SPAN;
-    Vector total = Vector{};
-    const auto weigh_up = [&](int64_t key, auto&& kept) {
-      const Vector weight = kept(power_of_two(load<Vector>(scores + key) * scaling_ - highest));
-      total += weight;
-      T::narrow16(weights + key, weight);
-    };
-    const auto all = [](Vector weight) { return weight; };
-    for (int64_t key = 0; key < visible.whole; key += LANES)
-      weigh_up(key, [&](Vector weight) { return visible.at(key) ? weight : Vector{}; });
-    for (int64_t key = visible.whole; key < visible.rest; key += LANES) weigh_up(key, all);
-    for (int64_t key = visible.rest; key < num_keys; key += LANES)
-      weigh_up(key, [&](Vector weight) { return visible.at(key) ? weight : Vector{}; });
-    part.total[r] = sum_of(total);
-  }
-
   void weigh(int64_t rows, const Keys& keys, const Partial& part) {
     for (int64_t first = 0; first < keys.num_strips(); first += keys.turn()) {
       const int64_t count = std::min(keys.turn(), keys.num_strips() - first);
@@ -269,17 +183,18 @@ class SpanWorker {
   void weigh_strips(int64_t rows, const Keys& keys, int64_t head, int64_t first, int64_t count,
                     const Partial& part) {
     const int64_t number = (keys.num_strips() + first) * keys.num_heads + head * count;
-    const uint32_t *values[SPAN / LANES], *pairs[SPAN / LANES / 2];
+    const uint32_t* values[SPAN / LANES];
     for (int64_t i = 0; i < count; i++)
       values[i] = value_strips(keys, head, first + i, number + i, i);
     if constexpr (Tiles<T>::WORDS == WORDS) {
       weigh_segments(rows, head, first, {values, count, WORDS, number}, part);
-      return;
+    } else {
+      const uint32_t* pairs[SPAN / LANES / 2];
+      join(values, count, number, pairs);
+      if (count > 1) weigh_segments(rows, head, first, {pairs, count / 2, 2 * WORDS}, part);
+      if (count % 2 == 1)
+        weigh_segments(rows, head, first + count - 1, {values + count - 1, 1, WORDS}, part);
     }
-    join(values, count, number, pairs);
-    if (count > 1) weigh_segments(rows, head, first, {pairs, count / 2, 2 * WORDS}, part);
-    if (count % 2 == 0) return;
-    weigh_segments(rows, head, first + count - 1, {values + count - 1, 1, WORDS}, part);
   }
 
   void weigh_segments(int64_t rows, int64_t head, int64_t first, const Segments& segments,

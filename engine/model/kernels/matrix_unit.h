@@ -31,15 +31,17 @@ struct MatrixUnit {
 
 #else
 
-// While one lives its thread has the unit. Registers 0 to 3 are sums; 4 holds sixteen words of
-// sixteen rows and 6 as many of a strip, 5 and 7 hold eight words of them.
+// Words of a row, and of a strip, in a register.
+constexpr int64_t UNIT_WORDS = 16;
+
+// While one lives its thread has the unit. Registers 0 to 3 are sums, 4 and 5 hold rows, 6 a strip.
 class MatrixUnit {
  public:
   MatrixUnit() {
     struct alignas(64) {
       uint8_t palette = 1, start = 0, reserved[14] = {};
-      uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 32, 64, 64};
-      uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 8};
+      uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+      uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
     } const shapes;
     asm volatile("ldtilecfg (%0)" ::"r"(&shapes) : "memory");
   }
@@ -91,6 +93,9 @@ inline void for_each_number(const Body& body) {
   }
 }
 
+// Steps of other work that vectors take during one of the unit.
+constexpr int64_t MEANWHILE_STEPS = 2;
+
 // What is fetched during a step: so many lines from there on.
 struct Fetch {
   const char* at;
@@ -101,39 +106,39 @@ struct Fetch {
   }
 };
 
-// Adds WORDS words, sixteen or eight, of H times sixteen rows, and of W strips from word k on.
-template <int H, int W, int WORDS>
+// Adds sixteen words of H times sixteen rows, and of W strips from word k on. Each is loaded once.
+template <int H, int W>
 inline void add_words(const uint32_t* rows, int64_t stride, const uint32_t* const* strips,
                       int64_t k, Fetch fetch) {
-  constexpr int ROWS = WORDS == 16 ? 4 : 5, STRIP = WORDS == 16 ? 6 : 7;
   const int64_t each = fetch.lines / (H * W);
-  for_each_number<H>([&](auto h) {
-    load_register<ROWS>(rows + h * UNIT_HEIGHT * stride, stride * 4);
-    for_each_number<W>([&](auto w) {
-      // Back and forth: the last strip is the next rows' first.
-      constexpr int S = h % 2 == 0 ? w : W - 1 - w;
-      if constexpr (h == 0 || w > 0) load_register<STRIP>(strips[S] + k * LANES, LANES * 4);
-      add_products<h * W + S, ROWS, STRIP>();
+  for_each_number<W>([&](auto w) {
+    load_register<6>(strips[w] + k * LANES, LANES * 4);
+    for_each_number<H>([&](auto h) {
+      if constexpr (w == 0) load_register<4 + h>(rows + h * UNIT_HEIGHT * stride, stride * 4);
+      add_products<h * W + w, 4 + h, 6>();
       fetch.part(each);
     });
   });
 }
 
-// Adds the last words of every segment, which fill no register.
-inline void add_rest(const uint32_t* rows, int64_t stride, int64_t count, const Strips& strips,
-                     float* sums, int64_t sums_stride) {
-  for (int64_t r = 0; r < count; r++)
-    for (int64_t s = 0; s < strips.count; s++) {
-      float* const to = sums + r * sums_stride + s * LANES;
-      PartVector sum = load<PartVector>(to);
-      for (int64_t segment = 0; segment < strips.num_segments; segment++) {
-        const uint32_t* const row = rows + r * stride + segment * strips.inner;
-        const uint32_t* const at = strips.at[segment * strips.count + s];
-        for (int64_t k = strips.inner / 8 * 8; k < strips.inner; k++)
-          sum = BFloat16::dot(sum, row[k], load<PartWords>(at + k * LANES));
-      }
-      store(to, sum);
-    }
+// Adds the last words, which fill no register: copies of them do, with zeros behind.
+template <int H, int W>
+inline void add_rest(const uint32_t* rows, int64_t stride, const uint32_t* const* strips,
+                     int64_t k, int64_t left) {
+  alignas(64) uint32_t row_words[H * UNIT_HEIGHT * UNIT_WORDS];
+  alignas(64) uint32_t strip_words[W][UNIT_WORDS * LANES];
+  const uint32_t* copies[W];
+  const Integers there = NUMBERS < (int32_t)left;
+  for (int64_t r = 0; r < H * UNIT_HEIGHT; r++) {
+    const Words words = load<Words>(rows + r * stride + k);
+    store(row_words + r * UNIT_WORDS, there ? words : Words{});
+  }
+  for (int w = 0; w < W; w++) {
+    copies[w] = strip_words[w];
+    std::fill_n(strip_words[w], UNIT_WORDS * LANES, 0);
+    std::copy_n(strips[w] + k * LANES, left * LANES, strip_words[w]);
+  }
+  add_words<H, W>(row_words, UNIT_WORDS, copies, 0, {nullptr, 0});
 }
 
 // sums[r][s] (+)= rows[r] . strips[first + s], for `count` rows, 16 * H at most, and W strips.
@@ -156,20 +161,28 @@ void multiply_registers(const uint32_t* rows, int64_t stride, int64_t count, con
   const auto fetch = [&](int64_t segment, int64_t k, int64_t words) {
     return Fetch{lines > 0 ? strips.fetch[segment] + k * lines * 64 : nullptr, words * lines};
   };
+  const auto meanwhile = [&] {
+    if (strips.meanwhile != nullptr) strips.meanwhile->some(MEANWHILE_STEPS);
+  };
   const auto at = [&](int64_t segment) { return strips.at + segment * strips.count + first; };
   int64_t segment = 0;
   // Two at a time: half of a register takes as long as a whole one.
-  if (strips.joined && inner == 8)
+  if (strips.joined && 2 * inner == UNIT_WORDS)
     for (; segment + 2 <= strips.num_segments; segment += 2, rows += 2 * inner) {
-      fetch(segment, 0, 8).part(8 * lines);
-      add_words<H, W, 16>(rows, stride, at(segment), 0, fetch(segment + 1, 0, 8));
+      fetch(segment, 0, inner).part(inner * lines);
+      add_words<H, W>(rows, stride, at(segment), 0, fetch(segment + 1, 0, inner));
+      meanwhile();
     }
   for (; segment < strips.num_segments; segment++, rows += inner) {
     int64_t k = 0;
-    for (; k + 16 <= inner; k += 16)
-      add_words<H, W, 16>(rows + k, stride, at(segment), k, fetch(segment, k, 16));
-    if (k + 8 <= inner)
-      add_words<H, W, 8>(rows + k, stride, at(segment), k, fetch(segment, k, 8));
+    for (; k + UNIT_WORDS <= inner; k += UNIT_WORDS) {
+      add_words<H, W>(rows + k, stride, at(segment), k, fetch(segment, k, UNIT_WORDS));
+      meanwhile();
+    }
+    if (k < inner) {
+      fetch(segment, k, inner - k).part((inner - k) * lines);
+      add_rest<H, W>(rows, stride, at(segment), k, inner - k);
+    }
   }
   for_each_sums([&](auto number, float* to, int64_t left) {
     store_sums<number>(to, sums_stride, left);
@@ -179,7 +192,8 @@ void multiply_registers(const uint32_t* rows, int64_t stride, int64_t count, con
 // Sixteen rows by four strips at once, or 32 by two, which are read less often.
 template <>
 struct Tiles<BFloat16> {
-  static constexpr int64_t ROWS = 2 * UNIT_HEIGHT, WORDS = 16;
+  static constexpr int64_t ROWS = 2 * UNIT_HEIGHT, WORDS = UNIT_WORDS;
+  static constexpr bool LEAVES_VECTORS = true;
 
   static Cut cut(int64_t num_rows) {
     if (num_rows <= UNIT_HEIGHT) return {UNIT_HEIGHT, TILE_STRIPS, TILE_STRIPS};
@@ -199,7 +213,6 @@ struct Tiles<BFloat16> {
       tiles[high][width - 1](rows, stride, count, strips, first, first == 0 ? strips.lines : 0,
                              sums + first * LANES, sums_stride, add);
     }
-    if (strips.inner % 8 != 0) add_rest(rows, stride, count, strips, sums, sums_stride);
   }
 };
 

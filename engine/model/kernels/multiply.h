@@ -60,6 +60,18 @@ inline void for_each_tile(int64_t total, int64_t height, const Body& body) {
   }
 }
 
+// What is done with `count` strips of a tile's sums, row by row.
+template <class Done>
+struct Outcome {
+  const Done* done;
+  int64_t row, strip, count;
+  const float* sums;
+
+  void operator()(int64_t i) const {
+    (*done)(row + i, strip, sums + i * TILE_STRIPS * LANES, count);
+  }
+};
+
 // Every row times the strips first .. last-1, where each strip takes inner * 16 words of `packed`.
 // done(row, strip, values, count): `values` are count vectors of sums, for strips strip, strip+1...
 // The cuts are at multiples of four strips from `first`, so an even range never cuts a pair.
@@ -70,11 +82,16 @@ void multiply(const Rows& rows, const uint32_t* packed, int64_t inner, int64_t f
   constexpr int64_t WIDTH = TILE_STRIPS * LANES;
   // Sums that go on later have a place for every row; others share the nearest lines.
   const bool go_on = rows.rest != nullptr || inner > INNER_BLOCK;
+  // What comes of one tile waits for the next one's product, where it is in nobody's way.
+  Outcome<Done> outcome;
+  Meanwhile waiting;
+  int64_t place = 0;
   for (int64_t row = 0; row < rows.count; row += ROW_BLOCK) {
     const int64_t num_rows = std::min(ROW_BLOCK, rows.count - row);
     const Cut cut = Tiles<T>::cut(num_rows);
     for (int64_t strip = first; strip < last; strip += TILE_STRIPS) {
       const int64_t count = std::min<int64_t>(TILE_STRIPS, last - strip);
+      if (go_on) waiting.finish();  // Its place is taken again.
       const uint32_t* base = packed + strip * inner * LANES;
       // The next strips are fetched line by line while these are computed.
       const int64_t size = count * inner * LANES;
@@ -97,21 +114,28 @@ void multiply(const Rows& rows, const uint32_t* packed, int64_t inner, int64_t f
           for (int64_t s = 0; s < count; s += cut.strips) {
             const int64_t width = std::min(cut.strips, count - s);
             for_each_tile(num_rows, cut.rows, [&](int64_t r, int64_t n) {
-              float* const to = sums + (go_on ? r * WIDTH + s * LANES : 0);
+              place = Tiles<T>::ROWS - place;
+              float* const to = sums + (go_on ? r * WIDTH + s * LANES : place * WIDTH);
               Tiles<T>::multiply(n, words + (row + r) * rows.stride + k, rows.stride,
-                                 {strips + s, width, 1, length, &fetch, lines}, to, WIDTH,
-                                 k > 0 || !first_part);
+                                 {strips + s, width, 1, length, &fetch, lines, false, &waiting},
+                                 to, WIDTH, k > 0 || !first_part);
               fetch += length * lines * 64;
               if (fetch >= fetched) fetch = (const char*)base;
               if (!last_part || k + length < inner) return;
-              for (int64_t i = 0; i < n; i++)
-                done(rows.number + row + r + i, strip + s, to + i * WIDTH, width);
+              waiting.finish();
+              outcome = {&done, rows.number + row + r, strip + s, width, to};
+              if constexpr (Tiles<T>::LEAVES_VECTORS) {
+                waiting = Meanwhile(0, n, outcome);
+              } else {
+                for (int64_t i = 0; i < n; i++) outcome(i);
+              }
             });
           }
         }
       }
     }
   }
+  waiting.finish();
 }
 
 }  // namespace quire

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "meanwhile.h"
 #include "vector.h"
 
 namespace quire {
@@ -24,6 +25,8 @@ struct Strips {
   int64_t lines;
   // Whether the segments of a strip lie behind each other.
   bool joined = false;
+  // Taken in steps where something else than vectors multiplies; nobody else looks at it.
+  Meanwhile* meanwhile = nullptr;
 };
 
 // sums[r][s] (+)= rows[r] . strips[first + s], all of them in registers.
@@ -122,6 +125,8 @@ template <class T>
 struct Tiles {
   // Rows of a tile that may have all strips, and the fewest words that a segment should have.
   static constexpr int64_t ROWS = TILE_ROWS, WORDS = LANES / T::PER_WORD;
+  // Whether vectors are free meanwhile.
+  static constexpr bool LEAVES_VECTORS = false;
   static constexpr int64_t FEW_ROWS = 18;
 
   // So few rows that they wait for memory are one tile, or two tall ones: the fewer strips at once

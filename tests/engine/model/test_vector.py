@@ -11,26 +11,30 @@ from tests.engine.model.shims import compile_shim
 SHIM = """
 #include "vector.h"
 using namespace quire;
-extern "C" void both(const float* x, float* powers, float* exponentials, int64_t size) {
+extern "C" void all(const float* x, float* powers, float* short_powers, float* exponentials,
+                    int64_t size) {
   for (int64_t i = 0; i < size; i += LANES) {
     store(powers + i, power_of_two(load<Vector>(x + i)));
+    store(short_powers + i, short_power_of_two(load<Vector>(x + i)));
     store(exponentials + i, exponential(load<Vector>(x + i)));
   }
 }
 """
 #: Relative distance of a number from the next one, at most.
 UNIT = 2.0**-23
+#: What rounding to bfloat16 may take, as a share.
+ROUNDING = 2.0**-9
 
 
 @pytest.fixture(params=VARIANTS, ids=lambda variant: variant.name, scope="module")
-def both(request, tmp_path_factory):
-    """2^x and e^x of an array, whose size is a multiple of sixteen."""
+def exponentials(request, tmp_path_factory):
+    """2^x, the same for bfloat16, and e^x of an array, whose size is a multiple of sixteen."""
     folder = tmp_path_factory.mktemp(request.param.name)
-    function = compile_shim(SHIM, request.param, folder).both
+    function = compile_shim(SHIM, request.param, folder).all
 
     def compute(x):
         assert x.dtype == np.float32 and len(x) % 16 == 0
-        found = np.empty_like(x), np.empty_like(x)
+        found = [np.empty_like(x) for _ in range(3)]
         pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (x, *found)]
         function(*pointers, ctypes.c_int64(len(x)))
         return found
@@ -42,24 +46,32 @@ def errors(found, exact):
     return np.max(np.abs(found - exact) / exact)
 
 
-def test_powers_are_within_two_units_and_whole_ones_exact(both):
+def test_powers_are_within_two_units_and_whole_ones_exact(exponentials):
     x = np.linspace(-126, 127, 1 << 20, dtype=np.float32)
-    powers, _ = both(x)
+    powers, _, _ = exponentials(x)
     assert errors(powers, 2.0 ** x.astype(np.float64)) < 2 * UNIT
     whole = np.arange(-126, 130, dtype=np.float32).clip(max=127)
-    assert (both(whole)[0] == 2.0**whole).all()
+    assert (exponentials(whole)[0] == 2.0**whole).all()
 
 
-def test_exponentials_are_within_two_units(both):
+def test_short_powers_err_by_a_twentieth_of_what_rounding_takes(exponentials):
+    steps = np.linspace(-126, 126, 1 << 20, dtype=np.float32)
+    whole = np.arange(-126, 130, dtype=np.float32).clip(max=126)
+    for x in (steps, whole, np.nextafter(whole, np.float32(-200)).clip(min=-126)):
+        _, powers, _ = exponentials(x)
+        assert errors(powers, 2.0 ** x.astype(np.float64)) < ROUNDING / 20
+
+
+def test_exponentials_are_within_two_units(exponentials):
     x = np.linspace(-87, 88, 1 << 20, dtype=np.float32)
-    _, exponentials = both(x)
-    assert errors(exponentials, np.exp(x.astype(np.float64))) < 2 * UNIT
+    _, _, found = exponentials(x)
+    assert errors(found, np.exp(x.astype(np.float64))) < 2 * UNIT
 
 
-def test_what_is_far_below_is_next_to_nothing_and_no_number_stays_none(both):
+def test_what_is_far_below_is_next_to_nothing_and_no_number_stays_none(exponentials):
     x = np.full(16, -np.inf, dtype=np.float32)
     x[1:4] = -1e30, -1e8, -200.0
     x[4] = np.nan
-    for found in both(x):
+    for found in exponentials(x):
         assert (found[[0, 1, 2, 3]] >= 0).all() and (found[[0, 1, 2, 3]] < 1e-37).all()
         assert np.isnan(found[4])
