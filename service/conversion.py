@@ -37,7 +37,7 @@ def engine_request(
     if asked is not None and asked.name not in served.adapters:
         raise asked.refusal(served.adapters)
     sampling = engine_sampling(body.sampling, request_id=request.id)
-    prompt_ids = _prompt_ids(body, served.tokenizer)
+    prompt_ids = _prompt_ids(body, served.tokenizer, created_ms=request.created_ms)
     constraint = None
     if body.constraint is not None:
         constraint = served.grammars.constraint(body.constraint, delivery.token_ids)
@@ -77,9 +77,9 @@ def engine_sampling(wire: SamplingParams, *, request_id: str) -> EngineSampling:
     return EngineSampling(**fields | {"seed": seed, "logit_bias": biases})
 
 
-def _prompt_ids(body: ParsedBody, tokenizer: ModelTokenizer) -> list[int]:
+def _prompt_ids(body: ParsedBody, tokenizer: ModelTokenizer, *, created_ms: int) -> list[int]:
     if body.messages is not None:
-        return tokenizer.encode_chat(body.messages)
+        return tokenizer.encode_chat(body.messages, created_ms=created_ms)
     if isinstance(body.prompt, str):
         return tokenizer.encode_prompt(body.prompt)
     assert body.prompt is not None

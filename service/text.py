@@ -5,6 +5,8 @@ model that ships no template.
 """
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from datetime import UTC, datetime
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -22,6 +24,9 @@ BEFORE = "a"
 MAX_REASON_LENGTH = 300
 
 Messages = Sequence[dict[str, Any]]
+
+#: When the chat that is being rendered was created, in milliseconds since 1970.
+_CREATED_MS: ContextVar[int] = ContextVar("created_ms")
 
 
 class ModelTokenizer:
@@ -48,6 +53,10 @@ class ModelTokenizer:
         try:
             loaded = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
             backend = loaded.backend_tokenizer
+            # What a file says of lengths was meant for training: a prompt is taken as it is.
+            backend.no_truncation()
+            backend.no_padding()
+            _keep_the_time(loaded.chat_template)
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_REASON_LENGTH]
             raise ModelRefused(f"the tokenizer of {source} cannot be loaded: {reason}") from error
@@ -70,20 +79,26 @@ class ModelTokenizer:
         """Ids of a plain prompt, with the special tokens the tokenizer adds itself."""
         return list(self._tokenizer.encode(prompt).ids)
 
-    def encode_chat(self, messages: Messages) -> list[int]:
+    def encode_chat(self, messages: Messages, *, created_ms: int) -> list[int]:
         """Ids of a chat as the model's template renders it, ready for the answer.
+
+        A template that tells the date tells that of `created_ms`, in UTC: whoever takes the chat
+        over, on another day or in another time zone, goes on behind the same prompt.
 
         Raises:
             InvalidRequest: the model has no template, or its template refuses these messages.
         """
         if self._render_chat is None:
             raise InvalidRequest("kind", "this model has no chat template")
+        created = _CREATED_MS.set(created_ms)
         try:
             text = self._render_chat([_with_plain_content(message) for message in messages])
         except Exception as error:
             # A template is a program of the model's author and raises whatever it likes.
             message = f"the model's chat template refuses the messages: {error}"
             raise InvalidRequest("body.messages", message) from error
+        finally:
+            _CREATED_MS.reset(created)
         # The template has written the special tokens already.
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
@@ -125,6 +140,23 @@ class ModelTokenizer:
             return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
         except Exception:  # noqa: BLE001 - the library raises a bare Exception.
             return ""
+
+
+def _keep_the_time(chat_template: str | dict[str, str] | None) -> None:
+    """Give templates the time of their chat where they ask for that of the day.
+
+    The library compiles each template once and keeps it; it takes a function no other way.
+    """
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    named = chat_template if isinstance(chat_template, dict) else {"default": chat_template or ""}
+    for template in named.values():
+        if "strftime_now" in template:
+            _compile_jinja_template(template).globals["strftime_now"] = _strftime_of_chat
+
+
+def _strftime_of_chat(form: str) -> str:
+    return datetime.fromtimestamp(_CREATED_MS.get() / 1000, UTC).strftime(form)
 
 
 def _with_plain_content(message: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""What a token says by itself, which is what log-probabilities are told with."""
+"""What a token says by itself, and what prompts and chats become that a model's files describe."""
+
+import json
+from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -59,3 +62,34 @@ def test_what_the_engine_says_of_a_token_is_told_with_texts():
     assert model.with_texts(2, Logprobs(-1.5, ((1, -0.5), (2, -1.5)))) == TokenLogprob(
         2, -1.5, "re", (TopLogprob(1, -0.5, " the"), TopLogprob(2, -1.5, "re"))
     )
+
+
+DATED = "{{ strftime_now('%d %B %Y %H:%M') }}{% for m in messages %}|{{ m.content }}{% endfor %}"
+
+
+def folder_of(path: Path, tokenizer: Tokenizer, **settings: object) -> str:
+    """The files of a tokenizer, as a model brings them."""
+    tokenizer.save(str(path / "tokenizer.json"))
+    facts = {"tokenizer_class": "PreTrainedTokenizerFast", **settings}
+    (path / "tokenizer_config.json").write_text(json.dumps(facts))
+    return str(path)
+
+
+def test_a_template_that_tells_the_date_tells_that_of_the_chat(tmp_path: Path):
+    model = ModelTokenizer.load(folder_of(tmp_path, byte_tokenizer(), chat_template=DATED))
+    hello = [{"role": "user", "content": "hello"}]
+    for created_ms, date in (
+        (0, "01 January 1970 00:00"),
+        (1_600_000_020_000, "13 September 2020 12:27"),
+    ):
+        ids = model.encode_chat(hello, created_ms=created_ms)
+        assert ids == byte_tokenizer().encode(f"{date}|hello", add_special_tokens=False).ids
+
+
+def test_a_prompt_is_taken_whole_whatever_lengths_the_tokenizer_was_trained_with(tmp_path: Path):
+    trained = Tokenizer.from_str(byte_tokenizer().to_str())
+    trained.enable_truncation(16)
+    trained.enable_padding(length=24)
+    model = ModelTokenizer.load(folder_of(tmp_path, trained))
+    for prompt in ("a" * 100, "a"):
+        assert model.encode_prompt(prompt) == byte_tokenizer().encode(prompt).ids
