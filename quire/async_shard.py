@@ -27,7 +27,7 @@ from quire.script_runner import (
     script_sha,
 )
 
-#: Calls that are under way at once; each takes a connection. Others wait for their turn.
+#: Tries of calls that are under way at once; each takes a connection. Others wait for their turn.
 MAX_CALLS = 8
 
 #: How many requests are made ready before others of the loop have their turn: some milliseconds.
@@ -124,8 +124,13 @@ class AsyncShard:
         return replies[: len(calls)]
 
     async def _call(self, operation: Callable[[], Awaitable[_Result]]) -> _Result:
+        # A turn is one try, and the time for all tries counts from here: when Redis is away all
+        # callers learn it together, instead of each after the tries of those before it.
+        return await self._retrying(partial(self._in_turn, operation))
+
+    async def _in_turn(self, operation: Callable[[], Awaitable[_Result]]) -> _Result:
         async with self._turns:
-            return await self._retrying(operation)
+            return await operation()
 
     async def _retrying(self, operation: Callable[[], Awaitable[_Result]]) -> _Result:
         attempts = Attempts(self._retry_seconds)

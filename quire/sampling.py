@@ -1,7 +1,8 @@
 """What a caller asks for in the body of a request: the sampling parameters and the OpenAI bodies.
 
 The names and ranges of the parameters are vLLM's. A field that would change the result and is not
-known is refused by its name: ignoring it silently would give wrong results.
+known is refused by its name: ignoring it silently would give wrong results. What says nothing is
+read over, for many programs write out all the fields that OpenAI has.
 """
 
 from __future__ import annotations
@@ -181,13 +182,26 @@ _KNOWN_OF: Mapping[Kind, frozenset[str]] = {
     "chat.completions": frozenset({"response_format", "top_logprobs"}),
 }
 
+#: OpenAI's fields that are not known, and the values that ask for what is done anyhow.
+_SAYS_NOTHING: Mapping[Kind, Mapping[str, tuple[object, ...]]] = {
+    "tokens": {},
+    "completions": {"echo": (False,), "best_of": (1,)},
+    "chat.completions": {
+        "store": (False,),
+        "service_tier": ("auto",),
+        "tool_choice": ("none",),
+        # There are no tools to call.
+        "parallel_tool_calls": (False, True),
+    },
+}
+
 
 def parse_body(kind: Kind, body: Mapping[str, Any]) -> ParsedBody:
     """Checks a body of the given kind. InvalidRequest names the first culprit as `body.<field>`."""
     subject = "messages" if kind == "chat.completions" else "prompt"
     known = _KNOWN | _KNOWN_OF[kind]
-    for name in body:
-        if name not in known and name != subject:
+    for name, value in body.items():
+        if name not in known and name != subject and not _says_nothing(kind, name, value):
             hint = nearest(name, SamplingParams.model_fields)
             raise InvalidRequest(f"body.{name}", f"unknown field{hint}")
     if body.get("n") not in (None, 1) or isinstance(body.get("n"), bool):
@@ -204,6 +218,13 @@ def parse_body(kind: Kind, body: Mapping[str, Any]) -> ParsedBody:
         adapter=named_adapter(body),
         constraint=constraint_of(body, {name: getattr(sampling, name) for name in CONSTRAINTS}),
     )
+
+
+def _says_nothing(kind: Kind, name: str, value: object) -> bool:
+    """Whether a field that is not known changes nothing. A null means "the default"."""
+    harmless = _SAYS_NOTHING[kind].get(name, ())
+    # To Python 1 is True.
+    return value is None or any(type(value) is type(one) and value == one for one in harmless)
 
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -265,9 +286,15 @@ def _messages(messages: object) -> list[dict[str, Any]]:
             raise InvalidRequest(field, "must be a map")
         if not isinstance(message.get("role"), str):
             raise InvalidRequest(f"{field}.role", "must be a string")
-        if not _is_text_content(message.get("content")):
+        if not _is_text_content(message.get("content")) and not _is_silent(message):
             raise InvalidRequest(f"{field}.content", "must be a string or an array of text parts")
-    return messages
+    # Templates see a text in every message.
+    return [{**one, "content": ""} if _is_silent(one) else one for one in messages]
+
+
+def _is_silent(message: Mapping[str, Any]) -> bool:
+    """Whether it is an answer that OpenAI's clients wrote without any text."""
+    return message["role"] == "assistant" and message.get("content", "") is None
 
 
 def _is_text_content(content: object) -> bool:

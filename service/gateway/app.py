@@ -30,7 +30,7 @@ from service.gateway.asked import Asked, call_of
 from service.gateway.callers import ApiKeys, Caller
 from service.gateway.calls import body_of, telling_of, treatment_of
 from service.gateway.config import GatewaySettings
-from service.gateway.door import Door, Handler, no_route
+from service.gateway.door import Door, Handler, LastCalls, log_reason, no_route
 from service.gateway.life import Life
 from service.gateway.metrics import GatewayMetrics
 from service.gateway.models import Models
@@ -67,7 +67,8 @@ class Gateway:
         self.metrics = GatewayMetrics(
             num_open=lambda: life.num_open, max_open=settings.max_open_answers
         )
-        self.app = Starlette(routes=self._routes(), exception_handlers={HTTPException: no_route})
+        routes = Starlette(routes=self._routes(), exception_handlers={HTTPException: no_route})
+        self.app = LastCalls(routes, life=life)
 
     def _routes(self) -> list[Route]:
         def get(path: str, route: str, handler: Handler, life: Life | None = None) -> Route:
@@ -194,6 +195,7 @@ class Gateway:
             await on_hang_up()
             raise
         except (QuireError, Refused) as error:
+            log_reason(error)
             await self._end_others(asked, error)
             raise with_headers(error, headers) from error
         body = response(asked.heading, completions, num_prompts=asked.num_prompts)
@@ -228,6 +230,7 @@ class Gateway:
         self.metrics.hang_ups["left",].inc()
 
     async def _stream_broke(self, asked: Asked, error: QuireError | Refused) -> None:
+        log_reason(error)
         self.metrics.count_broken(refusal_of(error).code)
         await self._end_others(asked, error)
 

@@ -75,8 +75,10 @@ def telling_of(body: Mapping[str, Any]) -> Telling:
         raise InvalidRequest("body.stream_options", "needs stream to be true")
     if not isinstance(options, Mapping):
         raise InvalidRequest("body.stream_options", "must be a map")
-    for name in options:
-        if name != "include_usage":
+    for name, value in options.items():
+        # What is sent is never padded.
+        says_nothing = value is None or (name == "include_obfuscation" and value is False)
+        if name != "include_usage" and not says_nothing:
             raise InvalidRequest(f"body.stream_options.{name}", "unknown field")
     include_usage = options.get("include_usage")
     if not isinstance(include_usage, bool | None):

@@ -8,12 +8,12 @@ import structlog
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.errors import QuireError
 from service.gateway.life import Life
 from service.gateway.metrics import GatewayMetrics
-from service.gateway.refusals import Refusal, Refused, refusal_of
+from service.gateway.refusals import Refusal, Refused, refusal_of, unavailable
 from service.gateway.tasks import HungUp
 
 #: How the log of a web server names the status of a response that nobody waited for.
@@ -55,6 +55,7 @@ class Door:
                 self._metrics.count_response(self._route, STATUS_HUNG_UP)
         except (QuireError, Refused) as error:
             assert not has_begun, "a stream tells its errors itself"
+            log_reason(error)
             await error_response(refusal_of(error))(scope, receive, counted)
         # A defect of ours ends one answer, and the log says where it is.
         except Exception:
@@ -63,6 +64,32 @@ class Door:
                 raise
             refusal = Refusal(500, "internal_error", "a defect of the gateway; its log has more")
             await error_response(refusal)(scope, receive, counted)
+
+
+class LastCalls:
+    """The application of a gateway, whose connections serve no further call once it drains.
+
+    Otherwise a client would come back by the connection that it keeps, past the balancer.
+    """
+
+    def __init__(self, app: ASGIApp, *, life: Life) -> None:
+        self._app = app
+        self._life = life
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def closing(message: Message) -> None:
+            if message["type"] == "http.response.start" and self._life.is_draining:
+                kept = [pair for pair in message["headers"] if pair[0].lower() != b"connection"]
+                message = {**message, "headers": [*kept, (b"connection", b"close")]}
+            await send(message)
+
+        await self._app(scope, receive, closing)
+
+
+def log_reason(error: QuireError | Refused) -> None:
+    """Say in the log what callers are not told of a queue that does not answer."""
+    if not isinstance(error, Refused) and refusal_of(error) == unavailable():
+        _log.warning("no answer from the queue", reason=str(error))
 
 
 def error_response(refusal: Refusal) -> Response:

@@ -45,6 +45,9 @@ RETRY_AFTER_SECONDS = 2
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 _RETRY_LATER = {"Retry-After": str(RETRY_AFTER_SECONDS)}
+#: A client that keeps its connections comes back by the same one, and so to the same gateway; over
+#: a new one the balancer takes it to another.
+_RETRY_ELSEWHERE = {**_RETRY_LATER, "Connection": "close"}
 _DO_NOT_RETRY = {"x-should-retry": "false"}
 
 
@@ -77,7 +80,7 @@ class Refused(Exception):
 
 def retry_later(code: str, message: str) -> Refused:
     """What this gateway cannot do now, and another one may."""
-    return Refused(Refusal(503, code, message, headers=_RETRY_LATER))
+    return Refused(Refusal(503, code, message, headers=_RETRY_ELSEWHERE))
 
 
 def key_reused() -> Refusal:
@@ -98,7 +101,13 @@ def refusal_of(error: QuireError | Refused) -> Refusal:
     for kind, tell in _TOLD.items():
         if isinstance(error, kind):
             return tell(error)
-    return Refusal(503, "broker_unavailable", str(error), headers=_RETRY_LATER)
+    return unavailable()
+
+
+def unavailable() -> Refusal:
+    """The queue does not answer. Why, and where it is, is for the log: a caller may be anybody."""
+    message = "the queue cannot be reached now; try again"
+    return Refusal(503, "broker_unavailable", message, headers=_RETRY_LATER)
 
 
 def with_headers(error: QuireError | Refused, headers: Mapping[str, str]) -> Refused:
@@ -137,5 +146,5 @@ _TOLD: dict[type[QuireError], Callable[[Any], Refusal]] = {
     RequestFailed: _failed,
     OutputRewound: _rewound,
     ProtocolError: lambda e: Refusal(500, "protocol_error", str(e), headers=_DO_NOT_RETRY),
-    BrokerUnavailable: lambda e: Refusal(503, "broker_unavailable", str(e), headers=_RETRY_LATER),
+    BrokerUnavailable: lambda _: unavailable(),
 }

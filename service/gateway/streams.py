@@ -44,7 +44,9 @@ SILENCE_SECONDS = 15.0
 JOINED_BYTES = 16 << 10
 
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-_COMMENT = b": the answer goes on\n\n"
+#: No blank line behind it: that would end an event without data, which OpenAI's client for Python
+#: takes for one as soon as it has seen an `id`.
+_COMMENT = b": the answer goes on\n"
 _DONE = b"data: [DONE]\n\n"
 
 

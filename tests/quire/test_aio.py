@@ -20,7 +20,7 @@ from quire import (
 )
 from quire.aio import AsyncClient
 from quire.async_broker import AsyncBroker, connect_async
-from quire.async_shard import REQUESTS_PER_TURN
+from quire.async_shard import MAX_CALLS, REQUESTS_PER_TURN
 from quire.connection import connect
 from quire.reader import SharedReadsBroker
 from quire.routing import Parting
@@ -266,6 +266,23 @@ def test_a_dead_server_is_a_typed_error_for_calls_and_for_waiting_readers():
         await connection.aclose()
 
     asyncio.run(scenario())
+
+
+def test_all_callers_learn_of_a_dead_server_together():
+    """However many they are: who waits for a turn does not wait for the tries of others, too."""
+    retry_seconds = 0.5
+
+    async def scenario():
+        broker = AsyncBroker(connect_async("redis://127.0.0.1:1/0"), retry_seconds=retry_seconds)
+        began = time.monotonic()
+        calls = [broker.now_ms() for _ in range(32 * MAX_CALLS)]
+        ends = await asyncio.gather(*calls, return_exceptions=True)
+        seconds = time.monotonic() - began
+        await broker.close()
+        assert {type(end) for end in ends} == {BrokerUnavailable}
+        return seconds
+
+    assert asyncio.run(scenario()) < 8 * retry_seconds  # By turns it were twenty.
 
 
 def test_a_full_queue_names_what_was_accepted_all_the_same(connection, broker):

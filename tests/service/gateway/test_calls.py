@@ -142,6 +142,11 @@ def test_a_trace_that_is_none_is_ignored(gateway, fake):
             {"prompt": "x", "stream": True, "stream_options": {"chunks": 1}},
             "stream_options.chunks",
         ),
+        (
+            CHAT,
+            {"messages": MESSAGES, "stream": True, "stream_options": {"include_obfuscation": True}},
+            "stream_options.include_obfuscation",
+        ),
         (CHAT, {"messages": "hello"}, "messages"),
         (CHAT, {"messages": MESSAGES, "tools": []}, "tools"),
         (CHAT, {"messages": MESSAGES, "response_format": {"type": "xml"}}, "response_format.type"),
@@ -159,6 +164,13 @@ def test_a_field_that_cannot_be_right_is_refused_by_its_name(gateway, fake, path
         400, "invalid_request_error", param,
     )  # fmt: skip
     assert not fake.requests
+
+
+def test_options_of_a_stream_that_say_nothing_are_read_over(gateway):
+    options = {"include_obfuscation": False, "include_usage": None, "chunks": None}
+    reply = gateway.complete(stream=True, stream_options=options)
+    assert reply.status == 200
+    assert "".join(event.text for event in reply.events) == "one two three"
 
 
 def test_choices_of_a_long_prompt_are_refused_before_the_queue_holds_it_so_often(gateway, fake):

@@ -32,6 +32,31 @@ def test_open_answers_go_on_and_new_calls_are_refused(gateway, script):
     gateway.join()
 
 
+def is_closed(connection, *, path="/v1/completions", body='{"prompt": "x"}'):
+    """Whether the connection serves no further call behind this one."""
+    connection.request("POST" if body else "GET", path, body=body)
+    response = connection.getresponse()
+    response.read()
+    return response.will_close
+
+
+def test_a_gateway_that_drains_closes_every_connection_behind_its_answer(gateway, script):
+    kept, other = gateway.send("GET", "/livez"), gateway.send("GET", "/livez")
+    for connection in (kept, other):
+        response = connection.getresponse()
+        response.read()
+        assert not response.will_close
+    script.pieces = ["one ", None]
+    with gateway.stream() as stream:
+        stream.read_tokens(4)
+        gateway.stop()
+        wait_until_draining(gateway)
+        assert is_closed(kept)
+        # What it still answers would bring the caller back as well.
+        assert is_closed(other, path="/v1/models", body=None)
+        script.release.set()
+
+
 def test_streams_that_remain_are_broken_off_and_go_on_elsewhere(start, fake, script):
     script.pieces = ["one ", None, "two"]
     first = start(drain_seconds=0.05)

@@ -7,6 +7,7 @@ import pytest
 from openai import OpenAI
 
 from quire.errors import RequestFailed
+from service.gateway import streams
 from tests.service.builders import eventually
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -121,6 +122,28 @@ def test_a_stream_that_fails_in_the_middle_raises(client, script):
     script.pieces = ["one ", RequestFailed("engine_error", "the device is gone")]
     with pytest.raises(openai.APIError, match="the device is gone"):
         list(client.completions.create(model="fake", prompt="x", stream=True))
+
+
+@pytest.mark.parametrize("pieces", [[None, "one ", "two"], ["one ", None, "two"]])
+def test_a_long_silence_is_no_event_to_the_client(client, script, monkeypatch, pieces):
+    monkeypatch.setattr(streams, "FIRST_WORD_SECONDS", 0.02)
+    monkeypatch.setattr(streams, "SILENCE_SECONDS", 0.02)
+    silences = []
+    plain = streams.EventStream._send
+
+    def send(self, body, send):
+        if body.startswith(b":"):
+            silences.append(body)
+            # The answer goes on behind some of them.
+            if len(silences) == 3:
+                script.release.set()
+        return plain(self, body, send)
+
+    monkeypatch.setattr(streams.EventStream, "_send", send)
+    script.pieces = pieces
+    told = client.chat.completions.create(model="fake", messages=MESSAGES, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in told) == "one two"
+    assert len(silences) >= 3
 
 
 def test_a_deadline_that_passed_is_not_repeated(gateway, script):

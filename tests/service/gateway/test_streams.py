@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from structlog.testing import capture_logs
 
 from quire.errors import RequestFailed
 from service.gateway.streams import JOINED_BYTES, EventStream, joined
@@ -334,9 +335,13 @@ def test_a_full_queue_is_told_with_the_time_to_come_back(start, fake, script):
 def test_a_redis_that_is_away_is_told_so_and_the_gateway_is_not_ready(gateway, fake):
     assert gateway.complete().status == 200
     with fake.outage():
-        reply = gateway.complete()
+        with capture_logs() as said:
+            reply = gateway.complete()
         assert (reply.status, reply.error["code"]) == (503, "broker_unavailable")
         assert "Retry-After" in reply.headers
+        # Where Redis is concerns those who run it, and not every tenant.
+        assert reply.error["message"] == "the queue cannot be reached now; try again"
+        assert [line["reason"][:23] for line in said] == ["Redis cannot be reached"]
         assert gateway.get("/readyz").status == 503
         assert gateway.get("/livez").status == 200
     assert gateway.get("/readyz").status == 200
@@ -346,9 +351,11 @@ def test_a_stream_that_redis_leaves_can_be_gone_on_with(gateway, fake, script):
     script.pieces = ["one ", None, "two"]
     with gateway.stream(headers=KEY) as stream:
         stream.read_tokens(4)
-        with fake.outage():
+        with fake.outage(), capture_logs() as said:
             (error,) = stream.rest()
     assert error.body["error"]["code"] == "broker_unavailable"
+    assert "Redis" not in error.data
+    assert [line["reason"][:23] for line in said] == ["Redis cannot be reached"]
     script.release.set()
     with gateway.resume(stream.request_id, error.id) as again:
         assert text_of(again.rest()) == "two"
@@ -384,6 +391,8 @@ def test_answers_beyond_the_limit_are_refused_until_there_is_room(start, script)
         stream.read_tokens(4)
         reply = gateway.complete()
         assert (reply.status, reply.error["code"]) == (503, "gateway_full")
+        # Another gateway may have room, and a kept connection leads to this one only.
+        assert reply.headers["Connection"] == "close"
         assert gateway.metric("quire_gateway_open_answers", kind="open") == 1
     eventually(lambda: gateway.metric("quire_gateway_open_answers", kind="open") == 0, "room")
     script.release.set()
