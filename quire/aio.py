@@ -30,7 +30,7 @@ from quire.inspection import adapters_of, models_of
 from quire.output import Completion, State, TokenChunk
 from quire.producing import must_ask_clock, ready_requests
 from quire.protocol import GenerationRequest
-from quire.routing import Parting, check_group_name, placed, shard_of
+from quire.routing import Parting, check_group_name, shard_of
 from quire.transitions import RequestStatus
 
 __all__ = ["AsyncClient", "AsyncGroupHandle", "AsyncHandle"]
@@ -177,9 +177,11 @@ class AsyncClient:
     ) -> list[GenerationRequest]:
         """The checked messages, under the ids by which they are found."""
         now_ms = await self._brokers[0].now_ms() if must_ask_clock(items) else None
+        num_shards = len(self._brokers)
         return await taking_turns(
-            placed(request, num_shards=len(self._brokers), group=group)
-            for request in ready_requests(items, tenant=self._tenant, now_ms=now_ms)
+            ready_requests(
+                items, tenant=self._tenant, now_ms=now_ms, num_shards=num_shards, group=group
+            )
         )
 
     async def _submit(

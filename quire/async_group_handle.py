@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from quire.async_broker import AsyncBroker
 from quire.async_handle import completion_of
 from quire.connection import MAX_BLOCK_SECONDS
-from quire.errors import ResultExpired
-from quire.group_handle import TURN_SECONDS, forgotten
+from quire.errors import ProtocolError, ResultExpired
+from quire.group_handle import TURN_SECONDS, forgotten, unreadable
 from quire.grouping import FIRST_POSITION, GroupEnd
 from quire.output import Completion, State
 from quire.patience import Patience
@@ -34,11 +34,21 @@ class AsyncGroupHandle:
 
     async def results(self, *, timeout: float | None = None) -> AsyncIterator[Completion]:
         """See `GroupHandle.results`."""
+        told = set[str]()
         async for broker, end in self._ends(timeout=timeout):
+            if end.request_id in told:
+                continue
+            completion: Completion | None
             try:
-                yield await completion_of(broker, end.request_id)
+                completion = await completion_of(broker, end.request_id)
             except ResultExpired:
-                yield forgotten(end)
+                completion = forgotten(end)
+            except ProtocolError as error:
+                completion = unreadable(end, error)
+            # One that was requeued is open again; its later end is still to come.
+            if completion is not None:
+                told.add(end.request_id)
+                yield completion
 
     async def wait(self, *, timeout: float | None = None) -> dict[State, int]:
         """See `GroupHandle.wait`."""

@@ -67,12 +67,24 @@ class AsyncHandle:
         return await self._broker.status(self.request_id)
 
 
-async def completion_of(broker: AsyncBroker, request_id: str) -> Completion:
-    """Waits for the end of a known request; returns its completion, however it ended.
+async def completion_of(broker: AsyncBroker, request_id: str) -> Completion | None:
+    """The completion of a request that has ended, however it did; None if it is open again.
 
-    ResultExpired.
+    Never waits. ResultExpired, ProtocolError.
     """
-    return await _end_of(broker, Following(request_id, known=True))
+    following, chunks = Following(request_id, known=True), list[TokenChunk]()
+    while True:
+        read = (await broker.read_output(following.position)).get(request_id)
+        if read is None:
+            status = await _status(broker, request_id)
+            if status is not None and not status.state.is_terminal:
+                return None
+            following.silent(status)
+            continue
+        for item in following.take(read):
+            if isinstance(item, Completion):
+                return joined(item, chunks)
+            chunks.append(item)
 
 
 async def _end_of(broker: AsyncBroker, following: Following) -> Completion:

@@ -30,7 +30,7 @@ from quire.inspection import adapters_of, models_of
 from quire.output import Completion, State, TokenChunk
 from quire.producing import must_ask_clock, ready_requests
 from quire.protocol import GenerationRequest
-from quire.routing import Parting, check_group_name, placed, shard_of
+from quire.routing import Parting, check_group_name, shard_of
 from quire.transitions import RequestStatus
 
 __all__ = ["DEFAULT_URL", "Client", "Handle"]
@@ -210,10 +210,12 @@ class Client:
         """The checked messages, under the ids by which they are found."""
         # Moments are measured on the broker's clock; one look serves them all.
         now_ms = self._brokers[0].now_ms() if must_ask_clock(items) else None
-        return [
-            placed(request, num_shards=len(self._brokers), group=group)
-            for request in ready_requests(items, tenant=self._tenant, now_ms=now_ms)
-        ]
+        num_shards = len(self._brokers)
+        return list(
+            ready_requests(
+                items, tenant=self._tenant, now_ms=now_ms, num_shards=num_shards, group=group
+            )
+        )
 
     def _submit(
         self,

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from quire.broker import Broker
 from quire.connection import MAX_BLOCK_SECONDS
-from quire.errors import ResultExpired
+from quire.errors import ProtocolError, ResultExpired
 from quire.grouping import FIRST_POSITION, GroupEnd
 from quire.handle import completion_of
 from quire.output import Completion, ErrorInfo, FinishReason, State
@@ -51,14 +51,26 @@ class GroupHandle:
         """Yields the completion of every member as it ends, with its text, and ends with the last.
 
         Those that failed, expired or were cancelled are among them; nothing is raised for them. A
-        member whose result is gone already is told as an error `result_expired`. WaitTimeout when
-        `timeout` seconds pass. Begins with those that have ended before.
+        member whose result is gone already is told as an error `result_expired`, and one whose
+        result cannot be read as failed, `damaged`. Each is told once, even if it is requeued
+        after that. WaitTimeout when `timeout` seconds pass. Begins with those that have ended
+        before.
         """
+        told = set[str]()
         for broker, end in self._ends(timeout=timeout):
+            if end.request_id in told:
+                continue
+            completion: Completion | None
             try:
-                yield completion_of(broker, end.request_id)
+                completion = completion_of(broker, end.request_id)
             except ResultExpired:
-                yield forgotten(end)
+                completion = forgotten(end)
+            except ProtocolError as error:
+                completion = unreadable(end, error)
+            # One that was requeued is open again; its later end is still to come.
+            if completion is not None:
+                told.add(end.request_id)
+                yield completion
 
     def wait(self, *, timeout: float | None = None) -> dict[State, int]:
         """Waits until all members have ended; returns their counts. WaitTimeout."""
@@ -101,3 +113,9 @@ def forgotten(end: GroupEnd) -> Completion:
     """What is left to say about a member whose result is gone already."""
     error = ErrorInfo("result_expired", "the result was kept no longer")
     return Completion(end.request_id, end.state, FinishReason.ERROR, error=error)
+
+
+def unreadable(end: GroupEnd, reason: ProtocolError) -> Completion:
+    """What is told of a member whose result is damaged: no text of it can be trusted."""
+    error = ErrorInfo("damaged", str(reason))
+    return Completion(end.request_id, State.FAILED, FinishReason.ERROR, error=error)

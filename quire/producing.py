@@ -25,6 +25,7 @@ from quire.keys import Keys
 from quire.output import State
 from quire.protocol import GenerationRequest
 from quire.replies import full_queue
+from quire.routing import placed
 from quire.script_runner import Argument, Call, raise_if_error
 from quire.transitions import Submitted
 
@@ -103,20 +104,30 @@ def must_ask_clock(items: Iterable[GenerationRequest | RequestArguments]) -> boo
 
 
 def ready_requests(
-    items: Iterable[GenerationRequest | RequestArguments], *, tenant: str, now_ms: int | None
+    items: Iterable[GenerationRequest | RequestArguments],
+    *,
+    tenant: str,
+    now_ms: int | None,
+    num_shards: int,
+    group: str | None,
 ) -> Iterator[GenerationRequest]:
-    """The messages of what a client was given to submit, each checked when it is asked for.
+    """The messages of what a client was given to submit, under the ids by which they are found.
 
-    InvalidRequest, with the place of the culprit when it is one of several.
+    Each is checked when it is asked for. InvalidRequest, with the place of the culprit when it is
+    one of several.
     """
     given = list(items)
     for index, item in enumerate(given):
         try:
-            yield _ready(item, tenant=tenant, now_ms=now_ms)
+            request = _ready(item, tenant=tenant, now_ms=now_ms)
+            request = placed(request, num_shards=num_shards, group=group)
+            # Whether it can be sent is found here, too: later, other shards would have their part.
+            request.encode()
         except InvalidRequest as error:
             if len(given) == 1:
                 raise
             raise InvalidRequest(error.field, error.message, index=index) from error
+        yield request
 
 
 def _ready(

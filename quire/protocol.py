@@ -103,11 +103,19 @@ class GenerationRequest(BaseModel):
         return _within(value, MAX_HEADERS_BYTES)
 
     def encode(self) -> bytes:
-        """The wire form. InvalidRequest when a value cannot be encoded or the cap is passed."""
-        fields = self.model_dump(exclude_none=True)
+        """The wire form. InvalidRequest when a value cannot be sent, or not read again."""
+        fields: dict[str, Any] = {"v": self.v, "id": self.id, "kind": self.kind, "body": self.body}
+        # A body may be long, and a dump of it is slow; the order of the fields stays as it was.
+        fields |= self.model_dump(exclude_none=True, exclude={"body"})
         # The dump must not drop nulls inside the caller's own maps.
-        fields |= {"body": self.body, "metadata": self.metadata, "priority": int(self.priority)}
-        return pack(fields, field="body")
+        fields |= {"metadata": self.metadata, "priority": int(self.priority)}
+        data = pack(fields, field="body")
+        # The codec writes maps that no reader takes; a worker could only bury such a request.
+        try:
+            unpack_map(data)
+        except ProtocolError as error:
+            raise InvalidRequest("body", f"cannot be sent: {error}") from error
+        return data
 
     @classmethod
     def decode(cls, data: bytes) -> GenerationRequest:
@@ -130,9 +138,11 @@ class GenerationRequest(BaseModel):
 
 def _within(value: dict[str, Any], max_bytes: int) -> dict[str, Any]:
     try:
-        pack(value, max_bytes=max_bytes)
+        unpack_map(pack(value, max_bytes=max_bytes))
     except InvalidRequest as error:
         raise ValueError(error.message) from error
+    except ProtocolError as error:
+        raise ValueError(f"cannot be sent: {error}") from error
     return value
 
 

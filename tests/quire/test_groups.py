@@ -130,6 +130,59 @@ def test_a_member_that_was_forgotten_counts_as_expired(client, broker, connectio
     assert errors == ["result_expired"] * 2
 
 
+def test_a_member_whose_end_cannot_be_read_is_told_as_failed_and_hides_no_other(
+    client, broker, connection
+):
+    group = client.submit_many(rows("a", "b"), group="g")
+    claims = [claim_next(broker) for _ in range(2)]
+    finish(broker, claims[0])
+    log = broker.keys.output("g~a")
+    connection.delete(log)
+    connection.xadd(log, {"not": "ours"}, id="9-9")
+    connection.expire(log, 60)
+    finish(broker, claims[1])
+    bad, good = group.results(timeout=30)
+    assert (bad.request_id, bad.state, bad.error.code) == ("g~a", State.FAILED, "damaged")
+    assert (good.request_id, good.state) == ("g~b", State.COMPLETED)
+
+
+def requeue_a_failed_one(broker):
+    broker.dead_letter(claim_next(broker).claim, "tired")
+    broker.requeue(broker.dead_letters()[0], keep_tokens=False)
+
+
+@pytest.mark.timeout(20)
+def test_a_member_that_is_open_again_is_waited_for_no_longer_than_the_patience(client, broker):
+    group = client.submit_many(rows("a", "b"), group="g")
+    requeue_a_failed_one(broker)
+    finish(broker, claim_next(broker))
+    told = []
+    with pytest.raises(WaitTimeout, match="g has not ended"):
+        told += (c.request_id for c in group.results(timeout=0.2))
+    # The other one is not kept waiting behind it.
+    assert told == ["g~b"]
+
+
+def test_a_member_that_was_requeued_is_told_once_and_by_its_last_end(client, broker):
+    group = client.submit_many(rows("a"), group="g")
+    requeue_a_failed_one(broker)
+    finish(broker, claim_next(broker))
+    assert len(broker.read_ends("g")) == 2
+    (told,) = group.results(timeout=30)
+    assert (told.request_id, told.state, told.text) == ("g~a", State.COMPLETED, "ab")
+
+
+def test_a_reader_that_waits_for_a_requeued_member_gets_its_later_end(client, broker):
+    group = client.submit_many(rows("a"), group="g")
+    requeue_a_failed_one(broker)
+    found = []
+    reader = threading.Thread(target=lambda: found.extend(group.results(timeout=30)))
+    reader.start()
+    finish(broker, claim_next(broker))
+    reader.join(30)
+    assert [(one.request_id, one.state) for one in found] == [("g~a", State.COMPLETED)]
+
+
 def test_ids_are_minted_inside_the_group(client):
     group = client.submit_many([{"prompt": "x"}] * 2, group="g")
     assert group.counts() == {State.QUEUED: 2}

@@ -5,11 +5,12 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgpack import ExtType
 
 from quire.errors import InvalidRequest, ProtocolError, UnsupportedVersion
 from quire.protocol import GenerationRequest, Priority, SamplingParams
-from quire.sampling import MAX_BIASED_TOKENS, MAX_STOP_STRINGS, parse_body
-from quire.wire import pack, unpack
+from quire.sampling import MAX_BIASED_TOKENS, MAX_STOP_STRINGS, parse_body, validated
+from quire.wire import MAX_MAP_LENGTH, pack, unpack
 from tests.quire.builders import make_request
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -98,6 +99,35 @@ def test_a_wrong_envelope_is_refused_by_the_name_of_the_field(field, value):
     assert caught.value.field.split(".")[0] == field
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("metadata", {"scores": {1: 0.5}}),
+        ("metadata", {"ids": ExtType(1, b"")}),
+        ("metadata", dict.fromkeys(map(str, range(MAX_MAP_LENGTH + 1)))),
+        ("headers", dict.fromkeys(map(str, range(MAX_MAP_LENGTH + 1)), "")),
+    ],
+)
+def test_what_no_reader_could_decode_is_refused_where_it_is_made(field, value):
+    with pytest.raises(InvalidRequest, match="cannot be sent") as caught:
+        validated(GenerationRequest, {"kind": "tokens", "body": {"prompt": [1]}, field: value})
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": [1], "logit_bias": {5: 1.0}},
+        {"messages": [{"role": "user"} | dict.fromkeys(map(str, range(MAX_MAP_LENGTH)))]},
+        {"prompt": [1], "user": ExtType(1, b"")},
+    ],
+)
+def test_a_body_that_no_reader_could_decode_is_not_encoded(body):
+    with pytest.raises(InvalidRequest, match="cannot be sent") as caught:
+        make_request(body=body).encode()
+    assert caught.value.field == "body"
+
+
 @pytest.mark.parametrize("value", ["high", "HIGH", 2, Priority.HIGH])
 def test_a_priority_is_read_by_name_or_number(value):
     assert make_request(priority=value).priority is Priority.HIGH
@@ -119,6 +149,30 @@ def test_openai_fields_that_change_no_token_are_accepted():
     }  # fmt: skip
     parsed = parse_body("completions", body)
     assert (parsed.model, parsed.sampling) == ("abacus", SamplingParams(max_tokens=5))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("tokens", {"top_logprobs": None, "response_format": None, "messages": None}),
+        ("completions", {"suffix": None, "echo": None, "best_of": None, "max_tokens": None}),
+        ("completions", {"echo": False, "best_of": 1}),
+        ("chat.completions", {"tools": None, "metadata": None, "prompt": None, "n": None}),
+        ("chat.completions", {"store": False, "service_tier": "auto", "tool_choice": "none"}),
+        ("chat.completions", {"parallel_tool_calls": True}),
+        ("chat.completions", {"parallel_tool_calls": False}),
+    ],
+)
+def test_openais_fields_that_say_nothing_are_read_over(kind, fields):
+    subject = CHAT if kind == "chat.completions" else {"prompt": [1]}
+    assert parse_body(kind, subject | fields) == parse_body(kind, subject)
+
+
+def test_an_answer_without_a_text_is_an_empty_one_to_the_template():
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None}]
+    parsed = parse_body("chat.completions", {"messages": said})
+    assert parsed.messages == [said[0], {"role": "assistant", "content": ""}]
+    assert said[1]["content"] is None
 
 
 def test_a_bias_is_keyed_by_token_id_and_travels_under_strings():
@@ -183,6 +237,20 @@ def test_log_probabilities_are_asked_for_as_in_openais_bodies(kind, fields, want
         ("chat.completions", {"messages": ["hi"]}, "body.messages.0"),
         ("chat.completions", {"messages": [{"content": "hi"}]}, "body.messages.0.role"),
         ("chat.completions", {"messages": [{"role": "user"}]}, "body.messages.0.content"),
+        ("chat.completions", {"messages": [{"role": "user", "content": None}]},
+         "body.messages.0.content"),
+        ("chat.completions", {"messages": [{"role": "assistant"}]}, "body.messages.0.content"),
+        ("chat.completions", CHAT | {"tools": [{"type": "function"}]}, "body.tools"),
+        ("chat.completions", CHAT | {"tool_choice": "auto"}, "body.tool_choice"),
+        ("chat.completions", CHAT | {"tool_choice": {"type": "none"}}, "body.tool_choice"),
+        ("chat.completions", CHAT | {"store": True}, "body.store"),
+        ("chat.completions", CHAT | {"echo": False}, "body.echo"),
+        ("completions", {"prompt": "hi", "echo": True}, "body.echo"),
+        ("completions", {"prompt": "hi", "echo": 0}, "body.echo"),
+        ("completions", {"prompt": "hi", "best_of": 2}, "body.best_of"),
+        ("completions", {"prompt": "hi", "best_of": True}, "body.best_of"),
+        ("completions", {"prompt": "hi", "suffix": ""}, "body.suffix"),
+        ("tokens", {"prompt": [1], "best_of": 1}, "body.best_of"),
         ("tokens", {"prompt": [1], "n": 2}, "body.n"),
         ("tokens", {"prompt": [1], "n": True}, "body.n"),
         ("tokens", {"prompt": [1], "model": 3}, "body.model"),

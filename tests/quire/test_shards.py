@@ -1,10 +1,12 @@
 """Several shards: every request has its place, told by its id, and callers do not notice."""
 
+import asyncio
 from collections import Counter
+from datetime import UTC, datetime
 
 import pytest
 
-from quire import Client, InvalidRequest, QueueFull, QueueLimits
+from quire import AsyncClient, Client, InvalidRequest, QueueFull, QueueLimits
 from quire.broker import Broker
 from quire.keys import Keys
 from quire.output import State
@@ -18,6 +20,7 @@ from tests.quire.builders import (
     queue_keys,
     read_and_claim,
 )
+from tests.quire.loop_face import async_twin
 
 NUM_SHARDS = 3
 
@@ -103,6 +106,51 @@ def test_a_full_shard_refuses_its_part_only(client, shards):
     wanted = Counter(shard_of(request.id, NUM_SHARDS) for request in requests)
     assert wanted[1] > 1
     assert places == {0: wanted[0], 1: 1, 2: wanted[2]}
+
+
+#: What passes for a request until it is encoded, or placed.
+UNSENDABLE = [
+    {"prompt": "x" * (1 << 20)},
+    {"messages": [{"role": "user", "content": "x", "at": datetime(2030, 1, 1, tzinfo=UTC)}]},
+    {"messages": [{"role": "user", "content": "x", "seen": {1: 2}}]},
+    {"prompt": "x", "idempotency_key": "k", "request_id": "mine"},
+]
+
+
+@pytest.mark.parametrize("bad", UNSENDABLE)
+def test_one_that_cannot_be_sent_is_told_by_its_place_and_no_shard_has_any(client, shards, bad):
+    rows = [{"prompt": str(n), "request_id": f"r{n}"} for n in range(30)]
+    with pytest.raises(InvalidRequest) as caught:
+        client.submit_many([*rows, bad])
+    assert caught.value.index == 30
+    assert [sum(shard.queue_depth().values()) for shard in shards] == [0] * NUM_SHARDS
+
+
+@pytest.mark.parametrize("bad", UNSENDABLE)
+def test_nor_has_any_from_an_event_loop(connection, broker, shards, bad):
+    async def scenario():
+        twin = async_twin(connection)
+        client = AsyncClient(twin, queue=broker.keys.queue, shards=NUM_SHARDS)
+        rows = [{"prompt": str(n), "request_id": f"r{n}"} for n in range(30)]
+        with pytest.raises(InvalidRequest) as caught:
+            await client.submit_many([*rows, bad])
+        await client.close()
+        await twin.aclose()
+        return caught.value.index
+
+    assert asyncio.run(scenario()) == 30
+    assert [sum(shard.queue_depth().values()) for shard in shards] == [0] * NUM_SHARDS
+
+
+def test_the_name_of_a_group_counts_for_the_cap(client, shards):
+    room = (1 << 20) - len(
+        make_request(id="r", body={"prompt": [1], "user": "x" * 70_000}).encode()
+    )
+    fits = make_request(id="r", body={"prompt": [1], "user": "x" * (70_000 + room)})
+    with pytest.raises(InvalidRequest, match="the cap is") as caught:
+        client.submit_many([make_request(), fits], group="g")
+    assert caught.value.index == 1
+    assert [sum(shard.queue_depth().values()) for shard in shards] == [0] * NUM_SHARDS
 
 
 def test_a_queue_has_at_least_one_shard_and_a_broker_serves_one(connection, broker):
