@@ -3,8 +3,8 @@
 Redis answers before it writes: a server that writes its log once a second forgets up to a second of
 what it has confirmed when its machine fails. Where that must not happen, the calls that matter
 (SUBMIT, and the COMMIT of an end) are followed by WAITAOF on the same connection. A server without
-that command is good enough if it writes every command to disk by itself, and refused otherwise:
-nobody shall believe in a promise that is not kept.
+that command is good enough if it writes every command to disk by itself, which is asked behind
+every such call, and refused otherwise: nobody shall believe in a promise that is not kept.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ SYNC_SECONDS = 2.0
 #: How long the key of the marking write lives.
 _MARK_MS = 1000
 
+#: The settings of a server that say when it writes to its disk.
+_SETTINGS = "append*"
+
+_NOT_KEPT = "the server may have stopped writing to its disk before it answers"
+
 
 class Durability:
     """What one server can promise about its disk, found out at the first use."""
@@ -42,7 +47,11 @@ class Durability:
 
     def add_wait(self, pipeline: Any) -> None:
         """Adds what must follow the writes of a pipeline; `check` judges the replies."""
+        if self._waits is None:
+            return
         if not self._waits:
+            # It is a setting, and an operator may have changed it since.
+            pipeline.config_get(_SETTINGS)
             return
         # A repeated call may find its work done and write nothing, and WAITAOF waits only for what
         # its own connection wrote: so something is written behind whatever there was before.
@@ -52,6 +61,10 @@ class Durability:
     def check(self, replies: list[Any]) -> None:
         """Judges the replies to these commands. BrokerUnavailable, DurabilityUnavailable."""
         if not replies:
+            # Another thread has just heard that there is no promise any more.
+            raise BrokerUnavailable(_NOT_KEPT)
+        if len(replies) == 1:
+            self._check_write_through(replies[0])
             return
         marked, synced = replies
         if isinstance(marked, RedisError):
@@ -65,6 +78,14 @@ class Durability:
         if int(synced[0]) < 1:
             raise BrokerUnavailable("what was written did not reach the disk in time")
 
+    def _check_write_through(self, found: Any) -> None:
+        try:
+            require_write_through({} if isinstance(found, RedisError) else found)
+        except DurabilityUnavailable as error:
+            # What was written may be on disk or not; the next call is refused before it is sent.
+            self._waits = None
+            raise BrokerUnavailable(_NOT_KEPT) from error
+
     def _probe(self) -> bool:
         """Whether to wait: True, or False where every write is on disk before its reply."""
         ask: Any = self._connection.execute_command
@@ -77,7 +98,7 @@ class Durability:
         else:
             return True
         try:
-            found = self._connection.config_get("append*")
+            found = self._connection.config_get(_SETTINGS)
         except TRANSIENT:
             raise
         except RedisError:

@@ -80,7 +80,8 @@ class NotClaimedReason(StrEnum):
 
     The entry is gone from the stream; PAUSED has put another in its place. DAMAGED: its keys hold
     what no transition wrote. As a rule it has ended as failed then, with a dead letter; where that
-    was not possible either, it has not, and its entry stays pending.
+    was not possible either, it has not, and its entry stays pending. REFUSED: the server did not
+    let it be claimed, as one without memory does not; all is as it was, and its entry pending.
     """
 
     FINISHED = "finished"
@@ -92,6 +93,7 @@ class NotClaimedReason(StrEnum):
     SCHEDULED = "scheduled"
     PAUSED = "paused"
     DAMAGED = "damaged"
+    REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +111,8 @@ class CommitItem:
 
     `text` is what these tokens added to the text; `text_ends` and `logprobs` see TokenChunk. With a
     `completion` the token ids may be empty; without one they may not. A `fingerprint` is recorded
-    with the first token of a request, in place of that of its first claim: for who generates with
-    more than an engine, and knows with what only once it has read the request.
+    with the first token of a request, in place of that of its first claim: whoever made that may
+    have generated nothing, and knew of no adapter before it had read the request.
     """
 
     claim: Claim
@@ -256,7 +258,8 @@ class QueueLimits:
     """What one shard of a queue takes in before it refuses; None is no limit.
 
     `requests` and `tokens` are of those that wait, scheduled or queued; a request counts for the
-    tokens of its prompt and the most it may generate. `per_tenant` is how many requests of one
+    tokens of its prompt and the most it may generate, and where no tokens wait it is let in however
+    many these are. `per_tenant` is how many requests of one
     tenant may be open, waiting or running; `tenants` names those with another limit, 0 for none.
     """
 

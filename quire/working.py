@@ -101,7 +101,8 @@ class Working(Shard):
 
         Either the request is this worker's now, with its lease running, or the answer says why not.
         The entry is removed from the stream in both cases. `fingerprint` names the engine and is
-        recorded at the first claim. One whose keys are damaged ends alone, see NotClaimedReason.
+        recorded at the first claim. One whose keys are damaged ends alone, and one that the server
+        refuses is refused alone, see NotClaimedReason; raised is that only when nothing is claimed.
         """
         owners = [secrets.token_hex(16) for _ in entries]
         calls = [
@@ -109,13 +110,21 @@ class Working(Shard):
             for entry, owner in zip(entries, owners, strict=True)
         ]
         replies = self._scripts.run_many("claim", calls)
-        return [
+        answers = [
             self._claimed(entry, owner, reply=reply)
             for entry, owner, reply in zip(entries, owners, replies, strict=True)
         ]
+        # What is claimed must be told, or nobody runs it until its lease is over.
+        if not any(isinstance(answer, Claimed) for answer in answers):
+            for reply in filter(_is_refusal, replies):
+                raise reply
+        return answers
 
     def _claimed(self, entry: IngressEntry, owner: str, *, reply: Any) -> Claimed | NotClaimed:
         request_id = entry.request_id
+        if _is_refusal(reply):
+            _log.warning("claim of %s: %s", request_id, reply)
+            return NotClaimed(request_id, NotClaimedReason.REFUSED)
         try:
             return claim_answer(request_id, owner, raise_if_error(reply))
         except ProtocolError as error:
@@ -379,6 +388,11 @@ class Working(Shard):
                 _log.error("%s of %s: %s", transition, request_id, still)
                 states.append(b"")
         return states
+
+
+def _is_refusal(reply: Any) -> bool:
+    """The server has not let the call do anything, and may let it later."""
+    return isinstance(reply, QuireError) and not isinstance(reply, ProtocolError)
 
 
 def _parts(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:

@@ -144,9 +144,16 @@ class Delivery:
             completion=completion,
             text_ends=tuple(text_ends),
             logprobs=tuple(logprobs[self.published : end]),
-            # CLAIM has recorded that of the engine, and could not know of an adapter.
-            fingerprint=self.origin.fingerprint if self.origin.adapter is not None else "",
+            fingerprint=self._first_fingerprint() if self.published == 0 else "",
         )
+
+    def _first_fingerprint(self) -> str:
+        """Of what the first tokens are, which go out now.
+
+        CLAIM has recorded that of whoever was first, which knew of no adapter and may have
+        generated nothing. But where Redis has lost the log that another began, they are its tokens.
+        """
+        return self.origin.other_fingerprint or self.origin.fingerprint
 
     def _texts(self, most: int) -> tuple[list[str], list[int]]:
         """The texts of the next tokens, up to `most`, that fit one entry, and where each ends."""

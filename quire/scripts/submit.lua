@@ -11,6 +11,9 @@ local id, priority, tenant = ARGV[FIRST], ARGV[FIRST + 1], ARGV[FIRST + 2]
 local deadline, metadata = tonumber(ARGV[FIRST + 3]), ARGV[FIRST + 4]
 local body, holder = ARGV[FIRST + 5], ARGV[FIRST + 6]
 local not_before, tokens = tonumber(ARGV[FIRST + 7]), tonumber(ARGV[FIRST + 8])
+-- For how long a request may run and come back before another one can be made under its key.
+local KEY_RESERVE_MS = 7 * 86400000
+
 local keys = take_keys(id)
 local idempotency_key, holder_key = KEYS[next_key], KEYS[next_key + 1]
 
@@ -46,9 +49,12 @@ local function limit_reached()
   end
   local waiting = redis.call('ZCARD', WAIT)
   local per_tenant = most(limits[4] and 4 or 3)
+  local counted = tonumber(counts[1] or '0')
   if (MAX_BACKLOG > 0 and waiting >= MAX_BACKLOG) or (most(1) > 0 and waiting >= most(1)) then
     return 'requests'
-  elseif most(2) > 0 and tonumber(counts[1] or '0') + tokens > most(2) then
+  elseif most(2) > 0 and counted > 0 and counted + tokens > most(2) then
+    -- Where nothing waits it is let in: one that is above the limit by itself would be told for ever
+    -- to try again later.
     return 'tokens'
   elseif per_tenant > 0 and tonumber(counts[2] or '0') >= per_tenant then
     return 'tenant'
@@ -77,7 +83,9 @@ if metadata ~= '' then
   redis.call('HSET', keys.record, 'metadata', metadata)
 end
 if idempotency_key then
-  redis.call('SET', idempotency_key, id, 'PX', int(start - now + SPAN_MS))
+  -- The record is renewed while the request runs and after its end, the key never: so it lives longer
+  -- from the beginning. One that outlives its request is free, see above, and costs only its bytes.
+  redis.call('SET', idempotency_key, id, 'PX', int(start - now + SPAN_MS + KEY_RESERVE_MS))
 end
 state = start > now and 'scheduled' or 'queued'
 book(keys, id, '', state, tokens, tenant)

@@ -8,7 +8,7 @@ import pytest
 from quire.aio import AsyncClient
 from quire.broker import Broker
 from quire.connection import connect
-from quire.errors import DurabilityUnavailable, UnknownRequest
+from quire.errors import BrokerUnavailable, DurabilityUnavailable, UnknownRequest
 from quire.output import State
 
 
@@ -40,3 +40,23 @@ def test_a_server_that_writes_nothing_is_refused_before_anything_is_sent(start_s
 def test_the_fake_promises_nothing_to_a_loop_either():
     with pytest.raises(DurabilityUnavailable):
         asyncio.run(submit_durably(fakeredis.FakeAsyncRedis()))
+
+
+@pytest.mark.real_redis
+def test_a_loop_hears_that_the_server_does_not_write_through_any_more(start_server):
+    options = ["--appendfsync", "always"]
+
+    async def submit_twice(server, connection):
+        async with AsyncClient(server.url, durable=True) as client:
+            await client.submit("x")
+            connection.config_set("appendfsync", "no")
+            await client.submit("y")
+
+    with (
+        start_server(append_only=True, options=options) as server,
+        connect(server.url) as connection,
+    ):
+        if "waitaof" in connection.command():
+            pytest.skip("this server has WAITAOF, so its settings are not looked at")
+        with pytest.raises(BrokerUnavailable, match="stopped writing"):
+            asyncio.run(submit_twice(server, connection))

@@ -124,6 +124,64 @@ def test_a_disk_that_was_switched_off_is_asked_about_again(durability):
         assert pipeline.command_stack == []
 
 
+WRITE_THROUGH = {"appendonly": "yes", "appendfsync": "always"}
+
+
+@pytest.fixture
+def write_through():
+    """The durability of a server without WAITAOF that writes every command by itself."""
+    with fakeredis.FakeRedis() as connection:
+        durability = Durability(connection, Keys("q"), longest_seconds=1.5)
+        durability._waits = False
+        yield durability
+
+
+def test_a_server_that_writes_through_is_asked_behind_every_write(write_through):
+    with fakeredis.FakeRedis() as connection, connection.pipeline(transaction=False) as pipeline:
+        write_through.add_wait(pipeline)
+        commands = [arguments for arguments, _ in pipeline.command_stack]
+    assert commands == [("CONFIG GET", "append*")]
+    write_through.check([WRITE_THROUGH])
+
+
+@pytest.mark.parametrize(
+    "found",
+    [WRITE_THROUGH | {"appendfsync": "everysec"}, WRITE_THROUGH | {"appendonly": "no"}, {},
+     NoPermissionError("may not run the 'config|get' command")],
+)  # fmt: skip
+def test_a_server_that_writes_through_no_more_confirms_nothing(write_through, found):
+    with pytest.raises(BrokerUnavailable, match="stopped writing"):
+        write_through.check([found])
+    with pytest.raises(DurabilityUnavailable):
+        write_through.require()
+
+
+def test_nothing_is_confirmed_where_another_thread_has_lost_the_promise(durability):
+    with pytest.raises(BrokerUnavailable, match="stopped writing"):
+        durability.check([])
+
+
+@pytest.mark.real_redis
+@pytest.mark.parametrize("setting", ["appendfsync", "appendonly"])
+def test_a_promise_ends_when_the_server_stops_keeping_it(start_server, setting):
+    options = ["--appendfsync", "always"]
+    with (
+        start_server(append_only=True, options=options) as server,
+        connect(server.url) as connection,
+    ):
+        if has_waitaof(connection):
+            pytest.skip("this server has WAITAOF, so its settings are not looked at")
+        broker = Broker(connection, durable=True)
+        broker.submit(make_request(id="a"))
+        connection.config_set(setting, "no")
+        with pytest.raises(BrokerUnavailable, match="stopped writing"):
+            broker.submit(make_request(id="b"))
+        with pytest.raises(DurabilityUnavailable):
+            broker.submit(make_request(id="c"))
+        with pytest.raises(UnknownRequest):
+            broker.status("c")
+
+
 @pytest.mark.real_redis
 def test_a_disk_that_does_not_answer_in_time_is_no_confirmation(monkeypatch, start_server):
     monkeypatch.setattr("quire.durability.SYNC_SECONDS", 0.001)

@@ -5,7 +5,12 @@ import asyncio
 import pytest
 
 from quire import AsyncClient, Broker, Client, QueueFull, State, connect
-from tests.quire.builders import claim_next, make_item, text_of
+from quire.script_runner import load_source
+from quire.transitions import NotClaimed, NotClaimedReason
+from tests.quire.builders import claim_next, make_item, make_request, text_of
+
+#: What a Redis without memory answers to a script.
+OUT_OF_MEMORY = "OOM command not allowed when used memory > 'maxmemory'."
 
 
 @pytest.fixture
@@ -52,3 +57,36 @@ def test_what_is_published_can_be_read_without_memory(server, admin):
         broker.commit([make_item(claim_next(broker).claim, 0, 2, final=True)])
         admin.config_set("maxmemory", 1)
         assert handle.result(timeout=30).text == text_of(0) + text_of(1)
+
+
+@pytest.mark.real_redis
+def test_a_claim_that_is_refused_costs_those_beside_it_nothing(admin):
+    """They are running already, and nobody else would know of them until their lease is over."""
+    one_is_full = (
+        f"if ARGV[10] == 'b' then return redis.error_reply([[{OUT_OF_MEMORY}]]) end\n"
+        + load_source("claim")
+    )
+    broker = Broker(admin, sources={"claim": one_is_full})
+    broker.ensure_groups()
+    broker.submit_many([make_request(id=name) for name in "abc"])
+    answers = broker.claim(broker.read_ingress("w", count=3, block_seconds=0))
+    assert answers[1] == NotClaimed("b", NotClaimedReason.REFUSED)
+    (left,) = broker.recover_entries("w", min_idle_seconds=0, count=9)
+    assert left.request_id == "b"
+    assert broker.status("b").state is State.QUEUED
+    held = [answers[0].claim, answers[2].claim]
+    assert [reply.alive for reply in broker.heartbeat(held)] == [True, True]
+
+
+@pytest.mark.real_redis
+def test_claims_of_which_none_is_let_in_raise_and_can_be_made_again(admin):
+    broker = Broker(admin)
+    broker.ensure_groups()
+    broker.submit_many([make_request(id=name) for name in "ab"])
+    entries = broker.read_ingress("w", count=2, block_seconds=0)
+    admin.config_set("maxmemory", 1)
+    with pytest.raises(QueueFull):
+        broker.claim(entries)
+    admin.config_set("maxmemory", 0)
+    again = broker.claim(broker.recover_entries("w", min_idle_seconds=0, count=9))
+    assert [claimed.attempts for claimed in again] == [1, 1]

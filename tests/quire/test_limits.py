@@ -67,6 +67,16 @@ def test_too_many_tokens_are_refused_and_those_that_run_no_longer_wait(broker):
     assert broker.submit(sized(60)).created
 
 
+def test_a_request_above_the_limit_by_itself_is_let_in_where_no_tokens_wait(broker):
+    """It would be told for ever to try again later."""
+    broker.set_limits(QueueLimits(tokens=100))
+    assert broker.submit(sized(500, id="a")).created
+    assert refusal(broker, sized(4)) == "tokens"
+    claim_next(broker)
+    assert broker.submit(sized(40)).created
+    assert refusal(broker, sized(500)) == "tokens"
+
+
 def test_a_tenant_has_as_many_open_requests_as_it_may_and_others_do_not_mind(broker):
     broker.set_limits(QueueLimits(per_tenant=1, tenants={"big": 2, "free": 0}))
     claimed = submit_and_claim(broker, tenant="small", id="a")

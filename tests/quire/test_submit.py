@@ -1,5 +1,7 @@
 """SUBMIT and CANCEL: one request is enqueued once, and a cancelled one never runs."""
 
+from datetime import timedelta
+
 import pytest
 from redis.exceptions import OutOfMemoryError
 
@@ -53,6 +55,16 @@ def test_an_idempotency_key_is_free_again_when_its_request_is_forgotten(broker, 
     again = broker.submit(make_request(idempotency_key="k"))
     assert again.created and again.request_id != first.request_id
     assert broker.submit(make_request(idempotency_key="k")).request_id == again.request_id
+
+
+def test_an_idempotency_key_outlives_a_request_that_runs_and_is_kept_for_long(
+    make_broker, connection
+):
+    """The keys of a request are renewed as it runs, and kept after its end; this one never is."""
+    broker = make_broker(max_queue_seconds=60, retention_seconds=60)
+    broker.submit(make_request(idempotency_key="k"))
+    left = connection.ttl(broker.keys.idempotency("default", "k"))
+    assert timedelta(days=7) < timedelta(seconds=left) <= timedelta(days=7, minutes=2)
 
 
 def test_a_full_backlog_refuses_what_is_new_and_knows_what_is_not(make_broker):

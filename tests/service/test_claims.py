@@ -66,3 +66,23 @@ def test_what_a_read_brings_after_the_stop_is_given_back(queue: Queue):
     status = queue.broker.status(request_id)
     assert (status.state, status.attempts, status.published) == ("queued", 0, 0)
     assert gate.batches == []
+
+
+@pytest.mark.parametrize(("last", "is_changed"), [("fake-1", True), ("fake-2", False)])
+def test_what_has_generated_the_first_token_counts_and_not_who_claimed_first(
+    queue: Queue, last: str, is_changed: bool
+):
+    request_id = queue.submit((5, 6, 7), max_tokens=100)
+    entries = queue.broker.read_ingress("dead", count=1, block_seconds=0.0)
+    (claimed,) = queue.broker.claim(entries, fingerprint="fake-1")
+    assert isinstance(claimed, Claimed)
+    queue.take_away(request_id)
+    gate, settings = StepGate(steps=0), queue.settings(drain_seconds=0.0)
+    with WorkerThread(settings, fingerprint="fake-2", before_run=gate) as worker:
+        gate.step_until(lambda: queue.published(request_id) >= 4)
+        worker.worker.stop()
+        gate.step_until(lambda: worker.has_ended)
+    assert queue.broker.status(request_id).state == "queued"
+    with WorkerThread(queue.settings(), fingerprint=last):
+        output = queue.result(request_id)
+    assert output.completion.resumed_fingerprint_changed is is_changed

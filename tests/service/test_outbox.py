@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -93,6 +94,34 @@ def test_a_rewind_may_reach_into_what_an_earlier_claim_published():
     outbox.settle("a", item, reply=CommitReply(CommitStatus.REWIND, 1, cancel_requested=False))
     again = take_item(outbox)
     assert (again.start, again.token_ids, again.text) == (1, (8, 9, 10), "<8><9><10>")
+
+
+def test_the_first_tokens_say_what_they_are_of_and_no_others():
+    outbox = Outbox()
+    delivery = make_delivery()
+    delivery.origin = replace(delivery.origin, fingerprint="engine")
+    outbox.open(delivery)
+    outbox.put([output(0, [10])])
+    item = take_item(outbox)
+    assert item.fingerprint == "engine"
+    outbox.settle("a", item, reply=CommitReply(CommitStatus.OK, 1, cancel_requested=False))
+    outbox.put([output(1, [11])])
+    item = take_item(outbox)
+    assert item.fingerprint == ""
+    outbox.settle("a", item, reply=CommitReply(CommitStatus.REWIND, 0, cancel_requested=False))
+    assert take_item(outbox).fingerprint == "engine"
+
+
+def test_first_tokens_that_another_engine_has_made_are_its_own_when_sent_again():
+    outbox = Outbox()
+    delivery = make_delivery()
+    delivery.origin = replace(delivery.origin, fingerprint="engine", other_fingerprint="another")
+    delivery.recall([TokenChunk(0, (7,), "<7>", 1)])
+    outbox.open(delivery)
+    outbox.put([output(1, [10])])
+    item = take_item(outbox)
+    outbox.settle("a", item, reply=CommitReply(CommitStatus.REWIND, 0, cancel_requested=False))
+    assert take_item(outbox).fingerprint == "another"
 
 
 def likely(*token_ids: int) -> tuple[TokenLogprob, ...]:
