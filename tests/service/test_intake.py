@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from engine.request import Priority
 from quire.wire import MAX_MESSAGE_BYTES
-from service.text import ModelTokenizer
+from service.text import Messages, ModelTokenizer
 from tests.service.builders import (
     MAX_MODEL_LEN,
     VOCAB_SIZE,
@@ -103,6 +103,24 @@ def test_a_chat_for_a_model_without_a_template_is_rejected(queue: Queue):
     completion = finish_beside_a_good_one(queue, bad, tokenizer=without_template).completion
     assert completion.error is not None
     assert completion.error.field == "kind"
+
+
+class DatedTokenizer(ModelTokenizer):
+    """One whose chats consist of the time for which they are rendered."""
+
+    def encode_chat(self, messages: Messages, *, created_ms: int) -> list[int]:
+        del messages
+        return [3 + created_ms % 64]
+
+
+def test_a_chat_is_rendered_for_the_time_of_its_submit_whenever_it_is_claimed(queue: Queue):
+    early, late = (
+        queue.submit(CHAT, kind="chat.completions", max_tokens=5, created_ms=moment)
+        for moment in (7, 8)
+    )
+    with WorkerThread(queue.settings(), tokenizer=DatedTokenizer(byte_tokenizer())):
+        assert queue.result(early).token_ids == expected_tokens((10,), max_tokens=5)
+        assert queue.result(late).token_ids == expected_tokens((11,), max_tokens=5)
 
 
 class BrokenTokenizer(ModelTokenizer):

@@ -1,14 +1,17 @@
 """Rows times packed columns, in every variant: the product, its edges, and that rows are alone."""
 
 import ctypes
+import subprocess
 
 import numpy as np
 import pytest
 import torch
 
+from engine.model.kernels import build
 from engine.model.kernels.build import VARIANTS
 from engine.model.packing import LANES, PER_WORD, pack
 from tests.engine.model.shims import compile_shim
+from tests.engine.model.test_kernels import runnable
 
 SHIM = """
 #include <memory>
@@ -131,3 +134,40 @@ def test_libraries_of_one_process_keep_their_tables_to_themselves(tmp_path):
         (folder := tmp_path / str(number)).mkdir()
         library = compile_shim(source.replace("NUMBER", str(number)), VARIANTS[-1], folder)
         assert library.number(1) == number
+
+
+READ = """
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include "matrix_unit.h"
+int main(int, char** arguments) {
+  syscall(SYS_arch_prctl, REQUEST, FEATURE);
+  const quire::MatrixUnit unit;
+  void* lines = aligned_alloc(64, 64 * strtoul(arguments[1], nullptr, 10));
+  quire::load_register<4>(lines, 64);
+  free(lines);
+}
+"""
+
+
+def test_the_sanitizer_sees_what_the_matrix_unit_reads(tmp_path):
+    """`check_native` would say nothing of it otherwise: the instructions are not the compiler's."""
+    variant = VARIANTS[0]
+    if not runnable(variant):
+        pytest.skip(f"this processor cannot run {variant.name}")
+    (tmp_path / "read.cpp").write_text(READ)
+    names = {"REQUEST": build.ARCH_REQ_XCOMP_PERM, "FEATURE": build.XFEATURE_XTILEDATA}
+    flags = [*variant.flags, *(f"-D{name}={value}" for name, value in names.items())]
+    compiler, program = build._compiler(), str(tmp_path / "read")
+    assert compiler is not None
+    command = [compiler, "-std=c++17", "-Wno-psabi", "-fsanitize=address", *flags]
+    command += [f"-I{build.SOURCES}", str(tmp_path / "read.cpp"), "-o", program]
+    subprocess.run(command, check=True)
+    enough, short = (
+        subprocess.run([program, lines], capture_output=True, text=True, check=False)
+        for lines in ("16", "15")
+    )
+    assert (enough.returncode, enough.stderr) == (0, "")
+    assert short.returncode != 0
+    assert "heap-buffer-overflow" in short.stderr
