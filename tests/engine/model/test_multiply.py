@@ -161,6 +161,9 @@ def test_the_sanitizer_sees_what_the_matrix_unit_reads(tmp_path):
     flags = [*variant.flags, *(f"-D{name}={value}" for name, value in names.items())]
     compiler, program = build._compiler(), str(tmp_path / "read")
     assert compiler is not None
+    # A compiler that has no such file says its name again.
+    if build._run(compiler, "-print-file-name=libasan.so").strip() == "libasan.so":
+        pytest.skip("this compiler has no address sanitizer")
     command = [compiler, "-std=c++17", "-Wno-psabi", "-fsanitize=address", *flags]
     command += [f"-I{build.SOURCES}", str(tmp_path / "read.cpp"), "-o", program]
     subprocess.run(command, check=True)
