@@ -7,6 +7,7 @@ them, is put in its place. What reaches Redis is what a Client would have sent.
 from quire import Broker
 from quire.arguments import build_request
 from quire.calls import submit_call
+from quire.message import Message
 from quire.script_runner import load_source, script_sha
 
 #: Submits of one round trip.
@@ -31,7 +32,7 @@ class QueueLoader:
         self._connection = broker._connection
         placeholder = "f" * 32
         deadline = {"deadline": DEADLINE_SECONDS} if has_deadline else {}
-        request = build_request(
+        request, body = build_request(
             {
                 "prompt": PROMPT,
                 "sampling": {"max_tokens": 64, "seed": 1},
@@ -42,8 +43,9 @@ class QueueLoader:
             now_ms=broker.now_ms(),
         )
         #: The length of the body that every one of them has.
-        self.body_bytes = len(request.encode())
-        num_keys, values = broker._scripts._command(submit_call(broker.keys, request))
+        message = Message.of(request, body)
+        self.body_bytes = len(message.data)
+        num_keys, values = broker._scripts._command(submit_call(broker.keys, message))
         source = load_source("submit")
         self._connection.script_load(source)
         self._head = (script_sha(source), num_keys)

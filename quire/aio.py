@@ -24,11 +24,12 @@ from quire.async_handle import AsyncHandle
 from quire.async_shard import taking_turns
 from quire.choices import choices_of
 from quire.client import DEFAULT_URL
-from quire.conflicts import Meetings
+from quire.conflicts import refuse_others
 from quire.errors import QuireError
 from quire.inspection import adapters_of, models_of
+from quire.message import Message
 from quire.output import Completion, State, TokenChunk
-from quire.producing import must_ask_clock, ready_requests
+from quire.producing import must_ask_clock, ready_messages
 from quire.protocol import GenerationRequest
 from quire.routing import Parting, check_group_name, shard_of
 from quire.transitions import RequestStatus
@@ -128,8 +129,9 @@ class AsyncClient:
     ) -> list[AsyncHandle]:
         """See `Client.submit_choices`."""
         arguments: RequestArguments = {"prompt": prompt, **options}
-        (request,) = await self._ready([arguments])
-        return await self._submit(choices_of(request, n), [arguments] * n)
+        (message,) = await self._ready([arguments])
+        messages = await taking_turns(choices_of(message.request, n))
+        return await self._submit(messages, [arguments] * n)
 
     def attach(self, request_id: str) -> AsyncHandle:
         """A handle to a request submitted elsewhere or earlier. Nothing is sent yet."""
@@ -174,32 +176,30 @@ class AsyncClient:
 
     async def _ready(
         self, items: Sequence[GenerationRequest | RequestArguments], *, group: str | None = None
-    ) -> list[GenerationRequest]:
+    ) -> list[Message]:
         """The checked messages, under the ids by which they are found."""
         now_ms = await self._brokers[0].now_ms() if must_ask_clock(items) else None
         num_shards = len(self._brokers)
         return await taking_turns(
-            ready_requests(
+            ready_messages(
                 items, tenant=self._tenant, now_ms=now_ms, num_shards=num_shards, group=group
             )
         )
 
     async def _submit(
         self,
-        requests: Sequence[GenerationRequest],
+        messages: Sequence[Message],
         given: Sequence[GenerationRequest | RequestArguments],
     ) -> list[AsyncHandle]:
         """See `Client._submit`."""
-        parting = Parting(requests, len(self._brokers))
+        parting = Parting(messages, len(self._brokers))
         for shard, part in parting.parts():
             try:
-                parting.answered(shard, await self._brokers[shard].submit_many(part))
+                parting.answered(shard, await self._brokers[shard].submit_messages(part))
             except QuireError as error:
                 parting.failed(error)
         answers = parting.answers()
-        meetings = Meetings(requests, given, answers)
-        for look in meetings.looks(len(self._brokers)):
-            meetings.seen(look, await self._brokers[look.shard].request_bytes(look.ids))
+        refuse_others(messages, given, answers, num_shards=len(self._brokers))
         return [
             AsyncHandle(self._broker_of(answer.request_id), answer.request_id, known=True)
             for answer in answers

@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 from quire.errors import InvalidRequest
 from quire.protocol import GenerationRequest, Kind, Priority
 from quire.refusals import nearest
-from quire.sampling import SamplingParams, validated
+from quire.sampling import ParsedBody, SamplingParams, validated
 
 #: A drawn seed has this many bits.
 SEED_BITS = 63
@@ -69,8 +69,11 @@ _ENVELOPE = ("priority", "idempotency_key", "metadata", "headers", "tenant")
 
 def build_request(
     arguments: RequestArguments, *, tenant: str, now_ms: int | None
-) -> GenerationRequest:
-    """The checked message. `now_ms` is the broker's clock, for the moments. InvalidRequest."""
+) -> tuple[GenerationRequest, ParsedBody]:
+    """The checked request, and its body. `now_ms` is the broker's clock, for the moments.
+
+    InvalidRequest.
+    """
     if not isinstance(arguments, Mapping):
         raise InvalidRequest("request", "must be a GenerationRequest or a map of arguments")
     for name in arguments:
@@ -98,8 +101,7 @@ def build_request(
         # Of these two names the caller knows the argument's.
         field = "request_id" if error.field == "id" else error.field
         raise InvalidRequest(field, error.message) from None
-    request.parse_body()
-    return request
+    return request, request.parse_body()
 
 
 def needs_clock(arguments: RequestArguments) -> bool:

@@ -30,6 +30,7 @@ from quire.grouping import (
     states_of,
 )
 from quire.keys import Keys
+from quire.message import Message
 from quire.output import State
 from quire.output_log import (
     OutputRead,
@@ -98,8 +99,12 @@ class AsyncBroker(AsyncShard):
 
     async def submit_many(self, requests: Sequence[GenerationRequest]) -> list[Submitted]:
         """See `Broker.submit_many`."""
-        calls = await taking_turns(submit_call(self.keys, request) for request in requests)
-        return await self._hold(submitting(self.keys, requests, calls=calls))
+        return await self.submit_messages(await taking_turns(map(Message.of, requests)))
+
+    async def submit_messages(self, messages: Sequence[Message]) -> list[Submitted]:
+        """See `Broker.submit_messages`."""
+        calls = await taking_turns(submit_call(self.keys, message) for message in messages)
+        return await self._hold(submitting(self.keys, messages, calls=calls))
 
     async def cancel(self, request_id: str) -> State:
         """See `Broker.cancel`."""
@@ -111,10 +116,6 @@ class AsyncBroker(AsyncShard):
         if not fields:
             raise UnknownRequest(request_id)
         return status_of(request_id, fields, place=place)
-
-    async def request_bytes(self, request_ids: Sequence[str]) -> list[bytes | None]:
-        """See `Broker.request_bytes`."""
-        return await self._call(partial(self._bodies, request_ids))
 
     async def read_output(
         self, seen: Mapping[str, int], *, block_seconds: float | None = None
@@ -179,12 +180,6 @@ class AsyncBroker(AsyncShard):
         """See `Broker.cancel_many`."""
         calls = [cancel_call(self.keys, request_id) for request_id in request_ids]
         return states_of(request_ids, await self._run(Ask("cancel", calls)))
-
-    async def _bodies(self, request_ids: Sequence[str]) -> list[Any]:
-        async with self._connection.pipeline(transaction=False) as pipeline:
-            for request_id in request_ids:
-                pipeline.get(self.keys.body(request_id))
-            return list(await pipeline.execute())
 
     async def _look(self, request_id: str) -> list[Any]:
         async with self._connection.pipeline(transaction=False) as pipeline:

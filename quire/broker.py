@@ -21,6 +21,7 @@ from quire.errors import UnknownRequest
 from quire.grouping import Grouping
 from quire.ingress import IngressReader
 from quire.keys import Keys
+from quire.message import Message
 from quire.operating import Operating
 from quire.output import State
 from quire.output_log import OutputRead, read_logs
@@ -101,7 +102,11 @@ class Broker(Working, Operating, Grouping):
         QueueFull when one was refused; its `accepted` are the ids that are in the queue all the
         same. Calling again with the same requests is safe.
         """
-        return self._hold(submitting(self.keys, requests))
+        return self.submit_messages([Message.of(request) for request in requests])
+
+    def submit_messages(self, messages: Sequence[Message]) -> list[Submitted]:
+        """The same of requests that were made ready to be sent."""
+        return self._hold(submitting(self.keys, messages))
 
     def cancel(self, request_id: str) -> State:
         """Asks for the end of a request; returns its state after that.
@@ -117,10 +122,6 @@ class Broker(Working, Operating, Grouping):
         if not fields:
             raise UnknownRequest(request_id)
         return status_of(request_id, fields, place=place)
-
-    def request_bytes(self, request_ids: Sequence[str]) -> list[bytes | None]:
-        """The requests as their producers encoded them; None for one that has ended, or is none."""
-        return self._retrying(partial(self._bodies, request_ids))
 
     def read_output(
         self, seen: Mapping[str, int], *, block_seconds: float | None = None
@@ -139,12 +140,6 @@ class Broker(Working, Operating, Grouping):
         with self._connection.pipeline(transaction=False) as pipeline:
             pipeline.hget(self.keys.place, request_id)
             pipeline.hgetall(self.keys.request(request_id))
-            return pipeline.execute()
-
-    def _bodies(self, request_ids: Sequence[str]) -> list[Any]:
-        with self._connection.pipeline(transaction=False) as pipeline:
-            for request_id in request_ids:
-                pipeline.get(self.keys.body(request_id))
             return pipeline.execute()
 
     def _hold(self, conversation: Conversation[_Result]) -> _Result:

@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from quire.keys import Keys
-from quire.protocol import GenerationRequest
+from quire.message import Message
 from quire.script_runner import Argument, Call
 from quire.sizes import estimated_tokens
 from quire.transitions import BackOff, Claim, DeadLetter, IngressEntry
 from quire.wire import pack
 
 
-def submit_call(keys: Keys, request: GenerationRequest, *, holder: str | None = None) -> Call:
+def submit_call(keys: Keys, message: Message, *, holder: str | None = None) -> Call:
     """For submit.lua. `holder` is the id found under the idempotency key, to be looked at too."""
+    request = message.request
     names = [*keys.of_producers, *keys.of_scripts(request.id)]
     if request.idempotency_key is not None:
         names.append(keys.idempotency(request.tenant, request.idempotency_key))
@@ -30,10 +31,11 @@ def submit_call(keys: Keys, request: GenerationRequest, *, holder: str | None = 
             request.tenant,
             request.deadline_ms or 0,
             metadata,
-            request.encode(),
+            message.data,
             holder or "",
             request.not_before_ms or 0,
             estimated_tokens(request),
+            message.asked,
         ),
     )
 

@@ -7,8 +7,10 @@ they share is the prompt, and the keys and values that a worker finds for it in 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 
 from quire.errors import InvalidRequest
+from quire.message import Message
 from quire.protocol import GenerationRequest
 from quire.sampling import validated
 
@@ -19,10 +21,19 @@ MAX_CHOICES = 128
 CHOICE_SEPARATOR = ":"
 
 
-def choices_of(request: GenerationRequest, n: int) -> list[GenerationRequest]:
-    """The requests for `n` choices, always the same ones. InvalidRequest."""
+def choices_of(request: GenerationRequest, n: int) -> Iterator[Message]:
+    """The messages for `n` choices, always the same ones; each is checked when it is asked for.
+
+    InvalidRequest. A choice is longer than its request, and so may be too long when that is not.
+    """
     check_number(n, field="n")
-    return [choice_of(request, index, n=n) for index in range(n)]
+    for index in range(n):
+        try:
+            yield Message.of(choice_of(request, index, n=n))
+        except InvalidRequest as error:
+            # The caller knows it by this name.
+            field = "request_id" if error.field == "id" else error.field
+            raise InvalidRequest(field, f"{error.message}, with the number of a choice") from error
 
 
 def check_number(n: object, *, field: str) -> None:

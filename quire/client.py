@@ -21,14 +21,15 @@ import redis
 from quire.arguments import QueueSettings, RequestArguments, RequestOptions
 from quire.broker import Broker
 from quire.choices import choices_of
-from quire.conflicts import Meetings
+from quire.conflicts import refuse_others
 from quire.connection import connect
 from quire.errors import QuireError
 from quire.group_handle import GroupHandle
 from quire.handle import Handle
 from quire.inspection import adapters_of, models_of
+from quire.message import Message
 from quire.output import Completion, State, TokenChunk
-from quire.producing import must_ask_clock, ready_requests
+from quire.producing import must_ask_clock, ready_messages
 from quire.protocol import GenerationRequest
 from quire.routing import Parting, check_group_name, shard_of
 from quire.transitions import RequestStatus
@@ -102,7 +103,7 @@ class Client:
         `deadline` in seconds from now. With `delay_seconds` or a moment `not_before` it is
         scheduled, and queued then. `request_id` makes a call repeatable: across processes, and
         after BrokerUnavailable, which leaves open whether the request is queued. RequestConflict
-        where it is that of a request that asks for something else and has not ended. With an
+        where it is that of a request that asks for something else, or did before it ended. With an
         `idempotency_key` the tenant has used before, the handle is that of the earlier request.
         `model` is only for the caller's certainty, as a queue has one; an `adapter` of it is asked
         for by its name, or as `<model>:<adapter>` in `model`. InvalidRequest, QueueFull.
@@ -154,8 +155,8 @@ class Client:
         InvalidRequest, QueueFull.
         """
         arguments: RequestArguments = {"prompt": prompt, **options}
-        (request,) = self._ready([arguments])
-        return self._submit(choices_of(request, n), [arguments] * n)
+        (message,) = self._ready([arguments])
+        return self._submit(list(choices_of(message.request, n)), [arguments] * n)
 
     def attach(self, request_id: str) -> Handle:
         """A handle to a request submitted elsewhere or earlier. Nothing is sent yet."""
@@ -206,36 +207,34 @@ class Client:
 
     def _ready(
         self, items: Sequence[GenerationRequest | RequestArguments], *, group: str | None = None
-    ) -> list[GenerationRequest]:
+    ) -> list[Message]:
         """The checked messages, under the ids by which they are found."""
         # Moments are measured on the broker's clock; one look serves them all.
         now_ms = self._brokers[0].now_ms() if must_ask_clock(items) else None
         num_shards = len(self._brokers)
         return list(
-            ready_requests(
+            ready_messages(
                 items, tenant=self._tenant, now_ms=now_ms, num_shards=num_shards, group=group
             )
         )
 
     def _submit(
         self,
-        requests: Sequence[GenerationRequest],
+        messages: Sequence[Message],
         given: Sequence[GenerationRequest | RequestArguments],
     ) -> list[Handle]:
-        """Submits to every shard its part; the answers are in the order of the requests.
+        """Submits to every shard its part; the answers are in the order of the messages.
 
         `given` is what each of them was made of.
         """
-        parting = Parting(requests, len(self._brokers))
+        parting = Parting(messages, len(self._brokers))
         for shard, part in parting.parts():
             try:
-                parting.answered(shard, self._brokers[shard].submit_many(part))
+                parting.answered(shard, self._brokers[shard].submit_messages(part))
             except QuireError as error:
                 parting.failed(error)
         answers = parting.answers()
-        meetings = Meetings(requests, given, answers)
-        for look in meetings.looks(len(self._brokers)):
-            meetings.seen(look, self._brokers[look.shard].request_bytes(look.ids))
+        refuse_others(messages, given, answers, num_shards=len(self._brokers))
         return [
             Handle(self._broker_of(answer.request_id), answer.request_id, known=True)
             for answer in answers

@@ -2,106 +2,52 @@
 
 SUBMIT answers for an id that it knows with the request that is there. For one call said twice that
 is right: its reply may have been lost, or its process. For two calls it would give the second one
-the answer of the first. So what is there is looked at once SUBMIT has said so, and only then. It is
-there until the request ends; of one that has ended nobody knows what it asked.
+the answer of the first. So it also answers what the request asks that is there, see message.py, for
+as long as there is a record of it: after its end, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.arguments import RequestArguments
-from quire.errors import InvalidRequest, ProtocolError, RequestConflict
+from quire.errors import RequestConflict
+from quire.message import ASKED_RULE, SEED_BYTES, Message
 from quire.protocol import GenerationRequest
-from quire.routing import shard_of
-from quire.sampling import ParsedBody, SamplingParams
+from quire.routing import is_found_by_key
+from quire.sampling import SamplingParams
 from quire.transitions import Submitted
 
-#: The most requests that are looked at in one round trip: each may take a megabyte.
-MAX_LOOKS = 64
 
+def refuse_others(
+    messages: Sequence[Message],
+    given: Sequence[GenerationRequest | RequestArguments],
+    answers: Sequence[Submitted],
+    *,
+    num_shards: int,
+) -> None:
+    """RequestConflict for the first of one submit that asks for something else than what is there.
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """Requests of one shard to be looked up in one round trip, by their places in the submit."""
-
-    shard: int
-    places: list[int]
-    ids: list[str]
-
-
-class Meetings:
-    """Those of one submit whose ids were there before. Take the looks, and tell what was seen.
-
-    `given` is what each of the requests was made of. An idempotency key means the request that had
-    it first, whatever that asks: such requests meet nobody here.
+    `given` is what each of the messages was made of. An idempotency key means the request that had
+    it first, whatever that asks: what was found by its key is no other one.
     """
-
-    def __init__(
-        self,
-        requests: Sequence[GenerationRequest],
-        given: Sequence[GenerationRequest | RequestArguments],
-        answers: Sequence[Submitted],
-    ) -> None:
-        self._requests = requests
-        self._given = given
-        self._places = [
-            place
-            for place, (request, answer) in enumerate(zip(requests, answers, strict=True))
-            if not (answer.created or answer.state.is_terminal or request.idempotency_key)
-        ]
-
-    def looks(self, num_shards: int) -> Iterator[Look]:
-        """What is to be looked up; nothing where every id was new."""
-        places_of: dict[int, list[int]] = {}
-        for place in self._places:
-            shard = shard_of(self._requests[place].id, num_shards)
-            places_of.setdefault(shard, []).append(place)
-        for shard, places in places_of.items():
-            for start in range(0, len(places), MAX_LOOKS):
-                part = places[start : start + MAX_LOOKS]
-                yield Look(shard, part, [self._requests[place].id for place in part])
-
-    def seen(self, look: Look, bodies: Sequence[bytes | None]) -> None:
-        """RequestConflict for the first that asks for something else than what is there.
-
-        A body is None where the request has ended since.
-        """
-        for place, earlier in zip(look.places, bodies, strict=True):
-            request = self._requests[place]
-            if earlier and is_another(request, earlier, given=self._given[place]):
-                index = place if len(self._requests) > 1 else None
-                raise RequestConflict(request.id, index=index)
+    for index, (message, one, answer) in enumerate(zip(messages, given, answers, strict=True)):
+        if answer.created or is_found_by_key(message.request, num_shards=num_shards):
+            continue
+        if is_another(message.asked, answer.asked, names_seed=_names_seed(one)):
+            raise RequestConflict(message.id, index=index if len(messages) > 1 else None)
 
 
-def is_another(
-    request: GenerationRequest, earlier: bytes, *, given: GenerationRequest | RequestArguments
-) -> bool:
-    """Whether the request that is there, as its producer encoded it, asks for something else.
+def is_another(asked: bytes, earlier: bytes, *, names_seed: bool) -> bool:
+    """Whether the request that is there, and asked `earlier`, asks for something else.
 
-    Compared is what decides about the output, and whose it is. How it is written does not matter,
-    nor do priority, moments, headers and metadata.
+    Nothing is held against one that does not say what it asks, or says so by another rule.
     """
-    try:
-        there = GenerationRequest.decode(earlier)
-        # As a reader of the wire gets it, who knows no tuples.
-        here = GenerationRequest.decode(request.encode())
-        one, other = there.parse_body(), here.parse_body()
-    except (ProtocolError, InvalidRequest):
-        # Of another version, or damaged: nothing is known against it.
+    if not (asked.startswith(ASKED_RULE) and earlier.startswith(ASKED_RULE)):
         return False
-    if _names_seed(given) and one.sampling.seed != other.sampling.seed:
-        return True
-    return there.tenant != here.tenant or _asked(one) != _asked(other)
-
-
-def _asked(body: ParsedBody) -> ParsedBody:
-    """What it asks for, however that is written; without the seed."""
-    sampling = body.sampling.model_copy(update={"seed": None})
-    # The parameters hold the constraint, too.
-    return replace(body, sampling=sampling, constraint=None)
+    end = None if names_seed else -SEED_BYTES
+    return asked[:end] != earlier[:end]
 
 
 def _names_seed(given: GenerationRequest | RequestArguments) -> bool:

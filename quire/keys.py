@@ -58,6 +58,7 @@ Fields of the request record; all times are unix ms of Redis' own clock except `
     owner               hex of 128 random bits while running, and after an end written by the owner
     deadline_ms         0 for none
     submitted_ms, claimed_ms (first claim), first_token_ms, finished_ms
+    asked               what it asks, in the bytes of message.py; empty where nobody said it
     cancel              "1" once a caller asked for it
     prefix              hash of those tokens; absent before the first
     resumed_from        tokens published when it was claimed last: what is more, this claim has done

@@ -22,10 +22,12 @@ from quire.errors import (
     UnknownRequest,
 )
 from quire.keys import Keys
+from quire.message import Message
 from quire.output import State
 from quire.protocol import GenerationRequest
 from quire.replies import full_queue
 from quire.routing import placed
+from quire.sampling import ParsedBody
 from quire.script_runner import Argument, Call, raise_if_error
 from quire.transitions import Submitted
 
@@ -47,17 +49,17 @@ Conversation = Generator[Ask, list[Any], _Result]
 
 
 def submitting(
-    keys: Keys, requests: Sequence[GenerationRequest], *, calls: Sequence[Call] | None = None
+    keys: Keys, messages: Sequence[Message], *, calls: Sequence[Call] | None = None
 ) -> Conversation[list[Submitted]]:
-    """See `Broker.submit_many`. `calls` are those of the requests, where they are made already."""
+    """See `Broker.submit_many`. `calls` are those of the messages, where they are made already."""
     submitted: list[Submitted] = []
     failure: QuireError | None = None
     if calls is None:
-        calls = [submit_call(keys, request) for request in requests]
+        calls = [submit_call(keys, message) for message in messages]
     replies = yield Ask("submit", calls)
-    for request, reply in zip(requests, replies, strict=True):
+    for message, reply in zip(messages, replies, strict=True):
         try:
-            answer = yield from _submitted(keys, request, reply)
+            answer = yield from _submitted(keys, message, reply)
         except QuireError as error:
             failure = failure or error
         else:
@@ -103,14 +105,14 @@ def must_ask_clock(items: Iterable[GenerationRequest | RequestArguments]) -> boo
     return any(not isinstance(item, GenerationRequest) and needs_clock(item) for item in items)
 
 
-def ready_requests(
+def ready_messages(
     items: Iterable[GenerationRequest | RequestArguments],
     *,
     tenant: str,
     now_ms: int | None,
     num_shards: int,
     group: str | None,
-) -> Iterator[GenerationRequest]:
+) -> Iterator[Message]:
     """The messages of what a client was given to submit, under the ids by which they are found.
 
     Each is checked when it is asked for. InvalidRequest, with the place of the culprit when it is
@@ -119,36 +121,41 @@ def ready_requests(
     given = list(items)
     for index, item in enumerate(given):
         try:
-            request = _ready(item, tenant=tenant, now_ms=now_ms)
+            request, body = _ready(item, tenant=tenant, now_ms=now_ms)
             request = placed(request, num_shards=num_shards, group=group)
             # Whether it can be sent is found here, too: later, other shards would have their part.
-            request.encode()
+            message = Message.of(request, body)
         except InvalidRequest as error:
             if len(given) == 1:
                 raise
             raise InvalidRequest(error.field, error.message, index=index) from error
-        yield request
+        yield message
 
 
 def _ready(
     item: GenerationRequest | RequestArguments, *, tenant: str, now_ms: int | None
-) -> GenerationRequest:
+) -> tuple[GenerationRequest, ParsedBody]:
     if isinstance(item, GenerationRequest):
-        item.parse_body()
-        return item
+        return item, item.parse_body()
     return build_request(item, tenant=tenant, now_ms=now_ms)
 
 
-def _submitted(keys: Keys, request: GenerationRequest, reply: Any) -> Conversation[Submitted]:
-    outcome, request_id, state = (part.decode() for part in raise_if_error(reply))
+def _submitted(keys: Keys, message: Message, reply: Any) -> Conversation[Submitted]:
+    outcome, request_id, state, asked = _parts(reply)
     for _ in range(MAX_HOLDER_CHANGES):
         if outcome != "held":
             break
         # A script declares its keys, so the record of the holder takes a call of its own.
-        (reply,) = yield Ask("submit", [submit_call(keys, request, holder=request_id)])
-        outcome, request_id, state = (part.decode() for part in raise_if_error(reply))
+        (reply,) = yield Ask("submit", [submit_call(keys, message, holder=request_id)])
+        outcome, request_id, state, asked = _parts(reply)
     if outcome == "full":
-        raise full_queue(limit=state, tenant=request.tenant)
+        raise full_queue(limit=state, tenant=message.request.tenant)
     if outcome == "held":
         raise BrokerUnavailable("the idempotency key changed hands too often")
-    return Submitted(request_id, State(state), created=outcome == "created")
+    return Submitted(request_id, State(state), created=outcome == "created", asked=asked)
+
+
+def _parts(reply: Any) -> tuple[str, str, str, bytes]:
+    """What submit.lua replies; what is not known by its own id has no fourth part there."""
+    outcome, request_id, state, *asked = raise_if_error(reply)
+    return outcome.decode(), request_id.decode(), state.decode(), asked[0] if asked else b""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
+from typing import Generic, Protocol, TypeVar
 from zlib import crc32
 
 from quire.errors import InvalidRequest, QueueFull, QuireError
@@ -20,16 +21,26 @@ from quire.transitions import Submitted
 _GROUP_NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
-class Parting:
+class _Named(Protocol):
+    """A request, or its message."""
+
+    @property
+    def id(self) -> str: ...
+
+
+_Request = TypeVar("_Request", bound=_Named)
+
+
+class Parting(Generic[_Request]):
     """One submit of many requests. Tell it the outcome of every part, then ask for the answers."""
 
-    def __init__(self, requests: Sequence[GenerationRequest], num_shards: int) -> None:
+    def __init__(self, requests: Sequence[_Request], num_shards: int) -> None:
         self._requests = requests
         self._shards = [shard_of(request.id, num_shards) for request in requests]
         self._answers: dict[int, Sequence[Submitted]] = {}
         self._failures: list[QuireError] = []
 
-    def parts(self) -> Iterator[tuple[int, list[GenerationRequest]]]:
+    def parts(self) -> Iterator[tuple[int, list[_Request]]]:
         """Each shard that gets something, with what it gets in the order given."""
         for shard in sorted(set(self._shards)):
             pairs = zip(self._requests, self._shards, strict=True)
@@ -75,7 +86,8 @@ def placed(
     InvalidRequest.
     """
     request_id = request.id
-    if num_shards > 1 and request.idempotency_key is not None:
+    if is_found_by_key(request, num_shards=num_shards):
+        assert request.idempotency_key is not None
         derived = _id_of_key(request.tenant, request.idempotency_key)
         if "id" in request.model_fields_set and request_id != derived:
             raise InvalidRequest("idempotency_key", "give no id with it on a queue of many shards")
@@ -89,6 +101,11 @@ def placed(
     if request_id == request.id:
         return request
     return request.model_copy(update={"id": request_id})
+
+
+def is_found_by_key(request: GenerationRequest, *, num_shards: int) -> bool:
+    """Whether the id of a request is made from its idempotency key: see `placed`."""
+    return num_shards > 1 and request.idempotency_key is not None
 
 
 def check_group_name(group: str) -> str:

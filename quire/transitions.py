@@ -22,12 +22,14 @@ class Submitted:
     """The answer to a submit.
 
     `request_id` is the id of an earlier request when the idempotency key was known; `created` tells
-    whether this very call enqueued something, which a repeated call cannot know.
+    whether this very call enqueued something, which a repeated call cannot know. `asked` is what
+    the request asks that was there under the id, empty where nothing is known of it.
     """
 
     request_id: str
     state: State
     created: bool
+    asked: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,24 +2,27 @@
 --
 -- KEYS  those of request.lua with one request, [then idempotency key, [then record of its holder]]
 -- ARGV  id, priority, tenant, deadline or 0, metadata or '', body, id of the holder or '',
---       not before or 0, tokens
+--       not before or 0, tokens, what it asks or ''
 -- Returns {outcome, id, state}: created | known | full with the limit in place of the state, or
 -- `held` with the id under the idempotency key, whose record the caller must then declare and call
--- again.
+-- again. What is known by its own id has a fourth part: what the request asks that is there, or ''.
 
 local id, priority, tenant = ARGV[FIRST], ARGV[FIRST + 1], ARGV[FIRST + 2]
 local deadline, metadata = tonumber(ARGV[FIRST + 3]), ARGV[FIRST + 4]
 local body, holder = ARGV[FIRST + 5], ARGV[FIRST + 6]
 local not_before, tokens = tonumber(ARGV[FIRST + 7]), tonumber(ARGV[FIRST + 8])
+-- Opaque, and missing where a producer does not know of it.
+local asked = ARGV[FIRST + 9] or ''
 -- For how long a request may run and come back before another one can be made under its key.
 local KEY_RESERVE_MS = 7 * 86400000
 
 local keys = take_keys(id)
 local idempotency_key, holder_key = KEYS[next_key], KEYS[next_key + 1]
 
-local state = redis.call('HGET', keys.record, 'state')
+local found = fields_of(keys, 'state', 'asked')
+local state = found.state
 if state then
-  return { 'known', id, state }
+  return { 'known', id, state, found.asked or '' }
 end
 
 if idempotency_key then
@@ -78,7 +81,7 @@ local life = start - now + wait + RETENTION_MS
 redis.call('SET', keys.body, body, 'PX', int(life))
 redis.call('HSET', keys.record, 'epoch', '0', 'owner', '', 'published', '0', 'attempts', '0',
   'resumes', '0', 'priority', priority, 'tenant', tenant, 'deadline_ms', int(deadline),
-  'submitted_ms', int(now))
+  'submitted_ms', int(now), 'asked', asked)
 if metadata ~= '' then
   redis.call('HSET', keys.record, 'metadata', metadata)
 end

@@ -25,6 +25,7 @@ from hypothesis.stateful import (
 
 from quire.broker import Broker
 from quire.errors import UnknownRequest
+from quire.message import asked_by
 from quire.output import ErrorInfo, State
 from quire.transitions import (
     BackOff,
@@ -78,15 +79,16 @@ class BrokerMachine(RuleBasedStateMachine):
 
     # Callers.
 
-    @rule(name=st.sampled_from(NAMES), has_key=st.booleans())
-    def submit(self, name, has_key):
+    @rule(name=st.sampled_from(NAMES), has_key=st.booleans(), token=st.integers(1, 2))
+    def submit(self, name, has_key, token):
         known = self.model.requests.get(name)
-        answer = self.broker.submit(
-            make_request(id=name, idempotency_key=name if has_key else None)
-        )
+        key = name if has_key else None
+        request = make_request(id=name, idempotency_key=key, body={"prompt": [token]})
+        answer = self.broker.submit(request)
         assert answer.request_id == name
         assert answer.created == (known is None)
-        known = self.model.requests.setdefault(name, Request())
+        assert answer.asked == (known.asked if known else b"")
+        known = self.model.requests.setdefault(name, Request(asked=asked_by(request)))
         assert answer.state is known.state
 
     @rule(name=st.sampled_from(NAMES))
@@ -106,7 +108,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @initialize(names=st.lists(st.sampled_from(NAMES), min_size=1, max_size=3))
     def begin_with_some_claims(self, names):
         for name in names:
-            self.submit(name, has_key=False)
+            self.submit(name, has_key=False, token=1)
             self.take("one")
 
     # Workers.
@@ -313,7 +315,8 @@ class BrokerMachine(RuleBasedStateMachine):
             assert self.broker.requeue(letter, keep_tokens=keep_tokens) is State.QUEUED
             request = self.model.requests[letter.request_id]
             published = request.published if keep_tokens else 0
-            self.model.requests[letter.request_id] = Request(published=published)
+            again = Request(asked=request.asked, published=published)
+            self.model.requests[letter.request_id] = again
         self.model.letters.clear()
 
     # What always holds.
@@ -324,6 +327,8 @@ class BrokerMachine(RuleBasedStateMachine):
             status = self.broker.status(name)
             assert (status.state, status.published) == (request.state, request.published), name
             assert status.attempts <= MAX_ATTEMPTS
+            asked = self.connection.hget(self.broker.keys.request(name), "asked")
+            assert asked == request.asked, name
             chunks, completion = read_all(self.broker, name)
             assert token_ids_of(chunks) == self.log_of(request)
             assert (completion is not None) == request.state.is_terminal

@@ -13,6 +13,7 @@ class Request:
     """What is true of one request."""
 
     state: State = State.QUEUED
+    asked: bytes = b""
     published: int = 0
     holder: Claim | None = None
     #: Tokens in the log when its holder claimed it.

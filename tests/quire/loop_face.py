@@ -151,10 +151,12 @@ def async_twin(connection: redis.Redis) -> redis.asyncio.Redis:
 
 
 @contextlib.contextmanager
-def blocking_client(connection: redis.Redis, *, queue: str) -> Iterator[BlockingClient]:
+def blocking_client(
+    connection: redis.Redis, *, queue: str, shards: int = 1
+) -> Iterator[BlockingClient]:
     loop = LoopThread()
     twin = async_twin(connection)
-    client = AsyncClient(twin, queue=queue)
+    client = AsyncClient(twin, queue=queue, shards=shards)
     try:
         yield BlockingClient(loop, client)
     finally:

@@ -19,7 +19,7 @@ _SUITE = {
 _LEFT_OUT = {
     test_choices: {
         "test_a_queue_that_takes_some_choices_only_says_which",
-        "test_an_id_or_a_key_that_has_no_room_for_the_number_is_refused_by_its_name",
+        "test_no_choice_is_sent_where_one_of_them_is_too_long",
         "test_the_seeds_of_choices_are_the_same_for_ever",
     },
     test_client: {
@@ -27,7 +27,7 @@ _LEFT_OUT = {
         "test_a_client_made_from_a_url_closes_what_it_opened",
     },
     test_conflicts: {
-        "test_shards_are_looked_at_where_their_requests_are",
+        "test_of_a_queue_of_shards_each_tells_of_its_requests",
         "test_so_it_does_where_the_id_is_made_of_the_key",
     },
     test_groups: {

@@ -2,19 +2,18 @@
 
 import pytest
 
-from quire import Client, InvalidRequest, QueueFull, SamplingParams, State
-from quire.choices import MAX_CHOICES, choices_of, seed_of
+from quire import Client, InvalidRequest, QueueFull, SamplingParams, State, UnknownRequest
+from quire.choices import MAX_CHOICES, id_of, seed_of
 from quire.protocol import MAX_REQUEST_ID_LENGTH, GenerationRequest
+from quire.routing import shard_of
+from quire.wire import MAX_MESSAGE_BYTES
 from tests.quire.builders import claim_next, make_item, make_request
+from tests.quire.loop_face import blocking_client
 
 
 @pytest.fixture
 def client(broker):
     return Client(broker)
-
-
-def seeded(**changes) -> GenerationRequest:
-    return make_request(**{"id": "r", "body": {"prompt": [1, 2, 3], "seed": 7}} | changes)
 
 
 def claimed_requests(broker, number: int) -> list[GenerationRequest]:
@@ -86,10 +85,43 @@ def test_a_number_of_choices_that_cannot_be_is_refused_before_anything_is_sent(c
     assert sum(broker.queue_depth().values()) == 0
 
 
-def test_an_id_or_a_key_that_has_no_room_for_the_number_is_refused_by_its_name():
-    for field, longest in (("id", MAX_REQUEST_ID_LENGTH), ("idempotency_key", 255)):
-        fits = seeded(**{field: "x" * (longest - 2)})
-        assert len(choices_of(fits, 10)) == 10
-        with pytest.raises(InvalidRequest) as caught:
-            choices_of(fits, 11)
-        assert caught.value.field == field
+@pytest.mark.parametrize(
+    ("field", "longest"), [("request_id", MAX_REQUEST_ID_LENGTH), ("idempotency_key", 255)]
+)
+def test_an_id_or_a_key_that_has_no_room_for_the_number_is_refused_by_its_name(
+    client, broker, field, longest
+):
+    fits = {field: "x" * (longest - 2)}
+    with pytest.raises(InvalidRequest, match=f"at most {longest} characters, with the") as caught:
+        client.submit_choices("x", n=11, **fits)
+    assert caught.value.field == field
+    assert sum(broker.queue_depth().values()) == 0
+    assert len(client.submit_choices("x", n=10, **fits)) == 10
+
+
+@pytest.mark.parametrize("open_client", [Client, blocking_client], ids=["threads", "event loop"])
+def test_no_choice_is_sent_where_one_of_them_is_too_long(connection, broker, open_client):
+    """The first one has a short seed, and would go to the first shard alone."""
+    request_id = next(
+        name
+        for name in map(str, range(100))
+        if shard_of(id_of(name, 0, n=2), 3) < shard_of(id_of(name, 1, n=2), 3)
+    )
+
+    def first(prompt):
+        body = {"prompt": prompt, "seed": 7}
+        return make_request(id=f"{request_id}:0", kind="completions", body=body)
+
+    room = MAX_MESSAGE_BYTES - len(first("x" * 70_000).encode())
+    prompt = "x" * (70_000 + room)
+    assert len(first(prompt).encode()) == MAX_MESSAGE_BYTES
+    with open_client(connection, queue=broker.keys.queue, shards=3) as client:
+        call = {"request_id": request_id, "sampling": {"seed": 7}}
+        with pytest.raises(InvalidRequest, match="the cap is") as caught:
+            client.submit_choices(prompt, n=2, **call)
+        assert caught.value.field == "body"
+        for choice in (0, 1):
+            with pytest.raises(UnknownRequest):
+                client.status(id_of(request_id, choice, n=2))
+        # By itself the first can be sent.
+        client.submit(prompt, **call | {"request_id": f"{request_id}:0"})

@@ -4,10 +4,7 @@ import pickle
 
 import pytest
 
-from quire import Client, InvalidRequest, QuireError, RequestConflict, SamplingParams, State
-from quire.conflicts import MAX_LOOKS
-from quire.protocol import GenerationRequest
-from quire.wire import pack, unpack_map
+from quire import Client, InvalidRequest, RequestConflict, SamplingParams, State
 from tests.quire.builders import claim_next, make_item, make_request
 
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}}
@@ -84,7 +81,11 @@ def client(broker):
 
 
 def finish(broker):
-    broker.commit([make_item(claim_next(broker).claim, 0, 2, final=True)])
+    finish_from(broker, 0)
+
+
+def finish_from(broker, start):
+    broker.commit([make_item(claim_next(broker).claim, start, start + 2, final=True)])
 
 
 @pytest.mark.parametrize(("first", "again"), SAME.values(), ids=SAME)
@@ -137,19 +138,60 @@ def test_choices_are_joined_again_and_other_ones_refused(client):
         client.submit_choices("y", n=3, request_id="a")
 
 
-def test_of_many_that_are_said_again_the_last_is_looked_at_as_well(client):
-    rows = [{"prompt": "x", "request_id": f"r-{number}"} for number in range(MAX_LOOKS + 2)]
+def test_of_many_that_are_said_again_the_last_is_compared_as_well(client):
+    rows = [{"prompt": "x", "request_id": f"r-{number}"} for number in range(66)]
     client.submit_many(rows)
     client.submit_many(rows)
-    with pytest.raises(RequestConflict, match=f"^request {MAX_LOOKS + 1}: "):
+    with pytest.raises(RequestConflict, match=r"^request 65: "):
         client.submit_many([*rows[:-1], rows[-1] | {"prompt": "y"}])
 
 
-def test_what_a_request_that_has_ended_asked_is_not_known_and_its_end_is_given(client, broker):
+def cancel(broker):
+    broker.cancel("a")
+
+
+def give_up(broker):
+    broker.dead_letter(claim_next(broker).claim, "tired")
+
+
+def give_up_and_requeue(broker, *, keep_tokens=True):
+    claim = claim_next(broker).claim
+    broker.commit([make_item(claim, 0, 2)])
+    broker.dead_letter(claim, "tired")
+    broker.requeue(broker.dead_letters()[0], keep_tokens=keep_tokens)
+
+
+def begin_anew(broker):
+    give_up_and_requeue(broker, keep_tokens=False)
+
+
+def run_somewhere_else(broker):
+    claim = claim_next(broker).claim
+    broker.commit([make_item(claim, 0, 2)])
+    broker.release([claim])
+    finish_from(broker, 2)
+
+
+@pytest.mark.parametrize(
+    "befalls", [finish, cancel, give_up, give_up_and_requeue, begin_anew, run_somewhere_else]
+)
+def test_whatever_becomes_of_a_request_it_is_known_what_it_asked(client, broker, befalls):
     client.submit("x", request_id="a")
-    finish(broker)
-    for prompt in "xy":
-        assert client.submit(prompt, request_id="a").status().state is State.COMPLETED
+    befalls(broker)
+    state = broker.status("a").state
+    assert client.submit("x", request_id="a").status().state is state
+    with pytest.raises(RequestConflict, match="a is there already"):
+        client.submit("y", request_id="a")
+    with pytest.raises(RequestConflict, match="a is there already"):
+        client.submit("x", request_id="a", sampling={"seed": 8})
+
+
+def test_an_id_is_free_for_any_request_once_its_own_is_forgotten(client, broker, connection):
+    client.submit("x", request_id="a")
+    connection.delete(*broker.keys.of_request("a"))
+    client.submit("y", request_id="a")
+    with pytest.raises(RequestConflict):
+        client.submit("x", request_id="a")
 
 
 def test_an_idempotency_key_means_the_request_that_had_it_first(client):
@@ -163,36 +205,42 @@ def test_so_it_does_where_the_id_is_made_of_the_key(connection, broker):
     assert client.submit("y", idempotency_key="k").request_id == first.request_id
 
 
-def newer(data):
-    return pack(unpack_map(data) | {"v": 2})
+def test_a_key_does_not_hide_that_an_id_is_that_of_another_request(client, broker):
+    client.submit("x", request_id="a", idempotency_key="k")
+    for prompt, key in (("y", "fresh"), ("y", "k")):
+        with pytest.raises(RequestConflict, match="a is there already"):
+            client.submit(prompt, request_id="a", idempotency_key=key)
+    for key in ("fresh", "k"):
+        assert client.submit("x", request_id="a", idempotency_key=key).request_id == "a"
+    assert client.submit("y", request_id="b", idempotency_key="k").request_id == "a"
+    assert sum(broker.queue_depth().values()) == 1
 
 
-def unknown_field(data):
-    fields = unpack_map(data)
-    return pack(fields | {"body": fields["body"] | {"mirostat": 2}})
-
-
-@pytest.mark.parametrize("change", [newer, unknown_field, lambda _: b"\xc1"])
-def test_nothing_is_held_against_what_cannot_be_read(client, broker, connection, change):
+@pytest.mark.parametrize("asked", [None, b"", b"0 by another rule", b"\xff"])
+def test_nothing_is_held_against_one_that_does_not_say_what_it_asks(
+    client, broker, connection, asked
+):
+    """As those of earlier clients, or of those in other languages."""
     client.submit("x", request_id="a")
-    key = broker.keys.body("a")
-    connection.set(key, change(connection.get(key)), keepttl=True)
+    record = broker.keys.request("a")
+    if asked is None:
+        connection.hdel(record, "asked")
+    else:
+        connection.hset(record, "asked", asked)
     assert client.submit("y", request_id="a").request_id == "a"
 
 
-def test_a_new_request_costs_no_look(client, broker, monkeypatch):
-    def look(*_):
-        raise QuireError("looked")
-
-    for kind in ("broker.Broker", "async_broker.AsyncBroker"):
-        monkeypatch.setattr(f"quire.{kind}.request_bytes", look)
-    client.submit("x", request_id="a")
-    client.submit_many([{"prompt": "x"}, GenerationRequest(kind="tokens", body={"prompt": [1]})])
-    with pytest.raises(QuireError, match="looked"):
-        client.submit("x", request_id="a")
+def test_what_a_broker_was_given_is_known_as_well(client, broker):
+    broker.submit(make_request(id="a"))
+    client.submit_many([make_request(id="a", metadata={"row": 1})])
+    with pytest.raises(RequestConflict):
+        client.submit([7], request_id="a")
+    # Its body is not checked there; nothing is known of what it asks.
+    broker.submit(make_request(id="b", body={"nonsense": 1}))
+    assert client.submit("x", request_id="b").request_id == "b"
 
 
-def test_shards_are_looked_at_where_their_requests_are(connection, broker):
+def test_of_a_queue_of_shards_each_tells_of_its_requests(connection, broker):
     client = Client(connection, queue=broker.keys.queue, shards=3)
     rows = [{"prompt": str(number), "request_id": f"r-{number}"} for number in range(9)]
     client.submit_many(rows)

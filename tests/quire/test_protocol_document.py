@@ -71,7 +71,7 @@ class Foreign:
         source = "\n".join((SCRIPTS / f"{file}.lua").read_text() for file in FILES[transition])
         return self.redis.eval(source, len(keys), *keys, *SETTINGS, *arguments)
 
-    def submit(self, request_id: str, *, not_before: int = 0, metadata=None):
+    def submit(self, request_id: str, *, not_before: int = 0, metadata=None, asked=()):
         body = {"prompt": [1, 2, 3], "max_tokens": 16, "seed": 7}
         request = {
             "v": 1, "id": request_id, "kind": "tokens", "body": body, "tenant": "default",
@@ -80,7 +80,7 @@ class Foreign:
         packed = msgpack.packb(metadata) if metadata else b""
         return self.run(
             "submit", [request_id], request_id, 2, "default", 0, packed, msgpack.packb(request),
-            "", not_before, 19,
+            "", not_before, 19, *asked,
         )  # fmt: skip
 
     def read(self, request_id: str):
@@ -172,7 +172,7 @@ def foreign(connection, broker):
 
 def test_a_foreign_client_submits_and_reads_what_a_foreign_worker_commits(foreign):
     assert foreign.submit("hello", metadata={"row": 7}) == [b"created", b"hello", b"queued"]
-    assert foreign.submit("hello") == [b"known", b"hello", b"queued"]
+    assert foreign.submit("hello") == [b"known", b"hello", b"queued", b""]
     *fence, request = foreign.claim()
     assert (request["body"]["prompt"], request["metadata"]) == ([1, 2, 3], {"row": 7})
     hashed = "{}.{}".format(*hash_of([5, 6, 70_000], [0, 0])).encode()
@@ -205,6 +205,21 @@ def test_the_package_reads_what_a_foreign_worker_wrote_and_the_other_way_round(f
     foreign.submit("back")
     broker.commit([make_item(claim_next(broker).claim, 0, 5, final=True)])
     assert len(foreign.read("back")[0]) == 5
+
+
+def test_what_a_foreign_client_says_of_what_it_asks_is_kept_and_may_be_left_out(foreign, broker):
+    from quire import Client
+
+    foreign.submit("told", asked=[b"F mine"])
+    foreign.submit("untold")
+    assert foreign.submit("told", asked=[b"F other"])[3] == b"F mine"
+    assert foreign.submit("untold", asked=[b"F other"])[3] == b""
+    client = Client(broker)
+    for request_id in ("told", "untold"):
+        assert client.submit("another prompt", request_id=request_id).request_id == request_id
+    client.submit("x", request_id="ours")
+    _, _, state, asked = foreign.submit("ours", asked=[b"F mine"])
+    assert (state, asked[:1], len(asked)) == (b"queued", b"1", 15)
 
 
 def test_log_probabilities_are_read_as_a_foreign_worker_wrote_them_and_the_other_way_round(

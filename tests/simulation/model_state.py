@@ -2,8 +2,8 @@
 
 Owners and the ids of entries and letters are small integers, a token is its own content, a lease, a
 delay or a wait is over or not. Left out, because no decision of a script depends on it: bodies,
-metadata, fingerprints, time stamps, priorities, sizes. All requests belong to one tenant and one
-group.
+metadata, fingerprints, what is asked, time stamps, priorities, sizes. All requests belong to one
+tenant and one group.
 """
 
 from __future__ import annotations
