@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.choices import MAX_CHOICES, check_number, choice_of
+from quire.choices import MAX_CHOICES, check_number, choice_of, id_of
 from quire.errors import InvalidRequest
-from quire.protocol import GenerationRequest, Kind
+from quire.protocol import MAX_REQUEST_ID_LENGTH, GenerationRequest, Kind
 from quire.sampling import validated
 
 #: The paths of OpenAI's API that are served, and the kind of request each means.
@@ -20,6 +20,10 @@ KINDS: dict[str, Kind] = {
     "/v1/chat/completions": "chat.completions",
     "/v1/completions": "completions",
 }
+
+#: What takes the most bytes of what a request is given beside its body.
+LONGEST_ID = "x" * MAX_REQUEST_ID_LENGTH
+LONGEST_ENVELOPE: Mapping[str, Any] = {"tenant": "x" * 64, "deadline_ms": (1 << 53) - 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +59,14 @@ class OpenAIRequest:
         return choice % self._choices_of_each == 0
 
     def check(self) -> None:
-        """InvalidRequest if the message for any choice cannot be right."""
-        for choice in range(0, self.num_choices, self._choices_of_each):
-            self.request("check", choice)
+        """InvalidRequest if the message for any choice cannot be right, or not be sent.
+
+        Whatever its id, its tenant and its deadline will be: these are as long as they can be.
+        """
+        num_choices, each = self.num_choices, self._choices_of_each
+        longest = LONGEST_ID[len(id_of("", num_choices - 1, n=num_choices)) :]
+        for choice in range(each - 1, num_choices, each):
+            self.request(longest, choice, **LONGEST_ENVELOPE)
 
     def request(self, request_id: str, choice: int = 0, **envelope: Any) -> GenerationRequest:
         """The message to submit for one choice, see choices.py for its id.
@@ -83,9 +92,10 @@ class OpenAIRequest:
             if self._is_list and error.field == "body.prompt":
                 raise InvalidRequest(f"body.prompt.{prompt}", error.message) from None
             raise
+        request = choice_of(request, choice, n=num_choices, seeded_as=seeded_as)
         # The cap is looked at here, too: over it, one message would stop its whole submit.
         request.encode()
-        return choice_of(request, choice, n=num_choices, seeded_as=seeded_as)
+        return request
 
     @property
     def _choices_of_each(self) -> int:

@@ -7,6 +7,7 @@ import pytest
 
 from quire import RequestFailed, State
 from quire.testing import FakeQuire
+from quire.wire import MAX_MESSAGE_BYTES
 from tests.quire.batch_folder import Folder, ask
 
 pytestmark = pytest.mark.timeout(60)
@@ -162,6 +163,20 @@ def test_a_prompt_of_a_list_that_cannot_be_is_a_bad_line_and_no_other(folder, pr
     assert folder.codes == {"a": "invalid_request"}
     assert f"line 1: {field}: " in folder.failures[0]["error"]["message"]
     assert len(folder.results) == 1
+
+
+@pytest.mark.parametrize("asked", [{}, {"n": 2, "seed": 7}], ids=["alone", "two with a seed"])
+def test_a_line_that_is_nearly_too_long_costs_itself_at_most(folder, asked):
+    """Beside its body a message has an id, a tenant and a deadline, a choice also a longer seed."""
+    lengths = range(MAX_MESSAGE_BYTES - 400, MAX_MESSAGE_BYTES + 1, 25)
+    lines = [ask(str(length), "x" * length, **asked) for length in lengths]
+    folder.write(*lines, ask("good"))
+    with FakeQuire(answer=lambda _: "one") as fake:
+        folder.run(fake.client(), tenant="x" * 64, deadline_seconds=600)
+    done = {line["custom_id"] for line in folder.results}
+    assert {"good", str(lengths[0])} <= done
+    assert set(folder.codes) == {line["custom_id"] for line in lines} - done
+    assert set(folder.codes.values()) == {"invalid_request"}
 
 
 def test_a_worker_that_refuses_a_prompt_is_told_with_the_place_of_that_prompt(folder):

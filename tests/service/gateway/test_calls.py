@@ -5,7 +5,9 @@ import json
 
 import pytest
 
+from quire.errors import UnknownRequest
 from quire.protocol import Priority
+from quire.wire import MAX_MESSAGE_BYTES
 from service.gateway.asked import call_of
 from tests.service.gateway.builders import CHAT, COMPLETIONS
 
@@ -187,6 +189,22 @@ def test_prompts_of_a_list_take_no_more_together_than_the_choices_of_one(gateway
     assert (reply.status, reply.error["param"]) == (400, "prompt")
     assert not fake.requests
     assert gateway.complete(["x" * 500_000] * 6, n=2).status == 200
+
+
+def test_a_call_of_which_one_choice_is_too_long_sends_none(gateway, fake):
+    """The last one has a longer seed and number; with a key the first is sent by itself."""
+    found = set()
+    for length in range(MAX_MESSAGE_BYTES - 240, MAX_MESSAGE_BYTES - 80, 4):
+        body = {"prompt": ["x", "x" * length], "n": 2, "seed": 7}
+        key = str(length)
+        reply = gateway.complete(**body, headers={"Idempotency_Key": key})
+        found.add(reply.status)
+        if reply.status == 400:
+            assert "the cap is" in reply.error["message"]
+            call = call_of("completions", body, tenant="default", key=key, model="fake")
+            with pytest.raises(UnknownRequest):
+                fake.broker.status(call.asked.request_id)
+    assert found == {200, 400}
 
 
 def test_while_the_choices_of_a_call_are_made_ready_others_get_on():
