@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 
 from quire.async_broker import AsyncBroker
 from quire.connection import MAX_BLOCK_SECONDS
-from quire.errors import QuireError, UnknownRequest
-from quire.following import Following, joined, raise_unless_completed
+from quire.errors import OutputRewound, ProtocolError, QuireError, UnknownRequest
+from quire.following import MAX_READINGS, Following, joined, raise_unless_completed
 from quire.output import Completion, State, TokenChunk
 from quire.output_log import OutputRead
 from quire.transitions import RequestStatus
@@ -72,6 +72,16 @@ async def completion_of(broker: AsyncBroker, request_id: str) -> Completion | No
 
     Never waits. ResultExpired, ProtocolError.
     """
+    for _ in range(MAX_READINGS):
+        try:
+            return await _read_whole(broker, request_id)
+        except OutputRewound:
+            # It has had another life since the first read. Nobody was told of the one before.
+            continue
+    raise ProtocolError(f"{request_id}: its log never follows from what was read of it before")
+
+
+async def _read_whole(broker: AsyncBroker, request_id: str) -> Completion | None:
     following, chunks = Following(request_id, known=True), list[TokenChunk]()
     while True:
         read = (await broker.read_output(following.position)).get(request_id)

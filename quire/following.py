@@ -25,6 +25,10 @@ from quire.output_log import OutputRead
 from quire.patience import Patience
 from quire.transitions import RequestStatus
 
+#: How often a whole log is read from its beginning before it counts as damaged: more often nobody
+#: requeues a request under a reader's hands.
+MAX_READINGS = 5
+
 
 class Following:
     """The place of one reader in the log of one request.

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from quire.broker import Broker
 from quire.connection import MAX_BLOCK_SECONDS
-from quire.errors import UnknownRequest
-from quire.following import Following, joined, raise_unless_completed
+from quire.errors import OutputRewound, ProtocolError, UnknownRequest
+from quire.following import MAX_READINGS, Following, joined, raise_unless_completed
 from quire.output import Completion, State, TokenChunk
 from quire.transitions import RequestStatus
 
@@ -78,6 +78,16 @@ def completion_of(broker: Broker, request_id: str) -> Completion | None:
 
     Never waits. ResultExpired, ProtocolError.
     """
+    for _ in range(MAX_READINGS):
+        try:
+            return _read_whole(broker, request_id)
+        except OutputRewound:
+            # It has had another life since the first read. Nobody was told of the one before.
+            continue
+    raise ProtocolError(f"{request_id}: its log never follows from what was read of it before")
+
+
+def _read_whole(broker: Broker, request_id: str) -> Completion | None:
     following, chunks = Following(request_id, known=True), list[TokenChunk]()
     while True:
         read = broker.read_output(following.position).get(request_id)

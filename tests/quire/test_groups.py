@@ -1,14 +1,16 @@
 """Groups: many requests submitted as one, counted as they go, read as they end."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 
 from quire import Client, InvalidRequest, QueueFull, QueueLimits, WaitTimeout
+from quire.following import Following
 from quire.output import ErrorInfo, State
 from quire.protocol import GenerationRequest
 from quire.transitions import BackOff
-from tests.quire.builders import claim_next, make_item, make_request, text_of
+from tests.quire.builders import claim_next, make_completion, make_item, make_request, text_of
 
 
 @pytest.fixture
@@ -149,6 +151,60 @@ def test_a_member_whose_end_cannot_be_read_is_told_as_failed_and_hides_no_other(
 def requeue_a_failed_one(broker):
     broker.dead_letter(claim_next(broker).claim, "tired")
     broker.requeue(broker.dead_letters()[0], keep_tokens=False)
+
+
+def begin_another_life(broker, lengths):
+    """The member of the only dead letter says other tokens now, in entries of these lengths."""
+    broker.requeue(broker.dead_letters()[0], keep_tokens=False)
+    claim, start = claim_next(broker).claim, 0
+    for length in lengths:
+        item = make_item(claim, start, start + length)
+        start += length
+        if start == sum(lengths):
+            item = replace(item, completion=make_completion(claim.request_id))
+        broker.commit([replace(item, token_ids=(7,) * length, text="x" * length)])
+
+
+@pytest.mark.parametrize("lengths", [(2, 2), (1,), (2, 1, 4)])
+def test_a_member_that_was_requeued_under_the_readers_hands_is_told_whole(
+    client, broker, monkeypatch, lengths
+):
+    monkeypatch.setattr("quire.output_log.MAX_ENTRIES_PER_READ", 1)
+    monkeypatch.setattr("quire.async_broker.MAX_ENTRIES_PER_STREAM", 1)
+    group = client.submit_many(rows("a", "b"), group="g")
+    claims = [claim_next(broker) for _ in range(2)]
+    for start in (0, 2):
+        broker.commit([make_item(claims[0].claim, start, start + 2)])
+    broker.dead_letter(claims[0].claim, "tired")
+    finish(broker, claims[1])
+    take, lives = Following.take, [lengths]
+
+    def take_and_look_away(following, read):
+        yield from take(following, read)
+        if lives:
+            begin_another_life(broker, lives.pop())
+
+    monkeypatch.setattr("quire.following.Following.take", take_and_look_away)
+    told = list(group.results(timeout=30))
+    assert [(one.request_id, one.state) for one in told] == [
+        ("g~a", State.COMPLETED), ("g~b", State.COMPLETED),
+    ]  # fmt: skip
+    assert (told[0].text, told[0].token_ids) == ("x" * sum(lengths), (7,) * sum(lengths))
+
+
+def test_a_member_whose_log_contradicts_itself_hides_no_other(client, broker, connection):
+    group = client.submit_many(rows("a", "b"), group="g")
+    for _ in range(2):
+        finish(broker, claim_next(broker))
+    log = broker.keys.output("g~a")
+    entries = connection.xrange(log)
+    connection.delete(log)
+    for entry_id, fields in entries:
+        connection.xadd(log, fields | {b"prefix": b"1.1"}, id=entry_id)
+    connection.expire(log, 60)
+    bad, good = group.results(timeout=30)
+    assert (bad.request_id, bad.state, bad.error.code) == ("g~a", State.FAILED, "damaged")
+    assert (good.request_id, good.state) == ("g~b", State.COMPLETED)
 
 
 @pytest.mark.timeout(20)
