@@ -37,8 +37,8 @@ class Oracle(PromptLookup):
             token if draw.random() < share else (token + 1) % NUM_PROMPT_TOKENS for token in tokens
         ]
 
-    def guess(self, token_ids: Sequence[int], *, most: int) -> list[int]:
-        known = len(token_ids) - NUM_PROMPT_TOKENS
+    def guess(self, *, most: int) -> list[int]:
+        known = self.num_known - NUM_PROMPT_TOKENS
         return self._tokens[known : known + most]
 
 

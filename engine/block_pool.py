@@ -87,16 +87,18 @@ class BlockPool:
         """The block that holds this content, owned or cached; None if there is none."""
         return self._block_of_hash.get(block_hash)
 
-    def remember(self, block_id: int, block_hash: bytes) -> None:
-        """Declare that an owned block now holds the content with this hash.
+    def remember(self, block_ids: Iterable[int], hashes: Iterable[bytes]) -> None:
+        """Declare that owned blocks now hold the content with these hashes, one for each.
 
         When two requests computed the same content at the same time, the first one is remembered
         and the other stays anonymous.
         """
-        assert self._reference_counts[block_id] > 0
-        if self._hash_of_block[block_id] is None and block_hash not in self._block_of_hash:
-            self._hash_of_block[block_id] = block_hash
-            self._block_of_hash[block_hash] = block_id
+        for block_id, block_hash in zip(block_ids, hashes, strict=True):
+            assert self._reference_counts[block_id] > 0
+            if self._hash_of_block[block_id] is None:
+                first = self._block_of_hash.setdefault(block_hash, block_id)
+                if first == block_id:
+                    self._hash_of_block[block_id] = block_hash
 
     def violations(self) -> list[str]:
         """The pool's laws that do not hold; empty when all is well. Linear in the pool."""

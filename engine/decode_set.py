@@ -48,6 +48,7 @@ class DecodeSet:
         self._block_tables = np.zeros((max_requests, 1), dtype=np.int64)
         self._pending_tokens = np.zeros(max_requests, dtype=np.int64)
         self._free_seats = list(range(max_requests))
+        self._eos_token_ids = np.array(sorted(config.eos_token_ids), dtype=np.int64)
         # All grow by a token per step, so those that reach the end of a block together always will.
         self._parties: list[dict[Request, Member]] = [{} for _ in range(config.block_size)]
         self._num_advances = 0
@@ -68,7 +69,7 @@ class DecodeSet:
         watched_from = 0 if needs_watching(request) else limit
         self._table[:, len(self)] = (request.num_tokens, watched_from, limit, seat)
         self._pending_tokens[seat] = (
-            UNKNOWN_TOKEN if request.expects_token else request.all_token_ids[-1]
+            UNKNOWN_TOKEN if request.expects_token else request.last_token_id
         )
         self._requests.append(request)
         self._party(request.num_tokens)[request] = Member(seat, block_ids)
@@ -115,28 +116,34 @@ class DecodeSet:
         self._num_advances += 1
         return self._where(num_tokens >= self._column(_LIMIT))
 
-    def append_tokens(self, rows: DecodeRows, token_ids: Mapping[str, int]) -> Progress:
-        """Record what a step has brought to those that decoded in it; some have left since."""
+    def append_tokens(
+        self, rows: DecodeRows, token_ids: Mapping[str, int]
+    ) -> tuple[Progress, list[Request]]:
+        """Record what a step has brought to those that decoded in it; some have left since.
+
+        Returns also those whose new token has to be looked at by itself, for it may be the last.
+        """
         new_token_ids = [token_ids[request.request_id] for request in rows.requests]
         outputs = [request.output_token_ids for request in rows.requests]
         starts = list(map(len, outputs))
-        for token_lists in (outputs, [request.all_token_ids for request in rows.requests]):
-            # A deque that keeps nothing only runs the appends, without a line of Python for each.
-            deque(map(list.append, token_lists, new_token_ids), maxlen=0)
+        # A deque that keeps nothing only runs the appends, without a line of Python for each.
+        deque(map(list.append, outputs, new_token_ids), maxlen=0)
         for request in rows.requests:
             request.expects_token = False
         # A seat that has gone to another is written again by that one's own token, if it lacks it.
+        column = np.fromiter(new_token_ids, dtype=np.int64, count=len(rows))
         expected = self._pending_tokens[rows.seats] == UNKNOWN_TOKEN
-        self._pending_tokens[rows.seats[expected]] = np.array(new_token_ids, dtype=np.int64)[
-            expected
-        ]
-        return Progress(list(rows.requests), starts, new_token_ids)
+        self._pending_tokens[rows.seats[expected]] = column[expected]
+        is_eos = (column[:, None] == self._eos_token_ids).any(axis=1)
+        may_end = (rows.starts + 2 >= rows.watched_from) | is_eos
+        progress = Progress(list(rows.requests), starts, new_token_ids)
+        return progress, [rows.requests[row] for row in may_end.nonzero()[0].tolist()]
 
     def tell(self, request: Request) -> None:
         """The token that a request expected when it joined is known, if it is still a member."""
         seat = self._party(request.num_tokens).get(request, NOBODY).seat
         if seat != NOBODY.seat:
-            self._pending_tokens[seat] = request.all_token_ids[-1]
+            self._pending_tokens[seat] = request.last_token_id
 
     def at_block_boundary(self) -> list[Request]:
         """Members whose computed tokens fill their blocks, and whose pending one needs another."""
@@ -153,7 +160,7 @@ class DecodeSet:
                     f" {request.num_tokens} tokens, in a decode column of {row[_NUM_TOKENS]}"
                 )
             elif not request.expects_token and (
-                request.all_token_ids[-1] != self._pending_tokens[row[_SEAT]]
+                request.last_token_id != self._pending_tokens[row[_SEAT]]
             ):
                 found.append(f"{request.request_id}: another token is pending in its decode seat")
             seat, block_ids = self._party(row[_NUM_TOKENS]).get(request, NOBODY)
@@ -189,18 +196,9 @@ def that_filled_a_block(rows: DecodeRows) -> list[tuple[Request, int]]:
     No two of a request's steps have the same answer, so each full block is seen once.
     """
     num_computed = rows.starts + 1
-    return [
-        (rows.requests[row], int(num_computed[row]))
-        for row in (num_computed % rows.block_size == 0).nonzero()[0].tolist()
-    ]
-
-
-def that_may_end(rows: DecodeRows, progress: Progress, config: EngineConfig) -> list[Request]:
-    """The requests whose new token has to be looked at by itself."""
-    is_eos = map(config.eos_token_ids.__contains__, progress.token_ids)
-    is_watched = rows.starts + 2 >= rows.watched_from
-    looked_at = is_watched | np.fromiter(is_eos, dtype=np.bool_, count=len(rows))
-    return [rows.requests[row] for row in looked_at.nonzero()[0].tolist()]
+    filled = (num_computed % rows.block_size == 0).nonzero()[0]
+    requests = [rows.requests[row] for row in filled.tolist()]
+    return list(zip(requests, num_computed[filled].tolist(), strict=True))
 
 
 def needs_watching(request: Request) -> bool:

@@ -341,7 +341,7 @@ def refuse_if_never_servable(request: Request, config: EngineConfig) -> None:
     if request.adapter is not None and request.adapter not in config.adapters:
         raise RequestRejected("adapter", f"there is no adapter {request.adapter!r} here")
     for field, token_ids in (
-        ("prompt", request.all_token_ids),
+        ("prompt", request.token_ids_between(0, request.num_tokens)),
         ("allowed_token_ids", request.sampling.allowed_token_ids),
         ("logit_bias", [token_id for token_id, _ in request.sampling.logit_bias]),
     ):

@@ -10,7 +10,7 @@ Every operation either succeeds or leaves the state as it was.
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from struct import Struct
@@ -57,7 +57,6 @@ class KVCache:
         self.num_promised = 0
         self._tables: dict[str, BlockTable] = {}
         self._host_blocks_in_flight: list[int] = []
-        self._hash_chains: dict[str, list[bytes]] = {}
         self._pack = Struct(f"{block_size}i").pack
 
     @property
@@ -132,6 +131,23 @@ class KVCache:
         table.device_block_ids.extend(self.pool.allocate(missing))
         return True
 
+    def grow_by_a_block(self, requests: Sequence[Request]) -> bool:
+        """`grow` these to all their tokens, for which they lack a block or none; all, or nobody."""
+        short = []
+        for request in requests:
+            table = self._tables[request.request_id]
+            if len(table.device_block_ids) * self.block_size < request.num_tokens:
+                short.append(table)
+        promised = [table for table in short if table.num_promised]
+        if len(short) - len(promised) > self.num_available:
+            return False
+        for table in promised:
+            table.num_promised -= 1
+        self.num_promised -= len(promised)
+        for table, block_id in zip(short, self.pool.allocate(len(short)), strict=True):
+            table.device_block_ids.append(block_id)
+        return True
+
     def shrink(self, request_id: str, num_tokens: int) -> None:
         """Give back what the table holds beyond `num_tokens` tokens; nothing of it is promised."""
         table = self._tables[request_id]
@@ -140,21 +156,26 @@ class KVCache:
         self.pool.free(table.device_block_ids[kept:])
         del table.device_block_ids[kept:]
 
-    def remember(self, request: Request, *, num_computed: int) -> None:
-        """Tell the pool which full blocks are computed; called only after the step succeeded."""
+    def remember(self, computed: Iterable[tuple[Request, int]]) -> None:
+        """Tell the pool which full blocks are computed, by requests and their computed tokens.
+
+        Called only after the step succeeded.
+        """
         if not self.enable_prefix_caching:
             return
-        table = self._tables[request.request_id]
-        num_full = num_computed // self.block_size
-        if num_full > table.num_remembered:
-            chain = self._hash_chain(request, num_full)
-            for index in range(table.num_remembered, num_full):
-                self.pool.remember(table.device_block_ids[index], chain[index])
-            table.num_remembered = num_full
+        block_ids: list[int] = []
+        hashes: list[bytes] = []
+        for request, num_computed in computed:
+            table = self._tables[request.request_id]
+            first, end = table.num_remembered, num_computed // self.block_size
+            if first < end:
+                hashes += self._block_hashes(request, end)[first:end]
+                block_ids += table.device_block_ids[first:end]
+                table.num_remembered = end
+        self.pool.remember(block_ids, hashes)
 
     def free(self, request_id: str) -> None:
         """Give up everything the request holds, wherever it is; it may hold nothing."""
-        self._hash_chains.pop(request_id, None)
         table = self._tables.pop(request_id, None)
         if table is not None:
             self.num_promised -= table.num_promised
@@ -236,27 +257,26 @@ class KVCache:
             return []
         hits: list[int] = []
         num_blocks = (request.num_tokens - 1) // self.block_size
-        for block_hash in islice(self._hash_chain(request, num_blocks), num_blocks):
+        for block_hash in islice(self._block_hashes(request, num_blocks), num_blocks):
             block_id = self.pool.lookup(block_hash)
             if block_id is None:
                 break
             hits.append(block_id)
         return hits
 
-    def _hash_chain(self, request: Request, num_blocks: int) -> Sequence[bytes]:
+    def _block_hashes(self, request: Request, num_blocks: int) -> Sequence[bytes]:
         """Hashes of at least the first `num_blocks` full blocks; each covers all tokens before it.
 
         The live list and not a copy: a long generation asks for it at every block it fills.
         """
-        chain = self._hash_chains.get(request.request_id)
-        if chain is None:
-            chain = self._hash_chains[request.request_id] = []
-        for index in range(len(chain), num_blocks):
-            parent = chain[-1] if chain else _root(request)
-            start = index * self.block_size
-            tokens = self._pack(*request.all_token_ids[start : start + self.block_size])
-            chain.append(hashlib.blake2b(parent + tokens, digest_size=HASH_BYTES).digest())
-        return chain
+        hashes = request.block_hashes
+        for start in range(
+            len(hashes) * self.block_size, num_blocks * self.block_size, self.block_size
+        ):
+            parent = hashes[-1] if hashes else _root(request)
+            tokens = self._pack(*request.token_ids_between(start, start + self.block_size))
+            hashes.append(hashlib.blake2b(parent + tokens, digest_size=HASH_BYTES).digest())
+        return hashes
 
 
 def _root(request: Request) -> bytes:

@@ -30,7 +30,7 @@ class Plan:
         start = request.num_computed_tokens
         row = BatchRow(
             request_id=request.request_id,
-            token_ids=[*request.all_token_ids[start:end], *draft],
+            token_ids=[*request.token_ids_between(start, end), *draft],
             start=start,
             block_ids=block_ids,
             samples=end == request.num_tokens,

@@ -25,6 +25,7 @@ class PromptLookup:
     """
 
     def __init__(self) -> None:
+        self._token_ids: list[int] = []
         #: Where each gram that has come ends; the last place counts.
         self._ends: dict[Gram, int] = {}
         self._num_indexed = GRAM
@@ -32,9 +33,18 @@ class PromptLookup:
         self._silence = self._silent_until = 0
         self._guess: list[int] = []
 
-    def guess(self, token_ids: Sequence[int], *, most: int) -> list[int]:
-        """Up to `most` tokens that may follow `token_ids`; those of the call before come first."""
-        end = len(token_ids)
+    @property
+    def num_known(self) -> int:
+        """How many tokens of the request it was given."""
+        return len(self._token_ids)
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Take in the tokens behind those it knows."""
+        self._token_ids += token_ids
+
+    def guess(self, *, most: int) -> list[int]:
+        """Up to `most` tokens that may follow those it knows."""
+        token_ids, end = self._token_ids, self.num_known
         if end < self._silent_until:
             self._guess = []
             return self._guess

@@ -134,12 +134,12 @@ class Request:
     num_resumed_tokens: int = 0
     #: Made when its next tokens are guessed for the first time.
     lookup: PromptLookup | None = None
-    all_token_ids: list[int] = field(init=False)
+    #: What the prefix cache knows its full blocks by, as many as somebody asked for.
+    block_hashes: list[bytes] = field(default_factory=list)
     times: RequestTimes = field(init=False)
 
     def __post_init__(self) -> None:
-        self.all_token_ids = [*self.prompt_token_ids, *self.output_token_ids]
-        self.num_pending_tokens = len(self.all_token_ids)
+        self.num_pending_tokens = self.num_tokens
         self.num_resumed_tokens = len(self.output_token_ids)
         self.times = RequestTimes(arrival=self.arrival_time)
 
@@ -154,7 +154,7 @@ class Request:
     @property
     def num_tokens(self) -> int:
         """Prompt and output, an expected token included; the KV of the last is not computed yet."""
-        return len(self.all_token_ids) + self.expects_token
+        return len(self.prompt_token_ids) + len(self.output_token_ids) + self.expects_token
 
     @property
     def output_index(self) -> int:
@@ -169,6 +169,20 @@ class Request:
     @num_computed_tokens.setter
     def num_computed_tokens(self, count: int) -> None:
         self.num_pending_tokens = self.num_tokens - count
+
+    @property
+    def last_token_id(self) -> int:
+        """The last token that is known."""
+        return (self.output_token_ids or self.prompt_token_ids)[-1]
+
+    def token_ids_between(self, start: int, end: int) -> list[int]:
+        """Tokens `start .. end - 1` of prompt and output, as many of them as are known."""
+        first = start - len(self.prompt_token_ids)
+        last = end - len(self.prompt_token_ids)
+        if first >= 0:
+            return self.output_token_ids[first:last]
+        prompt = self.prompt_token_ids[start:end]
+        return prompt + self.output_token_ids[:last] if last > 0 else prompt
 
     @property
     def needs_known_tokens(self) -> bool:
@@ -194,7 +208,6 @@ class Request:
         assert self.expects_token
         self.expects_token = False
         self.output_token_ids.append(token_id)
-        self.all_token_ids.append(token_id)
 
     def transition(self, state: RequestState) -> None:
         """Move to `state`; an illegal move is our bug."""

@@ -14,12 +14,12 @@ changes, they are planned and applied together, and a step costs what happens in
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 
 from engine.batch import Batch, BatchRow, DecodeRows, StepResult
 from engine.config import EngineConfig
-from engine.decode_set import DecodeSet, limit_of, that_filled_a_block, that_may_end
+from engine.decode_set import DecodeSet, limit_of, that_filled_a_block
 from engine.kv_cache import KVCache
 from engine.plan import Plan
 from engine.policy import POLICIES
@@ -122,7 +122,7 @@ class Scheduler:
                 token_ids = result.runs[row.request_id]
                 progress.runs.append(self._take_run(request, row, token_ids, now))
                 continue
-            self._remember(request, row.end)
+            self._remember([(request, row.end)])
             if row.samples:
                 request.append_token(result.token_ids[row.request_id])
                 progress.add(request)
@@ -151,7 +151,10 @@ class Scheduler:
     def _plan_decodes(self, plan: Plan) -> None:
         """One token for each request that has caught up; long prompts take only what is left."""
         plan.budget -= len(self.decodes)
-        for request in self.decodes.at_block_boundary():
+        at_boundary = self.decodes.at_block_boundary()
+        if self.kv_cache.grow_by_a_block(at_boundary):
+            return
+        for request in at_boundary:
             if request.state is RequestState.RUNNING:
                 self._make_room_to_grow(request, plan)
 
@@ -350,10 +353,9 @@ class Scheduler:
     ) -> Progress:
         """The new token of every decode; a second look at those that filled a block or may end."""
         rows = rows.without_finished()
-        progress = self.decodes.append_tokens(rows, token_ids)
-        for request, num_computed in that_filled_a_block(rows):
-            self._remember(request, num_computed)
-        for request in that_may_end(rows, progress, self.config):
+        progress, may_end = self.decodes.append_tokens(rows, token_ids)
+        self._remember(that_filled_a_block(rows))
+        for request in may_end:
             self._take_token(request, now)
         return progress
 
@@ -375,15 +377,15 @@ class Scheduler:
             # What was computed behind the last right token will be written over.
             request.num_computed_tokens = request.num_tokens - 1
             self.kv_cache.shrink(request.request_id, request.num_tokens)
-            self._remember(request, request.num_computed_tokens)
+            self._remember([(request, request.num_computed_tokens)])
             del self.behind[request.request_id]
             self.decodes.join(request, self.kv_cache.block_ids(request.request_id))
         return run
 
-    def _remember(self, request: Request, num_computed: int) -> None:
+    def _remember(self, computed: Iterable[tuple[Request, int]]) -> None:
         """Let others find what a step has computed, unless it was preempted in the meantime."""
-        if request.state is RequestState.RUNNING:
-            self.kv_cache.remember(request, num_computed=num_computed)
+        running = RequestState.RUNNING
+        self.kv_cache.remember(one for one in computed if one[0].state is running)
 
     def _take_token(self, request: Request, now: float) -> None:
         """Look at the token just appended: stamp the first, feed the text, end what it ends."""

@@ -69,7 +69,9 @@ def draft_of(request: Request, *, most: int) -> Sequence[int]:
     """The tokens to check for a request, no more than `most`; often none."""
     if request.lookup is None:
         request.lookup = PromptLookup()
-    guess: Sequence[int] = request.lookup.guess(request.all_token_ids, most=most)
+    lookup = request.lookup
+    lookup.extend(request.token_ids_between(lookup.num_known, request.num_tokens))
+    guess: Sequence[int] = lookup.guess(most=most)
     if request.constraint is not None:
         guess = request.constraint.draft(request.output_token_ids, guess)
     return guess[:most]

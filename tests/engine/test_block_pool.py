@@ -10,7 +10,7 @@ from engine.block_pool import BlockPool
 def test_every_block_is_in_exactly_one_place():
     pool = BlockPool(4)
     first, second = pool.allocate(2)
-    pool.remember(first, b"first")
+    pool.remember([first], [b"first"])
     pool.free([first, second])
     assert (pool.num_blank, pool.num_cached, pool.num_owned) == (3, 1, 0)
     assert pool.violations() == []
@@ -19,7 +19,7 @@ def test_every_block_is_in_exactly_one_place():
 def test_blank_blocks_are_used_before_cached_content_is_evicted():
     pool = BlockPool(2)
     (kept,) = pool.allocate(1)
-    pool.remember(kept, b"content")
+    pool.remember([kept], [b"content"])
     pool.free([kept])
     assert pool.allocate(1) != [kept]
     assert pool.lookup(b"content") == kept
@@ -29,7 +29,7 @@ def test_the_least_recently_used_content_is_evicted_first():
     pool = BlockPool(2)
     for content in (b"old", b"new"):
         (block_id,) = pool.allocate(1)
-        pool.remember(block_id, content)
+        pool.remember([block_id], [content])
     pool.free([0])
     pool.free([1])
     pool.touch([0])
@@ -42,8 +42,7 @@ def test_the_least_recently_used_content_is_evicted_first():
 def test_the_tail_of_a_freed_sequence_is_evicted_before_its_head():
     pool = BlockPool(3)
     sequence = pool.allocate(3)
-    for index, block_id in enumerate(sequence):
-        pool.remember(block_id, b"%d" % index)
+    pool.remember(sequence, [b"%d" % index for index in range(3)])
     pool.free(sequence)
     pool.allocate(1)
     assert [pool.lookup(b"%d" % index) for index in range(3)] == [0, 1, None]
@@ -70,8 +69,7 @@ def test_freeing_a_block_twice_is_our_bug_and_is_caught():
 def test_of_two_blocks_with_equal_content_the_first_is_remembered():
     pool = BlockPool(2)
     first, second = pool.allocate(2)
-    pool.remember(first, b"same")
-    pool.remember(second, b"same")
+    pool.remember([first, second], [b"same", b"same"])
     assert pool.lookup(b"same") == first
     pool.free([second])
     assert (pool.num_blank, pool.num_cached) == (1, 0)
@@ -90,7 +88,7 @@ def test_the_laws_hold_after_any_sequence_of_operations(data):
                 pool.free([owned.pop(data.draw(st.integers(0, len(owned) - 1)))])
             case "remember" if owned:
                 content = b"%d" % data.draw(st.integers(0, 5))
-                pool.remember(data.draw(st.sampled_from(owned)), content)
+                pool.remember([data.draw(st.sampled_from(owned))], [content])
             case "touch":
                 block_id = pool.lookup(b"%d" % data.draw(st.integers(0, 5)))
                 if block_id is not None:

@@ -3,13 +3,8 @@
 import pytest
 
 from engine.batch import UNKNOWN_TOKEN
-from engine.decode_set import (
-    DecodeSet,
-    limit_of,
-    that_filled_a_block,
-    that_may_end,
-)
-from engine.request import FinishReason, Request
+from engine.decode_set import DecodeSet, limit_of, that_filled_a_block
+from engine.request import FinishReason, Progress, Request
 from tests.engine.builders import EOS, make_config, make_request
 
 BLOCK_IDS = [4, 2]
@@ -35,7 +30,7 @@ def advance(decodes: DecodeSet, token_ids):
     """A step of all members, from its plan to its tokens."""
     rows = decodes.rows()
     decodes.advance()
-    return decodes.append_tokens(rows, token_ids)
+    return decodes.append_tokens(rows, token_ids)[0]
 
 
 def test_every_member_has_its_last_token_computed_at_the_last_position():
@@ -56,8 +51,8 @@ def test_a_step_appends_one_token_to_every_member_and_leaves_one_pending():
     decodes = make_set(a, b)
     progress = advance(decodes, {"b": 21, "a": 11})
     assert (progress.requests, progress.starts, progress.token_ids) == ([a, b], [0, 1], [11, 21])
-    assert (a.output_token_ids, a.all_token_ids, a.num_computed_tokens) == ([11], [5, 6, 11], 2)
-    assert (b.output_token_ids, b.all_token_ids, b.num_computed_tokens) == ([3, 21], [7, 3, 21], 2)
+    assert (a.output_token_ids, a.num_tokens, a.num_computed_tokens) == ([11], 3, 2)
+    assert (b.output_token_ids, b.num_tokens, b.num_computed_tokens) == ([3, 21], 3, 2)
     assert [row.token_ids for row in decodes.rows().as_rows()] == [(11,), (21,)]
     assert decodes.violations() == []
 
@@ -85,7 +80,8 @@ def test_the_tokens_of_those_that_have_ended_are_nobodys():
     decodes.advance()
     b.finish_reason = FinishReason.CANCELLED
     left = rows.without_finished()
-    assert decodes.append_tokens(left, dict.fromkeys("abc", 9)).requests == [a, c]
+    progress, _ = decodes.append_tokens(left, dict.fromkeys("abc", 9))
+    assert progress.requests == [a, c]
     assert b.output_token_ids == []
     assert [len(left), len(left.starts), len(left.block_tables), len(left.watched_from)] == [2] * 4
 
@@ -158,9 +154,18 @@ def test_only_an_eos_a_limit_or_something_to_watch_calls_for_a_closer_look():
     decodes = make_set(*members.values(), max_model_len=20)
     rows = decodes.rows()
     assert [request.request_id for request in decodes.advance()] == ["limit", "model length"]
-    progress = decodes.append_tokens(rows, dict.fromkeys(members, 5) | {"eos": EOS})
-    looked_at = that_may_end(rows, progress, make_config())
+    _, looked_at = decodes.append_tokens(rows, dict.fromkeys(members, 5) | {"eos": EOS})
     assert [r.request_id for r in looked_at] == ["eos", "limit", "stop", "first", "model length"]
+
+
+@pytest.mark.parametrize("eos_token_ids", [(), (1,), (1, 250)])
+def test_each_of_the_tokens_that_end_a_sequence_calls_for_a_closer_look(eos_token_ids):
+    members = [caught_up(f"r{token_id}") for token_id in (0, 1, 2, 250)]
+    decodes = make_set(*members, eos_token_ids=frozenset(eos_token_ids))
+    rows = decodes.rows()
+    decodes.advance()
+    _, looked_at = decodes.append_tokens(rows, {"r0": 0, "r1": 1, "r2": 2, "r250": 250})
+    assert [request.output_token_ids[-1] for request in looked_at] == list(eos_token_ids)
 
 
 def test_a_request_whose_first_token_is_under_way_needs_no_look_for_it():
@@ -173,8 +178,7 @@ def test_a_request_whose_first_token_is_under_way_needs_no_look_for_it():
     decodes.tell(request)
     assert decodes.violations() == []
     decodes.advance()
-    progress = decodes.append_tokens(rows, {"first": 6})
-    assert that_may_end(rows, progress, make_config()) == []
+    assert decodes.append_tokens(rows, {"first": 6})[1] == []
 
 
 @pytest.mark.parametrize(("block_size", "prompts"), [(4, [4, 8]), (1, [*range(1, 9)])])
@@ -195,7 +199,7 @@ def test_an_empty_set_plans_nothing_and_advances_by_nothing():
     decodes = make_set()
     assert decodes.rows().as_rows() == decodes.at_block_boundary() == []
     assert decodes.advance() == []
-    assert decodes.append_tokens(decodes.rows(), {}).requests == []
+    assert decodes.append_tokens(decodes.rows(), {}) == (Progress(), [])
 
 
 def test_only_a_request_that_has_caught_up_can_join():
@@ -222,7 +226,7 @@ def test_a_block_that_changed_under_the_set_is_noticed():
 def test_a_token_that_was_changed_under_the_set_is_noticed():
     request = caught_up("a", prompt=5)
     decodes = make_set(request)
-    request.all_token_ids[-1] += 1
+    request.prompt_token_ids[-1] += 1
     assert decodes.violations() == ["a: another token is pending in its decode seat"]
 
 

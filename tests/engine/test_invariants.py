@@ -47,7 +47,7 @@ def test_a_decode_that_is_also_behind_is_found(machine):
 
 
 def test_a_token_appended_behind_the_back_of_the_decodes_is_found(machine):
-    machine.engine._scheduler.requests["a"].all_token_ids.append(7)
+    machine.engine._scheduler.requests["a"].output_token_ids.append(7)
     assert "a: 1 pending of 11 tokens, in a decode column of 10" in machine.engine.violations()
 
 

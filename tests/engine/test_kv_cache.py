@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.kv_cache import KVCache
+from engine.kv_cache import BlockTable, KVCache
 from tests.engine.builders import make_request
 
 
@@ -14,7 +14,7 @@ def computed(cache: KVCache, request, num_tokens: int) -> None:
     """Pretend that a step has just computed the request up to `num_tokens`."""
     assert cache.grow(request.request_id, num_tokens)
     request.num_computed_tokens = num_tokens
-    cache.remember(request, num_computed=num_tokens)
+    cache.remember([(request, num_tokens)])
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,41 @@ def test_a_failed_growth_changes_nothing():
     before = cache.pool.num_free, cache.num_promised
     assert not cache.grow(request.request_id, 12)
     assert (cache.pool.num_free, cache.num_promised) == before
+
+
+def test_many_grow_by_a_block_each_or_none_of_them_does():
+    cache = make_cache(num_blocks=5)
+    requests = [make_request(name, prompt=4) for name in ("a", "b")]
+    for request in requests:
+        cache.admit(request)
+        assert cache.grow(request.request_id, 4)
+        request.num_computed_tokens = 4
+        request.expect_token()
+    for _ in "planned", "planned again":
+        assert cache.grow_by_a_block(requests)
+        assert [list(cache.block_ids(name)) for name in ("a", "b")] == [[0, 2], [1, 3]]
+    for request in requests:
+        for token_id in (1, 2, 3, 4):
+            request.append_token(token_id)
+            request.expect_token()
+    assert cache.num_available == 1
+    assert not cache.grow_by_a_block(requests)
+    assert [list(cache.block_ids(name)) for name in ("a", "b")] == [[0, 2], [1, 3]]
+    assert cache.violations({"a", "b"}) == []
+
+
+def test_those_who_grow_together_take_what_was_promised_to_them():
+    cache = make_cache(num_blocks=3)
+    a, b = requests = [make_request(name, prompt=5) for name in ("a", "b")]
+    cache.admit(a)
+    assert cache.grow("a", 4)
+    b.num_pending_tokens = 1
+    cache._tables["b"] = BlockTable(device_block_ids=cache.pool.allocate(1))
+    assert (cache.num_promised, cache.num_available) == (1, 0)
+    assert not cache.grow_by_a_block(requests)
+    assert cache.grow_by_a_block([a])
+    assert (cache.num_promised, cache.pool.num_free) == (0, 0)
+    assert cache.violations({"a", "b"}) == []
 
 
 def test_a_promise_is_out_of_reach_for_the_others():
@@ -135,7 +170,7 @@ def test_a_salt_that_reads_like_the_hash_of_a_prefix_shares_nothing_with_what_fo
     for token_id in range(1 << 17):
         first = make_request("a", prompt=[token_id, *range(1, 8)])
         try:
-            salt = cache._hash_chain(first, 1)[0].decode()
+            salt = cache._block_hashes(first, 1)[0].decode()
         except UnicodeDecodeError:
             cache.free("a")
         else:

@@ -1,56 +1,66 @@
 """What followed the last tokens when they came before is the guess; how it went says how long."""
 
+from collections.abc import Sequence
+from copy import deepcopy
 from itertools import pairwise
 
 from engine.prompt_lookup import MAX_HISTORY, PromptLookup
 
+#: What a lookup has seen whose guesses were right so far.
+TAUGHT = [1, 2, 3, 9, 1, 2, 3]
+
+
+def guess(lookup: PromptLookup, history: Sequence[int], *, most: int) -> list[int]:
+    """What may follow a history that begins with what the lookup knows."""
+    lookup.extend(history[lookup.num_known :])
+    return lookup.guess(most=most)
+
 
 def trusted(num_tokens: int) -> PromptLookup:
-    """A lookup whose guesses were right so far, so that it makes long ones."""
+    """A lookup that was taught, so that it makes long guesses."""
     lookup = PromptLookup()
-    lookup.guess(history := [1, 2, 3, 9, 1, 2, 3], most=1)
-    while len(guess := lookup.guess(history, most=num_tokens)) < num_tokens:
-        lookup.learn(guess, num_right=len(guess))
+    while len(found := guess(lookup, TAUGHT, most=num_tokens)) < num_tokens:
+        lookup.learn(found, num_right=len(found))
     return lookup
 
 
 def test_the_tokens_that_followed_before_are_guessed():
-    history = [5, 6, 7, 8, 9, 10, 4, 5, 6, 7]
-    assert trusted(3).guess([0] * 7 + history, most=3) == [8, 9, 10]
+    history = [*TAUGHT, 5, 6, 7, 8, 9, 10, 4, 5, 6, 7]
+    assert guess(trusted(3), history, most=3) == [8, 9, 10]
 
 
 def test_what_came_last_counts():
     history = [5, 6, 7, 1, 5, 6, 7, 2, 5, 6, 7]
-    assert PromptLookup().guess(history, most=1) == [2]
+    assert guess(PromptLookup(), history, most=1) == [2]
 
 
 def test_two_tokens_in_the_same_order_are_not_enough():
-    assert PromptLookup().guess([4, 6, 7, 8, 5, 6, 7], most=1) == []
+    assert guess(PromptLookup(), [4, 6, 7, 8, 5, 6, 7], most=1) == []
 
 
 def test_nothing_is_guessed_where_nothing_came_before():
     for history in ([], [1], [1, 2, 3], [1, 2, 3, 4]):
-        assert PromptLookup().guess(history, most=4) == []
+        assert guess(PromptLookup(), history, most=4) == []
 
 
 def test_a_period_shorter_than_the_guess_goes_round():
-    assert trusted(5).guess([0] * 7 + [1, 2, 1, 2, 1], most=5) == [2, 1, 2, 1, 2]
+    assert guess(trusted(5), [*TAUGHT, 1, 2, 1, 2, 1], most=5) == [2, 1, 2, 1, 2]
 
 
 def test_a_history_that_grows_is_looked_up_to_its_end():
     lookup, history = PromptLookup(), [1, 2, 3, 4]
-    assert lookup.guess(history, most=1) == []
+    assert guess(lookup, history, most=1) == []
     history += [1, 2, 3]
-    assert lookup.guess(history, most=1) == [4]
+    assert guess(lookup, history, most=1) == [4]
 
 
 def test_guesses_grow_while_they_are_right_and_shrink_to_what_was():
     lookup, history = PromptLookup(), [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3]
     lengths = []
     for num_wrong in (0, 0, 0, 2, 0):
-        guess = lookup.guess(history, most=6)
-        lengths.append(len(guess))
-        lookup.learn(guess, num_right=len(guess) - num_wrong)
+        found = guess(lookup, history, most=6)
+        lengths.append(len(found))
+        lookup.learn(found, num_right=len(found) - num_wrong)
     assert lengths == [1, 2, 4, 6, 4]
 
 
@@ -59,11 +69,11 @@ def lengths_of_guesses(lookup: PromptLookup, *, tokens: int, right_from: int = 1
 
     Nothing of a guess comes before token `right_from`, and from there on all of it.
     """
-    history, lengths = [5] * 20, []
+    history, lengths = [*TAUGHT, *[5] * 20], []
     for place in range(tokens):
-        guess = lookup.guess(history, most=4)
-        lengths.append(len(guess))
-        lookup.learn(guess, num_right=len(guess) if place >= right_from else 0)
+        found = guess(lookup, history, most=4)
+        lengths.append(len(found))
+        lookup.learn(found, num_right=len(found) if place >= right_from else 0)
         history.append(5)
     return lengths
 
@@ -84,22 +94,22 @@ def test_after_one_that_comes_they_are_no_longer_rare():
 
 def test_drafts_of_somebody_else_teach_it_nothing():
     lookup, history = PromptLookup(), [1, 2, 3, 4, 5, 6, 1, 2, 3]
-    lookup.guess(history, most=4)
+    guess(lookup, history, most=4)
     lookup.learn([77, 78], num_right=2)
-    assert len(lookup.guess(history, most=4)) == 1
+    assert len(guess(lookup, history, most=4)) == 1
 
 
 def test_what_lies_too_far_back_is_not_looked_up():
     filler = list(range(10, 10 + MAX_HISTORY))
-    assert PromptLookup().guess([1, 2, 3, 4, *filler, 1, 2, 3], most=1) == []
-    assert PromptLookup().guess([1, 2, 3, 4, *filler[:-10], 1, 2, 3], most=1) == [4]
+    assert guess(PromptLookup(), [1, 2, 3, 4, *filler, 1, 2, 3], most=1) == []
+    assert guess(PromptLookup(), [1, 2, 3, 4, *filler[:-10], 1, 2, 3], most=1) == [4]
 
 
 def test_of_a_long_output_no_more_is_kept_than_is_looked_up():
     lookup, tokens = PromptLookup(), [7, 8, 9, 1]
     for token in range(100, 100 + 3 * MAX_HISTORY):
         tokens.append(token)
-        lookup.guess(tokens, most=4)
+        guess(lookup, tokens, most=4)
     assert len(lookup._ends) <= 2 * MAX_HISTORY + 1
-    assert lookup.guess([*tokens, 7, 8, 9], most=4) == []
-    assert lookup.guess([*tokens, *tokens[-9:-6]], most=4) == [tokens[-6]]
+    assert guess(deepcopy(lookup), [*tokens, 7, 8, 9], most=4) == []
+    assert guess(lookup, [*tokens, *tokens[-9:-6]], most=4) == [tokens[-6]]

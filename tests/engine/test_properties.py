@@ -137,7 +137,7 @@ class SingleDecodes:
         return DecodeRows(
             requests=tuple(self._members),
             token_ids=np.array(
-                [UNKNOWN_TOKEN if r.expects_token else r.all_token_ids[-1] for r in self._members],
+                [UNKNOWN_TOKEN if r.expects_token else r.last_token_id for r in self._members],
                 dtype=int,
             ),
             starts=np.array([r.num_computed_tokens for r in self._members], dtype=int),
@@ -153,12 +153,14 @@ class SingleDecodes:
             request.expect_token()
         return [r for r in self._members if r.num_tokens == limit_of(r, self._config)]
 
-    def append_tokens(self, rows: DecodeRows, token_ids: Mapping[str, int]) -> Progress:
+    def append_tokens(
+        self, rows: DecodeRows, token_ids: Mapping[str, int]
+    ) -> tuple[Progress, list[Request]]:
         progress = Progress()
         for request in rows.requests:
             request.append_token(token_ids[request.request_id])
             progress.add(request)
-        return progress
+        return progress, progress.requests
 
     def tell(self, request: Request) -> None:
         pass

@@ -359,7 +359,6 @@ def test_b62_a_finished_request_leaves_nothing_behind():
     assert not scheduler.requests
     assert not scheduler.running
     assert not scheduler.kv_cache._tables
-    assert not scheduler.kv_cache._hash_chains
     assert not scheduler._waiting._heap
 
 

@@ -231,8 +231,8 @@ class Seer(PromptLookup):
             (token + (place in wrong)) % VOCAB_SIZE for place, token in enumerate(tokens)
         ]
 
-    def guess(self, token_ids: Sequence[int], *, most: int) -> list[int]:
-        known = len(token_ids) - self._first
+    def guess(self, *, most: int) -> list[int]:
+        known = self.num_known - self._first
         return self._guesses[known : known + most]
 
 

@@ -24,7 +24,7 @@ def decodes_of(*prompt_lengths: int) -> DecodeRows:
     num_blocks = int(lengths.max() - 1) // BLOCK_SIZE + 1
     return DecodeRows(
         requests=requests,
-        token_ids=np.array([request.all_token_ids[-1] for request in requests]),
+        token_ids=np.array([request.last_token_id for request in requests]),
         starts=lengths - 1,
         block_tables=50 + np.arange(len(requests) * num_blocks).reshape(num_blocks, -1).T,
         seats=np.zeros(len(requests), dtype=np.int64),

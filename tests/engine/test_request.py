@@ -1,0 +1,31 @@
+"""A request's tokens, which are those of its prompt and those of its output."""
+
+from itertools import combinations_with_replacement
+
+import pytest
+
+from tests.engine.builders import make_request
+
+
+@pytest.mark.parametrize("output", [(), (4, 5, 6)])
+def test_any_stretch_of_its_tokens_goes_on_from_the_prompt_into_the_output(output):
+    request = make_request(prompt=[1, 2, 3], output=output)
+    whole = [1, 2, 3, *output]
+    for start, end in combinations_with_replacement(range(len(whole) + 2), 2):
+        assert request.token_ids_between(start, end) == whole[start:end]
+
+
+def test_a_stretch_is_no_view_of_the_tokens():
+    request = make_request(prompt=[1, 2, 3], output=[4])
+    request.token_ids_between(0, 2).append(9)
+    request.token_ids_between(3, 4).append(9)
+    assert (request.prompt_token_ids, request.output_token_ids) == ([1, 2, 3], [4])
+
+
+def test_an_expected_token_counts_and_is_not_known():
+    request = make_request(prompt=[1, 2])
+    request.expect_token()
+    assert (request.num_tokens, request.last_token_id) == (3, 2)
+    assert request.token_ids_between(0, request.num_tokens) == [1, 2]
+    request.append_token(7)
+    assert (request.num_tokens, request.last_token_id) == (3, 7)
