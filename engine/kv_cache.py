@@ -270,10 +270,9 @@ class KVCache:
         The live list and not a copy: a long generation asks for it at every block it fills.
         """
         hashes = request.block_hashes
-        for start in range(
-            len(hashes) * self.block_size, num_blocks * self.block_size, self.block_size
-        ):
+        while len(hashes) < num_blocks:
             parent = hashes[-1] if hashes else _root(request)
+            start = len(hashes) * self.block_size
             tokens = self._pack(*request.token_ids_between(start, start + self.block_size))
             hashes.append(hashlib.blake2b(parent + tokens, digest_size=HASH_BYTES).digest())
         return hashes
