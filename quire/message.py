@@ -67,6 +67,9 @@ def asked_by(request: GenerationRequest, body: ParsedBody | None = None) -> byte
         told = {name: getattr(body.sampling, name) for name in body.sampling.model_fields_set}
         told = {name: value for name, value in told.items() if value != _DEFAULTS[name]}
         seed = told.pop("seed", None)
+        if "json_schema" in told:
+            # The order of its properties is that of the output.
+            told["json_schema"] = json.dumps(told["json_schema"])
         told |= {"tenant": request.tenant, "messages": body.messages}
         told |= {"model": body.model, "adapter": body.adapter}
         given = {name: value for name, value in told.items() if value is not None}

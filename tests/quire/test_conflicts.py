@@ -7,7 +7,9 @@ import pytest
 from quire import Client, InvalidRequest, RequestConflict, SamplingParams, State
 from tests.quire.builders import claim_next, make_item, make_request
 
-SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}}
+PROPERTIES = {"a": {"enum": [1, 2]}, "b": {"type": "string"}}
+SCHEMA = {"type": "object", "properties": PROPERTIES}
+TURNED = {"type": "object", "properties": dict(reversed(PROPERTIES.items()))}
 
 #: Two calls each, under one id, that ask the same in other words; what is drawn differs in all.
 SAME = {
@@ -69,6 +71,10 @@ OTHER = {
     ),
     "a seed now": ({"prompt": "x"}, {"prompt": "x", "sampling": {"seed": 8}}),
     "constraint": ({"prompt": "x"}, {"prompt": "x", "sampling": {"choice": ["a"]}}),
+    "order of a schema": (
+        {"prompt": "x", "sampling": {"json_schema": SCHEMA}},
+        {"prompt": "x", "sampling": {"json_schema": TURNED}},
+    ),
     "model": ({"prompt": "x", "model": "m"}, {"prompt": "x", "model": "n"}),
     "adapter": ({"prompt": "x"}, {"prompt": "x", "adapter": "sql"}),
     "tenant": ({"prompt": "x"}, {"prompt": "x", "tenant": "gold"}),

@@ -22,7 +22,7 @@ RECORDED = {
             "logit_bias": {"10": -1, "9": 2.5}, "model": "m", "adapter": "sql",
         },
     },
-    "311c9ce857ba844788fcdc6abf4a82": {
+    "3117d0714a71051c1474256abf4a82": {
         "kind": "chat.completions",
         "body": {
             "messages": [
