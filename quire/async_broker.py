@@ -35,7 +35,7 @@ from quire.output import State
 from quire.output_log import (
     OutputRead,
     log_positions,
-    logs_in,
+    logs_in_turns,
     reads_or_error,
 )
 from quire.producing import Ask, cancelling, script_settings, submitting
@@ -129,7 +129,7 @@ class AsyncBroker(AsyncShard):
         reply = await self._call(
             lambda: self._connection.xread(after, count=MAX_ENTRIES_PER_STREAM)
         )
-        return reads_or_error(logs_in(reply, self.keys, seen))
+        return reads_or_error(await logs_in_turns(reply, self.keys, seen))
 
     async def workers(self) -> list[WorkerInfo]:
         """See `Broker.workers`."""

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 from quire.connection import longest_block_of
 from quire.errors import BrokerUnavailable, QuireError
 from quire.keys import Keys
-from quire.output_log import OutputRead, entries_by_stream, log_positions, logs_in
+from quire.output_log import OutputRead, entries_by_stream, log_positions, logs_in_turns
 from quire.waits import (
     MAX_ENTRIES_PER_STREAM,
     RETURN_SECONDS,
@@ -108,13 +108,14 @@ class AsyncReader:
             replies = await self._retrying(partial(self._sweep, groups))
         else:
             replies = [await self._block(groups[0])]
-        reads = dict[str, Any]()
+        has_news = False
         for seen, reply in zip(groups, replies, strict=True):
-            reads |= logs_in(reply, self._keys, seen)
-        self._waits.deliver(reads)
-        if not reads and len(groups) > 1:
+            if reads := dict(await logs_in_turns(reply, self._keys, seen)):
+                self._waits.deliver(reads, seen)
+                has_news = True
+        if not has_news and len(groups) > 1:
             await asyncio.sleep(SWEEP_SECONDS)
-        return bool(reads)
+        return has_news
 
     async def _sweep(self, groups: Sequence[Mapping[str, int]]) -> list[Any]:
         async with self._connection.pipeline(transaction=False) as pipeline:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,13 @@ import redis
 from quire.errors import ProtocolError
 from quire.keys import Keys
 from quire.output import Completion, TokenChunk
+from quire.turns import Turn
 
 #: The most entries of one log taken at once; the rest comes with the next read.
 MAX_ENTRIES_PER_READ = 1024
 
+#: Entries of a log: their ids and fields.
+Entries = Iterable[tuple[bytes, Mapping[bytes, bytes]]]
 
 # What redis-py takes: stream -> the id to read after.
 Positions = dict[str | bytes | memoryview, str | bytes | int | memoryview]
@@ -74,17 +77,34 @@ def logs_in(
 
     ProtocolError stands in the place of a log that has an entry which is not ours.
     """
-    found = entries_by_stream(reply)
-    if not found:
-        # What most reads of many quiet logs bring.
-        return
-    ids = {keys.output(request_id).encode(): request_id for request_id in seen}
-    for stream, entries in found:
-        if request_id := ids.get(stream):
+    for request_id, entries in _logs(reply, keys, seen):
+        try:
+            yield request_id, read_entries(request_id, entries, seen=seen[request_id])
+        except ProtocolError as error:
+            yield request_id, error
+
+
+async def logs_in_turns(
+    reply: Any, keys: Keys, seen: Mapping[str, int]
+) -> list[tuple[str, OutputRead | ProtocolError]]:
+    """The same in an event loop, whose others get on meanwhile.
+
+    With all log-probabilities a thousand tokens take a tenth of a second to read.
+    """
+    found: list[tuple[str, OutputRead | ProtocolError]] = []
+    async with Turn() as turn:
+        for request_id, entries in _logs(reply, keys, seen):
+            items: list[TokenChunk | Completion] = []
             try:
-                yield request_id, read_entries(request_id, entries, seen=seen[request_id])
+                for item in _items(request_id, entries, seen=seen[request_id]):
+                    items.append(item)
+                    if turn.is_over:
+                        await turn.next()
             except ProtocolError as error:
-                yield request_id, error
+                found.append((request_id, error))
+            else:
+                found.append((request_id, _read_of(items)))
+    return found
 
 
 def entries_by_stream(reply: Any) -> list[tuple[bytes, Any]]:
@@ -97,18 +117,36 @@ def entries_by_stream(reply: Any) -> list[tuple[bytes, Any]]:
     return [(stream, entries) for stream, entries in reply or []]
 
 
-def read_entries(
-    request_id: str, entries: Iterable[tuple[bytes, Mapping[bytes, bytes]]], *, seen: int
-) -> OutputRead:
+def read_entries(request_id: str, entries: Entries, *, seen: int) -> OutputRead:
     """Parses the entries of one log in order, leaving out what a reader of `seen` tokens has."""
-    chunks: list[TokenChunk] = []
+    return _read_of(list(_items(request_id, entries, seen=seen)))
+
+
+def _logs(reply: Any, keys: Keys, seen: Mapping[str, int]) -> Iterator[tuple[str, Entries]]:
+    found = entries_by_stream(reply)
+    if not found:
+        # What most reads of many quiet logs bring.
+        return
+    ids = {keys.output(request_id).encode(): request_id for request_id in seen}
+    for stream, entries in found:
+        if request_id := ids.get(stream):
+            yield request_id, entries
+
+
+def _items(request_id: str, entries: Entries, *, seen: int) -> Iterator[TokenChunk | Completion]:
+    """What a reader of `seen` tokens lacks, entry by entry; a completion is the last."""
     for entry_id, fields in entries:
         if b"done" in fields:
-            completion = Completion.from_entry(request_id, entry_id, fields=fields)
-            return OutputRead(tuple(chunks), completion)
+            yield Completion.from_entry(request_id, entry_id, fields=fields)
+            return
         if b"ids" not in fields:
             raise ProtocolError(f"log entry {entry_id!r} is neither tokens nor an end")
         if chunk := TokenChunk.from_entry(entry_id, fields).after(seen):
-            chunks.append(chunk)
             seen = chunk.end
-    return OutputRead(tuple(chunks))
+            yield chunk
+
+
+def _read_of(items: Sequence[TokenChunk | Completion]) -> OutputRead:
+    chunks = tuple(item for item in items if isinstance(item, TokenChunk))
+    completion = items[-1] if items and isinstance(items[-1], Completion) else None
+    return OutputRead(chunks, completion)

@@ -172,11 +172,12 @@ class _Reader:
         finally:
             with self._changed:
                 self._is_blocked = False
-        reads = dict[str, Any]()
+        reads, after = dict[str, Any](), dict[str, int]()
         for seen, reply in zip(groups, replies, strict=True):
             reads |= logs_in(reply, self._keys, seen)
+            after |= seen
         with self._changed:
-            self._waits.deliver(reads)
+            self._waits.deliver(reads, after)
         return bool(reads)
 
     def _sweep(self, groups: Sequence[Mapping[str, int]]) -> list[Any]:

@@ -79,14 +79,20 @@ class Waits:
             for first in range(0, len(lowest), MAX_STREAMS_PER_READ)
         ]
 
-    def deliver(self, reads: Mapping[str, OutputRead | ProtocolError]) -> None:
+    def deliver(
+        self, reads: Mapping[str, OutputRead | ProtocolError], after: Mapping[str, int]
+    ) -> None:
         """Hands the news to those who wait for it, and ends their waits.
 
-        A log that cannot be read is an error for its own readers only.
+        `after` are the tokens behind which each log was read. Who has come since then, and has
+        fewer, waits on: what lies between was not read. A log that cannot be read is an error for
+        its own readers only.
         """
         answered: dict[Wait, None] = {}
         for request_id, read in reads.items():
             for wait in self._by_request.get(request_id, ()):
+                if wait.seen[request_id] < after[request_id]:
+                    continue
                 if isinstance(read, ProtocolError):
                     wait.error = _one_more(read)
                 elif news := _beyond(read, wait.seen[request_id]):

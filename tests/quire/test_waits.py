@@ -34,7 +34,7 @@ def test_a_log_is_read_for_the_one_who_has_least_of_it_and_each_gets_what_it_lac
     waits = Waits()
     ahead, behind = Waiting(waits, a=4), Waiting(waits, a=2, b=9)
     assert waits.groups() == [{"a": 2, "b": 9}]
-    waits.deliver({"a": five_tokens(2)})
+    waits.deliver({"a": five_tokens(2)}, {"a": 2})
     assert (ahead.starts(), behind.starts()) == ({"a": 4}, {"a": 2})
     assert (ahead.num_woken, behind.num_woken) == (1, 1)
     assert not waits
@@ -43,9 +43,21 @@ def test_a_log_is_read_for_the_one_who_has_least_of_it_and_each_gets_what_it_lac
 def test_news_that_one_of_two_has_already_wakes_the_other_only():
     waits = Waits()
     ahead, behind = Waiting(waits, a=7), Waiting(waits, a=2)
-    waits.deliver({"a": five_tokens(2)})
+    waits.deliver({"a": five_tokens(2)}, {"a": 2})
     assert (ahead.num_woken, behind.num_woken) == (0, 1)
     assert waits.groups() == [{"a": 7}]
+
+
+def test_who_came_during_a_read_and_has_less_than_it_waits_for_the_next():
+    waits = Waits()
+    ahead = Waiting(waits, a=7)
+    (after,) = waits.groups()
+    behind, other = Waiting(waits, a=5), Waiting(waits, a=7)
+    waits.deliver({"a": five_tokens(7)}, after)
+    # Told of what begins at 7, it would take tokens 5 and 6 for lost.
+    assert (ahead.starts(), other.starts(), behind.starts()) == ({"a": 7}, {"a": 7}, {})
+    assert behind.num_woken == 0
+    assert waits.groups() == [{"a": 5}]
 
 
 def test_one_read_takes_no_more_logs_than_its_limit():
@@ -64,7 +76,7 @@ def test_an_error_tells_each_who_waited_its_own_way_and_the_same_cause(kind):
     error = kind("away")
     error.__cause__ = cause
     if isinstance(error, ProtocolError):
-        waits.deliver({"a": error})
+        waits.deliver({"a": error}, {"a": 0})
     else:
         waits.fail(error)
     raised = [raised_by(waiting) for waiting in waitings]
