@@ -5,11 +5,11 @@ Pure: completions and chunks in, JSON out; for batch files and for the gateway.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quire.openai_logprobs import of_chat, of_completion
+from quire.openai_logprobs import compact, of_chat, of_completion, written
 from quire.output import Completion, FinishReason, TokenChunk
 from quire.protocol import Kind
 
@@ -42,6 +42,24 @@ def response(
     choices = [_choice(heading, *item) for item in enumerate(completions)]
     fields = heading.fields(is_piece=False)
     return fields | {"choices": choices, "usage": usage_of(completions, num_prompts=num_prompts)}
+
+
+def written_response(
+    heading: Heading, completions: Sequence[Completion], *, num_prompts: int
+) -> Iterator[str]:
+    """The same as JSON, in parts, each of which is made as it is asked for."""
+    yield f'{compact(heading.fields(is_piece=False))[:-1]},"choices":['
+    for index, completion in enumerate(completions):
+        choice = _choice(heading, index, replace(completion, logprobs=()))
+        if completion.logprobs:
+            del choice["logprobs"]
+            yield f'{compact(choice)[:-1]},"logprobs":'
+            yield from written(completion.logprobs, is_chat=heading.is_chat)
+            yield "}"
+        else:
+            yield compact(choice)
+        yield "," if index < len(completions) - 1 else ""
+    yield f'],"usage":{compact(usage_of(completions, num_prompts=num_prompts))}}}'
 
 
 def usage_of(completions: Sequence[Completion], *, num_prompts: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ slowly costs no memory, and one that never comes back none at all.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any, TypeVar
 
 from quire.aio import AsyncClient
@@ -13,9 +13,11 @@ from quire.errors import OutputRewound
 from quire.following import joined, raise_unless_completed
 from quire.openai_answers import naming_prompt
 from quire.output import Completion, State, TokenChunk
-from service.gateway.asked import Asked
+from quire.turns import Turn
+from service.gateway.asked import MAX_WHOLE_LOGPROBS, Asked
 from service.gateway.life import draining
 from service.gateway.places import Place
+from service.gateway.refusals import Refused, too_large
 from service.gateway.tasks import end
 
 _Item = TypeVar("_Item")
@@ -55,7 +57,11 @@ class Answer:
             yield item
 
     async def whole(self) -> list[Completion]:
-        """The completion of every choice, with its text and tokens. Raises what `news` does."""
+        """The completion of every choice, with its text and tokens.
+
+        Raises what `news` does; Refused for one that was asked for as a stream, and is too large.
+        """
+        num_logprobs = 0
         chunks: list[list[TokenChunk]] = [[] for _ in self.places]
         ends: dict[int, Completion] = {}
         async for item in self.news(silence_seconds=float("inf")):
@@ -64,8 +70,11 @@ class Answer:
             for one in news:
                 if isinstance(one, Completion):
                     ends[choice] = one
-                else:
-                    chunks[choice].append(one)
+                    continue
+                chunks[choice].append(one)
+                num_logprobs += sum(1 + len(token.top) for token in one.logprobs)
+                if num_logprobs > MAX_WHOLE_LOGPROBS:
+                    raise Refused(too_large(MAX_WHOLE_LOGPROBS))
         return [joined(ends[choice], own) for choice, own in enumerate(chunks)]
 
     async def _follow(self, choice: int) -> AsyncGenerator[News, None]:
@@ -90,6 +99,17 @@ class Answer:
         return naming_prompt(
             end, choice, num_choices=asked.num_choices, num_prompts=asked.num_prompts
         )
+
+
+async def in_turns(parts: Iterable[str]) -> bytes:
+    """All parts of a body, which are made as they are asked for; others get on meanwhile."""
+    made: list[bytes] = []
+    async with Turn() as turn:
+        for part in parts:
+            made.append(part.encode())
+            if turn.is_over:
+                await turn.next()
+    return b"".join(made)
 
 
 async def merged(

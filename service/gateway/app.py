@@ -9,7 +9,8 @@ GET  /livez, /readyz, /metrics
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from time import monotonic
 
@@ -21,22 +22,22 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from quire.aio import AsyncClient
-from quire.errors import QuireError, RequestFailed
-from quire.openai_answers import response
+from quire.errors import BrokerUnavailable, QuireError, RequestFailed
+from quire.openai_answers import written_response
 from quire.openai_requests import KINDS, parse_object
 from quire.protocol import Kind
-from service.gateway.answers import Answer
+from service.gateway.answers import Answer, in_turns
 from service.gateway.asked import Asked, call_of
 from service.gateway.callers import ApiKeys, Caller
 from service.gateway.calls import body_of, telling_of, treatment_of
 from service.gateway.config import GatewaySettings
-from service.gateway.door import Door, Handler, LastCalls, log_reason, no_route
+from service.gateway.door import Admission, Door, Handler, LastCalls, log_reason, no_route
 from service.gateway.life import Life
 from service.gateway.metrics import GatewayMetrics
 from service.gateway.models import Models
 from service.gateway.places import LAST_EVENT_ID, Place, places_of
 from service.gateway.queue import USUAL_TENANT, Queue
-from service.gateway.refusals import Refused, refusal_of, unknown_model, with_headers
+from service.gateway.refusals import Refused, moved, refusal_of, unknown_model, with_headers
 from service.gateway.streams import EventStream
 from service.gateway.tasks import HungUp, while_connected
 
@@ -45,9 +46,6 @@ READY_SECONDS = 1.0
 
 #: The header that names the request; OpenAI's clients show it as `_request_id`.
 REQUEST_ID = "X-Request-ID"
-
-#: What is done when a caller hangs up.
-OnHangUp = Callable[[], Awaitable[None]]
 
 _log = structlog.get_logger("service.gateway")
 
@@ -71,20 +69,20 @@ class Gateway:
         self.app = LastCalls(routes, life=life)
 
     def _routes(self) -> list[Route]:
-        def get(path: str, route: str, handler: Handler, life: Life | None = None) -> Route:
+        def get(path: str, route: str, handler: Handler, admit: Admission | None = None) -> Route:
             # Of an application a route asks no method unless it is told one.
-            door = Door(route, handler, metrics=self.metrics, life=life)
+            door = Door(route, handler, metrics=self.metrics, admit=admit)
             return Route(path, door, methods=["GET"])
 
-        def post(path: str, route: str, handler: Handler, life: Life | None = None) -> Route:
-            door = Door(route, handler, metrics=self.metrics, life=life)
+        def post(path: str, route: str, handler: Handler, admit: Admission | None = None) -> Route:
+            door = Door(route, handler, metrics=self.metrics, admit=admit)
             return Route(path, door, methods=["POST"])
 
-        life = self._life
+        admit = self._admitted
         return [
-            *(post(path, kind, partial(self._call, kind), life) for path, kind in KINDS.items()),
-            get("/v1/requests/{id}", "requests", self._whole_again, life),
-            get("/v1/requests/{id}/events", "events", self._events, life),
+            *(post(path, kind, partial(self._call, kind), admit) for path, kind in KINDS.items()),
+            get("/v1/requests/{id}", "requests", self._whole_again, admit),
+            get("/v1/requests/{id}/events", "events", self._events, admit),
             post("/v1/requests/{id}/cancel", "cancel", self._cancel),
             get("/v1/models", "models", self._list_models),
             get("/v1/models/{name:path}", "models", self._show_model),
@@ -110,24 +108,24 @@ class Gateway:
             tenant=caller.tenant or USUAL_TENANT,
             key=treatment.key,
             model=await self._models.name_for(body.get("model"), body.get("adapter")),
+            is_whole=not telling.is_stream,
         )
         asked = await self._queue.submit(call, caller, treatment)
         # Who gave a key means to come back; the others cannot even say which request was theirs.
-        leave = partial(self._abandon, asked) if treatment.key is None else self._leave
+        elsewhere = _path_from(request, asked) if treatment.key is None else None
         if not telling.is_stream:
-            return await self._whole(request, asked, on_hang_up=leave)
+            return await self._whole(request, asked, elsewhere=elsewhere)
         return self._stream(
             asked,
             # A call that is repeated may have been told in part before.
             places=None if treatment.key is None else self._places(request, asked),
             include_usage=telling.include_usage,
-            on_hang_up=leave,
+            elsewhere=elsewhere,
             on_first_token=lambda: self.metrics.first_token_seconds.observe(monotonic() - began),
         )
 
     async def _whole_again(self, request: Request) -> Response:
-        asked = await self._found(request)
-        return await self._whole(request, asked, on_hang_up=self._leave)
+        return await self._whole(request, await self._found(request))
 
     async def _events(self, request: Request) -> Response:
         asked = await self._found(request)
@@ -135,7 +133,6 @@ class Gateway:
             asked,
             places=self._places(request, asked),
             include_usage=request.query_params.get("include_usage") == "true",
-            on_hang_up=self._leave,
         )
 
     async def _cancel(self, request: Request) -> Response:
@@ -173,6 +170,10 @@ class Gateway:
     def _caller(self, request: Request) -> Caller:
         return self._keys.caller(request.headers)
 
+    def _admitted(self, request: Request) -> AbstractContextManager[None]:
+        """A place for the answer to this request, among those of its tenant. Refused."""
+        return self._life.admitted(self._caller(request).tenant or USUAL_TENANT)
+
     async def _found(self, request: Request) -> Asked:
         """The call whose id is in the path."""
         return await self._queue.find(request.path_params["id"], self._caller(request))
@@ -186,20 +187,28 @@ class Gateway:
         self.metrics.streams_resumed.inc()
         return places
 
-    async def _whole(self, request: Request, asked: Asked, *, on_hang_up: OnHangUp) -> Response:
+    # `elsewhere` is given where nobody can come for the answer any more once this caller has gone:
+    # where another gateway has it, as a path relative to that of the call.
+
+    async def _whole(
+        self, request: Request, asked: Asked, *, elsewhere: str | None = None
+    ) -> Response:
         answer = Answer(self._client, asked, closing=self._life.closing)
-        headers = {REQUEST_ID: asked.request_id}
         try:
             completions = await while_connected(request.receive, answer.whole())
         except HungUp:
-            await on_hang_up()
+            await self._hung_up(asked, elsewhere)
             raise
         except (QuireError, Refused) as error:
             log_reason(error)
             await self._end_others(asked, error)
-            raise with_headers(error, headers) from error
-        body = response(asked.heading, completions, num_prompts=asked.num_prompts)
-        return JSONResponse(body, headers=headers)
+            raise self._untold(asked, elsewhere, error) from error
+        parts = written_response(asked.heading, completions, num_prompts=asked.num_prompts)
+        return Response(
+            await in_turns(parts),
+            headers={REQUEST_ID: asked.request_id},
+            media_type="application/json",
+        )
 
     def _stream(
         self,
@@ -207,9 +216,11 @@ class Gateway:
         *,
         places: list[Place] | None,
         include_usage: bool,
-        on_hang_up: OnHangUp,
+        elsewhere: str | None = None,
         on_first_token: Callable[[], None] = lambda: None,
     ) -> EventStream:
+        if elsewhere is not None:
+            elsewhere += "/events?include_usage=true" if include_usage else "/events"
         return EventStream(
             Answer(self._client, asked, closing=self._life.closing, places=places),
             is_resumed=places is not None,
@@ -218,16 +229,29 @@ class Gateway:
             headers={REQUEST_ID: asked.request_id},
             on_first_token=on_first_token,
             on_error=partial(self._stream_broke, asked),
-            on_hang_up=on_hang_up,
+            untold=partial(self._untold, asked, elsewhere),
+            on_hang_up=partial(self._hung_up, asked, elsewhere),
         )
 
-    async def _abandon(self, asked: Asked) -> None:
-        outcome = "cancelled" if await self._queue.abandon(asked) else "lost"
+    async def _hung_up(self, asked: Asked, elsewhere: str | None) -> None:
+        outcome = "left"
+        if elsewhere is not None:
+            outcome = "cancelled" if await self._queue.abandon(asked) else "late"
+            _log.info("caller hung up", request_id=asked.request_id, outcome=outcome)
         self.metrics.hang_ups[outcome,].inc()
-        _log.info("caller hung up", request_id=asked.request_id, outcome=outcome)
 
-    async def _leave(self) -> None:
-        self.metrics.hang_ups["left",].inc()
+    def _untold(self, asked: Asked, elsewhere: str | None, error: QuireError | Refused) -> Refused:
+        """What a caller is told who has been told nothing yet, and will be told nothing more here.
+
+        OpenAI's clients repeat what is refused for a while. So a request by which no other call can
+        come is handed on to another gateway, or ends.
+        """
+        if elsewhere is not None:
+            if isinstance(error, BrokerUnavailable):
+                self._queue.abandon_later(asked)
+            elif self._life.closing.is_set() and isinstance(error, Refused):
+                error = moved(error.refusal, elsewhere)
+        return with_headers(error, {REQUEST_ID: asked.request_id})
 
     async def _stream_broke(self, asked: Asked, error: QuireError | Refused) -> None:
         log_reason(error)
@@ -238,6 +262,10 @@ class Gateway:
         """When one choice has failed the call has, and nobody waits for the other choices."""
         if isinstance(error, RequestFailed) and asked.num_choices > 1:
             await self._queue.abandon(asked)
+
+    async def close(self) -> None:
+        """Nothing is done any more for those who have gone."""
+        await self._queue.close()
 
     async def _hears_redis(self) -> bool:
         try:
@@ -251,3 +279,9 @@ class Gateway:
 def _model(name: str) -> dict[str, object]:
     # The registry does not know since when there is a model.
     return {"id": name, "object": "model", "created": 0, "owned_by": "quire"}
+
+
+def _path_from(request: Request, asked: Asked) -> str:
+    """Where the whole answer to a call is, relative to its path: a proxy may know it by another."""
+    depth = request.url.path.removeprefix("/v1/").count("/")
+    return f"{'../' * depth}requests/{asked.request_id}"

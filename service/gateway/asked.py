@@ -29,6 +29,10 @@ ID_PREFIX = "req-"
 #: What the requests of one call may take together: each of them holds the whole prompt.
 MAX_CALL_BYTES = 8 << 20
 
+#: Log-probabilities of one whole answer, those of the likeliest tokens among them: some 40 MiB to
+#: its caller, and 250 MiB to the gateway while it is written. A stream may have any number.
+MAX_WHOLE_LOGPROBS = 1 << 19
+
 #: Fields of a body that say how the answer is to be told, and not which.
 _ABOUT_TELLING = ("stream", "stream_options")
 
@@ -92,10 +96,11 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call that is to be submitted."""
+    """A call that is to be submitted, and answered as a whole or as a stream."""
 
     asked: Asked
     request: OpenAIRequest
+    is_whole: bool
 
     async def members(self, **envelope: Any) -> list[GenerationRequest]:
         """The requests of its choices. InvalidRequest for a body that cannot be right.
@@ -110,12 +115,26 @@ class Call:
                 await asyncio.sleep(0)
             metadata = {} if choice else {"metadata": self.asked.metadata()}
             one = self.request.request(ids[0], choice, **metadata, **envelope)
+            if not choice and self.is_whole:
+                self._check_logprobs(one)
             if self.request.begins_prompt(choice):
                 # Known before the other choices of this prompt are made.
                 num_bytes += len(ids) // self.asked.num_prompts * len(one.encode())
                 self._check_bytes(num_bytes)
             members.append(one.model_copy(update={"id": member_id}))
         return members
+
+    def _check_logprobs(self, first: GenerationRequest) -> None:
+        sampling = first.parse_body().sampling
+        if sampling.logprobs is None:
+            return
+        most = self.asked.num_choices * sampling.max_tokens * (1 + sampling.logprobs)
+        if most > MAX_WHOLE_LOGPROBS:
+            message = (
+                f"choices times max_tokens, with the likeliest tokens of each, may come to {most}; "
+                f"{MAX_WHOLE_LOGPROBS} are the most of a whole answer: ask for fewer, or a stream"
+            )
+            raise InvalidRequest("body.logprobs", message)
 
     def _check_bytes(self, num_bytes: int) -> None:
         if self.asked.num_choices > 1 and num_bytes > MAX_CALL_BYTES:
@@ -125,7 +144,13 @@ class Call:
 
 
 def call_of(
-    kind: Kind, body: Mapping[str, Any], *, tenant: str, key: str | None, model: str
+    kind: Kind,
+    body: Mapping[str, Any],
+    *,
+    tenant: str,
+    key: str | None,
+    model: str,
+    is_whole: bool = False,
 ) -> Call:
     """The call that a body makes.
 
@@ -150,7 +175,7 @@ def call_of(
         created=int(time.time()),
         digest=digest[:32],
     )
-    return Call(asked, request)
+    return Call(asked, request, is_whole)
 
 
 def _sha256(value: object) -> str:

@@ -71,6 +71,13 @@ class GatewaySettings(ProcessSettings):
     max_open_answers: int = setting(
         "Callers", "Answers under way at once; more are refused with 503.", default=1000, ge=1
     )
+    max_open_answers_per_tenant: int | None = setting(
+        "Callers",
+        "Answers of one tenant under way at once; more are refused with 429. Unset: one tenant may "
+        "have all.",
+        default=None,
+        ge=1,
+    )
     body_timeout_seconds: float = setting(
         "Callers", "How long a caller may take to send its body.", default=30.0, gt=0.0
     )

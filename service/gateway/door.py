@@ -24,16 +24,25 @@ Handler = Callable[[Request], Awaitable[Response]]
 _log = structlog.get_logger("service.gateway")
 
 
+#: Lets one request in while it lasts, or raises Refused.
+Admission = Callable[[Request], contextlib.AbstractContextManager[None]]
+
+
 class Door:
-    """An ASGI application: one route. `life` is given where an answer goes out."""
+    """An ASGI application: one route. `admit` is given where an answer goes out."""
 
     def __init__(
-        self, route: str, handler: Handler, *, metrics: GatewayMetrics, life: Life | None = None
+        self,
+        route: str,
+        handler: Handler,
+        *,
+        metrics: GatewayMetrics,
+        admit: Admission | None = None,
     ) -> None:
         self._route = route
         self._handler = handler
         self._metrics = metrics
-        self._life = life
+        self._admit = admit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, from its headers to the end of its response."""
@@ -47,8 +56,9 @@ class Door:
             await send(message)
 
         try:
-            with self._life.admitted() if self._life else contextlib.nullcontext():
-                response = await self._handler(Request(scope, receive))
+            request = Request(scope, receive)
+            with self._admit(request) if self._admit else contextlib.nullcontext():
+                response = await self._handler(request)
                 await response(scope, receive, counted)
         except HungUp:
             if not has_begun:

@@ -6,37 +6,50 @@ breaks off those that remain; their requests go on, and another gateway can be a
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 
-from service.gateway.refusals import Refused, retry_later
+from service.gateway.refusals import Refused, retry_later, too_many_open
 
 
 class Life:
-    """Lets answers in, `max_open` at once, and ends them. For one event loop."""
+    """Lets answers in, `max_open` at once, and ends them. For one event loop.
 
-    def __init__(self, *, max_open: int) -> None:
+    No tenant has more than `max_open_per_tenant` of them; None lets one have all.
+    """
+
+    def __init__(self, *, max_open: int, max_open_per_tenant: int | None = None) -> None:
         self.num_open = 0
         self.is_draining = False
         #: Set when the open answers are to break off.
         self.closing = asyncio.Event()
         self._max_open = max_open
+        self._max_of_tenant = max_open if max_open_per_tenant is None else max_open_per_tenant
+        #: Only of tenants that have one, lest every name that ever came be kept.
+        self._open_of = Counter[str]()
         self._idle = asyncio.Event()
         self._idle.set()
 
     @contextlib.contextmanager
-    def admitted(self) -> Iterator[None]:
+    def admitted(self, tenant: str) -> Iterator[None]:
         """While this lasts an answer is open. Refused when there is no room or no time for it."""
         if self.is_draining:
             raise draining()
         if self.num_open >= self._max_open:
             message = f"this gateway has {self._max_open} answers open, and no room for more"
             raise retry_later("gateway_full", message)
+        if self._open_of[tenant] >= self._max_of_tenant:
+            raise Refused(too_many_open(tenant, self._max_of_tenant))
         self.num_open += 1
+        self._open_of[tenant] += 1
         self._idle.clear()
         try:
             yield
         finally:
             self.num_open -= 1
+            self._open_of[tenant] -= 1
+            if not self._open_of[tenant]:
+                del self._open_of[tenant]
             if not self.num_open:
                 self._idle.set()
 

@@ -1,12 +1,13 @@
 """What the gateway asks of the queue: to take a call, to find one, to end one. Knows no HTTP."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from quire.aio import AsyncClient
 from quire.errors import BrokerUnavailable, QueueFull, UnknownRequest
 from quire.output import Completion, State
 from quire.protocol import MAX_REQUEST_ID_LENGTH, REQUEST_ID_PATTERN
+from service.gateway.abandoned import Abandoned
 from service.gateway.asked import Asked, Call
 from service.gateway.callers import Caller
 from service.gateway.calls import Treatment
@@ -23,6 +24,11 @@ class Queue:
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
+        self._abandoned = Abandoned(client.cancel)
+
+    async def close(self) -> None:
+        """What is still to be ended is left to itself."""
+        await self._abandoned.close()
 
     async def submit(self, call: Call, caller: Caller, treatment: Treatment) -> Asked:
         """Take the call, or find the one that the same key has begun; returns what was asked then.
@@ -41,11 +47,14 @@ class Queue:
             headers=dict(treatment.headers),
         )
         if treatment.key is None:
+            # Of a submit that fails nobody knows those that were taken, or will ask for them.
             try:
                 await self._client.submit_many(members)
             except QueueFull as full:
-                # Nobody knows of those that were taken, and nobody will ask for them.
-                await self._cancel(full.accepted)
+                await self._end_all(full.accepted)
+                raise
+            except BrokerUnavailable:
+                self.abandon_later(call.asked)
                 raise
             return call.asked
         # The first one alone: if its id is another call's, the others must not be begun.
@@ -78,10 +87,18 @@ class Queue:
         return await self._client.cancel(first)
 
     async def abandon(self, asked: Asked) -> bool:
-        """End what nobody waits for any more; False when Redis did not hear of it."""
+        """End what nobody waits for any more; False when Redis will hear of it only later."""
+        return await self._end_all(asked.member_ids)
+
+    def abandon_later(self, asked: Asked) -> None:
+        """The same where Redis is known to be away; it may not even have heard of the call."""
+        self._abandoned.add(asked.member_ids)
+
+    async def _end_all(self, request_ids: Sequence[str]) -> bool:
         try:
-            await self._cancel(asked.member_ids)
+            await self._cancel(request_ids)
         except BrokerUnavailable:
+            self._abandoned.add(request_ids)
             return False
         return True
 

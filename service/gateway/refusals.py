@@ -1,7 +1,9 @@
 """What goes wrong, as OpenAI's clients are told it: a status, and a body with `error` in it.
 
     status  code                                        when
+    303     gateway_draining                            the answer can be had of another one
     400     invalid_request                             a field cannot be right; `param` names it
+            answer_too_large                            to be held whole; it was asked as a stream
     401     invalid_api_key                             no key, or none that is known
     403     priority_not_allowed                        more urgent than the caller's key allows
             origin_not_allowed                          a page of elsewhere, where there are no keys
@@ -11,6 +13,7 @@
     413     body_too_large
     422     idempotency_key_reused                      the key came with another body before
     429     queue_full                                  a limit of the queue is reached
+            too_many_open_answers                       the tenant has its share of this gateway
     500     those of a failed request, protocol_error   the request has failed
     503     broker_unavailable, gateway_full,           nobody can say now; try again, or elsewhere
             gateway_draining
@@ -81,6 +84,24 @@ class Refused(Exception):
 def retry_later(code: str, message: str) -> Refused:
     """What this gateway cannot do now, and another one may."""
     return Refused(Refusal(503, code, message, headers=_RETRY_ELSEWHERE))
+
+
+def moved(refusal: Refusal, path: str) -> Refused:
+    """The same of an answer that can be had there; a client that follows it need not call again."""
+    headers = {"Connection": "close", "Location": path}
+    return Refused(replace(refusal, status=303, headers=headers))
+
+
+def too_large(limit: int) -> Refusal:
+    """What was asked for as a stream is more than a gateway holds at once."""
+    message = f"the answer has more than {limit} log-probabilities; follow its events"
+    return Refusal(400, "answer_too_large", message)
+
+
+def too_many_open(tenant: str, limit: int) -> Refusal:
+    """The tenant has its share of a gateway already."""
+    message = f"the tenant {tenant!r} has {limit} answers open here, and may have no more"
+    return Refusal(429, "too_many_open_answers", message, headers=_RETRY_LATER)
 
 
 def key_reused() -> Refusal:

@@ -7,7 +7,7 @@ ROUTES = ("chat.completions", "completions", "models", "requests", "events", "ca
 
 #: Every status that it answers with. 499: the caller had gone before there was an answer.
 STATUSES = (
-    *("200", "400", "401", "403", "404", "405", "408", "409", "413", "422", "429", "499"),
+    *("200", "303", "400", "401", "403", "404", "405", "408", "409", "413", "422", "429", "499"),
     *("500", "503", "504"),
 )
 
@@ -48,10 +48,10 @@ GATEWAY_REGISTER: tuple[Family, ...] = (
     Family(
         "counter",
         "quire_gateway_hang_ups_total",
-        {"outcome": ("cancelled", "left", "lost")},
+        {"outcome": ("cancelled", "left", "late")},
         "Callers that went before the end of their answer. Their requests were cancelled, or left "
         "to go on, because a caller with an idempotency key, or one that only reads, may come for "
-        "the rest; lost: Redis did not hear of the cancellation.",
+        "the rest; late: Redis did not answer, and hears of the cancellation when it is back.",
     ),
 )
 

@@ -48,7 +48,10 @@ class Server:
         self._socket = _listening(
             settings.http_host, settings.http_port, patience_seconds=settings.patience_seconds
         )
-        self._life = Life(max_open=settings.max_open_answers)
+        self._life = Life(
+            max_open=settings.max_open_answers,
+            max_open_per_tenant=settings.max_open_answers_per_tenant,
+        )
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()
 
@@ -90,6 +93,7 @@ class Server:
         stopping.cancel()
         server.should_exit = True
         await serving
+        await gateway.close()
 
     async def _drain(self) -> None:
         self._life.drain()

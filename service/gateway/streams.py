@@ -29,7 +29,7 @@ from quire.openai_answers import ending, opening, piece, usage_piece
 from quire.output import Completion, TokenChunk
 from service.gateway.answers import Answer, News
 from service.gateway.places import Place, event_id
-from service.gateway.refusals import Refused, refusal_of, with_headers
+from service.gateway.refusals import Refused, refusal_of
 from service.gateway.tasks import HungUp, end, while_connected
 
 #: For so long the status of a stream waits for the first word of it: what is refused by then is
@@ -53,10 +53,10 @@ _DONE = b"data: [DONE]\n\n"
 class EventStream(Response):
     """The response that tells an answer as it comes.
 
-    What goes wrong within FIRST_WORD_SECONDS is raised as Refused, before anything is sent; what
-    goes wrong later is told by an event with `error` in it, the last one. `on_error` is awaited for
-    both. `on_first_token` is called once, and `on_hang_up` awaited when the caller goes, or takes
-    nothing for `patience_seconds`; then HungUp is raised.
+    What goes wrong within FIRST_WORD_SECONDS is raised, before anything is sent, as the Refused
+    that `untold` makes of it; what goes wrong later is told by an event with `error` in it, the
+    last one. `on_error` is awaited for both. `on_first_token` is called once, and `on_hang_up`
+    awaited when the caller goes, or takes nothing for `patience_seconds`; then HungUp is raised.
     """
 
     media_type = "text/event-stream"
@@ -71,10 +71,10 @@ class EventStream(Response):
         headers: Mapping[str, str],
         on_first_token: Callable[[], None],
         on_error: Callable[[QuireError | Refused], Awaitable[None]],
+        untold: Callable[[QuireError | Refused], Refused],
         on_hang_up: Callable[[], Awaitable[None]],
     ) -> None:
         super().__init__(headers={**_HEADERS, **headers})
-        self._named = headers
         # The length is not known, so the connection says where it ends.
         del self.headers["content-length"]
         self._answer = answer
@@ -83,6 +83,7 @@ class EventStream(Response):
         self._patience_seconds = patience_seconds
         self._on_first_token = on_first_token
         self._on_error = on_error
+        self._untold = untold
         self._on_hang_up = on_hang_up
 
     async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
@@ -93,7 +94,7 @@ class EventStream(Response):
             raise
         except (QuireError, Refused) as error:
             await self._on_error(error)
-            raise with_headers(error, self._named) from error
+            raise self._untold(error) from error
 
     async def _respond(self, send: Send) -> None:
         async with aclosing(self._answer.news(silence_seconds=SILENCE_SECONDS)) as news:

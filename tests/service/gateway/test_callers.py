@@ -7,6 +7,7 @@ import pytest
 from quire.protocol import Priority
 from service.gateway.callers import ApiKeys
 from service.sources import ConfigurationError
+from tests.service.builders import eventually
 
 SEARCH, ARCHIVE = "sk-search-7fc1e2b0", "sk-archive-90aa51c3"
 LINES = f"# key tenant highest priority\n\n{SEARCH} search high\n{ARCHIVE} archive low\n"
@@ -153,3 +154,48 @@ def test_a_key_is_in_no_log_and_in_no_record(guarded, keys_file, caplog, capfd):
     assert guarded.complete(headers=bearer(SEARCH + "x")).status == 401
     told = caplog.text + "".join(capfd.readouterr()) + repr(vars(ApiKeys(keys_file)))
     assert SEARCH not in told
+
+
+def test_a_tenant_has_no_more_answers_open_than_its_share(start, script, keys_file):
+    search, archive = bearer(SEARCH), bearer(ARCHIVE)
+    gateway = start(keys_file=keys_file, max_open_answers_per_tenant=1)
+    script.pieces = ["one ", None]
+    with gateway.stream(headers=search) as stream:
+        stream.read_tokens(4)
+        for reply in (
+            gateway.complete(headers=search),
+            gateway.get(f"/v1/requests/{stream.request_id}", **search),
+            gateway.get(f"/v1/requests/{stream.request_id}/events", **search),
+        ):
+            assert (reply.status, reply.error["code"]) == (429, "too_many_open_answers")
+            assert reply.error["type"] == "rate_limit_error"
+            assert "'search'" in reply.error["message"]
+            assert int(reply.headers["Retry-After"]) > 0
+        told = {"route": "completions", "status": "429"}
+        assert gateway.metric("quire_gateway_responses_total", **told) == 1
+        # What keeps no place open can be asked for: the tenant could not end its request otherwise.
+        assert gateway.get("/v1/models", **search).status == 200
+        with gateway.stream(headers=archive) as other:
+            other.read_tokens(4)
+        path = f"/v1/requests/{stream.request_id}/cancel"
+        assert gateway.ask("POST", path, **search).status == 200
+        stream.rest()
+    script.release.set()
+    eventually(lambda: gateway.complete(headers=search).status == 200, "there is room again")
+
+
+def test_without_a_share_one_tenant_may_have_every_place(start, script):
+    gateway = start(max_open_answers=2)
+    script.pieces = ["one ", None]
+    with gateway.stream() as one, gateway.stream() as other:
+        one.read_tokens(4)
+        other.read_tokens(4)
+        assert gateway.complete().error["code"] == "gateway_full"
+
+
+def test_without_keys_all_callers_are_one_tenant(start, script):
+    gateway = start(max_open_answers_per_tenant=1)
+    script.pieces = ["one ", None]
+    with gateway.stream() as stream:
+        stream.read_tokens(4)
+        assert gateway.complete().error["code"] == "too_many_open_answers"

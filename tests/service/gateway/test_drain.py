@@ -2,12 +2,15 @@
 
 import asyncio
 import http.client
+import json
+from urllib.parse import urljoin
 
 import pytest
 
 from service.gateway.life import Life
 from service.gateway.refusals import Refused
 from tests.service.builders import eventually
+from tests.service.gateway.builders import CHAT, COMPLETIONS
 
 
 def text_of(events):
@@ -74,19 +77,54 @@ def test_streams_that_remain_are_broken_off_and_go_on_elsewhere(start, fake, scr
         assert text_of(again.rest()) == "two"
 
 
-def test_a_whole_answer_that_is_broken_off_names_the_request_to_ask_for(start, fake, script):
-    script.pieces = [None, "one"]
-    first = start(drain_seconds=0.05)
-    connection = first.send("POST", "/v1/completions", {"prompt": "x"})
+def broken_off(gateway, fake, path, body, **headers):
+    """What the caller of this is told by a gateway that ends before there is a word of it."""
+    connection = gateway.send("POST", path, body, **headers)
     eventually(lambda: fake.requests, "the request runs")
-    first.stop()
+    gateway.stop()
     response = connection.getresponse()
-    assert response.status == 503
-    request_id = response.headers["X-Request-ID"]
+    told = response.status, response.headers, json.loads(response.read())["error"]["code"]
     connection.close()
-    first.join()
+    gateway.join()
+    return told
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [(COMPLETIONS, {"prompt": "x"}), (CHAT, {"messages": [{"role": "user", "content": "x"}]})],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_is_broken_off_before_its_first_word_is_to_be_had_elsewhere(
+    start, fake, script, path, body, stream
+):
+    script.pieces = [None, "one"]
+    body |= {"stream": stream}
+    if stream:
+        body |= {"stream_options": {"include_usage": True}}
+    status, headers, code = broken_off(start(drain_seconds=0.0), fake, path, body)
+    assert (status, code) == (303, "gateway_draining")
+    assert "Retry-After" not in headers
     script.release.set()
-    assert start().get(f"/v1/requests/{request_id}").text_of_choice == "one"
+    reply = start().get(urljoin(path, headers["Location"]))
+    if stream:
+        assert text_of(reply.events) == "one"
+        assert reply.events[-2].body["usage"]["completion_tokens"] == 3
+    else:
+        assert reply.text_of_choice == "one"
+    assert headers["X-Request-ID"] == fake.requests[0].id
+    assert len(fake.requests) == 1
+
+
+def test_who_has_a_key_is_told_to_call_again(start, fake, script):
+    script.pieces = [None, "one"]
+    key = {"Idempotency_Key": "k"}
+    first = start(drain_seconds=0.0)
+    status, headers, code = broken_off(first, fake, COMPLETIONS, {"prompt": "x"}, **key)
+    assert (status, code) == (503, "gateway_draining")
+    assert "Retry-After" in headers and "Location" not in headers
+    script.release.set()
+    assert start().complete(headers=key).text_of_choice == "one"
+    assert len(fake.requests) == 1
 
 
 def test_a_second_stop_does_not_wait(start, script):
@@ -113,14 +151,28 @@ def test_when_it_has_ended_nobody_listens(gateway):
 def test_a_life_lets_in_so_many_and_knows_when_nobody_is_left():
     async def live():
         life = Life(max_open=2)
-        with life.admitted(), life.admitted():
-            with pytest.raises(Refused, match="no room"), life.admitted():
+        with life.admitted("one"), life.admitted("one"):
+            with pytest.raises(Refused, match="no room"), life.admitted("other"):
                 pass
             assert life.num_open == 2
             assert not await life.until_idle(0)
         assert await life.until_idle(0)
         life.drain()
-        with pytest.raises(Refused, match="ends"), life.admitted():
+        with pytest.raises(Refused, match="ends"), life.admitted("one"):
             pass
+
+    asyncio.run(live())
+
+
+def test_a_life_gives_each_tenant_its_share_and_gets_every_place_back():
+    async def live():
+        life = Life(max_open=4, max_open_per_tenant=2)
+        for _ in range(3):
+            with life.admitted("one"), life.admitted("one"), life.admitted("other"):
+                with pytest.raises(Refused, match="'one' has 2 answers"), life.admitted("one"):
+                    pass
+                with life.admitted("other"):
+                    assert life.num_open == 4
+        assert (life.num_open, life._open_of) == (0, {})
 
     asyncio.run(live())

@@ -1,5 +1,8 @@
 """OpenAI's own client against the gateway: what it parses, what it raises, what it repeats."""
 
+import contextlib
+import socket
+import socketserver
 import threading
 
 import openai
@@ -174,4 +177,69 @@ def test_a_call_that_the_client_repeats_is_one_generation_where_it_has_a_key(gat
         )
     releasing.join()
     assert answer.choices[0].text == "one"
+    assert len(fake.requests) == 1
+
+
+class Balancer(socketserver.ThreadingTCPServer):
+    """Takes each new connection to the gateway it is told."""
+
+    daemon_threads = True
+
+    def __init__(self, gateway):
+        super().__init__(("127.0.0.1", 0), Relay)
+        self.gateway = gateway
+        self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def __exit__(self, *_):
+        self.shutdown()
+        self.server_close()
+
+
+class Relay(socketserver.BaseRequestHandler):
+    """One connection, in both directions until either end has ended."""
+
+    def handle(self):
+        with socket.create_connection(("127.0.0.1", self.server.gateway.port)) as there:
+            back = threading.Thread(target=copy, args=(there, self.request))
+            back.start()
+            copy(self.request, there)
+            back.join()
+
+
+def copy(source, target):
+    with contextlib.suppress(OSError):
+        while data := source.recv(1 << 16):
+            target.sendall(data)
+    for end in (source, target):
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_a_gateway_breaks_off_is_got_from_another_without_a_word(
+    start, fake, script, stream
+):
+    script.pieces = [None, "one"]
+    first, second = start(drain_seconds=0.0), start()
+    told = []
+
+    def ask():
+        with OpenAI(base_url=balancer.url, api_key="unused", max_retries=0) as client:
+            made = client.chat.completions.create(model="fake", messages=MESSAGES, stream=stream)
+            if stream:
+                told.extend(chunk.choices[0].delta.content or "" for chunk in made)
+            else:
+                told.append(made.choices[0].message.content)
+
+    with Balancer(first) as balancer:
+        asking = threading.Thread(target=ask)
+        asking.start()
+        eventually(lambda: fake.requests, "the request runs")
+        balancer.gateway = second
+        first.stop()
+        first.join()
+        script.release.set()
+        asking.join()
+    assert "".join(told) == "one"
     assert len(fake.requests) == 1

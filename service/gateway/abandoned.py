@@ -1,0 +1,60 @@
+"""Requests that nobody waits for any more, until Redis has heard that they are to end.
+
+When Redis goes away while a call is answered, its caller is told to try again, and OpenAI's clients
+do so by themselves: what the first call has begun would be computed for nobody. Knows no HTTP. What
+it keeps is only an order that was given too early; a gateway that dies with it loses no answer.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+
+import structlog
+
+from quire.errors import BrokerUnavailable, QuireError
+from service.gateway.tasks import end
+
+#: Between two times that Redis is asked whether it is back.
+AGAIN_SECONDS = 0.5
+
+#: The most requests that are kept, some 20 MiB; of more, the oldest go on to their ends.
+MAX_ABANDONED = 100_000
+
+_log = structlog.get_logger("service.gateway")
+
+
+class Abandoned:
+    """Cancels requests as soon as that can be done. For one event loop."""
+
+    def __init__(self, cancel: Callable[[str], Awaitable[object]]) -> None:
+        self._cancel = cancel
+        #: In the order in which they came.
+        self._ids: dict[str, None] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, request_ids: Iterable[str]) -> None:
+        """These are to end, whether they have come to the queue or not."""
+        self._ids |= dict.fromkeys(request_ids)
+        while len(self._ids) > MAX_ABANDONED:
+            del self._ids[next(iter(self._ids))]
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name="quire-abandoned")
+
+    async def close(self) -> None:
+        """Try no longer; the log says how many go on."""
+        if self._task is not None:
+            await end(self._task)
+        if self._ids:
+            _log.warning("requests go on that nobody waits for", requests=len(self._ids))
+
+    async def _run(self) -> None:
+        while self._ids:
+            request_id = next(iter(self._ids))
+            try:
+                await self._cancel(request_id)
+            except BrokerUnavailable:
+                await asyncio.sleep(AGAIN_SECONDS)
+                continue
+            except QuireError:
+                # It never came to the queue, is forgotten already, or cannot be read by anybody.
+                pass
+            self._ids.pop(request_id, None)

@@ -1,0 +1,242 @@
+"""A Redis that goes away while calls are answered: what becomes of them, and of their requests."""
+
+import asyncio
+import threading
+
+import pytest
+from openai import OpenAI
+from structlog.testing import capture_logs
+
+from quire.aio import AsyncClient
+from quire.errors import BrokerUnavailable, UnknownRequest
+from service.gateway import abandoned, streams
+from service.gateway.abandoned import Abandoned
+from service.gateway.answers import Answer
+from tests.service.builders import PATIENCE_SECONDS, eventually
+from tests.service.gateway.builders import COMPLETIONS
+
+KEY = {"Idempotency_Key": "the key of a test"}
+
+
+def state_of(fake, request_id):
+    return fake.broker.status(request_id).state
+
+
+def wait_until_cancelled(fake, *request_ids):
+    for request_id in request_ids:
+        eventually(lambda id_=request_id: state_of(fake, id_) == "cancelled", "cancelled")
+
+
+@pytest.fixture
+def followed(monkeypatch):
+    """Set once a gateway reads the log of an answer; its call is in the queue by then."""
+    followed = threading.Event()
+    plain = Answer.news
+
+    def news(self, *, silence_seconds):
+        followed.set()
+        return plain(self, silence_seconds=silence_seconds)
+
+    monkeypatch.setattr(Answer, "news", news)
+    return followed
+
+
+@pytest.fixture
+def lose(gateway, fake, followed):
+    """Sends a call whose answer Redis leaves: the response, what it says, and the log by then."""
+
+    def lose(**headers):
+        body = {"prompt": "x", **headers.pop("body", {})}
+        connection = gateway.send("POST", COMPLETIONS, body, **headers)
+        assert followed.wait(PATIENCE_SECONDS)
+        with fake.outage(), capture_logs() as said:
+            response = connection.getresponse()
+            text = response.read().decode()
+        connection.close()
+        return response, text, said
+
+    return lose
+
+
+@pytest.mark.parametrize("pieces", [["one ", None], [None]])
+def test_a_whole_answer_that_redis_leaves_is_told_why_in_the_log_only_and_its_requests_end(
+    lose, fake, script, pieces
+):
+    script.pieces = pieces
+    response, text, said = lose(body={"n": 2})
+    assert (response.status, "Retry-After" in response.headers) == (503, True)
+    assert "broker_unavailable" in text and "Redis" not in text
+    assert [(line["event"], line["reason"][:23]) for line in said] == [
+        ("no answer from the queue", "Redis cannot be reached")
+    ]
+    # The caller is told to call again, and nobody waits for these any more.
+    first = response.headers["X-Request-ID"]
+    wait_until_cancelled(fake, first, f"{first}:1")
+
+
+def test_a_stream_that_redis_leaves_before_a_word_ends_where_a_status_can_say_so(
+    lose, fake, script, monkeypatch
+):
+    monkeypatch.setattr(streams, "FIRST_WORD_SECONDS", PATIENCE_SECONDS)
+    script.pieces = [None]
+    response, _, _ = lose(body={"stream": True})
+    assert response.status == 503
+    wait_until_cancelled(fake, response.headers["X-Request-ID"])
+
+
+def test_a_stream_that_has_begun_goes_on_to_be_followed_again(gateway, fake, script):
+    script.pieces = ["one ", None, "two"]
+    with gateway.stream() as stream:
+        stream.read_tokens(4)
+        with fake.outage():
+            (error,) = stream.rest()
+    script.release.set()
+    with gateway.resume(stream.request_id, error.id) as again:
+        assert [event.text for event in again.rest()] == ["two", "", ""]
+
+
+def test_a_request_goes_on_whose_caller_has_a_key(lose, gateway, fake, script):
+    script.pieces = ["one ", None, "two"]
+    response, _, _ = lose(**KEY)
+    assert response.status == 503
+    script.release.set()
+    assert gateway.complete(headers=KEY).text_of_choice == "one two"
+    assert len(fake.requests) == 1
+
+
+def test_a_call_of_which_redis_has_heard_though_its_answer_is_lost_is_ended(
+    gateway, fake, script, monkeypatch
+):
+    script.pieces = [None]
+    plain = AsyncClient.submit_many
+    taken = []
+
+    async def submit_many(self, requests):
+        taken.extend(handle.request_id for handle in await plain(self, requests))
+        raise BrokerUnavailable("the answer to the submit is lost")
+
+    monkeypatch.setattr(AsyncClient, "submit_many", submit_many)
+    assert gateway.complete(n=2).error["code"] == "broker_unavailable"
+    assert len(taken) == 2
+    wait_until_cancelled(fake, *taken)
+
+
+def test_who_hangs_up_while_redis_is_away_ends_the_request_when_it_is_back(gateway, fake, script):
+    script.pieces = ["one ", None]
+    with gateway.stream() as stream:
+        stream.read_tokens(4)
+        with fake.outage():
+            stream.hang_up()
+            late = {"outcome": "late"}
+            eventually(
+                lambda: gateway.metric("quire_gateway_hang_ups_total", **late) == 1, "noticed"
+            )
+    wait_until_cancelled(fake, stream.request_id)
+
+
+def test_a_gateway_that_ends_first_says_how_many_requests_go_on_for_nobody(
+    start, fake, script, monkeypatch
+):
+    async def cancel(self, request_id):
+        raise BrokerUnavailable("away, but for the worker")
+
+    monkeypatch.setattr(AsyncClient, "cancel", cancel)
+    gateway = start()
+    script.pieces = ["one ", None, "two"]
+    with gateway.stream(n=2) as stream:
+        stream.read_tokens(4)
+    late = {"outcome": "late"}
+    eventually(lambda: gateway.metric("quire_gateway_hang_ups_total", **late) == 1, "noticed")
+    script.release.set()
+    for request_id in (stream.request_id, f"{stream.request_id}:1"):
+        eventually(lambda id_=request_id: state_of(fake, id_) == "completed", "completed")
+    with capture_logs() as said:
+        gateway.stop()
+        gateway.join()
+    told = [line for line in said if line["event"] == "requests go on that nobody waits for"]
+    assert [line["requests"] for line in told] == [2]
+
+
+def test_of_a_call_that_openais_client_repeats_by_itself_one_generation_is_left(
+    gateway, fake, script, followed
+):
+    script.pieces = ["one ", None, "two"]
+    answers = []
+
+    def ask():
+        with OpenAI(base_url=gateway.url, api_key="unused", max_retries=5) as client:
+            answers.append(client.completions.create(model="fake", prompt="x"))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert followed.wait(PATIENCE_SECONDS)
+    eventually(lambda: fake.requests, "the request runs")
+    told = {"route": "completions", "status": "503"}
+    with fake.outage():
+        eventually(
+            lambda: gateway.metric("quire_gateway_responses_total", **told) == 1, "it is refused"
+        )
+    eventually(lambda: len(fake.requests) == 2, "it is repeated")
+    first, again = (request.id for request in fake.requests)
+    wait_until_cancelled(fake, first)
+    script.release.set()
+    asking.join(PATIENCE_SECONDS)
+    assert answers[0].id == again
+    assert state_of(fake, again) == "completed"
+
+
+class Redis:
+    """What is cancelled, and how often it was tried while Redis was away."""
+
+    def __init__(self):
+        self.is_away = True
+        self.num_tries = 0
+        self.cancelled = []
+
+    async def cancel(self, request_id):
+        self.num_tries += 1
+        if self.is_away:
+            raise BrokerUnavailable("away")
+        self.cancelled.append(request_id)
+        if request_id == "unknown":
+            raise UnknownRequest(request_id)
+
+
+def test_what_is_abandoned_is_ended_in_its_order_once_redis_is_back(monkeypatch):
+    monkeypatch.setattr(abandoned, "AGAIN_SECONDS", 0.0)
+
+    async def live():
+        redis = Redis()
+        kept = Abandoned(redis.cancel)
+        kept.add(["a", "unknown"])
+        while redis.num_tries < 3:
+            await asyncio.sleep(0)
+        kept.add(["b"])
+        redis.is_away = False
+        while len(redis.cancelled) < 3:
+            await asyncio.sleep(0)
+        kept.add(["c"])
+        while len(redis.cancelled) < 4:
+            await asyncio.sleep(0)
+        with capture_logs() as said:
+            await kept.close()
+        assert (redis.cancelled, said) == (["a", "unknown", "b", "c"], [])
+
+    asyncio.run(live())
+
+
+def test_of_more_than_are_kept_the_oldest_go_on_and_an_end_says_how_many_are_left(monkeypatch):
+    monkeypatch.setattr(abandoned, "MAX_ABANDONED", 3)
+
+    async def live():
+        redis = Redis()
+        kept = Abandoned(redis.cancel)
+        kept.add("abcde")
+        while not redis.num_tries:
+            await asyncio.sleep(0)
+        with capture_logs() as said:
+            await kept.close()
+        assert [(line["log_level"], line["requests"]) for line in said] == [("warning", 3)]
+        assert list(kept._ids) == ["c", "d", "e"]
+
+    asyncio.run(live())
