@@ -101,7 +101,8 @@ def test_a_request_goes_on_whose_caller_has_a_key(lose, gateway, fake, script):
     assert response.status == 503
     script.release.set()
     assert gateway.complete(headers=KEY).text_of_choice == "one two"
-    assert len(fake.requests) == 1
+    # Claimed again, if the outage was long enough for its worker to lose it.
+    assert len({request.id for request in fake.requests}) == 1
 
 
 def test_a_call_of_which_redis_has_heard_though_its_answer_is_lost_is_ended(
