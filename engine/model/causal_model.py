@@ -58,7 +58,7 @@ class CausalModel(Protocol):
 
     @property
     def reads_unwritten_slots(self) -> bool:
-        """Slots without a token must hold finite numbers, though they count for nothing."""
+        """It reads slots without a token if the attention backend does: they must be finite."""
         ...
 
     @property

@@ -20,7 +20,7 @@ class Decoder:
     """The common decoder; rounds where the transformers models round."""
 
     name = "decoder-torch"
-    #: The attention backends read whole blocks.
+    #: It attends through the backend, and some read whole blocks.
     reads_unwritten_slots = True
 
     def __init__(

@@ -13,7 +13,7 @@ from engine.model.attention.interface import AttentionBackend
 from engine.model.attention.reference import ReferenceAttention
 from engine.model.causal_model import CausalModel
 from engine.model.kv_pool import KVPool
-from engine.model.step import compute_logits, lay_out, with_all_logits
+from engine.model.step import compute_logits, lay_out, reads_unwritten_slots, with_all_logits
 from engine.sampling_params import SamplingParams
 
 #: A step: how many tokens of each prompt it computes, possibly none.
@@ -92,7 +92,7 @@ class Rehearsal:
         for layer in range(len(model.layer_shapes)):
             pool.key_cache(layer).fill_(torch.nan)
             pool.value_cache(layer).fill_(torch.nan)
-        if self.multiple > 1 and model.reads_unwritten_slots:
+        if self.multiple > 1 and reads_unwritten_slots(model, self.backend):
             pool.clear(torch.tensor([pool.spare_block], device=self.device))
         return pool
 

@@ -214,14 +214,15 @@ def compute_logits(
 ) -> torch.Tensor:
     """Write the step's keys and values to the pool; [rows due a token, width of the logits].
 
-    A block is cleared by the step that writes its first slot but not its last: whatever an earlier
-    owner left in the slots between is then gone before anyone reads the block.
+    Where slots are read that nobody wrote, a block is cleared by the step that writes its first
+    slot but not its last: whatever an earlier owner left in the slots between is then gone before
+    anyone reads the block. Elsewhere it would only add two kernels per layer to most steps.
 
     A step that `graphs` accept is replayed, its logits are then valid until the next step.
     Tokens and logits are computed in multiples of `multiple`; above 1 the pool needs a spare block.
     """
     num_logits = len(step.logit_rows)
-    if model.reads_unwritten_slots and len(begun := step.begun_blocks):
+    if reads_unwritten_slots(model, backend) and len(begun := step.begun_blocks):
         kv_pool.clear(to_device(begun, step.metadata.device))
     if graphs is not None and graphs.accepts(step):
         return graphs.run(step)
@@ -229,6 +230,11 @@ def compute_logits(
         return model.forward(step.inputs(backend), kv_pool)
     step = pad(step, multiple=multiple, spare_block=kv_pool.spare_block)
     return model.forward(step.inputs(backend), kv_pool)[:num_logits]
+
+
+def reads_unwritten_slots(model: CausalModel, backend: AttentionBackend) -> bool:
+    """Whether slots that nobody wrote must hold finite numbers."""
+    return model.reads_unwritten_slots and backend.reads_unwritten_slots
 
 
 def _lay_out_decodes(decodes: DecodeRows, device: torch.device, fed: Fed | None) -> HostStep:

@@ -84,7 +84,7 @@ class TransformersModel:
     """
 
     name = "transformers"
-    #: The attention backends read whole blocks.
+    #: It attends through the backend, and some read whole blocks.
     reads_unwritten_slots = True
 
     def __init__(

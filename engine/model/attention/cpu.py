@@ -28,6 +28,8 @@ class CpuAttention:
 
     name = "cpu"
     block_multiple = 1
+    #: Whole blocks are gathered.
+    reads_unwritten_slots = True
 
     def prepare(self, metadata: AttentionMetadata) -> StepAttention:
         return _CpuStep(metadata)

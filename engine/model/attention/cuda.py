@@ -35,6 +35,7 @@ class CudaAttention:
     name = "cuda"
     #: FlashAttention 2 reads pages of whole multiples; others take any.
     block_multiple = 256
+    reads_unwritten_slots = False
 
     def __init__(self, varlen: Varlen | None = None) -> None:
         self._varlen = varlen or find_varlen(REQUIRED_OPTIONS)

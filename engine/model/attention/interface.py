@@ -68,8 +68,9 @@ class StepAttention(Protocol):
     ) -> torch.Tensor:
         """Causal attention of every token of the step through the block tables.
 
-        Slots past a row's context are never weighted, but they may be read: in the blocks of a row
-        they must hold finite numbers (`KVPool.clear` sees to it); other blocks may hold anything.
+        Slots past a row's context are never weighted, but a backend may read them: where it says
+        so, they must hold finite numbers in the blocks of a row (`KVPool.clear` sees to it). All
+        others may hold anything.
 
         Args:
             query: [tokens, heads, key_dim], rows one after the other.
@@ -103,6 +104,11 @@ class AttentionBackend(Protocol):
         """What the block size should be a multiple of where the one asked for is refused."""
         ...
 
+    @property
+    def reads_unwritten_slots(self) -> bool:
+        """A weight of zero times what nobody wrote is in the sums: it must be finite."""
+        ...
+
     def prepare(self, metadata: AttentionMetadata) -> StepAttention:
         """Plan one step; what it returns is valid until the next call."""
         ...
@@ -111,7 +117,8 @@ class AttentionBackend(Protocol):
 class DecodeAttention(Protocol):
     """Attention of rows of one token, planned from tensors whose values may change afterwards.
 
-    It reads nothing on the host, so a step that uses it can be captured and replayed.
+    It reads nothing on the host, so a step that uses it can be captured and replayed; and no slot
+    that nobody wrote.
     """
 
     @property

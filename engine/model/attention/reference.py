@@ -19,6 +19,7 @@ class ReferenceAttention:
 
     name = "reference"
     block_multiple = 1
+    reads_unwritten_slots = False
 
     def prepare(self, metadata: AttentionMetadata) -> StepAttention:
         return _ReferenceStep(metadata)

@@ -64,6 +64,9 @@ def self_check(
     query = random(num_tokens, needs.heads, needs.key_dim)
     key_cache = random(num_blocks, needs.kv_heads, block_size, needs.key_dim)
     value_cache = random(num_blocks, needs.kv_heads, block_size, needs.value_dim)
+    if not backend.reads_unwritten_slots:
+        for cache in (key_cache, value_cache):
+            _spoil_unwritten(cache, metadata)
     for window, softcap in _options(needs):
 
         def attend(
@@ -112,6 +115,7 @@ class DecodesOnly:
 
     decode: DecodeAttention
     block_multiple: int = 1
+    reads_unwritten_slots: bool = False
 
     @property
     def name(self) -> str:
@@ -124,6 +128,15 @@ class DecodesOnly:
             torch.from_numpy(metadata.block_tables.astype(np.int32)).to(metadata.device),
             max_context=int(metadata.context_lens.max()),
         )
+
+
+def _spoil_unwritten(cache: torch.Tensor, metadata: AttentionMetadata) -> None:
+    """What is behind a context in its last block is no number."""
+    last = (metadata.context_lens - 1) // metadata.block_size
+    ends = metadata.context_lens - last * metadata.block_size
+    rows = range(metadata.num_rows)
+    for block, end in zip(metadata.block_tables[rows, last].tolist(), ends.tolist(), strict=True):
+        cache[block, :, end:] = torch.nan
 
 
 def _options(needs: AttentionNeeds) -> Iterator[tuple[int | None, float | None]]:

@@ -18,6 +18,7 @@ class SingleTokenAttention:
 
     name = "single-token"
     block_multiple = 1
+    reads_unwritten_slots = False
 
     def __init__(self) -> None:
         self._reference = ReferenceAttention()

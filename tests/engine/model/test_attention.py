@@ -212,6 +212,7 @@ class OneTokenShort:
 
     name = "short"
     block_multiple = 1
+    reads_unwritten_slots = False
 
     def prepare(self, metadata):
         shorter = np.maximum(metadata.context_lens - 1, metadata.query_lens)
@@ -221,6 +222,18 @@ class OneTokenShort:
 def test_the_self_check_names_a_backend_that_is_wrong():
     with pytest.raises(AttentionCheckFailed, match="'short' is off by"):
         self_check(OneTokenShort())
+
+
+class Boastful(CpuAttention):
+    """Says that it reads nothing but what was written."""
+
+    reads_unwritten_slots = False
+
+
+def test_whoever_reads_what_nobody_wrote_and_denies_it_is_found_out():
+    self_check(CpuAttention())
+    with pytest.raises(AttentionCheckFailed, match="is off by nan"):
+        self_check(Boastful())
 
 
 class LongRowsWrong(ReferenceAttention):

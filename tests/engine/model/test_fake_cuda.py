@@ -36,7 +36,7 @@ from tests.engine.model.builders import (
     make_row,
     make_runner,
 )
-from tests.engine.model.test_cuda_path import MaskedDecode
+from tests.engine.model.test_captured_steps import MaskedDecode
 from tests.engine.model.test_likelihoods import with_logprobs
 from tests.engine.model.test_sampler import EOS, make_rows
 

@@ -25,7 +25,7 @@ from tests.engine.model.builders import (
     poison,
     run_rows,
 )
-from tests.engine.model.test_cuda_path import MaskedDecode
+from tests.engine.model.test_captured_steps import MaskedDecode
 
 
 def greedy_by_hand(runner: ModelRunner, prompt, count: int, block_ids=range(64)) -> list[int]:
