@@ -74,14 +74,11 @@ class DecodeGraphs:
         self._decode = decode
         self._max_context = max_model_len
         width = _TABLE + -(-max_model_len // kv_pool.block_size)
-        rows = [torch.zeros(max_num_seqs, width, dtype=torch.int64) for _ in range(2)]
-        on_cuda = device.type == "cuda"
-        if on_cuda:
-            rows = [host.pin_memory() for host in rows]
-        for host in rows:
-            host.numpy()[:] = self._padding_row(width)
-        self._device_rows = rows[0].to(device)
-        self._senders = [Sender(host, cuda=torch.cuda if on_cuda else None) for host in rows]
+        padding = np.tile(self._padding_row(width), (max_num_seqs, 1))
+        self._device_rows = torch.from_numpy(padding).to(device)
+        numbers = [torch.zeros(padding.size, dtype=torch.int64) for _ in range(2)]
+        cuda = torch.cuda if device.type == "cuda" else None
+        self._senders = [Sender(host.pin_memory() if cuda else host, cuda=cuda) for host in numbers]
         # One for all sizes, in the sampler's precision: a result of its own for each would take
         # more than a gigabyte where there are many sizes and a large vocabulary.
         self._logits = torch.zeros(
@@ -113,20 +110,22 @@ class DecodeGraphs:
         """Write the step and its padding to the buffers.
 
         The copy runs behind this thread. Two steps may be in flight, so two buffers take turns, and
-        nobody waits for one but behind a step that was forgotten in flight.
+        nobody waits for one but behind a step that was forgotten in flight. Of the tables go the
+        columns that the step has: all there can be are megabytes where contexts may be long.
         """
         count, tables = step.num_tokens, step.metadata.block_tables
         self._senders.reverse()
-        rows = self._senders[0].array()[:size]
+        width = _TABLE + tables.shape[1]
+        rows = self._senders[0].array(size, width)
         rows[:count, _TOKEN] = step.token_ids
         rows[:count, _POSITION] = step.positions
         rows[:count, _BLOCK] = step.blocks
         rows[:count, _OFFSET] = step.offsets
         rows[:count, _CONTEXT] = step.metadata.context_lens
         # What is left behind a shorter table are blocks that exist, and nobody looks there.
-        rows[:count, _TABLE : _TABLE + tables.shape[1]] = tables
-        rows[count:, : _TABLE + 1] = self._padding_row(_TABLE + 1)
-        self._senders[0].send(self._device_rows[:size])
+        rows[:count, _TABLE:] = tables
+        rows[count:] = self._padding_row(width)
+        self._senders[0].send(self._device_rows[:size, :width])
         if step.fed is not None:
             token_ids = self._device_rows[:count, _TOKEN]
             token_ids.copy_(step.fed.put_into(token_ids))

@@ -26,7 +26,7 @@ class Sender:
     """Numbers of the host that are written anew for each time they are sent to a device.
 
     Args:
-        numbers: on the host, pinned if the device is a CUDA one.
+        numbers: [most there can be] on the host, pinned if the device is a CUDA one.
         cuda: `torch.cuda`, or what has its events; None where whoever sends has copied.
     """
 
@@ -35,18 +35,26 @@ class Sender:
         self._cuda = cuda
         self._sent: Any = None
 
-    def array(self) -> NDArray[Any]:
-        """The numbers, to be written: what was sent last has been read by the device."""
+    def array(self, rows: int, columns: int) -> NDArray[Any]:
+        """[rows, columns] to be written: what was sent last has been read by the device."""
         if self._sent is not None:
             self._sent.synchronize()
-        return self._numbers.numpy()
+        return self._first(rows, columns).numpy()
 
     def send(self, destination: torch.Tensor) -> None:
-        """Fill `destination` with the first rows, behind this thread."""
-        destination.copy_(self._numbers[: len(destination)], non_blocking=True)
+        """Fill `destination` with what was written for its shape, behind this thread.
+
+        They travel as one piece. Laid out among others on the host, as `destination` may be where
+        it is, torch would first put them together there, in memory that the device waits for.
+        """
+        numbers = self._first(*destination.shape)
+        destination.copy_(numbers.to(destination.device, non_blocking=True))
         if self._cuda is not None:
             self._sent = self._cuda.Event()
             self._sent.record()
+
+    def _first(self, rows: int, columns: int) -> torch.Tensor:
+        return self._numbers[: rows * columns].view(rows, columns)
 
 
 class ToHost:

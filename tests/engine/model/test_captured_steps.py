@@ -14,6 +14,7 @@ from engine.model.attention.reference import ReferenceAttention
 from engine.model.graphs import DecodeGraphs, captured_sizes
 from engine.model.kv_pool import KVPool
 from engine.model.step import compute_logits, lay_out
+from engine.model.transfer import Sender
 from tests.engine.model.builders import (
     generate,
     make_prompt,
@@ -193,12 +194,21 @@ def test_a_step_in_flight_keeps_what_its_copy_reads_while_the_next_one_is_filled
     graphs, _ = graphs_over(decoder, pool := filled_pool(decoder))
     logits(decoder, pool, decodes(9, 3, 16), graphs)
     in_flight = graphs._senders[0]
-    rows = in_flight.array().copy()
+    rows = in_flight.array(4, 9).copy()
     logits(decoder, pool, decodes(5, 12, 7), graphs)
     assert graphs._senders[0] is not in_flight
-    assert np.array_equal(in_flight.array(), rows)
+    assert np.array_equal(in_flight.array(4, 9), rows)
     logits(decoder, pool, decodes(4, 2, 6), graphs)
     assert graphs._senders[0] is in_flight
+
+
+def test_of_the_tables_only_the_columns_in_use_are_sent(decoder, monkeypatch):
+    sent = []
+    monkeypatch.setattr(Sender, "send", lambda sender, rows: sent.append(tuple(rows.shape)))
+    graphs, _ = graphs_over(decoder, pool := filled_pool(decoder))
+    logits(decoder, pool, decodes(9, 3, 13), graphs)
+    # Three rows and one of padding; five numbers of each and four blocks of the longest.
+    assert sent == [(4, 5 + 4)]
 
 
 class NoQuestions(TorchDispatchMode):
