@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.batch import Batch
 from engine.model import constraints
@@ -92,15 +93,41 @@ def test_what_is_allowed_keeps_its_bits_whatever_they_are():
     assert logits[0, [0, 5, 7]].tolist() == [-math.inf] * 3
 
 
-def test_on_a_device_the_same_is_done_to_the_same_rows():
+@pytest.mark.parametrize("more", [-50, 0, 50])
+def test_on_a_device_the_same_is_done_to_the_same_rows(more):
+    """Bits for fewer tokens than there are logits, for all, and for more."""
     random = np.random.default_rng(0)
-    allowed = (random.random((3, VOCABULARY)) < 0.3).astype(np.uint8)
+    allowed = (random.random((3, VOCABULARY + more)) < 0.3).astype(np.uint8)
+    bits = np.packbits(allowed, axis=1, bitorder="little")
     here, there = make_logits(6), make_logits(6)
-    constraints._forbid(here, [0, 2, 5], allowed)
-    constraints._forbid_on_device(there, [0, 2, 5], allowed)
+    constraints._forbid(here, [0, 2, 5], bits)
+    constraints._forbid_on_device(there, [0, 2, 5], bits)
     assert torch.equal(here, there)
     assert torch.equal(here[[1, 3, 4]], make_logits(6)[[1, 3, 4]])
-    assert (here[[0, 2, 5]] > -math.inf).numpy().tolist() == (allowed == 1).tolist()
+    expected = np.pad(allowed, ((0, 0), (0, 50)))[:, :VOCABULARY] == 1
+    assert (here[[0, 2, 5]] > -math.inf).numpy().tolist() == expected.tolist()
+
+
+def kernels_on_a_device(rows: int) -> int:
+    """As many operations as are asked for."""
+    bits = np.full((rows, 30), 255, dtype=np.uint8)
+    with Operations() as operations:
+        constraints._forbid_on_device(torch.zeros(rows, VOCABULARY), range(rows), bits)
+    return operations.count
+
+
+class Operations(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_on_a_device_many_rows_take_no_more_launches_than_two():
+    assert kernels_on_a_device(100) == kernels_on_a_device(2)
 
 
 @pytest.mark.parametrize("width", [40, RESIDUES_SIZE + 300])
