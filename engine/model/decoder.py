@@ -39,27 +39,36 @@ class Decoder:
         self._frequencies = config.inverse_frequencies.to(weights.embedding.device)
 
     def forward(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
-        config, weights = self.config, self._weights
-        hidden = functional.embedding(inputs.token_ids, weights.embedding)
-        hidden = _scale(hidden, config.embedding_multiplier)
+        factor = self.config.residual_multiplier
+        hidden, rotary = self._begin(inputs)
+        for index, layer in enumerate(self._weights.layers):
+            normed = self._norm(hidden, layer.attention_norm)
+            attended = self._attend(index, normed, inputs, kv_pool, rotary)
+            attended = self._norm(attended, layer.attention_post_norm)
+            hidden = hidden + scaled(attended, factor)
+            activated = self._mlp(index, self._norm(hidden, layer.mlp_norm), inputs)
+            activated = self._norm(activated, layer.mlp_post_norm)
+            hidden = hidden + scaled(activated, factor)
+        return self._end(hidden, inputs)
+
+    def _begin(self, inputs: StepInputs) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        """What goes into the first layer; cosines and sines, the same for all layers and heads."""
+        config = self.config
+        hidden = functional.embedding(inputs.token_ids, self._weights.embedding)
+        hidden = scaled(hidden, config.embedding_multiplier)
         angles = inputs.positions[:, None].float() * self._frequencies
-        # [tokens, 1, rotary_dim / 2], the same for all heads.
+        # [tokens, 1, rotary_dim / 2].
         cosines, sines = (
             (function(angles) * config.rotary_scaling).to(hidden.dtype)[:, None]
             for function in (torch.cos, torch.sin)
         )
-        for index, layer in enumerate(weights.layers):
-            attended = self._attend(
-                index, self._norm(hidden, layer.attention_norm), inputs, kv_pool, (cosines, sines)
-            )
-            attended = self._norm(attended, layer.attention_post_norm)
-            hidden = hidden + _scale(attended, config.residual_multiplier)
-            activated = self._mlp(index, self._norm(hidden, layer.mlp_norm), inputs)
-            activated = self._norm(activated, layer.mlp_post_norm)
-            hidden = hidden + _scale(activated, config.residual_multiplier)
-        hidden = self._norm(hidden[inputs.logit_rows], weights.final_norm)
-        logits = _linear(hidden, weights.head)
-        return logits if config.logits_divisor == 1.0 else logits / config.logits_divisor
+        return hidden, (cosines, sines)
+
+    def _end(self, hidden: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
+        """The logits of the rows that are due a token, after the last layer."""
+        hidden = self._norm(hidden[inputs.logit_rows], self._weights.final_norm)
+        logits, divisor = _linear(hidden, self._weights.head), self.config.logits_divisor
+        return logits if divisor == 1.0 else logits / divisor
 
     def _attend(
         self,
@@ -119,7 +128,7 @@ class Decoder:
         return weight * functional.rms_norm(hidden, hidden.shape[-1:], eps=self.config.epsilon)
 
 
-def _scale(hidden: torch.Tensor, factor: float) -> torch.Tensor:
+def scaled(hidden: torch.Tensor, factor: float) -> torch.Tensor:
     """Most families scale nothing, and a small decode is as long as the list of its kernels."""
     return hidden if factor == 1.0 else hidden * factor
 

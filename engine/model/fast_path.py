@@ -17,6 +17,7 @@ from engine.model.decoder import Decoder
 from engine.model.decoder_adapters import DecoderAdapter, place_adapter
 from engine.model.decoder_config import DecoderConfig, NotCommon, read_config
 from engine.model.decoder_weights import DecoderWeights, read_weights
+from engine.model.fused_decoder import FusedDecoder
 from engine.model.kernels.build import KernelsUnavailable, best_variant
 from engine.model.native_decoder import NativeDecoder
 from engine.model.probe import TOLERANCES
@@ -78,8 +79,7 @@ def choose_model(
             raise ModelRefused(f"the fast path cannot serve this model: {reason}") from reason
         logger.info("served by the wide path: %s", reason)
         return served
-    on_cpu = weights.embedding.device.type == "cpu"
-    for form in _forms(compiled=compiled and on_cpu):
+    for form in _forms(weights.embedding.device.type, compiled=compiled):
         try:
             model = form(config, weights, placed)
             names = [adapter.name for adapter in adapters]
@@ -93,8 +93,10 @@ def choose_model(
     return served
 
 
-def _forms(*, compiled: bool) -> Iterator[Form]:
-    if compiled:
+def _forms(device_type: str, *, compiled: bool) -> Iterator[Form]:
+    if device_type == "cuda":
+        yield FusedDecoder
+    if device_type == "cpu" and compiled:
         variant = best_variant()
         yield lambda config, weights, adapters: NativeDecoder(
             config, weights, adapters, variant=variant

@@ -30,6 +30,8 @@ from tests.engine.model.builders import (
     save_model,
     with_seers,
 )
+from tests.engine.model.decoders import FAMILIES
+from tests.engine.model.test_fused import FUSED
 from tests.engine.model.test_likelihoods import drawn, with_logprobs
 from tests.engine.model.test_sampler import EOS, make_logits, make_rows
 
@@ -68,6 +70,14 @@ def runner_on(device: str, folder, **options) -> ModelRunner:
         max_num_batched_tokens=512,
         **(values | options),
     )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", FUSED)
+def test_the_fused_form_has_the_logits_of_the_wide_path(family, dtype, tmp_path):
+    """That it serves says so: at load it is compared, and left out where it is wrong."""
+    runner = runner_on("cuda", save_model(FAMILIES[family], tmp_path), dtype=dtype)
+    assert runner.model.name == "decoder-triton"
 
 
 def fill(pool: KVPool) -> None:

@@ -213,7 +213,7 @@ def test_a_form_that_is_wrong_for_a_single_token_is_left_out(dtype, tmp_path, mo
 
 
 def test_with_every_form_left_out_the_wide_path_serves(tmp_path, monkeypatch):
-    monkeypatch.setattr(fast_path, "_forms", lambda *, compiled: iter(()))
+    monkeypatch.setattr(fast_path, "_forms", lambda kind, *, compiled: iter(()))
     wide = served(FAMILIES["llama"], tmp_path)
     assert choose_model(wide) is wide
     with pytest.raises(ModelRefused, match="no form of the fast path works"):

@@ -9,6 +9,7 @@ import inspect
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -42,11 +43,11 @@ needs_triton = pytest.mark.skipif(
 )
 
 
-def interpret(call: str) -> None:
+def interpret(call: str, *, of: str = "test_triton") -> None:
     """In a process of its own: Triton decides at its import whether it interprets."""
     if np.lib.NumpyVersion(np.__version__) >= "2.4.0":
         pytest.skip("Triton's interpreter cannot loop over tensors with numpy 2.4 and later")
-    code = f"import torch\nfrom tests.engine.model import test_triton\ntest_triton.{call}\n"
+    code = f"import torch\nfrom tests.engine.model import {of}\n{of}.{call}\n"
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True)
 
@@ -99,39 +100,45 @@ def compare(shape: tuple[int, int, int]) -> None:
 
 
 class CompiledForHopper:
-    """In the place of the kernels: every launch compiles what it would have run."""
+    """In the place of a kernel: every launch compiles what it would have run."""
 
-    def __init__(self, kernels) -> None:
-        self.TritonError = kernels.TritonError
-        self.compiled: list = []
-        self.attend_runs = self._Kernel(kernels.attend_runs, self.compiled)
-        self.fold_runs = self._Kernel(kernels.fold_runs, self.compiled)
+    def __init__(self, kernel, compiled: list) -> None:
+        self._kernel = kernel
+        self._compiled = compiled
 
-    class _Kernel:
-        def __init__(self, kernel, compiled: list) -> None:
-            self._kernel = kernel
-            self._compiled = compiled
+    def __getitem__(self, grid):
+        def launch(*arguments, num_warps: int = 4, **constants) -> None:
+            import triton
+            from triton.backends.compiler import GPUTarget
+            from triton.compiler import ASTSource
 
-        def __getitem__(self, grid):
-            def launch(*arguments, **constants) -> None:
-                import triton
-                from triton.backends.compiler import GPUTarget
-                from triton.compiler import ASTSource
+            names = list(inspect.signature(self._kernel.fn).parameters)
+            assert set(constants) == set(names[len(arguments) :])
+            signature = dict.fromkeys(names, "constexpr")
+            signature |= dict(zip(names, map(type_of, arguments), strict=False))
+            source = ASTSource(self._kernel, signature, constexprs=constants)
+            self._compiled.append(
+                triton.compile(
+                    source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps}
+                )
+            )
 
-                names = list(inspect.signature(self._kernel.fn).parameters)
-                assert set(constants) == set(names[len(arguments) :])
-                signature = dict.fromkeys(names, "constexpr")
-                signature |= dict(zip(names, map(type_of, arguments), strict=False))
-                source = ASTSource(self._kernel, signature, constexprs=constants)
-                target = GPUTarget("cuda", 90, 32)
-                self._compiled.append(triton.compile(source, target=target))
+        return launch
 
-            return launch
+
+def compiled_for_hopper(kernels) -> SimpleNamespace:
+    """All kernels of a module, and beside them what was compiled."""
+    compiled: list = []
+    found = {name: getattr(kernels, name) for name in kernels.__all__}
+    error = found.pop("TritonError")
+    made = {name: CompiledForHopper(kernel, compiled) for name, kernel in found.items()}
+    return SimpleNamespace(TritonError=error, compiled=compiled, **made)
 
 
 def type_of(argument) -> str:
     names = {
         torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32",
+        torch.int64: "i64",
     }  # fmt: skip
     if isinstance(argument, torch.Tensor):
         return "*" + names[argument.dtype]
@@ -145,7 +152,7 @@ def test_the_kernels_compile_for_hopper(shape, dtype, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     heads, kv_heads, dim = shape
     decode = TritonDecode()
-    decode._kernels = kernels = CompiledForHopper(decode._kernels)
+    decode._kernels = kernels = compiled_for_hopper(decode._kernels)
     cache = torch.zeros(3, kv_heads, 16, dim, dtype=dtype)
     numbers = torch.ones(2, dtype=torch.int32)
     decode.plan_decodes(numbers, torch.zeros(2, 1, dtype=torch.int32), max_context=16)(
@@ -166,9 +173,14 @@ class BrokenKernels:
     def __init__(self, error: type[Exception]) -> None:
         self._error = error
 
-    @property
-    def attend_runs(self):
-        raise self._error("no C compiler")
+    def __getattr__(self, name: str):
+        return self
+
+    def __getitem__(self, grid):
+        def launch(*arguments, **constants) -> None:
+            raise self._error("no C compiler")
+
+        return launch
 
 
 @pytest.mark.parametrize(
