@@ -115,20 +115,25 @@ def _cuts(context_lens: np.ndarray, max_keys: int) -> Iterator[tuple[int, int]]:
 
 
 def _run(metadata: AttentionMetadata, first: int, end: int) -> _Run:
+    """Where each key lies is found out on the device: the host would take milliseconds to."""
     query_lens, context_lens = metadata.query_lens[first:end], metadata.context_lens[first:end]
     cumulative = np.zeros((2, end - first + 1), dtype=np.int32)
     np.cumsum(query_lens, out=cumulative[0, 1:])
     np.cumsum(context_lens, out=cumulative[1, 1:])
-    row_of_key = np.repeat(np.arange(first, end), context_lens)
-    positions = np.arange(len(row_of_key)) - np.repeat(cumulative[1, :-1], context_lens)
-    blocks = metadata.block_tables[row_of_key, positions // metadata.block_size]
-    start, device = int(metadata.offsets[first]), metadata.device
+    start, device, num_keys = int(metadata.offsets[first]), metadata.device, int(cumulative[1, -1])
+    tables, lengths, ends = (
+        to_device(array, device)
+        for array in (metadata.block_tables[first:end], context_lens, cumulative[1])
+    )
+    # Nobody waits for the device where their number is given.
+    row_of_key = torch.repeat_interleave(lengths, output_size=num_keys)
+    positions = torch.arange(num_keys, device=device) - ends[row_of_key]
     return _Run(
         tokens=slice(start, start + int(cumulative[0, -1])),
-        blocks=to_device(blocks, device),
-        offsets=to_device(positions % metadata.block_size, device),
+        blocks=tables[row_of_key, positions // metadata.block_size],
+        offsets=positions % metadata.block_size,
         cumulative_queries=to_device(cumulative[0], device),
-        cumulative_keys=to_device(cumulative[1], device),
+        cumulative_keys=ends,
         max_query=int(query_lens.max()),
         max_context=int(context_lens.max()),
     )

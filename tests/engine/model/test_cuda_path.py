@@ -6,14 +6,16 @@ there. What only a device can show is in `tests/gpu`.
 
 import inspect
 
+import numpy as np
 import pytest
 import torch
 
 from engine.model import attention
+from engine.model.attention import gathered
 from engine.model.attention.cuda import CudaAttention
 from engine.model.attention.dense import additive, attend
 from engine.model.attention.gathered import MAX_GATHERED_KEYS, GatheredAttention
-from engine.model.attention.interface import AttentionUnavailable
+from engine.model.attention.interface import AttentionMetadata, AttentionUnavailable
 from engine.model.attention.self_check import (
     ANY_NEEDS,
     CHECKED_DECODES,
@@ -22,6 +24,7 @@ from engine.model.attention.self_check import (
     self_check,
 )
 from engine.model.attention.varlen import find_varlen
+from engine.model.transfer import to_device
 
 NO_SOFTCAP = type(ANY_NEEDS)(
     heads=6, kv_heads=2, key_dim=64, value_dim=64, has_window=True, has_softcap=False
@@ -150,3 +153,27 @@ def test_a_release_of_torch_that_lacks_an_option_is_named_by_it():
 
 def test_this_release_of_torch_has_what_gathered_keys_need():
     assert GatheredAttention().name == "cuda-gathered"
+
+
+class LargestSent:
+    """`to_device`, and how many numbers it was given at most."""
+
+    def __init__(self) -> None:
+        self.numbers = 0
+
+    def __call__(self, array, device) -> torch.Tensor:
+        self.numbers = max(self.numbers, array.size)
+        return to_device(array, device)
+
+
+def test_where_keys_lie_is_told_by_their_blocks_and_not_key_by_key(monkeypatch):
+    """Thousands of long contexts are millions of keys, for which the host had to find a slot."""
+    sent = LargestSent()
+    monkeypatch.setattr(gathered, "to_device", sent)
+    lengths = np.array([4000, 3000])
+    blocks = np.arange(2 * 250).reshape(2, 250)
+    metadata = AttentionMetadata(16, np.ones_like(lengths), lengths, blocks, torch.device("cpu"))
+    (run,) = GatheredAttention(packed_varlen).prepare(metadata).runs
+    assert sent.numbers == blocks.size
+    slots = (run.blocks * 16 + run.offsets).tolist()
+    assert slots == [*range(4000), *range(4000, 7000)]
