@@ -24,6 +24,7 @@ from engine.model.determinism import NotInvariant, invariant_multiple
 from engine.model.device_errors import cause_of, is_out_of_memory
 from engine.model.fast_path import ModelPath, choose_model
 from engine.model.graphs import CudaCapturer, DecodeGraphs
+from engine.model.kernels.build import KernelsUnavailable
 from engine.model.kv_pool import KVPool
 from engine.model.loader import LoadedModel, load_model
 from engine.model.memory import free_memory_bytes, memory_share, release_memory
@@ -339,7 +340,7 @@ def _graphs(chosen: _Chosen, kv_pool: KVPool, limits: Limits) -> DecodeGraphs | 
                 max_num_seqs=limits.max_num_seqs,
                 max_model_len=chosen.max_model_len,
             )
-    except (RuntimeError, AttentionUnavailable) as error:
+    except (RuntimeError, AttentionUnavailable, KernelsUnavailable) as error:
         raise ModelRefused(
             f"decode steps cannot be captured on {chosen.device}: {cause_of(error)}; "
             "with model_path 'wide' none are"

@@ -11,6 +11,7 @@ from engine.batch import Batch, BlockCopy, ModelRunner
 from engine.errors import DeviceFailed, ModelRefused
 from engine.model import runner as runner_module
 from engine.model.device_errors import is_device_failure
+from engine.model.kernels.build import KernelsUnavailable
 from engine.model.kv_pool import KVPool, bytes_per_block
 from engine.model.loader import load_model
 from engine.model.model_runner import Limits
@@ -261,14 +262,24 @@ class Spoilt:
         raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
 
 
-def test_a_capture_that_fails_is_refused_with_what_went_wrong_first(model_folder, monkeypatch):
+class Uncompiled:
+    """A capture in which a kernel has to be compiled again, and cannot."""
+
+    def capture(self, compute):
+        raise KernelsUnavailable("compiling is not permitted while capturing")
+
+
+@pytest.mark.parametrize("capturer", [Spoilt, Uncompiled])
+def test_a_capture_that_fails_is_refused_with_what_went_wrong_first(
+    capturer, model_folder, monkeypatch
+):
     limits = Limits(max_num_seqs=4, max_num_batched_tokens=32)
     chosen = runner_module._choose(
         load_model(model_folder("qwen3"), dtype="float32"), attention_backend="reference",
         model_path="fast", block_size=4, adapters={}, limits=limits, deterministic=False, now=None,
     )  # fmt: skip
     monkeypatch.setattr(runner_module, "choose_decode", lambda **_: MaskedDecode())
-    monkeypatch.setattr(runner_module, "CudaCapturer", Spoilt)
+    monkeypatch.setattr(runner_module, "CudaCapturer", capturer)
     pool = KVPool(
         chosen.model.layer_shapes, num_blocks=1, block_size=4, dtype=torch.float32,
         has_spare_block=True,
