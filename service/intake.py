@@ -5,7 +5,7 @@ one is looked at: no input ends the worker.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
 
@@ -16,15 +16,14 @@ from quire.broker import Broker
 from quire.errors import InvalidRequest, ProtocolError, QuireError, UnsupportedVersion
 from quire.protocol import GenerationRequest
 from quire.transitions import Claim, Claimed, IngressEntry, NotClaimed, NotClaimedReason
-from service.adapters import fingerprint_with, is_same_adapter, known_adapter
 from service.completions import Origin, not_resumable, own_failure, rejection, short_error
 from service.config import Settings
 from service.contact import LONGEST_PAUSE_SECONDS, UNAVAILABLE, Contact
 from service.conversion import engine_request
-from service.logs import trace_ids
 from service.loop import EngineLoop
 from service.metrics import Metrics
 from service.model import ServedModel
+from service.origins import decoded, is_resumable, key_of, origin_of, seconds_since
 from service.outbox import Delivery, Outbox
 from service.vitals import Vitals
 
@@ -34,6 +33,11 @@ FULL_SECONDS = 0.02
 BETTER_PAUSE_SECONDS = 0.2
 #: In a burst, how long one read may wait while the engine still has work.
 BURST_BLOCK_SECONDS = 0.02
+
+#: An entry of the stream and what its claim has brought.
+Taken = tuple[IngressEntry, Claimed]
+#: A claim that is answered for: what it has brought, to be published, and to be generated.
+Opened = tuple[Claimed, Delivery, GenerationRequest]
 
 _log = structlog.get_logger("service.intake")
 
@@ -76,6 +80,8 @@ class Intake:
         self._clock = clock
         self._stopping = threading.Event()
         self._next_recovery = self._next_better = clock()
+        #: What was claimed last may have killed workers; where one is, others of its batch are.
+        self._is_careful = False
 
     def run(self) -> None:
         """Take requests in until stopped; in a burst, until there are none and all are done."""
@@ -100,10 +106,15 @@ class Intake:
         of the engine. That line empties with every step that has a slot and blocks to spare, so
         slots fill as fast as they free, and what cannot run here yet stays where any worker can
         claim it. What runs is taken to be of the best classes: if it is not, it can be preempted.
+
+        None beside one that may kill this worker, but for better classes: each that has published
+        nothing would be charged with an attempt.
         """
+        if self._outbox.has_trial(least):
+            return 0
         held = self._outbox.num_open(least)
         room = self._settings.claim_batch - max(0, held - self._loop.num_running)
-        return -(-room // self._num_intakes)
+        return min(-(-room // self._num_intakes), 1 if self._is_careful else room)
 
     def _round(self) -> None:
         if self._vitals.is_stalled:
@@ -202,12 +213,47 @@ class Intake:
             return
         if self._stopping.is_set():
             # The read was under way when we were told to stop.
-            claims = [answer.claim for _, answer in claimed]
-            self._contact.call("release", partial(self._broker.release, claims))
+            self._give_back(claimed)
             return
+        with self._outbox.trials:
+            now, later = self._in_turn(claimed)
+            # All before the first is tokenized: that may outlast a lease, and what is open is
+            # renewed.
+            opened = self._opened(now, now_ms=now_ms)
+        # Before the engine has what may kill it: what is given back is charged with nothing.
+        self._give_back(later)
+        for answer, delivery, request in opened:
+            self._admit(answer, delivery, request, now_ms=now_ms)
+
+    def _in_turn(self, claimed: Sequence[Taken]) -> tuple[Sequence[Taken], Sequence[Taken]]:
+        """Those to take in now, and those to give back, for another worker or our next read.
+
+        A process that is killed in a step does not say of whose fault. Were all that it had begun
+        begun together again, the innocent would die as often as the one that kills, and be given
+        up with it. So each of them begins alone: until it has published something, or has ended.
+        """
+        count = next((n for n, (_, it) in enumerate(claimed) if it.attempts > 1), len(claimed))
+        self._is_careful = count < len(claimed)
+        if count == 0 and not self._outbox.has_trial(Priority.LOW):
+            count = 1
+        elif count == 0:
+            self._next_better = self._clock() + BETTER_PAUSE_SECONDS
+        return claimed[:count], claimed[count:]
+
+    def _give_back(self, claimed: Sequence[Taken]) -> None:
+        """Release what is claimed and not opened; where that fails, leases hand it over."""
+        if not claimed:
+            return
+        claims = [answer.claim for _, answer in claimed]
+        try:
+            self._contact.call("release", partial(self._broker.release, claims))
+        except QuireError as error:
+            ids = [claim.request_id for claim in claims]
+            _log.error("not given back", request_ids=ids, error=str(error))
+
+    def _opened(self, claimed: Sequence[Taken], *, now_ms: int) -> list[Opened]:
         # One line for all: the engine begins with the first while the next are admitted.
         _log.debug("requests claimed", request_ids=[entry.request_id for entry, _ in claimed])
-        # All before the first is tokenized: that may outlast a lease, and what is open is renewed.
         opened = []
         for entry, answer in claimed:
             try:
@@ -218,10 +264,9 @@ class Intake:
                 continue
             if found:
                 opened.append((answer, *found))
-        for answer, delivery, request in opened:
-            self._admit(answer, delivery, request, now_ms=now_ms)
+        return opened
 
-    def _claim(self, entries: list[IngressEntry]) -> list[tuple[IngressEntry, Claimed]]:
+    def _claim(self, entries: list[IngressEntry]) -> list[Taken]:
         """Those of the entries that are ours now."""
         claim = partial(self._broker.claim, entries, fingerprint=self._served.fingerprint)
         try:
@@ -256,7 +301,15 @@ class Intake:
             reason = "unsupported_version" if unknown else "undecodable"
             self._bury(claimed.claim, error, reason=reason)
             return None
-        origin = self._origin(claimed, request, priority=Priority(entry.priority), now_ms=now_ms)
+        origin = origin_of(
+            claimed,
+            request,
+            priority=Priority(entry.priority),
+            now_ms=now_ms,
+            received=self._clock(),
+            served=self._served,
+            model=self._settings.model_name,
+        )
         tell = self._served.tokenizer.with_texts
         delivery = Delivery(key_of(claimed.claim), claimed.claim, origin, self._shard, tell=tell)
         try:
@@ -296,41 +349,6 @@ class Intake:
             if claimed.cancel_requested or not self._outbox.holds(delivery.key):
                 self._loop.abort(delivery.key, FinishReason.CANCELLED)
 
-    def _origin(
-        self,
-        claimed: Claimed,
-        request: GenerationRequest | None,
-        *,
-        priority: Priority,
-        now_ms: int,
-    ) -> Origin:
-        served, model = self._served, self._settings.model_name
-        adapter, fingerprint = None, served.fingerprint
-        if request is not None:
-            adapter = known_adapter(request, model=model, known=served.adapters)
-        if adapter is not None:
-            fingerprint = fingerprint_with(fingerprint, adapter, revision=served.adapters[adapter])
-        is_other = claimed.fingerprint != fingerprint and claimed.num_published > 0
-        return Origin(
-            request_id=claimed.claim.request_id,
-            model=model,
-            adapter=adapter,
-            fingerprint=fingerprint,
-            priority=priority,
-            tenant=request.tenant if request else "default",
-            kind=request.kind if request else "",
-            attempts=claimed.attempts,
-            epoch=claimed.claim.epoch,
-            received=self._clock(),
-            # A request scheduled for later has waited since it was due.
-            waited_seconds=seconds_since(
-                max(claimed.enqueued_ms, (request and request.not_before_ms) or 0), now_ms
-            ),
-            num_resumed_tokens=claimed.num_published,
-            other_fingerprint=(claimed.fingerprint or "") if is_other else None,
-            trace_ids=trace_ids(request.headers) if request else {},
-        )
-
     def _refuse_to_resume(self, delivery: Delivery) -> None:
         origin = delivery.origin
         fingerprints = {"before": origin.other_fingerprint, "here": origin.fingerprint}
@@ -360,27 +378,3 @@ class Intake:
         self._metrics.finished["rejected"].inc()
         names = {"request_id": claim.request_id, "epoch": claim.epoch}
         _log.warning("dead letter", **names, reason=reason, error=info.message)
-
-
-def decoded(data: bytes) -> tuple[GenerationRequest | None, InvalidRequest | None]:
-    """The request, or what is wrong with its envelope. ProtocolError when it cannot be read."""
-    try:
-        return GenerationRequest.decode(data), None
-    except InvalidRequest as error:
-        return None, error
-
-
-def is_resumable(origin: Origin) -> bool:
-    """Whether its tokens may be gone on with: from another engine, but not from other weights."""
-    before = origin.other_fingerprint
-    return before is None or is_same_adapter(before, origin.fingerprint)
-
-
-def key_of(claim: Claim) -> str:
-    """The claim's name inside this worker, unlike that of any other claim of the same request."""
-    return f"{claim.request_id}@{claim.epoch}.{claim.owner}"
-
-
-def seconds_since(moment_ms: int, now_ms: int) -> float:
-    """Seconds on the broker's clock, never negative: clocks of a failed-over server may jump."""
-    return max(0, now_ms - moment_ms) / 1000

@@ -89,6 +89,15 @@ class Delivery:
         has_run = self.request is not None and self.request.times.first_scheduled is not None
         return has_run and len(self.token_ids) == self.origin.num_resumed_tokens
 
+    @property
+    def is_on_trial(self) -> bool:
+        """Claims before this one ended with their worker, and it has brought nothing yet.
+
+        It may be what those workers died of.
+        """
+        has_moved = self.published > self.origin.num_resumed_tokens
+        return self.origin.attempts > 1 and not has_moved and not self.is_ended
+
     def recall(self, published: Sequence[TokenChunk]) -> None:
         """Begin with what earlier claims have published. ProtocolError for a log with a gap."""
         for chunk in published:
@@ -175,6 +184,8 @@ class Outbox:
     ) -> None:
         self._on_empty = on_empty
         self._clock = clock
+        #: Held by an intake from its look at `has_trial` until what it lets in is open.
+        self.trials = threading.Lock()
         self._changed = threading.Condition()
         #: The engine has ended all that it was given, or nothing more will be put.
         self._quiet = threading.Event()
@@ -310,6 +321,14 @@ class Outbox:
         with self._changed:
             return sum(
                 not delivery.is_ended and delivery.origin.priority >= least
+                for delivery in self._deliveries.values()
+            )
+
+    def has_trial(self, least: Priority) -> bool:
+        """One of class `least` or better may be what its last workers died of; see Delivery."""
+        with self._changed:
+            return any(
+                delivery.is_on_trial and delivery.origin.priority >= least
                 for delivery in self._deliveries.values()
             )
 

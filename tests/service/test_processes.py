@@ -20,6 +20,7 @@ from tests.service.builders import (
     expected_tokens,
     text_of,
 )
+from tests.service.fake_worker import POISON
 
 pytestmark = pytest.mark.processes
 
@@ -142,6 +143,30 @@ def test_a_worker_killed_in_the_middle_is_succeeded_without_a_gap_or_an_overlap(
         completion = queue.result(request_id).completion
         # What published tokens is no attempt that failed.
         assert (completion.attempts, completion.resumes) == (1, 1)
+
+
+def test_a_request_that_kills_every_worker_is_given_up_without_those_it_ran_beside(queue: Queue):
+    prompts = [(n, n + 1, n + 2) for n in range(10, 18)]
+    others = {queue.submit(prompt, max_tokens=30): prompt for prompt in prompts}
+    poison = queue.submit(POISON, max_tokens=9)
+
+    def has_ended(request_id: str) -> bool:
+        return queue.broker.status(request_id).state.is_terminal
+
+    num_killed = 0
+    while not all(map(has_ended, (poison, *others))):
+        with fake_worker(queue, "--max-attempts", "3") as process:
+            eventually(
+                lambda process=process: (
+                    process.process.poll() is not None or all(map(has_ended, (poison, *others)))
+                ),
+                "a worker dies, or all is done",
+            )
+            num_killed += process.process.poll() is not None
+    assert num_killed == 3
+    assert [letter.request_id for letter in queue.broker.dead_letters()] == [poison]
+    for request_id, prompt in others.items():
+        assert queue.result(request_id).token_ids == expected_tokens(prompt, max_tokens=30)
 
 
 def test_a_worker_that_wakes_up_after_its_lease_is_fenced_and_goes_on_with_other_work(queue: Queue):

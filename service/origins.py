@@ -1,0 +1,78 @@
+"""Says of a claimed request where it came from, and whether it may be gone on with here.
+
+Knows no queue and no thread: all it says follows from the claim, the request and the model.
+"""
+
+from engine.request import Priority
+from quire.errors import InvalidRequest
+from quire.protocol import GenerationRequest
+from quire.transitions import Claim, Claimed
+from service.adapters import fingerprint_with, is_same_adapter, known_adapter
+from service.completions import Origin
+from service.logs import trace_ids
+from service.model import ServedModel
+
+
+def origin_of(
+    claimed: Claimed,
+    request: GenerationRequest | None,
+    *,
+    priority: Priority,
+    now_ms: int,
+    received: float,
+    served: ServedModel,
+    model: str,
+) -> Origin:
+    """Of a claim made at `now_ms` on the broker's clock and `received` on ours.
+
+    The `request` is None where its envelope cannot be right.
+    """
+    adapter, fingerprint = None, served.fingerprint
+    if request is not None:
+        adapter = known_adapter(request, model=model, known=served.adapters)
+    if adapter is not None:
+        fingerprint = fingerprint_with(fingerprint, adapter, revision=served.adapters[adapter])
+    is_other = claimed.fingerprint != fingerprint and claimed.num_published > 0
+    return Origin(
+        request_id=claimed.claim.request_id,
+        model=model,
+        adapter=adapter,
+        fingerprint=fingerprint,
+        priority=priority,
+        tenant=request.tenant if request else "default",
+        kind=request.kind if request else "",
+        attempts=claimed.attempts,
+        epoch=claimed.claim.epoch,
+        received=received,
+        # A request scheduled for later has waited since it was due.
+        waited_seconds=seconds_since(
+            max(claimed.enqueued_ms, (request and request.not_before_ms) or 0), now_ms
+        ),
+        num_resumed_tokens=claimed.num_published,
+        other_fingerprint=(claimed.fingerprint or "") if is_other else None,
+        trace_ids=trace_ids(request.headers) if request else {},
+    )
+
+
+def decoded(data: bytes) -> tuple[GenerationRequest | None, InvalidRequest | None]:
+    """The request, or what is wrong with its envelope. ProtocolError when it cannot be read."""
+    try:
+        return GenerationRequest.decode(data), None
+    except InvalidRequest as error:
+        return None, error
+
+
+def is_resumable(origin: Origin) -> bool:
+    """Whether its tokens may be gone on with: from another engine, but not from other weights."""
+    before = origin.other_fingerprint
+    return before is None or is_same_adapter(before, origin.fingerprint)
+
+
+def key_of(claim: Claim) -> str:
+    """The claim's name inside this worker, unlike that of any other claim of the same request."""
+    return f"{claim.request_id}@{claim.epoch}.{claim.owner}"
+
+
+def seconds_since(moment_ms: int, now_ms: int) -> float:
+    """Seconds on the broker's clock, never negative: clocks of a failed-over server may jump."""
+    return max(0, now_ms - moment_ms) / 1000
