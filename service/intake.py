@@ -31,6 +31,9 @@ from service.vitals import Vitals
 FULL_SECONDS = 0.02
 #: Pause after looking for an urgent request brought another one.
 BETTER_PAUSE_SECONDS = 0.2
+#: Claims beyond those that the engine works on: ended, and not committed yet. While commits fail
+#: and claims do not, as where a disk has to answer for an end, all of the queue would end up here.
+MAX_ENDED_CLAIMS = 1024
 #: In a burst, how long one read may wait while the engine still has work.
 BURST_BLOCK_SECONDS = 0.02
 
@@ -108,12 +111,14 @@ class Intake:
         claim it. What runs is taken to be of the best classes: if it is not, it can be preempted.
 
         None beside one that may kill this worker, but for better classes: each that has published
-        nothing would be charged with an attempt.
+        nothing would be charged with an attempt. And none while too many ends cannot be committed.
         """
-        if self._outbox.has_trial(least):
+        settings, outbox = self._settings, self._outbox
+        most = settings.max_num_seqs + settings.claim_batch + MAX_ENDED_CLAIMS
+        if outbox.has_trial(least) or outbox.num_claims >= most:
             return 0
-        held = self._outbox.num_open(least)
-        room = self._settings.claim_batch - max(0, held - self._loop.num_running)
+        held = outbox.num_open(least)
+        room = settings.claim_batch - max(0, held - self._loop.num_running)
         return min(-(-room // self._num_intakes), 1 if self._is_careful else room)
 
     def _round(self) -> None:

@@ -2,7 +2,8 @@
 
 One Delivery per claim. The engine thread adds tokens to it and never waits; the publisher takes
 whatever has gathered, so a slow Redis makes longer chunks and nothing is dropped. The bound is the
-number of live claims, which intake limits, and the length of one generation.
+number of claims, those that have ended and are not committed included, which intake limits, and the
+length of one generation.
 
 A Delivery keeps all tokens and texts of its request, published ones too: when Redis loses the tail
 of a log, any suffix can be sent again.
@@ -331,6 +332,12 @@ class Outbox:
                 delivery.is_on_trial and delivery.origin.priority >= least
                 for delivery in self._deliveries.values()
             )
+
+    @property
+    def num_claims(self) -> int:
+        """All there are, those included whose end is not committed yet."""
+        with self._changed:
+            return len(self._deliveries)
 
     @property
     def num_unpublished_tokens(self) -> int:

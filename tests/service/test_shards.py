@@ -13,6 +13,7 @@ from tests.service.builders import (
     eventually,
     expected_tokens,
     private_redis,
+    stays,
 )
 
 NUM_SHARDS = 3
@@ -119,3 +120,28 @@ def test_a_durable_worker_refuses_a_server_that_promises_nothing():
         assert isinstance(death.error, DurabilityUnavailable)
         assert "appendfsync always" in str(death.error)
         assert not queue.broker.status(request_id).state.is_terminal
+
+
+def test_a_worker_that_can_claim_and_not_commit_leaves_most_of_the_queue_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("service.intake.MAX_ENDED_CLAIMS", 8)
+    with private_redis() as server:
+        queue = Queue.at(server.url)
+        settings = queue.settings(durable=True, max_num_seqs=4, claim_batch=2)
+        with WorkerThread(settings) as worker:
+            queue.result(queue.submit((1, 1), max_tokens=2))
+            # Nothing can be ended from now on, and everything else goes on.
+            queue.connection.config_set("appendonly", "no")
+            ids = [queue.submit((n, 1), max_tokens=2) for n in range(1, 61)]
+
+            def num_held() -> int:
+                return len(worker.worker._outbox.claims())
+
+            # A read of one class may bring a few more than there is room for.
+            eventually(lambda: num_held() >= 4 + 2 + 8)
+            stays(lambda: num_held() <= 4 + 2 + 8 + 2)
+            assert sum(queue.broker.queue_depth().values()) >= 60 - (4 + 2 + 8 + 2)
+            queue.connection.config_set("appendonly", "yes")
+            for n, request_id in enumerate(ids, start=1):
+                assert queue.result(request_id).token_ids == expected_tokens((n, 1), max_tokens=2)
