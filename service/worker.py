@@ -156,7 +156,7 @@ class Worker:
             return EXIT_REFUSED if isinstance(error.death.error, _REFUSALS) else EXIT_FAILED
         finally:
             self._stop()
-        return EXIT_OK if self._outbox.is_empty else EXIT_FAILED
+        return EXIT_OK if self._outbox.is_empty and self.death is None else EXIT_FAILED
 
     def stop(self) -> None:
         """Ask for the end: drain first; asked again while draining, release everything at once.
@@ -212,6 +212,8 @@ class Worker:
         self._loop.stop()
         if self._intakes:
             self._join("engine", RELEASE_SECONDS)
+            # What it could not release any more is given back by those who hear of its death.
+            self._raise_a_death()
         self._flush(self._settings.flush_seconds)
 
     def _stop(self) -> None:
@@ -226,6 +228,10 @@ class Worker:
         self._join("heartbeat", JOIN_SECONDS)
         self._keeper.stop()
         self._join("keeper", JOIN_SECONDS)
+        # One that died after the last event was read, even while the others ended. What dies of a
+        # stop while it loads is no news.
+        while self._intakes and (death := self._unheard_death()):
+            self._tell_of(death)
         self._health.stop()
         _log.info("worker stopped", claims_left=len(self._outbox.claims()))
 
@@ -237,16 +243,32 @@ class Worker:
         one given back uncounted would kill every worker there is.
         """
         self._vitals.state = WorkerState.FAILED
-        death = self.death = error.death
-        if isinstance(death.error, _REFUSALS):
-            _log.critical("worker cannot serve", reason=str(death.error))
-        else:
-            _log.critical("worker died", thread=death.name, exc_info=death.error)
+        death = error.death
+        self._tell_of(death)
         self._close_intakes(LAST_WORDS_SECONDS)
         if death.name == "engine":
             reason = f"the engine of a worker failed: {type(death.error).__name__}"
             self._outbox.give_back(ErrorInfo("engine_failed", reason))
         self._flush(LAST_WORDS_SECONDS)
+
+    def _tell_of(self, death: ThreadDied) -> None:
+        self.death = self.death or death
+        if isinstance(death.error, _REFUSALS):
+            _log.critical("worker cannot serve", reason=str(death.error))
+        else:
+            _log.critical("worker died", thread=death.name, exc_info=death.error)
+
+    def _raise_a_death(self) -> None:
+        if death := self._unheard_death():
+            raise WorkerDied(death)
+
+    def _unheard_death(self) -> ThreadDied | None:
+        """The next death that nobody has heard of; other events are of no use to a worker's end."""
+        while not self._events.empty():
+            event = self._events.get()
+            if isinstance(event, ThreadDied):
+                return event
+        return None
 
     def _open(self, served: ServedModel) -> None:
         """Begin to take requests in."""

@@ -1,10 +1,11 @@
 """An engine or its device dies under its requests: what counts as an attempt, and what does not."""
 
 import pytest
+from structlog.testing import capture_logs
 
 from engine.batch import Batch
 from engine.errors import DeviceFailed
-from tests.service.builders import Queue, WorkerThread, expected_tokens
+from tests.service.builders import PATIENCE_SECONDS, Queue, WorkerThread, expected_tokens
 
 
 @pytest.mark.parametrize("error", [DeviceFailed("device lost"), SystemExit("torch is gone")])
@@ -83,3 +84,33 @@ def due(queue: Queue, request_id: str) -> None:
     """End the pause before the next attempt of a request now."""
     queue.connection.zadd(queue.keys.delay, {request_id: 1})
     assert [item.request_id for item in queue.broker.promote()] == [request_id]
+
+
+def test_an_engine_that_dies_in_its_last_step_is_heard_of_and_its_work_given_back(queue: Queue):
+    steps: list[Batch] = []
+
+    def die_when_asked_to_end(batch: Batch) -> None:
+        steps.append(batch)
+        if len(steps) > 2:
+            assert worker.worker._loop._stopping.wait(PATIENCE_SECONDS)
+            raise DeviceFailed("device lost")
+
+    request_id = queue.submit((8, 8), max_tokens=50)
+    settings = queue.settings(drain_seconds=0.0, lease_seconds=600.0)
+    with WorkerThread(settings, before_run=die_when_asked_to_end) as worker:
+        queue.wait_for_tokens(request_id, 1)
+        assert worker.stop() == 1
+    assert worker.worker.death is not None
+    assert worker.worker.death.name == "engine"
+    status = queue.broker.status(request_id)
+    assert (status.state, status.attempts) == ("queued", 0)
+
+
+def test_a_thread_that_dies_at_the_very_end_is_heard_of(queue: Queue):
+    with capture_logs() as said, WorkerThread(queue.settings()) as worker:
+        queue.result(queue.submit((8, 9), max_tokens=2))
+        # It signs off when all the others have ended.
+        worker.worker._keeper._sign = {"ready": True, "draining": True}.__getitem__
+        assert worker.stop() == 1
+    (line,) = (line for line in said if line["event"] == "worker died")
+    assert line["thread"] == "keeper"
