@@ -100,6 +100,9 @@ class EngineLoop:
         if engine.has_work():
             # Busy from here on, so that a step that never returns is seen as a stall.
             self._vitals.turned(is_busy=True)
+            if is_idle:
+                # Else metrics would tell of an idle engine for as long as its first step hangs.
+                self._metrics.observe_engine(engine.snapshot())
             self._step(engine)
 
     def _take_mail(self, engine: Engine, *, timeout: float) -> None:

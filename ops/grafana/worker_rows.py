@@ -31,7 +31,8 @@ STATES = " + ".join(
 #: Seconds without a step while there is work; 0 for an idle worker.
 STALLED = (
     f"(time() - {selector('quire_engine_last_step_timestamp_seconds')})"
-    f" * on (job, instance, model) ({selector('quire_engine_requests', state='running')} > bool 0)"
+    f" * on (job, instance, model) ({total('quire_engine_requests', 'job, instance, model')}"
+    " > bool 0)"
 )
 
 WORKER_ROW = Row(

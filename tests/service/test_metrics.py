@@ -156,3 +156,15 @@ def test_requests_in_the_engine_are_seen_by_state(queue: Queue):
         gate.step_until(lambda: worker.metric("quire_engine_requests", **state) == 2)
         gate.open()
         eventually(lambda: worker.metric("quire_engine_requests", **state) == 0)
+
+
+def test_requests_are_seen_in_an_engine_that_hangs_in_the_first_step_it_has_for_them(queue: Queue):
+    gate = StepGate(steps=0)
+    with WorkerThread(queue.settings(), before_run=gate) as worker:
+        request_id = queue.submit((1, 2), max_tokens=2)
+        gate.wait_for_arrival()
+        waiting = {"model": "fake", "state": "waiting"}
+        assert worker.metric("quire_engine_requests", **waiting) == 1
+        gate.open()
+        queue.result(request_id)
+        eventually(lambda: worker.metric("quire_engine_requests", **waiting) == 0)
