@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
@@ -39,6 +39,10 @@ URL_SCHEMES = ("redis://", "rediss://", "unix://", "redis+sentinel://", "rediss+
 
 #: Names a queue; the braces of a Redis key's hash tag must stay outside.
 QUEUE_PATTERN = r"^[A-Za-z0-9._-]{1,64}$"
+
+#: The longest of all durations, ten years. Redis and the clocks of threads refuse what is much
+#: longer, but not before there is work, and as if that were to blame.
+MAX_SECONDS = 315_360_000
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "json", "console"]
@@ -96,6 +100,13 @@ class ProcessSettings(BaseSettings):
             longest_block_of(connect(value))
         except ValueError:
             raise ValueError("its host, port, path or an option cannot be right") from None
+        return value
+
+    @field_validator("*")
+    @classmethod
+    def _is_no_eternity(cls, value: Any, info: ValidationInfo) -> Any:
+        if str(info.field_name).endswith("_seconds") and value > MAX_SECONDS:
+            raise ValueError(f"must be at most {MAX_SECONDS} seconds")
         return value
 
     @property

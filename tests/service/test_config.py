@@ -98,6 +98,16 @@ def test_a_password_in_the_url_counts_before_the_other_as_it_does_for_the_comman
     assert load_settings([]).connection_url == as_command == url
 
 
+SECONDS = [name for name in Settings.model_fields if name.endswith("_seconds")]
+
+
+@pytest.mark.parametrize("seconds", ["inf", "1e16"])
+@pytest.mark.parametrize("name", SECONDS)
+def test_a_duration_that_no_clock_takes_is_refused_before_a_request_meets_it(name, seconds):
+    with pytest.raises(ConfigurationError, match=f"^{name}: must be (at most|less than)"):
+        load_settings([f"--{name.replace('_', '-')}", seconds])
+
+
 @pytest.mark.parametrize(
     ("variable", "hint"),
     [
