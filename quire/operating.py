@@ -154,6 +154,12 @@ class Operating(Shard):
         number: Any = self._retrying(lambda: self._connection.zcard(key))
         return int(number)
 
+    def num_expired_leases(self) -> int:
+        """Requests whose worker is gone, or cut off, and which no other has taken over yet."""
+        key, now = self.keys.lease, self.now_ms()
+        number: Any = self._retrying(lambda: self._connection.zcount(key, "-inf", now))
+        return int(number)
+
     def workers(self) -> list[WorkerInfo]:
         """The last word of every worker heard within a day, sorted by name."""
         key = self.keys.workers

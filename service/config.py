@@ -73,8 +73,9 @@ class Settings(ProcessSettings):
     )
     burst: bool = setting(
         "Queue",
-        "Exit with 0 as soon as nothing can be claimed and all work is done. What a pause or its "
-        "own moment holds back stays, and the log says so.",
+        "Exit with 0 as soon as nothing can be claimed and all work is done, that of workers whose "
+        "leases have expired included. What a pause or its own moment holds back stays, and the "
+        "log says so.",
         default=False,
     )
 

@@ -139,9 +139,7 @@ class Intake:
             entries = self._read_better()
         self._take_in(entries)
         if self._settings.burst and was_done and not entries:
-            self._say_what_is_left()
-            self._stopping.set()
-            self._on_queue_empty()
+            self._end_burst()
 
     def _read_better(self) -> list[IngressEntry]:
         """With the line full, still read requests of a better class than what makes it full.
@@ -167,6 +165,19 @@ class Intake:
         if not self._settings.burst:
             return block
         return 0.0 if was_done else min(block, BURST_BLOCK_SECONDS)
+
+    def _end_burst(self) -> None:
+        """The end, but for what a dead worker has left: the keeper queues it when it may.
+
+        A burst is shorter than the time for which it has to listen to the others before. Were that
+        left to the next one, it would be left for ever.
+        """
+        if self._contact.call("read", self._broker.num_expired_leases) > 0:
+            self._stopping.wait(FULL_SECONDS)
+            return
+        self._say_what_is_left()
+        self._stopping.set()
+        self._on_queue_empty()
 
     def _say_what_is_left(self) -> None:
         """Warn of requests that a burst leaves behind because nobody may claim them now."""

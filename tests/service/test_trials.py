@@ -1,4 +1,4 @@
-"""What its last worker may have died of begins alone, so that nothing dies beside it twice."""
+"""What a dead worker has left: it is taken over, and begins alone, lest others die beside it."""
 
 from dataclasses import replace
 from functools import partial
@@ -76,3 +76,14 @@ def test_beside_one_that_may_kill_it_a_worker_begins_only_what_is_more_urgent(qu
         assert queue.result(suspect).completion.attempts == 2
         assert queue.result(equal).completion.attempts == 1
         queue.result(urgent)
+
+
+def test_a_burst_takes_over_what_a_dead_worker_has_left(queue: Queue):
+    request_id = queue.submit((4, 9), max_tokens=6)
+    queue.broker.claim(queue.broker.read_ingress("dead", count=1, block_seconds=0.0))
+    queue.connection.zadd(queue.keys.lease, {request_id: 1})
+    assert queue.broker.num_expired_leases() == 1
+    with WorkerThread(queue.settings(burst=True)) as worker:
+        assert worker.wait() == 0
+    assert queue.broker.num_expired_leases() == 0
+    assert queue.broker.status(request_id).state == "completed"
