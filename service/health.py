@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -112,6 +113,14 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, handler)
+
+    def server_bind(self) -> None:
+        """Take the address. The library asks for its name as well, and nobody here wants to know.
+
+        Where names are not resolved, that takes so long that a signal goes unheard meanwhile.
+        """
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
         """Tells of our own mistakes, in the form of the log; the library would print them beside.

@@ -1,7 +1,7 @@
 """Sets up logging: one event per line on stderr, JSON unless a person is watching.
 
-Libraries that log through the standard library come out of the same pipe in the same form. Prompts
-and outputs are never logged; what a line may name is the request's id.
+Libraries that log or warn through the standard library come out of the same pipe in the same form.
+Prompts and outputs are never logged; what a line may name is the request's id.
 """
 
 import logging
@@ -71,6 +71,8 @@ def configure_logs(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    # Printed, a warning is two lines of which none can be read by a program.
+    logging.captureWarnings(capture=True)
     for name in QUIET_LIBRARIES:
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
     structlog.configure(

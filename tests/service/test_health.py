@@ -210,3 +210,15 @@ def test_slow_clients_do_not_keep_others_from_being_answered(queue: Queue):
             slow = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
             slow.sendall(b"GET /li")
         assert http_get(port, "/livez")[0] == 200
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_a_server_asks_nobody_for_the_name_of_its_address(host: str, monkeypatch):
+    def ask(name: str) -> None:
+        raise AssertionError(f"the name of {name} is asked for")
+
+    monkeypatch.setattr(socket, "gethostbyaddr", ask)
+    server = ProbeServer(CollectorRegistry(), {}, host=host, port=0)
+    server.start()
+    assert http_get(server.port, "/metrics")[0] == 200
+    server.stop()

@@ -14,13 +14,14 @@ from service.logs import configure_logs, trace_ids
 from tests.service.builders import CHECKOUT
 
 PROGRAM = """
-import logging, structlog
+import logging, structlog, warnings
 from service.logs import configure_logs
 configure_logs(level={level!r}, style={style!r})
 log = structlog.get_logger("test")
 log.debug("too quiet")
 log.info("finished", request_id="r-1", tokens=3)
 logging.getLogger("library").warning("from a library")
+warnings.warn("is old")
 try:
     1 / 0
 except ZeroDivisionError:
@@ -39,6 +40,9 @@ def stderr_of_a_program(*, level: str = "info", style: str = "auto") -> str:
 
 def test_where_nobody_watches_every_event_is_one_line_of_json():
     events = [json.loads(line) for line in stderr_of_a_program().splitlines()]
+    (warned,) = (event for event in events if "UserWarning: is old" in event["event"])
+    assert warned["level"] == "warning"
+    events.remove(warned)
     assert [event["event"] for event in events] == ["finished", "from a library", "failed"]
     assert events[0]["request_id"] == "r-1"
     assert events[0]["level"] == "info"
