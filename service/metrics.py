@@ -8,6 +8,7 @@ counter that appears with its first increment hides that increment from `rate()`
 import itertools
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
@@ -95,10 +96,20 @@ class Metrics:
             self._state[state].set_function(lambda state=state: float(vitals.state is state))
 
     def watch_memory(self, device: str, read: MemoryReader) -> None:
-        """Export the device's memory as it is at each scrape."""
+        """Export the device's memory as it is at each scrape; 0 where it cannot be read.
+
+        A device that fails must not take all the other metrics along, which tell of it.
+        """
+
+        def bytes_of(kind: str) -> float:
+            try:
+                return float(read().get(kind, 0))
+            except Exception:  # noqa: BLE001 - whatever a driver raises.
+                return 0.0
+
         gauges = self._bind("quire_device_memory_bytes", device=device)
         for kind, gauge in gauges.items():
-            gauge.set_function(lambda kind=kind: float(read().get(kind, 0)))
+            gauge.set_function(partial(bytes_of, kind))
 
     def describe(self, *, build: Mapping[str, str], sizes: Mapping[str, int]) -> None:
         """Export what is running, and with which sizes."""

@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from prometheus_client import generate_latest
 
 from engine.stats import EngineSnapshot, StepStats
 from service.metrics import Metrics
@@ -85,3 +86,14 @@ def test_a_step_is_told_once_by_what_it_was_made_of(metrics: Metrics):
     assert read(metrics, "engine_step_seconds_sum", phase="decode") == 0.125
     assert read(metrics, "engine_step_tokens_sum") == 76
     assert began <= (read(metrics, "engine_last_step_timestamp_seconds") or 0) <= time.time()
+
+
+def test_a_device_that_cannot_be_asked_takes_no_other_metric_along(metrics: Metrics):
+    def ask() -> dict[str, int]:
+        raise RuntimeError("device-side assert triggered")
+
+    metrics.watch_memory("cuda:0", ask)
+    metrics.observe_engine(FIRST)
+    scraped = generate_latest(metrics.registry).decode()
+    assert 'quire_device_memory_bytes{device="cuda:0",kind="total"} 0.0' in scraped
+    assert 'quire_generation_tokens_total{model="m"} 457.0' in scraped
