@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import redis
 import redis.asyncio
+from redis.asyncio.sentinel import MasterNotFoundError as AsyncMasterNotFoundError
 from redis.backoff import NoBackoff
 from redis.exceptions import (
     AuthenticationError,
@@ -35,6 +36,7 @@ from redis.exceptions import (
     TimeoutError as RedisTimeoutError,
 )
 from redis.retry import Retry
+from redis.sentinel import MasterNotFoundError
 
 from quire.errors import BrokerUnavailable, QueueFull, QuireError
 from quire.sentinel import connect_through_sentinels, is_sentinel_url
@@ -219,6 +221,10 @@ class Attempts:
 
 def translated(error: RedisError) -> QuireError:
     """Our error for one of redis-py's, which stays its cause."""
+    if isinstance(error, MasterNotFoundError | AsyncMasterNotFoundError):
+        # Behind its sentence redis-py prints all settings of its connections, and some versions the
+        # passwords, too. In the error itself, because whoever prints ours prints its cause.
+        error.args = (str(error).partition(" : ")[0],)
     ours: QuireError
     if isinstance(error, OutOfMemoryError):
         ours = QueueFull("Redis has no memory left", limit="memory")

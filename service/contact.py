@@ -38,7 +38,7 @@ _KINDS = {
     "timeout": ("Timeout",),
     "access": ("Authentication", "Authorization", "Permission"),
     "read_only": ("ReadOnly",),
-    "connection": ("Connection", "Loading"),
+    "connection": ("Connection", "Loading", "MasterNotFound"),
 }
 
 _Result = TypeVar("_Result")

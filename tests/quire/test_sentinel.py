@@ -4,13 +4,16 @@ import contextlib
 import shutil
 import subprocess
 import time
+import traceback
 
 import pytest
 import redis
+import redis.asyncio.sentinel
+import redis.sentinel
 
 from quire.async_broker import connect_async
 from quire.broker import Broker
-from quire.connection import connect
+from quire.connection import Retrying, connect
 from quire.errors import BrokerUnavailable
 from quire.local_redis import URL_VARIABLE, LocalRedis, _free_port
 from quire.output import State
@@ -99,6 +102,20 @@ def test_sentinels_that_know_no_master_are_a_broker_that_is_not_there(sentinel):
     url = f"redis+sentinel://127.0.0.1:{sentinel}/nobody"
     with connect(url) as connection, pytest.raises(BrokerUnavailable, match="No master found"):
         Broker(connection, retry_seconds=0.1).submit(make_request())
+
+
+@pytest.mark.parametrize("kind", [redis.sentinel, redis.asyncio.sentinel])
+def test_what_a_sentinel_does_not_find_is_told_without_the_settings_of_its_connection(kind):
+    """As redis-py 6.4 to 7.1 say it, and what whoever does not catch our error would print."""
+    said = "No master found for 'queue' : <Redis(<Connection(db=0,password=secret)>)> - refused"
+
+    def find() -> None:
+        raise kind.MasterNotFoundError(said)
+
+    with pytest.raises(BrokerUnavailable) as told:
+        Retrying(0.0)(find)
+    assert str(told.value) == "Redis cannot be reached: No master found for 'queue'"
+    assert "secret" not in "".join(traceback.format_exception(told.value))
 
 
 def test_a_sentinel_url_is_read_with_all_its_parts():

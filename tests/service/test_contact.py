@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 import redis.exceptions
+import redis.sentinel
 import structlog
 from structlog.typing import EventDict
 
@@ -87,6 +88,7 @@ def test_an_outage_soon_after_another_is_said_when_it_lasts(contact, clock, even
     [
         (redis.exceptions.ConnectionError(), "connection"),
         (redis.exceptions.BusyLoadingError(), "connection"),
+        (redis.sentinel.MasterNotFoundError(), "connection"),
         (redis.exceptions.TimeoutError(), "timeout"),
         (redis.exceptions.AuthenticationError(), "access"),
         (redis.exceptions.NoPermissionError(), "access"),
