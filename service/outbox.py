@@ -96,8 +96,9 @@ class Delivery:
 
         It may be what those workers died of.
         """
-        has_moved = self.published > self.origin.num_resumed_tokens
-        return self.origin.attempts > 1 and not has_moved and not self.is_ended
+        if self.origin.attempts == 1 or self.is_ended:
+            return False
+        return self.published <= self.origin.num_resumed_tokens
 
     def recall(self, published: Sequence[TokenChunk]) -> None:
         """Begin with what earlier claims have published. ProtocolError for a log with a gap."""
