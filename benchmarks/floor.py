@@ -5,8 +5,9 @@ at the rate at which as many bytes can be read over and over; the longer of the 
 Attention's own arithmetic, norms and sampling count nothing, so no engine gets there.
 """
 
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from benchmarks.workloads import SHARED_PREFIX_TOKENS, Workload
@@ -16,13 +17,15 @@ BYTES_PER_VALUE = {"bf16": 2, "fp32": 4}
 PEAK_SIZE = 2048
 #: How often peak and bandwidth are measured; the best counts.
 ATTEMPTS = 12
+#: How long each of the two is repeated to see what the machine keeps up.
+SUSTAINED_SECONDS = 3.0
 #: Read in one attempt at least this much, however small the weights.
 BYTES_PER_ATTEMPT = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a machine reaches: operations and bytes a second."""
+    """What a machine reaches, or keeps up: operations and bytes a second."""
 
     operations_per_second: float
     bytes_per_second: float
@@ -32,6 +35,14 @@ class Limits:
         return Limits(
             max(self.operations_per_second, other.operations_per_second),
             max(self.bytes_per_second, other.bytes_per_second),
+        )
+
+    @classmethod
+    def mean_of(cls, several: "Sequence[Limits]") -> "Limits":
+        """What was kept up on average, where each was measured for as long."""
+        return cls(
+            statistics.mean(one.operations_per_second for one in several),
+            statistics.mean(one.bytes_per_second for one in several),
         )
 
     def rounded(self) -> dict[str, float]:
@@ -88,8 +99,11 @@ def work_of(workload: Workload, shape: dict[str, int], *, dtype: str) -> Work:
     )
 
 
-def measure_limits(shape: dict[str, int], *, dtype: str) -> Limits:
-    """The best of some attempts, on all cores, in the arithmetic of `dtype`."""
+def measure_limits(shape: dict[str, int], *, dtype: str) -> tuple[Limits, Limits]:
+    """The best of some attempts, on all cores, in the arithmetic of `dtype`; and what is kept up.
+
+    The two are apart where a processor is as fast as it can be for moments only.
+    """
     import torch
 
     kind = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
@@ -98,12 +112,25 @@ def measure_limits(shape: dict[str, int], *, dtype: str) -> Limits:
     num_bytes = sum(weights_per_token(shape)) * BYTES_PER_VALUE[dtype]
     words = torch.ones(num_bytes // 8, dtype=torch.int64)
     times = max(1, BYTES_PER_ATTEMPT // num_bytes)
-    products = [_seconds(lambda: left @ right) for _ in range(ATTEMPTS)]
-    readings = [_seconds(lambda: [words.sum() for _ in range(times)]) for _ in range(ATTEMPTS)]
-    return Limits(
-        operations_per_second=2.0 * PEAK_SIZE**3 / min(products),
-        bytes_per_second=times * num_bytes / min(readings),
-    )
+    products = _seconds_of_each(lambda: left @ right)
+    readings = _seconds_of_each(lambda: [words.sum() for _ in range(times)])
+
+    def limits(product: float, reading: float) -> Limits:
+        return Limits(
+            operations_per_second=2.0 * PEAK_SIZE**3 / product,
+            bytes_per_second=times * num_bytes / reading,
+        )
+
+    best = limits(min(products[:ATTEMPTS]), min(readings[:ATTEMPTS]))
+    return best, limits(statistics.mean(products), statistics.mean(readings))
+
+
+def _seconds_of_each(compute: Callable[[], object]) -> list[float]:
+    """ATTEMPTS at least, and SUSTAINED_SECONDS."""
+    found: list[float] = []
+    while len(found) < ATTEMPTS or sum(found) < SUSTAINED_SECONDS:
+        found.append(_seconds(compute))
+    return found
 
 
 def _seconds(compute: Callable[[], object]) -> float:

@@ -32,6 +32,7 @@ class Runs:
 
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     limits: dict[int, Limits] = field(default_factory=dict)
+    sustained: dict[int, list[Limits]] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
     commits: set[str] = field(default_factory=set)
     runs: list[dict[str, Any]] = field(default_factory=list)
@@ -44,6 +45,8 @@ class Runs:
                 found.facts[record["engine"]] = record["facts"]
             elif "limits" in record:
                 found._add_limits(record["window"], Limits(**record["limits"]))
+                kept_up = found.sustained.setdefault(record["window"], [])
+                kept_up.append(Limits(**record["sustained"]))
                 found.machine = record["machine"]
                 found.commits.add(record["commit"])
             else:
@@ -81,6 +84,12 @@ def judge(case: str, path: Path) -> dict[str, Cell]:
             "inter_token_ratio": ratios(rounds, "inter_token_ms"),
             "first_token_ratio": ratios(rounds, "first_token_ms"),
             "floor_share": floor_share(rounds, found.limits, workload, case),
+            "sustained_floor_share": floor_share(
+                rounds,
+                {window: Limits.mean_of(each) for window, each in found.sustained.items()},
+                workload,
+                case,
+            ),
             "agreement": {
                 name: round(read.share, 4)
                 for name in sorted(found.facts)
@@ -218,8 +227,9 @@ class _Agreements:
 
 
 def _print(case: str, workload: str, cell: Cell) -> None:
-    share = cell["floor_share"]
-    print(f"\n{case} {workload}, correct: {cell['correct']}, share of the floor: {share}")
+    share, kept_up = cell["floor_share"], cell["sustained_floor_share"]
+    print(f"\n{case} {workload}, correct: {cell['correct']}, share of the floor: {share}", end="")
+    print(f", at what the machine kept up: {kept_up}")
     print(f"{'':24}{'tok/s':>10}{'inter ms':>10}{'first ms':>10}{'ours / it':>10}{'agreement':>10}")
     for name, rate in cell["output_tokens_per_second"].items():
         print(

@@ -106,7 +106,7 @@ def main() -> None:
             max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
             num_blocks=MAX_NUM_SEQS * -(-arguments.context // BLOCK_SIZE),
         )
-        limits = measure_limits(SHAPES[name], dtype=arguments.dtype)
+        limits, _ = measure_limits(SHAPES[name], dtype=arguments.dtype)
         print(f"\n{name} {arguments.dtype}, context {arguments.context}, {limits.rounded()}")
         print(f"{'ms (floor)':14}" + "".join(f"{part:>20}" for part in Parts.__slots__))
         for shape in arguments.shapes.split(","):

@@ -124,11 +124,12 @@ def main() -> None:
         workload = make_workload(arguments.workload, vocab_size=engine.vocab_size)
         for _ in range(arguments.runs):
             recorder.steps.clear()
-            before = measure_limits(SHAPES[model], dtype=case.dtype)
+            before, _ = measure_limits(SHAPES[model], dtype=case.dtype)
             started = time.perf_counter()
             engine.run(workload)
             wall = time.perf_counter() - started
-            limits = before.best_with(measure_limits(SHAPES[model], dtype=case.dtype))
+            after, _ = measure_limits(SHAPES[model], dtype=case.dtype)
+            limits = before.best_with(after)
             print(f"\n{model} {case.dtype} {workload.name}, {limits.rounded()}")
             print_run(recorder.steps, limits, workload, case=case, wall=wall)
 

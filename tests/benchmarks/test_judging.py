@@ -105,13 +105,16 @@ def test_the_limits_of_a_window_are_the_best_that_were_measured_in_it(tmp_path):
         {
             "window": window,
             "limits": {"operations_per_second": operations, "bytes_per_second": num_bytes},
+            "sustained": {"operations_per_second": operations / 2, "bytes_per_second": num_bytes},
             "machine": {},
             "commit": "abc",
         }
         for window, operations, num_bytes in measured
     ]
     runs.write_text("\n".join(map(json.dumps, lines)))
-    assert Runs.read(runs).limits == {1: Limits(5.0, 3.0), 2: Limits(1.0, 1.0)}
+    found = Runs.read(runs)
+    assert found.limits == {1: Limits(5.0, 3.0), 2: Limits(1.0, 1.0)}
+    assert Limits.mean_of(found.sustained[1]) == Limits(2.25, 2.5)
 
 
 def judged(folder, case: str, *, ours: int = 128, peers: int = 128, short: str = ""):
