@@ -22,6 +22,7 @@ from quire.script_runner import (
     Argument,
     Call,
     load_source,
+    of_its_kind,
     pipelines_of,
     script_error,
     script_sha,
@@ -114,7 +115,7 @@ class AsyncShard:
                 pipeline.evalsha(script_sha(source), len(call.keys), *values)
             if durability:
                 durability.add_wait(pipeline)
-            replies = list(await pipeline.execute(raise_on_error=False))
+            replies = [*map(of_its_kind, await pipeline.execute(raise_on_error=False))]
         for reply in replies:
             if isinstance(reply, TRANSIENT):
                 # It may pass, and all calls may be made again.

@@ -15,7 +15,13 @@ from importlib import resources
 from typing import Any
 
 import redis
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import (
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
 
 from quire.connection import TRANSIENT, Retrying, translated
 from quire.durability import Durability
@@ -41,6 +47,10 @@ _OF_THE_SERVER = re.compile(
     r"\b(BUSY|CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|NOAUTH|NOPERM|NOREPLICAS|OOM|READONLY"
     r"|UNKILLABLE)\b|The user executing the script|ACL failure in script"
 )
+
+#: How Redis 6.2 tells what a command in a script was refused for, of which redis-py knows nothing.
+_OF_A_COMMAND = re.compile(r": -(OOM|READONLY) ")
+_KINDS = {"OOM": OutOfMemoryError, "READONLY": ReadOnlyError}
 
 #: Error replies after which a call is made again.
 _AGAIN = (*TRANSIENT, NoScriptError)
@@ -98,7 +108,7 @@ class ScriptRunner:
             except ResponseError as error:
                 if is_lasting(error):
                     raise script_error(error) from error
-                raise
+                raise of_its_kind(error) from None
 
         return self._retrying(judged)
 
@@ -155,7 +165,7 @@ class ScriptRunner:
                 try:
                     replies.append(connection.read_response())
                 except ResponseError as error:
-                    replies.append(error)
+                    replies.append(of_its_kind(error))
             is_whole = True
         except RedisError:
             # Whether it may pass is found out by those who send again.
@@ -186,7 +196,7 @@ class ScriptRunner:
                 pipeline.evalsha(script_sha(source), num_keys, *values)
             if durability:
                 durability.add_wait(pipeline)
-            replies: list[Any] = pipeline.execute(raise_on_error=False)
+            replies: list[Any] = [*map(of_its_kind, pipeline.execute(raise_on_error=False))]
         for reply in replies:
             if isinstance(reply, TRANSIENT):
                 # It may pass, and all calls may be made again.
@@ -221,6 +231,13 @@ def load_source(name: str) -> str:
     folder = resources.files("quire") / "scripts"
     files = (*_PARTS_OF.get(name, _PARTS), name)
     return "\n".join((folder / f"{file}.lua").read_text() for file in files)
+
+
+def of_its_kind(reply: Any) -> Any:
+    """What a script was answered with; an error as the one that Redis 7 and later tell."""
+    if type(reply) is ResponseError and (found := _OF_A_COMMAND.search(str(reply))):
+        return _KINDS[found[1]](str(reply))
+    return reply
 
 
 def is_lasting(error: RedisError) -> bool:

@@ -140,7 +140,8 @@ def test_extend_adds_what_is_usual_and_asks_little_for_it(real_broker, real_conn
     calls = {
         name: stats["calls"]
         for name, stats in real_connection.info("commandstats").items()
-        if name != "cmdstat_config|resetstat"
+        # Redis 6.2 does not tell subcommands apart.
+        if name not in ("cmdstat_config", "cmdstat_config|resetstat")
     }
     assert calls.pop("cmdstat_evalsha") + calls.pop("cmdstat_eval", 0) >= 1
     assert calls == {

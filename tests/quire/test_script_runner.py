@@ -21,6 +21,7 @@ from quire.script_runner import (
     MAX_BYTES_PER_PIPELINE,
     MAX_CALLS_PER_PIPELINE,
     Call,
+    of_its_kind,
     pipelines_of,
     script_error,
 )
@@ -51,6 +52,21 @@ def test_an_error_that_would_come_again_is_told_from_one_that_may_pass(reply, ki
     error = script_error(reply)
     assert type(error) is (kind or BrokerUnavailable)
     assert error.__cause__ is reply
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("-OOM command not allowed when used memory > 'maxmemory'.", OutOfMemoryError),
+        ("-READONLY You can't write against a read only replica.", ReadOnlyError),
+        ("-MISCONF Errors writing to the AOF file", ResponseError),
+        ("user_script:3: attempt to index local 'x' (a nil value)", ResponseError),
+    ],
+)
+def test_what_an_old_server_refuses_a_script_for_is_told_as_by_a_new_one(text, kind):
+    reply = of_its_kind(ResponseError(OLD_SERVER + text))
+    assert (type(reply), str(reply)) == (kind, OLD_SERVER + text)
+    assert of_its_kind(b"OK") == b"OK"
 
 
 @pytest.fixture

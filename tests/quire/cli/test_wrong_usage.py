@@ -39,7 +39,7 @@ def test_the_doctor_sees_a_server_that_takes_no_writes(quire, monkeypatch):
         url = ["--redis-url", server.url]
         with connect(server.url) as connection:
             assert "ok    redis role: master\n" in quire("doctor", "--no-torch", *url)[1]
-            connection.config_set("maxmemory", "1mb")
+            connection.config_set("maxmemory", "100kb")
             code, out, _ = quire("doctor", "--no-torch", *url)
             assert code == 1 and "fail  redis memory: full, " in out
             connection.config_set("maxmemory", "0")
