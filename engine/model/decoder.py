@@ -78,9 +78,27 @@ class Decoder:
         kv_pool: KVPool,
         rotary: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
+        projected = self._linear(index, "qkv", hidden, inputs)
+        attended = inputs.attention(
+            self._place(index, projected, inputs, kv_pool, rotary),
+            kv_pool.key_cache(index),
+            kv_pool.value_cache(index),
+            scaling=self.config.scaling,
+            sliding_window=self.config.windows[index],
+        )
+        return self._linear(index, "output", attended.flatten(1), inputs)
+
+    def _place(
+        self,
+        index: int,
+        projected: torch.Tensor,
+        inputs: StepInputs,
+        kv_pool: KVPool,
+        rotary: tuple[torch.Tensor, torch.Tensor],
+    ) -> torch.Tensor:
+        """The queries, [tokens, heads, head_dim]; keys and values go into their slots."""
         config, layer = self.config, self._weights.layers[index]
         heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
-        projected = self._linear(index, "qkv", hidden, inputs)
         query, key, value = torch.split(
             projected, [count * config.head_dim for count in heads], dim=-1
         )
@@ -94,18 +112,15 @@ class Decoder:
         if config.rotates[index]:
             query, key = _rotate(query, *rotary), _rotate(key, *rotary)
         kv_pool.write(index, key=key, value=value, slots=inputs.slots)
-        attended = inputs.attention(
-            query,
-            kv_pool.key_cache(index),
-            kv_pool.value_cache(index),
-            scaling=config.scaling,
-            sliding_window=config.windows[index],
-        )
-        return self._linear(index, "output", attended.flatten(1), inputs)
+        return query
 
     def _mlp(self, index: int, hidden: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
-        gate, up = self._linear(index, "gate_up", hidden, inputs).chunk(2, dim=-1)
-        return self._linear(index, "down", functional.silu(gate) * up, inputs)
+        gate_up = self._linear(index, "gate_up", hidden, inputs)
+        return self._linear(index, "down", self._activate(gate_up), inputs)
+
+    def _activate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.silu(gate) * up
 
     def _linear(
         self, index: int, product: str, hidden: torch.Tensor, inputs: StepInputs

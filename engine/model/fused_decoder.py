@@ -64,19 +64,17 @@ class FusedDecoder(Decoder):
         assert added is not None
         return self._end(hidden + added, inputs)
 
-    def _attend(
+    def _place(
         self,
         index: int,
-        hidden: torch.Tensor,
+        projected: torch.Tensor,
         inputs: StepInputs,
         kv_pool: KVPool,
         rotary: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
         config, layer = self.config, self._weights.layers[index]
-        projected = self._linear(index, "qkv", hidden, inputs)
         query = projected.new_empty(len(projected), config.num_heads, config.head_dim)
         heads = config.num_heads + 2 * config.num_kv_heads
-        keys, values = kv_pool.key_cache(index), kv_pool.value_cache(index)
         blocks, offsets = inputs.slots.blocks, inputs.slots.offsets
         norms = layer.query_norm is not None
         self._launch(
@@ -89,8 +87,8 @@ class FusedDecoder(Decoder):
             blocks,
             offsets,
             query,
-            keys,
-            values,
+            kv_pool.key_cache(index),
+            kv_pool.value_cache(index),
             config.epsilon,
             blocks.stride(0),
             offsets.stride(0),
@@ -105,17 +103,9 @@ class FusedDecoder(Decoder):
             # One head is little work, and there are many of them.
             num_warps=1,
         )
-        attended = inputs.attention(
-            query,
-            keys,
-            values,
-            scaling=config.scaling,
-            sliding_window=config.windows[index],
-        )
-        return self._linear(index, "output", attended.flatten(1), inputs)
+        return query
 
-    def _mlp(self, index: int, hidden: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
-        gate_up = self._linear(index, "gate_up", hidden, inputs)
+    def _activate(self, gate_up: torch.Tensor) -> torch.Tensor:
         size = gate_up.shape[1] // 2
         active = gate_up.new_empty(len(gate_up), size)
         self._launch(
@@ -125,7 +115,7 @@ class FusedDecoder(Decoder):
             SIZE=size,
             TILE=ACTIVATED,
         )
-        return self._linear(index, "down", active, inputs)
+        return active
 
     def _add_and_norm(
         self, hidden: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor | None
