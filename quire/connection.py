@@ -12,7 +12,6 @@ import socket
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import redis
 import redis.asyncio
@@ -39,7 +38,7 @@ from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError
 
 from quire.errors import BrokerUnavailable, QueueFull, QuireError
-from quire.sentinel import connect_through_sentinels, is_sentinel_url
+from quire.sentinel import connect_through_sentinels, is_sentinel_url, parts_of
 
 try:
     from redis import maint_notifications
@@ -144,7 +143,7 @@ def connection_settings(url: str, block_seconds: float) -> dict[str, Any]:
 
 def _take_apart(url: str) -> None:
     try:
-        parts = urlsplit(url)
+        parts = parts_of(url)
         if not is_sentinel_url(url):
             _ = parts.port
     except ValueError:

@@ -10,9 +10,10 @@ Sentinels are asked without TLS.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 from redis.connection import parse_url
 from redis.sentinel import Sentinel
@@ -29,6 +30,10 @@ OWN_OPTIONS = frozenset({"sentinel_username", "sentinel_password"})
 #: How every option begins that is about the server's TLS.
 TLS_PREFIX = "ssl_"
 
+_OUTSIDE_BRACKETS = re.compile(r"[^\[\]]*")
+#: A name or an address, and a port; what they are is looked at by those who connect.
+_HOST = re.compile(rf"(\[[^\[\]]+\])?{_OUTSIDE_BRACKETS.pattern}")
+
 #: How long a sentinel may take to answer.
 SENTINEL_SECONDS = 1.0
 
@@ -36,6 +41,22 @@ SENTINEL_SECONDS = 1.0
 def is_sentinel_url(url: str) -> bool:
     """Whether a url is one of those `connect_through_sentinels` takes."""
     return url.partition("://")[0] in SCHEMES
+
+
+def parts_of(url: str) -> SplitResult:
+    """What `urlsplit` says of any url, of one with several hosts, too.
+
+    Versions of Python that look into brackets refuse an address in them beside other hosts.
+    ValueError.
+    """
+    if not is_sentinel_url(url):
+        return urlsplit(url)
+    scheme, _, rest = url.partition("://")
+    end = min(found for mark in "/?#" if (found := f"{rest}{mark}".find(mark)) >= 0)
+    user, _, hosts = rest[:end].rpartition("@")
+    if not _OUTSIDE_BRACKETS.fullmatch(user) or not all(map(_HOST.fullmatch, hosts.split(","))):
+        raise ValueError("only an address is in brackets")
+    return urlsplit(f"{scheme}://{rest[end:]}")._replace(netloc=rest[:end])
 
 
 def connect_through_sentinels(
@@ -47,7 +68,7 @@ def connect_through_sentinels(
     redis.asyncio for a client of its kind. ValueError for a url that cannot be right; whether there
     are TLS options of these names is for `refuse_unknown_options` to say.
     """
-    parts = urlsplit(url)
+    parts = parts_of(url)
     server, _, hosts = parts.netloc.rpartition("@")
     service, _, database = parts.path.removeprefix("/").partition("/")
     if not hosts or not service or not (database or "0").isdecimal():

@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from quire.errors import InvalidRequest
 
@@ -45,7 +45,10 @@ def known_settings(environ: Mapping[str, str]) -> dict[str, str]:
 
 def with_password(url: str, password: str | None) -> str:
     """The url with the password in it, unless it has one of its own."""
-    parts = urlsplit(url)
+    # Only now: `--help` need not wait for the client of Redis.
+    from quire.sentinel import parts_of
+
+    parts = parts_of(url)
     if password is None or parts.password:
         return url
     user, _, hosts = parts.netloc.rpartition("@")

@@ -13,11 +13,12 @@ import redis.sentinel
 
 from quire.async_broker import connect_async
 from quire.broker import Broker
+from quire.cli.sources import with_password
 from quire.connection import Retrying, connect
 from quire.errors import BrokerUnavailable
 from quire.local_redis import URL_VARIABLE, LocalRedis, _free_port
 from quire.output import State
-from quire.sentinel import connect_through_sentinels
+from quire.sentinel import connect_through_sentinels, parts_of
 from tests.quire.builders import make_request
 
 pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(90)]
@@ -130,6 +131,18 @@ def test_a_sentinel_url_is_read_with_all_its_parts():
     plain = connect("redis+sentinel://one/shop").connection_pool
     assert plain.connection_kwargs["socket_timeout"] == 5.0
     assert plain.connection_kwargs["retry"].get_retries() == 0
+
+
+@pytest.mark.parametrize("hosts", ["[::1]:2,one", "one,[::1]:2", "a:b@one:1,[fe80::1],[::1]:2"])
+def test_an_address_in_brackets_may_stand_beside_other_hosts(hosts):
+    """Whatever this Python thinks of it: its versions differ."""
+    parts = parts_of(f"redis+sentinel://{hosts}/shop/7?sentinel_password=x")
+    assert (parts.netloc, parts.path, parts.query) == (hosts, "/shop/7", "sentinel_password=x")
+    assert parts_of(parts.geturl()) == parts
+    assert with_password(f"redis+sentinel://{hosts}/shop", "p/w").count("@") == 1
+    for wrong in (f"{hosts}[", f"a]{hosts}", f"{hosts},b[::1]", f"[a]@{hosts}"):
+        with pytest.raises(ValueError, match="brackets"):
+            parts_of(f"redis+sentinel://{wrong}/shop")
 
 
 @pytest.mark.parametrize("rest", ["", "/shop", "host/", "host/shop/x", "host:x/shop"])
