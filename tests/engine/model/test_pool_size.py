@@ -105,7 +105,7 @@ def test_with_adapters_no_step_has_more_either(shape, rank, tmp_path):
             compute_logits(step, model=model, kv_pool=pool, backend=ReferenceAttention())
         most.append(memory.most)
     size = size_of(num_tokens=240, width=forms.wide.width, max_rank=rank)
-    assert max(most) <= size.nbytes <= 3 * max(most)
+    assert max(most) <= size.nbytes <= 3.5 * max(most)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
