@@ -21,7 +21,7 @@ LIVE_WIDE = 4
 LIVE_LOGITS = 13
 #: Tensors as wide as the widest that are alive beside those where adapters add to a product: their
 #: tokens gathered, and what is added, which may be of two such layers in one.
-LIVE_ADAPTED = 4
+LIVE_ADAPTED = 3
 #: Numbers alive for each of an adapter's rank: of three parts of a product beside each other, or
 #: before and after they are scaled. Whole strips are computed.
 LIVE_RANKS = 4

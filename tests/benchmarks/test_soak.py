@@ -1,5 +1,8 @@
 """The soak's gate: a short one passes it, and each thing it guards against fails it."""
 
+import subprocess
+import sys
+
 import pytest
 
 from benchmarks.bench_soak import (
@@ -10,6 +13,22 @@ from benchmarks.bench_soak import (
     make_request,
     soak,
 )
+
+#: A soak with a scheduler that forgets nobody. In a process of its own: the one of the tests has
+#: memory to spare, which a leak fills up first.
+LEAKING = """
+from benchmarks.bench_soak import soak
+from engine.scheduler import Scheduler
+
+kept, finish = [], Scheduler.finish
+
+def finish_and_keep(self, request, *arguments, **names):
+    finish(self, request, *arguments, **names)
+    kept.append((request, bytes(4096)))
+
+Scheduler.finish = finish_and_keep
+soak(1000, seed=3)
+"""
 
 
 def test_a_short_soak_sees_every_kind_of_trouble_and_passes():
@@ -34,6 +53,12 @@ def test_one_dictionary_entry_per_request_is_more_growth_than_is_allowed():
     sizes = [50 * 2**20 + tenth * 10_000 * 100 for tenth in range(10)]
     with pytest.raises(SoakFailed, match="grew by 5000000 bytes"):
         growth_of_last_half(sizes, 100_000)
+
+
+def test_a_scheduler_that_keeps_what_has_ended_fails_the_soak():
+    ended = subprocess.run([sys.executable, "-c", LEAKING], capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "SoakFailed: grew by" in ended.stderr
 
 
 def test_growth_in_the_first_half_is_warming_up():

@@ -3,13 +3,17 @@
 Whether both agree is asked at every start: a form serves if its logits are right on that machine.
 """
 
+import sys
 import tempfile
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import LlamaConfig
 
+import engine.model
+from engine.model import decoder as decoder_module
 from engine.model import fast_path
 from engine.model.attention.reference import ReferenceAttention
 from engine.model.decoder import Decoder
@@ -105,6 +109,35 @@ def test_kernels_that_cannot_be_made_leave_the_form_out():
     _, decoder = forms("qwen3", torch.float32)
     with pytest.raises(KernelsUnavailable, match="no C compiler"):
         Replaced(decoder, BrokenKernels(PermissionError)).decode()
+
+
+class Recorded:
+    """Kernels that compute nothing, and note their names."""
+
+    TritonError = RuntimeError
+
+    def __init__(self, seen: list[str]) -> None:
+        self._seen = seen
+
+    def __getattr__(self, name: str) -> dict:
+        return defaultdict(lambda: lambda *_, **__: self._seen.append(name))
+
+
+def test_between_its_products_a_layer_launches_four_kernels(monkeypatch):
+    """Also where Triton is not installed: what computes them does not matter here."""
+    seen: list[str] = []
+    kernels = Recorded(seen)
+    monkeypatch.setitem(sys.modules, "engine.model.fused_kernels", kernels)
+    monkeypatch.setattr(engine.model, "fused_kernels", kernels, raising=False)
+    plain = decoder_module._linear
+    monkeypatch.setattr(
+        decoder_module, "_linear", lambda *given: seen.append("linear") or plain(*given)
+    )
+    _, decoder = forms("qwen3", torch.float32)
+    Replaced(decoder, kernels).decode()
+    attention = ["add_and_norm", "linear", "place_heads", "linear"]
+    layer = [*attention, "add_and_norm", "linear", "activate", "linear"]
+    assert seen == [*layer * len(decoder.layer_shapes), "linear"]
 
 
 def test_norms_behind_a_block_are_left_to_the_form_that_knows_them(tmp_path):

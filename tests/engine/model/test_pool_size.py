@@ -105,7 +105,7 @@ def test_with_adapters_no_step_has_more_either(shape, rank, tmp_path):
             compute_logits(step, model=model, kv_pool=pool, backend=ReferenceAttention())
         most.append(memory.most)
     size = size_of(num_tokens=240, width=forms.wide.width, max_rank=rank)
-    assert max(most) <= size.nbytes <= 3.5 * max(most)
+    assert max(most) <= size.nbytes <= 3 * max(most)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -222,5 +222,5 @@ def test_memory_is_set_aside_for_what_adapters_add(model_folder, tmp_path, monke
     adapters = [save_adapter(folder, tmp_path / str(rank), r=rank) for rank in (8, 40)]
     lost = memory_of() - memory_of(one=adapters[0], other=adapters[1])
     width = (4 + 2 * 2) * 16
-    one = 4 * 64 * (4 * width + 4 * 40)
+    one = 4 * 64 * (3 * width + 4 * 40)
     assert lost == pytest.approx(0.4 * one, rel=0.1)
