@@ -136,7 +136,7 @@ class SpanWorker {
       for_each_tile(rows, Tiles<T>::ROWS, [&](int64_t r, int64_t n) {
         const bool first_tile = r == 0 && part == queries.values;
         Tiles<T>::multiply(n, (const uint32_t*)part + r * inner, inner,
-                           {at, count, num_segments, words, fetch, first_tile ? LINES : 0, true},
+                           {at, count, num_segments, words, {fetch, first_tile ? LINES : 0}, true},
                            scores + r * SPAN, SPAN, part != queries.values);
       });
     }
@@ -216,7 +216,7 @@ class SpanWorker {
       for_each_tile(rows, Tiles<T>::ROWS, [&](int64_t r, int64_t n) {
         Tiles<T>::multiply(
             n, weights + r * stride, stride,
-            {at, width, segments.count, segments.words, fetch, r == 0 ? lines : 0},
+            {at, width, segments.count, segments.words, {fetch, r == 0 ? lines : 0}},
             sums + r * width_, width_, first > 0);
       });
     }

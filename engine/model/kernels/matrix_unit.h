@@ -111,28 +111,49 @@ inline void for_each_number(const Body& body) {
 // Steps of other work that vectors take during one of the unit.
 constexpr int64_t MEANWHILE_STEPS = 2;
 
-// What is fetched during a step: so many lines from there on.
-struct Fetch {
-  const char* at;
-  int64_t lines;
+// Lines to be fetched during a step into the cache of a level: so many in each of some places,
+// `apart` bytes from each other.
+template <int LEVEL, int PLACES>
+struct Lines {
+  const char* at = nullptr;
+  int64_t count = 0, apart = 0;
 
-  void part(int64_t count) {
-    for (int64_t i = 0; i < count; i++, at += 64) __builtin_prefetch(at, 0, 2);
+  void some(int64_t number) {
+    for (int64_t i = 0; i < number; i++, at += 64)
+#pragma GCC unroll 4
+      for (int place = 0; place < PLACES; place++)
+        __builtin_prefetch(at + place * apart, 0, LEVEL == 1 ? 3 : 2);
   }
 };
 
-// Adds sixteen words of H times sixteen rows, and of W strips from word k on. Each is loaded once.
+// The lines of a step of H times W products. Only strips of tiles as low as a register are near.
+template <int H, int W>
+struct StepLines {
+  Lines<2, TILE_STRIPS> later;
+  Lines<1, H == 1 ? W : 0> near;
+
+  // One of so many parts.
+  void part(int64_t parts) {
+    later.some((later.count + parts - 1) / parts);
+    if constexpr (H == 1) near.some((near.count + parts - 1) / parts);
+  }
+};
+
+// Adds sixteen words of H times sixteen rows, and of W strips from word k on. Each is loaded once,
+// and its register cleared after its last use: the fewer hold something, the faster are loads while
+// another thread has the other half of the core.
 template <int H, int W>
 inline void add_words(const uint32_t* rows, int64_t stride, const uint32_t* const* strips,
-                      int64_t k, Fetch fetch) {
-  const int64_t each = fetch.lines / (H * W);
+                      int64_t k, StepLines<H, W> lines) {
   for_each_number<W>([&](auto w) {
     load_register<6>(strips[w] + k * LANES, LANES * 4);
     for_each_number<H>([&](auto h) {
       if constexpr (w == 0) load_register<4 + h>(rows + h * UNIT_HEIGHT * stride, stride * 4);
       add_products<h * W + w, 4 + h, 6>();
-      fetch.part(each);
+      if constexpr (w == W - 1) clear_register<4 + h>();
+      lines.part(H * W);
     });
+    clear_register<6>();
   });
 }
 
@@ -153,13 +174,14 @@ inline void add_rest(const uint32_t* rows, int64_t stride, const uint32_t* const
     std::fill_n(strip_words[w], UNIT_WORDS * LANES, 0);
     std::copy_n(strips[w] + k * LANES, left * LANES, strip_words[w]);
   }
-  add_words<H, W>(row_words, UNIT_WORDS, copies, 0, {nullptr, 0});
+  add_words<H, W>(row_words, UNIT_WORDS, copies, 0, {});
 }
 
 // sums[r][s] (+)= rows[r] . strips[first + s], for `count` rows, 16 * H at most, and W strips.
 template <int H, int W>
 void multiply_registers(const uint32_t* rows, int64_t stride, int64_t count, const Strips& strips,
-                        int64_t first, int64_t lines, float* sums, int64_t sums_stride, bool add) {
+                        int64_t first, const Fetch& fetch, float* sums, int64_t sums_stride,
+                        bool add) {
   const auto for_each_sums = [&](const auto& body) {
     for_each_number<H * W>([&](auto number) {
       constexpr int64_t ROW = number / W * UNIT_HEIGHT;
@@ -173,34 +195,47 @@ void multiply_registers(const uint32_t* rows, int64_t stride, int64_t count, con
       clear_register<number>();
   });
   const int64_t inner = strips.inner;
-  const auto fetch = [&](int64_t segment, int64_t k, int64_t words) {
-    return Fetch{lines > 0 ? strips.fetch[segment] + k * lines * 64 : nullptr, words * lines};
+  const auto at = [&](int64_t segment) { return strips.at + segment * strips.count + first; };
+  const int64_t place = fetch.lines * 64 / TILE_STRIPS;  // Bytes of each place for a word.
+  const auto lines = [&](int64_t segment, int64_t k, int64_t words) {
+    StepLines<H, W> step;
+    if (fetch.lines > 0)
+      step.later = {fetch.later[segment] + k * place, words * place / 64, inner * place};
+    if constexpr (H == 1) {
+      if (fetch.on != nullptr) {
+        const uint32_t* const on = k + NEAR < inner ? at(segment)[0] + (k + NEAR) * LANES
+                                                    : fetch.on + (k + NEAR - inner) * LANES;
+        const int64_t apart = W > 1 ? at(segment)[1] - at(segment)[0] : 0;
+        step.near = {(const char*)on, words, apart * 4};
+      }
+    }
+    return step;
   };
   const auto meanwhile = [&] {
     if (strips.meanwhile != nullptr) strips.meanwhile->some(MEANWHILE_STEPS);
   };
-  const auto at = [&](int64_t segment) { return strips.at + segment * strips.count + first; };
   int64_t segment = 0;
   // Two at a time: half of a register takes as long as a whole one.
   if (strips.joined && 2 * inner == UNIT_WORDS)
     for (; segment + 2 <= strips.num_segments; segment += 2, rows += 2 * inner) {
-      fetch(segment, 0, inner).part(inner * lines);
-      add_words<H, W>(rows, stride, at(segment), 0, fetch(segment + 1, 0, inner));
+      lines(segment, 0, inner).part(1);
+      add_words<H, W>(rows, stride, at(segment), 0, lines(segment + 1, 0, inner));
       meanwhile();
     }
   for (; segment < strips.num_segments; segment++, rows += inner) {
     int64_t k = 0;
     for (; k + UNIT_WORDS <= inner; k += UNIT_WORDS) {
-      add_words<H, W>(rows + k, stride, at(segment), k, fetch(segment, k, UNIT_WORDS));
+      add_words<H, W>(rows + k, stride, at(segment), k, lines(segment, k, UNIT_WORDS));
       meanwhile();
     }
     if (k < inner) {
-      fetch(segment, k, inner - k).part((inner - k) * lines);
+      lines(segment, k, inner - k).part(1);
       add_rest<H, W>(rows, stride, at(segment), k, inner - k);
     }
   }
   for_each_sums([&](auto number, float* to, int64_t left) {
     store_sums<number>(to, sums_stride, left);
+    clear_register<number>();
   });
 }
 
@@ -211,8 +246,8 @@ struct Tiles<BFloat16> {
   static constexpr bool LEAVES_VECTORS = true;
 
   static Cut cut(int64_t num_rows) {
-    if (num_rows <= UNIT_HEIGHT) return {UNIT_HEIGHT, TILE_STRIPS, TILE_STRIPS};
-    return {ROWS, TILE_STRIPS / 2, num_rows <= ROWS ? 2 : 1};
+    if (num_rows <= UNIT_HEIGHT) return {UNIT_HEIGHT, TILE_STRIPS, TILE_STRIPS, true};
+    return {ROWS, TILE_STRIPS / 2, num_rows <= ROWS ? 2 : 1, false};
   }
 
   static void multiply(int64_t count, const uint32_t* rows, int64_t stride, const Strips& strips,
@@ -225,8 +260,9 @@ struct Tiles<BFloat16> {
     const int64_t most = high ? TILE_STRIPS / 2 : TILE_STRIPS;
     for (int64_t first = 0; first < strips.count; first += most) {
       const int64_t width = std::min(most, strips.count - first);
-      tiles[high][width - 1](rows, stride, count, strips, first, first == 0 ? strips.lines : 0,
-                             sums + first * LANES, sums_stride, add);
+      tiles[high][width - 1](rows, stride, count, strips, first,
+                             first == 0 ? strips.fetch : Fetch(), sums + first * LANES,
+                             sums_stride, add);
     }
   }
 };

@@ -30,6 +30,8 @@ struct Ahead {
   int64_t words;
   // What lies behind them is of no use: then no more is fetched at a time than it takes.
   bool alone = false;
+  // They are of the same product.
+  bool same = false;
 };
 
 struct Rows {
@@ -58,6 +60,15 @@ inline void for_each_tile(int64_t total, int64_t height, const Body& body) {
     body(first, last - first);
     first = last;
   }
+}
+
+// How many lines of what comes next are fetched with each of so many words, all tiles' words of a
+// strip. Those of the same product none where they are near by then; but before another product
+// everyone is waited for, and that is time to fetch in.
+inline int64_t lines_of(const Ahead& ahead, const Cut& cut, int64_t words) {
+  int64_t lines = cut.near && ahead.same ? 0 : cut.lines;
+  while (ahead.alone && lines > 0 && words * (lines / 2) * LANES >= ahead.words) lines /= 2;
+  return lines;
 }
 
 // What is done with `count` strips of a tile's sums, row by row.
@@ -95,12 +106,10 @@ void multiply(const Rows& rows, const uint32_t* packed, int64_t inner, int64_t f
       const uint32_t* base = packed + strip * inner * LANES;
       // The next strips are fetched line by line while these are computed.
       const int64_t size = count * inner * LANES;
-      const Ahead ahead = strip + count < last ? Ahead{base + size, size} : next;
+      const Ahead ahead = strip + count < last ? Ahead{base + size, size, false, true} : next;
       const int64_t passes = (num_rows + cut.rows - 1) / cut.rows *
                              ((count + cut.strips - 1) / cut.strips);
-      int64_t lines = cut.lines;
-      while (ahead.alone && lines > 0 && passes * inner * (lines / 2) * LANES >= ahead.words)
-        lines /= 2;
+      const int64_t lines = lines_of(ahead, cut, passes * inner);
       const char* fetch = (const char*)ahead.at;
       const char* const fetched = (const char*)(ahead.at + ahead.words);
       for (const uint32_t* words : {rows.words, rows.rest}) {
@@ -111,13 +120,17 @@ void multiply(const Rows& rows, const uint32_t* packed, int64_t inner, int64_t f
           const int64_t length = std::min(INNER_BLOCK, inner - k);
           const uint32_t* strips[TILE_STRIPS];
           for (int64_t s = 0; s < count; s++) strips[s] = base + (s * inner + k) * LANES;
+          const bool near = cut.near && first_part && length > NEAR;
+          const uint32_t* const then = k + length < inner ? strips[0] + length * LANES : ahead.at;
           for (int64_t s = 0; s < count; s += cut.strips) {
             const int64_t width = std::min(cut.strips, count - s);
+            const uint32_t* const on = s + width < count ? strips[s + width] : then;
             for_each_tile(num_rows, cut.rows, [&](int64_t r, int64_t n) {
               place = Tiles<T>::ROWS - place;
               float* const to = sums + (go_on ? r * WIDTH + s * LANES : place * WIDTH);
               Tiles<T>::multiply(n, words + (row + r) * rows.stride + k, rows.stride,
-                                 {strips + s, width, 1, length, &fetch, lines, false, &waiting},
+                                 {strips + s, width, 1, length,
+                                  {&fetch, lines, near ? on : nullptr}, false, &waiting},
                                  to, WIDTH, k > 0 || !first_part);
               fetch += length * lines * 64;
               if (fetch >= fetched) fetch = (const char*)base;

@@ -49,9 +49,10 @@ class ProductPieces {
 
 // Where the strips first .. last-1 of a product lie.
 template <class T>
-inline Ahead strips_of(const Product& product, int64_t first, int64_t last) {
+inline Ahead strips_of(const Product& product, int64_t first, int64_t last, bool same = false) {
   const int64_t words = product.linear.inputs / T::PER_WORD * LANES;
-  return {product.packed() + first * words, (std::min(last, product.num_strips()) - first) * words};
+  const int64_t count = std::min(last, product.num_strips()) - first;
+  return {product.packed() + first * words, count * words, false, same};
 }
 
 // Those that a member of a team will begin with.
@@ -83,7 +84,7 @@ void multiply_part(const Product& product, const Rows& rows, Team& team, int mem
     const int64_t first = pieces.group(i) * TILE_STRIPS, later = pieces.group(next) * TILE_STRIPS;
     compute(rows.part(pieces.rows(i)), first,
             std::min(first + TILE_STRIPS, product.num_strips()),
-            next < pieces.count ? strips_of<T>(product, later, later + TILE_STRIPS) : then);
+            next < pieces.count ? strips_of<T>(product, later, later + TILE_STRIPS, true) : then);
   }
 }
 

@@ -14,15 +14,27 @@ namespace quire {
 constexpr int TILE_ROWS = 6, TILE_STRIPS = 4;
 constexpr int TALL_ROWS = 12, TALL_STRIPS = 2;
 
+// What is fetched while a tile is multiplied. Lines fetched together lie in several places, so that
+// the processor's own fetching gets ahead in all of them.
+struct Fetch {
+  // Where what is needed later lies, for every segment; with each word `lines` lines of it are
+  // fetched: none, one, two or TILE_STRIPS.
+  const char* const* later = nullptr;
+  int64_t lines = 0;
+  // Where the tile's first strip goes on, and the others as far from it as they are here. Not null
+  // where the strips come from memory for this tile: they are fetched NEAR words before their turn.
+  const uint32_t* on = nullptr;
+};
+
+// So many words take as long as memory takes to answer, and fit in the first-level cache.
+constexpr int64_t NEAR = 32;
+
 // The columns of a tile and what is fetched while they are multiplied.
 struct Strips {
   // Where the strips go on, one after the other, and again after every `inner` words.
   const uint32_t* const* at;
   int64_t count, num_segments, inner;
-  // Where what is needed next lies, for every segment; with each word `lines` lines of it are
-  // fetched: none, one, two or TILE_STRIPS.
-  const char* const* fetch;
-  int64_t lines;
+  Fetch fetch;
   // Whether the segments of a strip lie behind each other.
   bool joined = false;
   // Taken in steps where something else than vectors multiplies; nobody else looks at it.
@@ -32,9 +44,9 @@ struct Strips {
 // sums[r][s] (+)= rows[r] . strips[first + s], all of them in registers.
 template <class T, int R, int S>
 void multiply_block(const uint32_t* rows, int64_t stride, const Strips& strips, int64_t first,
-                    int64_t lines, float* sums, int64_t sums_stride, bool add) {
+                    const Fetch& fetch, float* sums, int64_t sums_stride, bool add) {
   constexpr int WIDTH = S * PARTS;
-  const int64_t inner = strips.inner;
+  const int64_t inner = strips.inner, lines = fetch.lines, apart = inner * 64;
   PartVector total[R][WIDTH];
 #pragma GCC unroll 12
   for (int r = 0; r < R; r++)
@@ -42,20 +54,27 @@ void multiply_block(const uint32_t* rows, int64_t stride, const Strips& strips, 
     for (int p = 0; p < WIDTH; p++)
       total[r][p] = add ? load<PartVector>(sums + r * sums_stride + p * PART_LANES) : PartVector{};
   for (int64_t segment = 0; segment < strips.num_segments; segment++, rows += inner) {
-    const char* fetch = lines > 0 ? strips.fetch[segment] : nullptr;
+    const char* later = lines > 0 ? fetch.later[segment] : nullptr;
     const uint32_t* const* const at = strips.at + segment * strips.count + first;
+    const uint32_t* on = at[0] + NEAR * LANES;
     for (int64_t k = 0; k < inner; k++) {
       PartWords columns[WIDTH];
 #pragma GCC unroll 8
       for (int p = 0; p < WIDTH; p++)
         columns[p] = load<PartWords>(at[p / PARTS] + k * LANES + p % PARTS * PART_LANES);
-      if (lines > 0) __builtin_prefetch(fetch, 0, 2);
-      if (lines > 1) __builtin_prefetch(fetch + 64, 0, 2);
-      if (lines == TILE_STRIPS) {
-        __builtin_prefetch(fetch + 2 * 64, 0, 2);
-        __builtin_prefetch(fetch + 3 * 64, 0, 2);
+      if (fetch.on != nullptr) {
+        if (k + NEAR == inner) on = fetch.on + (at[0] - strips.at[0]);
+#pragma GCC unroll 4
+        for (int s = 0; s < S; s++) __builtin_prefetch(on + (at[s] - at[0]), 0, 3);
+        on += LANES;
       }
-      fetch += lines * 64;
+      if (lines > 0) __builtin_prefetch(later, 0, 2);
+      if (lines > 1) __builtin_prefetch(later + apart, 0, 2);
+      if (lines == TILE_STRIPS) {
+        __builtin_prefetch(later + 2 * apart, 0, 2);
+        __builtin_prefetch(later + 3 * apart, 0, 2);
+      }
+      later += 64;
 #pragma GCC unroll 12
       for (int r = 0; r < R; r++) {
         const uint32_t word = rows[r * stride + k];
@@ -77,18 +96,19 @@ void multiply_tile(const uint32_t* rows, int64_t stride, const Strips& strips, f
                    int64_t sums_stride, bool add) {
   constexpr int SUMS = REGISTERS / 4 * 3, HEIGHT = SUMS / PARTS;
   if constexpr (R * S * PARTS <= SUMS) {
-    multiply_block<T, R, S>(rows, stride, strips, 0, strips.lines, sums, sums_stride, add);
+    multiply_block<T, R, S>(rows, stride, strips, 0, strips.fetch, sums, sums_stride, add);
   } else {
-    int64_t lines = strips.lines;  // Fetched once.
+    Fetch fetch = strips.fetch;
     for (int s = 0; s < S; s++) {
+      fetch.on = strips.fetch.on;
       int r = 0;
-      for (; r + HEIGHT <= R; r += HEIGHT, lines = 0)
-        multiply_block<T, HEIGHT, 1>(rows + r * stride, stride, strips, s, lines,
+      for (; r + HEIGHT <= R; r += HEIGHT, fetch = Fetch())  // Fetched once.
+        multiply_block<T, HEIGHT, 1>(rows + r * stride, stride, strips, s, fetch,
                                      sums + r * sums_stride + s * LANES, sums_stride, add);
       if constexpr (R % HEIGHT != 0)
-        multiply_block<T, R % HEIGHT, 1>(rows + r * stride, stride, strips, s, lines,
+        multiply_block<T, R % HEIGHT, 1>(rows + r * stride, stride, strips, s, fetch,
                                          sums + r * sums_stride + s * LANES, sums_stride, add);
-      lines = 0;
+      fetch = Fetch();
     }
   }
 }
@@ -115,9 +135,10 @@ inline Tile tile_of(int64_t rows, int64_t strips) {
 }
 
 // How rows are cut into tiles, and how many lines are fetched with each of a tile's words: the next
-// strips in the time that these take.
+// strips in the time that these take. What only one tile needs may be fetched `near` its turn, too.
 struct Cut {
   int64_t rows, strips, lines;
+  bool near;
 };
 
 // Tiles of one element type by vectors; matrix_unit.h has others.
@@ -135,7 +156,8 @@ struct Tiles {
   static Cut cut(int64_t num_rows) {
     const bool tall = num_rows > TILE_ROWS && num_rows <= FEW_ROWS;
     const int64_t rows = tall ? TALL_ROWS : TILE_ROWS, strips = tall ? TALL_STRIPS : TILE_STRIPS;
-    return {rows, strips, std::max<int64_t>(1, strips / ((num_rows + rows - 1) / rows))};
+    const int64_t lines = std::max<int64_t>(1, strips / ((num_rows + rows - 1) / rows));
+    return {rows, strips, lines, num_rows <= rows};
   }
 
   // sums[r][s] (+)= rows[r] . strips[s] for `count` rows and all strips.
