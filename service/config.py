@@ -6,7 +6,7 @@ Flags, variables, file keys and docs/configuration.md are all derived from these
 import argparse
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -33,11 +33,29 @@ EMBEDDED_MODEL = Path(__file__).resolve().parent.parent / "models" / "abacus"
 #: on the machines of workers: that of the node (9100) and that of NVIDIA's cards (9400).
 WORKER_PORT = 10_400
 
+#: Renewals per lease: two may be lost before the third is due.
+BEATS_PER_LEASE = 3
+#: How long the broker repeats a call by itself. Short: every thread knows better what to do while
+#: Redis is away, and none may be stuck in a call when the worker ends.
+TRY_SECONDS = 0.5
+#: The shortest lease whose first renewal comes in time, though it is tried for as long as it may.
+MIN_LEASE_SECONDS = TRY_SECONDS * BEATS_PER_LEASE / (BEATS_PER_LEASE - 1)
+#: The shortest time without a step that is worth to be called a stall.
+MIN_STALL_SECONDS = 0.1
+
 
 class Settings(ProcessSettings):
     """Everything a worker is told at start. Frozen: "auto" values resolve into other objects."""
 
     file_table: ClassVar[str] = "worker"
+    least_seconds: ClassVar[Mapping[str, tuple[float, str]]] = {
+        "lease_seconds": (
+            MIN_LEASE_SECONDS,
+            f"it is first renewed after a third of it, in tries that take {TRY_SECONDS:g} seconds",
+        ),
+        "stall_timeout_seconds": (MIN_STALL_SECONDS, "any step would count as a stall"),
+        **ProcessSettings.least_seconds,
+    }
 
     queue: str = setting("Queue", "Queue to serve.", default="default", pattern=QUEUE_PATTERN)
     shards: int = setting(

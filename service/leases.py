@@ -17,13 +17,12 @@ from quire.broker import Broker
 from quire.errors import ProtocolError
 from quire.output import State
 from quire.transitions import Claim, Expired, HeartbeatReply, Promoted, Reaped
+from service.config import BEATS_PER_LEASE
 from service.contact import UNAVAILABLE, Contact
 from service.metrics import Metrics
 from service.outbox import Outbox
 from service.vitals import Vitals, WorkerState
 
-#: Renewals per lease: two may be lost before the third is due.
-BEATS_PER_LEASE = 3
 #: The longest a scheduled request may be late for its queue.
 PROMOTE_SECONDS = 1.0
 #: For how long requests are moved without a look at anything else, when many are due at once.

@@ -43,6 +43,9 @@ QUEUE_PATTERN = r"^[A-Za-z0-9._-]{1,64}$"
 #: The longest of all durations, ten years. Redis and the clocks of threads refuse what is much
 #: longer, but not before there is work, and as if that were to blame.
 MAX_SECONDS = 315_360_000
+#: The shortest time Redis can keep something for.
+MIN_KEPT_SECONDS = 0.001
+NOTHING_KEPT = "Redis counts whole milliseconds, and less than one is none"
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "json", "console"]
@@ -68,6 +71,11 @@ class ProcessSettings(BaseSettings):
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX)
     file_table: ClassVar[str]
     shared: ClassVar[Mapping[str, str]] = {key: key for key in SHARED_KEYS}
+    #: The shortest some durations can be and still do what they are for, and why.
+    least_seconds: ClassVar[Mapping[str, tuple[float, str]]] = {
+        "max_queue_seconds": (MIN_KEPT_SECONDS, NOTHING_KEPT),
+        "retention_seconds": (MIN_KEPT_SECONDS, NOTHING_KEPT),
+    }
 
     config_file: Path | None = setting(
         "Files", f"TOML file to read; unset: `{DEFAULT_FILE}` if it exists here.", default=None
@@ -107,6 +115,9 @@ class ProcessSettings(BaseSettings):
     def _is_no_eternity(cls, value: Any, info: ValidationInfo) -> Any:
         if str(info.field_name).endswith("_seconds") and value > MAX_SECONDS:
             raise ValueError(f"must be at most {MAX_SECONDS} seconds")
+        least, reason = cls.least_seconds.get(str(info.field_name), (None, ""))
+        if least is not None and value < least:
+            raise ValueError(f"must be at least {least:g} seconds: {reason}")
         return value
 
     @property

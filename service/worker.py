@@ -28,7 +28,7 @@ from quire.connection import connect as connect_redis
 from quire.errors import DurabilityUnavailable
 from quire.protocol import ErrorInfo
 from service.adapters import announced_adapters
-from service.config import Settings
+from service.config import TRY_SECONDS, Settings
 from service.contact import Contact
 from service.disk import require_durability
 from service.events import DrainAsked, Event, ModelLoaded, OutboxEmpty, ShardEmpty, StopAsked
@@ -47,9 +47,6 @@ from service.vitals import Vitals, WorkerState
 RELEASE_SECONDS = 10.0
 #: The same when the engine has died: what it said before is still true, and worth a short try.
 LAST_WORDS_SECONDS = 2.0
-#: How long the broker repeats a call by itself. Short: every thread knows better what to do while
-#: Redis is away, and none may be stuck in a call when the worker ends.
-RETRY_SECONDS = 0.5
 #: How long the main thread sleeps at most. The system may give a signal to any thread, as it does
 #: when one comes to a process that stands still; Python hears it when the main thread runs again.
 LOOK_UP_SECONDS = 1.0
@@ -390,7 +387,7 @@ def _brokers(settings: Settings, connection: redis.Redis) -> dict[int, Broker]:
             max_attempts=settings.max_attempts,
             max_queue_seconds=settings.max_queue_seconds,
             retention_seconds=settings.retention_seconds,
-            retry_seconds=RETRY_SECONDS,
+            retry_seconds=TRY_SECONDS,
             durable=settings.durable,
         )
         for shard in settings.own_shards

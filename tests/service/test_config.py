@@ -9,7 +9,10 @@ import pytest
 
 from quire.cli.sources import known_settings, with_password
 from service.config import (
+    BEATS_PER_LEASE,
     EMBEDDED_MODEL,
+    MIN_LEASE_SECONDS,
+    TRY_SECONDS,
     Settings,
     build_parser,
     load_settings,
@@ -106,6 +109,29 @@ SECONDS = [name for name in Settings.model_fields if name.endswith("_seconds")]
 def test_a_duration_that_no_clock_takes_is_refused_before_a_request_meets_it(name, seconds):
     with pytest.raises(ConfigurationError, match=f"^{name}: must be (at most|less than)"):
         load_settings([f"--{name.replace('_', '-')}", seconds])
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "reason"),
+    [
+        ("lease_seconds", MIN_LEASE_SECONDS, "it is first renewed after a third of it"),
+        ("stall_timeout_seconds", 0.1, "any step would count as a stall"),
+        ("max_queue_seconds", 0.001, "Redis counts whole milliseconds"),
+        ("retention_seconds", 0.001, "Redis counts whole milliseconds"),
+    ],
+)
+def test_a_duration_too_short_for_what_it_is_for_is_refused_with_the_reason(name, least, reason):
+    flag = f"--{name.replace('_', '-')}"
+    assert getattr(load_settings([flag, str(least)]), name) == least
+    for seconds in (0.99 * least, 1e-9):
+        with pytest.raises(ConfigurationError, match=f"^{name}: .*at least {least} .*: {reason}"):
+            load_settings([flag, str(seconds)])
+
+
+@pytest.mark.parametrize(("lease", "is_in_time"), [(MIN_LEASE_SECONDS, True), (0.74, False)])
+def test_the_shortest_lease_is_renewed_in_time_though_redis_takes_all_of_a_try(lease, is_in_time):
+    tried_until = lease / BEATS_PER_LEASE + TRY_SECONDS
+    assert (tried_until <= lease) is is_in_time
 
 
 @pytest.mark.parametrize(
