@@ -2,7 +2,7 @@
 
 Exit codes: 0 drained, or stopped before it had taken anything; 1 a part of it died, or work was
 left behind that leases hand over; 2 settings that cannot be right, or a model, a promise or a
-module that cannot be had here.
+module that cannot be had here; 3 a part of it hung.
 """
 
 import os
@@ -43,6 +43,7 @@ def _run(signals: StopSignals) -> int:
         settings = load_settings()
         # `--help` and mistakes are answered without loading the rest.
         from service.logs import configure_logs, warn_of_variables
+        from service.watch import Watch
         from service.worker import Worker
 
         if signals.were_heard:
@@ -55,6 +56,8 @@ def _run(signals: StopSignals) -> int:
         return EXIT_USAGE
     sys.setswitchinterval(SWITCH_SECONDS)
     signals.pass_to(worker.stop)
+    # Here and not in the worker: it ends the process, and looks on until that has ended.
+    Watch(worker.vitals).start()
     return worker.run()
 
 

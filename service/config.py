@@ -119,7 +119,8 @@ class Settings(ProcessSettings):
     stall_timeout_seconds: float = setting(
         "Leases",
         "With requests running and no step for so long the engine counts as stalled: leases are "
-        "no longer renewed and `/livez` fails.",
+        "no longer renewed and `/livez` fails. After as long again, in which the process runs and "
+        "still no step ends, it exits with 3.",
         default=120.0,
         gt=0.0,
     )

@@ -1,7 +1,8 @@
 """Serves `/livez`, `/readyz` and `/metrics` on a thread of its own.
 
-`/livez` asks for engine progress and nothing else: if it asked Redis too, a broker that blinks
-would restart the whole fleet. `/readyz` is for whoever decides whether this worker takes work.
+`/livez` asks whether the engine makes progress and the other threads go round, and nothing else: if
+it asked Redis too, a broker that blinks would restart the whole fleet. `/readyz` is for whoever
+decides whether this worker takes work.
 """
 
 import errno
@@ -149,11 +150,13 @@ class HealthServer(ProbeServer):
         super().__init__(registry, checks, host=host, port=port)
 
     def live(self) -> tuple[bool, dict[str, Any]]:
-        """Whether the engine makes progress, and the readings that say so."""
+        """Whether nothing hangs, and the readings that say so."""
         vitals = self._vitals
         return vitals.is_alive, {
             "state": vitals.state,
+            "overdue": [silence.thread for silence in vitals.overdue],
             "busy": vitals.is_busy,
+            "stalled": vitals.is_stalled,
             "seconds_since_turn": round(vitals.seconds_since_turn, 3),
             "seconds_since_progress": round(vitals.seconds_since_progress, 3),
             "stall_timeout_seconds": vitals.stall_timeout_seconds,

@@ -71,6 +71,7 @@ class Intake:
         self._broker = broker
         self._outbox = outbox
         self._shard = shard
+        self._thread = f"intake-{shard}"
         self._num_intakes = num_intakes
         self._loop = loop
         self._served = served
@@ -89,6 +90,7 @@ class Intake:
     def run(self) -> None:
         """Take requests in until stopped; in a burst, until there are none and all are done."""
         while not self._stopping.is_set():
+            self._vitals.beat(self._thread)
             try:
                 self._round()
             except QuireError as error:
@@ -122,14 +124,14 @@ class Intake:
         return min(-(-room // self._num_intakes), 1 if self._is_careful else room)
 
     def _round(self) -> None:
-        if self._vitals.is_stalled:
+        if self._vitals.overdue:
             # It would take back what its own leases have just lost, and hold that too.
             self._stopping.wait(FULL_SECONDS)
             return
         room = self.room()
         if room > 0 and self._clock() >= self._next_recovery:
             # What nobody claimed may be what nobody can: each alone, so that it costs no other.
-            for entry in self._recover(room):
+            for entry in self._vitals.each(self._thread, self._recover(room)):
                 self._take_in([entry])
             room = self.room()
         was_done = self._outbox.is_empty
@@ -238,7 +240,7 @@ class Intake:
             opened = self._opened(now, now_ms=now_ms)
         # Before the engine has what may kill it: what is given back is charged with nothing.
         self._give_back(later)
-        for answer, delivery, request in opened:
+        for answer, delivery, request in self._vitals.each(self._thread, opened):
             self._admit(answer, delivery, request, now_ms=now_ms)
 
     def _in_turn(self, claimed: Sequence[Taken]) -> tuple[Sequence[Taken], Sequence[Taken]]:
@@ -271,7 +273,7 @@ class Intake:
         # One line for all: the engine begins with the first while the next are admitted.
         _log.debug("requests claimed", request_ids=[entry.request_id for entry, _ in claimed])
         opened = []
-        for entry, answer in claimed:
+        for entry, answer in self._vitals.each(self._thread, claimed):
             try:
                 found = self._open(entry, answer, now_ms=now_ms)
             except QuireError as error:

@@ -1,7 +1,8 @@
 """Keeps this worker's claims alive, and looks after the queue: what died, and what is due.
 
 The heartbeat has a thread of its own, so that nothing slow can delay it, and yet stops when the
-engine makes no progress: a worker that only looks alive must lose its claims.
+engine makes no progress, or another thread hangs: a worker that only looks alive must lose its
+claims.
 """
 
 import random
@@ -64,27 +65,31 @@ class Heartbeat:
     def run(self) -> None:
         """Beat until stopped."""
         pause = self._period_seconds
+        self._vitals.beat("heartbeat", rest_seconds=pause)
         while not self._stopping.wait(pause):
             # Whoever is heard first after an outage decides whether the others reap our claims.
             pause = self._period_seconds if self.beat() else self._period_seconds / BEATS_PER_LEASE
+            self._vitals.beat("heartbeat", rest_seconds=pause)
 
     def stop(self) -> None:
         """Return from `run`; leases run out by themselves then."""
         self._stopping.set()
 
     def beat(self) -> bool:
-        """Renew every lease once, unless the engine is stalled; act on what Redis says.
+        """Renew every lease once, unless a thread hangs; act on what Redis says.
 
         False when Redis did not answer.
         """
-        if self._vitals.is_stalled:
+        self._vitals.beat("heartbeat")
+        if overdue := self._vitals.overdue:
             _log.error(
-                "engine stalled; leases are left to expire",
+                "leases are left to expire",
+                overdue=[silence.thread for silence in overdue],
                 seconds_since_progress=round(self._vitals.seconds_since_progress, 1),
             )
             return True
         try:
-            for shard, broker in self._brokers.items():
+            for shard, broker in self._vitals.each("heartbeat", self._brokers.items()):
                 self._beat_shard(broker, self._outbox.claims(shard=shard))
         except UNAVAILABLE:
             return False
@@ -151,6 +156,7 @@ class Housekeeper:
         """Keep house until stopped, then sign off."""
         next_tidy = self._clock()
         while True:
+            self._vitals.beat("keeper")
             if self._clock() >= next_tidy:
                 is_heard = self.tidy()
                 next_tidy = self._clock() + self._lease_seconds * self._random.uniform(0.25, 0.75)
@@ -236,7 +242,7 @@ class Housekeeper:
         What can never succeed is logged: a broken key is a reason to look at the queue, and none
         for its workers to die one after the other.
         """
-        for broker in self._brokers.values():
+        for broker in self._vitals.each("keeper", self._brokers.values()):
             try:
                 self._contact.call(operation, partial(act, broker))
             except UNAVAILABLE:

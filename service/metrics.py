@@ -64,6 +64,7 @@ class Metrics:
         self._failed_steps = bind("quire_engine_failed_steps_total")
         self._last_step = bind("quire_engine_last_step_timestamp_seconds")
         self._state = bind("quire_engine_state")
+        self._overdue = bind("quire_threads_overdue")
         self._preemptions = bind("quire_preemptions_total")
         self._preempted_tokens = bind("quire_preempted_tokens_total")
         self._blocks = bind("quire_kv_cache_blocks")
@@ -91,9 +92,15 @@ class Metrics:
             self._last_step.set(time.time())
 
     def watch_state(self, vitals: Vitals) -> None:
-        """Export the worker's state as it is at each scrape."""
+        """Export the worker's state, and which threads hang, as it is at each scrape."""
         for state in WorkerState:
             self._state[state].set_function(lambda state=state: float(vitals.state is state))
+
+        def num_overdue(kind: str) -> float:
+            return float(sum(late.thread.partition("-")[0] == kind for late in vitals.overdue))
+
+        for kind, gauge in self._overdue.items():
+            gauge.set_function(partial(num_overdue, kind))
 
     def watch_memory(self, device: str, read: MemoryReader) -> None:
         """Export the device's memory as it is at each scrape; 0 where it cannot be read.

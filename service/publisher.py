@@ -22,6 +22,7 @@ from quire.transitions import BackOff, CommitItem, CommitReply, CommitStatus
 from service.contact import UNAVAILABLE, Contact, pauses
 from service.metrics import Metrics
 from service.outbox import Delivery, Outbox
+from service.vitals import Vitals
 
 #: How long the publisher waits for work before it looks up again.
 WAIT_SECONDS = 1.0
@@ -54,6 +55,7 @@ class Publisher:
         outbox: Outbox,
         *,
         engine: Aborts,
+        vitals: Vitals,
         contact: Contact,
         metrics: Metrics,
         interval_seconds: float = 0.0,
@@ -63,6 +65,7 @@ class Publisher:
         self._brokers = brokers
         self._outbox = outbox
         self._engine = engine
+        self._vitals = vitals
         self._contact = contact
         self._metrics = metrics
         self._interval_seconds = interval_seconds
@@ -75,6 +78,7 @@ class Publisher:
     def run(self) -> None:
         """Publish until stopped and everything put so far is out."""
         while not (self._closing.is_set() and self._outbox.is_settled):
+            self._vitals.beat("publisher")
             due = self._outbox.take(timeout=WAIT_SECONDS)
             began = self._clock()
             for shard, broker in self._brokers.items():
@@ -225,7 +229,7 @@ class Publisher:
         Raises:
             ProtocolError: it has answered, and would never answer otherwise.
         """
-        for pause in pauses():
+        for pause in self._vitals.each("publisher", pauses()):
             try:
                 return self._contact.call(operation, function)
             except UNAVAILABLE:

@@ -27,7 +27,7 @@ from service.families import (
     Family,
 )
 from service.gateway.register import GATEWAY_REGISTER
-from service.vitals import WorkerState
+from service.vitals import THREADS, WorkerState
 
 #: The register. docs/metrics.md is this table.
 REGISTER: Mapping[str, tuple[Family, ...]] = {
@@ -257,6 +257,12 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
             "quire_engine_config_info",
             {"max_num_seqs": (), "block_size": (), "num_blocks": ()},
             "Always 1; the labels are the sizes of the engine.",
+        ),
+        Family(
+            "gauge",
+            "quire_threads_overdue",
+            {"thread": THREADS},
+            "Threads that show no sign of life. The worker renews no lease meanwhile, and ends.",
         ),
     ),
 }

@@ -6,6 +6,10 @@ A part of the worker that raises is reported to the worker, which then ends the 
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic
+
+#: How long one waits for the end of a thread at most before it goes round.
+TURN_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +40,11 @@ class Supervised(threading.Thread):
             self._part()
         except BaseException as error:  # noqa: BLE001 - whatever ended the thread ends the worker.
             self._report(ThreadDied(self.name, error))
+
+    def ends_within(self, seconds: float, *, on_turn: Callable[[], None]) -> bool:
+        """Whether the thread has ended `seconds` from now; `on_turn` is called all the while."""
+        give_up = monotonic() + seconds
+        while self.is_alive() and (left := give_up - monotonic()) > 0.0:
+            on_turn()
+            self.join(min(left, TURN_SECONDS))
+        return not self.is_alive()

@@ -1,15 +1,24 @@
-"""What the worker knows about its own life: state, engine progress, contact with Redis.
+"""What the worker knows about its own life: state, its threads, progress, contact with Redis.
 
 Written by the thread that knows, read by health checks, heartbeat and metrics. Every write is one
 assignment of a plain value, so readers need no lock; they may see values of neighbouring moments.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from time import monotonic
+from typing import NamedTuple, TypeVar
 
 #: An idle engine thread that has not gone round for so long counts as dead.
 LOOP_TURN_SECONDS = 30.0
+#: The same of any other thread. One call to a Redis that is away may take most of it, where several
+#: sentinels have to be tried and their names are asked of a resolver that is away as well.
+THREAD_TURN_SECONDS = 180.0
+
+#: The threads that show signs of life. Those of several shards have names like `intake-0`.
+THREADS = ("main", "engine", "intake", "publisher", "heartbeat", "keeper")
+
+_Item = TypeVar("_Item")
 
 
 class WorkerState(StrEnum):
@@ -19,6 +28,14 @@ class WorkerState(StrEnum):
     READY = "ready"
     DRAINING = "draining"
     FAILED = "failed"
+
+
+class Silence(NamedTuple):
+    """A thread without a sign of life: since when on the clock, and for how long it may be so."""
+
+    thread: str
+    since: float
+    limit_seconds: float
 
 
 class Vitals:
@@ -33,10 +50,12 @@ class Vitals:
         self._clock = clock
         self._last_turn = self._last_progress = clock()
         self._last_contact: float | None = None
+        #: Signs of life by thread; those of one that is to rest lie ahead.
+        self._signs: dict[str, float] = {}
 
     def turned(self, *, is_busy: bool) -> None:
         """The engine loop goes round; `is_busy` says that the engine has requests to work on."""
-        self._last_turn = self._clock()
+        self._last_turn = self._signs["engine"] = self._clock()
         self.is_busy = is_busy
         if not is_busy:
             self._last_progress = self._last_turn
@@ -44,6 +63,23 @@ class Vitals:
     def progressed(self) -> None:
         """The engine finished a step that computed something."""
         self._last_progress = self._clock()
+
+    def beat(self, thread: str, *, rest_seconds: float = 0.0) -> None:
+        """A thread goes round, and will rest for so long before it does again."""
+        self._signs[thread] = self._clock() + rest_seconds
+
+    def each(self, thread: str, items: Iterable[_Item]) -> Iterator[_Item]:
+        """The items, with a sign of life before each: for a turn that has many calls to make."""
+        for item in items:
+            self.beat(thread)
+            yield item
+
+    def during(self, thread: str, part: Callable[[], None]) -> None:
+        """Run a thread's work. When it has ended, no more signs are waited for."""
+        try:
+            part()
+        finally:
+            self._signs.pop(thread, None)
 
     def heard_from_redis(self) -> None:
         """Redis answered one of our calls."""
@@ -66,20 +102,31 @@ class Vitals:
     @property
     def is_stalled(self) -> bool:
         """There is work, and no step made progress within the stall timeout."""
-        return self.is_busy and self.seconds_since_progress > self.stall_timeout_seconds
+        return self.is_busy and any(silence.thread == "engine" for silence in self.overdue)
+
+    @property
+    def overdue(self) -> tuple[Silence, ...]:
+        """The threads that hang.
+
+        Of a busy engine its last progress counts: a step under way may take up to the stall
+        timeout. Loading a model makes no turns and has no limit but the one of whoever starts the
+        process.
+        """
+        is_busy, now = self.is_busy, self._clock()
+        silences = []
+        for thread, since in self._signs.copy().items():
+            if thread != "engine":
+                silences.append(Silence(thread, since, THREAD_TURN_SECONDS))
+            elif is_busy:
+                silences.append(Silence(thread, self._last_progress, self.stall_timeout_seconds))
+            else:
+                silences.append(Silence(thread, since, LOOP_TURN_SECONDS))
+        return tuple(silence for silence in silences if now - silence.since > silence.limit_seconds)
 
     @property
     def is_alive(self) -> bool:
-        """The engine thread does what it is there for.
-
-        A step under way may take up to the stall timeout. Loading a model makes no turns and has no
-        limit but the one of whoever starts the process.
-        """
-        if self.state in (WorkerState.LOADING, WorkerState.FAILED):
-            return self.state is WorkerState.LOADING
-        if self.is_busy:
-            return not self.is_stalled
-        return self.seconds_since_turn <= LOOP_TURN_SECONDS
+        """No thread hangs, and none has died."""
+        return self.state is not WorkerState.FAILED and not self.overdue
 
     def is_ready(self, *, contact_limit_seconds: float) -> bool:
         """Model loaded, not draining, alive, and Redis answered recently."""

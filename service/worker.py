@@ -9,14 +9,15 @@
     health    service.health     /livez /readyz /metrics
 
 The threads share three objects, each with its own lock or none to need: the Outbox, the Vitals and
-the broker. A thread that dies ends the process: leases hand the work over, and a half-alive worker
-would hold it back.
+the broker. A thread that dies, or hangs (service.watch), ends the process: leases hand the work
+over, and a half-alive worker would hold it back.
 """
 
 import queue
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import inf
 from time import monotonic
 
 import redis
@@ -80,6 +81,9 @@ class Worker:
     without a server.
     """
 
+    #: Which thread died and why, once one has.
+    death: ThreadDied | None = None
+
     def __init__(
         self,
         settings: Settings,
@@ -91,11 +95,9 @@ class Worker:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._threads: dict[str, Supervised] = {}
         self._ending = threading.Event()
-        #: Which thread died and why, once one has.
-        self.death: ThreadDied | None = None
-        self._vitals = Vitals(stall_timeout_seconds=settings.stall_timeout_seconds)
+        self.vitals = Vitals(stall_timeout_seconds=settings.stall_timeout_seconds)
         self.metrics = Metrics(model=settings.model_name, queue=settings.queue)
-        self._contact = Contact(self._vitals, self.metrics, silence_seconds=settings.lease_seconds)
+        self._contact = Contact(self.vitals, self.metrics, silence_seconds=settings.lease_seconds)
         self._outbox = Outbox(on_empty=lambda: self._events.put(OutboxEmpty()))
         # Commits and heartbeats must notice a dead server sooner than a blocking read may.
         self._connection = connect(settings.connection_url, block_seconds=0.0)
@@ -105,7 +107,7 @@ class Worker:
         self._loop = EngineLoop(
             partial(load, settings),
             self._outbox,
-            vitals=self._vitals,
+            vitals=self.vitals,
             metrics=self.metrics,
             on_loaded=lambda served: self._events.put(ModelLoaded(served)),
         )
@@ -113,6 +115,7 @@ class Worker:
             self._brokers,
             self._outbox,
             engine=self._loop,
+            vitals=self.vitals,
             contact=self._contact,
             metrics=self.metrics,
             interval_seconds=settings.publish_interval_seconds,
@@ -122,7 +125,7 @@ class Worker:
             self._brokers,
             self._outbox,
             holder=self._publisher,
-            vitals=self._vitals,
+            vitals=self.vitals,
             contact=self._contact,
             lease_seconds=settings.lease_seconds,
         )
@@ -132,14 +135,14 @@ class Worker:
             serves=self._serves,
             load=self._load,
             on_drain=lambda: self._events.put(DrainAsked()),
-            vitals=self._vitals,
+            vitals=self.vitals,
             contact=self._contact,
             metrics=self.metrics,
             lease_seconds=settings.lease_seconds,
         )
         self._intakes: list[Intake] = []
         self._served: ServedModel | None = None
-        self._health = _health(settings, self._vitals, self.metrics)
+        self._health = _health(settings, self.vitals, self.metrics)
 
     def run(self) -> int:
         """Serve until asked to stop; returns the exit code of the process."""
@@ -194,7 +197,7 @@ class Worker:
     def _drain(self) -> None:
         """Take nothing new in, and let the engine finish within the grace period."""
         give_up = monotonic() + self._settings.drain_seconds
-        self._vitals.state = WorkerState.DRAINING
+        self.vitals.state = WorkerState.DRAINING
         _log.info("draining", claims=len(self._outbox.claims()))
         self._close_intakes(JOIN_SECONDS)
         while not self._outbox.is_empty:
@@ -239,7 +242,7 @@ class Worker:
         an attempt. When another part has died, leases hand the work over: if a request killed it,
         one given back uncounted would kill every worker there is.
         """
-        self._vitals.state = WorkerState.FAILED
+        self.vitals.state = WorkerState.FAILED
         death = error.death
         self._tell_of(death)
         self._close_intakes(LAST_WORDS_SECONDS)
@@ -287,7 +290,7 @@ class Worker:
                 loop=self._loop,
                 served=served,
                 settings=self._settings,
-                vitals=self._vitals,
+                vitals=self.vitals,
                 contact=self._contact,
                 metrics=self.metrics,
                 on_queue_empty=partial(self._events.put, ShardEmpty(shard)),
@@ -295,7 +298,7 @@ class Worker:
             self._intakes.append(intake)
             self._launch(f"intake-{shard}", intake.run)
         self._served = served
-        self._vitals.state = WorkerState.READY
+        self.vitals.state = WorkerState.READY
         _log.info(
             "worker ready",
             worker=self._settings.worker,
@@ -324,21 +327,23 @@ class Worker:
 
     def _next_event(self, *, timeout: float | None = None) -> Event | None:
         """The next event, or None after `timeout` seconds. WorkerDied when a thread has died."""
-        give_up = None if timeout is None else monotonic() + timeout
+        give_up = inf if timeout is None else monotonic() + timeout
         event = None
         while event is None:
-            left = LOOK_UP_SECONDS if give_up is None else give_up - monotonic()
+            self.vitals.beat("main")
+            left = give_up - monotonic()
             try:
                 event = self._events.get(timeout=max(0.0, min(LOOK_UP_SECONDS, left)))
             except queue.Empty:
-                if left <= LOOK_UP_SECONDS and give_up is not None:
+                if left <= LOOK_UP_SECONDS:
                     return None
         if isinstance(event, ThreadDied):
             raise WorkerDied(event)
         return event
 
     def _launch(self, name: str, part: Callable[[], None]) -> None:
-        self._threads[name] = Supervised(name, part, report=self._events.put)
+        live = partial(self.vitals.during, name, part)
+        self._threads[name] = Supervised(name, live, report=self._events.put)
         self._threads[name].start()
 
     def _join(self, name: str, seconds: float) -> bool:
@@ -346,16 +351,15 @@ class Worker:
         thread = self._threads.get(name)
         if thread is None:
             return False
-        thread.join(seconds)
-        if thread.is_alive():
+        has_ended = thread.ends_within(seconds, on_turn=partial(self.vitals.beat, "main"))
+        if not has_ended:
             _log.error("thread does not end", thread=name, waited_seconds=seconds)
-        return not thread.is_alive()
+        return has_ended
 
     def _serves(self) -> tuple[str, Mapping[str, str]]:
         """What the registry tells about its model: the name, and the adapters."""
-        settings, served = self._settings, self._served
-        adapters = served.adapters if served else announced_adapters(settings.adapters)
-        return settings.model_name, adapters
+        known, served = self._settings, self._served
+        return known.model_name, served.adapters if served else announced_adapters(known.adapters)
 
     def _load(self) -> dict[str, float]:
         """What the registry tells about this worker."""

@@ -1,41 +1,46 @@
 """A worker process without a model: `python -m tests.service.fake_worker`, flags as the real one.
 
-Only tests reach it. Each of its steps takes QUIRE_TEST_STEP_SECONDS of device time, and one with a
-prompt that begins with POISON is the last thing it does.
+Only tests reach it. Each of its steps takes QUIRE_TEST_STEP_SECONDS of device time; one with a
+prompt that begins with POISON is the last thing it does, and one with a prompt that begins with
+TREACLE never ends, once the output has TREACLE_TOKENS tokens.
 """
 
+import functools
 import os
 import signal
-import sys
+import threading
 import time
 
+import service.__main__
+import service.worker
 from engine.batch import Batch
-from service.config import load_settings
-from service.logs import configure_logs
-from service.signals import StopSignals
 from service.worker import Worker
 from tests.service.builders import fake_model
 
 STEP_SECONDS = float(os.environ.get("QUIRE_TEST_STEP_SECONDS", "0.004"))
 #: It takes the process down as the kernel or a fault in native code would: without a word.
 POISON = (6, 6, 6)
+#: It hangs as a call of a device does that never returns: nothing in the process can end it.
+TREACLE = (5, 5, 5)
+TREACLE_TOKENS = 6
 
 
 def compute(batch: Batch) -> None:
     time.sleep(STEP_SECONDS)
-    if any(tuple(row.prompt_token_ids)[: len(POISON)] == POISON for row in batch.rows):
-        os.kill(os.getpid(), signal.SIGKILL)
+    for row in batch.rows:
+        prompt = tuple(row.prompt_token_ids)
+        if prompt[: len(POISON)] == POISON:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if prompt[: len(TREACLE)] == TREACLE and row.output_index >= TREACLE_TOKENS:
+            threading.Event().wait()
 
 
 def main() -> int:
-    signals = StopSignals()
-    signals.listen()
-    settings = load_settings()
-    configure_logs(level=settings.log_level, style=settings.log_format, worker=settings.worker)
-    worker = Worker(settings, load=lambda known: fake_model(known, before_run=compute))
-    signals.pass_to(worker.stop)
-    return worker.run()
+    """What `python -m service` does, with a model that needs no torch."""
+    load = functools.partial(fake_model, before_run=compute)
+    service.worker.Worker = functools.partial(Worker, load=load)  # type: ignore[misc, assignment]
+    return service.__main__.main()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    service.__main__.leave(main())

@@ -77,7 +77,7 @@ class Slot:
         """It serves; one that is still dying of what befell it does not."""
         if not self.is_running or self.worker is None:
             return False
-        return self.worker._vitals.state is WorkerState.READY
+        return self.worker.vitals.state is WorkerState.READY
 
     @property
     def has_claims(self) -> bool:

@@ -1,0 +1,94 @@
+"""Ends the process when one of its threads hangs for good, so that its supervisor starts another.
+
+A thread that hangs in a call of its device, at a lock or in a socket cannot be interrupted, and not
+everything that runs workers restarts those whose `/livez` fails. What the worker held is taken over
+as its leases end. One thing is beyond it: a call that hangs and holds the interpreter's own lock.
+Then nothing here runs; `/livez` is not answered, and the leases end as well.
+"""
+
+import logging
+import os
+import sys
+import threading
+import traceback
+from _thread import start_new_thread
+from collections.abc import Callable
+from time import sleep
+
+import structlog
+
+from service.vitals import Silence, Vitals
+
+#: Between two looks at the threads.
+LOOK_SECONDS = 1.0
+#: How long the log may take to be told why the process ends.
+LAST_WORDS_SECONDS = 2.0
+#: The exit code of a worker that hung.
+EXIT_HUNG = 3
+
+_log = structlog.get_logger("service.watch")
+
+
+def end_process(thread: str) -> None:
+    """End the process at once, without anything that could hang as well.
+
+    No drain, no call to Redis, no farewell of the interpreter. Whoever hangs may hold the lock of
+    the log, or nobody may read what it writes: so another thread tells it, and is waited for only
+    so long.
+    """
+    said = threading.Event()
+    try:
+        # A Thread would wait until it has begun, at a lock that all threads share.
+        start_new_thread(_tell_of, (thread, said))
+        said.wait(LAST_WORDS_SECONDS)
+    finally:
+        os._exit(EXIT_HUNG)
+
+
+class Watch:
+    """Calls `end` for a thread that has been overdue for as long again as it may be silent.
+
+    That time is counted in looks and not read off a clock. A process that was stopped, or whose
+    machine slept, finds all of its threads overdue when it wakes up, but has not looked meanwhile:
+    so a step, or a turn of another thread, that needs no longer than its limit ends no process,
+    however long that stood still. Nor does one that makes any progress between two looks.
+
+    It takes no lock, and says nothing before the end: what hangs must not make it hang.
+    """
+
+    def __init__(self, vitals: Vitals, *, end: Callable[[str], None] = end_process) -> None:
+        self._vitals = vitals
+        self._end = end
+        #: Looks since each silence was first seen.
+        self._looks: dict[Silence, int] = {}
+
+    def start(self) -> None:
+        """Look from now on, until the process ends."""
+        threading.Thread(target=self._run, name="watch", daemon=True).start()
+
+    def look(self) -> None:
+        """One look. A thread that has shown a sign of life since the last one begins anew."""
+        before = self._looks
+        self._looks = {late: before.get(late, -1) + 1 for late in self._vitals.overdue}
+        for late, looks in self._looks.items():
+            if looks * LOOK_SECONDS >= late.limit_seconds:
+                self._end(late.thread)
+                return
+
+    def _run(self) -> None:
+        while True:
+            sleep(LOOK_SECONDS)
+            self.look()
+
+
+def _tell_of(thread: str, said: threading.Event) -> None:
+    """Say which thread hangs, and where, by the lines of its code alone."""
+    try:
+        idents = {known.name: known.ident for known in threading.enumerate()}
+        idents["main"] = threading.main_thread().ident
+        frame = sys._current_frames().get(idents.get(thread) or 0)
+        stack = "".join(traceback.format_stack(frame)) if frame else ""
+        _log.critical("worker hangs", thread=thread, exit_code=EXIT_HUNG, stack=stack)
+        logging.shutdown()
+    finally:
+        said.set()
