@@ -52,7 +52,8 @@ class ConstantRunner:
     """Answers every row with the same token and computes nothing."""
 
     def launch(self, batch: Batch, *, after: LaunchedStep | None = None) -> ComputedStep:  # noqa: ARG002
-        return ComputedStep(StepResult({one.request_id: TOKEN for one in batch.due}))
+        others = {row.request_id: TOKEN for row in batch.catch_up_rows if row.samples}
+        return ComputedStep(StepResult([TOKEN] * len(batch.decodes), others))
 
 
 def full_engine(num_running: int, num_waiting: int) -> Engine:

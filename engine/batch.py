@@ -119,6 +119,7 @@ class DecodeRows:
         requests: the live records, to be read and never to be changed.
         token_ids: [rows], the last token of each, `UNKNOWN_TOKEN` where it is expected.
         starts: [rows], its position.
+        output_indices: [rows], number of the output token that each yields.
         block_tables: [rows, most blocks of any row]; of each row the blocks of positions
             `0 .. start`, what lies behind them may be anything.
         seats, watched_from: [rows], what the scheduler has to remember; nothing to a runner.
@@ -128,6 +129,7 @@ class DecodeRows:
     requests: Sequence[Request]
     token_ids: IntArray
     starts: IntArray
+    output_indices: IntArray
     block_tables: IntArray
     seats: IntArray
     watched_from: IntArray
@@ -136,21 +138,20 @@ class DecodeRows:
     def __len__(self) -> int:
         return len(self.requests)
 
-    def without_finished(self) -> "DecodeRows":
-        """The rows of requests that have not ended since they were planned."""
-        reasons = [request.finish_reason for request in self.requests]
-        if reasons.count(None) == len(self):
-            return self
-        kept = [row for row, reason in enumerate(reasons) if reason is None]
-        return DecodeRows(
+    def without_finished(self, token_ids: Sequence[int]) -> "tuple[DecodeRows, Sequence[int]]":
+        """The rows of requests that have not ended since they were planned, and what they got."""
+        kept = [row for row, one in enumerate(self.requests) if one.finish_reason is None]
+        rows = DecodeRows(
             requests=tuple(self.requests[row] for row in kept),
             token_ids=self.token_ids[kept],
             starts=self.starts[kept],
+            output_indices=self.output_indices[kept],
             block_tables=self.block_tables[kept],
             seats=self.seats[kept],
             watched_from=self.watched_from[kept],
             block_size=self.block_size,
         )
+        return rows, [token_ids[row] for row in kept]
 
     def as_rows(self) -> list[BatchRow]:
         """The same as records."""
@@ -180,7 +181,14 @@ class DecodeRows:
 
 _NOTHING = np.zeros(0, dtype=np.int64)
 NO_DECODES = DecodeRows(
-    (), _NOTHING, _NOTHING, np.zeros((0, 0), dtype=np.int64), _NOTHING, _NOTHING, block_size=1
+    requests=(),
+    token_ids=_NOTHING,
+    starts=_NOTHING,
+    output_indices=_NOTHING,
+    block_tables=np.zeros((0, 0), dtype=np.int64),
+    seats=_NOTHING,
+    watched_from=_NOTHING,
+    block_size=1,
 )
 
 
@@ -242,14 +250,17 @@ class StepResult:
     """What a step has computed.
 
     Args:
-        token_ids: the next token of every row that samples and has no draft, by request id.
+        decoded: the next token of each of the batch's decodes, in their order; of one in `failures`
+            any number.
+        token_ids: that of every other row that samples and has no draft, by request id.
         failures: why others have none, by request id: the model's own, logits that are no numbers.
         logprobs: how likely the tokens were, one for each, of the rows that ask, by request id.
         runs: the next tokens, one at least, of every row with a draft, by request id: as much of
             the draft as would have been chosen, and the token behind it.
     """
 
-    token_ids: Mapping[str, int]
+    decoded: Sequence[int] = ()
+    token_ids: Mapping[str, int] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)
     logprobs: Mapping[str, Sequence[Logprobs]] = field(default_factory=dict)
     runs: Mapping[str, Sequence[int]] = field(default_factory=dict)

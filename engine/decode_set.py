@@ -6,8 +6,7 @@ to a thousand such requests is therefore done to all of them at once; a closer l
 those to whom something happens: the step fills a block, or may end the generation.
 """
 
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,9 +16,9 @@ from engine.batch import NO_DECODES, UNKNOWN_TOKEN, DecodeRows, IntArray
 from engine.config import EngineConfig
 from engine.request import Progress, Request
 
-#: What is kept of each member: its length, the length from which on its tokens are looked at, the
-#: one at which it ends for certain, and which of the block tables is its own.
-_NUM_TOKENS, _WATCHED_FROM, _LIMIT, _SEAT = COLUMNS = range(4)
+#: What is kept of each member: its length, that of its prompt, the length from which on its tokens
+#: are looked at, the one at which it ends for certain, and which of the block tables is its own.
+_NUM_TOKENS, _NUM_PROMPT_TOKENS, _WATCHED_FROM, _LIMIT, _SEAT = COLUMNS = range(5)
 
 
 class Member(NamedTuple):
@@ -67,7 +66,8 @@ class DecodeSet:
         seat = self._free_seats.pop()
         limit = limit_of(request, self._config)
         watched_from = 0 if needs_watching(request) else limit
-        self._table[:, len(self)] = (request.num_tokens, watched_from, limit, seat)
+        lengths = request.num_tokens, request.num_prompt_tokens
+        self._table[:, len(self)] = (*lengths, watched_from, limit, seat)
         self._pending_tokens[seat] = (
             UNKNOWN_TOKEN if request.expects_token else request.last_token_id
         )
@@ -97,6 +97,7 @@ class DecodeSet:
             requests=tuple(self._requests),
             token_ids=self._pending_tokens[seats],
             starts=starts,
+            output_indices=starts + 1 - self._column(_NUM_PROMPT_TOKENS),
             block_tables=self._block_tables[seats, :num_blocks],
             seats=seats,
             watched_from=self._column(_WATCHED_FROM).copy(),
@@ -117,26 +118,22 @@ class DecodeSet:
         return self._where(num_tokens >= self._column(_LIMIT))
 
     def append_tokens(
-        self, rows: DecodeRows, token_ids: Mapping[str, int]
+        self, rows: DecodeRows, token_ids: Sequence[int]
     ) -> tuple[Progress, list[Request]]:
         """Record what a step has brought to those that decoded in it; some have left since.
 
         Returns also those whose new token has to be looked at by itself, for it may be the last.
         """
-        new_token_ids = [token_ids[request.request_id] for request in rows.requests]
-        outputs = [request.output_token_ids for request in rows.requests]
-        starts = list(map(len, outputs))
-        # A deque that keeps nothing only runs the appends, without a line of Python for each.
-        deque(map(list.append, outputs, new_token_ids), maxlen=0)
-        for request in rows.requests:
+        for request, token_id in zip(rows.requests, token_ids, strict=True):
             request.expects_token = False
+            request.output_token_ids.append(token_id)
         # A seat that has gone to another is written again by that one's own token, if it lacks it.
-        column = np.fromiter(new_token_ids, dtype=np.int64, count=len(rows))
+        column = np.fromiter(token_ids, dtype=np.int64, count=len(rows))
         expected = self._pending_tokens[rows.seats] == UNKNOWN_TOKEN
         self._pending_tokens[rows.seats[expected]] = column[expected]
         is_eos = (column[:, None] == self._eos_token_ids).any(axis=1)
         may_end = (rows.starts + 2 >= rows.watched_from) | is_eos
-        progress = Progress(list(rows.requests), starts, new_token_ids)
+        progress = Progress(list(rows.requests), rows.output_indices.tolist(), list(token_ids))
         return progress, [rows.requests[row] for row in may_end.nonzero()[0].tolist()]
 
     def tell(self, request: Request) -> None:

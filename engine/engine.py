@@ -15,7 +15,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from engine.batch import Batch, ComputedStep, LaunchedStep, ModelRunner, StepResult
+from engine.batch import (
+    UNKNOWN_TOKEN,
+    Batch,
+    ComputedStep,
+    LaunchedStep,
+    ModelRunner,
+    StepResult,
+)
 from engine.config import EngineConfig
 from engine.errors import DeviceFailed, DuplicateRequest, RequestRejected
 from engine.invariants import violations
@@ -188,7 +195,7 @@ class Engine:
         batch = self._scheduler.schedule(now=clock())
         time = clock()
         if batch.is_empty:
-            return Launched(batch, ComputedStep(StepResult({})), time)
+            return Launched(batch, ComputedStep(StepResult()), time)
         try:
             step = self._runner.launch(batch)
         except DeviceFailed:
@@ -262,7 +269,9 @@ class Engine:
         if raised and len(raised) + len(failures) == batch.num_rows > 1:
             raise DeviceFailed("every row of a step failed alone") from next(iter(raised.values()))
         failures |= {request_id: repr(error) for request_id, error in raised.items()}
-        return StepResult(token_ids, failures, logprobs, runs)
+        decodes = [request.request_id for request in batch.decodes.requests]
+        decoded = [token_ids.pop(request_id, UNKNOWN_TOKEN) for request_id in decodes]
+        return StepResult(decoded, token_ids, failures, logprobs, runs)
 
     # -- reporting --------------------------------------------------------------------------------
 

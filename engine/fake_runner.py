@@ -8,14 +8,14 @@ it would with a real model.
 
 import hashlib
 from array import array
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from engine.batch import (
     UNKNOWN_TOKEN,
     Batch,
     BatchRow,
-    ComputedStep,
     LaunchedStep,
     StepResult,
 )
@@ -88,8 +88,10 @@ class FakeRunner:
                     runs[row.request_id] = run
                 else:
                     token_ids[row.request_id] = run[0]
+        decodes = [request.request_id for request in batch.decodes.requests]
         outcome = StepResult(
-            token_ids,
+            decoded=[token_ids.get(request_id, UNKNOWN_TOKEN) for request_id in decodes],
+            token_ids={id_: token for id_, token in token_ids.items() if id_ not in decodes},
             failures=failures,
             logprobs={
                 row.request_id: [
@@ -102,7 +104,7 @@ class FakeRunner:
             },
             runs=runs,
         )
-        return ComputedStep(outcome, is_in_flight=self._runs_ahead)
+        return FakeStep(outcome, self._runs_ahead, token_ids)
 
     def _run(self, row: BatchRow) -> Sequence[int]:
         """The row's next tokens: one, and as many more as its draft is right about."""
@@ -143,6 +145,20 @@ class FakeRunner:
         return [token_id for token_id in self._vocabulary if allows(bits, token_id)]
 
 
+class FakeStep(NamedTuple):
+    """A step that was computed while it was launched, and perhaps makes as if it were not.
+
+    `token_ids` are those that the step behind it may have to be fed, by request id.
+    """
+
+    outcome: StepResult
+    is_in_flight: bool
+    token_ids: Mapping[str, int]
+
+    def result(self) -> StepResult:
+        return self.outcome
+
+
 @dataclass(slots=True)
 class Script:
     """What a test wants to happen: forced tokens by output index, rows that raise or fail."""
@@ -164,9 +180,9 @@ def with_known_token(row: BatchRow, before: LaunchedStep | None) -> BatchRow:
     """The row as the device computes it: an unknown token is what the step before has yielded."""
     if UNKNOWN_TOKEN not in row.token_ids:
         return row
-    assert before is not None and list(row.token_ids) == [UNKNOWN_TOKEN]
-    token_id = before.result().token_ids.get(row.request_id, 0)
-    return row._replace(token_ids=(token_id,))
+    assert isinstance(before, FakeStep)
+    assert list(row.token_ids) == [UNKNOWN_TOKEN]
+    return row._replace(token_ids=(before.token_ids.get(row.request_id, 0),))
 
 
 def fake_next_token(

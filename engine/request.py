@@ -177,12 +177,11 @@ class Request:
 
     def token_ids_between(self, start: int, end: int) -> list[int]:
         """Tokens `start .. end - 1` of prompt and output, as many of them as are known."""
-        first = start - len(self.prompt_token_ids)
-        last = end - len(self.prompt_token_ids)
-        if first >= 0:
-            return self.output_token_ids[first:last]
+        offset = len(self.prompt_token_ids)
+        if start >= offset:
+            return self.output_token_ids[start - offset : end - offset]
         prompt = self.prompt_token_ids[start:end]
-        return prompt + self.output_token_ids[:last] if last > 0 else prompt
+        return prompt if end <= offset else prompt + self.output_token_ids[: end - offset]
 
     @property
     def needs_known_tokens(self) -> bool:

@@ -14,10 +14,10 @@ changes, they are planned and applied together, and a step costs what happens in
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 
-from engine.batch import Batch, BatchRow, DecodeRows, StepResult
+from engine.batch import Batch, BatchRow, StepResult
 from engine.config import EngineConfig
 from engine.decode_set import DecodeSet, limit_of, that_filled_a_block
 from engine.kv_cache import KVCache
@@ -53,8 +53,9 @@ class Scheduler:
         self._preempted_ids: set[str] = set()
         self._policy = POLICIES[config.policy]
         self._sequence = count()
-        #: Numbers of the last plan, and of the last one whose progress is counted.
-        self._last_step = self._last_advance = 0
+        #: Numbers of the last plan, of the last one whose progress is counted, and of the last one
+        #: after which a request has ended.
+        self._last_step = self._last_advance = self._last_end = 0
         self._watermark_blocks = int(config.watermark * config.num_blocks)
         # Never more requests than tokens per step: each that runs gets on in every step, so no
         # decode waits for a turn and no prompt starves behind decodes.
@@ -114,7 +115,7 @@ class Scheduler:
         """
         if batch.step > self._last_advance:
             self._advance(batch)
-        progress = self._apply_decodes(batch.decodes, result.token_ids, now)
+        progress = self._apply_decodes(batch, result.decoded, now)
         for row, request in zip(batch.catch_up_rows, batch.catch_up_requests, strict=True):
             if request.is_finished:
                 continue
@@ -143,6 +144,7 @@ class Scheduler:
             self._waiting.mark_dead()
         request.finish_reason, request.error = reason, error
         request.times.finished = now
+        self._last_end = self._last_step
         self.kv_cache.free(request.request_id)
         del self.requests[request.request_id]
 
@@ -348,11 +350,11 @@ class Scheduler:
         self._stop_running(request)
         self.ending[request.request_id] = request
 
-    def _apply_decodes(
-        self, rows: DecodeRows, token_ids: Mapping[str, int], now: float
-    ) -> Progress:
+    def _apply_decodes(self, batch: Batch, token_ids: Sequence[int], now: float) -> Progress:
         """The new token of every decode; a second look at those that filled a block or may end."""
-        rows = rows.without_finished()
+        rows = batch.decodes
+        if self._last_end >= batch.step:
+            rows, token_ids = rows.without_finished(token_ids)
         progress, may_end = self.decodes.append_tokens(rows, token_ids)
         self._remember(that_filled_a_block(rows))
         for request in may_end:

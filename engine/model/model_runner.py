@@ -118,7 +118,7 @@ class ModelRunner:
         assert batch.num_tokens <= self._limits.max_num_batched_tokens
         self._move_blocks(batch)
         if not batch.num_rows:
-            return ComputedStep(StepResult({}))
+            return ComputedStep(StepResult())
         assert after is None or isinstance(after, StepInFlight)
         if self._runs_ahead:
             return StepInFlight(self, batch, after)
@@ -143,7 +143,8 @@ class ModelRunner:
         result = self.launch(batch).result()
         if result.failures:
             raise ArithmeticError(f"{result.failures}")
-        return dict(result.token_ids)
+        decodes = (request.request_id for request in batch.decodes.requests)
+        return dict(zip(decodes, result.decoded, strict=True)) | dict(result.token_ids)
 
     def device_memory(self) -> dict[str, int]:
         """Bytes of device memory by kind: allocated, reserved, total; empty on a CPU."""
@@ -254,23 +255,28 @@ def result_of(
     batch: Batch, due: Sequence[Drawn], chosen: Sequence[int], logprobs: Mapping[int, Logprobs]
 ) -> StepResult:
     """What was chosen for those that were due a token, `batch.due`."""
-    token_ids = {one.request_id: token for one, token in zip(due, chosen, strict=True)}
+    num_decodes = len(batch.decodes)
+    others = zip(due[num_decodes:], chosen[num_decodes:], strict=True)
+    decoded, token_ids = chosen[:num_decodes], {one.request_id: token for one, token in others}
     told: dict[str, list[Logprobs]] = {}
     for index, one in logprobs.items():
         told.setdefault(due[index].request_id, []).append(one)
     drafted = batch.drafted_rows
     if not drafted and BROKEN not in chosen:
-        return StepResult(token_ids, logprobs=told)
+        return StepResult(decoded, token_ids, logprobs=told)
     runs = runs_of(drafted, due, chosen)
-    for row in drafted:
-        # Of a row without any token, the first place says why.
-        token_ids[row.request_id] = (runs[row.request_id] or [BROKEN])[0]
-    broken = {one.request_id: one for one in reversed(due) if token_ids[one.request_id] == BROKEN}
-    for request_id in {*broken, *runs}:
+    # Of a row with a draft, the first place says whether it has a token at all.
+    places = list(zip(due, chosen, strict=True))
+    first = {one.request_id: (one, token) for one, token in reversed(places)}
+    failures = {
+        request_id: why_no_token(one.constraint)
+        for request_id, (one, token) in first.items()
+        if token == BROKEN
+    }
+    for request_id in token_ids.keys() & {*failures, *runs}:
         del token_ids[request_id]
     runs = {request_id: run for request_id, run in runs.items() if run}
-    failures = {request_id: why_no_token(one.constraint) for request_id, one in broken.items()}
-    return StepResult(token_ids, failures, told, runs)
+    return StepResult(decoded, token_ids, failures, told, runs)
 
 
 def runs_of(

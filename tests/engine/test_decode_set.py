@@ -27,10 +27,10 @@ def make_set(*requests: Request, max_requests: int | None = None, **config) -> D
 
 
 def advance(decodes: DecodeSet, token_ids):
-    """A step of all members, from its plan to its tokens."""
+    """A step of all members, from its plan to its tokens, which are given by request id."""
     rows = decodes.rows()
     decodes.advance()
-    return decodes.append_tokens(rows, token_ids)[0]
+    return decodes.append_tokens(rows, [token_ids[r.request_id] for r in rows.requests])[0]
 
 
 def test_every_member_has_its_last_token_computed_at_the_last_position():
@@ -67,7 +67,7 @@ def test_between_a_launched_step_and_its_tokens_every_member_is_one_unknown_toke
     second = decodes.rows()
     assert decodes.violations() == []
     assert (second.token_ids.tolist(), second.starts.tolist()) == ([UNKNOWN_TOKEN] * 2, [2, 2])
-    decodes.append_tokens(first, {"a": 11, "b": 21})
+    decodes.append_tokens(first, [11, 21])
     assert [r.num_tokens for r in (a, b)] == [3, 3]
     assert decodes.rows().token_ids.tolist() == [11, 21]
     assert (first.token_ids.tolist(), second.starts.tolist()) == ([6, 3], [2, 2])
@@ -79,10 +79,10 @@ def test_the_tokens_of_those_that_have_ended_are_nobodys():
     rows = decodes.rows()
     decodes.advance()
     b.finish_reason = FinishReason.CANCELLED
-    left = rows.without_finished()
-    progress, _ = decodes.append_tokens(left, dict.fromkeys("abc", 9))
+    left, token_ids = rows.without_finished([7, 8, 9])
+    progress, _ = decodes.append_tokens(left, token_ids)
     assert progress.requests == [a, c]
-    assert b.output_token_ids == []
+    assert [request.output_token_ids for request in (a, b, c)] == [[7], [], [9]]
     assert [len(left), len(left.starts), len(left.block_tables), len(left.watched_from)] == [2] * 4
 
 
@@ -154,7 +154,7 @@ def test_only_an_eos_a_limit_or_something_to_watch_calls_for_a_closer_look():
     decodes = make_set(*members.values(), max_model_len=20)
     rows = decodes.rows()
     assert [request.request_id for request in decodes.advance()] == ["limit", "model length"]
-    _, looked_at = decodes.append_tokens(rows, dict.fromkeys(members, 5) | {"eos": EOS})
+    _, looked_at = decodes.append_tokens(rows, [5, EOS, 5, 5, 5, 5])
     assert [r.request_id for r in looked_at] == ["eos", "limit", "stop", "first", "model length"]
 
 
@@ -164,7 +164,7 @@ def test_each_of_the_tokens_that_end_a_sequence_calls_for_a_closer_look(eos_toke
     decodes = make_set(*members, eos_token_ids=frozenset(eos_token_ids))
     rows = decodes.rows()
     decodes.advance()
-    _, looked_at = decodes.append_tokens(rows, {"r0": 0, "r1": 1, "r2": 2, "r250": 250})
+    _, looked_at = decodes.append_tokens(rows, [0, 1, 2, 250])
     assert [request.output_token_ids[-1] for request in looked_at] == list(eos_token_ids)
 
 
@@ -178,7 +178,7 @@ def test_a_request_whose_first_token_is_under_way_needs_no_look_for_it():
     decodes.tell(request)
     assert decodes.violations() == []
     decodes.advance()
-    assert decodes.append_tokens(rows, {"first": 6})[1] == []
+    assert decodes.append_tokens(rows, [6])[1] == []
 
 
 @pytest.mark.parametrize(("block_size", "prompts"), [(4, [4, 8]), (1, [*range(1, 9)])])
@@ -199,7 +199,7 @@ def test_an_empty_set_plans_nothing_and_advances_by_nothing():
     decodes = make_set()
     assert decodes.rows().as_rows() == decodes.at_block_boundary() == []
     assert decodes.advance() == []
-    assert decodes.append_tokens(decodes.rows(), {}) == (Progress(), [])
+    assert decodes.append_tokens(decodes.rows(), []) == (Progress(), [])
 
 
 def test_only_a_request_that_has_caught_up_can_join():
@@ -237,6 +237,6 @@ def test_the_seat_of_one_that_left_keeps_the_token_of_the_one_that_took_it():
     decodes.advance()
     decodes.leave(a)
     decodes.join(b, BLOCK_IDS)
-    decodes.append_tokens(rows, {"a": 99})
+    decodes.append_tokens(rows, [99])
     assert decodes.rows().token_ids.tolist() == [6]
     assert decodes.violations() == []

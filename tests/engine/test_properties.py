@@ -1,6 +1,6 @@
 """Whatever arrives, is aborted or preempted: each stream is the one its request alone gives."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 
 import numpy as np
@@ -141,6 +141,7 @@ class SingleDecodes:
                 dtype=int,
             ),
             starts=np.array([r.num_computed_tokens for r in self._members], dtype=int),
+            output_indices=np.array([r.output_index for r in self._members], dtype=int),
             block_tables=np.array(tables, dtype=np.int64).reshape(len(tables), len(self)).T,
             seats=np.zeros(len(self), dtype=int),
             watched_from=np.zeros(len(self), dtype=int),
@@ -154,11 +155,11 @@ class SingleDecodes:
         return [r for r in self._members if r.num_tokens == limit_of(r, self._config)]
 
     def append_tokens(
-        self, rows: DecodeRows, token_ids: Mapping[str, int]
+        self, rows: DecodeRows, token_ids: Sequence[int]
     ) -> tuple[Progress, list[Request]]:
         progress = Progress()
-        for request in rows.requests:
-            request.append_token(token_ids[request.request_id])
+        for request, token_id in zip(rows.requests, token_ids, strict=True):
+            request.append_token(token_id)
             progress.add(request)
         return progress, progress.requests
 

@@ -214,6 +214,17 @@ def test_a_request_whose_logits_are_no_numbers_ends_alone_while_others_are_in_fl
     assert generate(runner, requests()[:2]).tokens == expected
 
 
+def test_the_tokens_of_decodes_come_in_their_order_and_those_of_other_rows_by_their_ids():
+    others = (make_row(request_id="p"), make_row(request_id="q"))
+    batch = Batch(step=1, decodes=decodes_of(2, 3, 4), catch_up_rows=others)
+    result = result_of(batch, batch.due, [7, 8, 9, 5, 6], {})
+    assert (result.decoded, result.token_ids) == ([7, 8, 9], {"p": 5, "q": 6})
+    assert result.failures == {}
+    result = result_of(batch, batch.due, [7, BROKEN, 9, BROKEN, 6], {})
+    assert (result.decoded[0], result.decoded[2], result.token_ids) == (7, 9, {"q": 6})
+    assert set(result.failures) == {"d1", "p"}
+
+
 def test_a_place_without_a_token_ends_the_run_before_it_and_the_first_one_fails_its_row():
     drafted = make_row(output=(8, 9, 10), request_id="d")._replace(num_drafted=2)
     fails = drafted._replace(request_id="f")

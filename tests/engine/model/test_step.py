@@ -26,6 +26,7 @@ def decodes_of(*prompt_lengths: int) -> DecodeRows:
         requests=requests,
         token_ids=np.array([request.last_token_id for request in requests]),
         starts=lengths - 1,
+        output_indices=np.zeros(len(requests), dtype=np.int64),
         block_tables=50 + np.arange(len(requests) * num_blocks).reshape(num_blocks, -1).T,
         seats=np.zeros(len(requests), dtype=np.int64),
         watched_from=np.zeros(len(requests), dtype=np.int64),
