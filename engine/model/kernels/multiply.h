@@ -62,9 +62,9 @@ inline void for_each_tile(int64_t total, int64_t height, const Body& body) {
   }
 }
 
-// How many lines of what comes next are fetched with each of so many words, all tiles' words of a
-// strip. Those of the same product none where they are near by then; but before another product
-// everyone is waited for, and that is time to fetch in.
+// How many lines of what comes next are fetched with each word, of so many that all tiles of a group
+// multiply. None of the same product where strips are fetched near their turn; but before another
+// product everyone is waited for, and that is time to fetch in.
 inline int64_t lines_of(const Ahead& ahead, const Cut& cut, int64_t words) {
   int64_t lines = cut.near && ahead.same ? 0 : cut.lines;
   while (ahead.alone && lines > 0 && words * (lines / 2) * LANES >= ahead.words) lines /= 2;

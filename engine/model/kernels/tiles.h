@@ -54,8 +54,8 @@ void multiply_block(const uint32_t* rows, int64_t stride, const Strips& strips, 
     for (int p = 0; p < WIDTH; p++)
       total[r][p] = add ? load<PartVector>(sums + r * sums_stride + p * PART_LANES) : PartVector{};
   for (int64_t segment = 0; segment < strips.num_segments; segment++, rows += inner) {
-    const char* later = lines > 0 ? fetch.later[segment] : nullptr;
     const uint32_t* const* const at = strips.at + segment * strips.count + first;
+    const char* later = lines > 0 ? fetch.later[segment] : (const char*)at[0];
     const uint32_t* on = at[0] + NEAR * LANES;
     for (int64_t k = 0; k < inner; k++) {
       PartWords columns[WIDTH];
