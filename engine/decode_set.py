@@ -124,11 +124,13 @@ class DecodeSet:
 
         Returns also those whose new token has to be looked at by itself, for it may be the last.
         """
+        assert len(token_ids) == len(rows)
+        column = np.fromiter(token_ids, dtype=np.int64, count=len(rows))
+        assert column.min(initial=0) >= 0, "one without a token has not ended"
         for request, token_id in zip(rows.requests, token_ids, strict=True):
             request.expects_token = False
             request.output_token_ids.append(token_id)
         # A seat that has gone to another is written again by that one's own token, if it lacks it.
-        column = np.fromiter(token_ids, dtype=np.int64, count=len(rows))
         expected = self._pending_tokens[rows.seats] == UNKNOWN_TOKEN
         self._pending_tokens[rows.seats[expected]] = column[expected]
         is_eos = (column[:, None] == self._eos_token_ids).any(axis=1)
@@ -160,6 +162,8 @@ class DecodeSet:
                 request.last_token_id != self._pending_tokens[row[_SEAT]]
             ):
                 found.append(f"{request.request_id}: another token is pending in its decode seat")
+            if request.num_prompt_tokens != row[_NUM_PROMPT_TOKENS]:
+                found.append(f"{request.request_id}: another prompt's length in its decode column")
             seat, block_ids = self._party(row[_NUM_TOKENS]).get(request, NOBODY)
             table = self._block_tables[seat, : len(block_ids)]
             if seat != row[_SEAT] or table.tolist() != list(block_ids):

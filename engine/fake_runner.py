@@ -88,7 +88,7 @@ class FakeRunner:
                     runs[row.request_id] = run
                 else:
                     token_ids[row.request_id] = run[0]
-        decodes = [request.request_id for request in batch.decodes.requests]
+        decodes = dict.fromkeys(request.request_id for request in batch.decodes.requests)
         outcome = StepResult(
             decoded=[token_ids.get(request_id, UNKNOWN_TOKEN) for request_id in decodes],
             token_ids={id_: token for id_, token in token_ids.items() if id_ not in decodes},

@@ -358,8 +358,9 @@ class Worker:
 
     def _serves(self) -> tuple[str, Mapping[str, str]]:
         """What the registry tells about its model: the name, and the adapters."""
-        known, served = self._settings, self._served
-        return known.model_name, served.adapters if served else announced_adapters(known.adapters)
+        settings, served = self._settings, self._served
+        adapters = served.adapters if served else announced_adapters(settings.adapters)
+        return settings.model_name, adapters
 
     def _load(self) -> dict[str, float]:
         """What the registry tells about this worker."""

@@ -230,6 +230,24 @@ def test_a_token_that_was_changed_under_the_set_is_noticed():
     assert decodes.violations() == ["a: another token is pending in its decode seat"]
 
 
+def test_a_prompt_that_became_longer_under_the_set_is_noticed():
+    request = caught_up("a", prompt=5, output=[6, 7])
+    decodes = make_set(request)
+    request.prompt_token_ids.append(request.output_token_ids.pop(0))
+    assert decodes.violations() == ["a: another prompt's length in its decode column"]
+
+
+@pytest.mark.parametrize("token_ids", [[7], [7, 8, 9], [7, UNKNOWN_TOKEN]])
+def test_a_step_that_brings_too_few_tokens_too_many_or_none_for_one_changes_nothing(token_ids):
+    members = [caught_up("a", prompt=3), caught_up("b", prompt=4)]
+    decodes = make_set(*members)
+    rows = decodes.rows()
+    decodes.advance()
+    with pytest.raises(AssertionError):
+        decodes.append_tokens(rows, token_ids)
+    assert [(r.output_token_ids, r.expects_token) for r in members] == [([], True)] * 2
+
+
 def test_the_seat_of_one_that_left_keeps_the_token_of_the_one_that_took_it():
     a, b = caught_up("a", prompt=3), caught_up("b", prompt=[4, 5, 6])
     decodes = make_set(a)

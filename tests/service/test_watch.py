@@ -364,9 +364,10 @@ def test_a_worker_that_was_stopped_for_long_goes_on(queue: Queue):
     with fake_worker(queue, "--stall-timeout-seconds", "1") as stopped:
         queue.wait_for_tokens(request_id, 5)
         stopped.signal(signal.SIGSTOP)
-        # Longer than the process may be silent while it runs.
+        long_enough = monotonic() + 3.0  # The process may be silent for two while it runs.
         with fake_worker(queue, "--burst") as heir:
             assert heir.wait() == 0
+        eventually(lambda: monotonic() > long_enough)
         stopped.signal(signal.SIGCONT)
         later = queue.submit((7, 9), max_tokens=300)
         assert queue.result(later).token_ids == expected_tokens((7, 9), max_tokens=300)
@@ -391,10 +392,8 @@ def test_a_log_that_takes_no_line_does_not_keep_the_process_from_its_end():
         "fill()\n"
         "end_process('main')"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", program], cwd=CHECKOUT, stderr=subprocess.PIPE
-    )
-    with process:
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, cwd=CHECKOUT, stderr=subprocess.PIPE) as process:
         assert process.wait(PATIENCE_SECONDS) == EXIT_HUNG
         assert process.stderr is not None
         assert set(process.stderr.read()) == {ord("x")}

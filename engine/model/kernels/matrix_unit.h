@@ -141,7 +141,7 @@ struct StepLines {
 
 // Adds sixteen words of H times sixteen rows, and of W strips from word k on. Each is loaded once,
 // and its register cleared after its last use: the fewer hold something, the faster are loads while
-// another thread has the other half of the core.
+// somebody else seems to have the other half of the core.
 template <int H, int W>
 inline void add_words(const uint32_t* rows, int64_t stride, const uint32_t* const* strips,
                       int64_t k, StepLines<H, W> lines) {
