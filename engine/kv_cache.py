@@ -21,6 +21,8 @@ from engine.request import Request
 
 #: Bytes of a content hash. 128 bits: a collision would serve one request another one's KV.
 HASH_BYTES = 16
+#: Of nothing yet, and copied for each block: to make one from its parameters takes longer.
+NEW_HASH = hashlib.blake2b(digest_size=HASH_BYTES)
 #: Hashed beside a salt and beside no content, so that no salt can be chosen to be a prefix's hash.
 SALT = b"salt"
 #: Likewise beside the name of an adapter.
@@ -274,7 +276,9 @@ class KVCache:
             parent = hashes[-1] if hashes else _root(request)
             start = len(hashes) * self.block_size
             tokens = self._pack(*request.token_ids_between(start, start + self.block_size))
-            hashes.append(hashlib.blake2b(parent + tokens, digest_size=HASH_BYTES).digest())
+            block_hash = NEW_HASH.copy()
+            block_hash.update(parent + tokens)
+            hashes.append(block_hash.digest())
         return hashes
 
 
