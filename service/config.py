@@ -224,8 +224,13 @@ class Settings(ProcessSettings):
     )
 
     max_num_seqs: int = setting("Scheduler", "Requests running at once.", default=64, ge=1)
-    max_num_batched_tokens: int = setting(
-        "Scheduler", "Tokens computed per step, prefill and decode together.", default=512, ge=1
+    max_num_batched_tokens: int | None = setting(
+        "Scheduler",
+        "Most tokens computed per step, prefill and decode together: more of them serve long "
+        "prompts sooner and let others wait longer for each token. Unset: 256 on a CPU, 2048 on a "
+        "GPU, twice `max_num_seqs` where that is more.",
+        default=None,
+        ge=1,
     )
     long_prefill_token_threshold: int = setting(
         "Scheduler", "Most tokens of one request per step; 0: only the budget.", default=0, ge=0

@@ -91,6 +91,7 @@ def load_model(settings: Settings) -> ServedModel:
         settings,
         num_blocks=facts.num_blocks,
         block_size=facts.block_size,
+        max_num_batched_tokens=facts.max_num_batched_tokens,
         max_model_len=facts.max_model_len,
         vocab_size=facts.vocab_size,
         eos_token_ids=facts.eos_token_ids,
@@ -106,24 +107,32 @@ def load_model(settings: Settings) -> ServedModel:
         adapters=facts.adapters,
         grammars=_grammars_for(tokenizer, config),
     )
-    # Hundreds of thousands of objects that will stay, most of them the libraries' own. To look
-    # through them takes the collector longer than many steps, and no thread gets on meanwhile.
+    _keep_out_of_collections()
+    return served
+
+
+def _keep_out_of_collections() -> None:
+    """Let the garbage collector look no more at what is loaded by now.
+
+    Hundreds of thousands of objects will stay, most of them the libraries' own. To look through
+    them takes it longer than many steps, and no thread gets on meanwhile.
+    """
     gc.collect()
     gc.freeze()
-    return served
 
 
 def engine_config(
     settings: Settings,
     *,
     num_blocks: int,
+    max_num_batched_tokens: int,
     max_model_len: int,
     vocab_size: int,
     eos_token_ids: frozenset[int],
     adapters: Collection[str] = (),
     block_size: int | None = None,
 ) -> EngineConfig:
-    """The engine's part of the settings, completed by what model and memory decide."""
+    """The engine's part of the settings, completed by what model, memory and device decide."""
     return EngineConfig(
         num_blocks=num_blocks,
         max_model_len=min(max_model_len, settings.max_model_len or max_model_len),
@@ -133,7 +142,7 @@ def engine_config(
         block_size=block_size or settings.block_size,
         num_host_blocks=settings.num_host_blocks,
         max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_batched_tokens=max_num_batched_tokens,
         long_prefill_token_threshold=settings.long_prefill_token_threshold,
         num_speculative_tokens=settings.num_speculative_tokens,
         max_speculative_step_tokens=settings.max_speculative_step_tokens,

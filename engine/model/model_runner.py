@@ -34,6 +34,7 @@ class ConfigFacts:
         fingerprint: of weights, precision, libraries and code path; where it differs, a resumed
             generation may leave the path it was on at a near-tie.
         tokenizer_folder: where the tokenizer files are.
+        max_num_batched_tokens: as asked for, or what suits the device.
         dtype, device: what "auto" has become.
         adapters: those that requests may name, and the fingerprint of each.
     """
@@ -44,6 +45,7 @@ class ConfigFacts:
     num_blocks: int
     num_host_blocks: int
     block_size: int
+    max_num_batched_tokens: int
     fingerprint: str
     tokenizer_folder: Path
     dtype: str

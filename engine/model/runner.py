@@ -37,6 +37,10 @@ from engine.model.transformers_model import TransformersModel
 
 logger = logging.getLogger(__name__)
 
+#: Tokens of a step where nobody says how many. A CPU computes as many a second in steps of 128 as
+#: in steps of 512, and the smaller they are, the sooner other requests get their next token. A GPU
+#: computes hundreds in the time in which it reads the weights.
+NUM_BATCHED_TOKENS = {"cpu": 256, "cuda": 2048}
 #: How much of a KV pool is made at load, and for how long at most: a virtual machine may take
 #: seconds for a gigabyte, which would otherwise be added to the first prompts.
 MADE_AT_LOAD_BYTES = 1 << 30
@@ -49,7 +53,7 @@ def load_runner(
     path: str | Path,
     *,
     max_num_seqs: int,
-    max_num_batched_tokens: int,
+    max_num_batched_tokens: int | None = None,
     num_speculative_tokens: int = 0,
     max_speculative_step_tokens: int = 0,
     dtype: str = "auto",
@@ -69,7 +73,8 @@ def load_runner(
 
     The pool has `num_blocks`; or as many as fit in `kv_cache_memory_bytes`; or, when neither is
     given, a share of what is free after the weights, but no more than `max_num_seqs` requests of
-    full length could use. A backend asked for by name is the one that attends: the compiled form,
+    full length could use. A step has `max_num_batched_tokens`, by default what suits the device, or
+    twice `max_num_seqs`. A backend asked for by name is the one that attends: the compiled form,
     which has its own, is then left out. `deterministic` promises that a token's logits do not
     depend on what is computed beside it. By `now`, in seconds, the log says what that has cost, and
     memory of the blocks used first is made. With `async_scheduling` a CUDA device gets its next
@@ -80,10 +85,9 @@ def load_runner(
         ModelRefused: the model, the backend or the memory does not allow it.
     """
     _keep_to_the_container()
-    limits = Limits(
-        max_num_seqs, max_num_batched_tokens, num_speculative_tokens, max_speculative_step_tokens
-    )
     place = torch.device(_default_device() if device == "auto" else device)
+    most_tokens = max_num_batched_tokens or max(NUM_BATCHED_TOKENS[place.type], 2 * max_num_seqs)
+    limits = Limits(max_num_seqs, most_tokens, num_speculative_tokens, max_speculative_step_tokens)
     chosen = _choose(
         load_model(path, dtype=dtype, device=place),
         attention_backend=attention_backend,
@@ -359,7 +363,7 @@ def _runner(
         chosen.model,
         kv_pool,
         backend=chosen.backend,
-        facts=_facts(chosen, kv_pool, graphs),
+        facts=_facts(chosen, kv_pool, graphs, limits),
         device=chosen.device,
         limits=limits,
         multiple=chosen.multiple,
@@ -368,7 +372,9 @@ def _runner(
     )
 
 
-def _facts(chosen: _Chosen, kv_pool: KVPool, graphs: DecodeGraphs | None) -> ConfigFacts:
+def _facts(
+    chosen: _Chosen, kv_pool: KVPool, graphs: DecodeGraphs | None, limits: Limits
+) -> ConfigFacts:
     path = [chosen.weights_fingerprint, chosen.model.name, chosen.backend.name, chosen.device.type]
     if chosen.multiple > 1:
         path.append(f"multiples-of-{chosen.multiple}")
@@ -381,6 +387,7 @@ def _facts(chosen: _Chosen, kv_pool: KVPool, graphs: DecodeGraphs | None) -> Con
         num_blocks=kv_pool.num_blocks,
         num_host_blocks=kv_pool.num_host_blocks,
         block_size=kv_pool.block_size,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
         fingerprint="-".join(path),
         tokenizer_folder=chosen.folder,
         dtype=str(chosen.dtype).removeprefix("torch."),

@@ -20,7 +20,6 @@ FOR_THE_ENGINE: dict[str, Any] = {
     "block_size": 32,
     "num_host_blocks": 3,
     "max_num_seqs": 5,
-    "max_num_batched_tokens": 77,
     "long_prefill_token_threshold": 11,
     "num_speculative_tokens": 6,
     "max_speculative_step_tokens": 13,
@@ -56,13 +55,19 @@ def defaults_among(values: Mapping[str, Any]) -> list[str]:
 def configured(**overrides: Any) -> EngineConfig:
     settings = make_settings("redis://nowhere", "queue", **overrides)
     return engine_config(
-        settings, num_blocks=50, max_model_len=900, vocab_size=10, eos_token_ids=frozenset()
+        settings,
+        num_blocks=50,
+        max_num_batched_tokens=70,
+        max_model_len=900,
+        vocab_size=10,
+        eos_token_ids=frozenset(),
     )
 
 
 def test_every_setting_of_the_engine_is_in_its_configuration():
-    # Given by the model and the memory; settings only bound them.
+    # Given by the model, the memory and the device; settings only bound them.
     found_out = {"num_blocks", "max_model_len", "vocab_size", "eos_token_ids", "adapters"}
+    found_out.add("max_num_batched_tokens")
     assert FOR_THE_ENGINE.keys() == {field.name for field in fields(EngineConfig)} - found_out
     assert defaults_among(FOR_THE_ENGINE) == []
     config = configured(**FOR_THE_ENGINE)

@@ -26,6 +26,15 @@ def test_what_was_loaded_is_never_looked_through_for_garbage_again():
     assert gc.get_freeze_count() > 10 * len(gc.get_objects())
 
 
+@pytest.mark.usefixtures("unfrozen")
+@pytest.mark.parametrize("asked", [None, 77])
+def test_the_engine_plans_steps_as_large_as_the_runner_computes(asked):
+    settings = make_settings(
+        "redis://nowhere", "queue", num_blocks=16, device="cpu", max_num_batched_tokens=asked
+    )
+    assert load_model(settings).engine.config.max_num_batched_tokens == (asked or 256)
+
+
 def without_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
 

@@ -289,6 +289,19 @@ def test_a_capture_that_fails_is_refused_with_what_went_wrong_first(
 
 
 @pytest.mark.parametrize(
+    ("max_num_seqs", "asked", "most"),
+    [(8, None, 256), (200, None, 400), (8, 77, 77), (200, 77, 77)],
+)
+def test_steps_have_as_many_tokens_as_suits_the_device_unless_it_is_said(
+    max_num_seqs, asked, most, model_folder
+):
+    runner = make_runner(
+        model_folder("llama"), max_num_seqs=max_num_seqs, max_num_batched_tokens=asked
+    )
+    assert runner.config_facts.max_num_batched_tokens == most
+
+
+@pytest.mark.parametrize(
     ("error", "sticky"),
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), False),
