@@ -15,7 +15,7 @@ import redis.asyncio
 from redis.exceptions import NoScriptError, RedisError
 
 from quire.async_durability import AsyncDurability
-from quire.connection import TRANSIENT, Attempts, longest_block_of
+from quire.connection import TRANSIENT, Attempts, is_of_replica, longest_block_of
 from quire.keys import Keys
 from quire.producing import Ask, Conversation
 from quire.script_runner import (
@@ -139,5 +139,7 @@ class AsyncShard:
             try:
                 return await operation()
             except RedisError as error:
+                if is_of_replica(error):
+                    await self._connection.connection_pool.disconnect(inuse_connections=False)
                 pause = attempts.pause_after(error)
             await asyncio.sleep(pause)

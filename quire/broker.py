@@ -69,7 +69,7 @@ class Broker(Working, Operating, Grouping):
         self.keys = Keys(queue, shard)
         self.lease_seconds = lease_seconds
         self._connection = connection
-        self._retrying = Retrying(retry_seconds)
+        self._retrying = Retrying(retry_seconds, connection)
         self._durability = (
             Durability(connection, self.keys, longest_seconds=self._longest_block)
             if durable

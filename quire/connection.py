@@ -21,6 +21,7 @@ from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
     InvalidResponse,
+    MasterDownError,
     NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
@@ -63,7 +64,16 @@ FIRST_PAUSE_SECONDS = 0.02
 LONGEST_PAUSE_SECONDS = 0.5
 
 #: What may pass by itself: a lost connection, a loading or demoted server, a slot in migration.
-TRANSIENT = (RedisConnectionError, RedisTimeoutError, ReadOnlyError, TryAgainError)
+TRANSIENT = (
+    RedisConnectionError,
+    RedisTimeoutError,
+    ReadOnlyError,
+    MasterDownError,
+    TryAgainError,
+)
+
+#: How a server that becomes a replica ends the reads that it has blocked.
+_UNBLOCKED = "UNBLOCKED"
 
 #: How the sentence about an error begins; the first kind that fits counts.
 _SENTENCES: dict[type[RedisError], str] = {
@@ -180,10 +190,14 @@ class Retrying:
 
     A repeatable operation is tried again after a transient error, with growing pauses, for at most
     `seconds` in all; then, as at once for any other operation, BrokerUnavailable is raised.
+
+    Idle connections of `connection` are closed when its server turns out to be a replica: whoever
+    is tried next asks anew where its url leads.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, connection: redis.Redis | None = None) -> None:
         self.seconds = seconds
+        self._connection = connection
 
     def __call__(self, operation: Callable[[], _Result], *, repeatable: bool = True) -> _Result:
         attempts = Attempts(self.seconds if repeatable else 0.0)
@@ -191,6 +205,8 @@ class Retrying:
             try:
                 return operation()
             except RedisError as error:
+                if self._connection is not None and is_of_replica(error):
+                    self._connection.connection_pool.disconnect(inuse_connections=False)
                 pause = attempts.pause_after(error)
             time.sleep(pause)
 
@@ -218,6 +234,15 @@ class Attempts:
         return pause * self._random.uniform(0.5, 1.0)
 
 
+def is_of_replica(error: RedisError) -> bool:
+    """Whether the server says that it is a replica, or becomes one.
+
+    After a failover the name in a url leads to another server, but what was connected before stays
+    with the old one, which answers that for ever.
+    """
+    return isinstance(error, ReadOnlyError | MasterDownError) or _is_unblocked(error)
+
+
 def translated(error: RedisError) -> QuireError:
     """Our error for one of redis-py's, which stays its cause."""
     if isinstance(error, MasterNotFoundError | AsyncMasterNotFoundError):
@@ -235,7 +260,7 @@ def translated(error: RedisError) -> QuireError:
 
 def _sentence(error: RedisError) -> str:
     """What a person has to know of it; redis-py's own words where they add to that."""
-    if isinstance(error, ReadOnlyError):
+    if isinstance(error, ReadOnlyError | MasterDownError):
         return "Redis takes no writes: it is a replica, or has become one"
     if isinstance(error, AuthenticationError):
         # Without any password the handshake is what fails, and says so at length.
@@ -250,7 +275,12 @@ def _sentence(error: RedisError) -> str:
 
 def _may_pass(error: RedisError) -> bool:
     # To redis-py a refused password is a broken connection, too.
-    return isinstance(error, TRANSIENT) and not isinstance(error, AuthenticationError)
+    may_pass = isinstance(error, TRANSIENT) and not isinstance(error, AuthenticationError)
+    return may_pass or _is_unblocked(error)
+
+
+def _is_unblocked(error: RedisError) -> bool:
+    return isinstance(error, ResponseError) and str(error).startswith(_UNBLOCKED)
 
 
 def _keepalive_options() -> dict[int, int]:

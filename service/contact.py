@@ -37,7 +37,7 @@ NOT_WRITTEN = "MISCONF"
 _KINDS = {
     "timeout": ("Timeout",),
     "access": ("Authentication", "Authorization", "Permission"),
-    "read_only": ("ReadOnly",),
+    "read_only": ("ReadOnly", "MasterDown"),
     "connection": ("Connection", "Loading", "MasterNotFound"),
 }
 

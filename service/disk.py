@@ -27,7 +27,7 @@ def require_durability(connection: redis.Redis, keys: Keys, *, ending: threading
     durability = Durability(connection, keys, longest_seconds=longest_block_of(connection))
     for pause in pauses():
         try:
-            Retrying(RETRY_SECONDS)(durability.require)
+            Retrying(RETRY_SECONDS, connection)(durability.require)
         except BrokerUnavailable:
             if not ending.wait(pause):
                 continue

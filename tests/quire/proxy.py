@@ -15,9 +15,7 @@ class Wire:
     """Forwards everything to the server at `target`; `url` is its own address."""
 
     def __init__(self, target: str) -> None:
-        parts = urlsplit(target)
-        assert parts.hostname and parts.port, f"{target} has no host or no port"
-        self._target = parts.hostname, parts.port
+        self.lead_to(target)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
         # Guards the two below.
@@ -26,6 +24,12 @@ class Wire:
         #: Replies that were swallowed so far.
         self.num_lost = 0
         threading.Thread(target=self._accept, name="wire", daemon=True).start()
+
+    def lead_to(self, target: str) -> None:
+        """Connections made from now on go to this server, as where a name gets a new address."""
+        parts = urlsplit(target)
+        assert parts.hostname and parts.port, f"{target} has no host or no port"
+        self._target = parts.hostname, parts.port
 
     def lose_reply(self, to: str = "") -> None:
         """Loses the reply to the next command, or the next with `to` in it. Calls add up."""

@@ -12,6 +12,7 @@ from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
     InvalidResponse,
+    MasterDownError,
     NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
@@ -144,6 +145,10 @@ def test_an_error_that_will_not_pass_is_raised_at_once():
         (BusyLoadingError("loading"), "Redis still reads its data: loading"),
         (
             ReadOnlyError("You can't write against a read only replica. script: ab, on 314."),
+            "Redis takes no writes: it is a replica, or has become one",
+        ),
+        (
+            MasterDownError("Link with MASTER is down"),
             "Redis takes no writes: it is a replica, or has become one",
         ),
         (AuthenticationError("WRONGPASS"), "Redis wants another user or password: WRONGPASS"),

@@ -93,6 +93,7 @@ def test_an_outage_soon_after_another_is_said_when_it_lasts(contact, clock, even
         (redis.exceptions.AuthenticationError(), "access"),
         (redis.exceptions.NoPermissionError(), "access"),
         (redis.exceptions.ReadOnlyError(), "read_only"),
+        (redis.exceptions.MasterDownError("Link is down"), "read_only"),
         (redis.exceptions.OutOfMemoryError(), "memory"),
         (redis.exceptions.ResponseError("MISCONF Errors writing to the AOF file"), "disk"),
         (redis.exceptions.ResponseError(), "other"),
