@@ -15,34 +15,50 @@ local now = now_ms()
 -- States in which there is nothing more to wish for.
 local ENDS = { draining = true, stopped = true, failed = true }
 
--- Deletes the consumer unless something is pending for it; returns whether it is gone. A stream
--- that is not there, or not yet with its group, is an error reply without entries.
-local function forget_consumer(stream, name)
+-- Deletes the consumers that `is_gone` says, unless something is pending for them; returns how many
+-- of them stay for that. A stream that is not there, or not yet with its group, is an error reply
+-- without entries.
+local function forget_consumers(stream, is_gone)
+  local num_busy = 0
   for _, consumer in ipairs(redis.pcall('XINFO', 'CONSUMERS', stream, 'workers')) do
-    local info = {}
-    for index = 1, #consumer, 2 do
-      info[consumer[index]] = consumer[index + 1]
-    end
-    if info.name == name then
-      if info.pending > 0 then
-        return false
-      end
-      redis.call('XGROUP', 'DELCONSUMER', stream, 'workers', name)
+    local info = table_of(consumer)
+    if is_gone(info) and info.pending > 0 then
+      num_busy = num_busy + 1
+    elseif is_gone(info) then
+      redis.call('XGROUP', 'DELCONSUMER', stream, 'workers', info.name)
     end
   end
-  return true
+  return num_busy
 end
 
-local known = redis.call('HGETALL', workers)
-for index = 1, #known, 2 do
-  local name, seen = known[index], tonumber(string.match(known[index + 1], '^%d+'))
+local known = table_of(redis.call('HGETALL', workers))
+for name, word in pairs(known) do
+  local seen = tonumber(string.match(word, '^%d+'))
   if name ~= worker and (not seen or now - seen > memory) then
-    local gone = true
+    local num_busy = 0
     for stream = 3, #KEYS do
-      gone = forget_consumer(KEYS[stream], name) and gone
+      num_busy = num_busy + forget_consumers(KEYS[stream], function(info)
+        return info.name == name
+      end)
     end
-    if gone then
+    if num_busy == 0 then
       redis.call('HDEL', workers, name)
+    end
+  end
+end
+
+-- Where there was no worker for longer than that, the registry has gone, and with it the names of
+-- those whose consumers and wishes are still there. So who comes new looks for what nobody signs for.
+if not known[worker] then
+  for stream = 3, #KEYS do
+    forget_consumers(KEYS[stream], function(info)
+      return info.name ~= worker and not known[info.name] and info.idle >= memory
+    end)
+  end
+  for field, wished in pairs(table_of(redis.call('HGETALL', control))) do
+    local is_wish = string.find(field, 'drain:', 1, true) == 1
+    if is_wish and now - (tonumber(wished) or 0) > memory then
+      redis.call('HDEL', control, field)
     end
   end
 end

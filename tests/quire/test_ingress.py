@@ -204,3 +204,35 @@ def test_a_worker_silent_for_a_day_is_forgotten_but_not_what_is_pending_for_it(b
     stream = broker.keys.ingress(Priority.NORMAL)
     assert [info["name"] for info in connection.xinfo_consumers(stream, "workers")] == [b"busy"]
     assert len(broker.recover_entries("alive", min_idle_seconds=0, count=1)) == 1
+
+
+def test_a_worker_that_comes_after_days_without_any_forgets_whose_names_are_gone(
+    broker, connection, monkeypatch
+):
+    """The registry goes when its workers would be forgotten, and their consumers stay."""
+    monkeypatch.setattr("quire.working.WORKER_MEMORY_SECONDS", 0.05)
+    broker.submit_many([make_request(id=name) for name in "ab"])
+    claim_next(broker, worker="gone")
+    assert read_ids(broker, worker="busy") == ["b"]
+    for name in ("busy", "gone"):
+        broker.beat_worker(name, "ready", {})
+        connection.hset(broker.keys.control, f"drain:{name}", 1000)
+    give_up = time.monotonic() + 10
+    while connection.exists(broker.keys.workers):
+        assert time.monotonic() < give_up
+    broker.beat_worker("new", "ready", {})
+    stream = broker.keys.ingress(Priority.NORMAL)
+    assert [info["name"] for info in connection.xinfo_consumers(stream, "workers")] == [b"busy"]
+    assert broker.drain_wishes() == frozenset()
+    assert len(broker.recover_entries("new", min_idle_seconds=0, count=1)) == 1
+
+
+def test_a_worker_that_comes_new_leaves_who_is_not_silent_for_long(broker, connection):
+    """Who reads may not have signed yet."""
+    broker.submit(make_request())
+    claim_next(broker, worker="quiet")
+    broker.drain("quiet")
+    broker.beat_worker("new", "ready", {})
+    stream = broker.keys.ingress(Priority.NORMAL)
+    assert [info["name"] for info in connection.xinfo_consumers(stream, "workers")] == [b"quiet"]
+    assert broker.drain_wishes() == {"quiet"}
