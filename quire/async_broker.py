@@ -173,8 +173,9 @@ class AsyncBroker(AsyncShard):
             return await self._connection.xread({key: after}, count=MAX_ENDS_PER_READ, block=block)
 
         # A read that waits must not take the turn of calls that are answered at once.
-        reply = await (self._call(read) if block_seconds is None else self._retrying(read))
-        return ends_of(reply)
+        if block is None:
+            return ends_of(await self._call(read))
+        return ends_of(await self._retrying(read, wait_seconds=block / 1000))
 
     async def cancel_many(self, request_ids: Sequence[str]) -> dict[str, State]:
         """See `Broker.cancel_many`."""

@@ -41,7 +41,7 @@ class AsyncReader:
         connection: redis.asyncio.Redis,
         keys: Keys,
         *,
-        retrying: Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]],
+        retrying: Callable[..., Awaitable[Any]],
     ) -> None:
         self._connection = connection
         self._keys = keys
@@ -131,7 +131,8 @@ class AsyncReader:
         self._is_blocked = True
         try:
             reply = await self._retrying(
-                lambda: self._connection.xread(after, count=MAX_ENTRIES_PER_STREAM, block=block_ms)
+                lambda: self._connection.xread(after, count=MAX_ENTRIES_PER_STREAM, block=block_ms),
+                wait_seconds=self._longest_block,
             )
         finally:
             self._is_blocked = False

@@ -133,8 +133,10 @@ class AsyncShard:
         async with self._turns:
             return await operation()
 
-    async def _retrying(self, operation: Callable[[], Awaitable[_Result]]) -> _Result:
-        attempts = Attempts(self._retry_seconds)
+    async def _retrying(
+        self, operation: Callable[[], Awaitable[_Result]], *, wait_seconds: float = 0.0
+    ) -> _Result:
+        attempts = Attempts(self._retry_seconds, wait_seconds=wait_seconds)
         while True:
             try:
                 return await operation()

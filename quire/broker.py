@@ -133,7 +133,8 @@ class Broker(Working, Operating, Grouping):
         """
         block = None if block_seconds is None else min(block_seconds, self._longest_block)
         return self._retrying(
-            lambda: read_logs(self._connection, self.keys, seen, block_seconds=block)
+            lambda: read_logs(self._connection, self.keys, seen, block_seconds=block),
+            wait_seconds=block or 0.0,
         )
 
     def _look(self, request_id: str) -> list[Any]:

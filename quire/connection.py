@@ -189,7 +189,8 @@ class Retrying:
     """Runs operations against Redis and turns its errors into ours.
 
     A repeatable operation is tried again after a transient error, with growing pauses, for at most
-    `seconds` in all; then, as at once for any other operation, BrokerUnavailable is raised.
+    `seconds` in all; then, as at once for any other operation, BrokerUnavailable is raised. What an
+    operation waits on the server for news is not counted: no fault of the server's takes that time.
 
     Idle connections of `connection` are closed when its server turns out to be a replica: whoever
     is tried next asks anew where its url leads.
@@ -199,8 +200,14 @@ class Retrying:
         self.seconds = seconds
         self._connection = connection
 
-    def __call__(self, operation: Callable[[], _Result], *, repeatable: bool = True) -> _Result:
-        attempts = Attempts(self.seconds if repeatable else 0.0)
+    def __call__(
+        self,
+        operation: Callable[[], _Result],
+        *,
+        repeatable: bool = True,
+        wait_seconds: float = 0.0,
+    ) -> _Result:
+        attempts = Attempts(self.seconds if repeatable else 0.0, wait_seconds=wait_seconds)
         while True:
             try:
                 return operation()
@@ -214,20 +221,26 @@ class Retrying:
 class Attempts:
     """The tries of one operation: whether there is another one, and after which pause.
 
-    It does not sleep itself, because an event loop must not.
+    They go on for `seconds` from now; or, where one waits for up to `wait_seconds` on a server that
+    is there, from its failure. It does not sleep itself, because an event loop must not.
     """
 
     # Seeded by the system, apart from the program's own random source.
     _random = random.SystemRandom()
 
-    def __init__(self, seconds: float) -> None:
-        self._give_up = time.monotonic() + seconds
+    def __init__(self, seconds: float, *, wait_seconds: float = 0.0) -> None:
+        self._seconds = seconds
+        self._latest = time.monotonic() + wait_seconds + seconds
+        self._give_up: float | None = None
         self._pause = FIRST_PAUSE_SECONDS
 
     def pause_after(self, error: RedisError) -> float:
         """Seconds until the next try. Raises our error when there is none."""
         pause = self._pause
-        if not _may_pass(error) or time.monotonic() + pause >= self._give_up:
+        now = time.monotonic()
+        if self._give_up is None:
+            self._give_up = min(self._latest, now + self._seconds)
+        if not _may_pass(error) or now + pause >= self._give_up:
             raise translated(error) from error
         self._pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
         # Jitter keeps a fleet that lost its server together from coming back together.

@@ -56,7 +56,8 @@ class Grouping(Shard):
         _, _, key = self.keys.of_group(group)
         block = block_ms(block_seconds, longest=self._longest_block)
         reply = self._retrying(
-            lambda: self._connection.xread({key: after}, count=MAX_ENDS_PER_READ, block=block)
+            lambda: self._connection.xread({key: after}, count=MAX_ENDS_PER_READ, block=block),
+            wait_seconds=(block or 0) / 1000,
         )
         return ends_of(reply)
 

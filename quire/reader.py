@@ -191,7 +191,8 @@ class _Reader:
         after[self._wake_stream] = self._wake_position
         block_ms = int(self._longest_block * 1000)
         reply: Any = self._retrying(
-            lambda: self._connection.xread(after, count=MAX_ENTRIES_PER_STREAM, block=block_ms)
+            lambda: self._connection.xread(after, count=MAX_ENTRIES_PER_STREAM, block=block_ms),
+            wait_seconds=self._longest_block,
         )
         for stream, entries in entries_by_stream(reply):
             if stream == self._wake_stream.encode():
