@@ -164,16 +164,19 @@ class Detokenizer:
         return text[:cut]
 
     def _add(self, text: str) -> None:
-        """Append text and look for stop strings that end inside it: older text was searched."""
-        if not self._stop or self._num_tokens <= self._min_tokens:
-            self._pending += text
-            return
-        searched_from = max(0, len(self._pending) - self._hold_back)
+        """Append text and look for stop strings that end inside it.
+
+        Older text was searched, or does not count: what it holds of a longer string's beginning may
+        well be the whole of a shorter one.
+        """
+        num_old = len(self._pending)
         self._pending += text
+        if not self._stop or self._num_tokens <= self._min_tokens:
+            return
         found = [
             (position + len(string), position)
             for string in self._stop
-            if (position := self._pending.find(string, searched_from)) >= 0
+            if (position := self._pending.find(string, max(0, num_old - len(string) + 1))) >= 0
         ]
         if found:
             end, start = min(found)

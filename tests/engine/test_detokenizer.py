@@ -126,6 +126,19 @@ def test_no_stop_string_counts_before_min_tokens(tokenizer):
     assert "".join(pieces(make(tokenizer, "x", min_tokens=3), ids)) == "..x.."
 
 
+@pytest.mark.parametrize("others", [(), ("unsaid",), ("xyz", "x.....")])
+def test_one_that_was_complete_by_then_does_not_count_later_beside_a_longer_one(tokenizer, others):
+    ids = tokenizer.encode("..x..x").ids
+    detokenizer = make(tokenizer, "x", *others, min_tokens=3)
+    assert [detokenizer.append(id_) for id_ in ids] == [False] * 5 + [True]
+    assert detokenizer.take_text(final=True) == "..x.."
+
+
+def test_one_that_only_begins_before_min_tokens_counts(tokenizer):
+    ids = tokenizer.encode("..x..x").ids
+    assert "".join(pieces(make(tokenizer, "x.", min_tokens=3), ids)) == ".."
+
+
 @settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=30), cut=st.integers(0, 60), stop=st.text(min_size=1, max_size=3))
 def test_replaying_any_prefix_gives_the_text_that_would_have_come(text, cut, stop):
