@@ -21,6 +21,8 @@ class SpanWorker {
   // Words of sixteen values of a column; with each of them LINES lines are fetched, a chunk in all.
   static constexpr int64_t WORDS = LANES / T::PER_WORD;
   static constexpr int64_t LINES = TILE_STRIPS, CHUNK = WORDS * LINES * 64;
+  // Keys whose weighted values are summed in one step of a tile, in an order of its own.
+  static constexpr int64_t STEP_KEYS = Tiles<T>::WORDS * T::PER_WORD;
   // So many pieces before a piece is needed it is fetched. Near enough that what the processor
   // fetches by itself goes on where it has been read before: far ahead is slower.
   static constexpr int64_t LEAD = 6;
@@ -87,14 +89,15 @@ class SpanWorker {
   }
 
  private:
-  // The keys of a span that any token of the unit sees, from a whole strip on: what is left out in
-  // front of the window would add zeros. Possibly none.
+  // The keys of a span that any token of the unit sees, from a whole step on: what is left out in
+  // front of the window would add zeros. Where the steps begin is the same for all units, whatever
+  // their first tokens, or some keys' values would be summed in another order. Possibly none.
   static Keys keys_of(const Unit& unit, const AttentionRow* rows, int64_t span, int64_t window) {
     const AttentionRow& row = rows[unit.row];
     const int64_t position = row.start() + unit.first_token, base = span * SPAN;
     const int64_t begin = window > 0 ? std::max<int64_t>(0, position - window + 1) : 0;
     return {&row, unit.kv_head, unit.num_heads,
-            base + std::max<int64_t>(0, begin - base) / LANES * LANES,
+            base + std::max<int64_t>(0, begin - base) / STEP_KEYS * STEP_KEYS,
             std::min(base + SPAN, row.start() + unit.last_token)};
   }
 

@@ -54,6 +54,19 @@ def test_a_token_s_logits_are_the_same_alone_batched_and_chunked_bit_for_bit(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [80, 300])
+def test_where_a_chunk_begins_moves_no_bit_of_tokens_that_see_a_window(dtype, window, tmp_path):
+    """The keys of a unit begin near the window of its first token, and that is the chunk's."""
+    config = transformers.MistralConfig(**(LONG_MISTRAL.to_dict() | {"sliding_window": window}))
+    native = forms_of(config, tmp_path, dtype=str(dtype).removeprefix("torch.")).native
+    (whole,) = run_steps(native, [LONG], [[len(LONG)]], dtype=dtype)
+    for size in (1, 16, 17):
+        chunks = [[len(LONG[first : first + size])] for first in range(0, len(LONG), size)]
+        (found,) = run_steps(native, [LONG], chunks, dtype=dtype)
+        assert torch.equal(found, whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_logits_of_some_tokens_are_those_of_all_bit_for_bit(
     dtype, long_config, threads, tmp_path
 ):
