@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from engine.errors import ModelRefused
 from engine.model.attention.dense import additive, attend, visible
+from engine.model.device_errors import cause_of, is_device_failure
 from engine.model.kv_pool import LayerShape
 from engine.model.rehearsal import reference_rehearsal
 from engine.model.transformers_model import (
@@ -80,13 +81,22 @@ def probe(model: PreTrainedModel, *, max_model_len: int) -> TransformersModel:
         )
     recorder = _Recorder(max_model_len)
     tokens = _prompts(model)[0][None]
-    with torch.inference_mode(), _attention(model, PROBE_NAME), answering(recorder):
-        logits = model(
-            input_ids=tokens,
-            position_ids=torch.arange(tokens.shape[1], device=model.device)[None],
-            use_cache=False,
-            return_dict=True,
-        ).logits
+    try:
+        with torch.inference_mode(), _attention(model, PROBE_NAME), answering(recorder):
+            logits = model(
+                input_ids=tokens,
+                position_ids=torch.arange(tokens.shape[1], device=model.device)[None],
+                use_cache=False,
+                return_dict=True,
+            ).logits
+    except RuntimeError as error:
+        if is_device_failure(error):
+            raise
+        # A product may be missing for this type and these sizes, or there is no memory for it.
+        raise ModelRefused(
+            f"{type(model).__name__} cannot be computed in {model.dtype} on {model.device}: "
+            f"{cause_of(error)}"
+        ) from error
     _check_layer_count(model, recorder.layers)
     served = TransformersModel(
         model,

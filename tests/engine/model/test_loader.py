@@ -232,6 +232,29 @@ def test_a_model_that_mixes_tokens_outside_of_attention_is_refused(model_folder)
         probe(loaded.model, max_model_len=64)
 
 
+def failing(message: str):
+    def forward(*_):
+        raise RuntimeError(message)
+
+    return forward
+
+
+def test_a_model_that_torch_cannot_compute_is_refused_with_torch_s_reason(model_folder):
+    """Not every product is there for every type and size: experts' need whole vectors."""
+    loaded = load_model(model_folder("llama"), dtype="bfloat16")
+    loaded.model.model.layers[0].mlp.forward = failing("strides should be multiple of 16 bytes")
+    expected = r"cannot be computed in torch\.bfloat16 on cpu: strides should be multiple of 16"
+    with pytest.raises(ModelRefused, match=expected):
+        probe(loaded.model, max_model_len=64)
+
+
+def test_a_device_that_is_lost_while_a_model_is_probed_is_no_reason_to_refuse_it(model_folder):
+    loaded = load_model(model_folder("llama"))
+    loaded.model.model.layers[0].mlp.forward = failing("CUDA error: unspecified launch failure")
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        probe(loaded.model, max_model_len=64)
+
+
 def test_a_model_that_takes_no_positions_is_refused(tmp_path):
     config = transformers.BloomConfig(
         vocab_size=VOCAB_SIZE, hidden_size=32, n_layer=2, n_head=4, max_position_embeddings=64
