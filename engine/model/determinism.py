@@ -3,7 +3,8 @@
 A library may sum in another order for three rows than for thirty; then a request that is batched,
 chunked, preempted or taken over differently leaves its path at a near-tie. No kernel is believed:
 the model that will serve is rehearsed with its own shapes, alone, in company and in chunks of many
-sizes, and every logit must come out the same bit for bit.
+sizes, at the beginning of a text and far behind it, and every logit must come out the same bit for
+bit.
 """
 
 import logging
@@ -20,6 +21,12 @@ from engine.model.rehearsal import Rehearsal, Step
 PROMPT_LENGTHS = (1, 3, 17, 26, 40)
 #: Sizes of chunks, taken in turns: the products meet many numbers of rows.
 CHUNK_LENGTHS = (1, 5, 2, 16, 3, 1, 1, 9)
+#: Tokens before the prompts: some spans of keys, which attention takes one at a time.
+CONTEXT_LENGTH = 600
+#: And as many as a layer's window has, so that it leaves keys out; up to this many.
+LONGEST_WINDOW = 8192
+#: Length of one more prompt behind those: a sum in another order shows in few of its tokens.
+LENGTH_BEHIND = 100
 #: What numbers of rows are filled up to: tried in this order, and at last the largest step there
 #: is, so that all steps have one size.
 MULTIPLES = (1, 16)
@@ -51,24 +58,29 @@ def invariant_multiple(
     *,
     max_model_len: int,
     max_num_batched_tokens: int,
+    windows: Sequence[int] = (),
     adapters: Sequence[str] = (),
 ) -> int:
     """The least multiple, as in `compute_logits`, that makes tokens independent of each other.
 
+    `windows` are those of the model's layers: of keys a token sees, itself included.
+
     Raises:
         NotInvariant: none does.
     """
+    contexts = _contexts(windows, max_model_len=max_model_len, block_size=rehearsal.block_size)
     smaller = (multiple for multiple in MULTIPLES if multiple < max_num_batched_tokens)
     reason: NotInvariant | None = None
     for multiple in (*smaller, max_num_batched_tokens):
         try:
-            check_invariance(
-                model,
-                replace(rehearsal, multiple=multiple),
-                max_model_len=max_model_len,
-                max_num_batched_tokens=max_num_batched_tokens,
-                adapters=adapters,
-            )
+            for context in contexts:
+                check_invariance(
+                    model,
+                    replace(rehearsal, multiple=multiple, num_cached=context),
+                    max_model_len=max_model_len,
+                    max_num_batched_tokens=max_num_batched_tokens,
+                    adapters=adapters,
+                )
         except NotInvariant as found:
             logger.info("%s", found)
             reason = found
@@ -93,8 +105,10 @@ def check_invariance(
     Raises:
         NotInvariant: a bit differs.
     """
-    longest = min(max_model_len, max_num_batched_tokens)
+    longest = min(max_model_len - rehearsal.num_cached, max_num_batched_tokens)
     lengths = [length for length in PROMPT_LENGTHS if length <= longest]
+    if rehearsal.num_cached and sum(lengths) + LENGTH_BEHIND <= longest:
+        lengths.append(LENGTH_BEHIND)
     prompts = [_prompt(length, model.vocab_size) for length in lengths]
     names = (None, *adapters)
     expected = rehearsal.logits(model, prompts, _one_by_one(lengths), adapters=names)
@@ -103,11 +117,23 @@ def check_invariance(
         found = rehearsal.logits(model, [*prompts, *beside], company.steps, adapters=names)
         for length, first, second in zip(lengths, expected, found, strict=False):
             if not torch.equal(first, second):
+                behind = f" behind {rehearsal.num_cached} others" if rehearsal.num_cached else ""
                 raise NotInvariant(
                     f"{model.name} with {rehearsal.backend.name} attention, rows in multiples of "
-                    f"{rehearsal.multiple}: the logits of a prompt of {length} tokens change "
-                    f"{company.name}"
+                    f"{rehearsal.multiple}: the logits of a prompt of {length} tokens{behind} "
+                    f"change {company.name}"
                 )
+
+
+def _contexts(windows: Sequence[int], *, max_model_len: int, block_size: int) -> list[int]:
+    """How many tokens are before the prompts: none, and whole blocks, of which the model has room.
+
+    From the cheapest to the dearest.
+    """
+    wanted = [CONTEXT_LENGTH, *(window for window in windows if window <= LONGEST_WINDOW)]
+    longest = max(LENGTH_BEHIND, *PROMPT_LENGTHS)
+    most = max(0, max_model_len - longest) // block_size
+    return sorted({0, *(block_size * min(-(-length // block_size), most) for length in wanted)})
 
 
 def _companies(lengths: Sequence[int], *, longest: int, budget: int) -> Iterator[_Company]:

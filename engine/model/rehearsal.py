@@ -27,6 +27,8 @@ class Rehearsal:
     Args:
         dtype, device: of the model, and so of its cache.
         multiple: as in `compute_logits`.
+        num_cached: tokens before each prompt, in whole blocks that all share; their keys and values
+            are noise.
     """
 
     dtype: torch.dtype
@@ -34,6 +36,7 @@ class Rehearsal:
     block_size: int
     backend: AttentionBackend
     multiple: int = 1
+    num_cached: int = 0
 
     @torch.inference_mode()
     def logits(
@@ -50,6 +53,7 @@ class Rehearsal:
         """
         assert [sum(lengths) for lengths in zip(*steps, strict=True)] == list(map(len, prompts))
         pool = self._pool(model, prompts)
+        shared = range(self.num_cached // self.block_size)
         starts = [0] * len(prompts)
         logits: list[list[torch.Tensor]] = [[] for _ in prompts]
         for lengths in steps:
@@ -57,9 +61,12 @@ class Rehearsal:
             rows = [
                 _row(
                     prompts[index][starts[index] : starts[index] + lengths[index]],
-                    start=starts[index],
+                    start=self.num_cached + starts[index],
                     # Scattered, and in no order.
-                    block_ids=range(pool.num_blocks - 1 - index, -1, -len(prompts)),
+                    block_ids=[
+                        *reversed(shared),
+                        *range(pool.num_blocks - 1 - index, len(shared) - 1, -len(prompts)),
+                    ],
                     adapter=adapters[index % len(adapters)],
                 )
                 for index in members
@@ -81,17 +88,19 @@ class Rehearsal:
 
     def _pool(self, model: CausalModel, prompts: Sequence[Sequence[int]]) -> KVPool:
         """Blocks of NaN where the model promises not to look at what nobody wrote."""
+        num_shared = self.num_cached // self.block_size
         pool = KVPool(
             model.layer_shapes,
-            num_blocks=len(prompts) * _blocks_each(prompts, self.block_size),
+            num_blocks=num_shared + len(prompts) * _blocks_each(prompts, self.block_size),
             block_size=self.block_size,
             dtype=self.dtype,
             device=self.device,
             has_spare_block=self.multiple > 1,
         )
         for layer in range(len(model.layer_shapes)):
-            pool.key_cache(layer).fill_(torch.nan)
-            pool.value_cache(layer).fill_(torch.nan)
+            for cache in (pool.key_cache(layer), pool.value_cache(layer)):
+                cache.fill_(torch.nan)
+                cache[:num_shared] = _noise(cache[:num_shared].shape, cache)
         if self.multiple > 1 and reads_unwritten_slots(model, self.backend):
             pool.clear(torch.tensor([pool.spare_block], device=self.device))
         return pool
@@ -102,6 +111,12 @@ def reference_rehearsal(*, dtype: torch.dtype, device: torch.device, block_size:
     return Rehearsal(
         dtype=dtype, device=device, block_size=block_size, backend=ReferenceAttention()
     )
+
+
+def _noise(shape: torch.Size, like: torch.Tensor) -> torch.Tensor:
+    """The same values between -1 and 1 every time, cheap for millions of them."""
+    places = torch.arange(shape.numel(), device=like.device)
+    return ((7919 * places % 2003 - 1001) / 1001.0).to(like.dtype).reshape(shape)
 
 
 def _blocks_each(prompts: Sequence[Sequence[int]], block_size: int) -> int:

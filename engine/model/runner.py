@@ -186,9 +186,8 @@ def _choose(
         rehearsal = Rehearsal(
             dtype=loaded.dtype, device=device, block_size=block_size, backend=backend
         )
-        longest = loaded.max_model_len
         multiple = _invariant_multiple(
-            model, rehearsal, limits, adapters=added, max_model_len=longest, now=now
+            model, rehearsal, limits, loaded, windows=served.windows, adapters=added, now=now
         )
     return _Chosen(
         model=model,
@@ -222,9 +221,10 @@ def _invariant_multiple(
     model: CausalModel,
     rehearsal: Rehearsal,
     limits: Limits,
+    loaded: LoadedModel,
     *,
+    windows: Sequence[int],
     adapters: Sequence[Adapter],
-    max_model_len: int,
     now: Callable[[], float] | None,
 ) -> int:
     if adapters and not isinstance(model, NativeDecoder):
@@ -238,7 +238,8 @@ def _invariant_multiple(
             model,
             rehearsal,
             adapters=[adapter.name for adapter in adapters],
-            max_model_len=max_model_len,
+            windows=windows,
+            max_model_len=loaded.max_model_len,
             max_num_batched_tokens=limits.max_num_batched_tokens,
         )
     except NotInvariant as reason:

@@ -108,6 +108,11 @@ class TransformersModel:
         self._adapters = AdapterHooks(self.model, adapters)
 
     @property
+    def windows(self) -> list[int]:
+        """Keys that a token sees, itself included, in the layers where it does not see all."""
+        return [one.sliding_window for one in self.layers if one.sliding_window is not None]
+
+    @property
     def attention_needs(self) -> AttentionNeeds:
         """What its layers ask of an attention backend."""
         largest = max(self.layers, key=lambda layer: layer.num_heads * layer.shape.key_dim)

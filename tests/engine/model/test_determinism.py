@@ -19,7 +19,14 @@ from engine.model.native_decoder import NativeDecoder
 from engine.model.rehearsal import Rehearsal
 from engine.model.runner import load_runner
 from engine.model.step import lay_out, pad
-from tests.engine.model.builders import generate, make_prompt, make_request, make_row, make_runner
+from tests.engine.model.builders import (
+    CONFIGS,
+    generate,
+    make_prompt,
+    make_request,
+    make_row,
+    make_runner,
+)
 from tests.engine.model.decoders import FAMILIES, forms_of
 
 #: Wide enough that libraries choose their kernels by the number of rows.
@@ -98,6 +105,40 @@ def test_one_bit_of_one_logit_is_enough_to_be_found_out(condition, company, form
     swayed = Swayed(forms.native, condition)
     with pytest.raises(NotInvariant, match=company):
         check_invariance(swayed, rehearsal_of(dtype), **LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("window", "sways", "behind"),
+    [(None, range(145, 185), 144), (100, range(113, 153), 112)],
+    ids=["long", "window"],
+)
+def test_what_differs_only_far_behind_the_beginning_is_found_out(
+    window, sways, behind, forms, dtype
+):
+    """A context is longer than what attention takes at once, or than a window of it."""
+    swayed = Swayed(
+        forms.native,
+        lambda step: step.num_rows > 3 and int(step.context_lens.max()) in sways,
+    )
+    check_invariance(swayed, rehearsal_of(dtype), **LIMITS)
+    windows = [] if window is None else [window]
+    with pytest.raises(NotInvariant, match=rf"prompt of \d+ tokens behind {behind} others"):
+        invariant_multiple(swayed, rehearsal_of(dtype), windows=windows, **LIMITS)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_windows_are_checked_where_they_leave_keys_out(deterministic, model_folder, monkeypatch):
+    looked: list[int] = []
+    logits_of = Rehearsal.logits
+
+    def look(self, *args, **options):
+        looked.append(self.num_cached)
+        return logits_of(self, *args, **options)
+
+    monkeypatch.setattr(Rehearsal, "logits", look)
+    make_runner(model_folder("mistral"), deterministic=deterministic)
+    window = CONFIGS["mistral"].sliding_window
+    assert (-(-window // 4) * 4 in looked) is deterministic
 
 
 def test_what_only_full_steps_cure_is_computed_in_full_steps(forms, dtype):
