@@ -115,7 +115,11 @@ _DURATIONS = ("max_queue_seconds", "retention_seconds")
 
 def not_negative(text: str) -> float:
     """The type of a flag that is a time or a pause."""
-    seconds = float(text)
+    # Here, because argparse would call the type by the name of this function.
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
     if not 0 <= seconds < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a number of seconds")
     return seconds

@@ -57,6 +57,13 @@ def test_a_server_or_queue_that_cannot_be_right_is_wrong_usage(quire, verb, wron
     assert (code, out) == (2, "") and err.startswith("error: ")
 
 
+@pytest.mark.parametrize("seconds", ["-1", "nan", "soon"])
+def test_a_time_that_is_no_number_of_seconds_is_told_as_one(quire, seconds):
+    code, _, err = quire("drain", "--all", "--timeout", seconds)
+    assert code == 2
+    assert err.endswith(f"error: argument --timeout: {seconds} is not a number of seconds\n")
+
+
 def test_an_interruption_while_modules_are_loaded_leaves_no_traceback(monkeypatch):
     def interrupted(name):
         raise KeyboardInterrupt
