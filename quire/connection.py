@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
+from urllib.parse import SplitResult
 
 import redis
 import redis.asyncio
@@ -156,11 +157,22 @@ def _take_apart(url: str) -> None:
         parts = parts_of(url)
         if not is_sentinel_url(url):
             _ = parts.port
+            _must_name_a_database(parts)
     except ValueError:
         # In words of its own: those of the library quote what it takes for a host or a port, and
         # where a password has a character that ends a host, that is the password.
-        message = "the url has a host or a port that cannot be right; a password in it is quoted, "
-        raise ValueError(f"{message}as `%2F` for `/`") from None
+        message = "the url has a host, a port or a database that cannot be right; a password in it "
+        raise ValueError(f"{message}is quoted, as `%2F` for `/`") from None
+
+
+def _must_name_a_database(parts: SplitResult) -> None:
+    """ValueError for a path that is no number, which redis-py reads as that of database 0.
+
+    Of a password with a `/` behind an `@` it is a part, and what lies between them the host.
+    """
+    database = parts.path.replace("/", "") or "0"
+    if parts.scheme in ("redis", "rediss") and not database.isdecimal():
+        raise ValueError("no number")
 
 
 def longest_block_of(connection: redis.Redis | redis.asyncio.Redis) -> float:

@@ -113,7 +113,23 @@ def test_an_option_of_a_url_that_is_none_is_refused_at_once(make, url):
 
 
 @pytest.mark.parametrize("make", [connect, connect_async])
-@pytest.mark.parametrize("password", ["hush/hush", "hush#hush", "hush?hush", "hush[hush]hush"])
+@pytest.mark.parametrize("url", ["redis://host:1/shop", "rediss://host/0x1", "redis://host/-1"])
+def test_a_database_that_is_no_number_is_not_taken_for_the_first_one(make, url):
+    with pytest.raises(ValueError, match="a database that cannot be right"):
+        make(url)
+
+
+@pytest.mark.parametrize("make", [connect, connect_async])
+@pytest.mark.parametrize(("path", "database"), [("", 0), ("/", 0), ("/3", 3), ("/?db=2", 2)])
+def test_a_url_names_its_database_by_path_or_option_or_not_at_all(make, path, database):
+    settings = make(f"redis://host:1{path}").connection_pool.connection_kwargs
+    assert settings.get("db", 0) == database
+
+
+@pytest.mark.parametrize("make", [connect, connect_async])
+@pytest.mark.parametrize(
+    "password", ["hush/hush", "hush#hush", "hush?hush", "hush[hush]hush", "hush@hush/hush"]
+)
 @pytest.mark.parametrize("url", ["redis://:{}@host:1/0", "redis+sentinel://:{}@host:1/shop"])
 def test_a_password_that_breaks_its_url_is_not_told_with_the_error(make, url, password):
     with pytest.raises(ValueError, match="url") as caught:
