@@ -65,6 +65,9 @@ def _file(environ: Mapping[str, str]) -> dict[str, Any]:
         tables = tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise InvalidRequest(str(path), f"cannot be read: {error}") from error
+    for name in ("client", "worker"):
+        if not isinstance(tables.get(name, {}), dict):
+            raise InvalidRequest(str(path), f"{name} is not a table")
     client = tables.get("client", {})
     if unknown := sorted(set(client) - set(KEYS)):
         raise InvalidRequest(str(path), f"[client] has no setting {', '.join(unknown)}")

@@ -57,7 +57,10 @@ def test_a_password_goes_with_the_server_that_a_flag_names(monkeypatch):
     assert url_of(arguments) == "redis://:secret@elsewhere:1/0"
 
 
-@pytest.mark.parametrize("text", ["[client]\nqueues = 1\n", "queue = \n"])
+@pytest.mark.parametrize(
+    "text",
+    ["[client]\nqueues = 1\n", "queue = \n", "client = 5\n", "client = [1]\n", "worker = 5\n"],
+)
 def test_a_file_that_cannot_be_right_is_wrong_usage(tmp_path, capsys, text):
     (tmp_path / "quire.toml").write_text(text)
     with pytest.raises(InvalidRequest, match=r"quire\.toml"):
