@@ -86,6 +86,7 @@ class Exporter:
             {"/livez": lambda: (True, {"queues": list(settings.queues)})},
             host=settings.http_host,
             port=settings.http_port,
+            kind="exporter",
         )
 
     @property

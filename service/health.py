@@ -38,12 +38,20 @@ Check = Callable[[], tuple[bool, dict[str, Any]]]
 class ProbeServer:
     """A small HTTP server for checks by path, and the metrics. `port` 0 takes a free port.
 
+    `kind` is what kind of process serves by it, and so what else may have taken the port.
+
     Raises:
         ConfigurationError: the address cannot be had.
     """
 
     def __init__(
-        self, registry: CollectorRegistry, checks: Mapping[str, Check], *, host: str, port: int
+        self,
+        registry: CollectorRegistry,
+        checks: Mapping[str, Check],
+        *,
+        host: str,
+        port: int,
+        kind: str = "worker",
     ) -> None:
         self._registry = registry
         self._checks = checks
@@ -52,7 +60,7 @@ class ProbeServer:
         except OSError as error:
             message = f"http_host, http_port: cannot listen on {host}:{port}: {error.strerror}"
             if error.errno == errno.EADDRINUSE:
-                message += "; another worker may have it, and port 0 takes a free one"
+                message += f"; another {kind} may have it, and port 0 takes a free one"
             raise ConfigurationError(message) from error
         self._server.daemon_threads = True
         serve = partial(self._server.serve_forever, poll_interval=STOP_POLL_SECONDS)

@@ -389,5 +389,5 @@ def test_a_taken_port_is_a_mistake_of_the_configuration():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(ConfigurationError, match="cannot listen"):
+        with pytest.raises(ConfigurationError, match="another exporter may have it"):
             Exporter(ExporterSettings(http_port=taken.getsockname()[1]))
