@@ -211,8 +211,9 @@ def few(names: Sequence[str]) -> str:
 
 
 def to_json(value: Any) -> str:
-    """One line of JSON for any of our records."""
-    return json.dumps(plain(value), ensure_ascii=False)
+    """One line of JSON for any of our records, in letters that stdout has."""
+    has_all = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
+    return json.dumps(plain(value), ensure_ascii=not has_all)
 
 
 def plain(value: Any) -> Any:

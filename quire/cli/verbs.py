@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -65,6 +66,10 @@ record per line; everything else to stderr."""
 
 def run(arguments: list[str]) -> int:
     """Runs one command line, without the name of the program; returns the exit code."""
+    _open_what_was_closed()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Not every terminal has every letter that a model may say.
+        sys.stdout.reconfigure(errors="backslashreplace")
     verb = next((verb for verb in VERBS if arguments and arguments[0] == verb.name), None)
     if verb is None:
         # Only now: a parser of all verbs would need all their modules.
@@ -118,10 +123,30 @@ def _guarded(
         console.end_progress()
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader has gone, as `head` does. The interpreter must not flush into it once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader has gone, as `head` does.
+        _leave_stdout()
+        return EXIT_ERROR
+    except OSError as error:
+        # No verb lets one of a file of its own come so far: stdout is a file on a full disk.
+        console.complain(f"the output cannot be written: {error.strerror or error}")
+        _leave_stdout()
         return EXIT_ERROR
     return code
+
+
+def _leave_stdout() -> None:
+    """What is written from now on is lost: the interpreter must not flush into it once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _open_what_was_closed() -> None:
+    """Whoever closed a stream of ours has nothing to say by it, or wants to hear nothing.
+
+    Python has None there, and the next socket would take its number.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def _overview() -> argparse.ArgumentParser:
