@@ -113,9 +113,12 @@ def error_response(refusal: Refusal) -> Response:
     )
 
 
-async def no_route(_: Request, error: Exception) -> Response:
+async def no_route(request: Request, error: Exception) -> Response:
     """What is said of a path, or a method, that there is not."""
     assert isinstance(error, HTTPException)
-    code = "method_not_allowed" if error.status_code == 405 else "unknown_url"
-    refusal = Refusal(error.status_code, code, error.detail, headers=error.headers or {})
-    return error_response(refusal)
+    path, headers = request.url.path, error.headers or {}
+    if error.status_code == 405:
+        message = f"{path} takes no {request.method}, but {headers.get('Allow', 'others')}"
+        return error_response(Refusal(405, "method_not_allowed", message, headers=headers))
+    message = f"there is no {path} here"
+    return error_response(Refusal(error.status_code, "unknown_url", message, headers=headers))

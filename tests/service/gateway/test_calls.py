@@ -263,11 +263,14 @@ def test_a_body_that_never_comes_is_waited_for_no_longer_than_said(start):
 def test_what_there_is_not_is_told_in_openais_form(gateway):
     reply = gateway.get("/v1/embeddings")
     assert (reply.status, reply.error["code"]) == (404, "unknown_url")
+    assert reply.error["message"] == "there is no /v1/embeddings here"
     for method, path in [
         ("GET", COMPLETIONS), ("DELETE", "/v1/models/fake"), ("POST", "/v1/requests/req-1"),
     ]:  # fmt: skip
         reply = gateway.ask(method, path)
         assert (reply.status, reply.error["code"]) == (405, "method_not_allowed")
+        assert reply.error["message"].startswith(f"{path} takes no {method}, but ")
+        assert reply.headers["Allow"] in reply.error["message"]
 
 
 def test_models_are_those_that_workers_serve_and_no_other_is_asked_of_them(gateway, fake):
