@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Unpack
 
 from quire.arguments import QueueSettings
-from quire.batch_files import BatchFileError, ResultFiles
+from quire.batch_files import ResultFiles, must_be_source
 from quire.batch_run import DEFAULT_MAX_INFLIGHT, BatchOptions, BatchProgress, BatchRun
 from quire.broker import Broker
 from quire.client import Client
@@ -61,8 +61,8 @@ def run_batch(
     """
     source, output = Path(input_path), Path(output_path)
     errors = Path(errors_path) if errors_path else output.with_suffix(".errors.jsonl")
-    if source.resolve() in (output.resolve(), errors.resolve()):
-        raise BatchFileError(f"{source}: requests and results need a file each")
+    # Before files for results are made that there will be none for.
+    must_be_source(source, output, errors)
     try:
         parsed_priority = Priority.parse(priority)
     except ValueError as error:

@@ -101,11 +101,12 @@ class ResultFiles:
 def unfinished_lines(source: Path, files: ResultFiles, name: str) -> Iterator[BatchLine | BadLine]:
     """The lines of the file that have no result yet. A repeated `custom_id` is a bad line."""
     taken: set[bytes] = set()
-    with source.open(encoding="utf-8", errors="replace") as lines:
+    # Some editors put a mark before the first line. Bytes that are no text come as surrogates.
+    with source.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
         for number, text in enumerate(lines, start=1):
             if not text.strip():
                 continue
-            line = parse_line(text, number=number, batch=name)
+            line = _parsed(text, number=number, batch=name)
             if line.custom_id is not None:
                 # Hashes, because a batch may have millions of lines.
                 mark = hashlib.sha256(ascii(line.custom_id).encode()).digest()[:16]
@@ -118,6 +119,21 @@ def unfinished_lines(source: Path, files: ResultFiles, name: str) -> Iterator[Ba
                 yield line
 
 
+def must_be_source(source: Path, *results: Path) -> None:
+    """BatchFileError for a file that takes results, too, or cannot be opened, or only once.
+
+    A pipe is empty when its lines have been counted, and the batch would end well with none run.
+    """
+    if source.resolve() in [path.resolve() for path in results]:
+        raise BatchFileError(f"{source}: requests and results need a file each")
+    if source.is_fifo() or source.is_char_device():
+        raise BatchFileError(f"{source}: is read twice, and a pipe cannot be; name a file")
+    try:
+        source.open("rb").close()
+    except OSError as error:
+        raise BatchFileError(f"{source}: {error.strerror}") from error
+
+
 def count_lines(source: Path) -> int:
     """The lines of the file that are not blank. BatchFileError when it cannot be read."""
     try:
@@ -125,6 +141,15 @@ def count_lines(source: Path) -> int:
             return sum(1 for line in lines if line.strip())
     except OSError as error:
         raise BatchFileError(f"{source}: {error.strerror}") from error
+
+
+def _parsed(text: str, *, number: int, batch: str) -> BatchLine | BadLine:
+    # A letter in the place of what cannot be read would be asked for as if it had been meant.
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return BadLine(number, None, "invalid_json", f"line {number}: is not UTF-8")
+    return parse_line(text, number=number, batch=batch)
 
 
 def _open_alone(path: Path) -> int:

@@ -1,6 +1,7 @@
 """`quire run-batch` when something is wrong with its files: a sentence, and the exit code."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,32 @@ def test_a_file_that_is_not_there_is_named(quire, tmp_path):
     missing = str(tmp_path / "missing.jsonl")
     code, out, err = quire("run-batch", "-i", missing, "-o", str(tmp_path / "out.jsonl"))
     assert (code, out, err) == (2, "", f"error: {missing}: No such file or directory\n")
+    assert not list(tmp_path.iterdir()), "nothing was run, so there are no files for results"
+
+
+def test_a_pipe_is_refused_and_not_taken_for_an_empty_batch(quire, tmp_path):
+    pipe, output = tmp_path / "pipe", tmp_path / "out.jsonl"
+    os.mkfifo(pipe)
+    code, out, err = quire("run-batch", "-i", str(pipe), "-o", str(output))
+    assert (code, out) == (2, "")
+    assert err == f"error: {pipe}: is read twice, and a pipe cannot be; name a file\n"
+    assert not output.exists()
+
+
+def test_a_mark_before_the_first_line_is_not_a_part_of_it(quire, source, real_broker, tmp_path):
+    source.write_bytes(b"\xef\xbb\xbf" + source.read_bytes())
+    with FakeWorker(real_broker, lambda request: "done"):
+        code, _, _ = quire("run-batch", "-i", str(source), "-o", str(tmp_path / "out.jsonl"))
+    assert code == 0
+
+
+def test_bytes_that_are_no_text_are_not_asked_for_as_other_letters(quire, source, tmp_path):
+    source.write_bytes(source.read_bytes().replace(b'"x"', b'"caf\xe9"'))
+    output = tmp_path / "out.jsonl"
+    assert quire("run-batch", "-i", str(source), "-o", str(output))[0] == 1
+    (line,) = (tmp_path / "out.errors.jsonl").read_text().splitlines()
+    told = json.loads(line)["error"]
+    assert told == {"code": "invalid_json", "message": "line 1: is not UTF-8"}
 
 
 def test_results_are_never_written_into_the_requests(quire, source, tmp_path):
