@@ -72,8 +72,12 @@ class Parting(Generic[_Request]):
 
 
 def shard_of(request_id: str, num_shards: int) -> int:
-    """The shard of a request, below `num_shards`."""
-    return crc32(request_id.encode()) % num_shards
+    """The shard of a request, below `num_shards`. InvalidRequest for what no id can be."""
+    try:
+        return crc32(request_id.encode()) % num_shards
+    # From a shell's argument, bytes that are no UTF-8 come as surrogates.
+    except (AttributeError, UnicodeEncodeError):
+        raise InvalidRequest("request_id", "must be a text") from None
 
 
 def placed(

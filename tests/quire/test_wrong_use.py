@@ -119,3 +119,11 @@ def test_an_error_comes_whole_out_of_another_process(error: QuireError):
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is type(error)
     assert (str(copy), vars(copy)) == (str(error), vars(error))
+
+
+@pytest.mark.parametrize("request_id", [None, 5, b"r", "r\udcff"])
+def test_what_no_request_can_be_called_is_not_looked_for(request_id):
+    client = Client("redis://host")
+    for ask in (client.attach, client.result, client.status, AsyncClient("redis://host").attach):
+        with pytest.raises(InvalidRequest, match="request_id: must be a text"):
+            ask(request_id)
