@@ -1,6 +1,6 @@
-"""Writes terminal records: what the engine or a refusal says, in the words of the contract.
+"""Makes terminal records of the protocol from what the engine or a refusal says.
 
-Attempts, timing and metadata are left out: the broker stamps them, it saw all attempts.
+Attempts, timing and metadata are left out: the broker adds them, as it saw all attempts.
 """
 
 from collections.abc import Mapping
@@ -46,18 +46,18 @@ class Origin:
     tenant: str = "default"
     kind: str = ""
     attempts: int = 1
-    #: Of the claim; that of a request's first one is 1, and every later one is greater.
+    #: The claim's fencing number: 1 for a request's first claim, greater for every later one.
     epoch: int = 1
     #: Reading of the worker's clock at the claim.
     received: float = 0.0
     #: Seconds between entering the ingress stream and the claim.
     waited_seconds: float = 0.0
     num_resumed_tokens: int = 0
-    #: Of what would generate here: the engine, and the adapter if there is one.
+    #: The fingerprint of this engine, with the adapter if there is one.
     fingerprint: str = ""
-    #: Of what generated the tokens to go on from, where it is something else.
+    #: The fingerprint of what generated the resumed tokens, if it is another one.
     other_fingerprint: str | None = None
-    #: Of the caller; see `logs.trace_ids`.
+    #: The caller's; see `logs.trace_ids`.
     trace_ids: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -66,12 +66,12 @@ class Origin:
 
     @property
     def model_name(self) -> str:
-        """What its output comes from."""
+        """The model's name, with that of the adapter if there is one."""
         return name_with(self.model, self.adapter)
 
     @property
     def names(self) -> dict[str, object]:
-        """What every log line about this request says, so that it and the claim can be found."""
+        """Fields of every log line about this request, so that it and the claim can be found."""
         return {"request_id": self.request_id, "epoch": self.epoch, **self.trace_ids}
 
     @property
@@ -132,13 +132,14 @@ def own_failure(origin: Origin, *, error: Exception) -> Completion:
 
 
 def not_resumable(origin: Origin) -> Completion:
-    """The record of a request whose tokens are of another revision of its adapter than there is.
+    """The record of a request whose tokens do not come from its adapter as it is here.
 
-    Or of an adapter, where the name that it asks for is that of a model.
+    They come from another revision of it or from none; or from an adapter, where the name that the
+    request asks for is that of a model here.
     """
-    message = f"its tokens are of another revision of the adapter {origin.adapter!r}"
+    message = f"its tokens do not come from this revision of the adapter {origin.adapter!r}"
     if origin.adapter is None:
-        message = f"its tokens are of an adapter, and {origin.model!r} is a model here"
+        message = f"its tokens come from an adapter, but {origin.model!r} names a model here"
     return _failed(origin, FinishReason.ERROR, ErrorInfo("not_resumable", message))
 
 

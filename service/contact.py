@@ -24,11 +24,11 @@ LONGEST_PAUSE_SECONDS = 1.0
 #: While an operation goes on failing, how often the log says so again.
 REMINDER_SECONDS = 30.0
 
-#: What every worker asks several times in a lease. While these are answered, so are those by which
-#: the others renew theirs; another operation may fail alone, and for long.
+#: Operations that every worker calls several times per lease. While they are answered, so are the
+#: renewals of other workers; any other operation may fail alone, and for long.
 PULSE = frozenset({"heartbeat", "beat", "promote", "reap"})
-#: Kinds of errors that speak of Redis, and not of what was asked. A moment of it may pass between
-#: two calls of the pulse, and Redis come back from it with leases older than those it had given.
+#: Kinds of errors that mean that Redis is away, whatever was asked. Such an outage may fall between
+#: two calls of the pulse, and Redis may come back from it with older leases than it had granted.
 AWAY = frozenset({"connection", "timeout", "read_only"})
 
 #: How Redis refuses every write while it cannot write its own files.
@@ -48,10 +48,10 @@ _log = structlog.get_logger("service.contact")
 class Contact:
     """The worker's books about Redis; shared by all threads.
 
-    Contact is broken while the pulse fails, when another operation begins to find Redis away, and
-    by a silence of more than `silence_seconds`: then this process stood still, and whatever it
-    believes about the others is old. What else is refused, or goes on failing while the pulse is
-    answered, is this worker's own affair.
+    Contact is broken while a PULSE operation fails, when another operation begins to find Redis
+    away, and by more than `silence_seconds` without an answer: then this process stood still, and
+    what it knows of the other workers is out of date. Other refusals, and other operations that go
+    on failing while the pulse is answered, concern this worker alone.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Contact:
 
         Raises:
             UNAVAILABLE: Redis cannot serve now; counted and logged already.
-            ProtocolError: it never will, for what was asked; counted.
+            ProtocolError: Redis can never do what was asked; counted.
         """
         try:
             result = function()
@@ -101,14 +101,14 @@ class Contact:
 
     @property
     def unbroken_seconds(self) -> float:
-        """For how long nothing spoke against it that whoever lives has been heard."""
+        """How long contact is unbroken: whoever is alive could renew its leases meanwhile."""
         return self._clock() - self._unbroken_since
 
     def _note_outage(self, operation: str, *, kind: str, error: str) -> None:
-        """Say that an operation fails when it begins to, and from time to time while it does.
+        """Log that an operation fails when it begins to, and from time to time while it does.
 
-        One that fails and is answered by turns, as where the memory of Redis is about to be full,
-        is one that goes on failing: each of its calls would be worth two lines.
+        One that fails and succeeds by turns, for instance while the memory of Redis is almost full,
+        counts as one that goes on failing: otherwise each of its failures would log two lines.
         """
         now = self._clock()
         outage = self._outages.setdefault(operation, _Outage(since=now))

@@ -1,7 +1,7 @@
-"""Finds out at the start whether this Redis can promise what the setting `durable` asks for.
+"""Checks at the start whether this Redis can keep the promise of the setting `durable`.
 
-The brokers refuse by themselves to tell an end whose promise cannot be kept; asking first is what
-turns a worker that could never end a request into one sentence and an exit.
+Where it cannot, brokers refuse to commit an end. Checking first lets the worker exit with one clear
+sentence, instead of running and never ending a request.
 """
 
 import threading

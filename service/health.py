@@ -26,7 +26,7 @@ from service.vitals import Vitals
 
 #: Seconds a client may take to send its request line and headers.
 REQUEST_TIMEOUT_SECONDS = 5.0
-#: How soon the server notices that it shall stop.
+#: How soon the server notices that it has to stop.
 STOP_POLL_SECONDS = 0.05
 
 _log = structlog.get_logger("service.health")
@@ -41,7 +41,7 @@ class ProbeServer:
     `kind` is what kind of process serves by it, and so what else may have taken the port.
 
     Raises:
-        ConfigurationError: the address cannot be had.
+        ConfigurationError: it cannot listen on the address.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ProbeServer:
 
     @property
     def port(self) -> int:
-        """The port that is listened on."""
+        """The port that the server listens on."""
         return int(self._server.server_address[1])
 
     def start(self) -> None:
@@ -117,24 +117,24 @@ class ProbeServer:
 
 
 class _Server(ThreadingHTTPServer):
-    """Listens on addresses of either version; of itself the library knows those of version 4."""
+    """Listens on IPv4 and IPv6 addresses; the library's own server knows only IPv4."""
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, handler)
 
     def server_bind(self) -> None:
-        """Take the address. The library asks for its name as well, and nobody here wants to know.
+        """Bind without the library's look-up of the host's name, which nothing here needs.
 
-        Where names are not resolved, that takes so long that a signal goes unheard meanwhile.
+        Without a resolver that answers it takes so long that signals go unheard meanwhile.
         """
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
-        """Tells of our own mistakes, in the form of the log; the library would print them beside.
+        """Log an error of our own; the library would print it outside of the log.
 
-        One who asks and does not wait for the answer, like a slow scrape, is no mistake of ours.
+        A client that leaves before it has its answer, like a slow scrape, is not an error of ours.
         """
         if not isinstance(sys.exception(), OSError):
             _log.exception("probe cannot be answered", client=str(client_address))

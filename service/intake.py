@@ -1,7 +1,6 @@
-"""Takes requests in: read, claim, answer for the claim, and hand the engine a Request.
+"""Takes requests in: reads and claims them, opens a Delivery and hands the engine a Request.
 
-Whatever is wrong with a request becomes its typed terminal record, naming the field, and the next
-one is looked at: no input ends the worker.
+A request with a mistake ends with a typed record that names the field; none ends the worker.
 """
 
 import threading
@@ -27,19 +26,19 @@ from service.origins import decoded, is_resumable, key_of, origin_of, seconds_si
 from service.outbox import Delivery, Outbox
 from service.vitals import Vitals
 
-#: How often a full line in front of the engine is looked at again.
+#: Pause before the next look while nothing may be claimed.
 FULL_SECONDS = 0.02
-#: Pause after looking for an urgent request brought another one.
+#: Pause before looking for a more urgent request again, after a look that found none to take in.
 BETTER_PAUSE_SECONDS = 0.2
-#: Claims beyond those that the engine works on: ended, and not committed yet. While commits fail
-#: and claims do not, as where a disk has to answer for an end, all of the queue would end up here.
+#: Most claims that have ended and are not committed yet. Without a limit, a worker whose commits
+#: fail and whose claims succeed, as when a durable queue's disk hangs, would claim the whole queue.
 MAX_ENDED_CLAIMS = 1024
 #: In a burst, how long one read may wait while the engine still has work.
 BURST_BLOCK_SECONDS = 0.02
 
-#: An entry of the stream and what its claim has brought.
+#: An entry of the ingress stream, and the reply to its claim.
 Taken = tuple[IngressEntry, Claimed]
-#: A claim that is answered for: what it has brought, to be published, and to be generated.
+#: An open claim: the reply to it, what it has to publish, and the decoded request.
 Opened = tuple[Claimed, Delivery, GenerationRequest]
 
 _log = structlog.get_logger("service.intake")
@@ -48,8 +47,8 @@ _log = structlog.get_logger("service.intake")
 class Intake:
     """Reads one shard of a queue for one engine. `run` is a thread's work.
 
-    Several may fill the same engine, `num_intakes` in all: each takes its part of the room there
-    is, so that together they claim no more than one would.
+    `num_intakes` of them feed the same engine: each takes its share of the room, rounded up, so
+    that together they claim hardly more than one would.
     """
 
     def __init__(
@@ -84,36 +83,37 @@ class Intake:
         self._clock = clock
         self._stopping = threading.Event()
         self._next_recovery = self._next_better = clock()
-        #: What was claimed last may have killed workers; where one is, others of its batch are.
+        #: The last batch had one that may have killed workers; more may follow: one at a time.
         self._is_careful = False
 
     def run(self) -> None:
-        """Take requests in until stopped; in a burst, until there are none and all are done."""
+        """Take requests in until stopped; in a burst, until none are left and all have ended."""
         while not self._stopping.is_set():
             self._vitals.beat(self._thread)
             try:
                 self._round()
             except QuireError as error:
-                # What a lost reply delivered is found by the next recovery; what it claimed is
-                # renewed by nobody and comes back when its lease ends.
+                # Entries that a lost reply delivered are found by the next recovery. Claims that it
+                # granted are renewed by nobody, and come back when their leases expire.
                 if not isinstance(error, UNAVAILABLE):
                     _log.exception("queue cannot be read")
                 self._stopping.wait(LONGEST_PAUSE_SECONDS)
 
     def stop(self) -> None:
-        """Return from `run` after at most one read. What that read still claims is given back."""
+        """Make `run` return after at most one read; what that read claims is given back."""
         self._stopping.set()
 
     def room(self, least: Priority = Priority.LOW) -> int:
         """How many requests of class `least` may be claimed now; 0 or less for none.
 
-        The rule: of each class and all better ones together, no more than one batch waits in front
-        of the engine. That line empties with every step that has a slot and blocks to spare, so
-        slots fill as fast as they free, and what cannot run here yet stays where any worker can
-        claim it. What runs is taken to be of the best classes: if it is not, it can be preempted.
+        The rule: of each class and all better ones together, at most one batch waits in front of
+        the engine. Every step with a free slot and free blocks shortens that line, so slots fill as
+        fast as they free, and what cannot run here yet stays where any worker can claim it. Running
+        requests are counted as the best ones held: if they are not, they can be preempted.
 
-        None beside one that may kill this worker, but for better classes: each that has published
-        nothing would be charged with an attempt. And none while too many ends cannot be committed.
+        None while a request of this class or a better one is on trial (see Delivery): should it
+        kill this worker, each that has published nothing would be charged with an attempt. None
+        while too many ended claims cannot be committed.
         """
         settings, outbox = self._settings, self._outbox
         most = settings.max_num_seqs + settings.claim_batch + MAX_ENDED_CLAIMS
@@ -125,12 +125,12 @@ class Intake:
 
     def _round(self) -> None:
         if self._vitals.overdue:
-            # It would take back what its own leases have just lost, and hold that too.
+            # Its leases are left to expire: it would claim the same requests again, and hold them.
             self._stopping.wait(FULL_SECONDS)
             return
         room = self.room()
         if room > 0 and self._clock() >= self._next_recovery:
-            # What nobody claimed may be what nobody can: each alone, so that it costs no other.
+            # What nobody has claimed, nobody may be able to: each alone, so that it harms no other.
             for entry in self._vitals.each(self._thread, self._recover(room)):
                 self._take_in([entry])
             room = self.room()
@@ -144,9 +144,9 @@ class Intake:
             self._end_burst()
 
     def _read_better(self) -> list[IngressEntry]:
-        """With the line full, still read requests of a better class than what makes it full.
+        """While the line is full, still read requests of a better class than those that fill it.
 
-        Without this a line of bulk requests would keep an urgent one from ever reaching the engine,
+        Otherwise waiting bulk requests would keep an urgent one from ever reaching the engine,
         which could preempt for it.
         """
         entries: list[IngressEntry] = []
@@ -156,7 +156,7 @@ class Intake:
             if best is not None and (room := min(self.room(Priority(best)), depth[best])) > 0:
                 entries = self._read(room, block_seconds=0.0)
                 if any(entry.priority < best for entry in entries):
-                    # The urgent one was delivered to somebody before; bulk must not slip in for it.
+                    # The urgent one is delivered to somebody already; do not go on reading bulk.
                     self._next_better = self._clock() + BETTER_PAUSE_SECONDS
         if not entries:
             self._stopping.wait(FULL_SECONDS)
@@ -169,10 +169,10 @@ class Intake:
         return 0.0 if was_done else min(block, BURST_BLOCK_SECONDS)
 
     def _end_burst(self) -> None:
-        """The end, but for what a dead worker has left: the keeper queues it when it may.
+        """End the burst, unless leases have expired: the keeper has still to queue their requests.
 
-        A burst is shorter than the time for which it has to listen to the others before. Were that
-        left to the next one, it would be left for ever.
+        It may do so only after it was in contact for the time of one lease, which is longer than
+        most bursts. If each burst left that to the next one, nobody would ever do it.
         """
         if self._contact.call("read", self._broker.num_expired_leases) > 0:
             self._stopping.wait(FULL_SECONDS)
@@ -206,9 +206,9 @@ class Intake:
         return self._contact.call("read", read)
 
     def _recover(self, room: int) -> list[IngressEntry]:
-        """Deliveries that nobody claimed: our own from a former life, and others' left alone.
+        """Entries delivered and not claimed: to this worker earlier, or to others a lease ago.
 
-        No more than there is room for. The rest is pending for us, and found by the next look.
+        At most `room`. The rest stays pending for this worker, and the next look finds it.
         """
         # Also after a flush or a failover; autoscalers watch the group before there is any entry.
         self._contact.call("recover", self._broker.ensure_groups)
@@ -235,10 +235,10 @@ class Intake:
             return
         with self._outbox.trials:
             now, later = self._in_turn(claimed)
-            # All before the first is tokenized: that may outlast a lease, and what is open is
+            # All before the first is tokenized: that may outlast a lease, and only open claims are
             # renewed.
             opened = self._opened(now, now_ms=now_ms)
-        # Before the engine has what may kill it: what is given back is charged with nothing.
+        # Before the engine gets a request that may kill it: a released claim is no attempt.
         self._give_back(later)
         for answer, delivery, request in self._vitals.each(self._thread, opened):
             self._admit(answer, delivery, request, now_ms=now_ms)
@@ -246,9 +246,9 @@ class Intake:
     def _in_turn(self, claimed: Sequence[Taken]) -> tuple[Sequence[Taken], Sequence[Taken]]:
         """Those to take in now, and those to give back, for another worker or our next read.
 
-        A process that is killed in a step does not say of whose fault. Were all that it had begun
-        begun together again, the innocent would die as often as the one that kills, and be given
-        up with it. So each of them begins alone: until it has published something, or has ended.
+        A process killed in a step does not say which request was to blame. If all that it ran began
+        together again, the innocent would be charged with as many attempts as the culprit and be
+        given up with it. So each begins alone, until it has published something or has ended.
         """
         count = next((n for n, (_, it) in enumerate(claimed) if it.attempts > 1), len(claimed))
         self._is_careful = count < len(claimed)
@@ -277,7 +277,7 @@ class Intake:
             try:
                 found = self._open(entry, answer, now_ms=now_ms)
             except QuireError as error:
-                # This one's lease hands it over. Its neighbours are claimed, too, and go on.
+                # Its lease expires and hands it over; the others of the batch go on.
                 _log.error("not taken in", request_id=entry.request_id, error=str(error))
                 continue
             if found:
@@ -285,13 +285,13 @@ class Intake:
         return opened
 
     def _claim(self, entries: list[IngressEntry]) -> list[Taken]:
-        """Those of the entries that are ours now."""
+        """Claim the entries; returns those that this worker got."""
         claim = partial(self._broker.claim, entries, fingerprint=self._served.fingerprint)
         try:
             answers = self._contact.call("claim", claim)
         except ProtocolError as error:
-            # The server answers what our scripts do not. The entries stay pending, and what was
-            # claimed comes back by its lease.
+            # The reply is none that our scripts give. The entries stay pending, and what was
+            # claimed comes back when its lease expires.
             ids = [entry.request_id for entry in entries]
             _log.error("not claimed", request_ids=ids, error=str(error))
             return []
@@ -308,7 +308,7 @@ class Intake:
     def _open(
         self, entry: IngressEntry, claimed: Claimed, *, now_ms: int
     ) -> tuple[Delivery, GenerationRequest] | None:
-        """Answer for a claimed request from now on; None when that was its end already."""
+        """Open a Delivery for a claimed request; None when the request ended here instead."""
         label = entry.priority.name.lower()
         self._metrics.received[label].inc()
         self._metrics.stream_wait_seconds[label].observe(seconds_since(entry.enqueued_ms, now_ms))
@@ -362,8 +362,8 @@ class Intake:
             self._note_resume(delivery.origin)
             delivery.request = converted
             self._loop.add(converted)
-            # Lost since it was opened: the engine was told so before it had it, and would run it
-            # to its end for nobody.
+            # If the claim was lost after it was opened, the abort came before the request, and the
+            # engine would run it to its end for nobody.
             if claimed.cancel_requested or not self._outbox.holds(delivery.key):
                 self._loop.abort(delivery.key, FinishReason.CANCELLED)
 
@@ -388,7 +388,7 @@ class Intake:
         )
 
     def _bury(self, claim: Claim, error: ProtocolError, *, reason: str) -> None:
-        """End a request that cannot be read, or not be gone on with; its bytes are kept."""
+        """End a request that cannot be decoded or continued as a dead letter; keeps its bytes."""
         info = short_error(reason, str(error))
         bury = partial(self._broker.dead_letter, claim, f"{reason}: {info.message}", error=info)
         self._contact.call("bury", bury)

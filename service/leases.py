@@ -1,7 +1,7 @@
-"""Keeps this worker's claims alive, and looks after the queue: what died, and what is due.
+"""Renews this worker's leases, reaps those that expired, and queues the requests that are due.
 
-The heartbeat has a thread of its own, so that nothing slow can delay it, and yet stops when the
-engine makes no progress, or another thread hangs: a worker that only looks alive must lose its
+The heartbeat has a thread of its own, so that nothing slow can delay it. Yet it stops renewing when
+the engine makes no progress or another thread hangs: a worker that only looks alive must lose its
 claims.
 """
 
@@ -24,9 +24,9 @@ from service.metrics import Metrics
 from service.outbox import Outbox
 from service.vitals import Vitals, WorkerState
 
-#: The longest a scheduled request may be late for its queue.
+#: The longest pause between two looks of the keeper for requests that are due.
 PROMOTE_SECONDS = 1.0
-#: For how long requests are moved without a look at anything else, when many are due at once.
+#: How long the keeper may go on with one transition, when it has many requests to move.
 BUSY_SECONDS = 1.0
 
 _Moved = TypeVar("_Moved", Reaped, Promoted, Expired)
@@ -67,12 +67,13 @@ class Heartbeat:
         pause = self._period_seconds
         self._vitals.beat("heartbeat", rest_seconds=pause)
         while not self._stopping.wait(pause):
-            # Whoever is heard first after an outage decides whether the others reap our claims.
+            # Without an answer, try again sooner: after an outage, our leases must be renewed
+            # before another worker reaps them.
             pause = self._period_seconds if self.beat() else self._period_seconds / BEATS_PER_LEASE
             self._vitals.beat("heartbeat", rest_seconds=pause)
 
     def stop(self) -> None:
-        """Return from `run`; leases run out by themselves then."""
+        """Make `run` return; the leases then expire by themselves."""
         self._stopping.set()
 
     def beat(self) -> bool:
@@ -104,7 +105,7 @@ class Heartbeat:
                 self._holder.cancel(key)
 
     def _renew(self, broker: Broker, claims: Sequence[Claim]) -> list[HeartbeatReply]:
-        """One reply per claim. One that cannot be renewed is lost, and costs no other."""
+        """One reply per claim. A claim that cannot be renewed counts as lost; the others go on."""
         if not claims:
             return []
         try:
@@ -170,14 +171,14 @@ class Housekeeper:
                 return
 
     def stop(self) -> None:
-        """Return from `run`."""
+        """Make `run` sign off and return."""
         self._stopping.set()
 
     def tidy(self) -> bool:
         """Sign the registry, then put what dead workers held back into the queue.
 
-        After an outage all leases have run out, and none of their owners need be dead: each gets
-        the time of one lease to say so first. False when Redis did not answer.
+        After an outage all leases have expired, though their owners may be alive: they get the time
+        of one lease to renew first. False when Redis did not answer.
         """
         if not self._sign(self._vitals.state):
             return False
@@ -203,10 +204,10 @@ class Housekeeper:
             self._count_late(expired)
 
     def _parts(self, move: Callable[[], Sequence[_Moved]]) -> Iterator[Sequence[_Moved]]:
-        """All that a transition moves, in as many calls as it takes; for a while at most.
+        """Repeat a transition until it moves nothing more, for BUSY_SECONDS at most.
 
-        Each takes a part, so that it does not hold up the others of Redis for long. Many requests
-        are due at once where they were scheduled for one moment, or where a large worker died.
+        Each call moves only a part, so that it does not hold up other users of Redis for long. Many
+        requests are due at once if they were scheduled for one moment, or if a large worker died.
         """
         give_up = self._clock() + BUSY_SECONDS
         while part := move():
@@ -215,7 +216,7 @@ class Housekeeper:
                 return
 
     def _count_late(self, moved: Iterable[Reaped | Promoted | Expired]) -> None:
-        """Requests that ended by their deadline while nobody had claimed them."""
+        """Count the requests that ended by their deadline while nobody had claimed them."""
         late = sum(item.state is State.EXPIRED for item in moved)
         self._metrics.finished["deadline"].inc(late)
 
@@ -239,8 +240,8 @@ class Housekeeper:
     def _in_every_shard(self, operation: str, act: Callable[[Broker], None]) -> bool:
         """Do it once for each shard. False when Redis did not answer.
 
-        What can never succeed is logged: a broken key is a reason to look at the queue, and none
-        for its workers to die one after the other.
+        A ProtocolError is only logged: a broken key needs an operator, and must not end the queue's
+        workers one after the other.
         """
         for broker in self._vitals.each("keeper", self._brokers.values()):
             try:

@@ -1,7 +1,7 @@
-"""Runs the engine: the one thread that owns torch, and the seam between Redis time and its own.
+"""Runs the engine on the one thread that owns torch, at a pace of its own whatever Redis does.
 
 Requests come in through a mailbox, outputs go out into the outbox; neither ever makes the engine
-wait. The model is loaded on this thread too, because much of what torch keeps is kept per thread.
+wait. The model is loaded on this thread too, because much of torch's state is kept per thread.
 """
 
 import queue
@@ -21,10 +21,10 @@ from service.model import ServedModel
 from service.outbox import Outbox
 from service.vitals import Vitals
 
-#: How long an idle engine sleeps at most before it shows that it lives.
+#: How long an idle engine sleeps at most before it shows a sign of life.
 IDLE_SECONDS = 1.0
 
-#: A request to add, the end of one (its key and why), or None to wake the loop up.
+#: A request to add, one to abort (its key and why), or None to wake the loop up.
 Mail = Request | tuple[str, FinishReason] | None
 
 _log = structlog.get_logger("service.loop")
@@ -75,17 +75,17 @@ class EngineLoop:
         self._mailbox.put(request)
 
     def abort(self, key: str, reason: FinishReason) -> None:
-        """Give a request up, in any state; unknown keys are ignored.
+        """Abort a request, in any state; unknown keys are ignored.
 
-        Told to the engine at once, so that it counts in the middle of a step, and by mail as well,
-        for a request that is itself still in the mail.
+        The engine is told directly, so that it takes effect in the middle of a step, and by mail as
+        well, for a request that is itself still in the mailbox.
         """
         if self._engine is not None:
             self._engine.abort(key, reason)
         self._mailbox.put((key, reason))
 
     def stop(self) -> None:
-        """Release what is left, and return from `run`. Intake must have ended before."""
+        """Make `run` release what is left and return. The intakes must have ended before."""
         self._stopping.set()
         self._mailbox.put(None)
 
@@ -101,7 +101,7 @@ class EngineLoop:
             # Busy from here on, so that a step that never returns is seen as a stall.
             self._vitals.turned(is_busy=True)
             if is_idle:
-                # Else metrics would tell of an idle engine for as long as its first step hangs.
+                # Otherwise the metrics show an idle engine for as long as its first step hangs.
                 self._metrics.observe_engine(engine.snapshot())
             self._step(engine)
 
@@ -140,7 +140,7 @@ class EngineLoop:
         self._metrics.observe_engine(snapshot)
 
     def _release_all(self, engine: Engine) -> None:
-        """Give up what is unfinished. No step computes any more: an empty plan runs nothing."""
+        """Release what is unfinished. These steps compute nothing: their plans are empty."""
         self._take_mail(engine, timeout=0.0)
         for key in engine.alive_request_ids():
             engine.abort(key, FinishReason.RELEASED)

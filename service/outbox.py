@@ -1,8 +1,8 @@
 """Holds what live claims still owe their readers, between the engine thread and the publisher.
 
 One Delivery per claim. The engine thread adds tokens to it and never waits; the publisher takes
-whatever has gathered, so a slow Redis makes longer chunks and nothing is dropped. The bound is the
-number of claims, those that have ended and are not committed included, which intake limits, and the
+whatever has gathered, so a slow Redis makes longer chunks and nothing is dropped. Its size is
+bounded by the number of claims, ended and uncommitted ones included, which intake limits, times the
 length of one generation.
 
 A Delivery keeps all tokens and texts of its request, published ones too: when Redis loses the tail
@@ -27,16 +27,17 @@ from service.completions import Origin, completion_of
 
 #: Claims of one commit; more would hold up the other users of Redis for too long.
 MAX_COMMIT_ITEMS = 256
-#: Tokens of one entry, and characters of its text where a token leaves the choice. Whatever their
-#: ids are, so many are far below the largest message that is read, and a commit of as many claims
-#: as it may have stays below some tens of megabytes.
+#: Most tokens of one entry, and most characters of its text, though the text of one token is never
+#: split. Whatever the ids are, that is far below the largest message that is read, and a commit of
+#: MAX_COMMIT_ITEMS claims stays below some tens of megabytes.
 MAX_TOKENS_PER_ENTRY = 4096
 MAX_TEXT_PER_ENTRY = 1 << 16
-#: The same if there are log-probabilities: of 21 with a text for each, so many tokens take a tenth
-#: of the largest message that is read.
+#: Most tokens of one entry with log-probabilities: with 21 of them and a text for each, these take
+#: a tenth of the largest message that is read.
 MAX_TOKENS_WITH_LOGPROBS = 256
 
-#: What the engine says of a token, in the words of the contract; see `ModelTokenizer.with_texts`.
+#: Turns the engine's log-probabilities of a token into the protocol's; see
+#: `ModelTokenizer.with_texts`.
 Telling = Callable[[int, Logprobs], TokenLogprob]
 
 
@@ -56,9 +57,9 @@ class Delivery:
     token_ids: list[int] = field(default_factory=list)
     #: The text that became certain with each token.
     texts: list[str] = field(default_factory=list)
-    #: What is to be said of each token; empty where the request did not ask.
+    #: Log-probabilities of each token; empty where the request did not ask.
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    #: How it is said; None where the engine has nothing to say.
+    #: Makes them from the engine's; None where the engine gives none.
     tell: Telling | None = None
     #: Text that became certain without a token, when the request was cut short.
     tail: str = ""
@@ -66,9 +67,9 @@ class Delivery:
     published: int = 0
     completion: Completion | None = None
     is_released: bool = False
-    #: Why it is given back, where that shall count as an attempt.
+    #: Why it is given back, if that counts as an attempt.
     setback: ErrorInfo | None = None
-    #: What the engine was given; None for a request that never came so far.
+    #: What the engine was given; None for a request that never got there.
     request: Request | None = None
     #: When each token not yet accounted for left the engine.
     token_times: list[float] = field(default_factory=list)
@@ -86,15 +87,15 @@ class Delivery:
 
     @property
     def is_suspect(self) -> bool:
-        """It had the device and got nowhere: it may be what the device failed on."""
+        """It has run and generated nothing new: it may be what made the device fail."""
         has_run = self.request is not None and self.request.times.first_scheduled is not None
         return has_run and len(self.token_ids) == self.origin.num_resumed_tokens
 
     @property
     def is_on_trial(self) -> bool:
-        """Claims before this one ended with their worker, and it has brought nothing yet.
+        """Earlier claims died with their workers, and this one has published nothing yet.
 
-        It may be what those workers died of.
+        The request may be what killed those workers.
         """
         if self.origin.attempts == 1 or self.is_ended:
             return False
@@ -130,10 +131,10 @@ class Delivery:
 
     def item(self) -> CommitItem | None:
         """What there is to commit now; None when all is in the log."""
-        # It may be fewer than none: a log that others wrote to can be ahead of this engine.
+        # It may be negative: a log that others wrote to can be ahead of this engine.
         if self.completion is None and self.num_unpublished <= 0:
             return None
-        # A log says it of all of its tokens or of none, whoever began it.
+        # A log has them for all of its tokens or for none, whichever worker began it.
         logprobs = self.logprobs if len(self.logprobs) == len(self.token_ids) else []
         most = MAX_TOKENS_WITH_LOGPROBS if logprobs else MAX_TOKENS_PER_ENTRY
         texts, text_ends = self._texts(most)
@@ -145,7 +146,7 @@ class Delivery:
             texts[-1] += self.tail
             text_ends[-1] += len(self.tail)
         elif completion is not None and self.tail:
-            # Held-back text that came loose when the request was cut short, after its last token.
+            # Text that was held back, and is certain only since the request was cut short.
             completion = replace(completion, tail=self.tail)
         return CommitItem(
             claim=self.claim,
@@ -159,10 +160,10 @@ class Delivery:
         )
 
     def _first_fingerprint(self) -> str:
-        """Of what the first tokens are, which go out now.
+        """The fingerprint of what generated the first tokens, which are committed now.
 
-        CLAIM has recorded that of whoever was first, which knew of no adapter and may have
-        generated nothing. But where Redis has lost the log that another began, they are its tokens.
+        CLAIM has recorded that of the first claim, which leaves out the adapter and may have
+        generated nothing. Where Redis lost a log that another engine began, it is that engine's.
         """
         return self.origin.other_fingerprint or self.origin.fingerprint
 
@@ -246,7 +247,7 @@ class Outbox:
             return [(delivery := self._deliveries[key], delivery.item()) for key in keys]
 
     def rest(self, seconds: float) -> None:
-        """Wait so long; not when the engine has nothing left that waiting would spare."""
+        """Wait `seconds`, but no longer than the engine has work: nothing else gains by it."""
         self._quiet.wait(seconds)
 
     def settle(self, key: str, item: CommitItem, *, reply: CommitReply) -> Delivery | None:
@@ -292,10 +293,10 @@ class Outbox:
             self._quiet.set()
 
     def give_back(self, error: ErrorInfo) -> None:
-        """Release all that an engine which is no more has not ended, after its tokens are out.
+        """Release all that a dead engine has not ended, after the tokens it has are committed.
 
-        `error` becomes an attempt of those that may be to blame. The others got on, or never ran:
-        they could be given back by one lost device after the other and must not end for that.
+        `error` counts as a failed attempt of those that may be to blame. The others got on, or
+        never ran: they may meet one failing device after the other and must not end for that.
         """
         with self._changed:
             for delivery in self._deliveries.values():
@@ -327,7 +328,7 @@ class Outbox:
             )
 
     def has_trial(self, least: Priority) -> bool:
-        """One of class `least` or better may be what its last workers died of; see Delivery."""
+        """One of class `least` or better may have killed its last workers; see Delivery."""
         with self._changed:
             return any(
                 delivery.is_on_trial and delivery.origin.priority >= least
@@ -336,7 +337,7 @@ class Outbox:
 
     @property
     def num_claims(self) -> int:
-        """All there are, those included whose end is not committed yet."""
+        """All claims, ended ones included until their end is committed."""
         with self._changed:
             return len(self._deliveries)
 
@@ -352,7 +353,7 @@ class Outbox:
 
     @property
     def is_settled(self) -> bool:
-        """Nothing is due: everything put so far is out, or in the publisher's hands."""
+        """Nothing is due: everything put so far is committed, or in the publisher's hands."""
         with self._changed:
             return not self._due
 

@@ -1,10 +1,10 @@
 """Publishes: one fenced commit at a time for every request that has something new.
 
-Knows no engine but for giving requests up. A commit that failed is made again with the same items
-until Redis answers: commits are idempotent, and whether the claims still hold is for Redis to say.
-Meanwhile the outbox gathers, so the next commit carries longer chunks. It gathers, too, while the
-publisher rests: what a commit costs here, in Redis and in its readers is the same for one token of
-a request and for ten, and on a small machine it is taken from the device.
+Of the engine it knows only how to abort a request. A commit that failed is repeated with the same
+items until Redis answers: commits are idempotent, and Redis decides whether the claims still hold.
+Meanwhile tokens gather in the outbox, so the next commit carries longer chunks. They also gather
+while the publisher rests after a commit: for this worker, Redis and the readers a commit costs the
+same with one token of a request as with ten, and on a small machine it takes time from the model.
 """
 
 import threading
@@ -24,11 +24,11 @@ from service.metrics import Metrics
 from service.outbox import Delivery, Outbox
 from service.vitals import Vitals
 
-#: How long the publisher waits for work before it looks up again.
+#: How long the publisher waits for work at most before it shows a sign of life.
 WAIT_SECONDS = 1.0
-#: The longest rest after a commit: chunks of a stream come ten times a second at least.
+#: The longest rest that `publish_share` asks for, so that a stream gets ten chunks a second.
 LONGEST_REST_SECONDS = 0.1
-#: Pauses before the next attempt of a request that may have cost a worker its device.
+#: Pauses before the next attempt of a request that may have made a worker's device fail.
 SETBACK_PAUSES = BackOff(first_seconds=1.0, longest_seconds=300.0)
 
 #: One claim with what to commit for it.
@@ -39,15 +39,15 @@ _log = structlog.get_logger("service.publisher")
 
 
 class Aborts(Protocol):
-    """The one thing the publisher asks of the engine's side."""
+    """All that the publisher needs of the engine loop."""
 
     def abort(self, key: str, reason: FinishReason) -> None:
-        """Give the request up; see `service.loop`."""
+        """Abort the request; see `service.loop`."""
         ...
 
 
 class Publisher:
-    """Brings the outbox to Redis. `run` is a thread's work; `stop` may come from any thread."""
+    """Commits the outbox to Redis. `run` is a thread's work; `stop` may come from any thread."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Publisher:
         metrics.publish_backlog.set_function(lambda: float(outbox.num_unpublished_tokens))
 
     def run(self) -> None:
-        """Publish until stopped and everything put so far is out."""
+        """Publish until stopped and everything in the outbox is committed."""
         while not (self._closing.is_set() and self._outbox.is_settled):
             self._vitals.beat("publisher")
             due = self._outbox.take(timeout=WAIT_SECONDS)
@@ -90,12 +90,12 @@ class Publisher:
             self._rest(self._clock() - began)
 
     def stop(self) -> None:
-        """Return from `run` once everything is out; nothing new may be put."""
+        """Make `run` return once everything is committed; nothing new may be put."""
         self._closing.set()
         self._outbox.close()
 
     def give_up(self) -> None:
-        """Return from `run` without waiting for Redis any longer; leases hand the rest over."""
+        """Make `run` return without waiting for Redis; leases hand the rest over."""
         self._gave_up.set()
         self.stop()
 
@@ -112,7 +112,7 @@ class Publisher:
         try:
             replies = self._until_answered("commit", lambda: broker.commit(items))
         except ProtocolError as error:
-            # One of them can never be committed; alone, each shows whether it is the one.
+            # One of them can never be committed: try each alone to find out which.
             if len(due) == 1:
                 self._condemn(broker, due[0][0], error)
             else:
@@ -127,7 +127,7 @@ class Publisher:
             self._account(delivery, item, reply=reply)
 
     def _condemn(self, broker: Broker, delivery: Delivery, error: ProtocolError) -> None:
-        """End a request whose keys take no commit. Where they take no end either, drop it."""
+        """End a request whose commit Redis refuses. If it refuses that too, drop the claim."""
         info = ErrorInfo("internal_error", "the output cannot be written")
         names = delivery.origin.names
         _log.error("commit refused", **names, error=str(error))
@@ -161,7 +161,7 @@ class Publisher:
             self.cancel(delivery.key)
 
     def lose(self, key: str, *, unless_ended: bool = False) -> None:
-        """Drop a claim that is someone else's now; nothing more may be said for it.
+        """Drop a claim that this worker has lost; nothing more may be published for it.
 
         With `unless_ended`, one that only waits for its last commit is left alone: a heartbeat that
         crosses that commit finds no lease either.
@@ -173,11 +173,11 @@ class Publisher:
             _log.warning("claim lost", **delivery.origin.names)
 
     def cancel(self, key: str) -> None:
-        """A caller wants the request to end; its record says so once the engine gave it up."""
+        """Abort a request that a caller cancelled; the engine's last output becomes its record."""
         self._engine.abort(key, FinishReason.CANCELLED)
 
     def _release(self, broker: Broker, deliveries: Sequence[Delivery]) -> None:
-        """Give claims back whose tokens are all in the log."""
+        """Give back claims whose tokens are all in the log."""
         for delivery in deliveries:
             if delivery.setback is not None:
                 self._set_back(broker, delivery, delivery.setback)
@@ -227,7 +227,7 @@ class Publisher:
         """Repeat an idempotent call until Redis answers; None only after `give_up`.
 
         Raises:
-            ProtocolError: it has answered, and would never answer otherwise.
+            ProtocolError: Redis answered, and repeating the call would not change the answer.
         """
         for pause in self._vitals.each("publisher", pauses()):
             try:

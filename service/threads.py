@@ -1,4 +1,4 @@
-"""Threads that tell when they die: a worker with one thread less is worse than none.
+"""Threads that report their own death: a worker with one thread missing is worse than none.
 
 A part of the worker that raises is reported to the worker, which then ends the process.
 """
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
-#: How long one waits for the end of a thread at most before it goes round.
+#: The longest time between two calls of `on_turn` while waiting for the end of a thread.
 TURN_SECONDS = 1.0
 
 

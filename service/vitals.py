@@ -9,10 +9,10 @@ from enum import StrEnum
 from time import monotonic
 from typing import NamedTuple, TypeVar
 
-#: An idle engine thread that has not gone round for so long counts as dead.
+#: An idle engine thread that makes no turn for so long counts as hung.
 LOOP_TURN_SECONDS = 30.0
-#: The same of any other thread. One call to a Redis that is away may take most of it, where several
-#: sentinels have to be tried and their names are asked of a resolver that is away as well.
+#: The same for any other thread. One call to a Redis that is away may take most of it: several
+#: sentinels are tried, and the resolver of their names may be away as well.
 THREAD_TURN_SECONDS = 180.0
 
 #: The threads that show signs of life. Those of several shards have names like `intake-0`.
@@ -31,7 +31,7 @@ class WorkerState(StrEnum):
 
 
 class Silence(NamedTuple):
-    """A thread without a sign of life: since when on the clock, and for how long it may be so."""
+    """A thread, its last sign of life (a reading of the clock), and how long it may be silent."""
 
     thread: str
     since: float
@@ -50,7 +50,7 @@ class Vitals:
         self._clock = clock
         self._last_turn = self._last_progress = clock()
         self._last_contact: float | None = None
-        #: Signs of life by thread; those of one that is to rest lie ahead.
+        #: The last sign of life by thread; in the future for a thread that announced a rest.
         self._signs: dict[str, float] = {}
 
     def turned(self, *, is_busy: bool) -> None:
@@ -65,7 +65,7 @@ class Vitals:
         self._last_progress = self._clock()
 
     def beat(self, thread: str, *, rest_seconds: float = 0.0) -> None:
-        """A thread goes round, and will rest for so long before it does again."""
+        """A thread shows a sign of life; the next is due only after `rest_seconds` of rest."""
         self._signs[thread] = self._clock() + rest_seconds
 
     def each(self, thread: str, items: Iterable[_Item]) -> Iterator[_Item]:
@@ -75,7 +75,7 @@ class Vitals:
             yield item
 
     def during(self, thread: str, part: Callable[[], None]) -> None:
-        """Run a thread's work. When it has ended, no more signs are waited for."""
+        """Run a thread's work. Once it has ended, no sign of life is expected of the thread."""
         try:
             part()
         finally:
@@ -108,9 +108,8 @@ class Vitals:
     def overdue(self) -> tuple[Silence, ...]:
         """The threads that hang.
 
-        Of a busy engine its last progress counts: a step under way may take up to the stall
-        timeout. Loading a model makes no turns and has no limit but the one of whoever starts the
-        process.
+        A busy engine is judged by its last progress: a step may take up to the stall timeout. While
+        a model is loaded the engine thread is not watched; whoever starts the process limits that.
         """
         is_busy, now = self.is_busy, self._clock()
         silences = []

@@ -2,8 +2,8 @@
 
 A thread that hangs in a call of its device, at a lock or in a socket cannot be interrupted, and not
 everything that runs workers restarts those whose `/livez` fails. What the worker held is taken over
-as its leases end. One thing is beyond it: a call that hangs and holds the interpreter's own lock.
-Then nothing here runs; `/livez` is not answered, and the leases end as well.
+as its leases expire. One case is beyond it: a call that hangs while it holds the interpreter's lock
+(GIL). Then nothing here runs; `/livez` is not answered, and the leases expire as well.
 """
 
 import logging
@@ -21,7 +21,7 @@ from service.vitals import Silence, Vitals
 
 #: Between two looks at the threads.
 LOOK_SECONDS = 1.0
-#: How long the log may take to be told why the process ends.
+#: How long writing the reason to the log may take.
 LAST_WORDS_SECONDS = 2.0
 #: The exit code of a worker that hung.
 EXIT_HUNG = 3
@@ -32,13 +32,13 @@ _log = structlog.get_logger("service.watch")
 def end_process(thread: str) -> None:
     """End the process at once, without anything that could hang as well.
 
-    No drain, no call to Redis, no farewell of the interpreter. Whoever hangs may hold the lock of
-    the log, or nobody may read what it writes: so another thread tells it, and is waited for only
-    so long.
+    No drain, no call to Redis, no shutdown of the interpreter. The thread that hangs may hold the
+    log's lock, or the pipe that the log goes to may be full: so another thread logs the reason, and
+    gets LAST_WORDS_SECONDS for it.
     """
     said = threading.Event()
     try:
-        # A Thread would wait until it has begun, at a lock that all threads share.
+        # `Thread.start` would wait for the new thread, at a lock that all threads share.
         start_new_thread(_tell_of, (thread, said))
         said.wait(LAST_WORDS_SECONDS)
     finally:
@@ -48,12 +48,12 @@ def end_process(thread: str) -> None:
 class Watch:
     """Calls `end` for a thread that has been overdue for as long again as it may be silent.
 
-    That time is counted in looks and not read off a clock. A process that was stopped, or whose
+    That time is counted in looks, not read off a clock. A process that was stopped, or whose
     machine slept, finds all of its threads overdue when it wakes up, but has not looked meanwhile:
-    so a step, or a turn of another thread, that needs no longer than its limit ends no process,
-    however long that stood still. Nor does one that makes any progress between two looks.
+    so standing still, for however long, does not end it. Nor does a thread that shows any sign of
+    life between two looks.
 
-    It takes no lock, and says nothing before the end: what hangs must not make it hang.
+    It takes no lock and logs nothing before the end: what hangs must not make it hang.
     """
 
     def __init__(self, vitals: Vitals, *, end: Callable[[str], None] = end_process) -> None:
@@ -82,7 +82,7 @@ class Watch:
 
 
 def _tell_of(thread: str, said: threading.Event) -> None:
-    """Say which thread hangs, and where, by the lines of its code alone."""
+    """Log which thread hangs, and where: its stack holds lines of code and no values."""
     try:
         idents = {known.name: known.ident for known in threading.enumerate()}
         idents["main"] = threading.main_thread().ident

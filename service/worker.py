@@ -1,6 +1,6 @@
 """Wires the worker together and takes it through its life: start, serve, drain, stop. No policy.
 
-    main      waits for a signal, the end of a burst, or the death of a thread
+    main      waits for a signal, a drain, the end of a burst, or the death of a thread
     engine    service.loop       owns torch and the Engine
     intake-n  service.intake     reads, claims, tokenizes; one for each shard
     publisher service.publisher  commits
@@ -8,9 +8,9 @@
     keeper    service.leases     reaps expired leases, queues what is due, signs the registry
     health    service.health     /livez /readyz /metrics
 
-The threads share three objects, each with its own lock or none to need: the Outbox, the Vitals and
-the broker. A thread that dies, or hangs (service.watch), ends the process: leases hand the work
-over, and a half-alive worker would hold it back.
+The threads share the Outbox, the Vitals, the Contact, the Metrics and the brokers; callers need no
+lock for any of them. A thread that dies or hangs (service.watch) ends the process: its leases then
+expire and other workers take the requests over, which a half-alive worker would hold back.
 """
 
 import queue
@@ -44,12 +44,12 @@ from service.publisher import Publisher
 from service.threads import Supervised, ThreadDied
 from service.vitals import Vitals, WorkerState
 
-#: How long the engine may take to end its step and release what is left.
+#: How long the engine may take to finish its step and release the remaining requests.
 RELEASE_SECONDS = 10.0
-#: The same when the engine has died: what it said before is still true, and worth a short try.
+#: After a thread has died: how long committing the tokens generated before may take.
 LAST_WORDS_SECONDS = 2.0
-#: How long the main thread sleeps at most. The system may give a signal to any thread, as it does
-#: when one comes to a process that stands still; Python hears it when the main thread runs again.
+#: The longest the main thread sleeps. The kernel may deliver a signal to any thread, as it does
+#: after the process was stopped; Python runs the handler once the main thread runs again.
 LOOK_UP_SECONDS = 1.0
 #: How long any other thread may take to end.
 JOIN_SECONDS = 10.0
@@ -57,10 +57,10 @@ JOIN_SECONDS = 10.0
 EXIT_OK = 0
 #: A thread died, or work was left behind. Leases hand it over.
 EXIT_FAILED = 1
-#: What was asked for cannot be had here: the model, or a promise that this Redis does not keep.
+#: The model cannot be served on this machine, or Redis cannot keep the promise of `durable`.
 EXIT_REFUSED = 2
 
-#: Errors whose sentence says it all; where they were raised helps nobody.
+#: Errors whose message is enough: they are logged without a traceback.
 _REFUSALS = (ModelRefused, DurabilityUnavailable)
 
 _log = structlog.get_logger("service.worker")
@@ -75,10 +75,10 @@ class WorkerDied(Exception):
 
 
 class Worker:
-    """One worker process: `run` is its life, `stop` asks for the end of it.
+    """One worker process: `run` serves until the end, `stop` asks for it.
 
-    `load` and `connect` are replaced by tests, which bring an engine without a model and a Redis
-    without a server.
+    Tests replace `load` and `connect`, to run an engine without a model and a Redis without a
+    server.
     """
 
     #: Which thread died and why, once one has.
@@ -183,7 +183,7 @@ class Worker:
         self._launch("keeper", self._keeper.run)
 
     def _serve(self) -> None:
-        """Take requests in once the model is loaded; return when asked to stop, or all is done."""
+        """Take requests in once the model is loaded, until asked to stop or the burst is done."""
         busy_shards = set(self._brokers)
         while busy_shards:
             event = self._next_event()
@@ -195,7 +195,7 @@ class Worker:
                 busy_shards.discard(event.shard)
 
     def _drain(self) -> None:
-        """Take nothing new in, and let the engine finish within the grace period."""
+        """Take in nothing new, and let the engine finish within the grace period."""
         give_up = monotonic() + self._settings.drain_seconds
         self.vitals.state = WorkerState.DRAINING
         _log.info("draining", claims=len(self._outbox.claims()))
@@ -206,41 +206,41 @@ class Worker:
                 break
 
     def _release(self) -> None:
-        """Give back what is unfinished, with every token it has."""
-        # The engine ends before the publisher: its last outputs and the releases are put by then,
-        # and the publisher commits the tokens of a claim before it gives the claim back.
+        """Give unfinished requests back to the queue, with every token they have."""
+        # The engine ends first, so that its last outputs and the releases are in the outbox. The
+        # publisher commits the tokens of a claim before it gives the claim back.
         self._loop.stop()
         if self._intakes:
             self._join("engine", RELEASE_SECONDS)
-            # What it could not release any more is given back by those who hear of its death.
+            # If the engine died instead, `_fail` gives back what it could not release.
             self._raise_a_death()
         self._flush(self._settings.flush_seconds)
 
     def _stop(self) -> None:
-        """End the helpers. In this order, and after the publisher, for a reason each.
+        """End the heartbeat, the keeper and the health server, in this order, after the publisher.
 
-        Leases are renewed until the last commit: it must not find itself fenced after a slow drain.
-        The keeper signs off when nothing is held any more. Health answers to the end, so that a
-        drain can be watched.
+        Leases are renewed until the last commit, so that a slow drain does not get it fenced. The
+        keeper signs off from the registry once no claim is held. The health server answers to the
+        end, so that a drain can be watched.
         """
         self._ending.set()
         self._heartbeat.stop()
         self._join("heartbeat", JOIN_SECONDS)
         self._keeper.stop()
         self._join("keeper", JOIN_SECONDS)
-        # One that died after the last event was read, even while the others ended. What dies of a
-        # stop while it loads is no news.
+        # Threads that died after the last event was read. Without intakes the stop came while the
+        # model was loading, and whatever that made fail is not worth a report.
         while self._intakes and (death := self._unheard_death()):
             self._tell_of(death)
         self._health.stop()
         _log.info("worker stopped", claims_left=len(self._outbox.claims()))
 
     def _fail(self, error: WorkerDied) -> None:
-        """Say why, and bring out the tokens that were generated before.
+        """Log why, and commit the tokens that were generated before.
 
-        What a dead engine leaves is given back at once; see `Outbox.give_back` for what counts as
-        an attempt. When another part has died, leases hand the work over: if a request killed it,
-        one given back uncounted would kill every worker there is.
+        What a dead engine held is given back at once; see `Outbox.give_back` for what counts as an
+        attempt. When another thread has died, the leases expire instead, and that counts: given
+        back uncounted, a request that kills its worker would kill every worker there is.
         """
         self.vitals.state = WorkerState.FAILED
         death = error.death
@@ -263,7 +263,7 @@ class Worker:
             raise WorkerDied(death)
 
     def _unheard_death(self) -> ThreadDied | None:
-        """The next death that nobody has heard of; other events are of no use to a worker's end."""
+        """The next death not reported yet; other events no longer matter and are dropped."""
         while not self._events.empty():
             event = self._events.get()
             if isinstance(event, ThreadDied):
@@ -319,7 +319,7 @@ class Worker:
             self._join(f"intake-{shard}", seconds)
 
     def _flush(self, seconds: float) -> None:
-        """Let the publisher bring out what was put; after `seconds` it gives up."""
+        """Let the publisher commit all that is in the outbox; after `seconds` it gives up."""
         self._publisher.stop()
         if not self._join("publisher", seconds):
             self._publisher.give_up()
@@ -357,26 +357,26 @@ class Worker:
         return has_ended
 
     def _serves(self) -> tuple[str, Mapping[str, str]]:
-        """What the registry tells about its model: the name, and the adapters."""
+        """The model's name and adapters, as the worker registry shows them."""
         settings, served = self._settings, self._served
         adapters = served.adapters if served else announced_adapters(settings.adapters)
         return settings.model_name, adapters
 
     def _load(self) -> dict[str, float]:
-        """What the registry tells about this worker."""
+        """The worker's load and abilities, as the worker registry shows them."""
         load = {"claims": len(self._outbox.claims()), "running": self._loop.num_running}
         return {**load, **(self._served.abilities if self._served else {})}
 
 
 def _health(settings: Settings, vitals: Vitals, metrics: Metrics) -> HealthServer:
-    """What tells of the worker: its probes, and its state among the metrics."""
+    """The health server. Also exports the worker's state among the metrics."""
     metrics.watch_state(vitals)
     return HealthServer(
         vitals,
         metrics.registry,
         host=settings.http_host,
         port=settings.http_port,
-        # The keeper alone calls Redis more often than once per lease.
+        # An idle worker is in contact: the keeper alone calls Redis more than once per lease.
         contact_limit_seconds=max(settings.lease_seconds, 2 * settings.block_seconds),
     )
 
