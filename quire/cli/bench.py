@@ -36,32 +36,36 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-prompts", type=int, default=100, metavar="N", help="requests [100]")
     parser.add_argument("--dataset", type=Path, metavar="FILE", help="JSONL: prompt, max_tokens")
     parser.add_argument(
-        "--input-len", type=int, default=32, metavar="N", help="random token ids [32]"
+        "--input-len", type=int, default=32, metavar="N", help="random tokens per prompt [32]"
     )
     parser.add_argument(
-        "--output-len", type=int, default=32, metavar="N", help="exactly so many [32]"
+        "--output-len",
+        type=int,
+        default=32,
+        metavar="N",
+        help="tokens to generate per request [32]",
     )
-    vocabulary = "of the random ids [32]"
+    vocabulary = "random token ids are below it [32]"
     parser.add_argument("--vocab-size", type=int, default=32, metavar="N", help=vocabulary)
     rate = "arrivals per second; inf sends all at once [inf]"
     parser.add_argument("--request-rate", type=float, default=math.inf, metavar="R", help=rate)
     shape = "1 is a Poisson process, less is burstier [1]"
     parser.add_argument("--burstiness", type=float, default=1.0, metavar="B", help=shape)
-    width = "requests on their way at once [all]"
+    width = "requests in flight at once [all]"
     parser.add_argument("--max-concurrency", type=int, metavar="N", help=width)
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="[0]")
-    parser.add_argument("--adapter", metavar="NAME", help="of the model, by its name")
-    source = "of prompts and arrivals [0]"
+    parser.add_argument("--adapter", metavar="NAME", help="adapter of the model to use")
+    source = "for random prompts and arrival times [0]"
     parser.add_argument("--seed", type=int, default=0, metavar="N", help=source)
-    limit = "for one request [600]"
+    limit = "limit for one request [600]"
     parser.add_argument(
         "--timeout", type=not_negative, default=600.0, metavar="SECONDS", help=limit
     )
-    shown = "what is printed of each latency [50,90,99]"
+    shown = "percentiles to print of each latency [50,90,99]"
     parser.add_argument("--metric-percentiles", default="50,90,99", metavar="P,P", help=shown)
-    goal = "for instance ttft:200 tpot:50, in milliseconds"
+    goal = "limits in milliseconds, for instance ttft:200 tpot:50"
     parser.add_argument("--goodput", nargs="+", default=[], metavar="METRIC:MS", help=goal)
-    parser.add_argument("--save-result", type=Path, metavar="FILE", help="write the JSON there")
+    parser.add_argument("--save-result", type=Path, metavar="FILE", help="write JSON there")
     add_server(parser)
 
 

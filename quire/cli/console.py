@@ -1,4 +1,4 @@
-"""How the command speaks: data on stdout, as text or JSON; the rest on stderr, sparingly."""
+"""What the command prints: data on stdout, as text or JSON; the rest on stderr, sparingly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from quire.client import DEFAULT_URL, Client
 from quire.connection import connect
 from quire.errors import InvalidRequest
 
-#: Of many names, so many are shown.
+#: The most names shown of a list.
 MAX_NAMES = 4
 
 _Client = TypeVar("_Client", Client, AsyncClient)
@@ -93,15 +93,15 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
-    """Where the queue is. InvalidRequest for a file of settings that cannot be right."""
+    """The flags that say where the queue is. InvalidRequest for a wrong file of settings."""
     known = known_settings(os.environ)
     url = known.get("redis_url", DEFAULT_URL)
-    help_ = "its password is QUIRE_REDIS_PASSWORD [QUIRE_REDIS_URL]"
+    help_ = "[QUIRE_REDIS_URL], its password [QUIRE_REDIS_PASSWORD]"
     parser.add_argument("--redis-url", default=url, metavar="URL", help=help_)
     parser.set_defaults(redis_password=known.get("redis_password"))
     queue = known.get("queue", "default")
     parser.add_argument("--queue", default=queue, metavar="NAME", help="[QUIRE_QUEUE or default]")
-    help_ = "how many the queue has [QUIRE_SHARDS or 1]"
+    help_ = "number of shards of the queue [QUIRE_SHARDS or 1]"
     shards = known.get("shards", "1")
     parser.add_argument("--shards", type=int, default=shards, metavar="N", help=help_)
     durations = {name: known[name] for name in _DURATIONS if name in known}
@@ -132,7 +132,7 @@ def json_map(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError("not an object of JSON")
+        raise argparse.ArgumentTypeError("not a JSON object")
     return value
 
 
@@ -150,7 +150,7 @@ def schema_file(path: str) -> dict[str, Any]:
 
 
 def settings_of(arguments: argparse.Namespace) -> QueueSettings:
-    """The durations of the queue, where variables or the file tell them. InvalidRequest."""
+    """The durations of the queue, as far as environment or file set them. InvalidRequest."""
     settings = QueueSettings()
     try:
         if text := arguments.durations.get("max_queue_seconds"):
@@ -187,12 +187,12 @@ def client_of(arguments: argparse.Namespace) -> Client:
 
 
 def async_client_of(arguments: argparse.Namespace) -> AsyncClient:
-    """The same for an event loop. InvalidRequest."""
+    """The same client for an event loop. InvalidRequest."""
     return _made(AsyncClient, arguments)
 
 
 def url_of(arguments: argparse.Namespace) -> str:
-    """Where the server is, with the password the surroundings tell unless the url has its own."""
+    """The server's url, with the password of environment or file unless the url has its own."""
     return with_password(arguments.redis_url, arguments.redis_password)
 
 

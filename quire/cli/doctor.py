@@ -117,10 +117,10 @@ def _redis(brokers: Sequence[Broker]) -> Iterator[Finding]:
 def _advice(error: RedisError) -> str:
     """What to do about a server that does not answer a PING."""
     if isinstance(error, AuthenticationError):
-        return "set QUIRE_REDIS_PASSWORD, and the user in the url if it is not the default"
+        return "set QUIRE_REDIS_PASSWORD, and put the user into the url unless it is the default"
     if isinstance(error, ResponseError):
-        return "mend the server first; its log says more"
-    return "set --redis-url or QUIRE_REDIS_URL to a server that runs"
+        return "repair the server first; its log says more"
+    return "set --redis-url or QUIRE_REDIS_URL to a running server"
 
 
 def _info(connection: redis.Redis) -> dict[str, Any]:
@@ -146,14 +146,14 @@ def _role(info: dict[str, Any]) -> Finding:
     role = str(info.get("role", "unknown"))
     if role != "slave":
         return Finding("redis role", Verdict.OK, role)
-    advice = "it takes no writes: name its master, or the sentinels that know it"
+    advice = "a replica takes no writes: use the url of its master, or of its sentinels"
     return Finding("redis role", Verdict.FAIL, role, advice)
 
 
 def _persistence(info: dict[str, Any]) -> Finding:
     failing = [name for name in _WRITTEN if info.get(name, "ok") != "ok"]
     if failing:
-        advice = "its disk is full or broken, and it refuses writes: see RedisDiskFailing"
+        advice = "its disk is full or broken: see RedisDiskFailing in the runbook"
         return Finding("redis persistence", Verdict.FAIL, f"{', '.join(failing)} err", advice)
     if info.get("aof_enabled"):
         return Finding("redis persistence", Verdict.OK, "append-only file")
@@ -227,7 +227,7 @@ def _lengths(workers: Sequence[WorkerInfo], where: str) -> Iterator[Finding]:
             f"{length:.0f} tokens for {' and '.join(_those_with(workers, named, length))}"
             for length in lengths
         ]
-        advice = "set one max_model_len, or the same request is refused here and served there"
+        advice = "set the same max_model_len, or one worker refuses what another one serves"
         detail = f"longest request {where}: {', '.join(parts)}"
         yield Finding("lengths", Verdict.WARN, detail, advice)
 
@@ -248,7 +248,7 @@ def _adapters(workers: Sequence[WorkerInfo], where: str) -> Iterator[Finding]:
     ]
     if differing:
         detail = f"{few(differing)} {where}: in several revisions"
-        advice = "what one of them has begun no other goes on with: give all the same revision"
+        advice = "no worker can continue what another revision began: give all the same one"
         yield Finding("adapters", Verdict.WARN, detail, advice)
     if not missing and not differing:
         yield Finding("adapters", Verdict.OK, f"{few(list(owners))} {where}")

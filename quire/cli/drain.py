@@ -19,12 +19,12 @@ from quire.transitions import LAST_STATES, SILENT_SECONDS, WorkerInfo
 #: Between two looks at the registry.
 LOOK_SECONDS = 0.5
 
-#: What is told of a worker, and what it means where the word alone does not say so.
+#: What is printed of a worker, and what it means unless the word says it.
 OUTCOMES = {
     "stopped": "",
-    "failed": "leases hand its work over",
+    "failed": "its requests are taken over when their leases expire",
     "restarted": "",
-    "silent": "not heard for a minute",
+    "silent": "no sign of life for a minute",
     "unknown": "no such worker",
     "timeout": "",
     "asked": "with --no-wait",
@@ -33,18 +33,18 @@ OUTCOMES = {
 
 def add_drain(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire drain`."""
-    parser.add_argument("worker", nargs="*", help="as `quire status` names it")
-    parser.add_argument("--all", action="store_true", help="every worker that lives")
+    parser.add_argument("worker", nargs="*", help="its name in `quire status`")
+    parser.add_argument("--all", action="store_true", help="every live worker")
     wait = parser.add_mutually_exclusive_group()
-    wait.add_argument("--no-wait", action="store_true", help="ask, and leave")
-    help_ = "give up waiting; the wish stands [300]"
+    wait.add_argument("--no-wait", action="store_true", help="ask them and return")
+    help_ = "stop waiting; they drain all the same [300]"
     wait.add_argument("--timeout", type=not_negative, default=300.0, metavar="SECONDS", help=help_)
     add_server(parser)
     *others, last = (f"{one} ({why})" if why else one for one, why in OUTCOMES.items())
     parser.epilog = (
         f"Prints each worker with what became of it: {', '.join(others)} or {last}. Exit codes: 0 "
-        "all stopped, restarted or asked, 3 some, 1 none. What restarts processes that exit "
-        "restarts a drained worker: scale down there."
+        "all stopped, restarted or asked, 3 some, 1 none. A supervisor that restarts processes "
+        "restarts a drained worker, too: scale down there."
     )
 
 
@@ -57,7 +57,7 @@ def run_drain(arguments: argparse.Namespace, console: Console) -> int:
     known = _look(brokers)
     names = _living(known) if arguments.all else list(dict.fromkeys(arguments.worker))
     if not names:
-        console.note("no worker lives")
+        console.note("no live worker")
     watch = _Watch(brokers, console)
     for name in names:
         watch.ask(name, known)
@@ -74,7 +74,7 @@ def run_drain(arguments: argparse.Namespace, console: Console) -> int:
 
 @dataclass(slots=True)
 class _Watch:
-    """The workers that were asked, and those of which it is known how they ended."""
+    """The workers that were asked to drain, and how those ended that have."""
 
     brokers: Sequence[Broker]
     console: Console
@@ -98,11 +98,11 @@ class _Watch:
         """Looks again and again until all have ended."""
         give_up = time.monotonic() + timeout
         while self.asked:
-            # In this order: a wish that is gone has been heard, and the registry shows it by then.
+            # In this order: a wish that is gone has been heard, so the registry shows the drain.
             wishes = [broker.drain_wishes() for broker in self.brokers]
             workers = _look(self.brokers)
             for name, shards in list(self.asked.items()):
-                # In the registry it stays for a day, unless somebody has deleted it.
+                # It stays in the registry for a day, unless somebody deletes it.
                 infos = [workers[shard][name] for shard in shards if name in workers[shard]]
                 is_heard = not any(name in wishes[shard] for shard in shards)
                 if end := _end_of(infos, is_heard=is_heard):
@@ -117,7 +117,7 @@ class _Watch:
 
     def tell(self, name: str, outcome: str) -> None:
         """Prints what has become of a worker, and waits for it no longer."""
-        assert outcome in OUTCOMES, f"{outcome} is told in no help"
+        assert outcome in OUTCOMES, f"{outcome} is not in the help"
         self.asked.pop(name, None)
         self.outcomes[name] = outcome
         self.console.end_progress()
@@ -149,7 +149,7 @@ def _end_of(infos: Sequence[WorkerInfo], *, is_heard: bool = False) -> str | Non
     if all(info.seen_seconds > SILENT_SECONDS for info in infos):
         return "silent"
     if is_heard and not any(info.state == "draining" for info in infos):
-        # It has been through the end, and signs with the same name again.
+        # It has ended, and another one signs the registry under its name.
         return "restarted"
     return None
 

@@ -19,18 +19,20 @@ NONE = "-"
 
 def add_limits(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire limits`."""
-    parser.add_argument("--requests", type=_limit, metavar="N", help="requests that wait")
-    parser.add_argument("--tokens", type=_limit, metavar="N", help="tokens of those that wait")
-    help_ = "open requests of any one tenant, waiting or running"
+    parser.add_argument("--requests", type=_limit, metavar="N", help="most waiting requests")
+    parser.add_argument(
+        "--tokens", type=_limit, metavar="N", help="most tokens of waiting requests"
+    )
+    help_ = "most open requests of any one tenant, waiting or running"
     parser.add_argument("--per-tenant", type=_limit, metavar="N", help=help_)
-    help_ = "the same for one tenant alone; 0 is no limit, `TENANT=` is that of all again"
+    help_ = "the same for this tenant alone; N is 0 for no limit, empty to use --per-tenant again"
     parser.add_argument(
         "--of", type=_of_tenant, action="append", default=[], metavar="TENANT=N", help=help_
     )
     add_server(parser)
     parser.epilog = (
-        "Without a limit it shows those there are. A limit of 0 is taken away, and one not named "
-        "stays. Each shard has them for itself: a queue of four shards takes in four times as much."
+        "Without a flag it shows the limits. 0 removes a limit; one that is not named stays. Each "
+        "shard applies them on its own: a queue of four shards takes in four times as much."
     )
 
 

@@ -30,12 +30,12 @@ def run_schema(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def run_worker(arguments: argparse.Namespace, console: Console) -> int:
-    """Becomes `python -m service`, whose arguments are all given on."""
+    """Becomes `python -m service`, with all arguments."""
     return _become("service", arguments, console)
 
 
 def run_gateway(arguments: argparse.Namespace, console: Console) -> int:
-    """Becomes `python -m service.gateway`, whose arguments are all given on."""
+    """Becomes `python -m service.gateway`, with all arguments."""
     return _become("service.gateway", arguments, console)
 
 

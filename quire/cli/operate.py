@@ -33,7 +33,7 @@ def run_status(arguments: argparse.Namespace, console: Console) -> int:
 def add_top(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire top`."""
     parser.add_argument("--interval", type=not_negative, default=2.0, metavar="SECONDS", help="[2]")
-    parser.add_argument("--count", type=int, metavar="N", help="stop after so many looks")
+    parser.add_argument("--count", type=int, metavar="N", help="stop after N looks")
     add_server(parser)
 
 
@@ -57,16 +57,16 @@ def run_top(arguments: argparse.Namespace, console: Console) -> int:
 def add_queue(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire queue`."""
     actions = parser.add_subparsers(dest="action", required=True)
-    pause = actions.add_parser("pause", help="let nothing be claimed; what runs goes on")
+    pause = actions.add_parser("pause", help="stop claims; running requests go on")
     pause.add_argument("reason", nargs="?", default="")
     add_server(pause)
     add_server(actions.add_parser("resume", help="end a pause"))
-    late = "end the requests that wait past their deadline, as workers do"
+    late = "end requests that have waited past their deadline, as workers do"
     add_server(actions.add_parser("expire", help=late))
 
 
 def run_queue(arguments: argparse.Namespace, console: Console) -> int:
-    """Prints whether the queue is paused after that, or the requests it has ended."""
+    """Prints whether the queue is paused now, or the requests that were ended."""
     brokers = brokers_of(arguments)
     if arguments.action == "expire":
         return _expire(brokers, console)
@@ -94,18 +94,20 @@ def _expire(brokers: Sequence[Broker], console: Console) -> int:
 def add_dead(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire dead`."""
     actions = parser.add_subparsers(dest="action", required=True)
-    ls = actions.add_parser("ls", help="list them, newest first")
+    ls = actions.add_parser("ls", help="list dead letters, newest first")
     ls.add_argument("--count", type=int, default=100, metavar="N")
     add_server(ls)
-    show = actions.add_parser("show", help="print one with the request in it")
-    show.add_argument("id", help="of the request or of the letter")
+    show = actions.add_parser("show", help="print one letter with its request")
+    show.add_argument("id", help="id of the request or of the letter")
     add_server(show)
-    requeue = actions.add_parser("requeue", help="give requests another life")
-    requeue.add_argument("id", nargs="+", help="of the request or of the letter")
-    requeue.add_argument("--keep-tokens", action="store_true", help="continue what is published")
+    requeue = actions.add_parser("requeue", help="queue their requests again, under the same ids")
+    requeue.add_argument("id", nargs="+", help="id of the request or of the letter")
+    requeue.add_argument(
+        "--keep-tokens", action="store_true", help="continue after the published tokens"
+    )
     add_server(requeue)
     purge = actions.add_parser("purge", help="delete letters; their requests stay ended")
-    purge.add_argument("id", nargs="*", help="of the request or of the letter")
+    purge.add_argument("id", nargs="*", help="id of the request or of the letter")
     purge.add_argument("--all", action="store_true")
     add_server(purge)
 

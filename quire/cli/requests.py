@@ -39,40 +39,44 @@ from quire.sampling import SamplingParams
 _SAMPLING: dict[str, tuple[type, str]] = {
     "max_tokens": (int, "longest output"),
     "min_tokens": (int, "shortest output"),
-    "temperature": (float, "0 takes the likeliest token, more draws more freely"),
-    "top_k": (int, "draw among so many of the likeliest; 0 is all"),
-    "top_p": (float, "draw among the likeliest that share so much"),
-    "min_p": (float, "draw among those so likely as against the likeliest"),
-    "repetition_penalty": (float, "above 1 for what was there already"),
-    "presence_penalty": (float, "above 0 for what the output has already"),
-    "frequency_penalty": (float, "the same for each time it has it"),
-    "seed": (int, "of the draws [another each time]"),
-    "logprobs": (int, "tell how likely tokens were, and so many others"),
+    "temperature": (float, "0 takes the most probable token; higher is more random"),
+    "top_k": (int, "sample from the N most probable tokens; 0 for all"),
+    "top_p": (float, "sample from the most probable tokens up to this total probability"),
+    "min_p": (float, "drop tokens below this share of the highest probability"),
+    "repetition_penalty": (float, "above 1 makes tokens of prompt and output less likely"),
+    "presence_penalty": (float, "above 0 makes tokens of the output less likely"),
+    "frequency_penalty": (float, "the same, for each time they occurred"),
+    "seed": (int, "seed of the sampling [a new one each time]"),
+    "logprobs": (int, "return log-probabilities of each token and of the N best"),
 }
 
 
 def add_submit(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire submit`."""
     parser.add_argument("prompt", nargs="+", help="one request each; `-` reads one from stdin")
-    parser.add_argument("--chat", action="store_true", help="send it as the message of a user")
+    parser.add_argument("--chat", action="store_true", help="send it as a user's message")
     for name, (kind, help_) in _SAMPLING.items():
         default = SamplingParams.model_fields[name].default
         text = help_ if default is None else f"{help_} [{default}]"
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(flag, type=kind, metavar=kind.__name__.upper(), help=text)
-    parser.add_argument("--stop", action="append", metavar="TEXT", help="may be given repeatedly")
+    parser.add_argument(
+        "--stop", action="append", metavar="TEXT", help="ends the output; may be repeated"
+    )
     _add_constraints(parser)
     parser.add_argument(
         "--priority", default="normal", help="low, normal, high or critical [normal]"
     )
-    parser.add_argument("--deadline", type=float, metavar="SECONDS", help="end it, done or not")
+    parser.add_argument(
+        "--deadline", type=float, metavar="SECONDS", help="end it after that, done or not"
+    )
     parser.add_argument("--delay", type=float, metavar="SECONDS", help="queue it after that")
-    parser.add_argument("--model", help="refuse a worker that serves another one")
-    parser.add_argument("--adapter", metavar="NAME", help="of the model, by its name")
-    parser.add_argument("--tenant", help="on whose behalf [default]")
-    known = "of the request: the same again is harmless, another one is refused"
+    parser.add_argument("--model", help="a worker that serves another rejects it")
+    parser.add_argument("--adapter", metavar="NAME", help="adapter of the model to use")
+    parser.add_argument("--tenant", help="tenant of the request [default]")
+    known = "request id; to repeat a request is harmless, to reuse its id is refused"
     parser.add_argument("--id", metavar="ID", help=known)
-    key = "of a request the tenant has sent: that one is meant"
+    key = "if the tenant used it before, its earlier request is taken instead"
     parser.add_argument("--idempotency-key", metavar="KEY", help=key)
     parser.add_argument("--metadata", type=json_map, metavar="JSON", help="echoed in the result")
     trace = "W3C header; the worker logs its ids [TRACEPARENT]"
@@ -89,7 +93,7 @@ def run_submit(arguments: argparse.Namespace, console: Console) -> int:
     prompts = [sys.stdin.read() if text == "-" else text for text in arguments.prompt]
     named = arguments.id is not None or arguments.idempotency_key is not None
     if named and len(prompts) > 1:
-        raise InvalidRequest("id", "an id or a key names one request")
+        raise InvalidRequest("id", "an id or a key can only be given to one prompt")
     requests = [_request_of(arguments, prompt) for prompt in prompts]
     client = client_of(arguments)
     handles = client.submit_many(requests)
@@ -152,14 +156,14 @@ def run_inspect(arguments: argparse.Namespace, console: Console) -> int:
 def _add_constraints(parser: argparse.ArgumentParser) -> None:
     """Flags that are sampling parameters of the same name; a request has one at most."""
     one = parser.add_mutually_exclusive_group()
-    json_text = "the output is JSON of the schema in it"
+    json_text = "the output is JSON that matches the schema in FILE"
     one.add_argument("--json-schema", type=schema_file, metavar="FILE", help=json_text)
-    object_text = "the output is an object of JSON"
+    object_text = "the output is a JSON object"
     one.add_argument("--json-object", action="store_const", const=True, help=object_text)
-    one.add_argument("--regex", metavar="PATTERN", help="the output matches it, from end to end")
-    choice_text = "the output is this; given repeatedly, one of them"
+    one.add_argument("--regex", metavar="PATTERN", help="the whole output matches it")
+    choice_text = "the output is exactly this, or one of several; may be repeated"
     one.add_argument("--choice", action="append", metavar="TEXT", help=choice_text)
-    grammar_text = "the output follows the Lark grammar in it"
+    grammar_text = "the output follows the Lark grammar in FILE"
     one.add_argument("--grammar", type=text_file, metavar="FILE", help=grammar_text)
 
 
@@ -194,7 +198,7 @@ def _note_if_nobody_works(client: Client, console: Console) -> None:
         return
     with contextlib.suppress(QuireError):
         if not any(info.is_alive for broker in client._brokers for info in broker.workers()):
-            console.note("no worker of this queue lives; waiting for one")
+            console.note("no worker of this queue is alive; waiting for one")
 
 
 def _tail(handle: Handle, console: Console, *, after: int = 0) -> bool:
@@ -238,7 +242,7 @@ def _result(handle: Handle, console: Console, *, timeout: float | None = None) -
 
 
 def _say_how_to_go_on(command: str) -> None:
-    """Names the request to whoever would lose sight of it; nothing else may have told its id."""
+    """Says how to follow the request from now on; its id may not have been printed before."""
     sys.stderr.write(f"the request goes on; to see the rest: {command}\n")
 
 

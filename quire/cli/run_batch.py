@@ -18,22 +18,22 @@ def add_run_batch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-i", "--input", required=True, metavar="FILE", help="requests, JSONL")
     parser.add_argument("-o", "--output", required=True, metavar="FILE", help="results, JSONL")
     parser.add_argument("-e", "--errors", metavar="FILE", help="failures [OUTPUT.errors.jsonl]")
-    parser.add_argument("--resume", action="store_true", help="go on where a run has ended")
-    parser.add_argument("--name", help="keeps apart batches that ask the same [the input's name]")
+    parser.add_argument("--resume", action="store_true", help="continue an earlier run")
+    parser.add_argument("--name", help="tells batches of equal requests apart [the input's name]")
     parser.add_argument(
         "--max-inflight",
         type=int,
         default=DEFAULT_MAX_INFLIGHT,
         metavar="N",
-        help=f"requests on their way at once [{DEFAULT_MAX_INFLIGHT}]",
+        help=f"requests in flight at once [{DEFAULT_MAX_INFLIGHT}]",
     )
     parser.add_argument("--deadline", type=float, metavar="SECONDS", help="for the whole batch")
     parser.add_argument("--priority", default="low", help="low, normal, high or critical [low]")
     parser.add_argument("--tenant", default="default")
     add_server(parser)
     parser.epilog = (
-        "Interrupted once, it cancels what is on its way and names the rest in the error file; "
-        "killed, it leaves everything as it is. --resume goes on after both."
+        "Interrupted once, it cancels what is in flight and names the rest in the error file; "
+        "killed, it leaves everything as it is. --resume continues after either."
     )
 
 
@@ -73,7 +73,7 @@ def run_run_batch(arguments: argparse.Namespace, console: Console) -> int:
         console.complain(error)
         return EXIT_USAGE
     except BrokerUnavailable as error:
-        console.complain(f"{error}; what has come is in {arguments.output}, --resume goes on")
+        console.complain(f"{error}; results so far are in {arguments.output}, --resume goes on")
         return EXIT_ERROR
     finally:
         for number, handler in before.items():
@@ -93,7 +93,7 @@ def run_run_batch(arguments: argparse.Namespace, console: Console) -> int:
 
 def _line(now: BatchProgress) -> str:
     rate = now.tokens / now.seconds if now.seconds else 0.0
-    line = f"{now.done}/{now.total} done, {now.failed} failed, {now.inflight} on their way"
+    line = f"{now.done}/{now.total} done, {now.failed} failed, {now.inflight} in flight"
     line += f", {rate:.0f} tokens/s"
     eta = remaining_seconds(now)
     return line if eta is None else f"{line}, {_clock(eta)} left"
