@@ -1,18 +1,18 @@
 -- BEAT: note that a worker lives, and forget those that have been silent for too long.
 --
--- KEYS  1 workers, 2 control, 3..10 ingress, of what is new and of what comes back
--- ARGV  worker, state, load (opaque), how long silence is remembered
--- Returns 1 if an operator wants the worker to drain, else 0. The wish stands until the worker says
--- that it does, so that a lost reply loses nothing.
--- A forgotten worker's consumers are deleted where nothing is pending for them; consumers are never
--- deleted by Redis itself, and deleting one with pending entries would lose those.
+-- KEYS  1 workers, 2 control, 3..6 ingress of new requests, 7..10 of resumed ones, by priority
+-- ARGV  worker, state, load (opaque), after how many ms of silence a worker is forgotten
+-- Returns 1 if an operator wants the worker to drain, else 0. The wish is kept until the worker's
+-- state shows that it heard it, so that a lost reply loses nothing. The consumers of a forgotten
+-- worker are deleted unless entries are pending for them, which would be lost. Redis never deletes
+-- consumers by itself.
 
 local workers, control = KEYS[1], KEYS[2]
 local worker, state, load = ARGV[FIRST], ARGV[FIRST + 1], ARGV[FIRST + 2]
 local memory = tonumber(ARGV[FIRST + 3])
 local now = now_ms()
 
--- States in which there is nothing more to wish for.
+-- States that fulfil the wish.
 local ENDS = { draining = true, stopped = true, failed = true }
 
 -- Deletes the consumers that `is_gone` says, unless something is pending for them; returns how many
@@ -71,7 +71,7 @@ local wished = tonumber(redis.call('HGET', control, wish) or '')
 if not wished then
   return 0
 end
--- A wish that is older than the memory was for a worker of the same name that never came back.
+-- An older wish was meant for an earlier worker of this name, which was forgotten since.
 if ENDS[state] or now - wished > memory then
   redis.call('HDEL', control, wish)
   return 0

@@ -14,7 +14,7 @@ if WAITS[record.state] then
   return end_without_worker(keys, id, record.epoch, ENDINGS.cancelled, now_ms())
 elseif record.state == 'running' then
   redis.call('HSET', keys.record, 'cancel', '1')
-  -- Without a place the next commit is judged, and its worker told.
+  -- Without its place the next tokens go through COMMIT, whose reply has the flag.
   agree(keys, record)
   redis.call('HDEL', PLACE, id)
 end

@@ -21,7 +21,7 @@ local function refuse(reason, ended)
   return { reason, ended }
 end
 
--- Why a request cannot be claimed that is in one of these states; in any other it is finished.
+-- The reason given for each state that cannot be claimed; for any other it is `finished`.
 local SAID_OF = {
   running = 'running', scheduled = 'scheduled', cancelled = 'cancelled', expired = 'expired',
 }

@@ -1,14 +1,14 @@
--- COMMIT: publish the tokens of many requests, each judged by its own fence. The first tokens of a
--- claim, and its end; those between them are mostly EXTEND's.
+-- COMMIT: publish tokens and ends of many requests, each checked against its own fence. Mostly the
+-- first tokens of a claim and its end; EXTEND publishes most of those between.
 --
 -- KEYS  those of running.lua with one request per item
 -- ARGV  the items, a line for each that ends with a newline: '<index of the first token> <index
 --       after the last> <hash> <hash> <terminal state or -> <epoch> <owner> <id>', the hashes those
---       of the item's own tokens (see history.py), behind the id perhaps ' <fingerprint>', of what
+--       of the item's own tokens (see history.py), after the id optionally ' <fingerprint>' of what
 --       generated them; then per item tokens, text, and text ends or '';
 --       then the terminal records of those items that have a terminal state
 -- Returns a line per item: '<ok | fenced | rewind | replayed> <tokens in the log> <cancel flag>
--- <hash of the log or ->'. Leases are HEARTBEAT's to renew.
+-- <hash of the log or ->'. It renews no lease; only HEARTBEAT does.
 
 local ITEM = '(%d+) (%d+) (%d+) (%d+) (%S+) (%d+) (%S*) (%S+) ?([^\n]*)\n'
 local PRIME_1, PRIME_2 = 33554393, 33554383
@@ -29,7 +29,8 @@ end
 
 local function append(keys, record, item, published)
   if published == 0 and item.fingerprint ~= '' then
-    -- With the first tokens, or before: no log may be without it, not one of half a script either.
+    -- Before the tokens: if a crash keeps only half of this script, no log is without its
+    -- fingerprint.
     redis.call('HSET', keys.record, 'fingerprint', item.fingerprint)
   end
   local entry = { 'from', int(item.start), 'ids', item.ids, 'text', item.text }
@@ -37,7 +38,7 @@ local function append(keys, record, item, published)
     entry[7], entry[8] = 'ends', item.ends
   end
   local changes = { 'published', int(item.finish) }
-  -- A log that began before there were hashes has none.
+  -- A log that was begun by a version without hashes has none.
   local prefix = record.prefix or (published == 0 and '0.0')
   if prefix then
     prefix = extended(prefix, item.finish - item.start, item.first, item.second)
@@ -52,9 +53,9 @@ local function append(keys, record, item, published)
   record.prefix = prefix
 end
 
--- Says from where on EXTEND may go on for this claim. Not when it is to be told of a cancellation,
--- and not where a log has no hash. The words make the value longer than those that Redis keeps in a
--- list: looking for one is a walk through it there.
+-- Sets the place from which EXTEND may go on for this claim; not if the worker has to learn of a
+-- cancellation, and not for a log without a hash. The words in the value are there to make it long:
+-- Redis keeps a hash of short values as a list, which it searches from its beginning.
 local function give_place(record, item)
   if record.cancel ~= '1' and record.prefix then
     redis.call('HSET', PLACE, item.id, format('epoch %s owner %s tokens %d hash %s', item.epoch,
@@ -68,7 +69,7 @@ local function commit(keys, item)
     'first_token_ms', 'prefix')
   local cancel = record.cancel == '1' and 1 or 0
   if not holds(record, item.epoch, item.owner) then
-    -- The end that this very claim wrote is here already: its reply was lost.
+    -- If this claim itself wrote the end, its reply was lost: the item is replayed.
     local mine = record.state and record.epoch == item.epoch and record.owner == item.owner
     return mine and 'replayed' or 'fenced', mine and record.published or '0', cancel, '-'
   end

@@ -1,4 +1,4 @@
--- What every transition shares; put before the text of each.
+-- Shared by every transition; put before the text of each.
 --
 -- The first nine arguments are the broker's settings, the transition's own follow them. Messages
 -- (bodies, tokens, ends) are opaque strings here. All numbers are milliseconds of Redis' own clock
@@ -11,7 +11,7 @@ local MAX_ATTEMPTS = tonumber(ARGV[4])
 local MAX_BACKLOG = tonumber(ARGV[5]) -- 0 for no limit
 local FIRST = 10 -- the index of the transition's own first argument
 
--- How long the keys of a request live without a sign of life from it.
+-- How long the keys of an open request live unless they are renewed.
 local SPAN_MS = MAX_QUEUE_MS + RETENTION_MS
 
 -- The ends a request can come to while no worker runs it.

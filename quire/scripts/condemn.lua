@@ -1,16 +1,17 @@
--- CONDEMN: end a request whose keys hold what no transition wrote, so that it is in nobody's way.
+-- CONDEMN: end a request whose keys hold what no transition wrote, so that it blocks no other.
 --
 -- KEYS  those of running.lua with one request, [then the stream of its entry]
 -- ARGV  id, entry id or '', reason, terminal record
--- Returns 1 when it has ended by this, 0 when its keys are sound: then nothing is done.
--- Every other transition takes these keys at their word, and fails on such a request for ever. What
--- cannot be read is deleted; what can is kept, the request in a dead letter, the tokens in the log.
+-- Returns 1 when this call ended it, 0 when its keys are sound: then nothing is done.
+-- Every other transition trusts these keys, and would fail on such a request for ever. What cannot
+-- be read is deleted. What can be read is kept: the request in a dead letter, the tokens in the
+-- log.
 
 local id, entry_id, reason, done = ARGV[FIRST], ARGV[FIRST + 1], ARGV[FIRST + 2], ARGV[FIRST + 3]
 local keys, now = take_keys(id), now_ms()
 local stream = KEYS[next_key]
 
--- No log of ours is as long; a token has an index below it.
+-- More tokens than any log has.
 local MOST_TOKENS = 2 ^ 31
 
 local is_damaged = false
@@ -33,7 +34,7 @@ local function matches(pattern)
   end
 end
 
--- With more digits than these, Lua would not know a number from the next one.
+-- With more digits, Lua could not tell a number from the next one.
 local function is_number(text)
   return #text <= 15 and string.find(text, '^%d+$')
 end
@@ -43,8 +44,8 @@ local function is_state(text)
     or text == 'expired'
 end
 
--- What each field of a record is like, and what stands in for one that is not; false where there
--- need not be one.
+-- The check of each field of a record, and what replaces a value that fails it; false for a field
+-- that may be missing.
 local FIELDS = {
   state = { is_state, 'queued' },
   owner = { matches('^%S*$'), '' },
@@ -108,7 +109,7 @@ local function mend_books()
 end
 
 if redis.call('EXISTS', keys.record) == 0 then
-  -- Forgotten, which every transition knows how to take.
+  -- The request is gone, which every transition can handle.
   return 0
 end
 local newest_epoch = mend_log()

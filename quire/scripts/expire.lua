@@ -1,4 +1,4 @@
--- EXPIRE: end the requests that have waited too long, so that nobody has to come for them first.
+-- EXPIRE: end the requests that have waited too long, without waiting for a worker to claim them.
 --
 -- KEYS  those of running.lua with every request
 -- ARGV  per request: id. The caller read them from the wait set; each is looked at again here.

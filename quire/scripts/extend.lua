@@ -3,11 +3,11 @@
 -- KEYS  1 place, then the output log of each request
 -- ARGV  the id of each request; then for each its place before and after, the index of the first
 --       token, the id of the entry, tokens, text, text ends or '', and the hash after them
--- Returns a character per request: + when its tokens are in the log, - when nothing was done, which
--- is for COMMIT to judge.
--- Of all that is asked of Redis this is asked most, so it takes few calls. A place names the claim,
--- its tokens and their hash. COMMIT gives it, and whatever takes a request from its claim, or has
--- something to tell it, takes it away: so one look at it is the whole fence.
+-- Returns a character per request: + when its tokens are in the log, - when nothing was done; then
+-- the caller asks COMMIT.
+-- This is the most frequent transition, so it makes few calls. A place names the claim, the number
+-- of its tokens and their hash. COMMIT sets it. Whatever takes a request from its claim, or has
+-- something to tell the claim's worker, deletes it: so comparing the place is the whole fence.
 
 local PLACE = KEYS[1]
 local call, pcall = redis.call, redis.pcall
@@ -15,8 +15,8 @@ local num_requests = #KEYS - 1
 local ROWS = FIRST + num_requests
 local WIDTH = 8
 
--- The logs that reach beyond the index at which their tokens begin: a server that came back from a
--- torn file has them. Nil when one of the keys holds no log, so that nobody can tell.
+-- The logs that already hold tokens at or beyond the index of the new ones, as on a server that
+-- came back from a torn file. Nil if one of the keys is no stream, so that it cannot be found out.
 local function logs_beyond()
   local places = {}
   for number = 1, num_requests do
@@ -34,7 +34,7 @@ local function logs_beyond()
   return beyond
 end
 
--- What the server refuses here, it will tell COMMIT.
+-- An error here is not reported: COMMIT will meet the same one.
 local function append(output, at)
   local ends = ARGV[at + 6]
   if ends == '' then
@@ -54,7 +54,7 @@ local replies, changes, at = {}, {}, ROWS
 for number = 1, num_requests do
   local output, reply = KEYS[1 + number], '-'
   if places[number] == ARGV[at] and not beyond[output] then
-    -- The id of the entry; or an error; or false, as the log is gone.
+    -- The reply is the id of the entry, an error, or false if the log is gone.
     if type(append(output, at)) == 'string' then
       changes[#changes + 1], changes[#changes + 2] = ARGV[FIRST + number - 1], ARGV[at + 1]
       reply = '+'

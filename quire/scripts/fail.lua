@@ -20,7 +20,7 @@ local function fail_for_good()
   return write_end(keys, id, epoch, 'failed', done, now)
 end
 
--- Half of the pause is certain, the other half is jitter. A deadline ends it sooner.
+-- Half of the pause is fixed, the other half random. A deadline ends it sooner.
 local function schedule(attempts)
   local pause = math.min(longest, first * 2 ^ math.max(0, attempts - 1))
   local due, deadline = now + math.floor(pause * (1 + jitter) / 2), tonumber(record.deadline_ms)

@@ -1,4 +1,4 @@
--- What the transitions of a request share: its keys, its place in the books, and its end.
+-- Shared by the transitions of a request: its keys, how it is counted, and how it ends.
 --
 -- KEYS  1 open, 2 counts, 3 delay, 4 control, 5 wait, 6..9 ingress by priority, 10 place; the
 --       scripts that workers and operators call have six more (see running.lua); then the keys of
@@ -12,7 +12,7 @@ local WAITS = { scheduled = true, queued = true, running = false }
 
 local next_key = 11
 
--- The keys of the next request: three, and three of its group, which its id tells if it has one.
+-- The keys of the next request: three of its own, and three of its group if its id names one.
 local function take_keys(id)
   local first, keys = next_key, {}
   keys.record, keys.body, keys.output = KEYS[first], KEYS[first + 1], KEYS[first + 2]
@@ -38,7 +38,8 @@ local function fields_of(keys, ...)
   return fields
 end
 
--- Sets the life of all keys of a request. Those of its group outlive every member.
+-- Sets the expiry of all keys of a request. The keys of its group expire after those of all
+-- members.
 local function live_for(keys, milliseconds)
   for _, key in ipairs({ keys.record, keys.body, keys.output }) do
     redis.call('PEXPIRE', key, int(milliseconds))
@@ -51,14 +52,14 @@ local function live_for(keys, milliseconds)
   end
 end
 
--- Adds to a count; a count of nothing has no field.
+-- Adds to a count; a count of 0 has no field.
 local function add(name, change)
   if change ~= 0 and redis.call('HINCRBY', COUNTS, name, int(change)) == 0 then
     redis.call('HDEL', COUNTS, name)
   end
 end
 
--- What the books say of an open request: its state, its tokens and its tenant.
+-- The entry of an open request in OPEN: its state, its tokens and its tenant.
 local function booked(id)
   local entry = redis.call('HGET', OPEN, id)
   if not entry then
@@ -69,7 +70,7 @@ local function booked(id)
 end
 
 local function book_in_group(keys, id, from, to)
-  -- A request that comes back from its end may find that its group was forgotten.
+  -- A request that is queued again after its end may find the keys of its group expired.
   if tonumber(redis.call('HGET', keys.group, from) or '0') > 0 then
     redis.call('HINCRBY', keys.group, from, -1)
   end
@@ -82,9 +83,9 @@ local function book_in_group(keys, id, from, to)
   end
 end
 
--- Books that a request went `from` one state ('' for none) `to` another. Every count there is, is
--- kept here and nowhere else, from what the books say and never from the record: so they agree
--- even about a request whose record has expired.
+-- Books that a request went `from` one state ('' for none) `to` another. All counts are kept here
+-- and nowhere else, from the request's entry in OPEN and never from its record: so they stay right
+-- even for a request whose record has expired.
 local function book(keys, id, from, to, tokens, tenant)
   local was_open, is_open = WAITS[from] ~= nil, WAITS[to] ~= nil
   add('tokens', (WAITS[to] and tokens or 0) - (WAITS[from] and tokens or 0))
@@ -104,8 +105,8 @@ local function book(keys, id, from, to, tokens, tenant)
   end
 end
 
--- Brings a request into another state. First of all its place goes: while it is there, EXTEND asks
--- nothing else.
+-- Brings a request into another state. Its place is removed first: as long as it is there, EXTEND
+-- adds tokens and checks nothing else.
 local function enter(keys, id, state)
   redis.call('HDEL', PLACE, id)
   local now = booked(id)
@@ -115,7 +116,7 @@ local function enter(keys, id, state)
   redis.call('HSET', keys.record, 'state', state)
 end
 
--- Strikes out a request whose keys have expired before its end.
+-- Removes a request from the books whose keys have expired before its end.
 local function forget(keys, id)
   local now = booked(id)
   if now.state ~= '' then
@@ -125,7 +126,7 @@ local function forget(keys, id)
   end
 end
 
--- Says until when a request may wait: its deadline, but no longer than the queue allows from
+-- Sets until when a request may wait: its deadline, but no longer than the queue allows from
 -- `start` on.
 local function wait_from(id, start, deadline)
   local latest = start + MAX_QUEUE_MS
@@ -135,10 +136,10 @@ local function wait_from(id, start, deadline)
   redis.call('ZADD', WAIT, int(latest), id)
 end
 
--- Makes a record agree with its log, in Redis and in `record`. EXTEND writes nothing but the log; and
--- a server that came back from a torn file may have run a script by half: the entry is there, what
--- the script did after it is not. Readers have seen the log, so the log is right. Returns its newest
--- entry: epoch, and for an end `done` and the state.
+-- Makes a record agree with its log, in Redis and in `record`. They differ because EXTEND writes
+-- only the log, or because a server came back from a torn file that holds only half of a script:
+-- the entry, but not what the script wrote after it. Readers have seen the log, so the log is
+-- right. Returns its newest entry: epoch, and for an end `done` and the state.
 local function agree(keys, record)
   local newest = redis.call('XREVRANGE', keys.output, '+', '-', 'COUNT', 1)[1]
   local tokens, fields, index, epoch = 0, {}, nil, nil
@@ -159,7 +160,7 @@ local function agree(keys, record)
   return { epoch = epoch, done = fields.done, state = fields.state }
 end
 
--- Brings a request whose log has its end to rest. Returns the state.
+-- Ends a request whose log has its terminal entry: record, counts and keys. Returns the state.
 local function settle(keys, id, epoch, state, now)
   redis.call('HSET', keys.record, 'epoch', epoch, 'finished_ms', int(now))
   redis.call('HDEL', keys.record, 'metadata')
@@ -169,8 +170,8 @@ local function settle(keys, id, epoch, state, now)
   return state
 end
 
--- Writes the terminal entry, with what only the broker saw stamped beside the author's message.
--- Returns the state, which is another one where the log has an end already.
+-- Writes the terminal entry: the caller's message, and beside it the stamps that only Redis knows.
+-- Returns the state, which is another one if the log has an end already.
 local function write_end(keys, id, epoch, state, done, now)
   local record = fields_of(keys, 'published', 'attempts', 'resumes', 'submitted_ms', 'claimed_ms',
     'first_token_ms', 'metadata', 'prefix')

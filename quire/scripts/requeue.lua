@@ -1,4 +1,4 @@
--- REQUEUE: give the request of a dead letter another life, under the same id.
+-- REQUEUE: queue the request of a dead letter again, under the same id.
 --
 -- KEYS  those of running.lua with one request
 -- ARGV  id, entry id of the dead letter, 1 to keep the tokens that are published
@@ -12,11 +12,11 @@ local found = redis.call('XRANGE', DEAD, letter_id, letter_id)[1]
 local letter = found and table_of(found[2])
 
 if not letter or letter.id ~= id or (record.state and record.state ~= 'failed') then
-  -- Done already, or the id has found another life without us.
+  -- Done already, or the id is in use again.
   return record.state or ''
 end
 
--- First of all writes, so that a user who may not do this changes nothing.
+-- This write comes first, so that a user without the right to it changes nothing.
 redis.call('SET', keys.body, letter.bytes)
 if record.state and keeps_tokens then
   -- The end is taken back. What is published after it has a higher epoch, and so a higher id.

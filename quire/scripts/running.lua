@@ -1,11 +1,11 @@
--- What the transitions of workers and operators share: the lease, the fence, the way back.
+-- Shared by the transitions of workers and operators: the lease, the fence, queueing again.
 --
--- KEYS  11..14 ingress of what comes back, by priority, 15 lease, 16 dead, and those of request.lua
+-- KEYS  those of request.lua, 11..14 ingress of resumed requests by priority, 15 lease, 16 dead
 
 local LEASE, DEAD = KEYS[15], KEYS[16]
 next_key = 17
 
--- A dead letter is kept until it is a week old, or until so many letters, or so many bytes of
+-- A dead letter is kept until it is a week old, or until this many letters, or this many bytes of
 -- requests, have been written after it.
 local DEAD_LETTER_MS = 7 * 86400000
 local MAX_DEAD_LETTERS = 10000
@@ -35,8 +35,8 @@ local function letter_at(command, from, to)
 end
 
 -- Takes the oldest letters out until the rest is within its bounds. `total` are the bytes of all
--- letters so far; each letter was stamped with what they were when it was written, so that nobody
--- has to add up those that are left.
+-- letters written so far; each letter has the total of when it was written, so that the bytes of
+-- those that are left need not be added up.
 local function trim_letters(total, now)
   redis.call('XTRIM', DEAD, 'MINID', int(now - DEAD_LETTER_MS))
   redis.call('XTRIM', DEAD, 'MAXLEN', MAX_DEAD_LETTERS)
@@ -48,8 +48,8 @@ local function trim_letters(total, now)
   redis.call('PEXPIRE', DEAD, int(DEAD_LETTER_MS))
 end
 
--- Keeps what was given up for a person to look at, with all that REQUEUE needs once the record is
--- gone. Before the end, which deletes the body.
+-- Writes a dead letter for a person to look at, with all that REQUEUE needs once the record is
+-- gone. Call it before the end is written, which deletes the body.
 local function bury(keys, id, reason, now)
   local record = fields_of(keys, 'attempts', 'priority', 'tenant', 'deadline_ms', 'metadata')
   local body = redis.call('GET', keys.body) or ''
@@ -62,8 +62,9 @@ local function bury(keys, id, reason, now)
   trim_letters(total, now)
 end
 
--- The attempts that count once a claim is over. One that has published tokens has moved its request
--- on and counts for nothing: only standing still is bounded, and the tokens of a request are.
+-- The attempts that count once a claim is over. A claim that published tokens does not count: it
+-- made progress, and the number of a request's tokens is bounded. Only claims without progress need
+-- a bound.
 local function attempts_of(record)
   local attempts = tonumber(record.attempts)
   if tonumber(record.published) > tonumber(record.resumed_from) then
@@ -94,13 +95,13 @@ local function end_for(reason, keys, id, record, now)
   return end_without_worker(keys, id, record.epoch, ENDINGS[reason], now)
 end
 
--- The stream of what comes back to its class; it is read before the other.
+-- The stream of requests that come back to their class; it is read before the ingress of new ones.
 local function resumed_of(priority)
   return KEYS[11 + tonumber(priority)]
 end
 
--- Where a request is queued that is not new. One that holds tokens has a reader who waits for more;
--- one that has published nothing may be what its worker died of, and goes behind the others.
+-- The stream for a request that is not new. One with tokens goes first, as its reader waits for
+-- more; one without may have killed its worker, and goes behind the others of its class.
 local function stream_of(record)
   if tonumber(record.published) > 0 then
     return resumed_of(record.priority)
@@ -117,9 +118,9 @@ local function enqueue(keys, id, record, stream, now)
   return 'queued'
 end
 
--- Takes a running request from its worker: back into its queue, or to its end when one is due. Its
--- record agrees with its log. `attempts` is the number that shall count from now on. Returns the
--- state.
+-- Takes a running request from its worker and queues it again, or ends it when an end is due. The
+-- record must agree with the log (see `agree`). `attempts` is the number that counts from now on.
+-- Returns the state.
 local function put_back(keys, id, record, attempts, stream, now)
   local reason = ending_due(record, attempts, now)
   if reason then

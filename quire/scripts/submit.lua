@@ -4,16 +4,17 @@
 -- ARGV  id, priority, tenant, deadline or 0, metadata or '', body, id of the holder or '',
 --       not before or 0, tokens, what it asks or ''
 -- Returns {outcome, id, state}: created | known | full with the limit in place of the state, or
--- `held` with the id under the idempotency key, whose record the caller must then declare and call
--- again. What is known by its own id has a fourth part: what the request asks that is there, or ''.
+-- `held` with the id stored under the idempotency key: the caller then calls again and declares the
+-- record of that id. `known` by its own id has a fourth part: the existing request's `asked`, or
+-- ''.
 
 local id, priority, tenant = ARGV[FIRST], ARGV[FIRST + 1], ARGV[FIRST + 2]
 local deadline, metadata = tonumber(ARGV[FIRST + 3]), ARGV[FIRST + 4]
 local body, holder = ARGV[FIRST + 5], ARGV[FIRST + 6]
 local not_before, tokens = tonumber(ARGV[FIRST + 7]), tonumber(ARGV[FIRST + 8])
--- Opaque, and missing where a producer does not know of it.
+-- Opaque; an old producer does not send it.
 local asked = ARGV[FIRST + 9] or ''
--- For how long a request may run and come back before another one can be made under its key.
+-- An idempotency key lives this much longer than its request would without ever running.
 local KEY_RESERVE_MS = 7 * 86400000
 
 local keys = take_keys(id)
@@ -35,14 +36,14 @@ if idempotency_key then
     if held_state then
       return { 'known', held, held_state }
     end
-    -- The holder is forgotten, so its key is free again.
+    -- The record of the holder is gone, so the key is free again.
   end
 end
 
--- An earlier life of this id that has expired counts no more.
+-- If an earlier request of this id expired before its end, it must no longer be counted.
 forget(keys, id)
 
--- The limit that stands in the way, or nil. A limit of 0 is none.
+-- The limit that is reached, or nil. A limit of 0 is none.
 local function limit_reached()
   local limits = redis.call('HMGET', CONTROL, 'max_requests', 'max_tokens', 'max_per_tenant',
     'max_of:' .. tenant)
@@ -56,8 +57,8 @@ local function limit_reached()
   if (MAX_BACKLOG > 0 and waiting >= MAX_BACKLOG) or (most(1) > 0 and waiting >= most(1)) then
     return 'requests'
   elseif most(2) > 0 and counted > 0 and counted + tokens > most(2) then
-    -- Where nothing waits it is let in: one that is above the limit by itself would be told for ever
-    -- to try again later.
+    -- A request above the limit by itself is let in when no tokens wait: otherwise its producer
+    -- would be told for ever to try again later.
     return 'tokens'
   elseif per_tenant > 0 and tonumber(counts[2] or '0') >= per_tenant then
     return 'tenant'
@@ -77,7 +78,7 @@ if deadline > 0 then
   wait = math.max(0, math.min(wait, deadline - start))
 end
 local life = start - now + wait + RETENTION_MS
--- First of all writes, so that a user who may not submit changes nothing.
+-- This write comes first, so that a user who may not submit changes nothing.
 redis.call('SET', keys.body, body, 'PX', int(life))
 redis.call('HSET', keys.record, 'epoch', '0', 'owner', '', 'published', '0', 'attempts', '0',
   'resumes', '0', 'priority', priority, 'tenant', tenant, 'deadline_ms', int(deadline),
@@ -86,8 +87,8 @@ if metadata ~= '' then
   redis.call('HSET', keys.record, 'metadata', metadata)
 end
 if idempotency_key then
-  -- The record is renewed while the request runs and after its end, the key never: so it lives longer
-  -- from the beginning. One that outlives its request is free, see above, and costs only its bytes.
+  -- The record is renewed while the request runs and at its end, the key never: so the key lives
+  -- longer from the beginning. A key that outlives its request is free again, see above.
   redis.call('SET', idempotency_key, id, 'PX', int(start - now + SPAN_MS + KEY_RESERVE_MS))
 end
 state = start > now and 'scheduled' or 'queued'
