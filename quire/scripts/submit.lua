@@ -5,8 +5,7 @@
 --       not before or 0, tokens, what it asks or ''
 -- Returns {outcome, id, state}: created | known | full with the limit in place of the state, or
 -- `held` with the id stored under the idempotency key: the caller then calls again and declares the
--- record of that id. `known` by its own id has a fourth part: the existing request's `asked`, or
--- ''.
+-- record of that id. `known` by its own id has a fourth part: the request's stored `asked`, or ''.
 
 local id, priority, tenant = ARGV[FIRST], ARGV[FIRST + 1], ARGV[FIRST + 2]
 local deadline, metadata = tonumber(ARGV[FIRST + 3]), ARGV[FIRST + 4]
