@@ -69,7 +69,7 @@ def adapter_of(body: Mapping[str, Any], *, model: str) -> Adapter | None:
     if owner != model or not is_adapter_name(suffix):
         raise InvalidRequest("body.model", f"this queue serves {model!r}, not {asked!r}")
     if name not in (None, suffix):
-        raise InvalidRequest("body.adapter", f"the model names the adapter {suffix!r} already")
+        raise InvalidRequest("body.adapter", f"the model already names the adapter {suffix!r}")
     return Adapter(suffix, "body.model")
 
 

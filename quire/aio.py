@@ -55,7 +55,8 @@ class AsyncClient:
         **settings: Unpack[QueueSettings],
     ) -> None:
         if shards < 1 or (isinstance(broker, AsyncBroker) and (shards > 1 or settings)):
-            raise ValueError("a queue has a shard at least; a broker serves one, as it was set up")
+            message = "shards must be at least 1, and a Broker serves one shard, as it was set up"
+            raise ValueError(message)
         self._owned = connect_async(broker) if isinstance(broker, str) else None
         connection = self._owned or broker
         self._owns_brokers = isinstance(connection, redis.asyncio.Redis)

@@ -78,7 +78,7 @@ async def completion_of(broker: AsyncBroker, request_id: str) -> Completion | No
         except OutputRewound:
             # It has had another life since the first read. Nobody was told of the one before.
             continue
-    raise ProtocolError(f"{request_id}: its log never follows from what was read of it before")
+    raise ProtocolError(f"{request_id}: its log changed again each time it was read")
 
 
 async def _read_whole(broker: AsyncBroker, request_id: str) -> Completion | None:

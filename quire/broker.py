@@ -2,8 +2,7 @@
 
 Every transition is one Lua script in `scripts/`, takes its clock from Redis, and may be repeated
 with the same arguments when its reply was lost; that is what the methods here do, for a bounded
-time, before they raise BrokerUnavailable. What a request goes through, and which keys hold it, is
-told in keys.py.
+time, before they raise BrokerUnavailable. keys.py describes the keys that hold a request.
 """
 
 from __future__ import annotations
@@ -105,19 +104,19 @@ class Broker(Working, Operating, Grouping):
         return self.submit_messages([Message.of(request) for request in requests])
 
     def submit_messages(self, messages: Sequence[Message]) -> list[Submitted]:
-        """The same of requests that were made ready to be sent."""
+        """Like `submit_many`, of requests that are encoded already."""
         return self._hold(submitting(self.keys, messages))
 
     def cancel(self, request_id: str) -> State:
-        """Asks for the end of a request; returns its state after that.
+        """Cancels a request; returns its state after that.
 
-        One that waits is `cancelled` at once; a running one stays `running` until its worker sees
+        A waiting one is `cancelled` at once; a running one stays `running` until its worker sees
         the flag on its next commit or heartbeat; a terminal one stays as it is. UnknownRequest.
         """
         return self._hold(cancelling(self.keys, request_id))
 
     def status(self, request_id: str) -> RequestStatus:
-        """A snapshot of the request. UnknownRequest when there is none or it is forgotten."""
+        """A snapshot of the request. UnknownRequest when there is none, or it has expired."""
         place, fields = self._retrying(partial(self._look, request_id))
         if not fields:
             raise UnknownRequest(request_id)
@@ -126,10 +125,10 @@ class Broker(Working, Operating, Grouping):
     def read_output(
         self, seen: Mapping[str, int], *, block_seconds: float | None = None
     ) -> dict[str, OutputRead]:
-        """What the output logs hold beyond the tokens already seen: request id -> number of tokens.
+        """What the output logs hold beyond `seen`: request id -> number of tokens already read.
 
-        Without news waits up to `block_seconds` (at most MAX_BLOCK_SECONDS; None does not wait). A
-        request without news is missing from the answer, and so is one that does not exist.
+        If there is nothing new it waits up to `block_seconds` (at most MAX_BLOCK_SECONDS; None does
+        not wait). A request without news, or that does not exist, is missing from the result.
         """
         block = None if block_seconds is None else min(block_seconds, self._longest_block)
         return self._retrying(
@@ -149,7 +148,7 @@ class Broker(Working, Operating, Grouping):
             while True:
                 # The first send of a generator must be None.
                 ask = conversation.send(replies)
-                # A cancellation that is lost may be asked for again; a submit must not be lost.
+                # A lost cancellation can be repeated; a submit must not be lost.
                 durability = self._durability if ask.transition == "submit" else None
                 replies = self._scripts.run_many(ask.transition, ask.calls, durability=durability)
         except StopIteration as end:

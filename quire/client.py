@@ -45,14 +45,14 @@ class Client:
 
     `broker` is a Redis URL, a connection made with `quire.connection.connect`, or a Broker with
     settings of its own. Nothing is sent before the first call. Only a connection made here is
-    closed here. One that redis-py made by itself keeps redis-py's limits: of the threads that wait
-    in a stream or for a result, each takes a connection, and the hundred and first is refused. All
-    methods may raise BrokerUnavailable.
+    closed here. A connection made with redis-py alone keeps redis-py's limit of 100: each thread
+    that waits in a stream or for a result takes one of them, and one more is refused. All methods
+    may raise BrokerUnavailable.
 
     `shards` is how many shards the queue has; every client and worker of it must be given the same
-    number. The `settings` are those of Broker, for instance `retention_seconds` as the queue's
-    workers have it, or `durable`: a submit returns when the request is on disk. ValueError for a
-    url, a name or a setting that cannot be right.
+    number. The `settings` are those of Broker, for instance `retention_seconds`, which should be as
+    the workers have it, or `durable`: a submit returns when the request is on disk. ValueError for
+    an invalid url, name or setting.
     """
 
     def __init__(
@@ -65,7 +65,8 @@ class Client:
         **settings: Unpack[QueueSettings],
     ) -> None:
         if shards < 1 or (isinstance(broker, Broker) and (shards > 1 or settings)):
-            raise ValueError("a queue has a shard at least; a Broker serves one, as it was set up")
+            message = "shards must be at least 1, and a Broker serves one shard, as it was set up"
+            raise ValueError(message)
         self._owned = connect(broker) if isinstance(broker, str) else None
         connection = self._owned or broker
         if isinstance(connection, Broker):
@@ -101,12 +102,12 @@ class Client:
 
         `sampling` is a SamplingParams or a map of its fields, `priority` a name or a Priority,
         `deadline` in seconds from now. With `delay_seconds` or a moment `not_before` it is
-        scheduled, and queued then. `request_id` makes a call repeatable: across processes, and
-        after BrokerUnavailable, which leaves open whether the request is queued. RequestConflict
-        where it is that of a request that asks for something else, or did before it ended. With an
-        `idempotency_key` the tenant has used before, the handle is that of the earlier request.
-        `model` is only for the caller's certainty, as a queue has one; an `adapter` of it is asked
-        for by its name, or as `<model>:<adapter>` in `model`. InvalidRequest, QueueFull.
+        scheduled, and queued at that time. `request_id` makes a call repeatable: across processes,
+        and after BrokerUnavailable, which leaves open whether the request is queued.
+        RequestConflict if the id is that of a request, open or ended, that asks for something else.
+        With an `idempotency_key` the tenant has used before, the handle is that of the earlier
+        request. A queue has one model; a `model` with another name is refused. Name an `adapter`
+        of it there, or in `model` as `<model>:<adapter>`. InvalidRequest, QueueFull.
         """
         return self.submit_many([{"prompt": prompt, **options}])[0]
 
@@ -128,12 +129,12 @@ class Client:
     ) -> list[Handle] | GroupHandle:
         """Enqueues many requests in few round trips; a map holds the arguments of one `submit`.
 
-        Type checkers want to be told of a list of maps that it is of RequestArguments.
-        With a `group` they become members of it, `<group>~<id>` their ids, and the answer is the
-        handle of the group. A call with the same ids is repeatable; members may be added later.
-        InvalidRequest, with the `index` of the culprit, before anything is sent. QueueFull when
+        For type checkers, annotate a list of maps as list[RequestArguments].
+        With a `group` they become its members, with the ids `<group>~<id>`, and the handle of the
+        group is returned. A call with the same ids is repeatable; members may be added later.
+        InvalidRequest, with the `index` of the wrong one, before anything is sent. QueueFull when
         some were refused; its `accepted` are the ids of the others, which are in the queue.
-        RequestConflict, as for `submit`, when all are there.
+        RequestConflict, as for `submit`, after all were sent.
         """
         name = None if group is None else check_group_name(group)
         given = list(requests)
@@ -149,9 +150,9 @@ class Client:
     ) -> list[Handle]:
         """Enqueues one request for `n` answers; a handle to each, in the order of the choices.
 
-        The options are those of `submit`. Each choice is a request of its own, under the id
-        `<request id>:<index>` and with a seed that follows from the request's; the first has that
-        seed itself, and an only choice the id, too. A call with the same id is repeatable.
+        The options are those of `submit`. Each choice is a request of its own, with the id
+        `<request id>:<index>` and a seed derived from the request's; the first has the request's
+        seed, and a single choice also its id. A call with the same id is repeatable.
         InvalidRequest, QueueFull.
         """
         arguments: RequestArguments = {"prompt": prompt, **options}
@@ -185,7 +186,7 @@ class Client:
         return self._broker_of(request_id).status(request_id)
 
     def models(self) -> list[str]:
-        """The models that the queue's workers say they serve, sorted; none where none is there."""
+        """The models that the queue's live workers serve, sorted; empty if there is no worker."""
         return models_of(info for broker in self._brokers for info in broker.workers())
 
     def adapters(self) -> dict[str, list[str]]:
@@ -208,8 +209,8 @@ class Client:
     def _ready(
         self, items: Sequence[GenerationRequest | RequestArguments], *, group: str | None = None
     ) -> list[Message]:
-        """The checked messages, under the ids by which they are found."""
-        # Moments are measured on the broker's clock; one look serves them all.
+        """The checked messages, with their final ids."""
+        # Moments are on the broker's clock; one reading serves all requests.
         now_ms = self._brokers[0].now_ms() if must_ask_clock(items) else None
         num_shards = len(self._brokers)
         return list(

@@ -1,9 +1,9 @@
 """Puts together the calls of EXTEND and COMMIT and reads their replies; knows no connection.
 
-Of all that a worker asks of Redis this is asked most, for every token of every request. So what
-stays the same for a claim is put together once. And it is remembered up to where a claim has come
-and with which hash: where Redis has it at the same place, EXTEND may add to the log, and COMMIT is
-for everything else. What is remembered here decides nothing; it only says which to try.
+These are a worker's most frequent calls: they publish every token of every request. So what stays
+the same for a claim is put together once. The number of its tokens in the log and their hash are
+remembered as well: as long as Redis has the claim at the same place, EXTEND may add to the log;
+COMMIT does everything else. What is remembered decides nothing; it only says which to try first.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from quire.script_runner import Argument, Call
 from quire.transitions import Claim, CommitItem, CommitReply, CommitStatus
 from quire.wire import pack_ids
 
-#: How many claims are known at once before all are forgotten; no worker runs as many.
+#: The most claims remembered; then all are forgotten. No worker runs as many.
 MAX_CLAIMS = 8192
 
-#: From how many items on it pays to part them into two calls.
+#: The least number of items that are worth two calls instead of one.
 MIN_ITEMS_PARTED = 16
 
 #: What stands for the terminal state of an item that has none, and for a hash that is not known.
@@ -49,7 +49,7 @@ class _Course:
         self.keys = keys.of_scripts(claim.request_id)
         self.log = keys.output(claim.request_id)
         self.epoch = claim.epoch
-        #: What ends the line of every item in COMMIT, and what begins its place.
+        #: The end of the line of each of its items in COMMIT, and the beginning of its place.
         self.fence = f"{claim.epoch} {claim.owner} {claim.request_id}\n"
         self.before = f"epoch {claim.epoch} owner {claim.owner} tokens "
         self.standing: _Standing | None = None
@@ -74,9 +74,9 @@ class CommitCalls:
         self._courses: dict[str, _Course] = {}
 
     def extensions(self, items: Sequence[CommitItem]) -> Iterator[Extension]:
-        """For extend.lua: those of the items that it may add, in two calls where they are many.
+        """The calls of extend.lua for the items that it may add; two calls for many items.
 
-        The second is made while the server is at the first.
+        The second one is made while the server runs the first.
         """
         half = len(items) if len(items) < MIN_ITEMS_PARTED else len(items) // 2
         for numbers in (range(half), range(half, len(items))):
@@ -162,7 +162,7 @@ class CommitCalls:
         return reply
 
     def _course_of(self, claim: Claim) -> _Course:
-        # Owners are drawn for each claim, and their hash is known to the interpreter.
+        # By owner: it is unique to a claim, and Python caches the hash of a string.
         course = self._courses.get(claim.owner)
         if course is None or (course.claim is not claim and course.claim != claim):
             if len(self._courses) >= MAX_CLAIMS:
@@ -173,7 +173,7 @@ class CommitCalls:
 
 def _check_number(found: int, wanted: int) -> None:
     if found != wanted:
-        raise ProtocolError(f"{found} answers to a commit of {wanted}")
+        raise ProtocolError(f"{found} answers to a commit of {wanted} items")
 
 
 @lru_cache(maxsize=4096)

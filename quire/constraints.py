@@ -100,7 +100,7 @@ def fields_of_response_format(body: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     for name in CONSTRAINTS:
         if body.get(name):
-            raise InvalidRequest("body.response_format", f"there is {name} already")
+            raise InvalidRequest("body.response_format", f"cannot be combined with {name}")
     if kind == "json_object":
         return {"json_object": True}
     return {"json_schema": _schema(given.get("json_schema"))}

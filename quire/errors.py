@@ -1,17 +1,17 @@
-"""The typed errors a caller of Quire can meet; every one of them is a `QuireError`.
+"""The typed errors of Quire; every one of them is a `QuireError`.
 
 QuireError
-├── InvalidRequest        a request that cannot be right; names the field
-│   └── RequestConflict       another request is there under its id
-├── ProtocolError         bytes that are not a message of ours
-│   └── UnsupportedVersion    a message of ours, from a major version this reader does not know
+├── InvalidRequest        a request that can never be served; names the field
+│   └── RequestConflict       its id is that of another request
+├── ProtocolError         bytes that are not a message of Quire
+│   └── UnsupportedVersion    a message of Quire, of a major version this reader does not know
 ├── QueueFull             a limit of the queue is reached, or Redis has no memory left
-├── UnknownRequest        no request of that id
-│   └── ResultExpired         there was one, and its retention has passed
+├── UnknownRequest        there is no request with this id
+│   └── ResultExpired         there was one, but its retention has passed
 ├── RequestFailed         the request has ended without completing; carries the Completion
 │   ├── Cancelled             because a caller asked for it
 │   └── DeadlineExceeded      because its deadline passed
-├── OutputRewound         the log is not the one this reader has seen any more
+├── OutputRewound         Redis lost tokens that this reader had read
 ├── DurabilityUnavailable the server cannot promise what a durable broker needs
 ├── WaitTimeout           `result(timeout=)` ran out; the request goes on
 └── BrokerUnavailable     Redis cannot be reached, or its reply was lost
@@ -37,9 +37,9 @@ class QuireError(Exception):
 
 
 class InvalidRequest(QuireError):
-    """A request that cannot be right. `field` is the path of the culprit, such as `body.top_p`.
+    """A request that can never be served. `field` is the path of the fault, such as `body.top_p`.
 
-    `index` is its place among several that were submitted together, from 0 on.
+    `index` is its place among several that were submitted together, from 0.
     """
 
     def __init__(self, field: str, message: str, *, index: int | None = None) -> None:
@@ -51,9 +51,9 @@ class InvalidRequest(QuireError):
 
 
 class RequestConflict(InvalidRequest):
-    """The id is that of another request, which is as it was; `request_id` says which.
+    """The id `request_id` is that of another request, which is unchanged.
 
-    Raised after all was sent: what was submitted together with it is in the queue.
+    Raised after everything was sent: the others submitted with it are in the queue.
     """
 
     def __init__(self, request_id: str, *, index: int | None = None) -> None:
@@ -75,10 +75,10 @@ class UnsupportedVersion(ProtocolError):
 
 
 class QueueFull(QuireError):
-    """A limit is reached: what was refused may be tried later.
+    """A limit is reached; try again later.
 
-    `limit` tells which: `requests` or `tokens` that wait, those of the `tenant`, or the `memory` of
-    Redis. `accepted` are the ids of those of many requests submitted together that are queued.
+    `limit` is the one reached: waiting `requests`, their `tokens`, open requests of the `tenant`,
+    or the `memory` of Redis. `accepted` are the ids of those submitted together that are queued.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class QueueFull(QuireError):
 
 
 class UnknownRequest(QuireError):
-    """There is no request of this id in the queue: never submitted, or already forgotten."""
+    """There is no request with this id in the queue: never submitted, or already expired."""
 
     def __init__(self, request_id: str, message: str = "no such request") -> None:
         super().__init__(f"{request_id}: {message}")
@@ -110,7 +110,7 @@ class ResultExpired(UnknownRequest):
 class RequestFailed(QuireError):
     """The request is terminal and did not complete.
 
-    `code` is stable and for programs, `message` for people, `field` names the culprit of a rejected
+    `code` is stable and for programs, `message` for people; `field` is what is wrong in a rejected
     request. `completion` is the terminal record, with the text and tokens published until then when
     the error comes from `result()`.
     """
@@ -141,15 +141,15 @@ class DeadlineExceeded(RequestFailed):
 class OutputRewound(QuireError):
     """Redis has lost what this reader had already read.
 
-    `seen` is the number of tokens the reader has, `published` the number the log holds now. The log
-    may be shorter, or have grown again, by other tokens, past the reader's place. `kept` is how
-    many of its tokens the reader can be sure of: reading on after those is right.
+    `seen` is the number of tokens the reader has, `published` the number in the log now. The log
+    may be shorter, or may have grown past the reader's place again with other tokens. The first
+    `kept` of the reader's tokens are certainly still in it: read on after those.
     """
 
     def __init__(self, request_id: str, *, seen: int, published: int, kept: int = 0) -> None:
         super().__init__(
-            f"{request_id}: of the {seen} tokens this reader has seen, the log of {published} "
-            f"holds {kept} for certain"
+            f"{request_id}: Redis lost tokens: of the {seen} this reader has seen, {kept} are "
+            f"certainly in the log, which has {published}"
         )
         self.request_id = request_id
         self.seen = seen
@@ -171,8 +171,8 @@ class DurabilityUnavailable(QuireError):
 class BrokerUnavailable(QuireError):
     """Redis cannot be reached, refuses service, or did not answer within the bounded retries.
 
-    Whether the last call took effect is unknown. Every transition but the bare reading of the
-    ingress may be repeated with the same arguments.
+    Whether the last call took effect is unknown. Every transition may be repeated with the same
+    arguments; only `read_ingress` may not.
     """
 
 

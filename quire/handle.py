@@ -1,4 +1,4 @@
-"""A request as its caller sees it: its output as it comes, its end, its state."""
+"""The handle of a request: follow its output, wait for its end, cancel it, see its state."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Handle:
         RequestFailed after the last chunk; UnknownRequest or ResultExpired when the request is
         gone; OutputRewound when Redis lost tokens this reader had, even if others have come in
         their place. `after` should be the `end` of a chunk; with the `prefix_hash` of that chunk
-        the log is known again by a reader in another process, too.
+        a reader in another process notices a rewind, too.
         """
         for item in self.follow(after=after, prefix_hash=prefix_hash):
             if isinstance(item, Completion):
@@ -41,10 +41,10 @@ class Handle:
             yield item
 
     def follow(self, *, after: int = 0, prefix_hash: str = "") -> Iterator[TokenChunk | Completion]:
-        """Like `stream`, and yields the completion behind the last chunk, however it ended.
+        """Like `stream`, and yields the completion after the last chunk, however the request ended.
 
-        What the chunks have said is not in it; its `tail` is. Raises for a request that is gone or
-        rewound, and not for one that failed.
+        It has no text or tokens of the chunks, only its `tail`. Raises for a request that is gone
+        or rewound, and not for one that failed.
         """
         following = Following(
             self.request_id, after=after, known=self._known, prefix_hash=prefix_hash
@@ -74,7 +74,7 @@ class Handle:
 
 
 def completion_of(broker: Broker, request_id: str) -> Completion | None:
-    """The completion of a request that has ended, however it did; None if it is open again.
+    """The completion of a request that has ended, in whichever way; None if it is open again.
 
     Never waits. ResultExpired, ProtocolError.
     """
@@ -82,9 +82,9 @@ def completion_of(broker: Broker, request_id: str) -> Completion | None:
         try:
             return _read_whole(broker, request_id)
         except OutputRewound:
-            # It has had another life since the first read. Nobody was told of the one before.
+            # It was requeued since the first read. Nothing of the earlier reading was returned.
             continue
-    raise ProtocolError(f"{request_id}: its log never follows from what was read of it before")
+    raise ProtocolError(f"{request_id}: its log changed again each time it was read")
 
 
 def _read_whole(broker: Broker, request_id: str) -> Completion | None:

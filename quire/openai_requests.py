@@ -50,7 +50,7 @@ class OpenAIRequest:
         """How many answers are asked for, to all prompts. InvalidRequest if they cannot be."""
         n = self._choices_of_each
         if n * self.num_prompts > MAX_CHOICES:
-            message = f"asks for {n * self.num_prompts} choices, and {MAX_CHOICES} are the most"
+            message = f"asks for {n * self.num_prompts} choices; at most {MAX_CHOICES} are allowed"
             raise InvalidRequest("body.prompt", message)
         return n * self.num_prompts
 

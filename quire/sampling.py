@@ -126,7 +126,7 @@ class SamplingParams(BaseModel):
     def _the_only_constraint(cls, value: Any, info: ValidationInfo) -> Any:
         others = [name for name in CONSTRAINTS if name != info.field_name and info.data.get(name)]
         if value and others:
-            raise ValueError(f"there is {others[0]} already")
+            raise ValueError(f"cannot be combined with {others[0]}")
         return checked(value)
 
     @field_validator("ignore_eos")
@@ -134,7 +134,7 @@ class SamplingParams(BaseModel):
     def _ends_where_its_constraint_does(cls, value: object, info: ValidationInfo) -> object:
         found = next((name for name in CONSTRAINTS if info.data.get(name)), None)
         if value and found is not None:
-            raise ValueError(f"cannot be together with {found}, which says where the output ends")
+            raise ValueError(f"cannot be combined with {found}, which says where the output ends")
         return value
 
     def to_body(self) -> dict[str, Any]:

@@ -1,7 +1,6 @@
-"""The records that go into and come out of the broker's transitions.
+"""The arguments and results of the broker's transitions.
 
-They are frozen: what a transition answered is a fact about one moment of the request. Nothing here
-talks to Redis.
+They are frozen: a result is a fact about one moment of the request. Nothing here talks to Redis.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from quire.protocol import Priority
 class Submitted:
     """The answer to a submit.
 
-    `request_id` is the id of an earlier request when the idempotency key was known; `created` tells
-    whether this very call enqueued something, which a repeated call cannot know. `asked` is what
-    the request asks that was there under the id, empty where nothing is known of it.
+    `request_id` is that of an earlier request when the idempotency key was known; `created` says
+    whether this very call enqueued it: False for a repeated call, even if its first try did.
+    `asked` is what the request already stored under the id asks, empty if that is not known.
     """
 
     request_id: str
@@ -80,10 +79,10 @@ class Claimed:
 class NotClaimedReason(StrEnum):
     """Why an ingress entry gave no claim.
 
-    The entry is gone from the stream; PAUSED has put another in its place. DAMAGED: its keys hold
-    what no transition wrote. As a rule it has ended as failed then, with a dead letter; where that
-    was not possible either, it has not, and its entry stays pending. REFUSED: the server did not
-    let it be claimed, as one without memory does not; all is as it was, and its entry pending.
+    The entry is removed from the stream; PAUSED has put another in its place. DAMAGED: the keys of
+    the request hold what no transition wrote. Usually it has been ended as failed, with a dead
+    letter; if that was not possible either, its entry stays pending. REFUSED: the server refused
+    the claim, for instance for want of memory; nothing has changed, and the entry stays pending.
     """
 
     FINISHED = "finished"
@@ -111,10 +110,10 @@ class NotClaimed:
 class CommitItem:
     """One request's part of a commit: the tokens from `start` on, and the end if this is it.
 
-    `text` is what these tokens added to the text; `text_ends` and `logprobs` see TokenChunk. With a
-    `completion` the token ids may be empty; without one they may not. A `fingerprint` is recorded
-    with the first token of a request, in place of that of its first claim: whoever made that may
-    have generated nothing, and knew of no adapter before it had read the request.
+    `text` is what these tokens added to the text; for `text_ends` and `logprobs` see TokenChunk.
+    The token ids may be empty only with a `completion`. A `fingerprint` is recorded with the first
+    token of a request and replaces that of its first claim, whose worker may have generated nothing
+    and did not know the adapter before it had read the request.
     """
 
     claim: Claim
@@ -138,8 +137,8 @@ class CommitItem:
 class CommitStatus(StrEnum):
     """What became of a commit item.
 
-    OK it is in the log. REPLAYED it was there already. REWIND Redis lost the end of the log, send
-    again from `published`. FENCED the claim is not yours any more: drop the request silently.
+    OK: it is in the log. REPLAYED: it was there already. REWIND: Redis lost the end of the log;
+    send again from `published`. FENCED: the claim is lost; drop the request and publish nothing.
     """
 
     OK = "ok"
@@ -152,8 +151,8 @@ class CommitStatus(StrEnum):
 class CommitReply:
     """`published` is the number of tokens in the log now (0 when fenced).
 
-    After REPLAYED with `published` short of the item's end, what lies beyond was not written: send
-    it from there.
+    If `published` is less than the item's end after REPLAYED, the rest was not written: send it
+    again from there.
     """
 
     status: CommitStatus
@@ -187,7 +186,7 @@ class Promoted:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """A request that has waited until its time was over; `state` is terminal."""
+    """A request that was ended because it had waited too long; `state` is terminal."""
 
     request_id: str
     state: State
@@ -259,10 +258,10 @@ class DeadLetter:
 class QueueLimits:
     """What one shard of a queue takes in before it refuses; None is no limit.
 
-    `requests` and `tokens` are of those that wait, scheduled or queued; a request counts for the
-    tokens of its prompt and the most it may generate, and where no tokens wait it is let in however
-    many these are. `per_tenant` is how many requests of one
-    tenant may be open, waiting or running; `tenants` names those with another limit, 0 for none.
+    `requests` and `tokens` limit those that wait, scheduled or queued. A request counts the tokens
+    of its prompt plus the most it may generate; while no tokens wait, it is let in however many
+    these are. `per_tenant` is how many requests of one tenant may be open, waiting or running;
+    `tenants` has those with a limit of their own, 0 for none.
     """
 
     requests: int | None = None
@@ -280,22 +279,22 @@ class QueueLimits:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What one shard has before it: the tokens that wait, and the open requests of each tenant."""
+    """The backlog of one shard: the tokens that wait, and the open requests of each tenant."""
 
     tokens: int
     tenants: Mapping[str, int] = field(default_factory=dict)
 
 
-#: A worker that has not signed the registry for so long is taken for dead.
+#: A worker that has not signed the registry for so long counts as dead.
 SILENT_SECONDS = 60.0
 
-#: What a worker signs last.
+#: The states in which a worker signs the registry for the last time.
 LAST_STATES = ("stopped", "failed")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """The last word of a worker; `seen_seconds` ago on the broker's clock.
+    """What a worker last wrote into the registry, `seen_seconds` ago on the broker's clock.
 
     `model` is what it serves, empty where it does not say so. `adapters` are those it has of that
     model, by name; the fingerprint of each tells its revisions apart.
@@ -310,5 +309,5 @@ class WorkerInfo:
 
     @property
     def is_alive(self) -> bool:
-        """It was heard of lately, and not for the last time."""
+        """It signed the registry lately, and not with a final state."""
         return self.state not in LAST_STATES and self.seen_seconds <= SILENT_SECONDS

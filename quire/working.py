@@ -1,4 +1,4 @@
-"""What a worker asks of the broker: deliveries, claims, commits, and looking after the others."""
+"""The worker's side of the broker: deliveries, claims, commits, and keeping the queue moving."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ MAX_ITEMS_PER_CALL = 256
 #: The longest reason stored with a dead letter, in characters.
 MAX_REASON_LENGTH = 500
 
-#: A worker that was silent for this long is forgotten, with its consumers.
+#: A worker that was silent for this long is removed from the registry, with its consumers.
 WORKER_MEMORY_SECONDS = 86_400.0
 
-#: How often a paused queue is looked at by one who waits for it.
+#: How often a read that waits looks whether the queue is still paused.
 PAUSE_POLL_SECONDS = 0.1
 
 _NO_ADAPTERS: Mapping[str, str] = MappingProxyType({})
@@ -89,8 +89,8 @@ class Working(Shard):
     ) -> list[IngressEntry]:
         """Deliveries nobody claimed: all of `worker`'s own, and any left for `min_idle_seconds`.
 
-        Call it at the start and now and then. Harmless for entries that someone is just claiming:
-        the claim decides.
+        Call it at the start and from time to time. Harmless for entries that someone is just
+        claiming: the claim decides.
         """
         return self._ingress.recover(worker, min_idle_seconds=min_idle_seconds, count=count)
 
@@ -101,8 +101,8 @@ class Working(Shard):
 
         Either the request is this worker's now, with its lease running, or the answer says why not.
         The entry is removed from the stream in both cases. `fingerprint` names the engine and is
-        recorded at the first claim. One whose keys are damaged ends alone, and one that the server
-        refuses is refused alone, see NotClaimedReason; raised is that only when nothing is claimed.
+        recorded at the first claim. A request with damaged keys, or one that the server refuses,
+        fails alone, see NotClaimedReason; a refusal is raised only when nothing was claimed.
         """
         owners = [secrets.token_hex(16) for _ in entries]
         calls = [
@@ -114,7 +114,7 @@ class Working(Shard):
             self._claimed(entry, owner, reply=reply)
             for entry, owner, reply in zip(entries, owners, replies, strict=True)
         ]
-        # What is claimed must be told, or nobody runs it until its lease is over.
+        # Successful claims must be returned, or nobody runs them until their leases expire.
         if not any(isinstance(answer, Claimed) for answer in answers):
             for reply in filter(_is_refusal, replies):
                 raise reply
@@ -131,7 +131,7 @@ class Working(Shard):
             _log.error("claim of %s: %s", request_id, error)
             ended = self._condemn("claim", request_id, error=error, entry=entry)
             if not ended and not isinstance(reply, ProtocolError):
-                # It is ours, and only we cannot read what is in its log.
+                # We hold the claim, but cannot read its log.
                 ended = self._give_up(Claim(request_id, int(reply[1]), owner), error=error)
         return NotClaimed(request_id, NotClaimedReason.DAMAGED, ended=ended)
 
@@ -159,7 +159,7 @@ class Working(Shard):
         try:
             ended = bool(self._scripts.run("condemn", call))
         except QuireError as worse:
-            # The others of the same call are claimed or moved already, and must hear of it.
+            # Not raised: the caller must learn what became of the others of the same call.
             _log.error("condemn of %s: %s", request_id, worse)
             return False
         if ended:
@@ -170,10 +170,10 @@ class Working(Shard):
         """Publishes tokens and ends, one answer per item in the same order.
 
         Each is judged alone; at most one item per request. It renews no lease; see `heartbeat`.
-        Those that bring tokens where all is as their worker believes are added by EXTEND, all
-        others are judged by COMMIT after them. ProtocolError when the keys of one of these hold
-        what is not ours, however often it is tried: which of the others are committed is open
-        then, and one call for each tells which it is.
+        EXTEND adds tokens where the log is as their worker believes, COMMIT then judges all other
+        items. ProtocolError when the keys of one of those hold what no transition wrote; repeating
+        the call does not help. Which of the others are committed is unknown then: commit each item
+        in a call of its own to find out which one it is.
         """
         replies: list[CommitReply] = []
         for part in _parts(items):
@@ -201,7 +201,7 @@ class Working(Shard):
         return answers
 
     def _judge(self, items: Sequence[CommitItem]) -> list[CommitReply]:
-        """What EXTEND has not added, or may not: COMMIT."""
+        """COMMIT for what EXTEND has not added, or may not."""
         durability = self._durability if any(item.completion for item in items) else None
         call = self._commit_calls.commit(items)
         if durability:
@@ -221,8 +221,8 @@ class Working(Shard):
     def release(self, claims: Sequence[Claim]) -> list[bool]:
         """Gives claims back: the requests are queued again, their tokens kept, no attempt counted.
 
-        They go before the others of their class.
-        False where the claim was not held any more. A request that a caller wants cancelled ends.
+        They go before the others of their class. False for a claim that was not held any more. A
+        request that a caller has cancelled ends.
         """
         replies: list[bool] = []
         for part in _parts(claims):
@@ -231,11 +231,11 @@ class Working(Shard):
         return replies
 
     def reap(self, *, limit: int = MAX_ITEMS_PER_CALL) -> list[Reaped]:
-        """Takes requests from workers whose lease expired; any worker may call it at any time.
+        """Takes requests from workers whose leases expired; any worker may call it at any time.
 
         Each is queued again, its tokens kept, or ended when it was cancelled, is past its deadline
         or has spent its attempts (a dead letter then). A claim that has published tokens is not
-        counted as an attempt. One that holds tokens goes before the others of its class. At most
+        counted as an attempt. A request with tokens goes before the others of its class. At most
         `limit`, oldest lease first.
         """
         return [
@@ -244,11 +244,11 @@ class Working(Shard):
         ]
 
     def promote(self, *, limit: int = MAX_ITEMS_PER_CALL, ends_late: bool = True) -> list[Promoted]:
-        """Looks after those that wait: queues the scheduled ones that are due, ends the late ones.
+        """Queues the scheduled requests that are due, and ends waiting ones that are late.
 
-        Any worker may call it at any time. At most `limit` of each, the longest due first. The
-        answer has those that were due; who wants to know the late ones, too, keeps them for
-        `expire`, without `ends_late`.
+        Any worker may call it at any time. At most `limit` of each, the longest due first. Returns
+        those that were due; to learn the late ones as well, pass `ends_late=False` and call
+        `expire`.
         """
         promoted = [
             Promoted(*moved)
@@ -259,9 +259,9 @@ class Working(Shard):
         return promoted
 
     def expire(self, *, limit: int = MAX_ITEMS_PER_CALL) -> list[Expired]:
-        """Ends the requests that are past their deadline, or too long in the queue, as they wait.
+        """Ends the waiting requests that are past their deadline or too long in the queue.
 
-        A claim would find that out, too, but a busy or a paused queue claims nothing. Any worker or
+        A claim would end them, too, but a busy or paused queue claims nothing. Any worker or
         operator may call it at any time. At most `limit`, the longest overdue first.
         """
         return [
@@ -270,13 +270,13 @@ class Working(Shard):
         ]
 
     def fail(self, claim: Claim, error: ErrorInfo, *, retry: BackOff | None = None) -> State | None:
-        """Says that an attempt went wrong. Returns the state after it, None when fenced.
+        """Reports a failed attempt. Returns the state after it, None when fenced.
 
         With a `retry` the request is `scheduled` for another attempt after a pause that doubles
         with each, its tokens kept; when its attempts are spent it ends as `failed` with `error`,
-        and leaves a dead letter. Without one it ends at once, and leaves none: for an error that
-        another attempt would only meet again. One that a caller wants cancelled, or that is past
-        its deadline, ends as that.
+        and leaves a dead letter. Without a `retry` it ends at once and leaves none: for an error
+        that another attempt would only meet again. A request that a caller has cancelled, or that
+        is past its deadline, ends as that.
         """
         completion = Completion(claim.request_id, State.FAILED, FinishReason.ERROR, error=error)
         reason = f"{error.code}: {error.message}"[:MAX_REASON_LENGTH]
@@ -313,8 +313,8 @@ class Working(Shard):
 
         `model` and `adapters` are those it serves, see WorkerInfo.
 
-        Returns whether an operator wants it to drain. It is told so until its state is `draining`,
-        `stopped` or `failed`.
+        Returns whether an operator wants it to drain: True until its state is `draining`, `stopped`
+        or `failed`.
         """
         served = {"model": model, "adapters": dict(adapters)}
         told = {name: value for name, value in served.items() if value}
@@ -353,7 +353,7 @@ class Working(Shard):
                     yield request_id, State(state.decode())
 
     def _ids_in(self, times: str, rows: Sequence[bytes]) -> list[str]:
-        """The requests in a sorted set; a member that is no id is taken out of everybody's way."""
+        """The requests in a sorted set; a member that is no id is removed from it."""
         ids: list[str] = []
         for row in rows:
             try:
@@ -371,11 +371,11 @@ class Working(Shard):
         *,
         error: ProtocolError,
     ) -> list[bytes]:
-        """Moves requests of which one at least is damaged: that one ends, and the others go on.
+        """Moves requests one by one, at least one of which is damaged: the damaged ones end.
 
-        It ends before anything else, or enough of them would stand before all others for ever; and
-        what the call that failed did to it may hide it from the next. What that call had done for
-        others is not told of again.
+        Each is checked for damage before it is moved: enough damaged ones would block all others
+        for ever, and the failed call may have changed it so that the transition passes it over now.
+        What the failed call has moved already is missing from the result.
         """
         states: list[bytes] = []
         for request_id in request_ids:
@@ -391,7 +391,7 @@ class Working(Shard):
 
 
 def _is_refusal(reply: Any) -> bool:
-    """The server has not let the call do anything, and may let it later."""
+    """The server refused the call without doing anything, and may accept it later."""
     return isinstance(reply, QuireError) and not isinstance(reply, ProtocolError)
 
 
