@@ -1,4 +1,4 @@
-"""Every setting of the worker; those of the exporter and of the gateway stand beside them.
+"""Every setting of the worker; those of exporter and gateway are in modules of their own.
 
 Flags, variables, file keys and docs/configuration.md are all derived from these fields.
 """
@@ -29,18 +29,18 @@ from service.settings import (
 #: The model that ships with the checkout.
 EMBEDDED_MODEL = Path(__file__).resolve().parent.parent / "models" / "abacus"
 
-#: Where /metrics is. Prometheus' exporters have the ports from 9100 to 9999, and two of them are
-#: on the machines of workers: that of the node (9100) and that of NVIDIA's cards (9400).
+#: The port of /metrics. Prometheus' exporters use the ports from 9100 to 9999, and two of them run
+#: on the machines of workers: the node exporter (9100) and NVIDIA's DCGM exporter (9400).
 WORKER_PORT = 10_400
 
 #: Renewals per lease: two may be lost before the third is due.
 BEATS_PER_LEASE = 3
-#: How long the broker repeats a call by itself. Short: every thread knows better what to do while
-#: Redis is away, and none may be stuck in a call when the worker ends.
+#: How long the broker repeats a call by itself. Short: each thread has its own way to wait for
+#: Redis, and none may be stuck in a call when the worker ends.
 TRY_SECONDS = 0.5
-#: The shortest lease whose first renewal comes in time, though it is tried for as long as it may.
+#: The shortest lease that is renewed in time even if the first renewal takes all of its tries.
 MIN_LEASE_SECONDS = TRY_SECONDS * BEATS_PER_LEASE / (BEATS_PER_LEASE - 1)
-#: The shortest time without a step that is worth to be called a stall.
+#: The shortest time without a step that may count as a stall.
 MIN_STALL_SECONDS = 0.1
 
 
@@ -63,7 +63,7 @@ class Settings(ProcessSettings):
     )
     served_shards: tuple[Annotated[int, Field(ge=0)], ...] = setting(
         "Queue",
-        "The shards to serve, parted by commas; unset: all. Each must have a worker somewhere.",
+        "The shards to serve, separated by commas; unset: all. Each needs a worker somewhere.",
         default=(),
     )
     durable: bool = setting(
@@ -92,7 +92,7 @@ class Settings(ProcessSettings):
     burst: bool = setting(
         "Queue",
         "Exit with 0 as soon as nothing can be claimed and all work is done, that of workers whose "
-        "leases have expired included. What a pause or its own moment holds back stays, and the "
+        "leases have expired included. What is paused or scheduled for later stays, and the "
         "log says so.",
         default=False,
     )
@@ -171,8 +171,8 @@ class Settings(ProcessSettings):
     adapters: Path | None = setting(
         "Model",
         "Folder of adapters (LoRA, in PEFT's format) that requests may name: each subfolder that "
-        "has an `adapter_config.json` is one, under the subfolder's name. One that cannot be "
-        "served right refuses the start. Unset or empty: none.",
+        "has an `adapter_config.json` is one, under the subfolder's name. If one cannot be "
+        "served correctly, the worker does not start. Unset or empty: none.",
         default=None,
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
@@ -193,7 +193,7 @@ class Settings(ProcessSettings):
     deterministic: bool = setting(
         "Model",
         "A token's logits do not depend, not by a bit, on what is computed beside it. Checked at "
-        "start with the model's own shapes; a model that cannot keep it is refused.",
+        "start with the model's own shapes; if the check fails, the worker does not start.",
         default=False,
     )
     async_scheduling: bool = setting(

@@ -1,9 +1,8 @@
 """The register: every metric of worker, exporter and gateway. Knows no metrics library.
 
 docs/metrics.md is generated from it, dashboards and alerts are compared with it, and neither
-`service.metrics` nor `service.exporter` builds what does not stand here. Label values are closed
-sets; no label ever names a request, a tenant or the text of an error: such facts belong into the
-log.
+`service.metrics` nor `service.exporter` builds a metric that is not in it. Label values are closed
+sets; no label ever names a request, a tenant or the text of an error: such facts belong in the log.
 """
 
 import sys
@@ -49,7 +48,7 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
             "counter",
             "quire_requests_resumed_total",
             {**MODEL, "fingerprint": ("same", "changed")},
-            "Requests taken over with published tokens, by whether this engine is like the first.",
+            "Requests taken over with published tokens, by whether the fingerprint is the same.",
         ),
         Family(
             "histogram",
@@ -127,7 +126,7 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
             "counter",
             "quire_draft_tokens_total",
             {**MODEL, "outcome": ("accepted", "rejected")},
-            "Guessed tokens that a step has checked, by whether they came.",
+            "Draft tokens that a step has verified, by outcome.",
         ),
         Family(
             "gauge",
@@ -167,19 +166,19 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
             "counter",
             "quire_engine_violations_total",
             MODEL,
-            "Laws of the engine found broken by the check of the idle engine. Must stay 0.",
+            "Broken invariants found by the check of the idle engine. Must stay 0.",
         ),
         Family(
             "counter",
             "quire_preemptions_total",
             {**MODEL, "mode": ("recompute", "swap")},
-            "Running requests that gave way, by what became of their KV.",
+            "Running requests that were preempted, by what became of their KV.",
         ),
         Family(
             "counter",
             "quire_preempted_tokens_total",
             MODEL,
-            "Tokens whose KV was given up and has to be computed again.",
+            "Tokens whose KV was discarded and has to be computed again.",
         ),
         Family(
             "gauge",
@@ -216,7 +215,7 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
             "counter",
             "quire_publish_fenced_total",
             NONE,
-            "Parts of commits refused because the claim is another worker's by now.",
+            "Items of commits refused because the claim was lost to another worker.",
         ),
         Family(
             "counter",
@@ -262,14 +261,14 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
             "gauge",
             "quire_threads_overdue",
             {"thread": THREADS},
-            "Threads that show no sign of life. The worker renews no lease meanwhile, and ends.",
+            "Threads without a sign of life. Meanwhile the worker renews no lease; later it exits.",
         ),
     ),
 }
 
 
-#: What the exporter tells, once for all workers: were it theirs, a sum over them would count the
-#: same backlog many times.
+#: The exporter's metrics, exported once for all workers: if each worker exported them, a sum over
+#: workers would count the same backlog many times.
 EXPORTER_REGISTER: tuple[Family, ...] = (
     Family(
         "gauge",
@@ -294,27 +293,27 @@ EXPORTER_REGISTER: tuple[Family, ...] = (
         "gauge",
         "quire_queue_oldest_message_age_seconds",
         {**QUEUE, **BY_PRIORITY, "state": ("undelivered", "pending")},
-        "Of the oldest such request; undelivered: since it entered the stream, pending: since it "
+        "Age of the oldest request; undelivered: since it entered the stream, pending: since it "
         "was read. 0 if there is none.",
     ),
     Family(
         "gauge",
         "quire_queue_scheduled_messages",
         {**QUEUE, "state": ("waiting", "due")},
-        "Requests that are not queued before a moment of their own; due: it has come, and no "
-        "worker has queued them yet.",
+        "Requests scheduled for a later time; due: that time has come, and no worker has queued "
+        "them yet.",
     ),
     Family(
         "gauge",
         "quire_queue_paused",
         QUEUE,
-        "1 while an operator lets nothing of the queue be claimed.",
+        "1 while the queue is paused by an operator.",
     ),
     Family(
         "gauge",
         "quire_queue_leases",
         {**QUEUE, "state": ("live", "expired")},
-        "Requests that run somewhere; expired: their worker is gone and nobody took them over yet.",
+        "Requests that run somewhere; expired: nobody renewed the lease or took them over yet.",
     ),
     Family(
         "gauge",
@@ -361,14 +360,14 @@ def render_markdown() -> str:
         "## Exporter",
         "",
         "What is true of a queue as a whole, read from Redis at each scrape by one process,",
-        "`python -m service.exporter`. Were every worker to tell it, a sum over workers would",
+        "`python -m service.exporter`. If every worker exported it, a sum over workers would",
         "count the same backlog many times.",
         "",
         *_table(EXPORTER_REGISTER),
         "",
         "## Gateway",
         "",
-        "Told by each `python -m service.gateway` of itself.",
+        "Exported by each `python -m service.gateway` about itself.",
         "",
         *_table(GATEWAY_REGISTER),
     ]

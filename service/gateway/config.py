@@ -23,10 +23,10 @@ from service.settings import (
 )
 from service.sources import ENV_PREFIX, read_environment
 
-#: Beside those of worker and exporter.
+#: The port after those of worker and exporter.
 GATEWAY_PORT = 10_402
 
-#: What a gateway is told of its queue as a worker is, under the same names.
+#: Settings of the queue that gateway and worker share, under the same names.
 SHARED_WITH_WORKER = (
     *("config_file", "redis_url", "redis_password", "queue", "shards", "durable"),
     *("max_queue_seconds", "retention_seconds", "log_level", "log_format"),
@@ -45,7 +45,7 @@ class GatewaySettings(ProcessSettings):
     )
     durable: bool = setting(
         "Queue",
-        "A call is taken only when it is on the disk of Redis (WAITAOF, or `appendfsync always`).",
+        "A call is accepted once it is on the disk of Redis (WAITAOF, or `appendfsync always`).",
         default=False,
     )
     max_queue_seconds: float = setting(
@@ -108,7 +108,7 @@ class GatewaySettings(ProcessSettings):
 
     @classmethod
     def read_variables(cls, environ: Mapping[str, str]) -> dict[str, str]:
-        """Our own variables, before those of the worker's that we share."""
+        """The gateway's own variables, which win over those it shares with the worker."""
         shared = read_environment(environ, SHARED_WITH_WORKER)
         prefix = str(cls.model_config["env_prefix"])
         return shared | read_environment(environ, cls.model_fields, prefix=prefix)

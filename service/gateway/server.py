@@ -17,10 +17,10 @@ from service.gateway.config import GatewaySettings
 from service.gateway.life import Life
 from service.sources import ConfigurationError
 
-#: What asks a gateway to end; a second one breaks off what is open at once.
+#: Signals that drain a gateway; a second one breaks off the open answers at once.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-#: How long what is broken off may take to tell so.
+#: How long broken-off answers may take to send their last event.
 CLOSE_SECONDS = 5.0
 
 #: Connections that wait to be accepted.
@@ -39,7 +39,7 @@ class Server:
     """One gateway and its socket.
 
     Raises:
-        ConfigurationError: the address cannot be had, or the file of keys cannot be right.
+        ConfigurationError: it cannot listen on the address, or the file of keys is wrong.
     """
 
     def __init__(self, settings: GatewaySettings) -> None:
@@ -81,7 +81,7 @@ class Server:
             await self.serve(client)
 
     async def serve(self, client: AsyncClient) -> None:
-        """The same over a client that there is, until `stop` is called."""
+        """Serve with this client until `stop` is called."""
         gateway = Gateway(client, self._settings, keys=self._keys, life=self._life)
         server = _Uvicorn(_uvicorn_config(gateway))
         serving = asyncio.create_task(server.serve(sockets=[self._socket]))
@@ -135,7 +135,7 @@ class Server:
 
 
 class _Uvicorn(uvicorn.Server):
-    """The library's server, which is told when to end instead of hearing signals itself."""
+    """uvicorn's server without its signal handlers: `Server` tells it when to end."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -149,7 +149,7 @@ def _uvicorn_config(gateway: Gateway) -> uvicorn.Config:
         ws="none",
         lifespan="off",
         log_config=None,
-        # What it says below that, we say ourselves.
+        # What uvicorn logs below this level, the gateway logs itself.
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -164,9 +164,9 @@ def _listening(host: str, port: int, *, patience_seconds: float) -> socket.socke
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            # A connection that is closed waits until all is taken that was sent, and a caller who
-            # takes nothing would keep it, and what it was sent, for ever. So the kernel breaks it
-            # off; accepted sockets have this from the one that listens.
+            # A closed connection waits until everything sent was received. A caller that receives
+            # nothing would keep it, and its buffers, for ever, so the kernel breaks it off.
+            # Accepted sockets inherit this option from the listening one.
             milliseconds = min(int(1000 * patience_seconds), MAX_USER_TIMEOUT)
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         listener.bind((host, port))
