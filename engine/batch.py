@@ -1,9 +1,9 @@
 """The Batch: the Scheduler's immutable plan for one step, and all a ModelRunner ever sees.
 
-Knows no device. A row is a run of consecutive tokens of one request; a decode is a run of length
-one and a prefill chunk a longer one: nothing else tells them apart. Those that had caught up come
-as columns, because there may be a thousand of them in every step; the few others as records. A
-decode whose next tokens are guessed is a longer row with a draft at its end.
+Knows no device. A row is a number of consecutive tokens of one request: one token for a decode,
+several for a prefill chunk, and nothing else tells the two apart. Decodes come as columns, because
+there may be a thousand of them in every step; the few other rows as records. A decode with drafted
+tokens is a longer row, with the draft at its end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,12 +21,12 @@ from engine.sampling_params import SamplingParams
 
 IntArray = NDArray[np.int64]
 
-#: In place of a token that the step before this one is still to bring.
+#: Stands for a token that the step in flight will bring.
 UNKNOWN_TOKEN = -1
 
 
 class BlockCopy(NamedTuple):
-    """Copy one block's K and V, all layers, bit for bit."""
+    """Copy the K and V of one block in all layers; block ids."""
 
     source: int
     destination: int
@@ -43,16 +43,16 @@ class BatchRow(NamedTuple):
     for this step alone: copying a long table or history per step would cost more than the step's
     planning.
 
-    `samples` says that the row's last token is the request's last one, so its logits yield output
-    number `output_index`; otherwise the row only fills the cache.
+    `samples`: the row's last token is the request's last one, so its logits yield the output token
+    of index `output_index`; otherwise the row only fills the cache.
 
-    `expects_token` says that the last token is `UNKNOWN_TOKEN`: the one that the step launched
-    before this one yields for the same request. Where there is a `constraint` it never is.
+    `expects_token`: the last token is `UNKNOWN_TOKEN`, which the step in flight will bring. Never
+    so for a row with a `constraint`.
 
-    `adapter` names what is added to the model's linear layers for its tokens; None for nothing.
+    `adapter` names the LoRA adapter of its tokens; None for the model alone.
 
-    The last `num_drafted` of the tokens are a draft: nobody knows yet whether they are what would
-    be chosen. Then the row yields a token for each row of `unrolled()`.
+    The last `num_drafted` of the tokens are a draft, to be checked by this step. The row then
+    yields a token for each row of `unrolled()`.
     """
 
     request_id: str
@@ -70,7 +70,7 @@ class BatchRow(NamedTuple):
 
     @property
     def output_index(self) -> int:
-        """Number of the output token that the row would yield; with a draft, the first one's."""
+        """Index of the output token that the row yields; with a draft, of the first one."""
         return len(self.output_token_ids) + self.expects_token
 
     @property
@@ -80,11 +80,11 @@ class BatchRow(NamedTuple):
 
     @property
     def draft(self) -> Sequence[int]:
-        """The guessed tokens at the row's end."""
+        """The drafted tokens at the row's end."""
         return self.token_ids[len(self.token_ids) - self.num_drafted :]
 
     def unrolled(self) -> "Sequence[BatchRow]":
-        """The rows it would have been without a draft, had the drafted tokens come one by one."""
+        """The rows of single steps, had the drafted tokens been generated one by one."""
         if not self.num_drafted:
             return (self,)
         known, draft = self.token_ids[: -self.num_drafted], self.draft
@@ -100,10 +100,10 @@ class BatchRow(NamedTuple):
         ]
 
     def run_of(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """Of the tokens chosen for the rows of `unrolled()`, those that count.
+        """Of the tokens chosen for the rows of `unrolled()`, those to accept.
 
-        Each row takes the drafted tokens before it as given, so the first token that is not the
-        drafted one is the last.
+        Each was chosen as if all drafted tokens before it were right. So the first one that differs
+        from the draft is still right, and the last.
         """
         for count, (token_id, drafted) in enumerate(zip(token_ids, self.draft, strict=False), 1):
             if token_id != drafted:
@@ -113,16 +113,16 @@ class BatchRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodeRows:
-    """The rows of requests that had caught up: one token each, and each is due the next one.
+    """The rows of requests that only decode, as columns: one token each, and each yields the next.
 
     Args:
         requests: the live records, to be read and never to be changed.
-        token_ids: [rows], the last token of each, `UNKNOWN_TOKEN` where it is expected.
+        token_ids: [rows], the last token of each, `UNKNOWN_TOKEN` where it is still in flight.
         starts: [rows], its position.
-        output_indices: [rows], number of the output token that each yields.
+        output_indices: [rows], index of the output token that each yields.
         block_tables: [rows, most blocks of any row]; of each row the blocks of positions
-            `0 .. start`, what lies behind them may be anything.
-        seats, watched_from: [rows], what the scheduler has to remember; nothing to a runner.
+            `0 .. start`, anything beyond them.
+        seats, watched_from: [rows], kept for the DecodeSet; of no meaning to a runner.
         block_size: slots per block.
     """
 
@@ -139,7 +139,7 @@ class DecodeRows:
         return len(self.requests)
 
     def without_finished(self, token_ids: Sequence[int]) -> "tuple[DecodeRows, Sequence[int]]":
-        """The rows of requests that have not ended since they were planned, and what they got."""
+        """The rows, and tokens, of requests that have not ended since they were planned."""
         kept = [row for row, one in enumerate(self.requests) if one.finish_reason is None]
         rows = DecodeRows(
             requests=tuple(self.requests[row] for row in kept),
@@ -200,8 +200,8 @@ class Batch:
     swapped out and handed to another request within the same step.
 
     swap_out: device block -> host block; swap_in: host block -> device block. The rows are the
-    decodes and then the others, which may have one token as well; `catch_up_requests` are the live
-    records behind the others, in their order, and nothing to a runner.
+    decodes and then the catch-up rows, which may have one token as well. `catch_up_requests` are
+    the live records of the latter, in their order; of no meaning to a runner.
     """
 
     step: int
@@ -213,17 +213,17 @@ class Batch:
 
     @property
     def rows(self) -> tuple[BatchRow, ...]:
-        """All rows as records, made anew with every look."""
+        """All rows as records; built on every access."""
         return (*self.decodes.as_rows(), *self.catch_up_rows)
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """Whose rows they are."""
+        """The live records of all rows, in their order."""
         return (*self.decodes.requests, *self.catch_up_requests)
 
     @property
     def due(self) -> list[Request | BatchRow]:
-        """Those whose next token the step yields, in the order of the rows, drafts unrolled."""
+        """One entry per token that the step yields, in the order of the rows, drafts unrolled."""
         sampling = (row.unrolled() for row in self.catch_up_rows if row.samples)
         return [*self.decodes.requests, *chain.from_iterable(sampling)]
 
@@ -247,16 +247,16 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step has computed.
+    """What a step has computed; mappings are by request id.
 
     Args:
         decoded: the next token of each of the batch's decodes, in their order; of one in `failures`
             any number.
-        token_ids: that of every other row that samples and has no draft, by request id.
-        failures: why others have none, by request id: the model's own, logits that are no numbers.
-        logprobs: how likely the tokens were, one for each, of the rows that ask, by request id.
-        runs: the next tokens, one at least, of every row with a draft, by request id: as much of
-            the draft as would have been chosen, and the token behind it.
+        token_ids: the next token of every other row that samples and has no draft.
+        failures: why a row has no token, as where none of its logits is finite.
+        logprobs: one entry per token, for the rows that ask for them.
+        runs: the next tokens, at least one, of every row with a draft: the accepted part of the
+            draft, and the token after it.
     """
 
     decoded: Sequence[int] = ()
@@ -267,15 +267,15 @@ class StepResult:
 
 
 class LaunchedStep(Protocol):
-    """A step that a device has been told to compute."""
+    """A handle to a step that was handed to a device."""
 
     @property
     def is_in_flight(self) -> bool:
-        """The device may still be at it, so it is worth while to launch the next step behind it."""
+        """Whether the device may still be computing it, so that launching the next one pays."""
         ...
 
     def result(self) -> StepResult:
-        """Wait for the device; asked again, the same.
+        """Wait for the device and return the result; idempotent.
 
         Raises:
             DeviceFailed: as in `ModelRunner`.
@@ -284,7 +284,7 @@ class LaunchedStep(Protocol):
 
 
 class ComputedStep(NamedTuple):
-    """A step that was computed while it was launched."""
+    """A step that was computed by the time `launch` returned, as on a CPU."""
 
     outcome: StepResult
     is_in_flight: bool = False
@@ -299,15 +299,15 @@ class ModelRunner(Protocol):
     Stateless but for the KV pool: running the same rows twice gives the same tokens.
 
     Raises:
-        DeviceFailed: nothing the device says can be trusted any more, or a swap failed half-way.
+        DeviceFailed: no result of the device can be trusted any more, or a swap failed half-way.
         Exception: the rows failed, after the swaps were done; the engine finds the culprit by
             running the rows one by one, without the swaps.
     """
 
     def launch(self, batch: Batch, *, after: LaunchedStep | None = None) -> LaunchedStep:
-        """Tell the device to compute a batch.
+        """Hand a batch to the device.
 
-        `after` is the step in flight that was launched before, and that brings the tokens of this
-        batch which are unknown.
+        `after` is the step in flight, launched just before; it brings the tokens that stand as
+        `UNKNOWN_TOKEN` in this batch.
         """
         ...

@@ -2,12 +2,12 @@
 
 A block is in exactly one of three places:
 
-    free     blank: nothing worth keeping is in it
-    cached   nobody uses it, but its content is known by hash and may be asked for again
+    blank    unused, and without content worth keeping
+    cached   unused, but its content is known by hash and may be asked for again
     owned    referenced by at least one block table
 
-so `num_blank + num_cached + num_owned == num_blocks`, always. Cached blocks are given away last,
-the least recently used first.
+so `num_blank + num_cached + num_owned == num_blocks`, always. Blank and cached blocks are free to
+be allocated: first the blank ones, then the cached ones, the least recently used first.
 """
 
 from collections import OrderedDict
@@ -25,8 +25,8 @@ class BlockPool:
         self._block_of_hash: dict[bytes, int] = {}
         # Popped from the end: a fresh pool hands out 0, 1, 2, ... which makes traces readable.
         self._blank = list(range(num_blocks - 1, -1, -1))
-        # An OrderedDict is a linked list with constant-time removal from the middle, which a block
-        # needs that is asked for again while it waits to be evicted.
+        # Least recently used first. An OrderedDict is a linked list with constant-time removal from
+        # the middle, for blocks that are asked for again before they are evicted.
         self._cached: OrderedDict[int, None] = OrderedDict()
 
     @property
@@ -62,7 +62,7 @@ class BlockPool:
         return block_ids
 
     def touch(self, block_ids: Iterable[int]) -> None:
-        """Take one more reference on each block, reviving those that were waiting for eviction."""
+        """Add one reference to each block, reviving those that are cached."""
         for block_id in block_ids:
             if self._reference_counts[block_id] == 0:
                 del self._cached[block_id]
@@ -88,10 +88,10 @@ class BlockPool:
         return self._block_of_hash.get(block_hash)
 
     def remember(self, block_ids: Iterable[int], hashes: Iterable[bytes]) -> None:
-        """Declare that owned blocks now hold the content with these hashes, one for each.
+        """Record the content hashes of owned blocks, one for each.
 
-        When two requests computed the same content at the same time, the first one is remembered
-        and the other stays anonymous.
+        When two requests computed the same content at the same time, only the first block gets the
+        hash.
         """
         for block_id, block_hash in zip(block_ids, hashes, strict=True):
             assert self._reference_counts[block_id] > 0
@@ -101,7 +101,7 @@ class BlockPool:
                     self._hash_of_block[block_id] = block_hash
 
     def violations(self) -> list[str]:
-        """The pool's laws that do not hold; empty when all is well. Linear in the pool."""
+        """The pool's invariants that do not hold; empty when all is well. Linear in the pool."""
         found = []
         places = [*self._blank, *self._cached]
         if len(set(places)) != len(places):

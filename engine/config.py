@@ -1,4 +1,4 @@
-"""What an engine is told at start; knows no device and no settings file.
+"""The configuration of an engine; knows no device and no settings file.
 
 Frozen: "auto" values resolve into a new object, never in place.
 """
@@ -22,7 +22,7 @@ class EngineConfig:
     max_model_len: int
     vocab_size: int
     eos_token_ids: frozenset[int] = frozenset()
-    #: Names that a request's adapter may have.
+    #: Names of the LoRA adapters that requests may ask for.
     adapters: frozenset[str] = frozenset()
     block_size: int = 16
     num_host_blocks: int = 0
@@ -34,9 +34,9 @@ class EngineConfig:
     long_prefill_token_threshold: int = 0
     #: Share of the pool kept free when a request is admitted, so that the running ones can grow.
     watermark: float = 0.01
-    #: Tokens of one request that are guessed and checked in one step; 0 for none.
+    #: The most drafted tokens of one request per step; 0 for no speculation.
     num_speculative_tokens: int = 0
-    #: Tokens of a step up to which it is filled with guesses.
+    #: A step gets drafts only up to this number of tokens in all.
     max_speculative_step_tokens: int = 32
     enable_prefix_caching: bool = True
     policy: PolicyName = "priority"
@@ -58,7 +58,7 @@ class EngineConfig:
 
     @property
     def max_request_tokens(self) -> int:
-        """The longest a request may become: as far as the model reads, and as the pool holds."""
+        """The longest a request may become: what the model can read and the pool can hold."""
         return min(self.max_model_len, self.num_blocks * self.block_size)
 
     @property

@@ -1,4 +1,4 @@
-"""What may come next in a generation that has to be of some form. Knows no form and no library."""
+"""Which tokens may come next in a constrained generation. Knows no grammar and no library."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -6,47 +6,48 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-#: A bit for each token, that of token `id` being bit `id % 8` of byte `id // 8`.
+#: A bit per token of the vocabulary: that of token `id` is bit `id % 8` of byte `id // 8`.
 TokenBits = NDArray[np.uint8]
 
 
 class Constraint(Protocol):
     """Which tokens may follow the output of one generation.
 
-    A function of that output alone. So a step that is planned again, a request that was preempted
-    and one that was taken over from a dead worker are told the same, and nobody has to say that a
-    token has come: each question brings all tokens, those of the question before first.
+    A function of that output alone, so the answer is the same for a step that is planned again, a
+    preempted request and one taken over from a dead worker. Nobody reports new tokens: each call
+    passes the whole output, which begins with that of the call before.
     """
 
     def allowed(self, output_token_ids: Sequence[int]) -> TokenBits:
-        """A bit for each token of the vocabulary, set where it may come next.
+        """The tokens that may come next.
 
-        An end of sequence may come exactly where the output may end. Where no bit is set the
+        An end of sequence may come exactly where the output may end. If no bit is set, the
         generation has failed.
         """
         ...
 
     def is_complete(self, output_token_ids: Sequence[int]) -> bool:
-        """The output may end here, and can do nothing else."""
+        """Whether the output may end here and nothing else can follow."""
         ...
 
     def draft(self, output_token_ids: Sequence[int], guess: Sequence[int]) -> Sequence[int]:
-        """A guess at what comes next, all of which may: what has to, spelled in some way.
+        """Draft tokens for what comes next, all of them allowed.
 
-        Where there is a choice, `guess` up to the first token that may not come.
+        Where the text is determined, one way to spell it in tokens; where there is a choice, the
+        part of `guess` before the first token that is not allowed.
         """
         ...
 
     def assuming(self, output_token_ids: Sequence[int], draft: Sequence[int]) -> "Constraint":
-        """One of its own for the output with `draft` behind it, to be asked of no other.
+        """A separate Constraint, only for the output followed by `draft`; this one is unchanged.
 
-        This one is left where the output is. All of the draft may come.
+        All tokens of the draft must be allowed.
         """
         ...
 
     @property
     def failure(self) -> str | None:
-        """Why nothing may follow the tokens of the last question, if something is wrong."""
+        """Why no token may follow the output of the last call, if something went wrong."""
         ...
 
 
@@ -56,7 +57,7 @@ def allows(bits: TokenBits, token_id: int) -> bool:
 
 
 def why_no_token(constraint: Constraint | None) -> str:
-    """The reason to give where no token could be chosen."""
+    """The error message for a row for which no token could be chosen."""
     if constraint is None:
         return "no finite logit to choose from"
     return constraint.failure or "no token with a finite logit may come next"

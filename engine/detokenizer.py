@@ -12,18 +12,18 @@ from tokenizers import Tokenizer
 
 #: What the bytes of an unfinished character decode to.
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-#: Undecided tokens that may be looked at together. No character has so many: what still is a
-#: replacement mark then stays one.
+#: The most undecided tokens that are decoded together. No character has so many, so a replacement
+#: character that is still there then is final.
 MAX_WINDOW_TOKENS = 64
-#: A character is that many bytes at most, and so that many tokens.
+#: A character has at most this many bytes, and so this many tokens.
 MAX_CHARACTER_TOKENS = 4
-#: Tokens of a prompt that are decoded to begin with; more where these have no text or begin within
-#: a character.
+#: Tokens at the end of a prompt that are decoded first; more if they have no text or begin within a
+#: character.
 FEW_TOKENS = 8
 
 
 class TokenDecoder(Protocol):
-    """One token id in, the text that became certain out."""
+    """One token id in, the text that became final out."""
 
     def step(self, token_id: int) -> str | None: ...
 
@@ -33,16 +33,16 @@ class TokenDecoder(Protocol):
 
 
 class StreamDecoder:
-    """Text of tokens that follow a prompt: together, all that decoding both at once would add.
+    """The text of tokens that follow a prompt, as decoding prompt and tokens at once would add it.
 
-    What a token says may depend on the one before it: many tokenizers write a space before a word
-    unless it is the first. So a short window is decoded, of the tokens that are undecided and of
-    those that said the last text, or at first of the end of the prompt.
+    The text of a token may depend on the one before it: many tokenizers write a space before a word
+    unless it is the first. So a short window is decoded: the undecided tokens, and before them
+    those of the last text, or at first the end of the prompt.
 
-    An id that the tokenizer does not know, which a model with a padded vocabulary may well produce,
-    has no text; nor has a token that the tokenizer fails on: text must never end a generation by
-    accident. Where a decoder takes back text it has given out before (byte fallback does, for bytes
-    that are no characters), what was given out stays.
+    A token has no text if the tokenizer does not know its id, which a model with a padded
+    vocabulary may produce, or fails on it: text must never end a generation by accident. If the
+    tokenizer later changes text it has given before (byte fallback does, for bytes that are no
+    characters), what was returned stays.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class StreamDecoder:
         return self._decode(self._window)[self._num_known :]
 
     def _decide(self, text: str) -> None:
-        """All that the window says is given out: keep no more of it than its last words need."""
+        """The whole window is decided: keep only the tokens that the next text may depend on."""
         later = self._window[self._num_decided :]
         alone = self._decode(later)
-        # Bytes in the middle of a run that is read as a whole say something else by themselves.
+        # Bytes out of a run that is decoded as a whole may have another text by themselves.
         if text.endswith(alone) or len(self._window) >= MAX_WINDOW_TOKENS:
             self._window, text = later, alone
         self._num_decided, self._num_known = len(self._window), len(text)
@@ -90,11 +90,11 @@ class StreamDecoder:
         return text
 
     def _end_of(self, prompt: Sequence[int]) -> list[int]:
-        """So much of a prompt's end that it has text, if any, and begins with a whole character."""
+        """As many last tokens of a prompt as have text, if any, and begin at a whole character."""
         count = FEW_TOKENS
         while True:
             end = list(prompt[-count:])
-            # Where all characters have three tokens, no power of two ends between two of them.
+            # With three tokens to each character, no power of two is a whole number of them.
             for first in range(MAX_CHARACTER_TOKENS):
                 text = self._decode(end[first:])
                 if text and not text.startswith(REPLACEMENT):
@@ -104,7 +104,7 @@ class StreamDecoder:
             count *= 2
 
     def _is_left_out(self, token_id: int) -> bool:
-        """The token has no text in any place; one that is only a space may have some later."""
+        """Whether the token has no text anywhere; one that is only a space may get some later."""
         if self._tokenizer.id_to_token(token_id) is None:
             return True
         alone = [token_id]
@@ -114,7 +114,7 @@ class StreamDecoder:
 
 
 class Detokenizer:
-    """The text of one generation, given out as soon as no later token can change it.
+    """The text of one generation, returned as soon as no later token can change it.
 
     The last `max(len(stop)) - 1` characters are held back while a stop string may still begin in
     them. A completed stop string ends the text before it, or after it with
@@ -154,7 +154,7 @@ class Detokenizer:
         return self._stopped
 
     def take_text(self, *, final: bool) -> str:
-        """The text that became certain since the last call; all that is left when `final`."""
+        """The text that became final since the last call; all that is left when `final`."""
         if final and not self._stopped:
             self._add(self._decoder.rest())
         text = self._pending

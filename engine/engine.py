@@ -1,12 +1,12 @@
-"""The machine on one page: token ids in, token ids out, one `step()` at a time.
+"""The engine on one page: token ids in, token ids out, one `step()` at a time.
 
-Knows no Redis, no threads but the one that calls it, no clock (readings are arguments) and no
-device: the ModelRunner is passed in. Everything but `abort` belongs to a single thread.
+Knows no Redis, no thread but its caller's, no clock (it is an argument) and no device (the
+ModelRunner is passed in). Everything but `abort` belongs to a single thread.
 
     add_request ──▶ [ waiting ] ──schedule──▶ Batch ──launch──▶ tokens ──apply──▶ RequestOutputs
 
-Where a device computes by itself, the next step is planned and launched while one is in flight, so
-that the device never waits for this thread.
+On a device that runs asynchronously, a GPU, the next step is planned and launched while one is in
+flight, so that the device never waits for this thread.
 """
 
 import heapq
@@ -35,19 +35,19 @@ from engine.stopping import finish_reason_of
 logger = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
-#: Deadlines of finished requests that may linger before they are swept out.
+#: Deadlines of finished requests that may stay in the heap before it is rebuilt.
 MAX_STALE_DEADLINES = 1024
 
 
 class RequestOutput(NamedTuple):
     """What one step added to one request; a tuple, because a step makes one per running request.
 
-    A step that has checked guesses makes one for each token.
+    A step that accepts drafted tokens makes one for each token.
 
-    `start` is the index of the first new token, counted from the first ever published: a request
-    resumed with 57 tokens goes on at 57. `finish_reason` is set on the last output and only there.
+    `start` is the output index of the first new token, counted from the first one ever published: a
+    request resumed with 57 tokens goes on at 57. `finish_reason` is set on the last output only.
     `request` is the live record, to be read for usage and times and never to be changed.
-    `logprobs` are those of the tokens, one for each, if the request asks for them.
+    `logprobs` has one entry per token if the request asks for them, and is empty otherwise.
     """
 
     request: Request
@@ -64,7 +64,7 @@ class RequestOutput(NamedTuple):
 
 
 class Launched(NamedTuple):
-    """A planned step that the device has been told of."""
+    """A step that was handed to the device: its plan, its handle, and the time of the launch."""
 
     batch: Batch
     step: LaunchedStep
@@ -93,21 +93,21 @@ class Engine:
         """Compute one batch and return what it added, finished requests included.
 
         Aborts take effect before a step is planned, and again between the forward pass and its
-        results, so that nothing is reported of a request after it was given up.
+        results, so that nothing is reported for a request after it was aborted.
 
         Raises:
             DeviceFailed: the process must end; nothing of the failed step was reported.
         """
         self._apply_aborts(clock())
         launched = self._next or self._launch(clock)
-        self._next = self._launch_behind(launched, clock)
+        self._next = self._launch_ahead(launched, clock)
         result = self._wait_for(launched, clock)
         self._apply_aborts(clock())
         progress = self._scheduler.apply(launched.batch, result, now=clock())
         self._emit(progress, result.logprobs)
         if not self._scheduler.requests:
-            # What is in flight is nobody's. Waited for when somebody comes, it would seem to have
-            # lasted until then, and would keep its requests as long.
+            # The step in flight has no request left. Kept until the next one arrives, it would be
+            # measured as having run that long, and would keep its finished requests in memory.
             self._next = None
         if self.config.check_invariants:
             assert not (broken := self.violations()), broken
@@ -115,14 +115,15 @@ class Engine:
         return outputs
 
     def add_request(self, request: Request) -> None:
-        """Take a request in, or refuse it alone.
+        """Queue a request, or reject it.
 
-        One that arrives with published tokens is judged first: its worker may have died between the
-        last token and the terminal record. Then the next `step()` reports its end, and no token.
+        One that arrives with published tokens may be complete already: its worker may have died
+        between the last token and the terminal record. Then the next `step()` reports its end,
+        without a token.
 
         Raises:
             RequestRejected: it can never be served; the field and the reason are named.
-            DuplicateRequest: this id is alive here.
+            DuplicateRequest: a request with this id is alive in this engine.
         """
         if request.request_id in self._scheduler.requests:
             raise DuplicateRequest(request.request_id)
@@ -142,15 +143,15 @@ class Engine:
         *,
         error: str | None = None,
     ) -> None:
-        """Give a request up, in whatever state it is; callable from any thread, at any time.
+        """End a request early, whatever its state; callable from any thread, at any time.
 
-        Its last output comes out of the next `step()`. Unknown and finished ids are ignored: the
-        end of a generation and the wish to end it may cross.
+        The next `step()` returns its last output. Unknown and finished ids are ignored: the abort
+        may have crossed the end of the generation.
         """
         self._aborts.append((request_id, reason, error))
 
     def has_work(self) -> bool:
-        """A `step()` now would do something."""
+        """Whether a `step()` now would do anything."""
         return bool(self._scheduler.requests or self._aborts or self._outputs)
 
     def alive_request_ids(self) -> list[str]:
@@ -158,11 +159,11 @@ class Engine:
         return list(self._scheduler.requests)
 
     def violations(self) -> list[str]:
-        """The laws of `engine.invariants` that do not hold now."""
+        """The invariants of `engine.invariants` that do not hold now."""
         return violations(self._scheduler)
 
     def snapshot(self) -> EngineSnapshot:
-        """One consistent reading of queues, pools and counters."""
+        """One consistent reading of queues, block pools and counters."""
         scheduler, cache, stats = self._scheduler, self._scheduler.kv_cache, self._scheduler.stats
         return EngineSnapshot(
             num_waiting=scheduler.num_waiting,
@@ -191,7 +192,7 @@ class Engine:
     # -- running a batch --------------------------------------------------------------------------
 
     def _launch(self, clock: Clock) -> Launched:
-        """Plan a step when all tokens are known; a batch that raises costs only its culprit."""
+        """Plan and launch a step with all tokens known; if it raises, find out which row does."""
         batch = self._scheduler.schedule(now=clock())
         time = clock()
         if batch.is_empty:
@@ -205,37 +206,37 @@ class Engine:
             step = ComputedStep(self._run_one_by_one(batch))
         return Launched(batch, step, time)
 
-    def _launch_behind(self, before: Launched, clock: Clock) -> Launched | None:
-        """Plan and launch the step after one in flight, which feeds it on the device.
+    def _launch_ahead(self, current: Launched, clock: Clock) -> Launched | None:
+        """Plan and launch the step after the current one, whose tokens it takes on the device.
 
-        Where that is not possible there is None, and the step will be planned when all is known.
+        None where that is not possible: the step is then planned once all tokens are known.
         """
-        if not before.step.is_in_flight or self._scheduler.needs_tokens_of(before.batch):
+        if not current.step.is_in_flight or self._scheduler.needs_tokens_of(current.batch):
             return None
-        batch = self._scheduler.schedule(now=clock(), after=before.batch)
+        batch = self._scheduler.schedule(now=clock(), after=current.batch)
         if batch.is_empty:
             return None
         time = clock()
         try:
-            return Launched(batch, self._runner.launch(batch, after=before.step), time)
+            return Launched(batch, self._runner.launch(batch, after=current.step), time)
         except DeviceFailed:
             raise
-        except Exception as error:  # noqa: BLE001 - planned again, it will cost its culprit.
+        except Exception as error:  # noqa: BLE001 - planned again, it goes through `_launch`.
             self._note_failure(error)
             return None
 
     def _note_failure(self, error: Exception) -> None:
-        """Count a step that raised, and say why: it may not do so again when its rows are alone."""
+        """Count a step that raised, and log why: its rows may not raise again one by one."""
         self._failed_steps += 1
         if repr(error) != self._last_failure:
             self._last_failure = repr(error)
             logger.warning("a step failed, and is computed in another way: %r", error)
 
     def _wait_for(self, launched: Launched, clock: Clock) -> StepResult:
-        """What a step has computed; a row that has none because it failed ends its request."""
+        """The result of a step; ends the requests whose rows have failed in it."""
         batch, result = launched.batch, launched.step.result()
         if not batch.is_empty:
-            # A step that was launched behind another began when that one ended.
+            # A step that was launched ahead began when the one before it ended.
             now, began = clock(), max(launched.time, self._last_result_time)
             self._last_result_time = now
             self._steps += 1
@@ -248,7 +249,7 @@ class Engine:
         return result
 
     def _run_one_by_one(self, batch: Batch) -> StepResult:
-        """Find the rows that fail alone; the runner has already done the swaps."""
+        """Run each row alone, to tell those that fail; the runner has already done the swaps."""
         token_ids: dict[str, int] = {}
         failures: dict[str, str] = {}
         logprobs: dict[str, Sequence[Logprobs]] = {}
@@ -259,7 +260,7 @@ class Engine:
                 result = self._runner.launch(Batch(batch.step, catch_up_rows=(row,))).result()
             except DeviceFailed:
                 raise
-            except Exception as error:  # noqa: BLE001 - as above.
+            except Exception as error:  # noqa: BLE001 - as in `_launch`.
                 raised[row.request_id] = error
             else:
                 token_ids |= result.token_ids
@@ -276,9 +277,9 @@ class Engine:
     # -- reporting --------------------------------------------------------------------------------
 
     def _emit(self, progress: Progress, logprobs: Mapping[str, Sequence[Logprobs]]) -> None:
-        """Report the tokens that `apply` has just appended, with the text that became certain."""
+        """Report the tokens that `apply` has just appended, with the text that became final."""
         self._generated_tokens += len(progress.requests)
-        new = tuple.__new__  # What a NamedTuple adds to it would take as long as the tuple.
+        new = tuple.__new__  # The constructor of a NamedTuple takes twice as long.
         outputs = [
             new(
                 RequestOutput,
@@ -308,7 +309,7 @@ class Engine:
     ) -> None:
         """End a request outside of `apply` and report it, without a token."""
         self._scheduler.finish(request, reason, now=now, error=error)
-        # Who takes a released request over will find the held-back text by itself.
+        # Whoever resumes a released request replays its tokens, and so the held-back text.
         text = "" if reason is FinishReason.RELEASED else take_text(request, final=True)
         output = RequestOutput(request, request.num_output_tokens, (), text, reason, error)
         self._outputs.append(output)
@@ -322,7 +323,7 @@ class Engine:
         while self._deadlines and self._deadlines[0][0] <= now:
             deadline, request_id = heapq.heappop(self._deadlines)
             request = self._scheduler.requests.get(request_id)
-            # One that ended may have left its id, and this entry, to another.
+            # The entry may be that of an ended request whose id is in use again.
             if request is not None and request.deadline == deadline:
                 self._finish(request, FinishReason.DEADLINE, now=now)
 
@@ -334,7 +335,7 @@ class Engine:
             heapq.heapify(self._deadlines)
 
     def _replay(self, request: Request) -> FinishReason | None:
-        """Bring text and stop conditions to where the published tokens left them."""
+        """Feed the published tokens to the text; the reason if they end the generation."""
         stop_string_found = False
         if request.text is not None:
             for token_id in request.output_token_ids:
@@ -368,7 +369,7 @@ def refuse_if_never_servable(request: Request, config: EngineConfig) -> None:
 
 
 def outputs_of(run: Run, logprobs: Sequence[Logprobs]) -> Iterator[RequestOutput]:
-    """One output for each token of a run, as if it had come alone."""
+    """One output per token of a run, as if each had come from a step of its own."""
     last = len(run.token_ids) - 1
     for number, (token_id, text) in enumerate(zip(run.token_ids, run.texts, strict=True)):
         reason = run.request.finish_reason if number == last else None
@@ -379,13 +380,13 @@ def outputs_of(run: Run, logprobs: Sequence[Logprobs]) -> Iterator[RequestOutput
 def _with_logprobs(
     output: RequestOutput, logprobs: Mapping[str, Sequence[Logprobs]]
 ) -> RequestOutput:
-    """The output of a new token with what is known of it, if anything is."""
+    """The output with the log-probabilities of its token, if the request asks for them."""
     found = logprobs.get(output.request_id)
     return output if found is None else output._replace(logprobs=tuple(found))
 
 
 def kind_of_step(batch: Batch) -> StepKind:
-    """What the rows are made of, derived and never stored."""
+    """Whether a step computes prefill, decodes, or both; derived, never stored."""
     known = (len(row.token_ids) - row.num_drafted for row in batch.catch_up_rows)
     num_decodes = len(batch.decodes) + sum(number == 1 for number in known)
     if num_decodes == batch.num_rows:

@@ -4,8 +4,7 @@
     ├── RequestRejected   one request can never be served; names the field, the engine goes on
     ├── DuplicateRequest  an id that is alive in the engine was added again
     ├── ModelRefused      the model folder cannot be served; says why in one sentence
-    └── DeviceFailed      the device is beyond repair; the process must end so that its leases are
-    taken over
+    └── DeviceFailed      no later step can be trusted; the process must end, and others take over
 
 Our own mistakes are assertions and are not in this tree.
 """

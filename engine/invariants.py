@@ -1,4 +1,4 @@
-"""The laws of the engine as code. Knows how nothing is done, only what must hold afterwards.
+"""The engine's invariants as code: what must hold between steps, whatever was done in them.
 
 Checked after every step in tests and staging, and whenever an engine goes idle in production, where
 a broken law is logged and counted but never crashes a worker.
@@ -9,9 +9,9 @@ from engine.scheduler import Scheduler
 
 
 def violations(scheduler: Scheduler) -> list[str]:
-    """Every law that does not hold between two steps; empty when all is well.
+    """Every invariant that does not hold between two steps; empty when all is well.
 
-    Linear in blocks, tables and requests, and so nothing for the inner loop of production.
+    Linear in blocks, tables and requests: too slow for every step in production.
     """
     cache, config, alive = scheduler.kv_cache, scheduler.config, scheduler.requests
     found = cache.violations(set(alive))
@@ -22,8 +22,8 @@ def violations(scheduler: Scheduler) -> list[str]:
     num_by_place = len(scheduler.running) + scheduler.num_waiting + scheduler.num_preempted
     if num_by_place != len(alive):
         found.append("running + waiting + preempted != alive")
-    if len(scheduler.behind) + len(scheduler.decodes) != len(scheduler.running):
-        found.append("behind + decodes != running")
+    if len(scheduler.catching_up) + len(scheduler.decodes) != len(scheduler.running):
+        found.append("catching up + decodes != running")
     found += scheduler.decodes.violations()
     if not alive and cache.pool.num_owned:
         found.append("an idle engine owns blocks")
@@ -39,12 +39,12 @@ def progress_laws(request: Request, scheduler: Scheduler) -> list[str]:
     is_running = request.request_id in scheduler.running
     if (request.state is RequestState.RUNNING) != is_running:
         found.append(f"state {request.state} contradicts the running set")
-    # A request that was admitted by a plan may be behind with a single token until that is applied.
-    is_behind = request.request_id in scheduler.behind and not (
+    # A request admitted by a plan may have a single token to compute until that plan is applied.
+    is_catching_up = request.request_id in scheduler.catching_up and not (
         scheduler.has_open_plan and request.num_pending_tokens == 1
     )
-    if is_running and (request.num_pending_tokens > 1) != is_behind:
-        found.append("its pending tokens contradict whether it is behind")
+    if is_running and (request.num_pending_tokens > 1) != is_catching_up:
+        found.append("its pending tokens contradict whether it is catching up")
     if not 0 <= request.num_computed_tokens < request.num_tokens:
         found.append(f"computed {request.num_computed_tokens} of {request.num_tokens} tokens")
     if request.expects_token:

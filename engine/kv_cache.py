@@ -1,9 +1,8 @@
 """Which blocks hold the KV of which request. Knows no priorities, no device and no tensor.
 
-Blocks are allocated for tokens about to be computed, never for tokens that may come. What admission
-promises is only counted: a request is admitted when all of its *known* tokens fit, and the blocks
-of the chunks still to come are reserved as a number, so that two half-computed prompts can never
-starve each other.
+Blocks are allocated for tokens about to be computed, never for tokens that may come. A request is
+admitted when all of its *known* tokens fit. The blocks of its later chunks are then promised, that
+is, reserved as a number, so that two half-computed prompts can never starve each other.
 
 Every operation either succeeds or leaves the state as it was.
 """
@@ -21,11 +20,11 @@ from engine.request import Request
 
 #: Bytes of a content hash. 128 bits: a collision would serve one request another one's KV.
 HASH_BYTES = 16
-#: Of nothing yet, and copied for each block: to make one from its parameters takes longer.
+#: The hash of no bytes, copied for each block: creating one from its parameters takes longer.
 NEW_HASH = hashlib.blake2b(digest_size=HASH_BYTES)
-#: Hashed beside a salt and beside no content, so that no salt can be chosen to be a prefix's hash.
+#: Personalizes the hash of a salt, so that no salt can be chosen to collide with a block's content.
 SALT = b"salt"
-#: Likewise beside the name of an adapter.
+#: Likewise for the name of an adapter.
 ADAPTER = b"adapter"
 
 
@@ -35,9 +34,9 @@ class BlockTable:
 
     device_block_ids: list[int] = field(default_factory=list)
     host_block_ids: list[int] = field(default_factory=list)
-    #: Blocks of known tokens that admission reserved and growth has not taken yet.
+    #: Blocks that admission reserved for known tokens and that are not allocated yet.
     num_promised: int = 0
-    #: Full blocks whose content the pool has been told.
+    #: Leading full blocks whose hashes the pool knows.
     num_remembered: int = 0
 
 
@@ -82,14 +81,14 @@ class KVCache:
         return table is not None and bool(table.host_block_ids)
 
     def lacking_blocks(self, request: Request, *, without: Sequence[str] = ()) -> Iterator[int]:
-        """What is lacking to hold all known tokens of a request; where blocks are left, below 0.
+        """Blocks lacking to admit a request with all its known tokens; negative if some are left.
 
-        First as things are, and then once the first, the first two, ... of `without` had given up
-        all they hold: the question a preemption asks before it is committed.
+        Yields the number as things are; then without the first, the first two, ... requests of
+        `without`, so that a preemption can be checked before it is committed.
         """
         lacking = self._blocks_to_admit(request) - self.num_available
         yield lacking
-        # A block shared with the request gives it nothing: freed, it would have to be revived.
+        # A block shared with the request does not count: freed, it would have to be revived for it.
         shared = set() if self.is_swapped(request.request_id) else set(self._match_prefix(request))
         given_up: Counter[int] = Counter()
         for request_id in without:
@@ -103,10 +102,10 @@ class KVCache:
             yield lacking
 
     def admit(self, request: Request) -> int:
-        """Open a table, take what the prefix cache has, promise the rest.
+        """Open a block table with the blocks found in the prefix cache, and promise the rest.
 
         Returns the number of tokens whose KV is already there: a multiple of the block size and
-        less than `num_tokens`, because the last token's logits are still wanted.
+        less than `num_tokens`, because the last token has to be computed for its logits.
         """
         assert request.request_id not in self._tables
         assert self._blocks_to_admit(request) <= self.num_available
@@ -134,7 +133,7 @@ class KVCache:
         return True
 
     def grow_by_a_block(self, requests: Sequence[Request]) -> bool:
-        """`grow` these to all their tokens, for which they lack a block or none; all, or nobody."""
+        """`grow` these to all their tokens, for which each lacks at most one block; all or none."""
         short = []
         for request in requests:
             table = self._tables[request.request_id]
@@ -151,7 +150,7 @@ class KVCache:
         return True
 
     def shrink(self, request_id: str, num_tokens: int) -> None:
-        """Give back what the table holds beyond `num_tokens` tokens; nothing of it is promised."""
+        """Free the blocks beyond `num_tokens` tokens; the request must have none promised."""
         table = self._tables[request_id]
         assert table.num_promised == 0
         kept = self.blocks_for(num_tokens)
@@ -159,7 +158,7 @@ class KVCache:
         del table.device_block_ids[kept:]
 
     def remember(self, computed: Iterable[tuple[Request, int]]) -> None:
-        """Tell the pool which full blocks are computed, by requests and their computed tokens.
+        """Put newly filled blocks into the prefix cache; `computed` says how many tokens of each.
 
         Called only after the step succeeded.
         """
@@ -177,7 +176,7 @@ class KVCache:
         self.pool.remember(block_ids, hashes)
 
     def free(self, request_id: str) -> None:
-        """Give up everything the request holds, wherever it is; it may hold nothing."""
+        """Free all that the request holds on device and host; it may hold nothing."""
         table = self._tables.pop(request_id, None)
         if table is not None:
             self.num_promised -= table.num_promised
@@ -216,12 +215,15 @@ class KVCache:
         return [BlockCopy(*pair) for pair in zip(host_ids, table.device_block_ids, strict=True)]
 
     def end_of_step(self) -> None:
-        """The next step's copies come behind those of the last: what these read is free again."""
+        """Free the host blocks that the last plan swaps in: later copies come after its own."""
         self.host_pool.free(self._host_blocks_in_flight)
         self._host_blocks_in_flight = []
 
     def violations(self, alive_request_ids: set[str]) -> list[str]:
-        """The cache's laws that do not hold; empty when all is well. Linear in pool and tables."""
+        """The cache's invariants that do not hold; empty when all is well.
+
+        Linear in pool and tables.
+        """
         found = [f"device: {law}" for law in self.pool.violations()]
         found += [f"host: {law}" for law in self.host_pool.violations()]
         for pool, tables in (
@@ -246,7 +248,7 @@ class KVCache:
         return found
 
     def _blocks_to_admit(self, request: Request) -> int:
-        """Blocks that admission takes from `num_available`: new ones, and free ones it revives."""
+        """Blocks that admission takes from `num_available`: new ones, and cached ones revived."""
         total = self.blocks_for(request.num_tokens)
         if self.is_swapped(request.request_id):
             return total
@@ -283,11 +285,11 @@ class KVCache:
 
 
 def _root(request: Request) -> bytes:
-    """What the first block of all requests with one salt and adapter is hashed behind."""
+    """The parent hash of the first block; requests share blocks only if salt and adapter agree."""
     salt = request.cache_salt.encode()
     root = hashlib.blake2b(salt, digest_size=HASH_BYTES, person=SALT).digest()
     if request.adapter is None:
         return root
-    # The first part has one length for all salts, so no two pairs read the same.
+    # The root has a fixed length, so no two pairs of salt and adapter make the same bytes.
     pair = root + request.adapter.encode()
     return hashlib.blake2b(pair, digest_size=HASH_BYTES, person=ADAPTER).digest()

@@ -1,7 +1,7 @@
-"""How likely a token was, and which were the likeliest at its place. Does not know what was asked.
+"""Log-probabilities of a token and of the likeliest tokens at its place. Knows no request.
 
-The numbers are the model's own: natural logarithms of the softmax of its logits as they came, in
-float32, before anything that a request asked for has changed them.
+They are natural logarithms of the softmax of the model's raw logits, in float32, before
+temperature, penalties, biases or masks are applied.
 """
 
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""A step in the making: whose tokens it computes, what is left of its budget. Decides nothing."""
+"""A step while it is planned: its rows and swaps, and what is left of its budget. No decisions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,10 @@ from engine.request import Request
 
 @dataclass(slots=True)
 class Plan:
-    """The step being planned: what is left of the budget, and what joins the decodes in it."""
+    """The step being planned: `budget` is what is left of it, `rows` are those beside the decodes.
+
+    Rows are by request id, in the order in which they were planned.
+    """
 
     budget: int
     now: float
@@ -26,7 +29,7 @@ class Plan:
         block_ids: Sequence[int],
         draft: Sequence[int] = (),
     ) -> None:
-        """Plan a request's pending tokens up to position `end`, and behind its last one a draft."""
+        """Plan a request's pending tokens before position `end`, followed by a draft."""
         start = request.num_computed_tokens
         row = BatchRow(
             request_id=request.request_id,
@@ -45,13 +48,13 @@ class Plan:
         self.budget -= len(row.token_ids)
 
     def drop(self, request_id: str) -> None:
-        """Take a preempted request's row back, and its tokens with it."""
+        """Remove a preempted request's row, if it has one, and return its tokens to the budget."""
         if request_id in self.rows:
             row, _ = self.rows.pop(request_id)
             self.budget += len(row.token_ids)
 
     def as_batch(self, step: int, decodes: DecodeRows) -> Batch:
-        """What the runner is told."""
+        """The finished plan."""
         return Batch(
             step=step,
             decodes=decodes,

@@ -1,9 +1,9 @@
 """Who comes first. Knows no blocks, no budget and no clock beyond a request's own arrival time.
 
-A policy gives each request one rank, in seconds, at the moment it is added: the lower, the sooner.
-Because waiting moves every rank's neighbourhood by the same second per second, a constant rank that
-starts from the arrival time *is* ageing: a request of a lower class is overtaken only by those that
-arrive within a bounded time after it, so nothing starves and no queue is ever sorted again.
+A policy gives each request one rank, in seconds, when it is added: the lower, the sooner. A rank is
+the arrival time plus or minus a bounded number of seconds, and later arrivals have later times. So
+a constant rank already ages: a request is overtaken only by those that arrive within a bounded time
+after it, nothing starves, and the queue never has to be sorted again.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def first_come_first_served(request: Request, config: EngineConfig) -> float:  #
 
 
 def shortest_job_first(request: Request, config: EngineConfig) -> float:
-    """Small jobs overtake; the longest the model takes is overtaken for at most `aging_seconds`."""
+    """Small jobs overtake large ones that arrived at most `aging_seconds` before them."""
     size = request.num_prompt_tokens + request.sampling.max_tokens
     return request.arrival_time + config.aging_seconds * min(1.0, size / config.max_model_len)
 
@@ -31,7 +31,7 @@ def priority_with_aging(request: Request, config: EngineConfig) -> float:
 
 
 def adaptive(request: Request, config: EngineConfig) -> float:
-    """Class, age, remaining size, and the slack before the deadline, whichever calls soonest."""
+    """Shortest job or nearest deadline, whichever ranks better, and then the priority class."""
     rank = shortest_job_first(request, config)
     if request.deadline is not None:
         rank = min(rank, request.deadline - config.aging_seconds)

@@ -1,16 +1,12 @@
-"""Guesses the next tokens of a generation, to be checked in one step. Knows no model and no pool.
-
-A guess costs nothing but a place in the step: a wrong one is dropped, and a right one is the very
-token that would have been chosen, because the choice is a function of what stands before it.
-"""
+"""Prompt lookup: drafts what followed the last tokens earlier. Knows no model and no pool."""
 
 from collections.abc import Sequence
 
-#: Tokens that have to have come before in the same order, for what followed them to be a guess.
+#: Length of the n-grams that are looked up, in tokens.
 GRAM = 3
-#: What is looked up lies no further back, in tokens: an index of more would cost a step its time.
+#: How far back a match may lie, in tokens: to index more would take too much time of a step.
 MAX_HISTORY = 16_384
-#: The longest silence after guesses of which nothing came, in tokens.
+#: The most tokens for which nothing is guessed after guesses that were wrong.
 MAX_SILENCE = 63
 
 Gram = tuple[int, ...]
@@ -19,14 +15,14 @@ Gram = tuple[int, ...]
 class PromptLookup:
     """What followed the last tokens of a request when they came before, in its prompt or output.
 
-    Saxena, Prompt Lookup Decoding, 2023. As many tokens are guessed as lately were right, one at
-    least; twice as many after a guess that was right to its end. After one of which nothing came
-    follows a silence, which is the longer the more of them there were in a row.
+    Saxena, Prompt Lookup Decoding, 2023. The next guess is as long as the accepted part of the last
+    one, but at least one token, and twice as long if all of it was accepted. If none was, nothing
+    is guessed for a number of tokens, which doubles with every such guess in a row.
     """
 
     def __init__(self) -> None:
         self._token_ids: list[int] = []
-        #: Where each gram that has come ends; the last place counts.
+        #: Where each n-gram ends, one past its last token; the latest occurrence counts.
         self._ends: dict[Gram, int] = {}
         self._num_indexed = GRAM
         self._trust = 1
@@ -35,15 +31,15 @@ class PromptLookup:
 
     @property
     def num_known(self) -> int:
-        """How many tokens of the request it was given."""
+        """How many tokens of the request it has been given."""
         return len(self._token_ids)
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """Take in the tokens behind those it knows."""
+        """Append the request's next tokens."""
         self._token_ids += token_ids
 
     def guess(self, *, most: int) -> list[int]:
-        """Up to `most` tokens that may follow those it knows."""
+        """Up to `most` tokens that may come next."""
         token_ids, end = self._token_ids, self.num_known
         if end < self._silent_until:
             self._guess = []
@@ -58,19 +54,19 @@ class PromptLookup:
         if found < max(oldest, 0):
             self._guess = []
         else:
-            # What repeats itself may go on so: a period shorter than the guess goes round.
+            # The text since the match may be a repeating pattern: go round it for a longer guess.
             period, length = end - found, min(most, self._trust)
             self._guess = [token_ids[found + place % period] for place in range(length)]
         return self._guess
 
     def learn(self, draft: Sequence[int], *, num_right: int) -> None:
-        """Take in how many tokens of a draft came, if it was the last guess."""
+        """Note how many tokens of a draft were accepted; ignored if it was not the last guess."""
         if not draft or list(draft) != self._guess[: len(draft)]:
             return
         self._trust = 2 * len(draft) if num_right == len(draft) else max(1, num_right)
         if num_right:
             self._silence = self._silent_until = 0
         else:
-            # The token that came instead is known, and so many more have to be.
+            # Counted from after the token that came instead of the draft.
             self._silence = min(2 * self._silence + 1, MAX_SILENCE)
             self._silent_until = self._num_indexed + 1 + self._silence

@@ -1,9 +1,8 @@
 """The engine's mutable record of one generation. Does not know who asked for it.
 
-Only the Scheduler mutates a Request, and its state only through `transition()`. One counter is
-kept beside the tokens: how many of them are still to be computed. Every other quantity is derived,
-so that nothing can drift apart, and a request that decodes stands still: one token pending, for
-ever.
+Only the Scheduler mutates a Request, and its state only through `transition()`. Beside the tokens
+one counter is kept: how many of them are still to be computed. All other quantities are derived, so
+that nothing can drift apart; and while a request decodes the counter stays at 1.
 """
 
 from dataclasses import dataclass, field
@@ -92,14 +91,13 @@ class Request:
     Args:
         request_id: unique among the requests alive in the engine.
         prompt_token_ids: at least one id, each below the vocabulary size.
-        sampling: when `max_tokens` is reached counts `output_token_ids` from the first one ever
-        published.
+        sampling: its `max_tokens` counts all `output_token_ids`, the resumed ones included.
         output_token_ids: tokens already published by an earlier claim; empty for a new request.
         deadline: reading of the engine's clock after which the generation is given up; None for
         never.
         cache_salt: requests share prefix-cache blocks only with requests of the same salt, and of
         the same adapter.
-        adapter: name of the one that it is computed with; None for the model alone.
+        adapter: name of the LoRA adapter; None for the model alone.
         text: receives every output token, the resumed ones included; None when nobody wants text.
         constraint: says which tokens may come next, and when the output is complete; None for any.
     """
@@ -119,9 +117,9 @@ class Request:
     state: RequestState = RequestState.WAITING
     finish_reason: FinishReason | None = None
     error: str | None = None
-    #: Tokens whose KV is not computed: 1 in decode, more in any kind of catch-up.
+    #: Tokens whose KV is not computed: 1 while it decodes, more while it catches up.
     num_pending_tokens: int = field(init=False)
-    #: A launched step will bring another token, which counts although nobody knows it yet.
+    #: A launched step will bring another token, which `num_tokens` counts already.
     expects_token: bool = False
     #: Prompt tokens found in the prefix cache at first admission.
     num_cached_tokens: int = 0
@@ -132,9 +130,9 @@ class Request:
     #: Length when last admitted; a victim must have grown since, or two requests could thrash.
     num_tokens_at_admission: int = 0
     num_resumed_tokens: int = 0
-    #: Made when its next tokens are guessed for the first time.
+    #: Created when its next tokens are guessed for the first time.
     lookup: PromptLookup | None = None
-    #: What the prefix cache knows its full blocks by, as many as somebody asked for.
+    #: Hashes of its first full blocks; the KV cache appends to them as it needs more.
     block_hashes: list[bytes] = field(default_factory=list)
     times: RequestTimes = field(init=False)
 
@@ -158,12 +156,12 @@ class Request:
 
     @property
     def output_index(self) -> int:
-        """Number of the output token that its next computed step yields."""
+        """Index of the output token that its next step yields."""
         return len(self.output_token_ids) + self.expects_token
 
     @property
     def num_computed_tokens(self) -> int:
-        """Tokens whose KV is in the cache; they chase `num_tokens`."""
+        """Tokens whose KV is in the cache; this number chases `num_tokens`."""
         return self.num_tokens - self.num_pending_tokens
 
     @num_computed_tokens.setter
@@ -185,7 +183,7 @@ class Request:
 
     @property
     def needs_known_tokens(self) -> bool:
-        """What its next token may be depends on the one before."""
+        """Whether its next token cannot be sampled before the last one is known on the host."""
         return self.constraint is not None or self.sampling.has_penalties
 
     @property
@@ -218,8 +216,8 @@ class Request:
 class Run:
     """The tokens that one step brought to a request with a draft, each with its own text.
 
-    A log may end behind any of them, and whoever goes on from there takes the text of those before
-    for published.
+    Their texts are kept apart because the published log may end after any of them, and whoever
+    resumes there takes the text up to that token as published.
     """
 
     request: Request
@@ -230,10 +228,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The tokens of one step, as columns in batch order: whose, which number of its output, which.
+    """The new tokens of one step, as columns in batch order: request, output index, token id.
 
-    `starts` counts from the first token ever published. Those that had a draft, and so may have got
-    several, are in `runs`.
+    `starts` counts from the first token ever published. Requests with a draft, which may have got
+    several tokens, are in `runs` instead.
     """
 
     requests: list[Request] = field(default_factory=list)
@@ -242,12 +240,12 @@ class Progress:
     runs: list[Run] = field(default_factory=list)
 
     def add(self, request: Request) -> None:
-        """Report the token just appended to a request."""
+        """Add the token just appended to a request."""
         self.requests.append(request)
         self.starts.append(request.num_output_tokens - 1)
         self.token_ids.append(request.output_token_ids[-1])
 
 
 def take_text(request: Request, *, final: bool) -> str:
-    """New text of a request, empty where nobody wants text."""
+    """The text of a request that became final since the last call; empty if it has no text."""
     return "" if request.text is None else request.text.take_text(final=final)

@@ -12,11 +12,11 @@ class SamplingParams:
 
     `temperature == 0` is greedy. `top_k == 0`, `top_p == 1` and `min_p == 0` switch the truncation
     off. `seed` is always set: a request without one gets it at submit, so that a resume repeats the
-    same noise. `allowed_token_ids` is empty where any token may come. `logit_bias` is pairs of a
-    token id, each but once, and what is added to its logit. `logprobs` is how many of the likeliest
-    tokens are told at each place, beside how likely the sampled one was; None tells nothing.
-    `takes_likeliest` follows from the others: the likeliest token is taken from the logits as they
-    are, and nothing else is asked of them. It is kept because every step asks it of every row.
+    same noise. An empty `allowed_token_ids` allows every token. `logit_bias` holds pairs of a token
+    id, each at most once, and what is added to its logit. `logprobs` is how many of the likeliest
+    tokens are reported at each place beside the sampled one; None reports nothing.
+    `takes_likeliest` follows from the other fields: plain argmax of the raw logits, nothing else.
+    It is stored because every step reads it for every row.
     """
 
     max_tokens: int
@@ -55,12 +55,12 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """The most likely token is taken and no noise is drawn."""
+        """Whether the most likely token is taken, without drawing noise."""
         return self.temperature == 0.0
 
     @property
     def has_penalties(self) -> bool:
-        """The logits depend on the tokens so far, so the sampler needs the history."""
+        """Whether the logits depend on the tokens so far, so that the sampler needs them."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0

@@ -6,11 +6,11 @@ There are no phases. A new prompt, a chunk of a long one, a preempted request, o
 prefix and one taken over from a dead worker are the same thing: known tokens whose KV is not
 computed yet. `schedule()` plans and allocates, `apply()` commits what the device really did;
 nothing about a request's progress changes in between, so a step that failed can simply be planned
-again. Once a step is launched, the one after it can be planned: lengths are known, and tokens that
-are not stand as `UNKNOWN_TOKEN`.
+again. Once a step is launched, the next one can be planned before its tokens are known: lengths are
+known, and `UNKNOWN_TOKEN` stands for each token still to come.
 
-Nor are decodes a phase: they are requests one token behind. Because nothing but their length ever
-changes, they are planned and applied together, and a step costs what happens in it.
+Decodes are not a phase either: they are requests with one token to compute. Because only their
+length changes from step to step, they are planned and applied together, as columns.
 """
 
 from collections import Counter
@@ -44,60 +44,60 @@ class Scheduler:
         self.stats = SchedulerStats()
         self._speculation = Speculation(config, self.kv_cache, self.stats)
         self.requests: dict[str, Request] = {}
-        #: Each of them is either behind, with several tokens to compute, or among the decodes.
+        #: Each is either catching up, with several tokens to compute, or among the decodes.
         self.running: dict[str, Request] = {}
-        self.behind: dict[str, Request] = {}
-        #: Running no more, but for the last token that a launched step will bring.
+        self.catching_up: dict[str, Request] = {}
+        #: Out of `running`, but the launched step will still bring their last token.
         self.ending: dict[str, Request] = {}
         self._waiting = WaitingQueue()
         self._preempted_ids: set[str] = set()
         self._policy = POLICIES[config.policy]
         self._sequence = count()
-        #: Numbers of the last plan, of the last one whose progress is counted, and of the last one
-        #: after which a request has ended.
+        #: Step numbers: of the last plan, of the last one passed to `_advance`, and of the last one
+        #: planned when a request finished.
         self._last_step = self._last_advance = self._last_end = 0
         self._watermark_blocks = int(config.watermark * config.num_blocks)
-        # Never more requests than tokens per step: each that runs gets on in every step, so no
-        # decode waits for a turn and no prompt starves behind decodes.
+        # Never more running requests than tokens per step, so that no decode has to skip a step and
+        # no running prompt starves behind decodes.
         self._max_running = min(config.max_num_seqs, config.max_num_batched_tokens)
         self.decodes = DecodeSet(config, max_requests=self._max_running)
         self._num_running_of: Counter[int] = Counter()
-        #: Running requests that need known tokens.
-        self._num_waited_for = 0
+        #: Running requests whose next token cannot be chosen before the last one is known.
+        self._num_needing_tokens = 0
 
     @property
     def num_preempted(self) -> int:
-        """Requests that had the device and wait to have it again."""
+        """Requests that were running, were preempted, and wait to be admitted again."""
         return len(self._preempted_ids)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that never had the device."""
+        """Requests that were never admitted."""
         return len(self._waiting) - len(self._preempted_ids)
 
     @property
     def has_open_plan(self) -> bool:
-        """The last plan has not been applied."""
+        """Whether the last plan has not been launched or applied yet."""
         return self._last_advance < self._last_step
 
     def needs_tokens_of(self, batch: Batch) -> bool:
-        """What is planned behind a step depends on what it brings; see `schedule(after=)`."""
-        return self._num_waited_for > 0 or self._speculation.has_room_behind(batch)
+        """Whether the step after `batch` needs its tokens: for constraints, penalties or drafts."""
+        return self._num_needing_tokens > 0 or self._speculation.has_room_behind(batch)
 
     def add(self, request: Request) -> None:
-        """Queue a request under the rank its policy gives it now and for ever."""
+        """Queue a request under the rank that the policy gives it now, once and for all."""
         assert request.request_id not in self.requests
         request.rank = (self._policy(request, self.config), next(self._sequence))
         self.requests[request.request_id] = request
         self._waiting.push(request)
 
     def schedule(self, *, now: float, after: Batch | None = None) -> Batch:
-        """Plan one step: decodes first, then whoever has catching up to do, best rank first.
+        """Plan one step: decodes first, then the requests that have to catch up, best rank first.
 
-        `after` is a step that was launched and whose tokens have not been applied.
+        `after` is the batch in flight, if any: launched, and its tokens not applied yet.
         """
         if after is not None:
-            assert not after.drafted_rows, "nobody knows how long their requests will be"
+            assert not after.drafted_rows, "the lengths of their requests are not known yet"
             self._advance(after)
         self._last_step += 1
         self.kv_cache.end_of_step()
@@ -109,9 +109,9 @@ class Scheduler:
         return plan.as_batch(self._last_step, self.decodes.rows())
 
     def apply(self, batch: Batch, result: StepResult, *, now: float) -> Progress:
-        """Commit what the device computed of the last plan; returns the tokens it brought.
+        """Commit what the device computed for a batch; returns the new tokens.
 
-        A row whose request has ended since it was planned is ignored.
+        Rows of requests that have ended since they were planned are ignored.
         """
         if batch.step > self._last_advance:
             self._advance(batch)
@@ -127,14 +127,14 @@ class Scheduler:
             if row.samples:
                 request.append_token(result.token_ids[row.request_id])
                 progress.add(request)
-                self.decodes.tell(request)
+                self.decodes.note_last_token(request)
                 self._take_token(request, now)
         return progress
 
     def finish(
         self, request: Request, reason: FinishReason, *, now: float, error: str | None = None
     ) -> None:
-        """End a request in any state and free all it holds."""
+        """End a request, whatever its state, and free all its blocks."""
         if request.state is RequestState.RUNNING:
             self._stop_running(request)
             request.transition(RequestState.FINISHED)
@@ -161,19 +161,19 @@ class Scheduler:
                 self._make_room_to_grow(request, plan)
 
     def _plan_catch_up(self, plan: Plan) -> None:
-        """Chunks for the requests behind, running or waiting: whoever has the better rank."""
-        behind = sorted(self.behind.values(), key=lambda request: request.rank, reverse=True)
+        """Chunks for requests that catch up, running or waiting: whichever has the better rank."""
+        running = sorted(self.catching_up.values(), key=lambda one: one.rank, reverse=True)
         head_is_blocked = False
         while plan.budget > 0:
             waiting = None if head_is_blocked else self._waiting.peek()
-            if waiting is not None and (not behind or waiting.rank < behind[-1].rank):
+            if waiting is not None and (not running or waiting.rank < running[-1].rank):
                 if self._admit(waiting, plan):
                     self._plan_row(waiting, plan)
                 else:
                     # Nobody overtakes a blocked head, or a large request would starve.
                     head_is_blocked = True
-            elif behind:
-                request = behind.pop()
+            elif running:
+                request = running.pop()
                 if request.state is RequestState.RUNNING:
                     self._plan_row(request, plan)
             else:
@@ -187,10 +187,10 @@ class Scheduler:
         plan.take(request, end=end, block_ids=self.kv_cache.block_ids(request.request_id))
 
     def _plan_drafts(self, plan: Plan) -> None:
-        """Until it is known how far a request gets with its draft, it is one of those behind."""
+        """Turn decodes into rows with drafts; until these are checked, their requests catch up."""
         for request, draft in self._speculation.drafts(self.decodes.requests, plan):
             self.decodes.leave(request)
-            self.behind[request.request_id] = request
+            self.catching_up[request.request_id] = request
             plan.budget += 1
             block_ids = self.kv_cache.block_ids(request.request_id)
             plan.take(request, end=request.num_tokens, block_ids=block_ids, draft=draft)
@@ -198,10 +198,8 @@ class Scheduler:
     # -- admission --------------------------------------------------------------------------------
 
     def _admit(self, request: Request, plan: Plan) -> bool:
-        """Move the head of the queue into RUNNING, preempting for it if its class allows.
-
-        What a request had on the device may still be in the making in the step that preempts it.
-        """
+        """Move the head of the queue to RUNNING, preempting lower classes for it if it must."""
+        # Preempted by this very plan, its last token may still be in flight.
         if request.request_id in plan.preempted_ids:
             return False
         if not (self._has_room(request) or self._preempt_for(request, plan)):
@@ -213,9 +211,9 @@ class Scheduler:
         else:
             request.num_computed_tokens = self.kv_cache.admit(request)
         request.transition(RequestState.RUNNING)
-        self.running[request.request_id] = self.behind[request.request_id] = request
+        self.running[request.request_id] = self.catching_up[request.request_id] = request
         self._num_running_of[request.priority] += 1
-        self._num_waited_for += request.needs_known_tokens
+        self._num_needing_tokens += request.needs_known_tokens
         request.num_tokens_at_admission = request.num_tokens
         if request.times.first_scheduled is None:
             request.times.first_scheduled = plan.now
@@ -225,17 +223,17 @@ class Scheduler:
         return True
 
     def _has_room(self, request: Request) -> bool:
-        """A slot, and the blocks of all known tokens."""
-        return self._num_in_the_way(request, ()) == 0
+        """Whether there is a slot, and blocks for all its known tokens."""
+        return self._num_victims(request, ()) == 0
 
-    def _num_in_the_way(self, request: Request, others: Sequence[Request]) -> int | None:
-        """How many of `others`, in their order, must go to make room; None if all are too few."""
+    def _num_victims(self, request: Request, others: Sequence[Request]) -> int | None:
+        """How many of `others`, in order, to preempt to make room; None if all are too few."""
         if len(self.running) - len(others) >= self._max_running:
             return None
         ids = [other.request_id for other in others]
         for num_gone, lacking in enumerate(self.kv_cache.lacking_blocks(request, without=ids)):
             num_running = len(self.running) - num_gone
-            # Alone, a request may fill the pool; beside others, the running ones need air to grow.
+            # Alone, a request may fill the pool; otherwise the running ones need room to grow.
             spare_blocks = self._watermark_blocks if num_running else 0
             if num_running < self._max_running and lacking + spare_blocks <= 0:
                 return num_gone
@@ -244,11 +242,11 @@ class Scheduler:
     # -- preemption -------------------------------------------------------------------------------
 
     def _may_preempt(self, request: Request) -> bool:
-        """A request preempted once must have grown before it is preempted again: no livelock."""
+        """Whether a request, if preempted before, has grown since then: without it, a livelock."""
         return request.num_preemptions == 0 or request.progressed_since_admission
 
     def _preempt_for(self, waiting: Request, plan: Plan) -> bool:
-        """Make room for a request of a strictly better class: check first, then commit."""
+        """Make room for a request by preempting others of lower classes; all it takes, or none."""
         if not any(self._num_running_of[priority] for priority in range(waiting.priority)):
             return False
         worse = [
@@ -259,7 +257,7 @@ class Scheduler:
             and self._may_preempt(request)
         ]
         worse.sort(key=lambda request: request.rank, reverse=True)
-        num_victims = self._num_in_the_way(waiting, worse)
+        num_victims = self._num_victims(waiting, worse)
         if num_victims is None:
             return False
         for victim in worse[:num_victims]:
@@ -267,7 +265,7 @@ class Scheduler:
         return True
 
     def _make_room_to_grow(self, request: Request, plan: Plan) -> None:
-        """Get a block for the pending token of a decode, or preempt it if it is the last of all."""
+        """Get a block for a decode by preempting the worst ranks, itself if it is the worst."""
         while not self.kv_cache.grow(request.request_id, request.num_tokens):
             victim = max(
                 (r for r in self.running.values() if r is request or self._may_preempt(r)),
@@ -278,8 +276,8 @@ class Scheduler:
                 return
 
     def _preempt(self, victim: Request, plan: Plan) -> None:
-        """Take the device from a request; it keeps its rank, and so its place in the queue."""
-        if victim.request_id in self.behind:
+        """Move a running request back to the queue; it keeps its rank, and so its place there."""
+        if victim.request_id in self.catching_up:
             plan.drop(victim.request_id)
         else:
             plan.budget += 1
@@ -300,7 +298,7 @@ class Scheduler:
         self._waiting.push(victim)
 
     def _should_swap(self, victim: Request) -> bool:
-        """Copying costs by the block, recomputing by the token; short requests are recomputed."""
+        """Whether to swap or to recompute; in "auto", a short request is not worth the copies."""
         mode = self.config.preemption_mode
         if mode == "recompute" or not self.kv_cache.can_swap_out(victim):
             return False
@@ -313,22 +311,22 @@ class Scheduler:
             request.times.preempted_at = None
 
     def _stop_running(self, request: Request) -> None:
-        """Take a request out of the running ones; what it holds is the caller's to free."""
+        """Take a request out of the running ones; the caller frees its blocks."""
         if self.ending.pop(request.request_id, None) is not None:
             return
         del self.running[request.request_id]
         self._num_running_of[request.priority] -= 1
-        self._num_waited_for -= request.needs_known_tokens
-        if self.behind.pop(request.request_id, None) is None:
+        self._num_needing_tokens -= request.needs_known_tokens
+        if self.catching_up.pop(request.request_id, None) is None:
             self.decodes.leave(request)
 
     # -- progress ---------------------------------------------------------------------------------
 
     def _advance(self, batch: Batch) -> None:
-        """Count what a launched step computes, and the tokens that it will bring.
+        """Count the tokens that a launched step computes, and those it will bring, as done.
 
-        Whoever is among the decodes is in the batch: requests join them only here and in
-        `_take_run`, and what comes after either is the next plan.
+        Every request among the decodes is in the batch: requests join them only here and in
+        `_take_run`, and both run after the batch was planned and before the next one is.
         """
         self._last_advance = batch.step
         for request in self.decodes.advance():
@@ -342,16 +340,16 @@ class Scheduler:
             if request.num_tokens >= limit_of(request, self.config):
                 self._expect_end(request)
             elif request.num_pending_tokens == 1:
-                del self.behind[request.request_id]
+                del self.catching_up[request.request_id]
                 self.decodes.join(request, self.kv_cache.block_ids(request.request_id))
 
     def _expect_end(self, request: Request) -> None:
-        """Give a request's place to others; its blocks are its own until its last token is here."""
+        """Free a request's slot, but not its blocks: a launched step brings its last token."""
         self._stop_running(request)
         self.ending[request.request_id] = request
 
     def _apply_decodes(self, batch: Batch, token_ids: Sequence[int], now: float) -> Progress:
-        """The new token of every decode; a second look at those that filled a block or may end."""
+        """Append the new token of every decode; then see to full blocks and possible ends."""
         rows = batch.decodes
         if self._last_end >= batch.step:
             rows, token_ids = rows.without_finished(token_ids)
@@ -364,7 +362,7 @@ class Scheduler:
     def _take_run(
         self, request: Request, row: BatchRow, token_ids: Sequence[int], now: float
     ) -> Run:
-        """Append what a row with a draft brought, one by one until a token ends the request."""
+        """Append the tokens of a row with a draft, one by one, until one ends the request."""
         run = Run(request, request.num_output_tokens)
         self._speculation.learn(request, row, len(token_ids) - 1)
         for token_id in token_ids:
@@ -376,21 +374,21 @@ class Scheduler:
             if request.is_finished:
                 break
         else:
-            # What was computed behind the last right token will be written over.
+            # KV computed behind the last accepted token will be overwritten.
             request.num_computed_tokens = request.num_tokens - 1
             self.kv_cache.shrink(request.request_id, request.num_tokens)
             self._remember([(request, request.num_computed_tokens)])
-            del self.behind[request.request_id]
+            del self.catching_up[request.request_id]
             self.decodes.join(request, self.kv_cache.block_ids(request.request_id))
         return run
 
     def _remember(self, computed: Iterable[tuple[Request, int]]) -> None:
-        """Let others find what a step has computed, unless it was preempted in the meantime."""
+        """Put full blocks into the prefix cache, but for requests preempted in the meantime."""
         running = RequestState.RUNNING
         self.kv_cache.remember(one for one in computed if one[0].state is running)
 
     def _take_token(self, request: Request, now: float) -> None:
-        """Look at the token just appended: stamp the first, feed the text, end what it ends."""
+        """See to the token just appended: first-token time, text, and whether it is the last."""
         if request.times.first_token is None:
             request.times.first_token = now
         token_id = request.output_token_ids[-1]

@@ -1,8 +1,7 @@
-"""Which tokens are guessed ahead of those that decode, and how far the guesses got.
+"""Speculative decoding: which requests get drafts, and how many drafted tokens were accepted.
 
-Knows no ranks and no model. A guess that is wrong costs a place in a step and nothing else; one
-that is right is the token that would have been chosen, so nobody can tell from an output whether
-there were guesses.
+Knows no ranks and no model. A wrong token costs a place in a step and nothing else; an accepted one
+is the token that would have been chosen anyway, so speculation never changes an output.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,7 @@ from engine.stats import SchedulerStats
 
 
 class Speculation:
-    """Drafts for requests that decode, where a step is so small that they cost it little."""
+    """Drafts for requests that decode, in steps so small that checking them costs little."""
 
     def __init__(self, config: EngineConfig, kv_cache: KVCache, stats: SchedulerStats) -> None:
         self._config = config
@@ -26,10 +25,10 @@ class Speculation:
         self._stats = stats
 
     def has_room_behind(self, batch: Batch) -> bool:
-        """Whether the step behind this one may have drafts: its decodes alone do not fill it up.
+        """Whether the step after this one may have drafts: the decodes alone do not fill it up.
 
-        Those of a step with drafts never do. So nothing is planned behind one, where nobody knows
-        how long its requests will be.
+        Always so after a step with drafts. So no step is planned ahead of the results of one, when
+        the lengths of its requests are not known yet.
         """
         most = min(self._config.max_speculative_step_tokens, self._config.max_num_batched_tokens)
         return self._config.num_speculative_tokens > 0 and len(batch.decodes) < most
@@ -37,9 +36,9 @@ class Speculation:
     def drafts(
         self, requests: Sequence[Request], plan: Plan
     ) -> Iterator[tuple[Request, Sequence[int]]]:
-        """Some of `requests`, each with the tokens to check behind its last and blocks for them.
+        """Some of `requests`, each with a draft, for which it has been given blocks.
 
-        They are planned before the next one is asked for.
+        The caller plans each one, which takes from the budget, before it asks for the next.
         """
         config = self._config
         if not config.num_speculative_tokens:
@@ -49,7 +48,7 @@ class Speculation:
             room = min(plan.budget, config.max_speculative_step_tokens - planned)
             if room <= 0:
                 break
-            # The step brings one token more than are guessed.
+            # The step yields one token more than are drafted.
             wanted = limit_of(request, config) - request.num_tokens - 1
             most = min(wanted, room, config.num_speculative_tokens)
             draft = draft_of(request, most=most) if most > 0 else ()
@@ -58,7 +57,7 @@ class Speculation:
                 yield request, draft
 
     def learn(self, request: Request, row: BatchRow, num_right: int) -> None:
-        """Take in how many of a row's drafted tokens came."""
+        """Count how many of a row's drafted tokens were accepted."""
         self._stats.accepted_draft_tokens += num_right
         self._stats.rejected_draft_tokens += row.num_drafted - num_right
         if request.lookup is not None:
@@ -66,7 +65,7 @@ class Speculation:
 
 
 def draft_of(request: Request, *, most: int) -> Sequence[int]:
-    """The tokens to check for a request, no more than `most`; often none."""
+    """A draft for a request, at most `most` tokens and often none."""
     if request.lookup is None:
         request.lookup = PromptLookup()
     lookup = request.lookup

@@ -12,12 +12,12 @@ class SchedulerStats:
 
     preemptions_recompute: int = 0
     preemptions_swap: int = 0
-    #: Tokens whose KV was given up and has to be computed again.
+    #: Tokens whose KV was dropped by a preemption and has to be computed again.
     preempted_tokens: int = 0
-    #: Prompt tokens of admitted requests, and those of them found in the prefix cache.
+    #: Prompt tokens of requests at their first admission, and those found in the prefix cache.
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
-    #: Guessed tokens that a step has checked: those that came, and the others.
+    #: Drafted tokens that a step has checked, by outcome.
     accepted_draft_tokens: int = 0
     rejected_draft_tokens: int = 0
 
@@ -34,7 +34,7 @@ class StepStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSnapshot:
-    """One consistent reading of the engine, computed and not kept, so that nothing can drift."""
+    """One consistent reading of the engine."""
 
     num_waiting: int
     num_running: int

@@ -1,4 +1,4 @@
-"""When a generation is over, and why: one function, asked at one place. Knows no blocks."""
+"""When a generation is over, and why. Knows no blocks."""
 
 from engine.config import EngineConfig
 from engine.request import FinishReason, Request
@@ -7,11 +7,11 @@ from engine.request import FinishReason, Request
 def finish_reason_of(
     request: Request, config: EngineConfig, *, stop_string_found: bool
 ) -> FinishReason | None:
-    """Judge the last output token; None while the generation goes on.
+    """Why the last output token ends the generation; None if it does not.
 
-    The order is part of the contract: an end-of-sequence on the very last allowed token is EOS, not
-    LENGTH. While no more than `min_tokens` tokens are out, nothing but a limit can end the request,
-    or a constraint after whose last token there is no other.
+    The order is part of the contract: an end of sequence as the last allowed token is EOS, not
+    LENGTH. Up to `min_tokens` output tokens, only a limit ends the request, or a constraint that is
+    complete.
     """
     sampling, constraint = request.sampling, request.constraint
     if request.num_output_tokens > sampling.min_tokens:

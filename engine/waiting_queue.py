@@ -4,14 +4,14 @@ import heapq
 
 from engine.request import Request, RequestState
 
-#: States in which an entry of the heap is alive.
+#: States of the requests that wait; heap entries of any other are dead.
 WAITING_STATES = frozenset({RequestState.WAITING, RequestState.PREEMPTED})
-#: Dead entries tolerated before the heap is rebuilt; keeps a storm of aborts from growing it.
+#: Dead entries tolerated before the heap is rebuilt, so that many aborts cannot make it grow.
 MAX_DEAD_ENTRIES = 64
 
 
 class WaitingQueue:
-    """A heap with lazy deletion: an aborted request stays until it surfaces or the heap is rebuilt.
+    """A heap with lazy deletion: an aborted request stays until it is on top or at a rebuild.
 
     Each waiting or preempted request has exactly one entry, so a rank never has to be searched for.
     """
@@ -35,14 +35,14 @@ class WaitingQueue:
         return self._heap[0][1] if self._heap else None
 
     def pop(self) -> Request:
-        """The request that comes next, taken out; it is still in its waiting state."""
+        """Remove and return the request that comes next; its state is the caller's to change."""
         request = self.peek()
         assert request is not None
         heapq.heappop(self._heap)
         return request
 
     def mark_dead(self) -> None:
-        """One of the entries has just left the waiting states without being popped."""
+        """Note that a queued request has just left the waiting states without being popped."""
         self._num_dead += 1
         if self._num_dead > max(MAX_DEAD_ENTRIES, len(self._heap) // 2):
             self._heap = [entry for entry in self._heap if entry[1].state in WAITING_STATES]

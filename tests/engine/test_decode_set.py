@@ -175,7 +175,7 @@ def test_a_request_whose_first_token_is_under_way_needs_no_look_for_it():
     decodes = make_set(request)
     rows = decodes.rows()
     request.append_token(5)
-    decodes.tell(request)
+    decodes.note_last_token(request)
     assert decodes.violations() == []
     decodes.advance()
     assert decodes.append_tokens(rows, [6])[1] == []

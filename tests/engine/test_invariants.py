@@ -38,12 +38,12 @@ def test_a_counter_that_ran_ahead_is_found(machine):
     assert any("a: computed 10 of 10" in law for law in machine.engine.violations())
 
 
-def test_a_decode_that_is_also_behind_is_found(machine):
+def test_a_decode_that_is_also_catching_up_is_found(machine):
     scheduler = machine.engine._scheduler
-    scheduler.behind["a"] = scheduler.requests["a"]
+    scheduler.catching_up["a"] = scheduler.requests["a"]
     found = machine.engine.violations()
-    assert "behind + decodes != running" in found
-    assert "a: its pending tokens contradict whether it is behind" in found
+    assert "catching up + decodes != running" in found
+    assert "a: its pending tokens contradict whether it is catching up" in found
 
 
 def test_a_token_appended_behind_the_back_of_the_decodes_is_found(machine):

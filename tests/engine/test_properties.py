@@ -163,7 +163,7 @@ class SingleDecodes:
             progress.add(request)
         return progress, progress.requests
 
-    def tell(self, request: Request) -> None:
+    def note_last_token(self, request: Request) -> None:
         pass
 
     def at_block_boundary(self) -> list[Request]:
