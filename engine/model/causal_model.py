@@ -1,7 +1,7 @@
-"""The one interface between the runner and a model, whichever of the two paths computes it.
+"""The one interface between the runner and a model, whichever path computes it.
 
-Knows no request and no sampling: a flattened step goes in, the logits of the rows due a token come
-out.
+Knows no request and no sampling: a flattened step goes in, logits come out, one row for each token
+that is to be chosen.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import torch
 from engine.model.attention.interface import AttentionMetadata, StepAttention
 from engine.model.kv_pool import KVPool, LayerShape, Slots
 
-#: In place of a token id: there is no finite logit to choose from.
+#: Stands for a token id where no logit is finite.
 BROKEN = -2
 
 
@@ -32,11 +32,10 @@ class StepInputs:
         token_ids: what is computed.
         positions: each token's place in its own request.
         slots: where its key and value go.
-        logit_rows: [rows due a token], indices of the tokens whose logits are wanted.
+        logit_rows: [tokens to choose], indices of the tokens whose logits are wanted.
         metadata: which tokens see which slots.
         attention: the step's attention, planned once for all layers.
-        adapted: the tokens that are computed with an adapter, one entry for each of those there
-        are.
+        adapted: the tokens that are computed with an adapter, one entry per adapter.
     """
 
     token_ids: torch.Tensor
@@ -58,7 +57,7 @@ class CausalModel(Protocol):
 
     @property
     def reads_unwritten_slots(self) -> bool:
-        """It reads slots without a token if the attention backend does: they must be finite."""
+        """Whether it reads slots without a token if the backend does: they must be finite."""
         ...
 
     @property
@@ -72,17 +71,17 @@ class CausalModel(Protocol):
         ...
 
     def forward(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
-        """Write the step's keys and values to `kv_pool`; return [rows due a token, vocab_size]."""
+        """Write the step's keys and values to `kv_pool`; return [tokens to choose, vocab_size]."""
         ...
 
 
 @runtime_checkable
 class Chooser(Protocol):
-    """A decoder that can say the likeliest tokens of a step without the logits of all others."""
+    """A decoder that can also find the likeliest tokens itself, without returning logits."""
 
     def choose(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
-        """As `forward`; [rows due a token] the first of each row's largest logits.
+        """As `forward`, but returns [tokens to choose], the first token with the largest logit.
 
-        `BROKEN` where that is not finite; a NaN counts as the largest.
+        `BROKEN` where that logit is not finite; a NaN counts as the largest.
         """
         ...

@@ -65,7 +65,7 @@ class Decoder:
         return hidden, (cosines, sines)
 
     def _end(self, hidden: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
-        """The logits of the rows that are due a token, after the last layer."""
+        """The logits of the tokens to choose, after the last layer."""
         hidden = self._norm(hidden[inputs.logit_rows], self._weights.final_norm)
         logits, divisor = _linear(hidden, self._weights.head), self.config.logits_divisor
         return logits if divisor == 1.0 else logits / divisor

@@ -88,7 +88,7 @@ class DecodeGraphs:
         self._captured = {size: self._capture(size, capturer) for size in reversed(self.sizes)}
 
     def accepts(self, step: HostStep) -> bool:
-        """Whether the step is made of single tokens, all of them due a token, and not too many.
+        """Whether every row is a single token that yields the next, and there are not too many.
 
         None of them with an adapter: nobody knew when it was captured which rows would have one.
         """

@@ -1,7 +1,7 @@
-"""How likely chosen tokens are, for the rows that ask. Knows neither how nor why they were chosen.
+"""Log-probabilities of the chosen tokens, for the rows that ask. Knows not how they were chosen.
 
-The numbers are those of the logits as they came from the model, in float32, whatever is done to the
-logits afterwards; and nobody waits for the device before he needs them.
+They are those of the model's raw logits, in float32, whatever is done to the logits afterwards. The
+device is waited for only when they are read.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from engine.sampling_params import SamplingParams
 
 
 class Asking(Protocol):
-    """A row that may ask how likely its token is."""
+    """A row that may ask for log-probabilities."""
 
     @property
     def sampling(self) -> SamplingParams: ...
@@ -26,8 +26,8 @@ class Likelihoods:
     """The log-probabilities of the rows of a step that ask for them.
 
     Args:
-        logits: [rows, vocabulary] in float32, not yet changed.
-        asking: indices of the rows that ask, with how many of the likeliest tokens each wants.
+        logits: [rows, vocabulary] in float32, not yet changed by the sampler.
+        asking: indices of the rows that ask, each with its number of top tokens.
     """
 
     def __init__(self, logits: torch.Tensor, asking: Sequence[tuple[int, int]]) -> None:
@@ -41,7 +41,7 @@ class Likelihoods:
 
     @classmethod
     def asked_for(cls, logits: torch.Tensor, rows: Sequence[Asking]) -> "Likelihoods | None":
-        """None where no row asks: then they cost nothing."""
+        """None if no row asks, at no cost."""
         asking = [
             (index, row.sampling.logprobs)
             for index, row in enumerate(rows)
@@ -50,9 +50,9 @@ class Likelihoods:
         return cls(logits, asking) if asking else None
 
     def send(self, tokens: torch.Tensor) -> None:
-        """Let the numbers of these tokens, [rows] of the whole step, come to the host.
+        """Start copying the log-probabilities of these tokens, [rows] of the step, to the host.
 
-        A row without a token, a negative one, gets numbers of no meaning.
+        A row without a token, that is a negative one, gets meaningless numbers.
         """
         chosen = tokens[self._rows].clamp(min=0)[:, None]
         columns = (self._logprobs.gather(1, chosen), self._top.values, self._top.indices)
@@ -61,7 +61,7 @@ class Likelihoods:
 
     def wait(self) -> dict[int, Logprobs]:
         """What was sent last, by the indices of the rows."""
-        assert self._arriving is not None, "nobody has said which tokens"
+        assert self._arriving is not None, "`send` comes first"
         found = {}
         for (row, number), (own, *top) in zip(self._asking, self._arriving.wait(), strict=True):
             values, token_ids = top[:number], map(int, top[self._num_top :])

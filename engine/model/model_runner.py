@@ -1,7 +1,7 @@
 """Executes Batches: block copies, tensors, forward pass, sampler. Knows no request beyond its row.
 
-On CUDA nobody waits in a launch: what it asks for is done behind this thread, in order, and its
-tokens stay on the device to be fed to the step launched behind it.
+On CUDA a launch does not wait: its work is queued on the stream, and its tokens stay on the device
+to be fed to the step that is launched next.
 """
 
 import traceback
@@ -32,11 +32,11 @@ class ConfigFacts:
 
     Args:
         fingerprint: of weights, precision, libraries and code path; where it differs, a resumed
-            generation may leave the path it was on at a near-tie.
+            generation may continue differently, as logits that nearly tie may swap.
         tokenizer_folder: where the tokenizer files are.
-        max_num_batched_tokens: as asked for, or what suits the device.
-        dtype, device: what "auto" has become.
-        adapters: those that requests may name, and the fingerprint of each.
+        max_num_batched_tokens: as asked for, or the default of the device.
+        dtype, device: what "auto" was resolved to.
+        adapters: fingerprints of the adapters that requests may name, by name.
     """
 
     vocab_size: int
@@ -55,7 +55,7 @@ class ConfigFacts:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The largest step: as in the EngineConfig."""
+    """Limits on one step, as in the EngineConfig."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -64,7 +64,7 @@ class Limits:
 
     @property
     def max_num_due(self) -> int:
-        """Places at which a step may choose a token: one of each row, and one of each guess."""
+        """The most tokens that a step can choose: one per row, and one per drafted token."""
         guessed = min(
             self.max_num_seqs * (1 + self.num_speculative_tokens),
             self.max_speculative_step_tokens,
@@ -79,10 +79,11 @@ class ModelRunner:
     Runs on one thread at a time; several runners may live in one process.
 
     Args:
-        limits: those of the EngineConfig beside it.
-        multiple: what the numbers of rows are filled up to, see `compute_logits`.
+        limits: those of the engine's EngineConfig.
+        multiple: numbers of tokens and logits are padded to multiples of it, see `compute_logits`.
         graphs: captured steps of this model over this pool.
-        runs_ahead: launched steps are in flight, so that others can be launched behind them.
+        runs_ahead: whether `launch` returns while the step is in flight, so that the next one can
+            be launched.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class ModelRunner:
         self._runs_ahead = runs_ahead
 
     def launch(self, batch: Batch, *, after: LaunchedStep | None = None) -> LaunchedStep:
-        """Ask the device for the next token of every row that samples.
+        """Compute a batch, or queue it on a device that runs ahead.
 
         Raises:
             DeviceFailed: a sticky device error, or block copies that stopped half-way.
@@ -139,7 +140,7 @@ class ModelRunner:
         """Launch a step, wait for it, and return its tokens by request id.
 
         Raises:
-            ArithmeticError: the logits of a row are no numbers.
+            ArithmeticError: a row has no finite logit.
             DeviceFailed, Exception: as `launch`.
         """
         result = self.launch(batch).result()
@@ -158,7 +159,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def draw(self, batch: Batch, due: Sequence[Drawn], fed: Fed | None) -> Draws:
-        """Ask for the tokens of those who are due one; the rows' blocks are where they belong."""
+        """Run the forward pass and sample one token for each of `due`; blocks are in place."""
         step = lay_out(
             batch.catch_up_rows,
             decodes=batch.decodes,
@@ -177,7 +178,7 @@ class ModelRunner:
             multiple=self._multiple,
             graphs=self._graphs,
         )
-        # Logits may be wider than the vocabulary: padding that no token stands for is cut off.
+        # Logits may be padded beyond the vocabulary; the padding is cut off.
         if logits.shape[1] > model.vocab_size:
             logits = logits[:, : model.vocab_size]
         return self._sampler.draw(logits, due)
@@ -194,7 +195,7 @@ class StepInFlight:
     """A launched step, its tokens on the device and on their way to the host.
 
     Args:
-        after: the step that brings the tokens of this one that are unknown.
+        after: the step launched before, which brings the unknown tokens of this one.
 
     Raises:
         DeviceFailed, Exception: as `ModelRunner.launch`.
@@ -216,10 +217,10 @@ class StepInFlight:
             after._behind = self
 
     def result(self) -> StepResult:
-        """Wait for the device, once.
+        """Wait for the device; later calls return the same result.
 
-        Where the candidates of a draw have not decided, it is decided now. The step behind was then
-        fed a wrong token, and is computed again over the same slots.
+        Draws that the candidates left undecided (see `sampler`) are settled now. The step launched
+        next was then fed a placeholder token, and is computed again over the same slots.
         """
         if self._result is None:
             assert self._draws is not None
@@ -229,11 +230,11 @@ class StepInFlight:
                     self._behind._compute()
                 logprobs = self._draws.logprobs(chosen)
             except Exception as error:
-                # Others were launched behind this one: there is no way back to before it.
+                # The next step may have been launched already: this one cannot be repeated.
                 tell_from_device_failure(error, self._batch)
                 raise DeviceFailed(f"step {self._batch.step} has no end: {error}") from error
             self._result = result_of(self._batch, self._due, chosen, logprobs)
-            # The step behind keeps this one until its own end, but needs no more than its tokens.
+            # The next step refers to this one until its own end, but needs only its tokens.
             self._draws = self._after = self._behind = None
         return self._result
 
@@ -242,7 +243,7 @@ class StepInFlight:
         if self._after is not None:
             due = [one.request_id for one in self._after._due]
             fed = feed_of(self._batch.decodes, due, self._after._tokens)
-        # What an earlier draw holds is in the way of the next.
+        # Free the memory of an earlier draw before the next one needs it.
         self._draws = None
         try:
             self._draws = self._runner.draw(self._batch, self._due, fed)
@@ -256,7 +257,7 @@ class StepInFlight:
 def result_of(
     batch: Batch, due: Sequence[Drawn], chosen: Sequence[int], logprobs: Mapping[int, Logprobs]
 ) -> StepResult:
-    """What was chosen for those that were due a token, `batch.due`."""
+    """The step's result from the tokens chosen for `due`, which is `batch.due`."""
     num_decodes = len(batch.decodes)
     others = zip(due[num_decodes:], chosen[num_decodes:], strict=True)
     decoded, token_ids = chosen[:num_decodes], {one.request_id: token for one, token in others}
@@ -267,7 +268,7 @@ def result_of(
     if not drafted and BROKEN not in chosen:
         return StepResult(decoded, token_ids, logprobs=told)
     runs = runs_of(drafted, due, chosen)
-    # Of a row with a draft, the first place says whether it has a token at all.
+    # A row with a draft has several entries; the first one says whether it has a token at all.
     places = list(zip(due, chosen, strict=True))
     first = {one.request_id: (one, token) for one, token in reversed(places)}
     failures = {
@@ -284,9 +285,9 @@ def result_of(
 def runs_of(
     drafted: Sequence[BatchRow], due: Sequence[Drawn], chosen: Sequence[int]
 ) -> dict[str, Sequence[int]]:
-    """What counts of the tokens chosen for rows with a draft, by request id.
+    """The accepted tokens of rows with a draft, by request id.
 
-    A place without a token ends the run before it: asked again, it will be the first.
+    A place without a token ends the run before it: in the next step it will be the first place.
     """
     rows = {row.request_id: row for row in drafted}
     found: dict[str, list[int]] = {request_id: [] for request_id in rows}
@@ -303,6 +304,6 @@ def tell_from_device_failure(error: Exception, batch: Batch) -> None:
     """Raise DeviceFailed if the device is to blame, and not the rows of the batch."""
     if is_device_failure(error):
         raise DeviceFailed(f"the device failed in step {batch.step}: {error}") from error
-    # Its frames would hold the step's tensors for as long as somebody looks at the error, and
-    # whoever retries the rows, after memory ran out, needs that room.
+    # Its frames would keep the step's tensors alive as long as the error, and after running out of
+    # memory the retry of the rows needs that room.
     traceback.clear_frames(error.__traceback__)

@@ -32,7 +32,7 @@ class StepSize:
     """The largest step there can be, by which memory is set aside.
 
     Args:
-        num_logits: places due a token.
+        num_logits: tokens to choose, and so rows of logits.
         width: as in `TransformersModel`.
         dtype: of the activations.
         max_rank: the largest of any adapter, in any layer; 0 where there are no adapters.

@@ -1,4 +1,7 @@
-"""From a model folder to a ModelRunner: what is checked, chosen and measured before it serves."""
+"""From a model folder to a ModelRunner: checks, chooses and measures what will serve.
+
+The ModelRunner itself is in `engine.model.model_runner`.
+"""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -37,15 +40,15 @@ from engine.model.transformers_model import TransformersModel
 
 logger = logging.getLogger(__name__)
 
-#: Tokens of a step where nobody says how many. A CPU computes as many a second in steps of 128 as
-#: in steps of 512, and the smaller they are, the sooner other requests get their next token. A GPU
+#: Default of `max_num_batched_tokens`. A CPU computes as many tokens a second in steps of 128 as in
+#: steps of 512, and the smaller they are, the sooner other requests get their next token. A GPU
 #: computes hundreds in the time in which it reads the weights.
 NUM_BATCHED_TOKENS = {"cpu": 256, "cuda": 2048}
-#: How much of a KV pool is made at load, and for how long at most: a virtual machine may take
-#: seconds for a gigabyte, which would otherwise be added to the first prompts.
+#: How much of a KV pool is touched at load, and for how long at most: a virtual machine may take
+#: seconds to map a gigabyte, which would otherwise delay the first prompts.
 MADE_AT_LOAD_BYTES = 1 << 30
 MADE_AT_LOAD_SECONDS = 1.0
-#: How much of it is made between two looks at the clock.
+#: How much of it is touched between two readings of the clock.
 MADE_AT_ONCE_BYTES = 32 << 20
 
 
@@ -71,15 +74,15 @@ def load_runner(
 ) -> ModelRunner:
     """Load a model, check it and the attention backend on this machine, and size its KV pool.
 
-    The pool has `num_blocks`; or as many as fit in `kv_cache_memory_bytes`; or, when neither is
-    given, a share of what is free after the weights, but no more than `max_num_seqs` requests of
-    full length could use. A step has `max_num_batched_tokens`, by default what suits the device, or
-    twice `max_num_seqs`. A backend asked for by name is the one that attends: the compiled form,
-    which has its own, is then left out. `deterministic` promises that a token's logits do not
-    depend on what is computed beside it. By `now`, in seconds, the log says what that has cost, and
-    memory of the blocks used first is made. With `async_scheduling` a CUDA device gets its next
-    step while one is in flight; a CPU, which also plans, has nothing to gain by it. `adapters` are
-    folders by the name that requests give.
+    The pool has `num_blocks`; without it, as many as fit in `kv_cache_memory_bytes`; without both,
+    a share of what the weights leave free, but no more than `max_num_seqs` requests of full
+    length could use. `max_num_batched_tokens` is by default what suits the device, but at least
+    twice `max_num_seqs`. A backend asked for by name excludes the C++ decoder, which has an
+    attention of its own. `deterministic` promises that a token's logits do not depend on what is
+    computed beside it. With `async_scheduling` a CUDA device gets its next step while one is in
+    flight; on a CPU the same cores plan and compute, so it gains nothing. `adapters` are LoRA
+    folders by the names that requests use. `now` is a clock in seconds: with it the log says how
+    long checks took, and on a CPU the memory of the first blocks is touched.
 
     Raises:
         ModelRefused: the model, the backend or the memory does not allow it.
@@ -112,10 +115,10 @@ def load_runner(
 
 
 def _keep_to_the_container() -> None:
-    """No more threads than processors: torch counts those of the machine.
+    """Use no more threads than the container has processors: torch counts the machine's.
 
-    The threads of a step wait for each other, and once the container's share is used up all of them
-    stand still for the rest of a period.
+    The threads of a step wait for each other, and once the container's CPU quota is used up all of
+    them stand still for the rest of the period.
     """
     processors = whole_processors(CGROUP)
     if processors is not None and processors < torch.get_num_threads():
@@ -128,7 +131,7 @@ def _default_device() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chosen:
-    """What serves, and what of the loaded model is still needed when that itself is not."""
+    """The model and backend that will serve, and facts of the loaded model, which is let go."""
 
     model: CausalModel
     backend: AttentionBackend
@@ -158,7 +161,7 @@ def _choose(
     deterministic: bool,
     now: Callable[[], float] | None,
 ) -> _Chosen:
-    """Check what could serve on this machine, and keep what does."""
+    """Choose the attention backend and the form of the model that work best on this machine."""
     device = loaded.model.device
     served = probe(loaded.model, max_model_len=loaded.max_model_len)
     added = _add_adapters(served, adapters)
@@ -212,7 +215,7 @@ def _add_adapters(served: TransformersModel, folders: Mapping[str, Path]) -> Seq
     adapters = read_adapters(served.model, folders)
     if adapters:
         served.add_adapters(adapters)
-        # All of them have the same hooks.
+        # One is enough: all of them use the same hooks.
         check_adapter(served, adapters[0].name)
     return adapters
 
@@ -286,7 +289,7 @@ def _kv_pool(
     has_spare_block: bool,
     now: Callable[[], float] | None,
 ) -> KVPool:
-    """The pool, unless another process has taken its room since that was measured."""
+    """The pool; ModelRefused if memory that was measured as free has been taken since."""
     try:
         pool = KVPool(
             chosen.model.layer_shapes,
@@ -323,7 +326,7 @@ def _graphs(chosen: _Chosen, kv_pool: KVPool, limits: Limits) -> DecodeGraphs | 
     """Captured decode steps, if an attention can be captured on this device.
 
     Raises:
-        ModelRefused: a capture failed. Nobody goes on without: what torch allocates by may take the
+        ModelRefused: a capture failed. We cannot go on without, as torch's allocator may take the
             capture for still under way.
     """
     decode = choose_decode(

@@ -6,10 +6,10 @@ and the meaning of every parameter are vLLM's: allowed tokens, constraints, bans
 the greedy branch, temperature, min_p, top_k, top_p, draw.
 
 What survives min_p, top_k and top_p is always "every token whose scaled logit reaches a threshold",
-tokens tied with the last one included. So the few best candidates decide alone whenever the
-threshold lies above the worst of them, or that one may not come, and only the other rows look at
-the whole vocabulary. Both ways give the same token, because the threshold is the same and the noise
-belongs to the token.
+tokens tied with the last one included. So a draw among the few best candidates is enough whenever
+the threshold lies above the worst of them, or the worst is masked; only for the other rows is the
+whole vocabulary sorted. Both ways give the same token, because the threshold is the same and the
+noise is a function of the token.
 """
 
 import math
@@ -28,10 +28,10 @@ from engine.model.noise import gumbel, noise_keys
 from engine.model.transfer import to_device
 from engine.sampling_params import SamplingParams
 
-#: Candidates that are sorted and hashed before the whole vocabulary is.
+#: How many of the best tokens are tried as candidates before the whole vocabulary is sorted.
 MAX_CANDIDATES = 256
-#: Noise for whole vocabularies that is drawn at once, but for a single row: on a CPU what stays in
-#: its cache, elsewhere enough to be worth the launches.
+#: Most noise over whole vocabularies that is drawn at once, if it is more than one row's: on a CPU
+#: what stays in its cache, elsewhere enough to be worth the launches.
 CPU_NOISE_BYTES, DEVICE_NOISE_BYTES = 1 << 18, 1 << 26
 #: Below this temperature float32 cannot divide by it; the draw is the most likely token long
 #: before.
@@ -67,10 +67,11 @@ class Draws:
     """The tokens of some rows, chosen on the device.
 
     Args:
-        tokens: [rows] ids; negative where there is none, or none yet.
+        tokens: [rows] ids; `BROKEN` where there is none, `_UNDECIDED` where there is none yet.
         drawn: indices of the rows that are drawn and not greedy.
-        scaled: [drawn, vocabulary], what they are drawn from; None where the candidates decide.
-        keys: [drawn, 2], of their noise: by the time it is settled, a row may be a token further.
+        scaled: [drawn, vocabulary], scaled logits to settle draws with; None if all are decided.
+        keys: [drawn, 2], of the noise; kept because the live rows may have grown by a token by
+            the time they are settled.
         likelihoods: of the rows that ask for them; None where none does.
     """
 
@@ -94,10 +95,10 @@ class Draws:
             likelihoods.send(tokens)
 
     def settle(self, chosen: list[int]) -> bool:
-        """Decide, in `chosen` and in `tokens`, what the candidates have not; whether any was left.
+        """Decide the undecided draws, in `chosen` and in `tokens`; returns whether there were any.
 
         Args:
-            chosen: `tokens` on the host; `BROKEN` stays where it is.
+            chosen: `tokens` on the host; `BROKEN` is left as it is.
         """
         if _UNDECIDED not in chosen:
             return False
@@ -113,9 +114,9 @@ class Draws:
         return True
 
     def logprobs(self, chosen: list[int]) -> dict[int, Logprobs]:
-        """How likely the settled tokens are, by the indices of the rows that ask.
+        """Log-probabilities of the settled tokens, by the indices of the rows that ask.
 
-        A row where that is no number has no token either: `BROKEN` in `chosen`.
+        A row whose log-probability is not finite loses its token: `BROKEN` is put in `chosen`.
         """
         found = {} if self._likelihoods is None else self._likelihoods.wait()
         for index, one in found.items():
@@ -125,12 +126,12 @@ class Draws:
 
 
 class Sampler:
-    """Chooses tokens; has no state but its limits.
+    """Chooses tokens; has no state but its settings.
 
     Args:
         eos_token_ids: banned, together with `stop_token_ids`, until `min_tokens` are out.
-            `ignore_eos` says what an EOS does, not whether it may come, and changes nothing here.
-        max_candidates: see above; only the speed depends on it.
+            `ignore_eos` decides what an EOS does, not whether it may come: no part of sampling.
+        max_candidates: see the module's docstring; only the speed depends on it.
     """
 
     def __init__(
@@ -140,7 +141,10 @@ class Sampler:
         self._max_candidates = max_candidates
 
     def draw(self, logits: torch.Tensor, rows: Sequence[Drawn]) -> Draws:
-        """One token per row; overwrites `logits`, [rows, vocabulary], and waits for no device."""
+        """One token per row; overwrites `logits`, [rows, vocabulary]; does not wait for a device.
+
+        Every row of a greedy batch without further parameters takes the fast path at the top.
+        """
         assert logits.shape[0] == len(rows)
         logits = logits.float()
         if take_likeliest(rows):
@@ -162,7 +166,7 @@ class Sampler:
             tokens[_index(drawn, tokens.device)] = self._draw(scaled, drawn_rows, keys)
         finite = best[:, 0].abs() < math.inf
         tokens = torch.where(finite, tokens, BROKEN)
-        # What is never asked again would only hold memory until the tokens are on the host.
+        # Only truncated draws can be left undecided; for others this would just hold memory.
         if not any(_truncates(rows[index].sampling) for index in drawn):
             scaled = None
         return Draws(tokens, rows, drawn=drawn, scaled=scaled, keys=keys, likelihoods=likelihoods)
@@ -206,7 +210,7 @@ class Sampler:
 
 
 def take_likeliest(rows: Sequence[Drawn]) -> bool:
-    """Whether nothing is asked of the logits but which of each row's is the largest."""
+    """Whether all rows are greedy over their raw logits."""
     return all(row.sampling.takes_likeliest and row.constraint is None for row in rows)
 
 
@@ -217,7 +221,7 @@ def _truncates(sampling: SamplingParams) -> bool:
 def _scale(
     logits: torch.Tensor, best: torch.Tensor, sampling: Sequence[SamplingParams], index: list[int]
 ) -> torch.Tensor:
-    """[drawn, vocabulary], logits over temperature; the best is moved to 0, so none overflows."""
+    """[drawn, vocabulary], logits over temperature, shifted so that the best is 0: no overflow."""
     where = _index(index, logits.device)
     temperatures = _column(
         sampling, lambda one: max(one.temperature, MIN_TEMPERATURE), logits.device
@@ -238,7 +242,7 @@ def _draw_candidates(
         return tokens
     top_k = _column([row.sampling for row in rows], lambda one: one.top_k, scaled.device)
     worst = values[:, -1:]
-    # Where few tokens may come at all, every one of them is a candidate.
+    # If the worst candidate is masked, every token that may come is among the candidates.
     decided = (worst == -math.inf) | ((threshold > worst) & (top_k <= size))
     return tokens.masked_fill_(~decided[:, 0], _UNDECIDED)
 
@@ -267,8 +271,8 @@ def _threshold(
 ) -> torch.Tensor:
     """[rows, 1], the smallest scaled logit that survives min_p, then top_k, then top_p.
 
-    `values` are the candidates of `scaled`, best first. The probability mass that top_p is a share
-    of is that of all survivors so far in the whole vocabulary, summed in double precision.
+    `values` are the candidates of `scaled`, best first. top_p is a share of the probability mass of
+    all tokens of the vocabulary that survive min_p and top_k, summed in double precision.
     """
     device, size = values.device, values.shape[1]
     threshold = _column(
@@ -293,10 +297,10 @@ def _threshold(
 
 
 def _likeliest(logits: torch.Tensor) -> torch.Tensor:
-    """[rows] the first of each row's best tokens, `BROKEN` where its logit is not finite."""
+    """[rows] the first token with each row's largest logit; `BROKEN` where that is not finite."""
     tokens = _best(logits)
     if logits.device.type == "cpu":
-        # After a large model nothing of torch is left in the caches, and little of numpy is needed.
+        # After a large model the caches are cold, and numpy touches far less code than torch.
         chosen = tokens.numpy()
         chosen[~np.isfinite(logits.numpy()[np.arange(len(chosen)), chosen])] = BROKEN
         return tokens
@@ -305,14 +309,14 @@ def _likeliest(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _best(logits: torch.Tensor) -> torch.Tensor:
-    """[rows] the first of each row's best tokens; a NaN counts as the best."""
-    if logits.device.type == "cpu":  # In a sixth of the time that torch takes.
+    """[rows] the first token with each row's largest logit; a NaN counts as the largest."""
+    if logits.device.type == "cpu":  # A sixth of the time that torch takes.
         return torch.from_numpy(logits.numpy().argmax(axis=-1))
     return logits.argmax(dim=-1)
 
 
 def _keep_allowed(logits: torch.Tensor, rows: Sequence[Drawn]) -> None:
-    """Where a row has a list of allowed tokens, no other token can come; in place."""
+    """Mask all other tokens where a row has a list of allowed ones; in place."""
     allowed = [
         (index, token) for index, row in enumerate(rows) for token in row.sampling.allowed_token_ids
     ]
@@ -325,7 +329,7 @@ def _keep_allowed(logits: torch.Tensor, rows: Sequence[Drawn]) -> None:
 
 
 def _add_biases(logits: torch.Tensor, rows: Sequence[Drawn]) -> None:
-    """What a row adds to the logits of single tokens; in place."""
+    """Add each row's `logit_bias`; in place."""
     biases = [
         (index, token, bias)
         for index, row in enumerate(rows)

@@ -1,6 +1,6 @@
 """A Batch's rows as the flat tensors of one step. Knows no model.
 
-Everything is laid out with numpy on the host and becomes a tensor once, without a copy on a CPU.
+Everything is laid out with numpy on the host and becomes a tensor once; on a CPU without a copy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,21 +20,22 @@ from engine.model.transfer import to_device
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """Tokens that the step before has chosen and the host does not know.
+    """Tokens that the step in flight chooses and that the host does not know yet.
 
     Args:
-        tokens: on the device, those of the rows that were due one; negative where there is none.
-        sources: [decodes], which of them is the token of a decode; -1 where that is known.
+        tokens: on the device, one for each of its `due`; negative where there is none.
+        sources: [decodes], the index in `tokens` of each decode's token; -1 where it is known.
     """
 
     tokens: torch.Tensor
     sources: IntArray
 
     def put_into(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """`token_ids` with those of the decodes, which come first, filled in."""
+        """`token_ids` with the unknown ones filled in; the decodes come first."""
         count = len(self.sources)
         sources = to_device(self.sources, token_ids.device)
-        # What follows a row that has no token is nobody's, but has to be some token.
+        # A row without a token has failed: what is computed for it now is dropped, but the model
+        # needs a valid id.
         tokens = self.tokens[sources.clamp(min=0)].clamp_(min=0)
         decodes = torch.where(sources >= 0, tokens, token_ids[:count])
         return torch.cat((decodes, token_ids[count:]))
@@ -48,9 +49,9 @@ class HostStep:
         token_ids: what is computed.
         positions: each token's place in its own request.
         blocks, offsets: the slot where its key and value go.
-        logit_rows: [rows due a token], indices of the tokens whose logits are wanted.
-        fed: what stands for the tokens that are not known; None if all are.
-        adapted: the indices of the tokens of each adapter that there is in the step.
+        logit_rows: [tokens to choose], indices of the tokens whose logits are wanted.
+        fed: where the unknown tokens come from; None if all are known.
+        adapted: indices of the tokens of each adapter in the step.
     """
 
     token_ids: IntArray
@@ -68,7 +69,7 @@ class HostStep:
 
     @property
     def begun_blocks(self) -> IntArray:
-        """Blocks whose first slot this step writes, but not their last."""
+        """Blocks of which this step writes the first slot, but not the last."""
         metadata = self.metadata
         last = (metadata.context_lens - 1) // metadata.block_size
         begun = last * metadata.block_size >= metadata.starts
@@ -145,7 +146,7 @@ def lay_out(
     positions = np.arange(num_tokens) + np.repeat(starts - metadata.offsets, query_lens)
     num_due = np.ones(num_rows, dtype=np.int64)
     num_due[len(decodes) :] = [(1 + row.num_drafted) * row.samples for row in rows]
-    # The last tokens of each row, as many as are due a next one.
+    # The last tokens of each row, as many as it has tokens to choose.
     from_end = np.repeat(num_due.cumsum(), num_due) - np.arange(num_due.sum())
     return HostStep(
         token_ids=_append(decodes.token_ids, list(chain.from_iterable(r.token_ids for r in rows))),
@@ -160,7 +161,7 @@ def lay_out(
 
 
 def feed_of(decodes: DecodeRows, due_ids: Sequence[str], tokens: torch.Tensor) -> Fed | None:
-    """What decodes get of the `tokens` that a step has for the requests `due_ids`."""
+    """The unknown tokens of `decodes`, out of the `tokens` of a step that was due for `due_ids`."""
     unknown = decodes.token_ids == UNKNOWN_TOKEN
     if not unknown.any():
         return None
@@ -175,10 +176,10 @@ def with_all_logits(step: HostStep) -> HostStep:
 
 
 def pad(step: HostStep, *, multiple: int, spare_block: int) -> HostStep:
-    """The same step with tokens and wanted logits filled up to multiples of `multiple`.
+    """The same step with tokens and logits padded to multiples of `multiple`.
 
-    What is added are rows of one token at position 0 of `spare_block`, which belongs to nobody:
-    all of them write the same there. The wanted logits come first, in their order.
+    The padding is rows of one token at position 0 of `spare_block`, which no request owns: all of
+    them write the same there. The real logits come first, in their order.
     """
     metadata = step.metadata
     more = -step.num_tokens % multiple
@@ -212,13 +213,13 @@ def compute_logits(
     multiple: int = 1,
     graphs: CapturedSteps | None = None,
 ) -> torch.Tensor:
-    """Write the step's keys and values to the pool; [rows due a token, width of the logits].
+    """Write the step's keys and values to the pool; returns [tokens to choose, width of logits].
 
-    Where slots are read that nobody wrote, a block is cleared by the step that writes its first
-    slot but not its last: whatever an earlier owner left in the slots between is then gone before
-    anyone reads the block. Elsewhere it would only add two kernels per layer to most steps.
+    If model and backend read slots that were never written, a block is cleared by the step that
+    writes its first slot but not its last: what an earlier owner left in it is then gone before it
+    is read. Otherwise clearing would only add two kernels per layer to most steps.
 
-    A step that `graphs` accept is replayed, its logits are then valid until the next step.
+    A step that `graphs` accept is replayed; its logits are then valid until the next step.
     Tokens and logits are computed in multiples of `multiple`; above 1 the pool needs a spare block.
     """
     num_logits = len(step.logit_rows)
@@ -233,12 +234,12 @@ def compute_logits(
 
 
 def reads_unwritten_slots(model: CausalModel, backend: AttentionBackend) -> bool:
-    """Whether slots that nobody wrote must hold finite numbers."""
+    """Whether slots that were never written must hold finite numbers."""
     return model.reads_unwritten_slots and backend.reads_unwritten_slots
 
 
 def _lay_out_decodes(decodes: DecodeRows, device: torch.device, fed: Fed | None) -> HostStep:
-    """The same, of single tokens alone, which are nearly laid out: most steps are of this kind."""
+    """`lay_out` for decodes alone, whose columns are nearly laid out: most steps are like this."""
     starts, tables = decodes.starts, np.ascontiguousarray(decodes.block_tables)
     rows, ones = np.arange(len(decodes)), np.ones(len(decodes), dtype=np.int64)
     return HostStep(

@@ -1,4 +1,4 @@
-"""Arrays between the host and a device, and nobody waits too early. Knows no step and no model."""
+"""Copies between host and device that wait as late as possible. Knows no step and no model."""
 
 from typing import Any
 
@@ -10,24 +10,24 @@ from numpy.typing import NDArray
 def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     """`array` on `device`: on a CPU the same memory, elsewhere a copy that may still be under way.
 
-    What follows on the current stream comes after the copy. On CUDA a copy from ordinary memory
-    would make this thread wait for everything that was asked of the device before.
+    Work queued on the current stream later comes after the copy. On CUDA the array goes through
+    pinned memory: a copy from pageable memory would wait for all that was queued before.
     """
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if device.type == "cpu":
         return tensor
     if device.type != "cuda":
         return tensor.to(device)
-    # torch gives the pinned memory to nobody else before the device has read it.
+    # torch does not reuse the pinned memory before the device has read it.
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 class Sender:
-    """Numbers of the host that are written anew for each time they are sent to a device.
+    """A reusable host buffer whose content is sent to a device again and again.
 
     Args:
-        numbers: [most there can be] on the host, pinned if the device is a CUDA one.
-        cuda: `torch.cuda`, or what has its events; None where whoever sends has copied.
+        numbers: [capacity] on the host, pinned if the device is a CUDA one.
+        cuda: `torch.cuda`, or a double with its events; None where copies are synchronous.
     """
 
     def __init__(self, numbers: torch.Tensor, *, cuda: Any = None) -> None:
@@ -36,16 +36,16 @@ class Sender:
         self._sent: Any = None
 
     def array(self, rows: int, columns: int) -> NDArray[Any]:
-        """[rows, columns] to be written: what was sent last has been read by the device."""
+        """[rows, columns] of the buffer, to be written; waits until the last send has been read."""
         if self._sent is not None:
             self._sent.synchronize()
         return self._first(rows, columns).numpy()
 
     def send(self, destination: torch.Tensor) -> None:
-        """Fill `destination` with what was written for its shape, behind this thread.
+        """Fill `destination` with what was written for its shape, without waiting.
 
-        They travel as one piece. Laid out among others on the host, as `destination` may be where
-        it is, torch would first put them together there, in memory that the device waits for.
+        Contiguous on the host even where `destination` is not: torch would otherwise first gather
+        it in pageable memory, and the copy would wait.
         """
         numbers = self._first(*destination.shape)
         destination.copy_(numbers.to(destination.device, non_blocking=True))
@@ -58,7 +58,7 @@ class Sender:
 
 
 class ToHost:
-    """Numbers of a device on their way to the host."""
+    """A tensor on its way from a device to the host."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._here = tensor
@@ -70,7 +70,7 @@ class ToHost:
             self._done.record()
 
     def wait(self) -> list[Any]:
-        """Wait until they are here, and for nothing that was asked of the device later.
+        """Wait until it is here, and for nothing that was queued on the device later.
 
         Returns:
             As `Tensor.tolist`.
