@@ -1,8 +1,8 @@
-"""Requests that nobody waits for any more, until Redis has heard that they are to end.
+"""Cancels requests that nobody waits for any more, once Redis can be reached. Knows no HTTP.
 
 When Redis goes away while a call is answered, its caller is told to try again, and OpenAI's clients
-do so by themselves: what the first call has begun would be computed for nobody. Knows no HTTP. What
-it keeps is only an order that was given too early; a gateway that dies with it loses no answer.
+do so by themselves: the requests of the first call would then be computed for nobody. Nothing else
+depends on this list: a gateway that dies with it loses no answer.
 """
 
 import asyncio
@@ -13,10 +13,10 @@ import structlog
 from quire.errors import BrokerUnavailable, QuireError
 from service.gateway.tasks import end
 
-#: Between two times that Redis is asked whether it is back.
+#: Pause between two tries while Redis is away.
 AGAIN_SECONDS = 0.5
 
-#: The most requests that are kept, some 20 MiB; of more, the oldest go on to their ends.
+#: The most requests that are kept, some 20 MiB; beyond that the oldest are dropped and go on.
 MAX_ABANDONED = 100_000
 
 _log = structlog.get_logger("service.gateway")
@@ -32,7 +32,7 @@ class Abandoned:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, request_ids: Iterable[str]) -> None:
-        """These are to end, whether they have come to the queue or not."""
+        """Cancel these as soon as possible, whether they have reached the queue or not."""
         self._ids |= dict.fromkeys(request_ids)
         while len(self._ids) > MAX_ABANDONED:
             del self._ids[next(iter(self._ids))]
@@ -40,7 +40,7 @@ class Abandoned:
             self._task = asyncio.create_task(self._run(), name="quire-abandoned")
 
     async def close(self) -> None:
-        """Try no longer; the log says how many go on."""
+        """Stop trying, and log how many requests go on."""
         if self._task is not None:
             await end(self._task)
         if self._ids:
@@ -55,6 +55,6 @@ class Abandoned:
                 await asyncio.sleep(AGAIN_SECONDS)
                 continue
             except QuireError:
-                # It never came to the queue, is forgotten already, or cannot be read by anybody.
+                # It never reached the queue, has expired, or cannot be read by anybody.
                 pass
             self._ids.pop(request_id, None)

@@ -1,7 +1,7 @@
-"""Reads the choices of a call together, as their tokens come; knows no HTTP.
+"""Reads the output logs of all choices of a call, merged as tokens come; knows no HTTP.
 
-Nothing is read ahead but one read of each choice: the logs are the buffer, so a caller that reads
-slowly costs no memory, and one that never comes back none at all.
+At most one read per choice is made ahead: the logs in Redis are the buffer, so a caller that reads
+slowly costs no memory here, and one that never comes back none at all.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from service.gateway.tasks import end
 
 _Item = TypeVar("_Item")
 
-#: The choice, and what came of it at once; never nothing.
+#: A choice, and what one read of its log returned, never empty.
 News = tuple[int, Sequence[TokenChunk | Completion]]
 
 
 class Answer:
-    """The answer to one call, read from where a caller stands.
+    """The answer to one call, read from a caller's places in it.
 
-    Its `places` are the reader's, who moves them on; they go back to what is certain when Redis has
-    lost a part of what was told. `closing` breaks it off.
+    Whoever iterates over `news` moves `places` on. When Redis has lost a part of what the caller
+    was sent, they are set back to what is certain. `closing` breaks the answer off.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class Answer:
         self._closing = closing
 
     async def news(self, *, silence_seconds: float) -> AsyncGenerator[News | None, None]:
-        """What comes of all choices, each completion behind its chunks; None after every silence.
+        """The news of all choices, each completion after its chunks; None after every silence.
 
-        Raises what became of a choice that did not complete, and what keeps it from being read;
-        Refused when it is broken off.
+        Raises the error of a choice that did not complete or cannot be read; Refused when the
+        answer is broken off.
         """
         following = [self._follow(choice) for choice in range(self.asked.num_choices)]
         async for item in merged(following, self._closing, silence_seconds=silence_seconds):
@@ -102,7 +102,7 @@ class Answer:
 
 
 async def in_turns(parts: Iterable[str]) -> bytes:
-    """All parts of a body, which are made as they are asked for; others get on meanwhile."""
+    """All parts of a body, made one by one, with turns for other tasks of the loop in between."""
     made: list[bytes] = []
     async with Turn() as turn:
         for part in parts:
@@ -118,9 +118,9 @@ async def merged(
     *,
     silence_seconds: float,
 ) -> AsyncGenerator[_Item | None, None]:
-    """The items of all sources as they come, and None whenever none has come for so long.
+    """The items of all sources as they come; None whenever none comes for `silence_seconds`.
 
-    Of each source one item is waited for at a time. Refused once `closing` is set.
+    One item of each source is awaited at a time. Refused once `closing` is set.
     """
     closed: asyncio.Future[Any] = asyncio.create_task(closing.wait())
     awaited: dict[asyncio.Future[_Item], AsyncGenerator[_Item, None]] = {

@@ -111,13 +111,13 @@ class Gateway:
             is_whole=not telling.is_stream,
         )
         asked = await self._queue.submit(call, caller, treatment)
-        # Who gave a key means to come back; the others cannot even say which request was theirs.
+        # A caller with a key can find its request again; one without cannot even name it.
         elsewhere = _path_from(request, asked) if treatment.key is None else None
         if not telling.is_stream:
             return await self._whole(request, asked, elsewhere=elsewhere)
         return self._stream(
             asked,
-            # A call that is repeated may have been told in part before.
+            # A repeated call may have received a part of the answer before.
             places=None if treatment.key is None else self._places(request, asked),
             include_usage=telling.include_usage,
             elsewhere=elsewhere,
@@ -154,7 +154,7 @@ class Gateway:
         return JSONResponse(_model(name))
 
     async def _livez(self, _: Request) -> Response:
-        # A gateway lives if it answers. Were Redis asked too, all would be restarted with it.
+        # A gateway lives if it answers. Were Redis checked, too, an outage would restart them all.
         return JSONResponse({"ok": True})
 
     async def _readyz(self, _: Request) -> Response:
@@ -165,7 +165,7 @@ class Gateway:
         content, content_type = self.metrics.exposition(request.headers.get("Accept", ""))
         return Response(content, headers={"Content-Type": content_type})
 
-    # What these share.
+    # What the handlers share.
 
     def _caller(self, request: Request) -> Caller:
         return self._keys.caller(request.headers)
@@ -187,8 +187,8 @@ class Gateway:
         self.metrics.streams_resumed.inc()
         return places
 
-    # `elsewhere` is given where nobody can come for the answer any more once this caller has gone:
-    # where another gateway has it, as a path relative to that of the call.
+    # `elsewhere` is given for calls without an idempotency key, whose answer nobody can ask for
+    # once this caller has gone: the path, relative to the call's, at which any gateway has it.
 
     async def _whole(
         self, request: Request, asked: Asked, *, elsewhere: str | None = None
@@ -241,10 +241,10 @@ class Gateway:
         self.metrics.hang_ups[outcome,].inc()
 
     def _untold(self, asked: Asked, elsewhere: str | None, error: QuireError | Refused) -> Refused:
-        """What a caller is told who has been told nothing yet, and will be told nothing more here.
+        """The refusal for a caller that has received nothing of its answer yet.
 
-        OpenAI's clients repeat what is refused for a while. So a request by which no other call can
-        come is handed on to another gateway, or ends.
+        OpenAI's clients repeat a refused call. Without an idempotency key that makes a new request,
+        so the old one is cancelled, or the caller is redirected to it at another gateway.
         """
         if elsewhere is not None:
             if isinstance(error, BrokerUnavailable):
@@ -259,12 +259,12 @@ class Gateway:
         await self._end_others(asked, error)
 
     async def _end_others(self, asked: Asked, error: QuireError | Refused) -> None:
-        """When one choice has failed the call has, and nobody waits for the other choices."""
+        """Cancel the other choices when one has failed: the call has failed with it."""
         if isinstance(error, RequestFailed) and asked.num_choices > 1:
             await self._queue.abandon(asked)
 
     async def close(self) -> None:
-        """Nothing is done any more for those who have gone."""
+        """Stop cancelling requests whose callers have gone."""
         await self._queue.close()
 
     async def _hears_redis(self) -> bool:
@@ -277,11 +277,11 @@ class Gateway:
 
 
 def _model(name: str) -> dict[str, object]:
-    # The registry does not know since when there is a model.
+    # The registry does not know when a model was created.
     return {"id": name, "object": "model", "created": 0, "owned_by": "quire"}
 
 
 def _path_from(request: Request, asked: Asked) -> str:
-    """Where the whole answer to a call is, relative to its path: a proxy may know it by another."""
+    """Where the whole answer to a call is, relative to its path: a proxy may add a prefix."""
     depth = request.url.path.removeprefix("/v1/").count("/")
     return f"{'../' * depth}requests/{asked.request_id}"

@@ -1,8 +1,8 @@
-"""What a caller has asked for, as every gateway finds it again: in the metadata of its request.
+"""What a call asks for, kept in the metadata of its first request, where every gateway finds it.
 
-The choices of a call, to all its prompts, are requests of their own. The first has the id of the
-call, whatever their number, so that one record tells of the call, and an idempotency key that comes
-with another number of choices meets that record, too.
+Each choice of a call, for each of its prompts, is a request of its own. The first has the id of the
+call, however many there are. So one record describes the call, and an idempotency key that is
+reused with another number of choices still finds that record.
 """
 
 import asyncio
@@ -20,28 +20,28 @@ from quire.openai_answers import Heading
 from quire.openai_requests import OpenAIRequest
 from quire.protocol import GenerationRequest, Kind
 
-#: The key of the metadata under which all this stands.
+#: The key in the request's metadata.
 METADATA_KEY = "openai"
 
-#: What every id of a call begins with.
+#: The prefix of call ids.
 ID_PREFIX = "req-"
 
-#: What the requests of one call may take together: each of them holds the whole prompt.
+#: Most bytes of all requests of one call together: each of them holds the whole prompt.
 MAX_CALL_BYTES = 8 << 20
 
-#: Log-probabilities of one whole answer, those of the likeliest tokens among them: some 40 MiB to
-#: its caller, and 250 MiB to the gateway while it is written. A stream may have any number.
+#: Most log-probabilities of one whole answer, top tokens included: some 40 MiB for its caller, and
+#: 250 MiB in the gateway while it is written. A stream may have any number.
 MAX_WHOLE_LOGPROBS = 1 << 19
 
-#: Fields of a body that say how the answer is to be told, and not which.
+#: Fields of a body that say how the answer is to be sent, not what is to be generated.
 _ABOUT_TELLING = ("stream", "stream_options")
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One call: its id, and what its answer is to look like. `digest` is of all it asks for.
+    """One call: its id, and what its answer looks like. `digest` covers all that it asks for.
 
-    `num_choices` are those of all prompts, each of which has as many.
+    `num_choices` counts the choices for all prompts; each prompt has the same number of them.
     """
 
     request_id: str
@@ -54,7 +54,7 @@ class Asked:
 
     @property
     def heading(self) -> Heading:
-        """What its answer begins with."""
+        """The fields that all parts of its answer share."""
         return Heading(self.request_id, self.kind, self.created, self.model)
 
     @property
@@ -64,7 +64,7 @@ class Asked:
         return [first, *(f"{first}{CHOICE_SEPARATOR}{n}" for n in range(1, self.num_choices))]
 
     def metadata(self) -> dict[str, Any]:
-        """What the record of the first choice keeps of it."""
+        """The metadata for the record of the first choice."""
         return {
             METADATA_KEY: {
                 "kind": self.kind,
@@ -78,7 +78,7 @@ class Asked:
 
     @classmethod
     def from_metadata(cls, request_id: str, metadata: Mapping[str, Any], created: int) -> "Asked":
-        """Reads it back; a request that came in another way is a completion of one choice."""
+        """Reads it back; a request that no gateway submitted is a completion with one choice."""
         match metadata.get(METADATA_KEY):
             case {
                 "kind": "chat.completions" | "completions" as kind,
@@ -88,7 +88,7 @@ class Asked:
                 "digest": str(digest),
             }:
                 prompts = metadata[METADATA_KEY].get("prompts")
-                # Earlier gateways do not say it: their calls had a prompt each.
+                # Earlier versions do not write it: their calls had one prompt each.
                 num_prompts = prompts if type(prompts) is int and 0 < prompts <= num_choices else 1
                 return cls(request_id, kind, num_choices, num_prompts, model, created, digest)
         return cls(request_id, "completions", created=created)
@@ -96,16 +96,16 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call that is to be submitted, and answered as a whole or as a stream."""
+    """A call to submit; `is_whole` unless it is to be answered as a stream."""
 
     asked: Asked
     request: OpenAIRequest
     is_whole: bool
 
     async def members(self, **envelope: Any) -> list[GenerationRequest]:
-        """The requests of its choices. InvalidRequest for a body that cannot be right.
+        """The requests of its choices. InvalidRequest for an invalid body.
 
-        A long one takes some ten milliseconds; after each of them the others of the loop get on.
+        A long one takes some ten milliseconds to make; between two the event loop gets a turn.
         """
         ids = self.asked.member_ids
         members: list[GenerationRequest] = []
@@ -118,7 +118,7 @@ class Call:
             if not choice and self.is_whole:
                 self._check_logprobs(one)
             if self.request.begins_prompt(choice):
-                # Known before the other choices of this prompt are made.
+                # Checked before the other choices of this prompt are made.
                 num_bytes += len(ids) // self.asked.num_prompts * len(one.encode())
                 self._check_bytes(num_bytes)
             members.append(one.model_copy(update={"id": member_id}))
@@ -152,11 +152,11 @@ def call_of(
     model: str,
     is_whole: bool = False,
 ) -> Call:
-    """The call that a body makes.
+    """The call that a body asks for.
 
     With an idempotency key its id is a function of tenant and key, so that every gateway finds the
-    same request for it; without one it is drawn. What has no seed gets one of its digest, which
-    holds the body as well where there is a key. `model` is the name that answers begin with.
+    same request; without one it is random. A body without a seed gets one derived from the digest,
+    which with a key covers the body. `model` is the name that answers will show.
     """
     if key is None:
         digest = secrets.token_hex(32)
@@ -181,7 +181,7 @@ def call_of(
 def _sha256(value: object) -> str:
     try:
         written = json.dumps(value, sort_keys=True)
-    # What could just be read need not be written: that is done deeper in the stack.
+    # What could just be parsed may be too deep to serialize, which recurses further.
     except RecursionError as error:
         raise InvalidRequest("body", "is nested too deep") from error
     return hashlib.sha256(written.encode()).hexdigest()

@@ -1,6 +1,6 @@
-"""Reads what an HTTP request asks for: its body, and what its headers say of how to treat it.
+"""Reads an HTTP request: the body, and the headers that say how the queue is to treat it.
 
-The body is OpenAI's, and says which answer is wanted; all that is about the queue comes in headers,
+The body is OpenAI's and says which answer is wanted; all that concerns the queue is in headers,
 which OpenAI's clients send as `default_headers` or `extra_headers`:
 
     Idempotency-Key     the same call again is the same request, on every gateway
@@ -33,7 +33,7 @@ MAX_KEY_LENGTH = 255
 
 @dataclass(frozen=True, slots=True)
 class Treatment:
-    """What the headers of a call say. `deadline_seconds` are from now."""
+    """How the queue is to treat a call, from its headers. `deadline_seconds` is from now."""
 
     key: str | None
     priority: Priority | None
@@ -43,14 +43,14 @@ class Treatment:
 
 @dataclass(frozen=True, slots=True)
 class Telling:
-    """How the answer is to be told."""
+    """How the answer is to be sent."""
 
     is_stream: bool
     include_usage: bool
 
 
 def treatment_of(request: Request) -> Treatment:
-    """Reads the headers. InvalidRequest names the one that cannot be right."""
+    """Reads the headers. InvalidRequest names the invalid one."""
     key = request.headers.get(IDEMPOTENCY_KEY)
     if key is not None and not 0 < len(key) <= MAX_KEY_LENGTH:
         raise InvalidRequest(IDEMPOTENCY_KEY, f"must have 1 to {MAX_KEY_LENGTH} characters")
@@ -59,7 +59,7 @@ def treatment_of(request: Request) -> Treatment:
         key=key,
         priority=_priority(request.headers.get(PRIORITY)),
         deadline_seconds=_seconds(request.headers.get(DEADLINE)),
-        # By its standard a trace that is none is ignored.
+        # The W3C standard says to ignore an invalid trace.
         headers=trace if trace_ids(trace) else {},
     )
 
@@ -76,7 +76,7 @@ def telling_of(body: Mapping[str, Any]) -> Telling:
     if not isinstance(options, Mapping):
         raise InvalidRequest("body.stream_options", "must be a map")
     for name, value in options.items():
-        # What is sent is never padded.
+        # Events are never padded, so switching the padding off asks for nothing.
         says_nothing = value is None or (name == "include_obfuscation" and value is False)
         if name != "include_usage" and not says_nothing:
             raise InvalidRequest(f"body.stream_options.{name}", "unknown field")
@@ -87,7 +87,7 @@ def telling_of(body: Mapping[str, Any]) -> Telling:
 
 
 async def body_of(request: Request, *, max_bytes: int, timeout_seconds: float) -> bytes:
-    """The whole body. Refused when it is too long or too slow, HungUp when its end never comes."""
+    """The whole body. Refused if it is too long or too slow, HungUp if the caller disconnects."""
     announced = request.headers.get("Content-Length", "")
     if announced.isdigit() and int(announced[:20]) > max_bytes:
         raise _too_large(max_bytes)
@@ -107,7 +107,7 @@ async def body_of(request: Request, *, max_bytes: int, timeout_seconds: float) -
 
 
 def _too_large(max_bytes: int) -> Refused:
-    # The rest of the body would have to be read before the connection could serve another call.
+    # Otherwise the rest of the body would have to be read before the connection's next call.
     headers = {"Connection": "close"}
     message = f"the body takes more than {max_bytes} bytes"
     return Refused(Refusal(413, "body_too_large", message, headers=headers))

@@ -1,4 +1,4 @@
-"""The door of each route: counts who comes, lets answers in, and tells errors in OpenAI's form."""
+"""Wraps each route: counts responses, admits answers, and reports errors in OpenAI's form."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ from service.gateway.metrics import GatewayMetrics
 from service.gateway.refusals import Refusal, Refused, refusal_of, unavailable
 from service.gateway.tasks import HungUp
 
-#: How the log of a web server names the status of a response that nobody waited for.
+#: The status by which web servers count a response whose caller hung up.
 STATUS_HUNG_UP = 499
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -29,7 +29,7 @@ Admission = Callable[[Request], contextlib.AbstractContextManager[None]]
 
 
 class Door:
-    """An ASGI application: one route. `admit` is given where an answer goes out."""
+    """The ASGI application of one route. `admit` is given for routes that send an answer."""
 
     def __init__(
         self,
@@ -64,10 +64,10 @@ class Door:
             if not has_begun:
                 self._metrics.count_response(self._route, STATUS_HUNG_UP)
         except (QuireError, Refused) as error:
-            assert not has_begun, "a stream tells its errors itself"
+            assert not has_begun, "a stream sends its errors itself"
             log_reason(error)
             await error_response(refusal_of(error))(scope, receive, counted)
-        # A defect of ours ends one answer, and the log says where it is.
+        # A defect of ours ends one answer, and the log has the traceback.
         except Exception:
             _log.exception("defect", route=self._route)
             if has_begun:
@@ -77,9 +77,9 @@ class Door:
 
 
 class LastCalls:
-    """The application of a gateway, whose connections serve no further call once it drains.
+    """Wraps the whole application: closes connections after their response once it drains.
 
-    Otherwise a client would come back by the connection that it keeps, past the balancer.
+    Otherwise a client would come back over its kept-alive connection, past the load balancer.
     """
 
     def __init__(self, app: ASGIApp, *, life: Life) -> None:
@@ -97,14 +97,14 @@ class LastCalls:
 
 
 def log_reason(error: QuireError | Refused) -> None:
-    """Say in the log what callers are not told of a queue that does not answer."""
+    """Log why the queue does not answer, which callers are not told."""
     if not isinstance(error, Refused) and refusal_of(error) == unavailable():
         _log.warning("no answer from the queue", reason=str(error))
 
 
 def error_response(refusal: Refusal) -> Response:
-    """The response that tells a refusal."""
-    # All in ASCII: it may name what a caller wrote, and JSON can write what UTF-8 cannot.
+    """The response for a refusal."""
+    # ASCII JSON: it may quote a caller's text, with surrogates that UTF-8 cannot encode.
     return Response(
         json.dumps(refusal.body),
         status_code=refusal.status,
@@ -114,7 +114,7 @@ def error_response(refusal: Refusal) -> Response:
 
 
 async def no_route(request: Request, error: Exception) -> Response:
-    """What is said of a path, or a method, that there is not."""
+    """The response for an unknown path or method."""
     assert isinstance(error, HTTPException)
     path, headers = request.url.path, error.headers or {}
     if error.status_code == 405:

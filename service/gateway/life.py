@@ -1,7 +1,7 @@
-"""What a gateway is at: how many answers are open, and whether it still takes calls. Knows no HTTP.
+"""Counts a gateway's open answers, limits them, and drains the gateway. Knows no HTTP.
 
-A gateway that is to end takes no call any more, lets the open answers go on for a while, and then
-breaks off those that remain; their requests go on, and another gateway can be asked for the rest.
+A draining gateway takes no more calls, lets the open answers go on for a while, and then breaks off
+those that remain; their requests go on, and another gateway can be asked for the rest.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ from service.gateway.refusals import Refused, retry_later, too_many_open
 
 
 class Life:
-    """Lets answers in, `max_open` at once, and ends them. For one event loop.
+    """Admits at most `max_open` answers at a time, and breaks them off. For one event loop.
 
-    No tenant has more than `max_open_per_tenant` of them; None lets one have all.
+    No tenant has more than `max_open_per_tenant` of them; None sets no such limit.
     """
 
     def __init__(self, *, max_open: int, max_open_per_tenant: int | None = None) -> None:
@@ -25,14 +25,14 @@ class Life:
         self.closing = asyncio.Event()
         self._max_open = max_open
         self._max_of_tenant = max_open if max_open_per_tenant is None else max_open_per_tenant
-        #: Only of tenants that have one, lest every name that ever came be kept.
+        #: Only for tenants that have one open, so that names do not pile up.
         self._open_of = Counter[str]()
         self._idle = asyncio.Event()
         self._idle.set()
 
     @contextlib.contextmanager
     def admitted(self, tenant: str) -> Iterator[None]:
-        """While this lasts an answer is open. Refused when there is no room or no time for it."""
+        """A context in which an answer is open. Refused when full, or when the gateway drains."""
         if self.is_draining:
             raise draining()
         if self.num_open >= self._max_open:
@@ -54,15 +54,15 @@ class Life:
                 self._idle.set()
 
     def drain(self) -> None:
-        """Take nothing more."""
+        """Admit no more answers."""
         self.is_draining = True
 
     def close(self) -> None:
-        """Break off what is open."""
+        """Break off all open answers."""
         self.closing.set()
 
     async def until_idle(self, seconds: float) -> bool:
-        """Wait until nothing is open, but no longer; whether that is so."""
+        """Wait up to `seconds` until no answer is open; returns whether none is."""
         try:
             async with asyncio.timeout(seconds):
                 await self._idle.wait()
@@ -72,5 +72,5 @@ class Life:
 
 
 def draining() -> Refused:
-    """What a caller is told by a gateway that ends."""
+    """The refusal of a gateway that drains."""
     return retry_later("gateway_draining", "this gateway ends; another one goes on")

@@ -1,4 +1,4 @@
-"""Which models a queue has, and with which adapters, as its workers say it in the registry."""
+"""Which models a queue has, and with which adapters, from the registry of its workers."""
 
 from collections.abc import Callable
 from time import monotonic
@@ -8,15 +8,15 @@ from quire.aio import AsyncClient
 from quire.refusals import nearest
 from service.gateway.refusals import Refused, unknown_model
 
-#: How long what the workers said is believed where it says what the caller hopes.
+#: How long a name that was found is served from the last reading of the registry.
 FRESH_SECONDS = 5.0
 
 
 class Models:
-    """The models of the queue, looked up once in a while and whenever a name is not among them.
+    """The models of the queue; read again after FRESH_SECONDS, and whenever a name is not found.
 
-    One with an adapter has a name of its own, `<model>:<adapter>`: OpenAI's callers know no other
-    way to ask for it.
+    A model with an adapter has the name `<model>:<adapter>`, the only way for OpenAI's callers to
+    ask for it.
     """
 
     def __init__(self, client: AsyncClient, *, clock: Callable[[], float] = monotonic) -> None:
@@ -27,10 +27,10 @@ class Models:
         self._looked = float("-inf")
 
     async def names(self) -> list[str]:
-        """All of them now. BrokerUnavailable."""
+        """All names, read now. BrokerUnavailable."""
         served = await self._client.adapters()
         self._models = list(served)
-        # By name, so that a model comes first whose own is that of another with an adapter.
+        # Models first: the name of one may also be that of another with an adapter.
         names = dict.fromkeys(self._models)
         for model, adapters in served.items():
             names |= dict.fromkeys(name_with(model, adapter) for adapter in adapters)
@@ -39,11 +39,11 @@ class Models:
         return self._names
 
     async def name_for(self, model: object, adapter: object) -> str:
-        """The name that an answer begins with. Refused for a model that no worker serves.
+        """The model name that an answer shows. Refused for a model that no worker serves.
 
-        Of what stands in a body, which may be anything. With no worker there nobody can say what
-        the queue will serve, so any name is let in, and is the worker's to refuse; so is an adapter
-        that is named apart. A call that names no model gets what is there.
+        `model` and `adapter` are those of a body, and may be anything. Without workers any name is
+        accepted, and left to a later worker to refuse; so is an unknown `adapter`. A call without a
+        model gets the queue's model, if there is exactly one.
         """
         asked = model if isinstance(model, str) else None
         is_stale = self._clock() - self._looked > FRESH_SECONDS

@@ -1,9 +1,9 @@
-"""How far a caller has read, as the `id` of the events of its stream says it.
+"""How far a caller has read, encoded in the `id` of each event of its stream.
 
-An id has a place for each choice, parted by commas: the number of tokens the caller has, behind a
-slash the hash of those tokens (see quire/history.py), and `end` behind another one when it has the
-end as well: `57`, `57/331.22`, `57/331.22/end,12/4.5`. By the hash a log that Redis has lost and
-a worker has filled again is told from the one the caller knows. A bare number will do.
+An id has a place for each choice, separated by commas. A place is the number of tokens the caller
+has, then after a slash the hash of those tokens (see quire/history.py), then `/end` if it has the
+end as well: `57`, `57/331.22`, `57/331.22/end,12/4.5`. The hash tells a log that Redis lost and a
+worker wrote again from the one the caller knows. A number alone is valid, too.
 """
 
 from collections.abc import Iterable
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from quire.errors import InvalidRequest
 from quire.output import TokenChunk, is_prefix_hash
 
-#: The header in which a caller that comes back says where it stands; browsers send it, too.
+#: The header with the last id that a reconnecting caller has got; browsers send it, too.
 LAST_EVENT_ID = "Last-Event-ID"
 
-#: Stands behind the place of a choice whose end the caller has.
+#: Marks the place of a choice whose end the caller has.
 _END = "end"
 
-#: No output has as many digits of tokens.
+#: More digits than the token count of any output has.
 _MAX_DIGITS = 9
 
 
@@ -32,7 +32,7 @@ class Place:
 
     @classmethod
     def behind(cls, chunk: TokenChunk) -> "Place":
-        """Where a caller stands that has this chunk, too."""
+        """The place after a chunk."""
         return cls(chunk.end, chunk.prefix_hash)
 
     def __str__(self) -> str:
@@ -41,12 +41,12 @@ class Place:
 
 
 def event_id(places: Iterable[Place]) -> str:
-    """The id of an event after which a caller stands at these places."""
+    """The id of an event after which a caller is at these places."""
     return ",".join(map(str, places))
 
 
 def places_of(text: str, num_choices: int) -> list[Place]:
-    """Reads an id back. InvalidRequest when it cannot be one of a stream of so many choices."""
+    """Parses an id. InvalidRequest if it is not one of a stream with `num_choices` choices."""
     places = [_place_of(part.strip()) for part in text.split(",")]
     if len(places) != num_choices:
         raise InvalidRequest(LAST_EVENT_ID, f"has {len(places)} places, for {num_choices} choices")

@@ -1,4 +1,4 @@
-"""What the gateway asks of the queue: to take a call, to find one, to end one. Knows no HTTP."""
+"""Submits calls to the queue, finds them again and ends them. Knows no HTTP."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -27,13 +27,13 @@ class Queue:
         self._abandoned = Abandoned(client.cancel)
 
     async def close(self) -> None:
-        """What is still to be ended is left to itself."""
+        """Stop cancelling abandoned requests; those that remain go on."""
         await self._abandoned.close()
 
     async def submit(self, call: Call, caller: Caller, treatment: Treatment) -> Asked:
-        """Take the call, or find the one that the same key has begun; returns what was asked then.
+        """Submit the call, or find the one that its idempotency key has begun; returns that.
 
-        Refused when it was another call.
+        Refused if the key has begun a different call.
         """
         priority = caller.priority(treatment.priority)
         deadline_ms = None
@@ -47,7 +47,7 @@ class Queue:
             headers=dict(treatment.headers),
         )
         if treatment.key is None:
-            # Of a submit that fails nobody knows those that were taken, or will ask for them.
+            # If the submit fails, the caller cannot name the requests that were accepted: end them.
             try:
                 await self._client.submit_many(members)
             except QueueFull as full:
@@ -57,7 +57,7 @@ class Queue:
                 self.abandon_later(call.asked)
                 raise
             return call.asked
-        # The first one alone: if its id is another call's, the others must not be begun.
+        # The first one alone: if its id belongs to another call, the others must not be submitted.
         await self._client.submit_many(members[:1])
         asked = await self.find(call.asked.request_id, caller)
         if asked.digest != call.asked.digest:
@@ -66,7 +66,7 @@ class Queue:
         return asked
 
     async def find(self, request_id: str, caller: Caller) -> Asked:
-        """What was asked under this id. UnknownRequest, for what is another tenant's, too."""
+        """The call with this id. UnknownRequest; also for a call of another tenant."""
         if len(request_id) > MAX_REQUEST_ID_LENGTH or not _REQUEST_ID.fullmatch(request_id):
             raise UnknownRequest(request_id)
         handle = self._client.attach(request_id)
@@ -81,17 +81,17 @@ class Queue:
         return Asked.from_metadata(request_id, metadata, status.submitted_ms // 1000)
 
     async def end(self, asked: Asked) -> State:
-        """Ask for the end of all choices; returns the state of the first after that."""
+        """Cancel all choices; returns the state of the first after that."""
         first, *others = asked.member_ids
         await self._cancel(others)
         return await self._client.cancel(first)
 
     async def abandon(self, asked: Asked) -> bool:
-        """End what nobody waits for any more; False when Redis will hear of it only later."""
+        """Cancel a call nobody waits for; False if Redis is away and that is done later."""
         return await self._end_all(asked.member_ids)
 
     def abandon_later(self, asked: Asked) -> None:
-        """The same where Redis is known to be away; it may not even have heard of the call."""
+        """The same when Redis is known to be away; it may not even have got the call."""
         self._abandoned.add(asked.member_ids)
 
     async def _end_all(self, request_ids: Sequence[str]) -> bool:
@@ -107,5 +107,5 @@ class Queue:
             try:
                 await self._client.cancel(request_id)
             except UnknownRequest:
-                # It never came to the queue, or is forgotten already.
+                # It never reached the queue, or has expired.
                 continue

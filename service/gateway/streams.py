@@ -1,8 +1,8 @@
-"""Tells an answer as server-sent events, for as long as somebody listens.
+"""Sends an answer as server-sent events, for as long as the caller is connected.
 
-An event says in its `id` how far the caller has come with it (see places.py), so that one who comes
-back with the last id gets the next token, of this gateway or of any other. Events that are ready at
-once are sent together.
+The `id` of an event says how far the caller has read with it (see places.py): a caller that comes
+back with the last id gets the next token, from this gateway or from any other. Events that are
+ready at the same time are sent together.
 """
 
 import asyncio
@@ -32,31 +32,31 @@ from service.gateway.places import Place, event_id
 from service.gateway.refusals import Refused, refusal_of
 from service.gateway.tasks import HungUp, end, while_connected
 
-#: For so long the status of a stream waits for the first word of it: what is refused by then is
-#: told by a status, and not by an event behind a 200.
+#: How long the status of a stream waits for the first event: an error within this time becomes a
+#: status, a later one an event after a 200.
 FIRST_WORD_SECONDS = 1.0
 
-#: After so long without an event a comment is sent, lest a proxy take the connection for dead.
+#: After this long without an event a comment is sent, so that no proxy drops the connection.
 SILENCE_SECONDS = 15.0
 
-#: Events that are ready at once are joined until they have so many bytes. The server holds several
-#: times as much for a slow caller, so what one has to take in its patience hardly changes by it.
+#: Events that are ready at the same time are joined up to this size. The server buffers several
+#: times as much for a slow caller, so this hardly changes what it has to read in its patience.
 JOINED_BYTES = 16 << 10
 
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-#: No blank line behind it: that would end an event without data, which OpenAI's client for Python
-#: takes for one as soon as it has seen an `id`.
+#: Without a blank line: that would end an event without data, which OpenAI's Python client takes
+#: for a real one as soon as it has seen an `id`.
 _COMMENT = b": the answer goes on\n"
 _DONE = b"data: [DONE]\n\n"
 
 
 class EventStream(Response):
-    """The response that tells an answer as it comes.
+    """The response that sends an answer as it is generated.
 
-    What goes wrong within FIRST_WORD_SECONDS is raised, before anything is sent, as the Refused
-    that `untold` makes of it; what goes wrong later is told by an event with `error` in it, the
-    last one. `on_error` is awaited for both. `on_first_token` is called once, and `on_hang_up`
-    awaited when the caller goes, or takes nothing for `patience_seconds`; then HungUp is raised.
+    An error within FIRST_WORD_SECONDS is raised before anything is sent, as the Refused that
+    `untold` makes of it; a later one is sent as the last event, with `error` in it. `on_error` is
+    awaited for both. `on_first_token` is called once. When the caller disconnects, or takes nothing
+    for `patience_seconds`, `on_hang_up` is awaited and HungUp raised.
     """
 
     media_type = "text/event-stream"
@@ -75,7 +75,7 @@ class EventStream(Response):
         on_hang_up: Callable[[], Awaitable[None]],
     ) -> None:
         super().__init__(headers={**_HEADERS, **headers})
-        # The length is not known, so the connection says where it ends.
+        # The length is not known in advance.
         del self.headers["content-length"]
         self._answer = answer
         self._is_resumed = is_resumed
@@ -106,7 +106,7 @@ class EventStream(Response):
                 await self._tell(first, news, send)
             finally:
                 await end(first)
-        # Nothing is awaited behind it: with the response the server's watch for a hang-up ends.
+        # The last await: once the response has ended, the server no longer reports a hang-up.
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _tell(
@@ -118,7 +118,7 @@ class EventStream(Response):
                 await self._send(body, send)
 
     async def _send(self, body: bytes, send: Send) -> None:
-        """Hand events to the server, which takes them once the caller has taken those before."""
+        """Hand events to the server, which accepts them once the caller has read earlier ones."""
         try:
             async with asyncio.timeout(self._patience_seconds):
                 await send({"type": "http.response.body", "body": body, "more_body": True})
@@ -126,7 +126,7 @@ class EventStream(Response):
             raise HungUp from None
 
     async def _bodies(self, news: AsyncIterator[News | None]) -> AsyncGenerator[bytes, None]:
-        """The events, those together that are ready at once."""
+        """The events as bytes, joined if they are ready at the same time."""
         ends: dict[int, Completion] = {}
         try:
             for body in joined(self._openings()):
@@ -153,7 +153,7 @@ class EventStream(Response):
     def _events(
         self, choice: int, news: Sequence[TokenChunk | Completion], ends: dict[int, Completion]
     ) -> Iterator[bytes]:
-        """The events of what came of a choice; notes its end."""
+        """The events for the news of one choice; puts its end into `ends`."""
         heading, places = self._answer.asked.heading, self._answer.places
         for one in news:
             if isinstance(one, Completion):
@@ -187,14 +187,14 @@ class EventStream(Response):
 async def chained(
     first: Awaitable[News | None], rest: AsyncIterator[News | None]
 ) -> AsyncIterator[News | None]:
-    """What is on its way already, and then the rest."""
+    """The item that is awaited already, and then the rest."""
     yield await first
     async for item in rest:
         yield item
 
 
 def joined(events: Iterable[bytes]) -> Iterator[bytes]:
-    """The events in their order, joined up to JOINED_BYTES, and formed only as they are taken."""
+    """The events in order, joined up to JOINED_BYTES; lazily, as bodies are taken."""
     body = bytearray()
     for event in events:
         body += event
@@ -210,4 +210,4 @@ def _written(body: Mapping[str, Any], places: Sequence[Place]) -> bytes:
 
 
 def _nothing() -> None:
-    """Nobody is to be told any more."""
+    """Does nothing, in place of `on_first_token` once it was called."""

@@ -1,4 +1,4 @@
-"""Ends tasks for certain, or work when its caller has gone. Knows what neither is about."""
+"""Cancels tasks reliably, and cancels work when its caller disconnects."""
 
 import asyncio
 from collections.abc import Coroutine, Iterable
@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
-#: A task that has not ended so long after it was cancelled is cancelled again.
+#: A task that has not ended this long after it was cancelled is cancelled again.
 INSIST_SECONDS = 0.2
 
 _Result = TypeVar("_Result")
@@ -17,7 +17,7 @@ class HungUp(Exception):
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, _Result]) -> _Result:
-    """The result of the work; HungUp when the caller goes first, and the work is cancelled then."""
+    """The result of the work; HungUp, with the work cancelled, if the caller disconnects first."""
     working, watching = asyncio.create_task(work), asyncio.create_task(_hang_up(receive))
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
@@ -29,12 +29,12 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, _Result]) 
 
 
 async def end(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel these tasks and wait for their ends; how they end is of no interest any more.
+    """Cancel these tasks and wait until they have ended; their results and errors are ignored.
 
-    One cancellation can be lost: in Python 3.11 `asyncio.wait_for` drops it when what it waits for
-    comes in the same turn of the loop. The answer would go on for as long as there is one. Who is
-    cancelled in here ends them all the same before it hears of that: it may be this very insistence
-    of somebody who waits for its end.
+    They are cancelled repeatedly, because one cancellation can be lost: in Python 3.11
+    `asyncio.wait_for` drops it when what it waits for arrives in the same turn of the loop. If the
+    caller of this function is itself cancelled meanwhile, perhaps by another `end`, that is raised
+    only after all tasks have ended.
     """
     interrupted: asyncio.CancelledError | None = None
     while pending := _unended(tasks):
@@ -46,7 +46,7 @@ async def end(*tasks: asyncio.Future[Any]) -> None:
             interrupted = error
     for task in tasks:
         if not task.cancelled():
-            # Asked for once, lest the loop complain that nobody did.
+            # Retrieved once, or the loop would warn that it never was.
             task.exception()
     if interrupted is not None:
         raise interrupted
