@@ -1,7 +1,7 @@
 """Follows one output log as its reader sees it; knows neither a connection nor how to wait.
 
-The clients read, and hand what they read to a Following; when a read was silent they hand it the
-request's record instead. It keeps the reader's place and says what became of the request.
+The clients read, and pass what they read to a Following; after a read without news they pass it the
+request's record instead. It keeps the reader's place and detects loss, expiry and the end.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from quire.output_log import OutputRead
 from quire.patience import Patience
 from quire.transitions import RequestStatus
 
-#: How often a whole log is read from its beginning before it counts as damaged: more often nobody
-#: requeues a request under a reader's hands.
+#: How often a whole log is read from its beginning before it counts as damaged: nobody requeues a
+#: request more often while it is read.
 MAX_READINGS = 5
 
 
 class Following:
     """The place of one reader in the log of one request.
 
-    `seen` is the number of tokens the reader has, `known` whether the request was heard of before,
-    `timeout` after how many seconds its `patience` runs out; None never does. `prefix_hash` is that
-    of the tokens the reader has, when it has kept it: see history.py. InvalidRequest for a place
-    that no log has.
+    `after` is the number of tokens the reader has, `known` whether the request is known to have
+    existed, `timeout` after how many seconds its `patience` runs out; None for never. `prefix_hash`
+    is that of the tokens the reader has, if it kept it: see history.py. InvalidRequest for a place
+    that no log can have.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class Following:
         self.known = known
         self.patience = Patience(timeout, request_id)
         self._ends_without_entry = 0
-        # The hash of all tokens seen, empty as long as it is not known; that of the first `_base`
-        # of them; and the tokens after those.
+        # The hash of all tokens seen, empty while unknown; the hash of the first `_base` of them;
+        # and the tokens after those.
         self._hash = prefix_hash if after else EMPTY
         self._base, self._base_hash = after, self._hash
         self._token_ids: list[int] = []
@@ -69,9 +69,9 @@ class Following:
         return {self.request_id: self.seen}
 
     def take(self, read: OutputRead) -> Iterator[TokenChunk | Completion]:
-        """What was read, in order; the completion is the last.
+        """What was read, in order; the completion is the last item.
 
-        ProtocolError for a gap, OutputRewound when it does not follow from what was read before.
+        ProtocolError for a gap, OutputRewound if it does not continue what was read before.
         """
         self.known = True
         for chunk in read.chunks:
@@ -85,9 +85,9 @@ class Following:
             yield read.completion
 
     def silent(self, status: RequestStatus | None) -> None:
-        """Judges a read without news by the record of the request, None when there is none.
+        """Checks, after a read without news, the record of the request; None if there is none.
 
-        UnknownRequest, ResultExpired, OutputRewound; otherwise there is reason to wait on.
+        UnknownRequest, ResultExpired, OutputRewound; otherwise the reader should go on waiting.
         """
         if status is None:
             error = ResultExpired if self.known else UnknownRequest
@@ -106,7 +106,7 @@ class Following:
             raise ResultExpired(self.request_id)
 
     def _remember(self, token_ids: Sequence[int], prefix_hash: str) -> None:
-        """Adds tokens to the reader's past, if the log had the same past."""
+        """Adds tokens to what was seen; OutputRewound if the log has other tokens before them."""
         end = self.seen + len(token_ids)
         if self._hash:
             self._hash = extended(self._hash, token_ids)
@@ -114,17 +114,17 @@ class Following:
             if prefix_hash not in ("", self._hash):
                 raise OutputRewound(self.request_id, seen=self.seen, published=end)
         else:
-            # The first word about the past of a reader that came in the middle.
+            # The reader began in the middle without a hash; this is the first one it gets.
             self._hash = self._base_hash = prefix_hash
             self._base = end
 
     def _is_rewritten(self, status: RequestStatus) -> bool:
-        """Whether a log of the length of what was seen is certainly another."""
+        """Whether a log as long as what was seen certainly has other tokens."""
         is_known = status.published == self.seen and self._hash and status.prefix_hash
         return bool(is_known) and status.prefix_hash != self._hash
 
     def _kept(self, status: RequestStatus) -> int:
-        """How many of the reader's tokens a log that became shorter still begins with."""
+        """How many of the reader's tokens are still in a log that became shorter."""
         left = status.published - self._base
         if left < 0 or not self._base_hash:
             return 0

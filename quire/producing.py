@@ -1,8 +1,8 @@
-"""What a producer does, without a connection: behind both clients and both brokers lies this code.
+"""What a producer does, without a connection: shared by the threaded and the async broker.
 
-A transition that takes several calls is written as a conversation: a generator that yields the
-calls it wants to make and is sent their replies. Whoever holds the connection drives it, in a
-thread or in an event loop; what is asked and what an answer means is written once, here.
+A transition that takes several calls is written as a Conversation: a generator that yields the
+calls to make and is sent their replies. The owner of a connection drives it, in a thread or in an
+event loop, so that the logic is written only once.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Conversation = Generator[Ask, list[Any], _Result]
 def submitting(
     keys: Keys, messages: Sequence[Message], *, calls: Sequence[Call] | None = None
 ) -> Conversation[list[Submitted]]:
-    """See `Broker.submit_many`. `calls` are those of the messages, where they are made already."""
+    """See `Broker.submit_many`. `calls` are those of the messages, if they exist already."""
     submitted: list[Submitted] = []
     failure: QuireError | None = None
     if calls is None:
@@ -101,7 +101,7 @@ def script_settings(
 
 
 def must_ask_clock(items: Iterable[GenerationRequest | RequestArguments]) -> bool:
-    """Whether one of them names a moment that is measured on the broker's clock."""
+    """Whether one of them has a time that is relative to the broker's clock."""
     return any(not isinstance(item, GenerationRequest) and needs_clock(item) for item in items)
 
 

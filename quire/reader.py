@@ -1,4 +1,4 @@
-"""A broker whose waiting reads share one connection, for programs that follow many logs in threads.
+"""A broker whose blocking reads share one connection, to follow many logs in many threads.
 
     quire = Client(SharedReadsBroker(connect(url)))
 
@@ -41,7 +41,7 @@ from quire.waits import (
     Waits,
 )
 
-#: Short reads that are under way at once; each takes a connection. Others wait for their turn.
+#: Most short reads at a time; each takes a connection. Others wait for their turn.
 MAX_CALLS = 8
 
 #: How long the reading thread stays when nobody waits any more.
@@ -49,9 +49,9 @@ IDLE_SECONDS = 1.0
 
 
 class SharedReadsBroker(Broker):
-    """A Broker for many threads. One of it per process and queue is enough, children of fork too.
+    """A Broker for many threads. One per process and queue is enough; it also works after a fork.
 
-    A reader that is slow to come back for more is simply not read for; nothing is kept for it.
+    Nothing is read ahead or kept for a reader that is slow to come back for more.
     """
 
     def __init__(self, connection: redis.Redis, **settings: Any) -> None:
@@ -81,7 +81,7 @@ class SharedReadsBroker(Broker):
 
 
 class _Reader:
-    """The one thread that reads for all waits. It ends when nobody has waited for a while."""
+    """The one thread that reads for all waits. It ends after IDLE_SECONDS without any."""
 
     def __init__(
         self, connection: redis.Redis, keys: Keys, *, retrying: Retrying, longest_block: float
@@ -107,7 +107,7 @@ class _Reader:
                 self._wake()
             news.wait(max(0.0, give_up - time.monotonic()))
         finally:
-            # A signal may end the waiting, and nobody would take its news any more.
+            # A signal handler may have raised out of the wait; it must not stay among the waits.
             with self._changed:
                 self._waits.discard(wait)
         if wait.error is not None:
@@ -115,12 +115,12 @@ class _Reader:
         return wait.news
 
     def _is_to_be_woken_for(self, wait: Wait) -> bool:
-        """Adds a wait; True when the thread that reads is blocked by a read without it."""
+        """Adds a wait; True if the reading thread is blocked in a read without it."""
         with self._changed:
             self._waits.add(wait)
             if not self._is_running:
                 threading.Thread(target=self._run, name="quire-reader", daemon=True).start()
-                # Only now: a thread that cannot be started must not be waited for.
+                # Only now: starting may fail, and then nobody may wait for the thread.
                 self._is_running = True
             self._changed.notify()
             # One wake is enough for all that come until the reader is back.
@@ -135,8 +135,8 @@ class _Reader:
             has_ended = True
         finally:
             if not has_ended:
-                # A mistake of ours. Nobody may wait for a thread that is gone, and the next one who
-                # waits starts another. After an end in good order there may be another already.
+                # A bug of ours. Fail all waits, so that none is left without a thread; the next one
+                # starts another. (After an orderly end another may be running already.)
                 with self._changed:
                     self._is_running = False
                     self._waits.fail(BrokerUnavailable("the thread that reads has ended"))
@@ -154,7 +154,7 @@ class _Reader:
             time.sleep(SWEEP_SECONDS)
 
     def _next_groups(self) -> list[dict[str, int]]:
-        """What to read now; nothing when this thread may end."""
+        """What to read now; empty when this thread may end."""
         with self._changed:
             if not self._changed.wait_for(lambda: bool(self._waits), IDLE_SECONDS):
                 self._is_running = False
@@ -216,7 +216,7 @@ _BROKERS = WeakSet[SharedReadsBroker]()
 
 
 def _begin_anew() -> None:
-    """In a child of fork there is none of the threads that read, or that have a turn."""
+    """Reset all brokers in a forked child, which has none of the parent's threads."""
     for broker in list(_BROKERS):
         broker._begin()
 

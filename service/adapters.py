@@ -1,6 +1,6 @@
-"""The adapters of a worker: where it finds them at its start, and which one a claim is to run with.
+"""The adapters of a worker: finds their folders at start, and the one that a claim runs with.
 
-What is in their files is the engine's to read and to judge.
+Their files are read and checked by the engine.
 """
 
 from collections.abc import Collection
@@ -14,18 +14,18 @@ from quire.protocol import GenerationRequest
 #: What makes a folder an adapter, in PEFT's format.
 CONFIG_FILE = "adapter_config.json"
 
-#: The most adapters of a worker, which tells their names twice per lease to whoever looks.
+#: The most adapters of a worker, which writes all their names to the registry twice per lease.
 MAX_ADAPTERS = 512
 
-#: Parts the engine from the adapter in the fingerprint of both; neither has one in it.
+#: Separates engine and adapter in a fingerprint; neither contains it.
 _SEPARATOR = " "
 
 
 def adapters_in(folder: Path | None) -> dict[str, Path]:
-    """The adapters in a folder by name: its subfolders that are one, but for hidden ones.
+    """The adapters in a folder by name: its subfolders with a CONFIG_FILE, except hidden ones.
 
     Raises:
-        ModelRefused: there is no such folder, or what is in it cannot be meant.
+        ModelRefused: there is no such folder, it is an adapter itself, or a name is not allowed.
     """
     if folder is None:
         return {}
@@ -37,7 +37,7 @@ def adapters_in(folder: Path | None) -> dict[str, Path]:
     if is_adapter:
         message = "is an adapter itself; name the folder that it lies in"
         raise ModelRefused(f"adapters: {folder} {message}")
-    # Where a volume is changed under a process that reads it, the versions are hidden folders.
+    # Kubernetes, for one, keeps the versions of a mounted volume in hidden folders.
     named = {path.name: path for path in found if not path.name.startswith(".")}
     for name in named:
         if not is_adapter_name(name):
@@ -53,19 +53,19 @@ def adapters_in(folder: Path | None) -> dict[str, Path]:
 
 
 def announced_adapters(folder: Path | None) -> dict[str, str]:
-    """What the registry is told of adapters that are not read yet: their names, and no revision.
+    """For the registry, the names of adapters that are not read yet, each without a revision.
 
-    Else nobody could be let in for one of them while the only worker that has it starts.
+    Otherwise a gateway would refuse calls for them while the only worker that has them starts.
     """
     try:
         return dict.fromkeys(adapters_in(folder), "")
     except ModelRefused:
-        # Whoever reads them says so, and the worker ends.
+        # Loading the model will raise it again, and end the worker.
         return {}
 
 
 def known_adapter(request: GenerationRequest, *, model: str, known: Collection[str]) -> str | None:
-    """The adapter that a request will run with; None where it will not run, too."""
+    """The adapter that a request will run with; None without one, or if it will be refused."""
     try:
         asked = adapter_of(request.body, model=model)
     except InvalidRequest:
@@ -84,6 +84,6 @@ def is_same_adapter(one: str, other: str) -> bool:
 
 
 def _adapter_in(fingerprint: str) -> str | None:
-    """Name and revision; None where it is that of an engine alone, which may be anybody's."""
+    """`<adapter>=<revision>`; None if the fingerprint is that of an engine alone."""
     name, is_adapter, revision = fingerprint.rpartition(_SEPARATOR)[2].partition("=")
     return f"{name}={revision}" if is_adapter and is_adapter_name(name) else None

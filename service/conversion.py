@@ -1,6 +1,6 @@
-"""Makes the engine's Request of a request of the wire; knows no queue and no thread.
+"""Converts a wire request to the engine's Request; knows no queue and no thread.
 
-The only place that builds engine Requests: the words of the two sides meet here and nowhere else.
+The only place that builds engine Requests, so that the two sides' types meet nowhere else.
 """
 
 import hashlib
@@ -24,10 +24,10 @@ def engine_request(
     settings: Settings,
     now_ms: int,
 ) -> Request:
-    """The engine's record of a request that was claimed at `now_ms` on the broker's clock.
+    """The engine's Request for one that was claimed at `now_ms` on the broker's clock.
 
-    A request taken over goes on from the ids that `delivery` recalls: the engine replays them
-    through stop conditions and text, and looks first whether they were the end already.
+    A request taken over goes on from the published ids in `delivery`: the engine replays them
+    through stop conditions and text, and first checks whether they are complete already.
 
     Raises:
         InvalidRequest: it can never be served; the field is named.
@@ -48,9 +48,9 @@ def engine_request(
         request_id=delivery.key,
         prompt_token_ids=prompt_ids,
         sampling=sampling,
-        # Age counts from the submit, so that a request does not lose its place by being taken over;
-        # but what waited in Redis is worth one class at most, or a backlog would outrank every
-        # urgent request that comes after it.
+        # Age counts from the submit, so that a request does not lose its place by being taken over.
+        # But waiting in Redis is worth one class at most, or a backlog would outrank every urgent
+        # request that comes after it.
         arrival_time=origin.received - min(origin.waited_seconds, settings.aging_seconds),
         priority=origin.priority,
         output_token_ids=list(delivery.token_ids),
@@ -65,8 +65,8 @@ def engine_request(
 def engine_sampling(wire: SamplingParams, *, request_id: str) -> EngineSampling:
     """The engine's parameters for those of the wire.
 
-    Clients set a seed at submit. For one that did not, the seed is drawn from the request's id, so
-    that every worker that ever runs the request draws the same.
+    Clients set a seed at submit. Without one, the seed is derived from the request's id, so that it
+    is the same for every worker that ever runs the request.
     """
     seed = wire.seed
     if seed is None:

@@ -1,4 +1,4 @@
-"""What the threads of a worker tell its main thread, which waits for nothing else."""
+"""The events that a worker's threads send to its main thread, which waits for nothing else."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class DrainAsked:
 
 @dataclass(frozen=True, slots=True)
 class ShardEmpty:
-    """In a burst: there is nothing left to do in this shard."""
+    """In a burst: nothing is left to do in this shard."""
 
     shard: int
 

@@ -1,9 +1,9 @@
-"""Says which tokens may come next in an output of some form; the only user of llguidance.
+"""Compiles constraints to the tokens that may come next; the only user of llguidance.
 
-Knows no requests. What is asked for is compiled once, in the thread that takes requests in, and
-kept for the next who asks the same; each generation gets a matcher of its own. Matchers of one
-compilation share the states of its lexer, and a limit on these: one that comes upon it may have
-found them used up by others, and gets a compilation of its own.
+Knows no requests. A constraint is compiled once, in the intake thread, and cached for later
+requests that ask for the same; each generation gets a matcher of its own. All matchers of one
+compilation share the states of its lexer, which are limited: a matcher that reaches the limit,
+perhaps because others have used it up, gets a compilation of its own.
 """
 
 import json
@@ -28,49 +28,50 @@ if TYPE_CHECKING:
 
     Matcher: TypeAlias = LLMatcher
 
-#: The most compiled constraints that are kept, those that were asked for last.
+#: The most compiled constraints in the cache; the least recently used are dropped.
 MAX_COMPILED = 64
 #: What one constraint may cost. The first two bound compiling it, to some tenths of a second; the
-#: others each of its steps, to some hundredths of one if it was made to be slow, and its memory, to
-#: some megabytes. They count what is done and no time: how busy a machine is does not matter.
+#: others bound each step, to some hundredths of a second for one that was made to be slow, and its
+#: memory, to some megabytes. They count operations, not time, so a busy machine does not matter.
 MAX_GRAMMAR_SIZE = 200_000
 MAX_COMPILE_FUEL = 500_000
 MAX_STEP_FUEL = 50_000
 MAX_STEP_ITEMS = 5_000
 MAX_ROW_ITEMS = 5_000
 MAX_LEXER_STATES = 10_000
-#: The stack that one is compiled on. The library follows names by calls within calls, and 64 KiB
-#: have room for thousands of them; what does not fit ends the process. The worst that was found
-#: needed a quarter of this. What is touched of it becomes memory, until the thread ends.
+#: Stack size of the thread that compiles. The library resolves names recursively, the 64 KiB of a
+#: constraint have room for thousands of them, and an overflow ends the process. The worst case
+#: found needed a quarter of this. Only what is touched takes memory, until the thread ends.
 COMPILE_STACK_BYTES = 1 << 28
-#: How many tokens a generation goes on with a compilation of its own, before it may have another.
+#: How many tokens a generation has to get with its own compilation before it may have another.
 RENEWED_TOKENS = 16
-#: White space between two parts of a JSON value: enough to indent by, too little to run on for
-#: ever, as models do that have lost their way.
+#: White space between two parts of a JSON value: enough to indent with, but bounded, as some models
+#: would otherwise generate it without end.
 JSON_SPACE = r"[ \n\r\t]{1,32}"
-#: What may follow a backslash in JSON. Not `u`: with it a key had several spellings. The library
-#: tells the keys of a schema from all others by theirs, and so one came as any value.
+#: What may follow a backslash in JSON. Not `u`, which would give a key several spellings: the
+#: library compares keys by spelling, so a key of the schema, spelled in another way, could have any
+#: value.
 JSON_ESCAPES = 'nrbtf\\"'
-#: What `json_object` stands for.
+#: The schema of `json_object`.
 ANY_OBJECT = {"type": "object"}
 #: The longest reason for refusing a constraint, in characters; the library quotes what it refuses.
 MAX_REASON_LENGTH = 300
-#: What brings the library.
+#: How to install the library.
 GRAMMARS_EXTRA = "the extra `grammars`: pip install -c constraints.txt -e '.[grammars]'"
 
-#: Held where the size of the stacks of new threads is not the usual one.
+#: Held while the stack size for new threads, which is global, is changed.
 _STACK_SIZE = Lock()
 
 _Result = TypeVar("_Result")
 
 
 class Grammars(Protocol):
-    """What a worker can do about constraints."""
+    """A worker's ability to constrain outputs."""
 
     def constraint(
         self, wanted: Constraint, output_token_ids: Sequence[int], /
     ) -> EngineConstraint:
-        """A fresh constraint for a generation that goes on from the given output.
+        """A new constraint for a generation that goes on from the given output.
 
         Raises:
             InvalidRequest: it cannot be compiled, or not here; the field and the reason are named.
@@ -108,7 +109,7 @@ class CompiledGrammars:
         known = 1 + max(tokenizer.get_vocab().values())
         described, ends_known = tokenizer.to_str(), [id_ for id_ in eos_token_ids if id_ < known]
         if not ends_known:
-            # The library would take some token of the text for an end, and that one never came.
+            # The library would take an ordinary token for the end, which could then never come.
             described, ends_known = with_special_token(described, known), [known]
         self._tokenizer = llguidance.LLTokenizer(
             described, n_vocab=max(vocab_size, known + 1), eos_token=ends_known

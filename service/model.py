@@ -29,9 +29,9 @@ _log = structlog.get_logger("service.model")
 class ServedModel:
     """A model that is ready to generate.
 
-    `fingerprint` names everything that may move a token: weights, tokenizer, data type, attention
-    backend, library, kind of processor. It is recorded at the first claim of a request. Beside it
-    that of each of the `adapters`, by name, tells revisions of them apart.
+    `fingerprint` names everything that may change a token: weights, tokenizer, data type, attention
+    backend, library, kind of processor. It is recorded at the first claim of a request. `adapters`
+    has the fingerprint of each adapter by name, which tells its revisions apart.
     """
 
     engine: Engine
@@ -45,7 +45,7 @@ class ServedModel:
 
     @property
     def abilities(self) -> dict[str, float]:
-        """What decides which requests it can serve; told in the registry, for fleets differ."""
+        """What decides which requests it can serve; in the registry, as workers may differ."""
         has_grammars = not isinstance(self.grammars, NoGrammars)
         max_model_len = self.engine.config.max_model_len
         return {"grammars": float(has_grammars), "max_model_len": float(max_model_len)}
@@ -64,7 +64,7 @@ def load_model(settings: Settings) -> ServedModel:
     except ModuleNotFoundError as error:
         raise ModelRefused(f"no model can be loaded: the module {error.name} is missing") from error
 
-    # The log is one event per line, for programs too.
+    # The log has one event per line, so that programs can read it.
     disable_progress_bar()  # type: ignore[no-untyped-call]
     take_over_libraries()
     runner = load_runner(
@@ -112,10 +112,10 @@ def load_model(settings: Settings) -> ServedModel:
 
 
 def _keep_out_of_collections() -> None:
-    """Let the garbage collector look no more at what is loaded by now.
+    """Exclude everything loaded so far from garbage collection.
 
-    Hundreds of thousands of objects will stay, most of them the libraries' own. To look through
-    them takes it longer than many steps, and no thread gets on meanwhile.
+    Hundreds of thousands of objects, mostly the libraries', will stay for ever. To traverse them
+    takes longer than many steps, and blocks all threads.
     """
     gc.collect()
     gc.freeze()
@@ -161,6 +161,6 @@ def _grammars_for(tokenizer: ModelTokenizer, config: EngineConfig) -> Grammars:
         tokenizer.backend, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids
     )
     if isinstance(grammars, NoGrammars):
-        # Else the first to know would be a caller whose request is refused for it.
+        # Otherwise the first to notice would be a caller whose request is refused.
         _log.info("no grammars", reason=grammars.reason)
     return grammars

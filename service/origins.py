@@ -1,6 +1,6 @@
-"""Says of a claimed request where it came from, and whether it may be gone on with here.
+"""Determines a claimed request's Origin, and whether its tokens can be continued here.
 
-Knows no queue and no thread: all it says follows from the claim, the request and the model.
+Knows no queue and no thread: all follows from the claim, the request and the model.
 """
 
 from engine.request import Priority
@@ -23,9 +23,9 @@ def origin_of(
     served: ServedModel,
     model: str,
 ) -> Origin:
-    """Of a claim made at `now_ms` on the broker's clock and `received` on ours.
+    """The Origin of a claim made at `now_ms` on the broker's clock and `received` on ours.
 
-    The `request` is None where its envelope cannot be right.
+    `request` is None if its envelope is invalid.
     """
     adapter, fingerprint = None, served.fingerprint
     if request is not None:
@@ -55,7 +55,7 @@ def origin_of(
 
 
 def decoded(data: bytes) -> tuple[GenerationRequest | None, InvalidRequest | None]:
-    """The request, or what is wrong with its envelope. ProtocolError when it cannot be read."""
+    """The request, or what is wrong with its envelope. ProtocolError if it cannot be decoded."""
     try:
         return GenerationRequest.decode(data), None
     except InvalidRequest as error:
@@ -63,13 +63,13 @@ def decoded(data: bytes) -> tuple[GenerationRequest | None, InvalidRequest | Non
 
 
 def is_resumable(origin: Origin) -> bool:
-    """Whether its tokens may be gone on with: from another engine, but not from other weights."""
+    """Whether its tokens can be continued: another engine's can, another adapter revision's not."""
     before = origin.other_fingerprint
     return before is None or is_same_adapter(before, origin.fingerprint)
 
 
 def key_of(claim: Claim) -> str:
-    """The claim's name inside this worker, unlike that of any other claim of the same request."""
+    """The claim's name inside this worker, different for every claim of the same request."""
     return f"{claim.request_id}@{claim.epoch}.{claim.owner}"
 
 

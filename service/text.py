@@ -1,7 +1,7 @@
 """Turns prompts and chats into token ids, and gives each generation its stream of text.
 
-Knows no requests. What the model's own files say about chats decides; nothing is guessed for a
-model that ships no template.
+Knows no requests. Chats are rendered by the model's own template; without one they are refused, and
+nothing is guessed.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from engine.sampling_params import SamplingParams
 from quire.errors import InvalidRequest
 from quire.logprobs import TokenLogprob, TopLogprob
 
-#: Text that tokens are put behind to see what each says: many say something else at the beginning.
+#: Text before a token whose own text is wanted: many tokens decode differently at the beginning.
 BEFORE = "a"
 #: The longest reason for refusing a tokenizer, in characters; some libraries write pages.
 MAX_REASON_LENGTH = 300
@@ -53,7 +53,7 @@ class ModelTokenizer:
         try:
             loaded = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
             backend = loaded.backend_tokenizer
-            # What a file says of lengths was meant for training: a prompt is taken as it is.
+            # Truncation and padding in the file were meant for training: prompts are taken whole.
             backend.no_truncation()
             backend.no_padding()
             _keep_the_time(loaded.chat_template)
@@ -82,8 +82,8 @@ class ModelTokenizer:
     def encode_chat(self, messages: Messages, *, created_ms: int) -> list[int]:
         """Ids of a chat as the model's template renders it, ready for the answer.
 
-        A template that tells the date tells that of `created_ms`, in UTC: whoever takes the chat
-        over, on another day or in another time zone, goes on behind the same prompt.
+        A template that writes the date gets that of `created_ms`, in UTC, so that a worker that
+        takes the chat over on another day, or in another time zone, computes the same prompt.
 
         Raises:
             InvalidRequest: the model has no template, or its template refuses these messages.
@@ -115,18 +115,18 @@ class ModelTokenizer:
         )
 
     def with_texts(self, token_id: int, logprobs: Logprobs) -> TokenLogprob:
-        """What the engine says of a token, in the words of the contract."""
+        """The engine's log-probabilities of a token as they go on the wire, with texts."""
         top = tuple(TopLogprob(id_, logprob, self.text_of(id_)) for id_, logprob in logprobs.top)
         return TokenLogprob(token_id, logprobs.logprob, self.text_of(token_id), top)
 
     def text_of(self, token_id: int) -> str:
-        """What the token says behind other text, by itself; special tokens by their names.
+        """The text of a token after other text; for a special token, its name.
 
-        Bytes that are no whole character become U+FFFD, and an id without a token says nothing.
+        Bytes that are no whole character become U+FFFD; an id without a token has no text.
         """
         text = self._texts.get(token_id)
         if text is None:
-            # Two threads may write it at once, and write the same.
+            # Two threads may do this at once; they store the same value.
             text = self._texts[token_id] = self._added_by(token_id)
         return text
 
@@ -143,9 +143,9 @@ class ModelTokenizer:
 
 
 def _keep_the_time(chat_template: str | dict[str, str] | None) -> None:
-    """Give templates the time of their chat where they ask for that of the day.
+    """Make `strftime_now` in templates return the time of the chat in place of the current one.
 
-    The library compiles each template once and keeps it; it takes a function no other way.
+    The library caches compiled templates, and offers no other way to replace the function.
     """
     from transformers.utils.chat_template_utils import _compile_jinja_template
 

@@ -1,6 +1,6 @@
 """The keys and values of all blocks, on the device and in a bounded pool on the host.
 
-Knows which tensors there are, not which block belongs to whom: `engine.block_pool` owns the blocks.
+Holds the tensors only; which block is whose is known to `engine.block_pool`.
 """
 
 import math
@@ -13,13 +13,13 @@ import torch
 from engine.batch import BlockCopy
 from engine.model.copy_lane import CopyLane, CudaLane, SameLane
 
-#: Where a block begins on a CPU: a multiple of it, or every row of it would lie in two lines.
+#: Alignment of blocks on a CPU; otherwise every row of a block would span two cache lines.
 CACHE_LINE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one layer keeps of a token: `kv_heads` keys of `key_dim` and values of `value_dim`."""
+    """What one layer stores per token: `kv_heads` keys of `key_dim` and values of `value_dim`."""
 
     kv_heads: int
     key_dim: int
@@ -38,8 +38,8 @@ class KVPool:
         block_size: token slots per block.
         dtype: of keys and values; the model's own, so that nothing is rounded on the way.
         num_host_blocks: blocks on the host, for requests preempted by swap.
-        has_spare_block: there is one block more, which nobody is given: padding is written there.
-        lane: the order of swaps against computations; the device's own by default.
+        has_spare_block: adds one block that no request gets, for padding to be written to.
+        lane: orders swaps against computations; by default the one for the device.
     """
 
     def __init__(
@@ -72,13 +72,13 @@ class KVPool:
 
         self._has_spare_block = has_spare_block
         self._device_tensors = tensors(num_blocks + has_spare_block, place)
-        # Only pinned memory can be copied behind the back of the thread that asks for it.
+        # Only copies from and to pinned memory are asynchronous.
         pinned = on_cuda and num_host_blocks > 0
         self._host_tensors = tensors(num_host_blocks, torch.device("cpu"), pinned=pinned)
 
     @property
     def spare_block(self) -> int:
-        """The id of the block that is nobody's; behind all others."""
+        """The id of the spare block, which follows those of all others."""
         assert self._has_spare_block
         return self.num_blocks
 
@@ -110,15 +110,15 @@ class KVPool:
         self.value_cache(layer)[slots.blocks, :, slots.offsets] = value
 
     def make(self, blocks: range) -> None:
-        """Have the memory of blocks that nobody has used yet now, not when a step first writes it.
+        """Touch the memory of unused blocks now, instead of when a step first writes to it.
 
-        They are zeros before and after. On a CPU the system makes memory as it is touched.
+        They are zeros before and after. On a CPU the system maps memory only as it is touched.
         """
         for tensor in self._device_tensors:
             tensor[blocks.start : blocks.stop].zero_()
 
     def clear(self, block_ids: torch.Tensor) -> None:
-        """Zero blocks that are begun but not filled by this step.
+        """Zero blocks that this step begins but does not fill.
 
         Attention reads whole blocks and weighs the unwritten slots with zero, so what an earlier
         owner left there must be finite: without this, one request's NaN would reach the next.
@@ -156,7 +156,7 @@ class Slots:
 
 
 def bytes_per_block(shapes: Sequence[LayerShape], *, block_size: int, dtype: torch.dtype) -> int:
-    """What one block of such a pool will take: asked of a pool of one block without storage."""
+    """Bytes of one block of such a pool; computed by a pool of one block without storage."""
     return KVPool(
         shapes, num_blocks=1, block_size=block_size, dtype=dtype, device="meta"
     ).bytes_per_block
@@ -174,9 +174,9 @@ def _zeros(
 ) -> torch.Tensor:
     """Zeros, which on a CPU cost nothing until a block is first used.
 
-    Zeros rather than whatever the allocator holds: an attention weight of zero times a leftover NaN
-    is NaN. torch writes them, and a pool of many gigabytes then takes seconds to start; numpy asks
-    the system for pages that are zero, which it makes as they are touched.
+    Zeros and not uninitialized memory, because an attention weight of zero times a leftover NaN is
+    NaN. torch would write them, which takes seconds for a pool of many gigabytes; numpy gets zero
+    pages from the system, which maps them as they are touched.
     """
     if place.type != "cpu" or pinned:
         return torch.zeros(shape, dtype=dtype, device=place, pin_memory=pinned)
@@ -193,17 +193,17 @@ def _copy_blocks(
         source_ids, destination_ids = torch.tensor(copies, dtype=torch.int64).unbind(1)
         destination.index_copy_(0, destination_ids, source.index_select(0, source_ids))
         return
-    # Between a device and pinned memory a run of blocks is one copy that nobody waits for.
+    # Between a device and pinned memory, each run of neighbouring blocks is one asynchronous copy.
     for run, length in runs_of(copies):
         sources = source[run.source : run.source + length]
         destination[run.destination : run.destination + length].copy_(sources, non_blocking=True)
 
 
 def runs_of(copies: Sequence[BlockCopy]) -> Iterator[tuple[BlockCopy, int]]:
-    """The copies in runs of neighbours, each its first copy and its length; in any order.
+    """Copies grouped into runs of neighbouring blocks: the first copy and the length of each.
 
-    A request's blocks were often taken one after the other, and asking for a copy costs more time
-    than a small block takes on its way.
+    A request's blocks were often allocated one after the other, and to launch a copy takes longer
+    than to transfer a small block.
     """
     ordered = sorted(copies)
     first = 0
