@@ -190,11 +190,11 @@ class Client:
         return models_of(info for broker in self._brokers for info in broker.workers())
 
     def adapters(self) -> dict[str, list[str]]:
-        """The same, and for each of them the adapters that some worker has, sorted."""
+        """For each such model, the adapters that some worker has, sorted."""
         return adapters_of(info for broker in self._brokers for info in broker.workers())
 
     def now_ms(self) -> int:
-        """Unix milliseconds on the broker's clock, by which deadlines count."""
+        """Unix milliseconds on the broker's clock, by which deadlines are judged."""
         return self._brokers[0].now_ms()
 
     @property
@@ -224,9 +224,9 @@ class Client:
         messages: Sequence[Message],
         given: Sequence[GenerationRequest | RequestArguments],
     ) -> list[Handle]:
-        """Submits to every shard its part; the answers are in the order of the messages.
+        """Submits each shard's messages to it; the handles are in the order of the messages.
 
-        `given` is what each of them was made of.
+        `given` are the caller's arguments, from which the messages were made.
         """
         parting = Parting(messages, len(self._brokers))
         for shard, part in parting.parts():

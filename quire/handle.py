@@ -65,7 +65,7 @@ class Handle:
         return completion
 
     def cancel(self) -> State:
-        """Asks for the end of the request; returns its state after that. UnknownRequest."""
+        """Cancels the request; returns its state after that. UnknownRequest."""
         return self._broker.cancel(self.request_id)
 
     def status(self) -> RequestStatus:
@@ -113,7 +113,7 @@ def _end_of(broker: Broker, following: Following) -> Completion:
 
 
 def _follow(broker: Broker, following: Following) -> Iterator[TokenChunk | Completion]:
-    """The chunks beyond the follower's place as they come, and the completion, last."""
+    """The chunks after the follower's place as they come; the completion is the last item."""
     block = None
     while True:
         read = broker.read_output(following.position, block_seconds=block).get(following.request_id)

@@ -72,8 +72,8 @@ class Working(Shard):
     def read_ingress(self, worker: str, *, count: int, block_seconds: float) -> list[IngressEntry]:
         """Up to `count` fresh deliveries for `worker`, most urgent first; see IngressReader.read.
 
-        None while the queue is paused. BrokerUnavailable is raised without a retry; what a lost
-        reply has delivered is found by `recover_entries`.
+        An empty list while the queue is paused. BrokerUnavailable is raised without a retry; what a
+        lost reply has delivered is found by `recover_entries`.
         """
         give_up = time.monotonic() + min(block_seconds, self._longest_block)
         while self._is_paused():
@@ -151,7 +151,7 @@ class Working(Shard):
         error: ProtocolError,
         entry: IngressEntry | None = None,
     ) -> bool:
-        """Ends a request on which a transition fails for ever. False where its keys are sound."""
+        """Ends a request on which a transition always fails. False if its keys are sound."""
         info = ErrorInfo("damaged", "what the queue holds of the request is damaged")
         done = Completion(request_id, State.FAILED, FinishReason.ERROR, error=info).encode()
         reason = f"{info.code}: {error}"[:MAX_REASON_LENGTH]
@@ -186,7 +186,7 @@ class Working(Shard):
         return replies
 
     def _extend(self, items: Sequence[CommitItem]) -> dict[int, CommitReply]:
-        """The answers to those of the items that EXTEND has added, by their number."""
+        """The answers to the items that EXTEND has added, by their index in `items`."""
         extensions: list[Extension] = []
 
         def calls() -> Iterator[Call]:
@@ -337,12 +337,12 @@ class Working(Shard):
         times: str,
         limit: int,
     ) -> Iterator[tuple[str, State]]:
-        """Runs a transition on the requests whose time in a sorted set has come."""
+        """Runs a transition on the requests that are due by a sorted set of times."""
         now = self.now_ms()
         rows: Any = self._retrying(
             lambda: self._connection.zrangebyscore(times, "-inf", now, start=0, num=limit)
         )
-        # The script looks at each time again: it may have changed since.
+        # The script checks each time again, as it may have changed since.
         for part in _parts(self._ids_in(times, rows)):
             try:
                 states = self._scripts.run(transition, call(self.keys, part))

@@ -14,7 +14,7 @@ from quire.adapters import name_with
 from quire.errors import InvalidRequest
 from quire.protocol import Completion, ErrorInfo, FinishReason, State, Usage
 
-#: State and reason on the wire for each end the engine knows; RELEASED has no record.
+#: State and finish reason on the wire for the engine's finish reasons; RELEASED has no record.
 ENDS = {
     EngineReason.EOS: (State.COMPLETED, FinishReason.EOS),
     EngineReason.STOP: (State.COMPLETED, FinishReason.STOP),
@@ -23,10 +23,10 @@ ENDS = {
     EngineReason.DEADLINE: (State.EXPIRED, FinishReason.DEADLINE),
     EngineReason.ERROR: (State.FAILED, FinishReason.ERROR),
 }
-#: The longest message of an error in a record, in characters; some libraries write pages.
+#: The longest error message in a record, in characters; some libraries write pages.
 MAX_MESSAGE_LENGTH = 500
 
-#: Ends before the generation was complete, in the words the broker uses for queued requests.
+#: Errors for ends before the generation was complete, as the broker has them for queued requests.
 EARLY_ENDS = {
     FinishReason.CANCELLED: ErrorInfo("cancelled", "the request was cancelled"),
     FinishReason.DEADLINE: ErrorInfo(
@@ -106,18 +106,18 @@ def completion_of(origin: Origin, output: RequestOutput) -> Completion:
 
 
 def short_error(code: str, message: str, field: str | None = None) -> ErrorInfo:
-    """An error that fits into a record, whatever it quotes of the request."""
+    """An error with message and field cut to MAX_MESSAGE_LENGTH, as they may quote the request."""
     return ErrorInfo(code, message[:MAX_MESSAGE_LENGTH], field and field[:MAX_MESSAGE_LENGTH])
 
 
 def rejection(origin: Origin, *, error: InvalidRequest) -> Completion:
-    """The record of a request that cannot be right; the error names its culprit."""
+    """The record of an invalid request; the error names the field."""
     told = short_error("invalid_request", error.message, error.field)
     return _failed(origin, FinishReason.REJECTED, told)
 
 
 def refusal(origin: Origin, *, error: RequestRejected) -> Completion:
-    """The record of a request this engine can never serve, its field as the author wrote it."""
+    """The record of a request that this engine can never serve, its field named as on the wire."""
     is_chat_prompt = error.field == "prompt" and origin.kind == "chat.completions"
     field = "body.messages" if is_chat_prompt else f"body.{error.field}"
     return _failed(
@@ -126,7 +126,7 @@ def refusal(origin: Origin, *, error: RequestRejected) -> Completion:
 
 
 def own_failure(origin: Origin, *, error: Exception) -> Completion:
-    """The record of a request that our own code could not take in, by no fault of its author."""
+    """The record of a request that failed in intake by our own fault, not its author's."""
     message = f"{type(error).__name__} while the request was prepared"
     return _failed(origin, FinishReason.ERROR, ErrorInfo("internal_error", message))
 

@@ -1,7 +1,7 @@
-"""Calls the broker and keeps the books: when Redis last answered, and how often it did not.
+"""Calls the broker, and records when Redis answered, since when it does not, and with which errors.
 
-Knows no Redis: the broker repeats what is safe to repeat for a short time and then raises
-`BrokerUnavailable` or `QueueFull`; what to do about it is up to each thread.
+Knows no Redis: the broker retries for a short time what is safe to retry, and then raises an error
+of `UNAVAILABLE`; what to do about it is up to each thread.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,9 +16,9 @@ from quire.errors import BrokerUnavailable, DurabilityUnavailable, ProtocolError
 from service.metrics import Metrics
 from service.vitals import Vitals
 
-#: What a call to the broker raises when Redis is away, full, or without its disk; it may pass.
+#: What a call to the broker raises when Redis is away, full, or cannot write to disk; may pass.
 UNAVAILABLE = (BrokerUnavailable, QueueFull, DurabilityUnavailable)
-#: Pauses between two tries of a thread that cannot go on without Redis: from, and at most.
+#: Pauses between two tries of a thread that cannot go on without Redis: the first, and the longest.
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 1.0
 #: While an operation goes on failing, how often the log says so again.
@@ -129,12 +129,12 @@ class Contact:
 
 @dataclass(slots=True)
 class _Outage:
-    """An operation that fails: since when, in how many calls, and whether the log has said so."""
+    """An operation that fails: since when, in how many calls, and whether that was logged."""
 
     since: float
     calls: int = 0
     is_said: bool = False
-    #: The last of these calls found Redis away.
+    #: The last of these calls failed with an error of AWAY.
     is_away: bool = False
 
 
@@ -144,7 +144,7 @@ def kind_of(error: BaseException) -> str:
         return "memory"
     if isinstance(error, DurabilityUnavailable) or NOT_WRITTEN in str(error.__cause__):
         return "disk"
-    # By name: this module knows no Redis, and so not the classes of its client either.
+    # By name: this module does not import redis, and so does not know its exception classes.
     cause = type(error.__cause__).__name__
     for kind, names in _KINDS.items():
         if any(name in cause for name in names):

@@ -14,15 +14,15 @@ from quire.errors import BrokerUnavailable
 from quire.keys import Keys
 from service.contact import pauses
 
-#: How long one question is repeated before the next pause.
+#: How long one check is retried before the next pause.
 RETRY_SECONDS = 0.5
 
 
 def require_durability(connection: redis.Redis, keys: Keys, *, ending: threading.Event) -> None:
-    """Return once the server has shown that it can; wait while it is away, until `ending` is set.
+    """Return once the server has passed the check; wait while it is away, until `ending` is set.
 
     Raises:
-        DurabilityUnavailable: it cannot, and says why.
+        DurabilityUnavailable: it cannot be durable; the message says why.
     """
     durability = Durability(connection, keys, longest_seconds=longest_block_of(connection))
     for pause in pauses():

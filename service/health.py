@@ -1,8 +1,8 @@
 """Serves `/livez`, `/readyz` and `/metrics` on a thread of its own.
 
-`/livez` asks whether the engine makes progress and the other threads go round, and nothing else: if
-it asked Redis too, a broker that blinks would restart the whole fleet. `/readyz` is for whoever
-decides whether this worker takes work.
+`/livez` checks that the engine makes progress and the other threads show signs of life, and nothing
+else: if it checked Redis, too, a short outage would restart the whole fleet. `/readyz` says whether
+this worker takes work.
 """
 
 import errno

@@ -182,7 +182,7 @@ class Intake:
         self._on_queue_empty()
 
     def _say_what_is_left(self) -> None:
-        """Warn of requests that a burst leaves behind because nobody may claim them now."""
+        """Warn of requests that a burst leaves, as they are paused or scheduled for later."""
 
         def look() -> tuple[int, int, str | None]:
             broker = self._broker
@@ -259,7 +259,7 @@ class Intake:
         return claimed[:count], claimed[count:]
 
     def _give_back(self, claimed: Sequence[Taken]) -> None:
-        """Release what is claimed and not opened; where that fails, leases hand it over."""
+        """Release claims that are not opened; if that fails, their leases expire."""
         if not claimed:
             return
         claims = [answer.claim for _, answer in claimed]
@@ -328,8 +328,10 @@ class Intake:
             served=self._served,
             model=self._settings.model_name,
         )
-        tell = self._served.tokenizer.with_texts
-        delivery = Delivery(key_of(claimed.claim), claimed.claim, origin, self._shard, tell=tell)
+        convert = self._served.tokenizer.with_texts
+        delivery = Delivery(
+            key_of(claimed.claim), claimed.claim, origin, self._shard, wire_logprob=convert
+        )
         try:
             delivery.recall(claimed.published)
         except ProtocolError as error:
@@ -345,7 +347,7 @@ class Intake:
     def _admit(
         self, claimed: Claimed, delivery: Delivery, request: GenerationRequest, *, now_ms: int
     ) -> None:
-        """Hand one open request to the engine, or end it with a typed record."""
+        """Hand one open request to the engine, or end it with a typed error."""
         try:
             converted = engine_request(
                 request, delivery, served=self._served, settings=self._settings, now_ms=now_ms
@@ -374,7 +376,7 @@ class Intake:
         self._outbox.end(delivery.key, not_resumable)
 
     def _note_resume(self, origin: Origin) -> None:
-        """Say that another claim had the request before, and what it left."""
+        """Count and log a request that an earlier claim has begun."""
         if origin.epoch == 1:
             return
         if origin.num_resumed_tokens > 0:

@@ -34,7 +34,7 @@ _log = structlog.get_logger("service.leases")
 
 
 class ClaimHolder(Protocol):
-    """What becomes of a claim the heartbeat finds lost or cancelled; the publisher knows."""
+    """Takes claims that the heartbeat finds lost or cancelled; implemented by the Publisher."""
 
     def lose(self, key: str, *, unless_ended: bool) -> None: ...
 
@@ -77,7 +77,7 @@ class Heartbeat:
         self._stopping.set()
 
     def beat(self) -> bool:
-        """Renew every lease once, unless a thread hangs; act on what Redis says.
+        """Renew every lease once, unless a thread hangs; act on lost and cancelled claims.
 
         False when Redis did not answer.
         """
@@ -119,9 +119,15 @@ class Heartbeat:
 
 
 class Housekeeper:
-    """Reaps expired leases, queues what is due, signs the registry. `run` is a thread's work.
+    """Reaps expired leases, queues what is due, signs the worker registry.
 
-    Every worker does it, at jittered times and without a leader: the transitions are idempotent.
+    Every worker does this, at jittered times and without a leader: the transitions are idempotent.
+    `run` is a thread's work.
+
+    Args:
+        load: numbers for the registry, see `Broker.beat_worker`.
+        serves: for the registry, the name of the model and the fingerprints of its adapters.
+        on_drain: called, perhaps repeatedly, when an operator has asked this worker to drain.
     """
 
     def __init__(
@@ -154,7 +160,7 @@ class Housekeeper:
         self._random = random.SystemRandom()
 
     def run(self) -> None:
-        """Keep house until stopped, then sign off."""
+        """Keep the queue until stopped, then sign off."""
         next_tidy = self._clock()
         while True:
             self._vitals.beat("keeper")
@@ -187,7 +193,7 @@ class Housekeeper:
         return self._in_every_shard("reap", self._reap)
 
     def promote(self) -> bool:
-        """Queue what is due and end what has waited too long. False when Redis did not answer."""
+        """Queue what is due, and end what has waited too long. False when Redis did not answer."""
         return self._in_every_shard("promote", self._promote)
 
     def _reap(self, broker: Broker) -> None:
@@ -221,7 +227,7 @@ class Housekeeper:
         self._metrics.finished["deadline"].inc(late)
 
     def _sign_a_new_state(self) -> bool:
-        """Tell at once that the worker is ready, or drains. False when Redis did not answer."""
+        """Sign at once when the worker's state has changed. False when Redis did not answer."""
         state = self._vitals.state
         return state == self._signed or self._sign(state)
 

@@ -71,7 +71,7 @@ class EngineLoop:
         self._release_all(served.engine)
 
     def add(self, request: Request) -> None:
-        """Hand a request to the engine; its delivery is open already."""
+        """Hand a request to the engine; its delivery must be open in the outbox."""
         self._mailbox.put(request)
 
     def abort(self, key: str, reason: FinishReason) -> None:
@@ -106,7 +106,7 @@ class EngineLoop:
             self._step(engine)
 
     def _take_mail(self, engine: Engine, *, timeout: float) -> None:
-        """Read all mail there is, after waiting up to `timeout` seconds for the first piece."""
+        """Handle all mail there is, after waiting up to `timeout` seconds for the first piece."""
         try:
             mail = self._mailbox.get(block=timeout > 0.0, timeout=timeout)
             while True:
@@ -148,7 +148,7 @@ class EngineLoop:
             self._outbox.put(engine.step(self._clock))
 
     def _check_laws(self, engine: Engine) -> None:
-        """An idle engine owns nothing; a leak found here is reported, and is no reason to die."""
+        """Check the invariants of an idle engine. A broken one is logged and counted, no more."""
         for law in engine.violations():
             self._metrics.violations.inc()
             _log.error("engine law broken", law=law)

@@ -38,15 +38,17 @@ MAX_TOKENS_WITH_LOGPROBS = 256
 
 #: Turns the engine's log-probabilities of a token into the protocol's; see
 #: `ModelTokenizer.with_texts`.
-Telling = Callable[[int, Logprobs], TokenLogprob]
+WireLogprob = Callable[[int, Logprobs], TokenLogprob]
 
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """What one claim has to publish. Only the Outbox changes it, under its lock.
+    """What one claim has to publish. Once it is open, only the Outbox changes it, under its lock.
+
+    The exceptions are `request`, set by intake before the engine has it, and `last_token_time`.
 
     `key` names the claim inside this worker, and is the engine's request id: a request that was
-    lost and claimed again must not receive the outputs of its former life.
+    lost and claimed again must not receive the outputs of its former claim.
     """
 
     key: str
@@ -60,7 +62,7 @@ class Delivery:
     #: Log-probabilities of each token; empty where the request did not ask.
     logprobs: list[TokenLogprob] = field(default_factory=list)
     #: Makes them from the engine's; None where the engine gives none.
-    tell: Telling | None = None
+    wire_logprob: WireLogprob | None = None
     #: Text that became certain without a token, when the request was cut short.
     tail: str = ""
     #: Tokens known to be in the log.
@@ -102,7 +104,7 @@ class Delivery:
         return self.published <= self.origin.num_resumed_tokens
 
     def recall(self, published: Sequence[TokenChunk]) -> None:
-        """Begin with what earlier claims have published. ProtocolError for a log with a gap."""
+        """Take over what earlier claims have published. ProtocolError for a log with a gap."""
         for chunk in published:
             if chunk.start != len(self.token_ids):
                 raise ProtocolError(
@@ -121,8 +123,8 @@ class Delivery:
         """Add tokens; the text of several belongs to the last of them."""
         self.token_ids += token_ids
         if logprobs:
-            assert self.tell is not None, "asked for, so that somebody can tell"
-            self.logprobs += map(self.tell, token_ids, logprobs)
+            assert self.wire_logprob is not None, "a request that asks for log-probabilities has it"
+            self.logprobs += map(self.wire_logprob, token_ids, logprobs)
         if token_ids:
             self.texts += [""] * (len(token_ids) - 1)
             self.texts.append(text)
@@ -140,7 +142,7 @@ class Delivery:
         texts, text_ends = self._texts(most)
         end, completion = self.published + len(texts), self.completion
         if end < len(self.token_ids):
-            # The rest is due again once this is settled.
+            # The rest, and the end, become due again once this part is settled.
             completion = None
         elif texts:
             texts[-1] += self.tail
@@ -168,10 +170,10 @@ class Delivery:
         return self.origin.other_fingerprint or self.origin.fingerprint
 
     def _texts(self, most: int) -> tuple[list[str], list[int]]:
-        """The texts of the next tokens, up to `most`, that fit one entry, and where each ends."""
+        """The texts of the next tokens that fit one entry, at most `most`, and where each ends."""
         texts = self.texts[self.published : self.published + most]
         ends = list(accumulate(map(len, texts)))
-        # The text of one token is whole in one entry, however long it is.
+        # The text of one token is never split, however long it is.
         fitting = max(1, bisect_right(ends, MAX_TEXT_PER_ENTRY))
         return texts[:fitting], ends[:fitting]
 
@@ -187,10 +189,10 @@ class Outbox:
     ) -> None:
         self._on_empty = on_empty
         self._clock = clock
-        #: Held by an intake from its look at `has_trial` until what it lets in is open.
+        #: Held by an intake from its check of `has_trial` until the deliveries it admits are open.
         self.trials = threading.Lock()
         self._changed = threading.Condition()
-        #: The engine has ended all that it was given, or nothing more will be put.
+        #: Set while all deliveries have ended, or once nothing more will be put.
         self._quiet = threading.Event()
         self._deliveries: dict[str, Delivery] = {}
         #: Keys with something to do for the publisher, oldest first; values unused.
@@ -198,7 +200,7 @@ class Outbox:
         self._is_closing = False
 
     def open(self, delivery: Delivery) -> None:
-        """Take a claim in, before the engine may produce anything for it."""
+        """Add a claim, before the engine can produce anything for it."""
         with self._changed:
             assert delivery.key not in self._deliveries
             self._deliveries[delivery.key] = delivery
@@ -207,7 +209,7 @@ class Outbox:
             self._note_due(delivery)
 
     def put(self, outputs: Iterable[RequestOutput]) -> None:
-        """Add what one engine step brought; outputs of forgotten claims are dropped."""
+        """Add the outputs of one engine step; those of claims that are gone are dropped."""
         now, has_end = self._clock(), False
         with self._changed:
             for output in outputs:
@@ -225,7 +227,7 @@ class Outbox:
                 self._note_quiet()
 
     def end(self, key: str, make: Callable[[Origin], Completion]) -> None:
-        """End a claim that the engine never ran, with the record `make` writes for it."""
+        """End a claim that the engine never ran, with the record that `make` returns for it."""
         with self._changed:
             delivery = self._deliveries.get(key)
             if delivery is not None and not delivery.is_ended:
@@ -251,10 +253,9 @@ class Outbox:
         self._quiet.wait(seconds)
 
     def settle(self, key: str, item: CommitItem, *, reply: CommitReply) -> Delivery | None:
-        """Account for a reply. Returns the delivery if its terminal record is in the log now.
+        """Account for the reply to a commit; returns the delivery if its terminal record is in.
 
-        After a rewind, or a replay that reached less far than the item, what is missing is due
-        again.
+        After a rewind, or a replay that reached less far than the item, the rest is due again.
         """
         with self._changed:
             delivery = self._deliveries.get(key)
@@ -268,16 +269,16 @@ class Outbox:
             return None
 
     def take_token_times(self, delivery: Delivery) -> list[float]:
-        """When the tokens since the last call left the engine."""
+        """When each token since the last call left the engine."""
         with self._changed:
             times, delivery.token_times = delivery.token_times, []
             return times
 
     def forget(self, key: str, *, unless_ended: bool = False) -> Delivery | None:
-        """Drop a claim that is lost or given back; None if it was not there.
+        """Drop a claim that is lost or given back; returns it, None if it was not there.
 
         With `unless_ended` a delivery that only waits for its last commit stays: the reply to that
-        commit will tell.
+        commit will show whether the claim is lost.
         """
         with self._changed:
             delivery = self._deliveries.get(key)
@@ -286,7 +287,7 @@ class Outbox:
             return self._remove(key)
 
     def close(self) -> None:
-        """Nothing more will be put: `take` stops waiting."""
+        """Declare that nothing more will be put: `take` stops waiting."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -306,7 +307,7 @@ class Outbox:
                     self._note_due(delivery)
 
     def claims(self, *, shard: int | None = None) -> list[tuple[str, Claim]]:
-        """All claims, or those of one shard, whose lease must be renewed."""
+        """All claims, or those of one shard, with their keys; their leases must be renewed."""
         with self._changed:
             return [
                 (key, delivery.claim)
@@ -315,12 +316,12 @@ class Outbox:
             ]
 
     def holds(self, key: str) -> bool:
-        """The claim has not been lost, given back or settled."""
+        """Whether the claim has not been lost, given back or settled."""
         with self._changed:
             return key in self._deliveries
 
     def num_open(self, least: Priority) -> int:
-        """Claims of class `least` or better that the engine still works on, or will."""
+        """Claims of class `least` or better that the engine has not ended yet."""
         with self._changed:
             return sum(
                 not delivery.is_ended and delivery.origin.priority >= least

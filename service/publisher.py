@@ -100,7 +100,7 @@ class Publisher:
         self.stop()
 
     def _rest(self, worked_seconds: float) -> None:
-        """Leave the cores to the device, longer after a commit that took long."""
+        """Leave the cores to the model, the longer the last commit took."""
         wanted = min(LONGEST_REST_SECONDS, worked_seconds * (1 / self._share - 1))
         self._outbox.rest(max(wanted, self._interval_seconds - worked_seconds))
 
@@ -198,7 +198,7 @@ class Publisher:
             self._forget_released(delivery)
 
     def _set_back(self, broker: Broker, delivery: Delivery, error: ErrorInfo) -> None:
-        """Give one claim back as a failed attempt, to be tried again after a pause."""
+        """Give back one claim as a failed attempt, to be retried after a pause."""
         try:
             failed = self._until_answered(
                 "fail", lambda: [broker.fail(delivery.claim, error, retry=SETBACK_PAUSES)]
@@ -238,7 +238,7 @@ class Publisher:
         raise AssertionError("pauses never end")
 
     def _observe_tokens(self, delivery: Delivery) -> None:
-        """Account for the tokens that left the engine since the last commit of this claim."""
+        """Observe the times of the tokens that left the engine since this claim's last commit."""
         times = self._outbox.take_token_times(delivery)
         if times and delivery.last_token_time is None:
             waited = self._clock() - delivery.origin.received
@@ -249,7 +249,7 @@ class Publisher:
             delivery.last_token_time = time
 
     def _report_finished(self, delivery: Delivery) -> None:
-        """One line and one set of observations for a request whose terminal record is out."""
+        """Log and observe a request whose terminal record is committed."""
         completion, origin, metrics = delivery.completion, delivery.origin, self._metrics
         assert completion is not None
         seconds = self._clock() - origin.received
@@ -293,7 +293,7 @@ class Publisher:
 
 
 def phases_of(times: RequestTimes, *, received: float) -> dict[str, object]:
-    """Seconds of each phase the request came through; a phase it never reached is missing."""
+    """Seconds that the request spent in each phase; phases it did not complete are missing."""
     stamps = [received, times.first_scheduled, times.first_token, times.finished]
     names = ["queue_seconds", "prefill_seconds", "decode_seconds"]
     return {

@@ -21,10 +21,10 @@ class ThreadDied:
 
 
 class Supervised(threading.Thread):
-    """Runs one part of the worker and reports its death.
+    """Runs one part of the worker, and reports the exception if it raises.
 
-    Daemonic, because a thread stuck in a device call must not keep a dead process alive; the
-    orderly way out joins every thread explicitly.
+    Daemonic, because a thread stuck in a device call must not keep a failed process alive; an
+    orderly shutdown joins every thread explicitly.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Supervised(threading.Thread):
             self._report(ThreadDied(self.name, error))
 
     def ends_within(self, seconds: float, *, on_turn: Callable[[], None]) -> bool:
-        """Whether the thread has ended `seconds` from now; `on_turn` is called all the while."""
+        """Wait up to `seconds` for the thread's end, calling `on_turn` now and then; True if so."""
         give_up = monotonic() + seconds
         while self.is_alive() and (left := give_up - monotonic()) > 0.0:
             on_turn()

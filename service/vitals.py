@@ -1,7 +1,8 @@
-"""What the worker knows about its own life: state, its threads, progress, contact with Redis.
+"""The worker's state, signs of life of its threads, progress, and contact with Redis.
 
-Written by the thread that knows, read by health checks, heartbeat and metrics. Every write is one
-assignment of a plain value, so readers need no lock; they may see values of neighbouring moments.
+Each value is written by the thread it is about, and read by health checks, heartbeat and metrics.
+Every write is one assignment of a plain value, so readers need no lock; values read together may be
+of slightly different moments.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -39,7 +40,7 @@ class Silence(NamedTuple):
 
 
 class Vitals:
-    """The worker's pulse. All times are readings of `clock`, in seconds."""
+    """See the module. All times are readings of `clock`, in seconds."""
 
     def __init__(
         self, *, stall_timeout_seconds: float, clock: Callable[[], float] = monotonic
@@ -54,14 +55,14 @@ class Vitals:
         self._signs: dict[str, float] = {}
 
     def turned(self, *, is_busy: bool) -> None:
-        """The engine loop goes round; `is_busy` says that the engine has requests to work on."""
+        """Note a turn of the engine loop; `is_busy`: the engine has requests to work on."""
         self._last_turn = self._signs["engine"] = self._clock()
         self.is_busy = is_busy
         if not is_busy:
             self._last_progress = self._last_turn
 
     def progressed(self) -> None:
-        """The engine finished a step that computed something."""
+        """Note that the engine finished a step that computed something."""
         self._last_progress = self._clock()
 
     def beat(self, thread: str, *, rest_seconds: float = 0.0) -> None:
@@ -69,7 +70,7 @@ class Vitals:
         self._signs[thread] = self._clock() + rest_seconds
 
     def each(self, thread: str, items: Iterable[_Item]) -> Iterator[_Item]:
-        """The items, with a sign of life before each: for a turn that has many calls to make."""
+        """The items, with a sign of life before each; for turns that make many calls."""
         for item in items:
             self.beat(thread)
             yield item
@@ -82,7 +83,7 @@ class Vitals:
             self._signs.pop(thread, None)
 
     def heard_from_redis(self) -> None:
-        """Redis answered one of our calls."""
+        """Note that Redis answered one of our calls."""
         self._last_contact = self._clock()
 
     @property
@@ -101,7 +102,7 @@ class Vitals:
 
     @property
     def is_stalled(self) -> bool:
-        """There is work, and no step made progress within the stall timeout."""
+        """Whether there is work but no step has finished within the stall timeout."""
         return self.is_busy and any(silence.thread == "engine" for silence in self.overdue)
 
     @property
@@ -124,11 +125,11 @@ class Vitals:
 
     @property
     def is_alive(self) -> bool:
-        """No thread hangs, and none has died."""
+        """Whether no thread hangs and none has died."""
         return self.state is not WorkerState.FAILED and not self.overdue
 
     def is_ready(self, *, contact_limit_seconds: float) -> bool:
-        """Model loaded, not draining, alive, and Redis answered recently."""
+        """Whether the model is loaded, nothing drains or hangs, and Redis answered recently."""
         contact = self.seconds_since_contact
         return (
             self.state is WorkerState.READY

@@ -39,7 +39,7 @@ def end_process(thread: str) -> None:
     said = threading.Event()
     try:
         # `Thread.start` would wait for the new thread, at a lock that all threads share.
-        start_new_thread(_tell_of, (thread, said))
+        start_new_thread(_log_hang, (thread, said))
         said.wait(LAST_WORDS_SECONDS)
     finally:
         os._exit(EXIT_HUNG)
@@ -67,7 +67,7 @@ class Watch:
         threading.Thread(target=self._run, name="watch", daemon=True).start()
 
     def look(self) -> None:
-        """One look. A thread that has shown a sign of life since the last one begins anew."""
+        """One look. The count of a thread that has shown a sign of life since begins anew."""
         before = self._looks
         self._looks = {late: before.get(late, -1) + 1 for late in self._vitals.overdue}
         for late, looks in self._looks.items():
@@ -81,7 +81,7 @@ class Watch:
             self.look()
 
 
-def _tell_of(thread: str, said: threading.Event) -> None:
+def _log_hang(thread: str, said: threading.Event) -> None:
     """Log which thread hangs, and where: its stack holds lines of code and no values."""
     try:
         idents = {known.name: known.ident for known in threading.enumerate()}

@@ -1,4 +1,4 @@
-"""Wires the worker together and takes it through its life: start, serve, drain, stop. No policy.
+"""Wires the worker's parts together and runs its lifecycle: start, serve, drain, stop. No policy.
 
     main      waits for a signal, a drain, the end of a burst, or the death of a thread
     engine    service.loop       owns torch and the Engine
@@ -159,7 +159,7 @@ class Worker:
         return EXIT_OK if self._outbox.is_empty and self.death is None else EXIT_FAILED
 
     def stop(self) -> None:
-        """Ask for the end: drain first; asked again while draining, release everything at once.
+        """Ask for the end: the first call drains; another while draining releases all at once.
 
         May be called from any thread and from a signal handler.
         """
@@ -171,7 +171,7 @@ class Worker:
         return self._health.port
 
     def _start(self) -> None:
-        """Start what needs no model; the health server first, so that loading can be watched."""
+        """Start what needs no model; the health server first, so that loading can be observed."""
         self._health.start()
         if self._settings.durable:
             keys = next(iter(self._brokers.values())).keys
@@ -230,8 +230,8 @@ class Worker:
         self._join("keeper", JOIN_SECONDS)
         # Threads that died after the last event was read. Without intakes the stop came while the
         # model was loading, and whatever that made fail is not worth a report.
-        while self._intakes and (death := self._unheard_death()):
-            self._tell_of(death)
+        while self._intakes and (death := self._next_death()):
+            self._note_death(death)
         self._health.stop()
         _log.info("worker stopped", claims_left=len(self._outbox.claims()))
 
@@ -244,14 +244,14 @@ class Worker:
         """
         self.vitals.state = WorkerState.FAILED
         death = error.death
-        self._tell_of(death)
+        self._note_death(death)
         self._close_intakes(LAST_WORDS_SECONDS)
         if death.name == "engine":
             reason = f"the engine of a worker failed: {type(death.error).__name__}"
             self._outbox.give_back(ErrorInfo("engine_failed", reason))
         self._flush(LAST_WORDS_SECONDS)
 
-    def _tell_of(self, death: ThreadDied) -> None:
+    def _note_death(self, death: ThreadDied) -> None:
         self.death = self.death or death
         if isinstance(death.error, _REFUSALS):
             _log.critical("worker cannot serve", reason=str(death.error))
@@ -259,10 +259,10 @@ class Worker:
             _log.critical("worker died", thread=death.name, exc_info=death.error)
 
     def _raise_a_death(self) -> None:
-        if death := self._unheard_death():
+        if death := self._next_death():
             raise WorkerDied(death)
 
-    def _unheard_death(self) -> ThreadDied | None:
+    def _next_death(self) -> ThreadDied | None:
         """The next death not reported yet; other events no longer matter and are dropped."""
         while not self._events.empty():
             event = self._events.get()
@@ -271,7 +271,7 @@ class Worker:
         return None
 
     def _open(self, served: ServedModel) -> None:
-        """Begin to take requests in."""
+        """Start an intake for each shard, now that the model is loaded."""
         config = served.engine.config
         sizes = {
             "max_num_seqs": config.max_num_seqs,
@@ -342,8 +342,8 @@ class Worker:
         return event
 
     def _launch(self, name: str, part: Callable[[], None]) -> None:
-        live = partial(self.vitals.during, name, part)
-        self._threads[name] = Supervised(name, live, report=self._events.put)
+        watched = partial(self.vitals.during, name, part)
+        self._threads[name] = Supervised(name, watched, report=self._events.put)
         self._threads[name].start()
 
     def _join(self, name: str, seconds: float) -> bool:

@@ -24,7 +24,7 @@ from service.outbox import MAX_TOKENS_WITH_LOGPROBS, Delivery, Outbox
 
 def make_delivery(key: str = "a", *, priority: Priority = Priority.NORMAL) -> Delivery:
     origin = Origin(request_id=key, model="fake", priority=priority)
-    return Delivery(key, Claim(key, 1, "owner"), origin, tell=tell)
+    return Delivery(key, Claim(key, 1, "owner"), origin, wire_logprob=tell)
 
 
 def tell(token_id: int, logprobs: Logprobs) -> TokenLogprob:
