@@ -40,6 +40,7 @@ from service.gateway.queue import USUAL_TENANT, Queue
 from service.gateway.refusals import Refused, moved, refusal_of, unknown_model, with_headers
 from service.gateway.streams import EventStream
 from service.gateway.tasks import HungUp, while_connected
+from service.gateway.wholes import WholeAnswer
 
 #: How long a readiness check waits for Redis.
 READY_SECONDS = 1.0
@@ -204,10 +205,10 @@ class Gateway:
             await self._end_others(asked, error)
             raise self._untold(asked, elsewhere, error) from error
         parts = written_response(asked.heading, completions, num_prompts=asked.num_prompts)
-        return Response(
+        return WholeAnswer(
             await in_turns(parts),
             headers={REQUEST_ID: asked.request_id},
-            media_type="application/json",
+            patience_seconds=self._settings.patience_seconds,
         )
 
     def _stream(

@@ -31,6 +31,7 @@ from service.gateway.answers import Answer, News
 from service.gateway.places import Place, event_id
 from service.gateway.refusals import Refused, refusal_of
 from service.gateway.tasks import HungUp, end, while_connected
+from service.gateway.wholes import send_in_patience
 
 #: How long the status of a stream waits for the first event: an error within this time becomes a
 #: status, a later one an event after a 200.
@@ -115,15 +116,8 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async with aclosing(self._bodies(chained(first, news))) as bodies:
             async for body in bodies:
-                await self._send(body, send)
-
-    async def _send(self, body: bytes, send: Send) -> None:
-        """Hand events to the server, which accepts them once the caller has read earlier ones."""
-        try:
-            async with asyncio.timeout(self._patience_seconds):
-                await send({"type": "http.response.body", "body": body, "more_body": True})
-        except TimeoutError:
-            raise HungUp from None
+                message = {"type": "http.response.body", "body": body, "more_body": True}
+                await send_in_patience(message, send, patience_seconds=self._patience_seconds)
 
     async def _bodies(self, news: AsyncIterator[News | None]) -> AsyncGenerator[bytes, None]:
         """The events as bytes, joined if they are ready at the same time."""

@@ -58,6 +58,33 @@ def test_a_caller_that_takes_nothing_for_long_counts_as_gone(start, fake, script
         eventually(lambda: fake.broker.status(request.id).state == "cancelled", "cancelled")
 
 
+def test_a_whole_answer_has_its_place_until_it_is_taken(start, fake, script):
+    script.pieces = [PIECE] * NUM_PIECES
+    gateway = start(max_open_answers=1, patience_seconds=3600)
+    with stream_without_reading(gateway, stream=False) as caller:
+        # It is told now, and the server must not hold it for a caller who counts no more.
+        assert caller.recv(4) == b"HTTP"
+        assert gateway.metric("quire_gateway_open_answers", kind="open") == 1
+        assert gateway.complete().error["code"] == "gateway_full"
+        answer = caller.makefile("rb").read
+        head, body = b"", b""
+        while not head.endswith(b"\r\n\r\n"):
+            head += answer(1)
+        length = int(head.lower().partition(b"content-length: ")[2].split()[0])
+        body = answer(length)
+    assert json.loads(body)["choices"][0]["text"] == PIECE * NUM_PIECES
+    eventually(lambda: not gateway.metric("quire_gateway_open_answers", kind="open"), "it is over")
+
+
+def test_a_whole_answer_that_nobody_takes_gives_its_place_free(start, script):
+    script.pieces = [PIECE] * NUM_PIECES
+    gateway = start(max_open_answers=1, patience_seconds=0.05)
+    with stream_without_reading(gateway, stream=False) as caller:
+        assert caller.recv(4) == b"HTTP"
+        open_answers = "quire_gateway_open_answers"
+        eventually(lambda: not gateway.metric(open_answers, kind="open"), "it counts as gone")
+
+
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this kernel has no such limit")
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_connection_of_such_a_caller_is_broken_off(start, script, stream):
