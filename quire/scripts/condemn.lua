@@ -63,7 +63,8 @@ local FIELDS = {
   prefix = { matches('^%d+%.%d+$'), false },
 }
 
--- The epoch of the newest entry of the log; what is written next must be above it.
+-- The epoch of the newest entry of the log, which what is written next must be above, and whether
+-- that entry is an end.
 local function mend_log()
   delete_unless(keys.output, 'XLEN')
   local newest = redis.call('XREVRANGE', keys.output, '+', '-', 'COUNT', 1)[1]
@@ -71,9 +72,9 @@ local function mend_log()
   if tonumber(index) >= MOST_TOKENS or tonumber(epoch) >= MOST_TOKENS then
     redis.call('DEL', keys.output)
     is_damaged = true
-    return 0
+    return 0, false
   end
-  return tonumber(epoch)
+  return tonumber(epoch), newest ~= nil and table_of(newest[2]).done ~= nil
 end
 
 local function mend_record(newest_epoch)
@@ -95,12 +96,7 @@ local function mend_record(newest_epoch)
   end
 end
 
-local function mend_books()
-  local entry = redis.call('HGET', OPEN, id)
-  if entry and not string.find(entry, '^%l+ %d+ .*$') then
-    redis.call('HDEL', OPEN, id)
-    is_damaged = true
-  end
+local function mend_group()
   if keys.group then
     delete_unless(keys.group, 'HGET', 'queued')
     delete_unless(keys.members, 'SREM', '')
@@ -108,28 +104,77 @@ local function mend_books()
   end
 end
 
-if redis.call('EXISTS', keys.record) == 0 then
-  -- The request is gone, which every transition can handle.
-  return 0
+-- What an entry of the books counts for: its state, tokens and tenant; nothing if it cannot be read.
+local function counted(entry)
+  local state, tokens, tenant = string.match(entry, '^(%l+) (%d+) (.+)$')
+  if WAITS[state] ~= nil and is_number(tokens) then
+    return state, tonumber(tokens), tenant
+  end
 end
-local newest_epoch = mend_log()
+
+-- Puts a sound entry, for the end to strike out, in place of one that cannot be read. What that one
+-- had counted for nobody knows, so everything is counted anew from all the others.
+local function mend_books(record)
+  local entry = redis.call('HGET', OPEN, id)
+  if not entry or counted(entry) then
+    return
+  end
+  is_damaged = true
+  if record.state and WAITS[record.state] == nil then
+    redis.call('HDEL', OPEN, id)
+  else
+    local state, tenant = record.state or 'queued', record.tenant or 'default'
+    redis.call('HSET', OPEN, id, state .. ' 0 ' .. tenant)
+  end
+  local counts = { tokens = 0 }
+  for _, other in pairs(table_of(redis.call('HGETALL', OPEN))) do
+    local state, tokens, tenant = counted(other)
+    if state then
+      local name = 'tenant:' .. tenant
+      counts.tokens = counts.tokens + (WAITS[state] and tokens or 0)
+      counts[name] = (counts[name] or 0) + 1
+    end
+  end
+  redis.call('DEL', COUNTS)
+  for name, count in pairs(counts) do
+    add(name, count)
+  end
+end
+
+local function drop_entry()
+  if stream then
+    redis.call('XACK', stream, 'workers', entry_id)
+    redis.call('XDEL', stream, entry_id)
+  end
+end
+
+if redis.call('EXISTS', keys.record) == 0 then
+  -- The request is gone, which every transition can handle if it can read the books.
+  mend_group()
+  mend_books({})
+  if is_damaged then
+    forget(keys, id)
+    drop_entry()
+  end
+  return is_damaged and 1 or 0
+end
+local newest_epoch, has_end = mend_log()
 delete_unless(keys.body, 'GET')
-mend_books()
+mend_group()
 mend_record(newest_epoch)
+local record = fields_of(keys, 'state', 'epoch', 'tenant')
+mend_books(record)
 if not is_damaged then
   return 0
 end
 
-local record = fields_of(keys, 'state', 'epoch')
 for _, times in ipairs({ LEASE, DELAY, WAIT }) do
   redis.call('ZREM', times, id)
 end
-if WAITS[record.state] ~= nil then
+-- One that had come to its end already is nothing to look at.
+if WAITS[record.state] ~= nil and not has_end then
   bury(keys, id, reason, now)
 end
 end_without_worker(keys, id, record.epoch, { state = 'failed', done = done }, now)
-if stream then
-  redis.call('XACK', stream, 'workers', entry_id)
-  redis.call('XDEL', stream, entry_id)
-end
+drop_entry()
 return 1

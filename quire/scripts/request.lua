@@ -65,7 +65,9 @@ local function booked(id)
   if not entry then
     return { state = '', tokens = '0', tenant = '' }
   end
-  local state, tokens, tenant = string.match(entry, '^(%a+) (%d+) (.*)$')
+  local state, tokens, tenant = string.match(entry, '^(%a+) (%d+) (.+)$')
+  -- Nobody could take back what such an entry had counted for: see CONDEMN.
+  assert(WAITS[state] ~= nil, 'damaged books')
   return { state = state, tokens = tokens, tenant = tenant }
 end
 

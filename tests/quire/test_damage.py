@@ -14,6 +14,7 @@ from quire.transitions import (
     Promoted,
     Reaped,
 )
+from tests.quire.books import unbalanced
 from tests.quire.builders import claim_next, make_item, make_request, read_all, submit_and_claim
 
 
@@ -37,6 +38,13 @@ def _field(name, value):
     return spoil
 
 
+def _books(entry):
+    def spoil(connection, keys):
+        connection.hset(keys.open, "b", entry)
+
+    return spoil
+
+
 def _entry(entry_id, **fields):
     def spoil(connection, keys):
         connection.xadd(keys.output("b"), fields, id=entry_id)
@@ -53,6 +61,7 @@ DAMAGES = {
     "an epoch that is no number": _field("epoch", "many"),
     "no attempts": _field("attempts", None),
     "a deadline that is no number": _field("deadline_ms", "soon"),
+    "an entry of the books that is none": _books("foreign"),
 }
 
 #: What only the way back into the queue takes, half-way through it.
@@ -87,6 +96,7 @@ def assert_ended_alone(broker, connection, *, codes=("damaged",)):
     for times in (broker.keys.lease, broker.keys.delay, broker.keys.wait):
         assert connection.zscore(times, "b") is None
     assert not connection.hexists(broker.keys.open, "b")
+    assert unbalanced(connection, broker) == []
     assert broker.recover_entries("w", min_idle_seconds=0, count=9) == []
 
 
@@ -178,6 +188,45 @@ def test_what_can_be_read_of_a_spoilt_request_is_kept(broker, connection, clockw
     assert broker.commit([make_item(claimed.claim, 3, 4)])[0].status == "fenced"
     assert broker.requeue(letter, keep_tokens=True) is State.QUEUED
     assert claim_next(broker).num_published == 3
+
+
+@pytest.mark.parametrize("entry", ["foreign", "queued many default", "Queued 9 default"])
+def test_what_the_books_held_of_it_is_counted_no_more(broker, connection, entry):
+    """Else its tenant, and the tokens that wait, would be nearer to their limits for ever."""
+    names = ["g~a", "g~b", "g~c"]
+    broker.submit_many([make_request(id=name, tenant=f"t{name[-1]}") for name in names])
+    connection.hset(broker.keys.open, "g~b", entry)
+    answers = broker.claim(broker.read_ingress("w", count=2, block_seconds=0))
+    assert [type(answer) for answer in answers] == [Claimed, NotClaimed]
+    assert unbalanced(connection, broker) == []
+    assert not connection.hexists(broker.keys.counts, "tenant:tb")
+    assert set(broker.open_members("g")) == {"g~a", "g~c"}
+
+
+def test_a_request_that_is_forgotten_but_for_spoilt_books_is_struck_out(broker, connection):
+    broker.submit_many([make_request(id=name) for name in ("g~a", "g~b")])
+    connection.hset(broker.keys.open, "g~a", "foreign")
+    connection.delete(broker.keys.request("g~a"), broker.keys.body("g~a"))
+    answers = broker.claim(broker.read_ingress("w", count=2, block_seconds=0))
+    assert answers[0] == NotClaimed("g~a", NotClaimedReason.DAMAGED, ended=True)
+    assert isinstance(answers[1], Claimed)
+    assert broker.recover_entries("w", min_idle_seconds=0, count=9) == []
+    assert unbalanced(connection, broker) == []
+
+
+def test_an_end_that_was_told_before_the_books_were_found_spoilt_stands(
+    broker, connection, clockwork
+):
+    claim = submit_and_claim(broker, id="b").claim
+    connection.hset(broker.keys.open, "b", "foreign")
+    with pytest.raises(ProtocolError):
+        broker.commit([make_item(claim, 0, 2, final=True)])
+    clockwork.expire_lease("b")
+    assert broker.reap() == [Reaped("b", State.FAILED)]
+    assert broker.status("b").state is State.COMPLETED
+    assert read_all(broker, "b")[1].state is State.COMPLETED
+    assert broker.dead_letters() == []
+    assert unbalanced(connection, broker) == []
 
 
 def test_a_message_that_went_away_under_a_claim_is_noticed(broker, connection, monkeypatch):
