@@ -50,6 +50,8 @@ class IngressState:
 class ShardState:
     """One shard of a queue: its streams by priority, and what else belongs to it.
 
+    `num_queued` requests wait for a worker now. The streams may have more entries: that of a
+    request which was cancelled, or waited too long, stays there until a worker has read it.
     `num_due` are those of `num_scheduled` that should have been queued by now, and
     `num_expired_leases` those of `num_leases` that nobody has renewed or reaped in time. `workers`
     are those of the registry, silent ones included.
@@ -57,6 +59,7 @@ class ShardState:
 
     ingress: tuple[IngressState, ...]
     is_paused: bool
+    num_queued: int
     num_scheduled: int
     num_due: int
     num_leases: int
@@ -122,6 +125,7 @@ class _Sizes:
 
     groups: tuple[_Group, ...]
     is_paused: bool
+    num_waiting: int
     num_scheduled: int
     num_leases: int
     num_dead_letters: int
@@ -144,6 +148,7 @@ def _ask_sizes(pipeline: Any, shards: Sequence[Keys]) -> None:
             pipeline.xinfo_groups(stream)
             pipeline.xlen(stream)
         pipeline.hexists(keys.control, "paused")
+        pipeline.zcard(keys.wait)
         pipeline.zcard(keys.delay)
         pipeline.zcard(keys.lease)
         pipeline.xlen(keys.dead)
@@ -155,6 +160,7 @@ def _read_sizes(replies: Iterator[Any]) -> _Sizes:
     return _Sizes(
         groups=groups,
         is_paused=bool(next(replies)),
+        num_waiting=int(next(replies)),
         num_scheduled=int(next(replies)),
         num_leases=int(next(replies)),
         num_dead_letters=int(next(replies)),
@@ -180,6 +186,8 @@ def _read_heads(replies: Iterator[Any], known: _Sizes, *, now_ms: int) -> ShardS
     return ShardState(
         ingress=tuple(map(_together, new, resumed)),
         is_paused=known.is_paused,
+        # The two were counted at neighbouring moments.
+        num_queued=max(0, known.num_waiting - known.num_scheduled),
         num_scheduled=known.num_scheduled,
         num_due=int(next(replies)),
         num_leases=known.num_leases,

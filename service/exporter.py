@@ -130,6 +130,7 @@ class QueueCollector(Collector):
         if look.memory is not None:
             used, limit = look.memory.used_bytes, look.memory.limit_bytes
             yield _gauge("quire_redis_memory_bytes", [(("used",), used), (("limit",), limit)])
+        yield _gauge("quire_queue_waiting_requests", _by_queue(queues, "num_queued", sum))
         yield _gauge("quire_queue_lag_messages", _by_priority(queues, "num_undelivered", sum))
         yield _gauge("quire_queue_pending_messages", _by_priority(queues, "num_pending", sum))
         yield _gauge("quire_queue_oldest_message_age_seconds", _ages(queues))

@@ -279,21 +279,28 @@ EXPORTER_REGISTER: tuple[Family, ...] = (
     ),
     Family(
         "gauge",
+        "quire_queue_waiting_requests",
+        QUEUE,
+        "Requests that wait for a worker now, read or not.",
+    ),
+    Family(
+        "gauge",
         "quire_queue_lag_messages",
         {**QUEUE, **BY_PRIORITY},
-        "Requests in the ingress stream that no worker has read.",
+        "Entries in the ingress stream that no worker has read; those of requests that were "
+        "cancelled, or waited too long, stay until one has.",
     ),
     Family(
         "gauge",
         "quire_queue_pending_messages",
         {**QUEUE, **BY_PRIORITY},
-        "Requests that a worker has read and not claimed yet.",
+        "Entries that a worker has read and not claimed yet.",
     ),
     Family(
         "gauge",
         "quire_queue_oldest_message_age_seconds",
         {**QUEUE, **BY_PRIORITY, "state": ("undelivered", "pending")},
-        "Age of the oldest request; undelivered: since it entered the stream, pending: since it "
+        "Age of the oldest entry; undelivered: since it entered the stream, pending: since it "
         "was read. 0 if there is none.",
     ),
     Family(

@@ -59,6 +59,21 @@ def test_a_request_is_undelivered_then_pending_then_leased_then_gone(broker, con
     assert look(broker, connection).num_leases == 0
 
 
+def test_requests_that_have_ended_wait_no_more_though_their_entries_do(broker, connection):
+    """Nobody has to be woken for them, and without a worker their entries stay for ever."""
+    soon = broker.now_ms() + 60_000
+    broker.submit_many([make_request(id=name) for name in "abc"])
+    broker.submit(make_request(id="later", not_before_ms=soon))
+    assert look(broker, connection).num_queued == 3
+    claim_next(broker)
+    assert look(broker, connection).num_queued == 2
+    broker.cancel("b")
+    assert look(broker, connection).num_queued == 1
+    broker.cancel("c")
+    assert look(broker, connection).num_queued == 0
+    assert counts(ingress(broker, connection)) == (2, 0)
+
+
 def test_requests_are_counted_by_class(broker, connection):
     broker.submit_many([make_request(priority=priority) for priority in ("low", "low", "critical")])
 
