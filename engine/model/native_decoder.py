@@ -93,6 +93,10 @@ class NativeDecoder:
         self._step(inputs, kv_pool, logits=logits.data_ptr())
         return logits
 
+    def free_logits(self) -> None:
+        """Free the memory kept for logits: a check asks for those of full steps, serving never."""
+        self._logits = LentMemory()
+
     def choose(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
         tokens = torch.empty(len(inputs.logit_rows), dtype=torch.int64)
         self._step(inputs, kv_pool, likeliest=tokens.data_ptr())

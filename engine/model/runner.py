@@ -1,7 +1,4 @@
-"""From a model folder to a ModelRunner: checks, chooses and measures what will serve.
-
-The ModelRunner itself is in `engine.model.model_runner`.
-"""
+"""From a model folder to a ModelRunner (see `model_runner`): checks, chooses, measures, sizes."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -247,6 +244,8 @@ def _invariant_multiple(
         )
     except NotInvariant as reason:
         raise ModelRefused(f"deterministic cannot be promised here: {reason}") from reason
+    if isinstance(model, NativeDecoder):
+        model.free_logits()
     logger.info(
         "deterministic: %s with rows in multiples of %d; checked in %s seconds",
         model.name,
