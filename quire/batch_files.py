@@ -84,8 +84,10 @@ class ResultFiles:
             self.done.add(result["custom_id"])
             self.num_completed += 1
         kept: list[str] = []
+        has_broken_off = False
         for result in _results(errors, have_failed=True):
             if result["error"]["code"] in (EXPIRED, CANCELLED):
+                has_broken_off = True
                 continue
             is_bad_line = result["id"].startswith(BAD_LINE_PREFIX)
             (self.done_bad if is_bad_line else self.done).add(
@@ -93,9 +95,11 @@ class ResultFiles:
             )
             self.num_failed += 1
             kept.append(json.dumps(result) + "\n")
-        # What the batch's own end broke off is tried again, so it is no error any more.
-        os.ftruncate(self._errors, 0)
-        _write(self._errors, "".join(kept))
+        # What the batch's own end broke off is tried again, so it is no error any more. A file
+        # without such lines stays as it is: whoever is killed here would lose the others.
+        if has_broken_off:
+            os.ftruncate(self._errors, 0)
+            _write(self._errors, "".join(kept))
 
 
 def unfinished_lines(source: Path, files: ResultFiles, name: str) -> Iterator[BatchLine | BadLine]:

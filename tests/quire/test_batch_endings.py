@@ -89,3 +89,16 @@ def test_a_line_that_the_run_before_broke_off_late_is_tried_again(folder, state)
         second.join()
     assert folder.texts == {"a": "ab"}
     assert folder.failures == []
+
+
+def test_errors_that_stand_are_not_written_again(folder):
+    """A run killed while it wrote them would have lost them."""
+    folder.write(ask("a"), "nonsense")
+    with FakeQuire(answer=lambda _: "begun") as fake:
+        folder.run(fake.client())
+        # As another writer would have put it: written again, it would be in our words.
+        line = folder.errors.read_text().replace(": ", " : ")
+        folder.errors.write_text(line)
+        progress = folder.run(fake.client(), resume=True)
+    assert folder.errors.read_text() == line
+    assert (progress.completed, progress.failed) == (1, 1)
