@@ -66,17 +66,17 @@ _EXPECTED: dict[str, tuple[object, ...]] = {
     "task_type": ("CAUSAL_LM", None),
     "bias": ("none", None),
 }
-#: Ways to begin that leave the model's own weights as they are; True, False and null are such, too.
+#: Values of `init_lora_weights` that leave the model's own weights alone, as True, False, null do.
 _HARMLESS_BEGINNINGS = frozenset({"gaussian", "orthogonal", "eva", "mica"})
 #: A tensor's name, in which the module's comes first.
 _TENSOR = re.compile(rf"{re.escape(PREFIX)}(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
-#: A module inside of one of several layers: its name has a number in it.
+#: A module inside a layer: its name contains the layer's number.
 _IN_A_LAYER = re.compile(r".+\.\d+\..+")
 
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """What is added to one linear layer.
+    """A low-rank update of one linear layer.
 
     Args:
         down: [rank, inputs], PEFT's A.
@@ -111,7 +111,7 @@ class Adapter:
 
     @property
     def max_rank(self) -> int:
-        """Of any of its layers."""
+        """The largest rank of any layer."""
         return max(part.rank for part in self.layers.values())
 
 
@@ -125,7 +125,7 @@ def read_adapters(model: PreTrainedModel, folders: Mapping[str, Path]) -> tuple[
 
 
 class _Reader:
-    """One folder, on its way to an adapter."""
+    """Reads the adapter in one folder."""
 
     def __init__(self, folder: Path, model: PreTrainedModel) -> None:
         self._folder = folder
@@ -231,7 +231,7 @@ class _Reader:
         return layers
 
     def _number(self, config: dict[str, Any], name: str, pattern_name: str, module: str) -> float:
-        """A field's value for a module: of the first pattern that fits the end of its name."""
+        """A field's value for a module: that of the first pattern matching the end of its name."""
         where, value = name, config.get(name)
         patterns = config.get(pattern_name) or {}
         if not isinstance(patterns, dict):

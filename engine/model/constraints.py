@@ -1,4 +1,4 @@
-"""Takes from logits what constraints forbid. Knows neither what they are nor how they know."""
+"""Masks the tokens that constraints forbid. Knows no grammar."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from engine.constraint import Constraint
 from engine.model.transfer import to_device
 
-#: Its bits in single precision, as a number.
+#: The bits of minus infinity in single precision, as an integer.
 MINUS_INFINITY = np.float32(-math.inf).view(np.int32)
 
 
@@ -29,10 +29,10 @@ class Constrained(Protocol):
 
 
 def keep_what_may_come(logits: torch.Tensor, rows: Sequence[Constrained]) -> None:
-    """Where a row has a constraint, no token that it forbids can come; in place.
+    """Set the logits of forbidden tokens to minus infinity, in place, in rows with a constraint.
 
-    Rows without one cost a look at each. A token without a bit cannot come, a bit without a token
-    is nobody's.
+    A token for which the constraint has no bit is forbidden; bits beyond the vocabulary are
+    ignored.
     """
     found = [
         (index, row.constraint, row) for index, row in enumerate(rows) if row.constraint is not None
@@ -55,7 +55,7 @@ def _forbid(logits: torch.Tensor, rows: Sequence[int], bits: NDArray[np.uint8]) 
 
 
 def _forbid_on_device(logits: torch.Tensor, rows: Sequence[int], bits: NDArray[np.uint8]) -> None:
-    """The same, and nobody waits; nor does the host take the bits apart, or the device each row."""
+    """The same without waiting for the device, which unpacks the bits of all rows at once."""
     width, device = logits.shape[1], logits.device
     missing = max(0, -(-width // 8) - bits.shape[1])
     packed = to_device(np.pad(bits, ((0, 0), (0, missing))), device)
@@ -66,10 +66,10 @@ def _forbid_on_device(logits: torch.Tensor, rows: Sequence[int], bits: NDArray[n
 
 
 def _forbid_in_words(words: NDArray[np.int32], allowed: NDArray[np.uint8]) -> None:
-    """The same in one row, whose numbers in single precision are taken for `words`.
+    """The same in one row; `words` are its float32 logits reinterpreted as integers.
 
-    An allowed one keeps its bits, any other gets all of them and keeps those of minus infinity. To
-    ask at each takes up to five times as long.
+    An allowed logit keeps its bits; any other is set to all ones and then masked to minus infinity.
+    A choice for each token would take up to five times as long.
     """
     bits = (allowed.view(np.int8) - 1).astype(np.int32)
     words |= bits

@@ -1,7 +1,7 @@
-"""What the container that a process runs in leaves it. Knows neither models nor what it is for.
+"""Memory and processor limits of the container that a process runs in. Knows no models.
 
-/proc speaks of the machine. The limits of a container are in its control groups, version 2 or, on
-older systems, version 1; where there are none, nothing is said.
+/proc describes the whole machine. The limits of a container are in its control groups, version 2
+or, on older systems, version 1; without a limit the functions return None.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 class _MemoryFiles(NamedTuple):
-    """Where a version says what may be taken, what is taken, and what of that can be dropped."""
+    """The files of one cgroup version, and the statistic of memory that can be reclaimed."""
 
     limit: str
     used: str
@@ -30,14 +30,14 @@ _MEMORY = (
         "total_inactive_file",
     ),
 )
-#: Microseconds of all processors together in each period, and the period: in one file, then in two.
+#: Quota and period in microseconds: in one file in version 2, in two in version 1.
 _PROCESSORS = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
 #: What stands for no limit.
 _UNLIMITED = frozenset({"max", "-1"})
 
 
 def available_memory(folder: Path) -> int | None:
-    """Bytes that the limit leaves, caches that can be dropped included; None without a limit."""
+    """Bytes left under the limit, reclaimable caches included; None without a limit."""
     for files in _MEMORY:
         try:
             limit = (folder / files.limit).read_text().strip()
@@ -55,7 +55,7 @@ def available_memory(folder: Path) -> int | None:
 def whole_processors(folder: Path) -> int | None:
     """Processors that may be busy all the time, at least one; None without a limit.
 
-    More threads than that are all stopped for the rest of each period, wherever they are.
+    With more busy threads than that, the kernel stops all of them for the rest of each period.
     """
     for names in _PROCESSORS:
         try:

@@ -1,7 +1,7 @@
-"""The order of block copies against a device's computations. Knows no blocks.
+"""Orders block copies against a device's computations. Knows no blocks.
 
-On CUDA copies run on a stream of their own: they begin when what was computed before them is done,
-the steps that follow begin when they are done, and the thread that asked waits for neither.
+On CUDA copies run on a stream of their own. They wait for the computations launched before them,
+and later computations wait for them; the calling thread waits for neither.
 """
 
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ class CopyLane(Protocol):
     """Where copies run."""
 
     def copying(self) -> AbstractContextManager[None]:
-        """Copies made inside come after all computations so far and before all that follow."""
+        """Copies made inside run after all earlier computations and before all later ones."""
         ...
 
 
 class SameLane:
-    """A CPU: everything happens in the order in which it is written."""
+    """A CPU, where everything runs in program order."""
 
     def copying(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -30,7 +30,7 @@ class CudaLane:
     """A stream beside the one that computes.
 
     Args:
-        cuda: `torch.cuda`, or what has its streams.
+        cuda: `torch.cuda`, or a stand-in with streams.
     """
 
     def __init__(self, cuda: Any = torch.cuda) -> None:
@@ -45,5 +45,5 @@ class CudaLane:
             with self._cuda.stream(self._stream):
                 yield
         finally:
-            # Also after a failure: a copy already begun may not be overtaken.
+            # Also after a failure: no computation may overtake a copy that has begun.
             computing.wait_stream(self._stream)

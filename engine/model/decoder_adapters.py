@@ -18,7 +18,7 @@ class Addition(NamedTuple):
     part: LowRank
 
 
-#: By the name of the product; one that an adapter adds nothing to is not there.
+#: By the name of the product; products that an adapter does not touch are absent.
 LayerAdditions = Mapping[str, tuple[Addition, ...]]
 
 
@@ -31,10 +31,10 @@ class DecoderAdapter:
 
 
 def place_adapter(config: DecoderConfig, adapter: Adapter) -> DecoderAdapter:
-    """Find the product of each linear layer, and where in its outputs that lies.
+    """Find the fused product of each adapted linear layer, and where its outputs begin there.
 
     Raises:
-        NotCommon: the adapter adds to something that is none of them.
+        NotCommon: the adapter adds to a layer that is part of no product.
     """
     places = _places(config)
     layers: list[dict[str, tuple[Addition, ...]]] = [{} for _ in range(config.num_layers)]
@@ -49,7 +49,7 @@ def place_adapter(config: DecoderConfig, adapter: Adapter) -> DecoderAdapter:
 
 
 def _places(config: DecoderConfig) -> dict[str, tuple[str, int]]:
-    """By a linear layer's name in its layer, the product and the first of its outputs."""
+    """The product and the first output in it, by a linear layer's name in its decoder layer."""
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     return {
         "self_attn.qkv_proj": ("qkv", 0),

@@ -1,4 +1,4 @@
-"""Tells a device that is lost from a step that failed. Knows no step and no model."""
+"""Distinguishes a lost device from a failed step. Knows no step and no model."""
 
 import torch
 
@@ -7,7 +7,7 @@ _STICKY_MESSAGES = (
     "CUDA error",
     "CUBLAS_STATUS_EXECUTION_FAILED",
     "device-side assert",
-    # Who launches the first kernel after an error is told of it, and that may be Triton.
+    # An error is reported to whoever launches the next kernel, which may be Triton.
     "Triton Error [CUDA]",
 )
 
@@ -29,16 +29,16 @@ def is_device_failure(error: BaseException) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, on the host or the device, whoever asked for it."""
+    """Whether the error says that memory ran out, on the host or on the device."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return "out of memory" in str(error) or "can't allocate memory" in str(error)
 
 
 def cause_of(error: BaseException) -> str:
-    """What went wrong first, in one line: torch ends a failed capture with an error that hides it.
+    """The first line of the original error, which the error of a failed capture hides.
 
-    And it adds to most errors of a device how to look for more.
+    The further lines of a device error are torch's advice on debugging.
     """
     while error.__context__ is not None:
         error = error.__context__

@@ -1,7 +1,7 @@
 """Chooses between the two paths: the common decoder where a model is one, transformers elsewhere.
 
-Knows no arithmetic. A form of the fast path is trusted because its logits are those of the wide
-path on this machine, for packed prompts in several steps, and never because a config looked right.
+Knows no arithmetic. A form of the fast path is used only if its logits agree with the wide path's
+on this machine, for packed prompts in several steps; a config that looks right is not enough.
 """
 
 import logging
@@ -26,17 +26,19 @@ from engine.model.transformers_model import TransformersModel
 
 ModelPath = Literal["auto", "fast", "wide"]
 
-#: Largest accepted error of any one token: rounding may carry a token of a random model some way
-#: off (a quarter, measured in bfloat16), a token that is plainly wrong is off by more than one.
+#: Largest accepted relative error of any one token: rounding may carry a token of a random model
+#: some way off (a quarter, measured in bfloat16); a token that is plainly wrong is off by more than
+#: one.
 WORST_TOLERANCES = {torch.float32: 1e-2, torch.float16: 0.25, torch.bfloat16: 0.5}
 #: Steps of the check: tokens of each prompt. Chunks and decodes, across the ends of blocks.
 CHECKED_STEPS = ((19, 3, 1), (1, 14, 40), (1, 1, 7))
 CHECKED_LENGTHS = [sum(lengths) for lengths in zip(*CHECKED_STEPS, strict=True)]
-#: The share of what an adapter does to a token's logits that may be lost in most of the tokens ...
+#: An adapter's effect on a token is lost if the error is more than this share of it. It may be lost
+#: in at most half of the tokens of a prompt where it is visible, ...
 MOST_LOST = 0.5
-#: ... for which that is so many times what rounding does to the median token, and to this one.
+#: ... that is, this many times what rounding does to the median token, and to this one.
 VISIBLE = 4
-#: Fused weights need room beside the model's own: the wide path has none to ask for.
+#: The fast path's fused weights need memory beside the model's own; the wide path needs no more.
 OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
 
 logger = logging.getLogger(__name__)
@@ -45,7 +47,7 @@ Form = Callable[[DecoderConfig, DecoderWeights, Sequence[DecoderAdapter]], Causa
 
 
 class WrongLogits(Exception):
-    """A form of the fast path computes something else than the wide path; says how far off."""
+    """A form of the fast path disagrees with the wide path; says by how much."""
 
 
 def choose_model(
@@ -124,7 +126,7 @@ def check_against(
     for first in range(0, len(adapters), at_once):
         names = adapters[first : first + at_once]
         expected, errors = _compare(served, model, block_size, names)
-        # What an adapter adds may be far less than a model's logits, and must not be lost in them.
+        # An adapter's effect may be far smaller than the logits: compare errors with the effect.
         effects = (expected - plain).norm(dim=-1)
         visible = effects > VISIBLE * noise.clamp(min=noise.median())
         lost = (errors > MOST_LOST * effects) & visible
@@ -138,7 +140,7 @@ def check_against(
 def _compare(
     served: TransformersModel, model: CausalModel, block_size: int, adapters: Sequence[str]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The logits there should be, [tokens, vocabulary], and how far off each token's are."""
+    """The expected logits, [tokens, vocabulary], and each token's distance from them, [tokens]."""
     dtype = served.model.dtype
     prompts = [
         [(7919 * place + length) % served.vocab_size for place in range(length)]

@@ -1,8 +1,8 @@
-"""The common decoder with a Triton kernel for all that stands between two products.
+"""The common decoder with one Triton kernel for everything between two matrix products.
 
-A step of few rows takes as long as the list of its kernels: here a layer has ten, the two of a
-captured attention included, in place of nearly forty. Knows no family; what it computes is what
-`Decoder` does.
+The time of a step of few rows is set by its number of kernels: here a layer has ten, the two of a
+captured attention included, instead of nearly forty. Knows no family; it computes the same as
+`Decoder`.
 """
 
 import subprocess
@@ -19,9 +19,9 @@ from engine.model.decoder_weights import DecoderWeights
 from engine.model.kernels.build import KernelsUnavailable
 from engine.model.kv_pool import KVPool
 
-#: Numbers of one token that a program activates.
+#: Elements of one token per program of the activation kernel.
 ACTIVATED = 1024
-#: Numbers of one token above which eight warps norm them and not four.
+#: Width of a token's vector above which its norm is computed by eight warps instead of four.
 MANY = 2048
 
 
@@ -44,7 +44,7 @@ class FusedDecoder(Decoder):
     ) -> None:
         first = weights.layers[0]
         if config.norms_whole_projections or first.attention_norm is None:
-            raise NotCommon("norms of other places than before a block are not fused")
+            raise NotCommon("norms in other places than before a block are not fused")
         super().__init__(config, weights, adapters)
         try:
             from engine.model import fused_kernels
@@ -80,7 +80,7 @@ class FusedDecoder(Decoder):
         self._launch(
             self._kernels.place_heads[len(projected), heads],
             projected,
-            # Of tensors that are not there nothing is read.
+            # A tensor that does not exist is not read.
             layer.query_norm if norms else projected,
             layer.key_norm if norms else projected,
             *rotary,

@@ -1,4 +1,4 @@
-"""A Hugging Face folder or name becomes a transformers model, or a sentence that says why not.
+"""Loads a transformers model from a Hugging Face folder or name, or says in a sentence why not.
 
 Knows no attention backend and no cache. Weights are read from safetensors only and no code that
 comes with a model is ever run: a pickle or a remote module may do anything to the process that
@@ -37,7 +37,7 @@ DTYPES = {
 #: Weight files that are pickles.
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 
-#: Files that decide about tokens beside the weights, where there are such: the prompt's, too.
+#: Files beside the weights that affect tokens, those of the prompt included; any may be missing.
 DECIDING_FILES = (
     "config.json",
     "generation_config.json",
@@ -45,8 +45,8 @@ DECIDING_FILES = (
     "tokenizer_config.json",
     "chat_template.jinja",
 )
-#: A weight file is told from another of its size by so many pieces of so many bytes, evenly spread:
-#: training moves nearly all of them, and reading everything would take as long as loading it.
+#: The fingerprint of a weight file covers so many pieces of so many bytes, evenly spread: training
+#: changes nearly all of them, and reading the whole file would take as long as loading it.
 NUM_PIECES, PIECE_BYTES = 256, 4096
 
 #: What transformers raises for a folder it cannot load, whatever the reason.

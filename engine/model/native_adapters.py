@@ -23,7 +23,7 @@ class PackedAdapters:
     ) -> None:
         self._number_of = {adapter.name: number for number, adapter in enumerate(adapters)}
         size = len(adapters) * len(weights.layers) * len(PRODUCTS)
-        #: Of each adapter, of each layer, of each product.
+        #: One entry for each adapter, layer and product, in this nesting.
         self.table = (AdditionStruct * size)(
             *(
                 _packed(additions.get(name, ()), getattr(layer, name).weight, name, keep)
@@ -51,8 +51,8 @@ def _packed(
 ) -> AdditionStruct:
     """What one adapter adds to a product with `weight`; a struct of zeros for nothing.
 
-    The parts of a fused product lie behind each other in `down`, each filled up to whole words, and
-    a strip of outputs is multiplied with the words of its own part alone.
+    The parts of a fused product follow each other in `down`, each padded to whole words. A strip of
+    outputs is multiplied only with the words of its own part.
     """
     if not additions:
         return AdditionStruct()
@@ -86,15 +86,15 @@ def _packed_up(strips: torch.Tensor, owns: torch.Tensor, keep: Keep) -> torch.Te
 
     Args:
         strips: [strips, words, 16 outputs, elements of a word].
-        owns: [outputs, words], what of that is more than a zero between parts.
-        keep: of the part of each strip that is multiplied.
+        owns: [outputs, words], True for the words of an output's own part; the others are zeros.
+        keep: takes the words of each strip that are multiplied.
     """
     padding = owns.new_zeros(-len(owns) % LANES, owns.shape[1])
     words = torch.cat((owns, padding)).view(len(strips), LANES, -1).any(dim=1).int()
     first = words.argmax(dim=1)
     last = torch.where(words.any(dim=1), words.shape[1] - words.flip(1).argmax(dim=1), 0)
     ups = torch.stack((torch.zeros_like(first), first, last - first), dim=1)
-    # Few strips have other words than all those beside them.
+    # Strips with the same range of words are kept together; there are few different ranges.
     for begin, end in {*zip(first.tolist(), last.tolist(), strict=True)} - {(0, 0)}:
         index = ((first == begin) & (last == end)).nonzero()[:, 0]
         chosen = strips[index, begin:end].contiguous()

@@ -31,11 +31,11 @@ from engine.model.packing import PER_WORD, interleave, pack
 
 #: MAX_HEAD_DIM in kernels/cache.h.
 MAX_HEAD_DIM = 512
-#: Weights lie in slabs of at least so many bytes: large enough for huge pages.
+#: Weights are stored in slabs of at least this many bytes, large enough for huge pages.
 SLAB_BYTES = 1 << 26
 #: A cache line.
 ALIGNMENT = 64
-#: Results of fewer bytes are left to the allocator, which keeps such pieces for the next step.
+#: Smaller results come from the allocator, which keeps memory of that size for the next step.
 LENT_BYTES = 1 << 24
 
 _Pointers = ctypes.Array[ctypes.c_void_p]
@@ -44,8 +44,8 @@ _Pointers = ctypes.Array[ctypes.c_void_p]
 class NativeDecoder:
     """The common decoder on a CPU.
 
-    Keys and values lie inside their blocks as the kernels multiply them, and nobody else may read
-    them: blocks are copied and swapped as a whole.
+    Inside a block keys and values have a layout of the kernels' own, so only the kernels can read
+    them; copies and swaps move whole blocks.
     """
 
     #: Slots that were never written may hold anything, NaN included.
@@ -218,11 +218,12 @@ class NativeDecoder:
 
 
 class LentMemory:
-    """Memory of one large result, lent again once nobody holds what was made of it.
+    """A buffer for one large result, reused when no tensor refers to it any more.
 
-    The allocator gives tens of megabytes back to the system when they are freed, and the next step
-    would find every page of its logits missing. Kept is what is asked for again: a check at start,
-    which wants the logits of whole prompts, would leave behind far more than any step needs.
+    The allocator returns tens of megabytes to the system when they are freed, and the next step
+    would take a page fault on every page of its logits. The buffer never grows for a result larger
+    than all before: a check at start, which wants the logits of whole prompts, would otherwise
+    leave behind far more than any step needs.
     """
 
     def __init__(self) -> None:
@@ -231,7 +232,7 @@ class LentMemory:
         self._lent: weakref.ref[np.ndarray[Any, Any]] | None = None
 
     def borrow(self, rows: int, columns: int) -> torch.Tensor:
-        """[rows, columns] of any values; memory of their own while those before are held."""
+        """[rows, columns], uninitialized; a new allocation while the buffer is still in use."""
         size, line = rows * columns, ALIGNMENT // self._memory.itemsize
         is_held = self._lent is not None and self._lent() is not None
         is_new = size > self._most_asked

@@ -1,11 +1,11 @@
-"""Finds out what a transformers model really does; refuses what paged attention would drop.
+"""Finds out what a transformers model really does; refuses features that paged attention drops.
 
 Knows no architecture by name. One forward pass over a few tokens shows which modules attend, what
-they keep of a token and which tokens they see: the mask function each layer's mask was made from is
-asked about positions up to the model's limit, so a window is known without running to its end. A
-second look compares the serving path, two packed prompts in two steps, with the model's own
-attention on each prompt alone: whatever else crosses from token to token (a recurrent state,
-positions that ignore `position_ids`) shows.
+they keep of a token and which tokens they see: the mask function of each layer is evaluated for
+positions up to the model's limit, so a window is found without a prompt of that length. A second
+check compares the serving path, two packed prompts in two steps, with the model's own attention on
+each prompt alone: it detects anything else that passes from token to token (a recurrent state,
+positions that ignore `position_ids`).
 """
 
 import inspect
@@ -64,14 +64,14 @@ TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
 
 
 def probe(model: PreTrainedModel, *, max_model_len: int) -> TransformersModel:
-    """The model behind the runner's interface, its layers described by what they did.
+    """Wrap a model for the runner, its layers described by what they did in a forward pass.
 
     Args:
         model: loaded with `attn_implementation=ATTENTION_NAME`, in evaluation mode, on its device.
-        max_model_len: windows at least this long are none.
+        max_model_len: a window at least this long counts as none.
 
     Raises:
-        ModelRefused: with the feature that would have been dropped.
+        ModelRefused: names the feature that would have been dropped.
     """
     parameters = inspect.signature(model.forward).parameters
     if "position_ids" not in parameters:
@@ -109,7 +109,7 @@ def probe(model: PreTrainedModel, *, max_model_len: int) -> TransformersModel:
 
 
 def check_adapter(served: TransformersModel, adapter: str) -> None:
-    """Compare a prompt with an adapter, beside one without, with the same alone.
+    """Check that prompts with and without an adapter have the same logits together and alone.
 
     Raises:
         ModelRefused: an adapted layer does not get each token once, or not in their order.
@@ -207,7 +207,7 @@ class _Recorder:
 def _window_of(
     mask_function: Callable[..., torch.Tensor], max_model_len: int, device: torch.device
 ) -> int | None:
-    """The window behind a mask function; None when every earlier token is seen.
+    """The sliding window that a mask function implements; None if all earlier tokens are seen.
 
     Raises:
         ModelRefused: tokens see anything but a fixed number of the latest tokens.
@@ -248,7 +248,7 @@ def _check_layer_count(model: PreTrainedModel, layers: Sequence[AttentionLayer])
 
 
 def _check_against_own_attention(model: PreTrainedModel, served: TransformersModel) -> None:
-    """The serving path against the model's eager attention on each prompt alone."""
+    """Compare the serving path with the model's eager attention on each prompt alone."""
     prompts = _prompts(model)
     expected = []
     with torch.inference_mode(), _attention(model, "eager"):
@@ -286,7 +286,7 @@ def _prompts(model: PreTrainedModel) -> list[torch.Tensor]:
 
 
 def _num_embeddings(model: PreTrainedModel) -> int:
-    """Token ids that may be fed."""
+    """The number of token ids that the model has embeddings for."""
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, torch.Tensor)
     return len(weight)

@@ -1,7 +1,7 @@
 """Adapters on the wide path: hooks on the linear layers that some adapter adds to.
 
-Knows no architecture. A hook sees all of a step's tokens, in their order, or it cannot tell whose
-they are: a layer that is given some of them (that of one expert, say) takes no adapter.
+Knows no architecture. A hook tells whose tokens it sees by their places in the step, so it has to
+see all of them in order: a layer that gets only some (that of one expert, say) takes no adapter.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ Hook = Callable[[nn.Module, tuple[torch.Tensor, ...], torch.Tensor], None]
 
 @dataclass(slots=True)
 class _Target:
-    """One linear layer: what each adapter adds, and how often it was asked in this step."""
+    """One linear layer: what each adapter adds to it, and how often this step called it."""
 
     name: str
     parts: dict[str, LowRank] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class AdapterHooks:
 
     @contextmanager
     def active(self, inputs: StepInputs) -> Iterator[None]:
-        """Add what the adapters of a step add to it.
+        """Apply the adapters of a step to the forward pass inside.
 
         Raises:
             ModelRefused: a layer did not get each token once.

@@ -4,7 +4,7 @@
     single-token   one token at a time, any device; no token depends on another's company
     cpu            batched torch operations; made for a CPU, runs anywhere
     cuda           torch's flash attention over packed rows, read from their pages
-    cuda-gathered  the same over gathered keys, where torch reads no pages
+    cuda-gathered  the same over gathered keys, where torch cannot read pages
     triton         decodes alone, split over their keys; for captured steps
 
 Every backend passes the same suite of tests, and `self_check` on the machine it is about to serve.
@@ -44,9 +44,9 @@ BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
 }
 #: What "auto" tries on a kind of device, in this order.
 AUTOMATIC = {"cpu": ("cpu", "reference"), "cuda": ("cuda", "cuda-gathered", "cpu", "reference")}
-#: The same where tokens may not depend on each other.
+#: The same with `deterministic`, where a token's result must not depend on its neighbours.
 DETERMINISTIC = {"cpu": ("single-token",), "cuda": ("cuda", "cuda-gathered", "single-token")}
-#: Attention of captured steps: the one that splits long rows first.
+#: Attention of captured steps in order of preference: the first splits long rows.
 DECODES: tuple[Callable[[], DecodeAttention], ...] = (TritonDecode, CudaAttention)
 
 logger = logging.getLogger(__name__)

@@ -171,8 +171,8 @@ class _Layout:
     def _block_indices(self, rows: IntArray) -> IntArray:
         """[rows, blocks], visible blocks as indices into the rows' tables.
 
-        A shorter row repeats its last index. Its own blocks hold finite numbers, which no block of
-        another request is trusted to, and the positions they stand for are beyond its context.
+        A shorter row is padded with its own last index: its own blocks hold finite numbers, while
+        another request's may not. The padding stands for positions beyond the row's context.
         """
         first, last = self._first_blocks[rows][:, None], self._last_blocks[rows][:, None]
         blocks: IntArray = np.minimum(first + np.arange(int((last - first).max()) + 1), last)

@@ -1,7 +1,7 @@
-"""Attention on CUDA where torch reads no pages: keys are gathered, then attended packed.
+"""Attention on CUDA where torch cannot read paged keys: they are gathered, then attended packed.
 
-Knows no model. What it costs beside `cuda` is writing and reading the keys of a step once more. A
-step's rows are taken in runs, so that long contexts do not all lie there a second time.
+Knows no model. Compared with `cuda` it writes and reads the keys of a step once more. A step's rows
+are processed in runs, so that long contexts are not all in memory twice.
 """
 
 from collections.abc import Iterator
@@ -20,12 +20,12 @@ from engine.model.transfer import to_device
 
 #: What the function must take.
 REQUIRED_OPTIONS = frozenset({"scale", "window_size"})
-#: Keys gathered at once, but for a single row that is longer.
+#: The most keys gathered at once, unless a single row has more.
 MAX_GATHERED_KEYS = 1 << 15
 
 
 class GatheredAttention:
-    """Rows of any length, a few calls.
+    """Rows of any length, in few calls.
 
     A row's keys are never split: torch splits where pages are read, or where queries that share a
     key head are folded, which it does not do with a causal window.
@@ -115,7 +115,7 @@ def _cuts(context_lens: np.ndarray, max_keys: int) -> Iterator[tuple[int, int]]:
 
 
 def _run(metadata: AttentionMetadata, first: int, end: int) -> _Run:
-    """Where each key lies is found out on the device: the host would take milliseconds to."""
+    """The slot of each key is computed on the device: on the host it would take milliseconds."""
     query_lens, context_lens = metadata.query_lens[first:end], metadata.context_lens[first:end]
     cumulative = np.zeros((2, end - first + 1), dtype=np.int32)
     np.cumsum(query_lens, out=cumulative[0, 1:])
@@ -125,7 +125,7 @@ def _run(metadata: AttentionMetadata, first: int, end: int) -> _Run:
         to_device(array, device)
         for array in (metadata.block_tables[first:end], context_lens, cumulative[1])
     )
-    # Nobody waits for the device where their number is given.
+    # With the output's size given, torch need not wait for the device to learn it.
     row_of_key = torch.repeat_interleave(lengths, output_size=num_keys)
     positions = torch.arange(num_keys, device=device) - ends[row_of_key]
     return _Run(

@@ -96,17 +96,17 @@ class AttentionBackend(Protocol):
 
     @property
     def name(self) -> str:
-        """The name it is asked for by, and part of the engine's fingerprint."""
+        """The name by which it is chosen; part of the engine's fingerprint."""
         ...
 
     @property
     def block_multiple(self) -> int:
-        """What the block size should be a multiple of where the one asked for is refused."""
+        """If the block size asked for is refused, the next multiple of this one is tried."""
         ...
 
     @property
     def reads_unwritten_slots(self) -> bool:
-        """A weight of zero times what nobody wrote is in the sums: it must be finite."""
+        """Whether unwritten slots enter the sums with weight zero; they must then be finite."""
         ...
 
     def prepare(self, metadata: AttentionMetadata) -> StepAttention:
@@ -117,8 +117,8 @@ class AttentionBackend(Protocol):
 class DecodeAttention(Protocol):
     """Attention of rows of one token, planned from tensors whose values may change afterwards.
 
-    It reads nothing on the host, so a step that uses it can be captured and replayed; and no slot
-    that nobody wrote.
+    It reads nothing on the host, so a step that uses it can be captured and replayed. It reads no
+    unwritten slot.
     """
 
     @property
@@ -139,10 +139,11 @@ class DecodeAttention(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionNeeds:
-    """What a model asks of its attention, as far as a backend may fail at it.
+    """The features of a model's attention that a backend may not support.
 
     Args:
-        heads: of the queries, as `key_dim` and the others of the layer with the most heads.
+        heads: of the queries; this and the other sizes are those of the layer whose queries are
+            largest.
         has_window, has_softcap: of any layer.
     """
 

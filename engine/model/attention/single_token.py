@@ -1,8 +1,7 @@
 """Paged attention one token at a time: its shape depends on nothing but the token's position.
 
-Knows no model. What it costs is a call per token and layer; what it buys is that no kernel can
-round differently because of a neighbour, a chunk or a batch. It serves where `deterministic` is
-asked for and nothing faster keeps the promise.
+Knows no model. It costs a call per token and layer, but no kernel can round differently because of
+a neighbour, a chunk or a batch. It is used for `deterministic` where nothing faster is invariant.
 """
 
 from dataclasses import replace
