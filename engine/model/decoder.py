@@ -20,7 +20,7 @@ class Decoder:
     """The common decoder; rounds where the transformers models round."""
 
     name = "decoder-torch"
-    #: It attends through the backend, and some read whole blocks.
+    #: It uses the attention backend, and some backends read whole blocks.
     reads_unwritten_slots = True
 
     def __init__(
@@ -52,7 +52,7 @@ class Decoder:
         return self._end(hidden, inputs)
 
     def _begin(self, inputs: StepInputs) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-        """What goes into the first layer; cosines and sines, the same for all layers and heads."""
+        """The input of the first layer, and the cosines and sines for all layers and heads."""
         config = self.config
         hidden = functional.embedding(inputs.token_ids, self._weights.embedding)
         hidden = scaled(hidden, config.embedding_multiplier)
@@ -96,7 +96,7 @@ class Decoder:
         kv_pool: KVPool,
         rotary: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
-        """The queries, [tokens, heads, head_dim]; keys and values go into their slots."""
+        """Write keys and values to their slots; returns the queries, [tokens, heads, head_dim]."""
         config, layer = self.config, self._weights.layers[index]
         heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
         query, key, value = torch.split(
@@ -125,7 +125,7 @@ class Decoder:
     def _linear(
         self, index: int, product: str, hidden: torch.Tensor, inputs: StepInputs
     ) -> torch.Tensor:
-        """A product of layer `index`, and what the adapters of the step add to it."""
+        """A linear layer of layer `index`, with the step's adapters added."""
         outputs = _linear(hidden, getattr(self._weights.layers[index], product))
         for adapter, tokens in inputs.adapted:
             for first, part in self._adapters[adapter][index].get(product, ()):
@@ -136,7 +136,8 @@ class Decoder:
     def _norm(self, hidden: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         """Root mean square norm over the last dimension, in float32; None leaves it as it is.
 
-        Rounded before it is weighed, as the models do; torch does that in one kernel on a device.
+        The result is rounded before the weight is multiplied, as in the models; on a device torch's
+        norm is one kernel.
         """
         if weight is None:
             return hidden
@@ -144,7 +145,7 @@ class Decoder:
 
 
 def scaled(hidden: torch.Tensor, factor: float) -> torch.Tensor:
-    """Most families scale nothing, and a small decode is as long as the list of its kernels."""
+    """`hidden * factor` without a kernel for a factor of 1, which most families have."""
     return hidden if factor == 1.0 else hidden * factor
 
 

@@ -1,10 +1,10 @@
-"""Matrices as the kernels multiply them: strips of 16 outputs, see kernels/multiply.h."""
+"""Packs matrices for the kernels in strips of 16 outputs, see kernels/multiply.h."""
 
 import torch
 
 #: Outputs of a strip; LANES in kernels/vector.h.
 LANES = 16
-#: Elements of a 32-bit word, in which the kernels count.
+#: Elements per 32-bit word, the unit of the kernels' sizes.
 PER_WORD = {torch.float32: 1, torch.bfloat16: 2}
 
 

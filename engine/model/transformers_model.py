@@ -29,7 +29,7 @@ ATTENTION_NAME = "quire_paged"
 #: The same attention function, with a mask function beside it: `engine.model.probe` wants to see
 #: the masks that a model would have made.
 PROBE_NAME = "quire_probe"
-#: What configs call the number of experts that a token goes to; their matrices lie in one tensor.
+#: Config fields for the number of experts per token; all experts' matrices are in one tensor.
 EXPERTS_PER_TOKEN = ("num_experts_per_tok", "top_k_experts", "moe_top_k", "moe_topk")
 
 
@@ -84,7 +84,7 @@ class TransformersModel:
     """
 
     name = "transformers"
-    #: It attends through the backend, and some read whole blocks.
+    #: It uses the attention backend, and some backends read whole blocks.
     reads_unwritten_slots = True
 
     def __init__(
@@ -104,7 +104,7 @@ class TransformersModel:
         self._adapters = AdapterHooks(model, ())
 
     def add_adapters(self, adapters: Sequence[Adapter]) -> None:
-        """Compute with these from now on, where a step says so; called once."""
+        """Add adapters, which are then used where a step asks for them; called once."""
         self._adapters = AdapterHooks(self.model, adapters)
 
     @property
@@ -127,10 +127,10 @@ class TransformersModel:
 
     @property
     def width(self) -> int:
-        """Numbers of one token between two products of a layer, at most.
+        """The most elements of one token between two matrix products of a layer.
 
-        Those inside of its MLP, or of all experts that it goes to; or all its queries, keys and
-        values.
+        The width of its MLP, or of all the experts that the token uses; or of its queries, keys and
+        values together.
         """
         config = self.model.config.get_text_config()
         names = (name for name in EXPERTS_PER_TOKEN if hasattr(config, name))

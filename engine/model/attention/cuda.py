@@ -45,7 +45,7 @@ class CudaAttention:
         cumulative = np.zeros((2, rows + 1), dtype=np.int32)
         np.cumsum(metadata.query_lens, out=cumulative[0, 1:])
         np.cumsum(metadata.context_lens, out=cumulative[1, 1:])
-        # Whatever stands behind a row's context must still be a block that exists.
+        # Table entries after a row's context must still be ids of existing blocks.
         sizes = -(-metadata.context_lens // metadata.block_size)
         behind = np.arange(metadata.block_tables.shape[1]) >= sizes[:, None]
         tables = np.where(behind, 0, metadata.block_tables).astype(np.int32)

@@ -22,7 +22,7 @@ def visible(
 
 
 def additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """0 where `mask` is true and minus infinity elsewhere: what a score is increased by."""
+    """The mask as a bias to add to scores: 0 where it is true, minus infinity elsewhere."""
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(
         ~mask, float("-inf")
     )
@@ -39,8 +39,8 @@ def attend(
 ) -> torch.Tensor:
     """Attention of [batch, heads, queries, dim] to [batch, kv_heads, keys, dim].
 
-    `bias` is added to the scores. Without one, queries and keys are of the same tokens and the
-    attention is plainly causal.
+    `bias` is added to the scores. Without one, queries and keys must be of the same tokens, and the
+    attention is causal.
     """
     if softcap is not None:
         return _attend_capped(query, key, value, bias=bias, scaling=scaling, softcap=softcap)
@@ -64,14 +64,14 @@ def _attend_capped(
     scaling: float,
     softcap: float,
 ) -> torch.Tensor:
-    """The same with capped scores, which no fused kernel of torch knows; softmax in float32."""
+    """`attend` with capped scores, which torch's fused kernels lack; softmax in float32."""
     batch, heads, queries, _ = query.shape
     groups = heads // key.shape[1]
     if bias is None:
         positions = torch.arange(queries, device=query.device)
         bias = additive(visible(positions, positions, None), query.dtype)
     if groups > 1:
-        # Query heads that share a key head are folded into the query axis: nothing is repeated.
+        # Fold query heads that share a key head into the query axis, so that no key is repeated.
         query = query.reshape(batch, heads // groups, groups * queries, -1)
         bias = bias.expand(*bias.shape[:-2], queries, -1)
         bias = torch.cat([bias] * groups, dim=-2)

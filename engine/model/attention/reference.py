@@ -63,5 +63,5 @@ class _ReferenceStep:
 
 
 def _by_the_formula(device: torch.device) -> AbstractContextManager[None]:
-    """On CUDA torch would choose among fused kernels, which are what the oracle is to judge."""
+    """Keep torch on CUDA from choosing a fused kernel: those are what the oracle judges."""
     return sdpa_kernel(SDPBackend.MATH) if device.type == "cuda" else nullcontext()

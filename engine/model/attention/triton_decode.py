@@ -11,13 +11,13 @@ import torch
 
 from engine.model.attention.interface import AttentionUnavailable, StepAttention
 
-#: Runs a row's keys are cut into at most, and the fewest keys that are worth a run.
+#: The most runs that a row's keys are split into, and the fewest keys that are worth a run.
 NUM_SPLITS = 16
 LEAST_RUN = 128
-#: Keys of one tile, and the fewest rows that a matrix instruction takes.
+#: Keys per tile, and the fewest rows that a matrix instruction takes.
 TILE = 64
 LEAST_ROWS = 16
-#: A window no context reaches: every earlier token is seen.
+#: A window longer than any context: every earlier token is seen.
 NO_WINDOW = 1 << 30
 
 
@@ -73,8 +73,8 @@ class _TritonStep:
                 window=NO_WINDOW if sliding_window is None else sliding_window,
             )
         except (self.kernels.TritonError, OSError, subprocess.SubprocessError) as error:
-            # Its compiler is a chain of programs and files: without a C compiler, without Python's
-            # headers or with a cache that cannot be written, it ends in one of these.
+            # What Triton raises without a C compiler or Python headers, or if its cache directory
+            # cannot be written.
             raise AttentionUnavailable(f"Triton cannot run its kernels here: {error}") from error
 
     def _attend(
@@ -114,7 +114,7 @@ class _TritonStep:
             GROUP_ROWS=max(LEAST_ROWS, _power_of_two(group)),
             BLOCK_SIZE=block_size,
             TILE=TILE,
-            # Single precision is not to be cut down to the tensor cores' nineteen bits.
+            # Full single precision, not the tensor cores' nineteen bits (TF32).
             PRECISION="ieee",
             **shared,
         )

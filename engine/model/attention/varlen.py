@@ -1,7 +1,7 @@
-"""Torch's attention over packed rows, as the torch at hand has it. Knows no pages and no step.
+"""Torch's attention over packed rows, as the installed torch has it. Knows no pages and no step.
 
 Its options came one by one: 2.11 has a scale and a window, 2.13 reads pages as well, and releases
-in between had other names for that. So it is asked what it takes, never which release it is.
+in between had other names for that. So its signature is inspected, not torch's version.
 """
 
 import functools
@@ -17,10 +17,10 @@ Varlen = Callable[..., Any]
 
 
 def find_varlen(options: Collection[str]) -> Varlen:
-    """`torch.nn.attention.varlen.varlen_attn`, if it takes all of these.
+    """`torch.nn.attention.varlen.varlen_attn`, if it has all of these parameters.
 
     Raises:
-        AttentionUnavailable: naming what is missing.
+        AttentionUnavailable: names what is missing.
     """
     try:
         from torch.nn.attention.varlen import varlen_attn
@@ -36,17 +36,17 @@ def find_varlen(options: Collection[str]) -> Varlen:
 
 
 def grouping(varlen: Varlen, query: torch.Tensor, kv_heads: int) -> dict[str, bool]:
-    """Some releases want to be told that query heads share key heads; others have no such word."""
+    """The option for query heads that share key heads, which only some releases have and need."""
     grouped = query.shape[1] != kv_heads
     return {"enable_gqa": True} if grouped and "enable_gqa" in parameters_of(varlen) else {}
 
 
 def window_of(sliding_window: int | None) -> tuple[int, int]:
-    """Keys to the left of a query's own, without limit at -1, and none to its right."""
+    """How many keys left and right of its own a query sees; -1 for no limit, none to the right."""
     return (-1 if sliding_window is None else sliding_window - 1, 0)
 
 
 @functools.cache
 def parameters_of(function: Varlen) -> frozenset[str]:
-    """The names of what a function takes."""
+    """The names of a function's parameters."""
     return frozenset(inspect.signature(function).parameters)
