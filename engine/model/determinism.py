@@ -1,10 +1,10 @@
-"""Finds out at start whether a token's logits depend on what is computed beside it. Knows no form.
+"""Checks batch invariance at start: do a token's logits depend on what is computed beside it?
 
-A library may sum in another order for three rows than for thirty; then a request that is batched,
-chunked, preempted or taken over differently leaves its path at a near-tie. No kernel is believed:
-the model that will serve is rehearsed with its own shapes, alone, in company and in chunks of many
-sizes, at the beginning of a text and far behind it, and every logit must come out the same bit for
-bit.
+Knows no form of a model. A library may sum in another order for three rows than for thirty. A
+request that is batched, chunked, preempted or taken over differently may then get another token
+where two are nearly equally likely. So no kernel is trusted: the model that will serve is run with
+its own shapes, alone, beside others and in chunks of many sizes, at the beginning of a text and far
+into it, and every logit must be the same bit for bit.
 """
 
 import logging
@@ -15,27 +15,27 @@ from itertools import cycle
 import torch
 
 from engine.model.causal_model import CausalModel
-from engine.model.rehearsal import Rehearsal, Step
+from engine.model.rehearsal import Rehearsal, Step, prompt_of
 
 #: Lengths of the compared prompts: within a block, across its end, and of a few blocks.
 PROMPT_LENGTHS = (1, 3, 17, 26, 40)
-#: Sizes of chunks, taken in turns: the products meet many numbers of rows.
+#: Sizes of chunks, taken in turns, so that the matrix products get many numbers of rows.
 CHUNK_LENGTHS = (1, 5, 2, 16, 3, 1, 1, 9)
-#: Tokens before the prompts: some spans of keys, which attention takes one at a time.
+#: Cached tokens before the prompts: several of the spans in which attention processes keys.
 CONTEXT_LENGTH = 600
-#: And as many as a layer's window has, so that it leaves keys out; up to this many.
+#: Also as many as each layer's window has, so that it leaves keys out; windows up to this many.
 LONGEST_WINDOW = 8192
-#: Length of one more prompt behind those: a sum in another order shows in few of its tokens.
+#: Length of a further prompt after cached tokens: another order of summing shows in few tokens.
 LENGTH_BEHIND = 100
-#: What numbers of rows are filled up to: tried in this order, and at last the largest step there
-#: is, so that all steps have one size.
+#: Numbers of rows are padded to a multiple of one of these, tried in this order, and at last of the
+#: largest step's size, so that all steps have the same one.
 MULTIPLES = (1, 16)
 
 logger = logging.getLogger(__name__)
 
 
 class NotInvariant(Exception):
-    """A token's logits depend on its neighbours; says in which company they changed."""
+    """A token's logits depend on its neighbours; says beside what they changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,12 @@ def invariant_multiple(
     windows: Sequence[int] = (),
     adapters: Sequence[str] = (),
 ) -> int:
-    """The least multiple, as in `compute_logits`, that makes tokens independent of each other.
+    """The smallest multiple, as in `compute_logits`, that makes tokens independent of each other.
 
-    `windows` are those of the model's layers: of keys a token sees, itself included.
+    `windows` are the sliding windows of the model's layers: keys a token sees, itself included.
 
     Raises:
-        NotInvariant: none does.
+        NotInvariant: no multiple does.
     """
     contexts = _contexts(windows, max_model_len=max_model_len, block_size=rehearsal.block_size)
     smaller = (multiple for multiple in MULTIPLES if multiple < max_num_batched_tokens)
@@ -98,7 +98,7 @@ def check_invariance(
     max_num_batched_tokens: int,
     adapters: Sequence[str] = (),
 ) -> None:
-    """Compare every logit of some prompts alone with those in other company.
+    """Compare every logit of some prompts computed alone with those computed in other ways.
 
     Where there are `adapters`, the prompts take them in turns, and one of them has none.
 
@@ -109,11 +109,11 @@ def check_invariance(
     lengths = [length for length in PROMPT_LENGTHS if length <= longest]
     if rehearsal.num_cached and sum(lengths) + LENGTH_BEHIND <= longest:
         lengths.append(LENGTH_BEHIND)
-    prompts = [_prompt(length, model.vocab_size) for length in lengths]
+    prompts = [prompt_of(length, model.vocab_size) for length in lengths]
     names = (None, *adapters)
     expected = rehearsal.logits(model, prompts, _one_by_one(lengths), adapters=names)
     for company in _companies(lengths, longest=longest, budget=max_num_batched_tokens):
-        beside = [_prompt(length, model.vocab_size) for length in company.beside]
+        beside = [prompt_of(length, model.vocab_size) for length in company.beside]
         found = rehearsal.logits(model, [*prompts, *beside], company.steps, adapters=names)
         for length, first, second in zip(lengths, expected, found, strict=False):
             if not torch.equal(first, second):
@@ -126,9 +126,9 @@ def check_invariance(
 
 
 def _contexts(windows: Sequence[int], *, max_model_len: int, block_size: int) -> list[int]:
-    """How many tokens are before the prompts: none, and whole blocks, of which the model has room.
+    """Numbers of cached tokens to check with: 0, and whole blocks as far as the model has room.
 
-    From the cheapest to the dearest.
+    The cheapest come first.
     """
     wanted = [CONTEXT_LENGTH, *(window for window in windows if window <= LONGEST_WINDOW)]
     longest = max(LENGTH_BEHIND, *PROMPT_LENGTHS)
@@ -137,7 +137,7 @@ def _contexts(windows: Sequence[int], *, max_model_len: int, block_size: int) ->
 
 
 def _companies(lengths: Sequence[int], *, longest: int, budget: int) -> Iterator[_Company]:
-    """From the cheapest to find out to the dearest."""
+    """The ways to compute the prompts, the cheapest first."""
     all_but_last = [length - 1 for length in lengths]
     steps = [step for step in _one_by_one(all_but_last) if any(step)]
     yield _Company("as the next of a text", (), [*steps, *_one_by_one([1] * len(lengths))])
@@ -167,7 +167,3 @@ def _chunks(lengths: Sequence[int]) -> Iterator[Step]:
         step = [min(length, next(sizes)) for length in left]
         left = [length - size for length, size in zip(left, step, strict=True)]
         yield step
-
-
-def _prompt(length: int, vocab_size: int) -> list[int]:
-    return [(7919 * place + length) % vocab_size for place in range(length)]

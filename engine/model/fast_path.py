@@ -21,7 +21,7 @@ from engine.model.fused_decoder import FusedDecoder
 from engine.model.kernels.build import KernelsUnavailable, best_variant
 from engine.model.native_decoder import NativeDecoder
 from engine.model.probe import TOLERANCES
-from engine.model.rehearsal import reference_rehearsal
+from engine.model.rehearsal import prompt_of, reference_rehearsal
 from engine.model.transformers_model import TransformersModel
 
 ModelPath = Literal["auto", "fast", "wide"]
@@ -142,10 +142,7 @@ def _compare(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The expected logits, [tokens, vocabulary], and each token's distance from them, [tokens]."""
     dtype = served.model.dtype
-    prompts = [
-        [(7919 * place + length) % served.vocab_size for place in range(length)]
-        for length in CHECKED_LENGTHS
-    ]
+    prompts = [prompt_of(length, served.vocab_size) for length in CHECKED_LENGTHS]
     rehearsal = reference_rehearsal(dtype=dtype, device=served.model.device, block_size=block_size)
     expected, found = (
         torch.cat(rehearsal.logits(one, prompts, CHECKED_STEPS, adapters=adapters or (None,)))

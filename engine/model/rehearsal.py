@@ -1,6 +1,6 @@
-"""Rehearses a model before it serves: prompts, cut into steps, over a small pool of its own.
+"""Runs a model before it serves: prompts, cut into steps, over a small pool of its own.
 
-Knows no requests and judges nothing; the checks at start compare what comes out of two rehearsals.
+Knows no requests and judges nothing: the checks at start compare the logits of two rehearsals.
 """
 
 from collections.abc import Sequence
@@ -22,13 +22,13 @@ Step = Sequence[int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """How a model is run for a check: what a runner would decide.
+    """How a model is run for a check: what a ModelRunner would fix.
 
     Args:
         dtype, device: of the model, and so of its cache.
         multiple: as in `compute_logits`.
-        num_cached: tokens before each prompt, in whole blocks that all share; their keys and values
-            are noise.
+        num_cached: tokens before each prompt, in whole blocks shared by all prompts; their keys and
+            values are noise.
     """
 
     dtype: torch.dtype
@@ -47,9 +47,9 @@ class Rehearsal:
         *,
         adapters: Sequence[str | None] = (None,),
     ) -> list[torch.Tensor]:
-        """Per prompt the logits of every token, [tokens, vocabulary] in float32.
+        """The logits of every token of each prompt, [tokens, vocabulary] in float32.
 
-        The prompts take the `adapters` in turns.
+        The prompts use the `adapters` in turns.
         """
         assert [sum(lengths) for lengths in zip(*steps, strict=True)] == list(map(len, prompts))
         pool = self._pool(model, prompts)
@@ -87,7 +87,7 @@ class Rehearsal:
         return [torch.cat(parts) for parts in logits]
 
     def _pool(self, model: CausalModel, prompts: Sequence[Sequence[int]]) -> KVPool:
-        """Blocks of NaN where the model promises not to look at what nobody wrote."""
+        """A pool full of NaN, so that a read of an unwritten slot shows in the logits."""
         num_shared = self.num_cached // self.block_size
         pool = KVPool(
             model.layer_shapes,
@@ -107,10 +107,15 @@ class Rehearsal:
 
 
 def reference_rehearsal(*, dtype: torch.dtype, device: torch.device, block_size: int) -> Rehearsal:
-    """A rehearsal through the reference attention, whatever will serve."""
+    """A rehearsal with the reference attention, whichever backend will serve."""
     return Rehearsal(
         dtype=dtype, device=device, block_size=block_size, backend=ReferenceAttention()
     )
+
+
+def prompt_of(length: int, vocab_size: int) -> list[int]:
+    """A prompt of `length` ids spread over the vocabulary, the same every time."""
+    return [(7919 * place + length) % vocab_size for place in range(length)]
 
 
 def _noise(shape: torch.Size, like: torch.Tensor) -> torch.Tensor:
