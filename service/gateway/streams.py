@@ -116,8 +116,11 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async with aclosing(self._bodies(chained(first, news))) as bodies:
             async for body in bodies:
-                message = {"type": "http.response.body", "body": body, "more_body": True}
-                await send_in_patience(message, send, patience_seconds=self._patience_seconds)
+                await self._send(body, send)
+
+    async def _send(self, body: bytes, send: Send) -> None:
+        message = {"type": "http.response.body", "body": body, "more_body": True}
+        await send_in_patience(message, send, patience_seconds=self._patience_seconds)
 
     async def _bodies(self, news: AsyncIterator[News | None]) -> AsyncGenerator[bytes, None]:
         """The events as bytes, joined if they are ready at the same time."""

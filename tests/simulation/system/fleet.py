@@ -154,7 +154,7 @@ class Fleet:
         config = engine_config(
             settings,
             num_blocks=settings.num_blocks or 0,
-            max_num_batched_tokens=settings.max_num_batched_tokens or 0,
+            max_num_batched_tokens=settings.max_num_batched_tokens or 512,
             max_model_len=MAX_MODEL_LEN,
             vocab_size=VOCAB_SIZE,
             eos_token_ids=frozenset({EOS_ID}),
