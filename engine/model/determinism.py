@@ -107,7 +107,8 @@ def check_invariance(
     """
     longest = min(max_model_len - rehearsal.num_cached, max_num_batched_tokens)
     lengths = [length for length in PROMPT_LENGTHS if length <= longest]
-    if rehearsal.num_cached and sum(lengths) + LENGTH_BEHIND <= longest:
+    has_room = longest >= LENGTH_BEHIND and sum(lengths) + LENGTH_BEHIND <= max_num_batched_tokens
+    if rehearsal.num_cached and has_room:
         lengths.append(LENGTH_BEHIND)
     prompts = [prompt_of(length, model.vocab_size) for length in lengths]
     names = (None, *adapters)

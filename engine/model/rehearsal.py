@@ -5,6 +5,7 @@ Knows no requests and judges nothing: the checks at start compare the logits of 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 import torch
 
@@ -97,10 +98,12 @@ class Rehearsal:
             device=self.device,
             has_spare_block=self.multiple > 1,
         )
+        # Layers have few shapes, and may have gigabytes.
+        noise = cache(partial(_noise, dtype=self.dtype, device=self.device))
         for layer in range(len(model.layer_shapes)):
-            for cache in (pool.key_cache(layer), pool.value_cache(layer)):
-                cache.fill_(torch.nan)
-                cache[:num_shared] = _noise(cache[:num_shared].shape, cache)
+            for values in (pool.key_cache(layer), pool.value_cache(layer)):
+                values.fill_(torch.nan)
+                values[:num_shared] = noise(values[:num_shared].shape)
         if self.multiple > 1 and reads_unwritten_slots(model, self.backend):
             pool.clear(torch.tensor([pool.spare_block], device=self.device))
         return pool
@@ -118,10 +121,10 @@ def prompt_of(length: int, vocab_size: int) -> list[int]:
     return [(7919 * place + length) % vocab_size for place in range(length)]
 
 
-def _noise(shape: torch.Size, like: torch.Tensor) -> torch.Tensor:
-    """The same values between -1 and 1 every time, cheap for millions of them."""
-    places = torch.arange(shape.numel(), device=like.device)
-    return ((7919 * places % 2003 - 1001) / 1001.0).to(like.dtype).reshape(shape)
+def _noise(shape: torch.Size, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The same values between -1 and 1 every time."""
+    places = torch.arange(shape.numel(), device=device)
+    return ((7919 * places % 2003 - 1001) / 1001.0).to(dtype).reshape(shape)
 
 
 def _blocks_each(prompts: Sequence[Sequence[int]], block_size: int) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import redis
 
 from quire.broker import Broker
+from quire.local_redis import LocalRedis
 from quire.logprobs import TokenLogprob, TopLogprob
 from quire.output import Completion, FinishReason, State, TokenChunk, Usage
 from quire.protocol import GenerationRequest
@@ -151,3 +152,7 @@ class Snapshot:
             self._connection.delete(key)
         for key, dump, expiry in self._dumps:
             self._connection.restore(key, expiry, dump)
+
+
+def port_of(server: LocalRedis) -> str:
+    return server.url.rpartition(":")[2].partition("/")[0]

@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -19,12 +17,11 @@ from quire.errors import BrokerUnavailable
 from quire.local_redis import LocalRedis
 from quire.output import State
 from quire.reader import SharedReadsBroker
-from tests.quire.builders import claim_next, make_item, make_request, token_at
+from tests.quire.builders import claim_next, make_item, make_request, port_of, token_at
 from tests.quire.proxy import Wire, wire_to
+from tests.quire.waiting import PATIENCE_SECONDS, Reading, eventually
 
 pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(90)]
-
-PATIENCE_SECONDS = 30.0
 
 
 @dataclass
@@ -66,17 +63,6 @@ def follow(connection: redis.Redis, host: str, port: str) -> None:
     connection.execute_command("REPLICAOF", host, port)
 
 
-def port_of(server: LocalRedis) -> str:
-    return server.url.rpartition(":")[2].partition("/")[0]
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < give_up, "it did not come about"
-        time.sleep(0.01)
-
-
 def test_a_worker_goes_on_at_the_new_master(pair):
     with connect(pair.wire.url) as connection:
         broker = Broker(connection)
@@ -115,9 +101,9 @@ def test_a_reader_that_waits_is_told_nothing_of_it(pair, make):
     with connect(pair.wire.url) as connection:
         quire = Client(make(connection))
         claim = submit(quire, pair)
-        tokens = reading(lambda: read_all(quire), pair)
+        begun = reading(lambda: read_all(quire), pair)
         go_on(claim, pair)
-        assert tokens() == [token_at(n) for n in range(3)]
+        assert begun.result() == [token_at(n) for n in range(3)]
 
 
 def test_nor_is_a_reader_in_a_loop(pair):
@@ -128,9 +114,9 @@ def test_nor_is_a_reader_in_a_loop(pair):
 
     with connect(pair.wire.url) as connection:
         claim = submit(Client(Broker(connection)), pair)
-    tokens = reading(lambda: asyncio.run(read()), pair)
+    begun = reading(lambda: asyncio.run(read()), pair)
     go_on(claim, pair)
-    assert tokens() == [token_at(n) for n in range(3)]
+    assert begun.result() == [token_at(n) for n in range(3)]
 
 
 def test_a_replica_that_serves_nothing_old_is_left_as_well(pair):
@@ -157,24 +143,10 @@ def submit(quire, pair):
 
 
 def reading(read, pair):
-    """Begins to read, and waits until the master has blocked the read. Returns what brings it."""
-    found = []
-
-    def note() -> None:
-        try:
-            found.append(read())
-        except Exception as error:  # noqa: BLE001 - it is what the test is about.
-            found.append(error)
-
-    thread = threading.Thread(target=note, daemon=True)
-    thread.start()
+    """Begins to read; returns once the master has blocked the read."""
+    begun = Reading(read)
     eventually(lambda: pair.master.info("clients")["blocked_clients"] > 0)
-
-    def result() -> list[int]:
-        thread.join(PATIENCE_SECONDS)
-        return found[0]
-
-    return result
+    return begun
 
 
 def read_all(quire) -> list[int]:

@@ -4,10 +4,7 @@ Each of these has waited for longer than a call is repeated when its connection 
 """
 
 import asyncio
-import threading
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import redis
@@ -18,33 +15,13 @@ from quire.broker import Broker
 from quire.client import Client
 from quire.reader import SharedReadsBroker
 from tests.quire.builders import claim_next, make_item, make_request, token_at
+from tests.quire.waiting import PATIENCE_SECONDS, Reading
 
 pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(60)]
 
 RETRY_SECONDS = 0.5
 #: Redis tells it in whole seconds, and begins a new one at any moment of the first.
 WAITED_SECONDS = 2
-PATIENCE_SECONDS = 30.0
-
-
-class Reading:
-    """Reads in a thread of its own."""
-
-    def __init__(self, read: Callable[[], Any]) -> None:
-        self._read = read
-        self._found: list[Any] = []
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def result(self) -> Any:
-        self._thread.join(PATIENCE_SECONDS)
-        return self._found[0]
-
-    def _run(self) -> None:
-        try:
-            self._found.append(self._read())
-        except Exception as error:  # noqa: BLE001 - it is what the test is about.
-            self._found.append(error)
 
 
 def cut_a_read_that_has_waited(connection: redis.Redis) -> None:

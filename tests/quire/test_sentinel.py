@@ -3,7 +3,6 @@
 import contextlib
 import shutil
 import subprocess
-import time
 import traceback
 
 import pytest
@@ -19,12 +18,10 @@ from quire.errors import BrokerUnavailable
 from quire.local_redis import URL_VARIABLE, LocalRedis, _free_port
 from quire.output import State
 from quire.sentinel import connect_through_sentinels, parts_of
-from tests.quire.builders import make_request
+from tests.quire.builders import make_request, port_of
+from tests.quire.waiting import PATIENCE_SECONDS, eventually
 
 pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(90)]
-
-#: How long sentinels may take to find each other, or a new master.
-PATIENCE_SECONDS = 40.0
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +32,6 @@ def start():
     with contextlib.ExitStack() as stack:
         stack.enter_context(pytest.MonkeyPatch.context()).delenv(URL_VARIABLE, raising=False)
         yield lambda *options: stack.enter_context(LocalRedis.start(options=options))
-
-
-def port_of(server: LocalRedis) -> str:
-    return server.url.rpartition(":")[2].partition("/")[0]
 
 
 @pytest.fixture(scope="module")
@@ -67,16 +60,6 @@ def started_sentinel(folder, master_port, *options):
     finally:
         process.kill()
         process.wait()
-
-
-def eventually(condition):
-    give_up = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < give_up:
-        with contextlib.suppress(redis.RedisError):
-            if condition():
-                return
-        time.sleep(0.05)
-    raise AssertionError("it did not come about")
 
 
 def replicas_known_to(sentinel: redis.Redis) -> int:

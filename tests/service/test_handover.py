@@ -11,6 +11,7 @@ import pytest
 import engine.model.runner
 from engine.config import EngineConfig
 from engine.errors import ModelRefused
+from engine.model.runner import NUM_BATCHED_TOKENS
 from service.config import Settings
 from service.model import engine_config, load_model
 from tests.service.builders import Queue, StepGate, WorkerThread, make_settings
@@ -72,6 +73,12 @@ def test_every_setting_of_the_engine_is_in_its_configuration():
     assert defaults_among(FOR_THE_ENGINE) == []
     config = configured(**FOR_THE_ENGINE)
     assert {name: getattr(config, name) for name in FOR_THE_ENGINE} == FOR_THE_ENGINE
+
+
+def test_the_page_tells_the_budget_that_the_loader_chooses():
+    meaning = Settings.model_fields["max_num_batched_tokens"].description or ""
+    told = {name: str(most) in meaning for name, most in NUM_BATCHED_TOKENS.items()}
+    assert told == {"cpu": True, "cuda": True}
 
 
 @pytest.mark.parametrize(("wanted", "length"), [(None, 900), (100, 100), (1000, 900)])

@@ -126,6 +126,26 @@ def test_what_differs_only_far_behind_the_beginning_is_found_out(
         invariant_multiple(swayed, rehearsal_of(dtype), windows=windows, **LIMITS)
 
 
+@pytest.mark.parametrize(("budget", "longest"), [(256, 100), (128, 40)])
+def test_one_prompt_more_is_compared_behind_a_context_where_a_step_has_room_for_all(
+    budget, longest, forms, dtype, monkeypatch
+):
+    """Also behind one that is as long as the model reads, but for that prompt."""
+    compared: list[list[int]] = []
+    logits_of = Rehearsal.logits
+
+    def look(self, model, prompts, steps, **options):
+        if self.num_cached == 144:
+            compared.append([len(prompt) for prompt in prompts])
+        return logits_of(self, model, prompts, steps, **options)
+
+    monkeypatch.setattr(Rehearsal, "logits", look)
+    limits = {"max_model_len": 256, "max_num_batched_tokens": budget}
+    invariant_multiple(forms.native, rehearsal_of(dtype), **limits)
+    # The first are alone.
+    assert max(compared[0]) == longest
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_windows_are_checked_where_they_leave_keys_out(deterministic, model_folder, monkeypatch):
     looked: list[int] = []
