@@ -1,11 +1,27 @@
 """One real Redis for all tests of the service; each test has a queue of its own in it."""
 
+import logging
 from collections.abc import Iterator
 
 import pytest
+import structlog
 
 from quire.local_redis import LocalRedis
 from tests.service.builders import Clock, Queue
+
+
+@pytest.fixture(autouse=True)
+def _log_events(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Sends events to `logging` instead of to print.
+
+    Workers and gateways log from threads, and pytest closes its files between the phases of a test:
+    CPython 3.11 crashes where `print` is still writing to one (python/cpython#130163).
+    """
+    caplog.set_level(logging.INFO, logger="service")
+    configured = structlog.get_config()
+    structlog.configure(logger_factory=structlog.stdlib.LoggerFactory())
+    yield
+    structlog.configure(**configured)
 
 
 @pytest.fixture(scope="session")
