@@ -113,7 +113,9 @@ def _convert_for_llama_cpp(model: str, dtype: str) -> None:
     if not loop.exists() or loop.stat().st_mtime < source.stat().st_mtime:
         headers = [f"-I{_llama_sources() / part}" for part in ("include", "ggml/include")]
         libraries = _llama_build() / "bin"
-        link = [f"-L{libraries}", "-lllama", f"-Wl,-rpath,{libraries}"]
+        # Relative to the loop, so that a folder of peers that was moved still runs.
+        where = f"$ORIGIN/{os.path.relpath(libraries, folder)}"
+        link = [f"-L{libraries}", "-lllama", f"-Wl,-rpath,{where}"]
         flags = ["-std=c++17", "-O3", "-march=native", "-ffast-math", "-shared", "-fPIC"]
         _run("llama-cpp", ["g++", *flags, *headers, source, "-o", loop, *link])
 
