@@ -19,7 +19,7 @@ from benchmarks.workloads import Workload, make_workload
 from engine.batch import ModelRunner
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.model.runner import load_runner
+from engine.model.load_runner import load_runner
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 

@@ -35,9 +35,9 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.model.attention.reference import ReferenceAttention
 from engine.model.fast_path import WORST_TOLERANCES
+from engine.model.load_runner import load_runner
 from engine.model.model_runner import ModelRunner
 from engine.model.probe import TOLERANCES
-from engine.model.runner import load_runner
 from engine.model.step import HostStep, compute_logits, lay_out
 from engine.request import Request
 from engine.sampling_params import SamplingParams

@@ -28,7 +28,7 @@ from benchmarks.bench_service import worker
 from benchmarks.bench_soak import SoakFailed, growth_of_last_half, run_command
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.model.runner import load_runner
+from engine.model.load_runner import load_runner
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from models.abacus import tasks

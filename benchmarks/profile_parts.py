@@ -26,8 +26,8 @@ from benchmarks.models import SHAPES, model_folder
 from benchmarks.peers.quire_engine import DTYPES, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
 from benchmarks.profile_step import BLOCK_SIZE, WARM_UP_ROUNDS, make_rows
 from engine.batch import Batch, BatchRow
+from engine.model.load_runner import load_runner
 from engine.model.model_runner import ModelRunner
-from engine.model.runner import load_runner
 from engine.sampling_params import SamplingParams
 
 

@@ -60,7 +60,7 @@ def load_model(settings: Settings) -> ServedModel:
     try:
         from transformers.utils.logging import disable_progress_bar
 
-        from engine.model.runner import load_runner
+        from engine.model.load_runner import load_runner
     except ModuleNotFoundError as error:
         raise ModelRefused(f"no model can be loaded: the module {error.name} is missing") from error
 

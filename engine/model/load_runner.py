@@ -1,41 +1,26 @@
-"""From a model folder to a ModelRunner (see `model_runner`): checks, chooses, measures, sizes."""
+"""From a model folder to a ModelRunner: loads, chooses, measures, and sizes the KV pool."""
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 import torch
 
 from engine.errors import ModelRefused
-from engine.model.adapters import Adapter, read_adapters
-from engine.model.attention import choose_backend, choose_decode
-from engine.model.attention.interface import (
-    AttentionBackend,
-    AttentionNeeds,
-    AttentionUnavailable,
-)
-from engine.model.attention.self_check import AttentionCheckFailed
-from engine.model.causal_model import CausalModel
+from engine.model.attention import choose_decode
+from engine.model.attention.interface import AttentionUnavailable
+from engine.model.chosen import Chosen, choose
 from engine.model.container import CGROUP, whole_processors
 from engine.model.decoder import Decoder
-from engine.model.determinism import NotInvariant, invariant_multiple
 from engine.model.device_errors import cause_of, is_out_of_memory
-from engine.model.fast_path import ModelPath, choose_model
+from engine.model.fast_path import ModelPath
 from engine.model.graphs import CudaCapturer, DecodeGraphs
 from engine.model.kernels.build import KernelsUnavailable
 from engine.model.kv_pool import KVPool
-from engine.model.loader import LoadedModel, load_model
+from engine.model.loader import load_model
 from engine.model.memory import free_memory_bytes, memory_share, release_memory
 from engine.model.model_runner import ConfigFacts, Limits, ModelRunner
-from engine.model.native_decoder import NativeDecoder
 from engine.model.pool_size import StepSize, blocks_in, memory_for_blocks, useful_blocks
-from engine.model.probe import check_adapter, probe
-from engine.model.rehearsal import Rehearsal
-from engine.model.transformers_model import TransformersModel
-
-logger = logging.getLogger(__name__)
 
 #: Default of `max_num_batched_tokens`. On a CPU larger steps brought no more tokens a second (see
 #: docs/performance-around-the-model.md), and the smaller a step, the sooner other requests get
@@ -88,7 +73,7 @@ def load_runner(
     place = torch.device(_default_device() if device == "auto" else device)
     most_tokens = max_num_batched_tokens or max(NUM_BATCHED_TOKENS[place.type], 2 * max_num_seqs)
     limits = Limits(max_num_seqs, most_tokens, num_speculative_tokens, max_speculative_step_tokens)
-    chosen = _choose(
+    chosen = choose(
         load_model(path, dtype=dtype, device=place),
         attention_backend=attention_backend,
         model_path=model_path,
@@ -126,136 +111,7 @@ def _default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Chosen:
-    """The model and backend that will serve, and facts of the loaded model, which is let go."""
-
-    model: CausalModel
-    backend: AttentionBackend
-    block_size: int
-    multiple: int
-    needs: AttentionNeeds
-    hidden_size: int
-    width: int
-    max_model_len: int
-    eos_token_ids: frozenset[int]
-    folder: Path
-    dtype: torch.dtype
-    device: torch.device
-    weights_fingerprint: str
-    adapters: Mapping[str, str]
-    max_rank: int
-
-
-def _choose(
-    loaded: LoadedModel,
-    *,
-    attention_backend: str,
-    model_path: ModelPath,
-    block_size: int,
-    adapters: Mapping[str, Path],
-    limits: Limits,
-    deterministic: bool,
-    now: Callable[[], float] | None,
-) -> _Chosen:
-    """Choose the attention backend and the form of the model that work best on this machine."""
-    device = loaded.model.device
-    served = probe(loaded.model, max_model_len=loaded.max_model_len)
-    added = _add_adapters(served, adapters)
-    needs = served.attention_needs
-    try:
-        backend, block_size = choose_backend(
-            attention_backend,
-            dtype=loaded.dtype,
-            device=device,
-            block_size=block_size,
-            needs=needs,
-            deterministic=deterministic,
-        )
-    except (AttentionCheckFailed, ValueError) as error:
-        raise ModelRefused(str(error)) from error
-    model = choose_model(
-        served,
-        adapters=added,
-        model_path=model_path,
-        block_size=block_size,
-        compiled=attention_backend == "auto",
-    )
-    multiple = 1
-    if deterministic:
-        rehearsal = Rehearsal(
-            dtype=loaded.dtype, device=device, block_size=block_size, backend=backend
-        )
-        multiple = _invariant_multiple(
-            model, rehearsal, limits, loaded, windows=served.windows, adapters=added, now=now
-        )
-    return _Chosen(
-        model=model,
-        backend=backend,
-        block_size=block_size,
-        multiple=multiple,
-        needs=needs,
-        hidden_size=int(loaded.model.config.get_text_config().hidden_size),
-        width=served.width,
-        max_model_len=loaded.max_model_len,
-        eos_token_ids=loaded.eos_token_ids,
-        folder=loaded.folder,
-        dtype=loaded.dtype,
-        device=device,
-        weights_fingerprint=loaded.fingerprint,
-        adapters={adapter.name: adapter.fingerprint for adapter in added},
-        max_rank=max((adapter.max_rank for adapter in added), default=0),
-    )
-
-
-def _add_adapters(served: TransformersModel, folders: Mapping[str, Path]) -> Sequence[Adapter]:
-    adapters = read_adapters(served.model, folders)
-    if adapters:
-        served.add_adapters(adapters)
-        # One is enough: all of them use the same hooks.
-        check_adapter(served, adapters[0].name)
-    return adapters
-
-
-def _invariant_multiple(
-    model: CausalModel,
-    rehearsal: Rehearsal,
-    limits: Limits,
-    loaded: LoadedModel,
-    *,
-    windows: Sequence[int],
-    adapters: Sequence[Adapter],
-    now: Callable[[], float] | None,
-) -> int:
-    if adapters and not isinstance(model, NativeDecoder):
-        raise ModelRefused(
-            f"deterministic cannot be promised with adapters by {model.name}: what they add to a "
-            "token would depend on how many others have the same"
-        )
-    started = now() if now is not None else 0.0
-    try:
-        multiple = invariant_multiple(
-            model,
-            rehearsal,
-            adapters=[adapter.name for adapter in adapters],
-            windows=windows,
-            max_model_len=loaded.max_model_len,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-        )
-    except NotInvariant as reason:
-        raise ModelRefused(f"deterministic cannot be promised here: {reason}") from reason
-    if isinstance(model, NativeDecoder):
-        model.free_logits()
-    logger.info(
-        "deterministic: %s with rows in multiples of %d; checked in %s seconds",
-        model.name,
-        multiple,
-        "an unknown number of" if now is None else f"{now() - started:.2f}",
-    )
-    return multiple
-
-
-def _num_blocks(chosen: _Chosen, limits: Limits, *, memory_bytes: int | None) -> int:
+def _num_blocks(chosen: Chosen, limits: Limits, *, memory_bytes: int | None) -> int:
     """The size of the pool from the memory it may take."""
     shapes, sizes = chosen.model.layer_shapes, (chosen.block_size, chosen.dtype)
     if memory_bytes is not None:
@@ -281,7 +137,7 @@ def _num_blocks(chosen: _Chosen, limits: Limits, *, memory_bytes: int | None) ->
 
 
 def _kv_pool(
-    chosen: _Chosen,
+    chosen: Chosen,
     *,
     num_blocks: int,
     num_host_blocks: int,
@@ -321,7 +177,7 @@ def _make_first_blocks(kv_pool: KVPool, now: Callable[[], float]) -> None:
         kv_pool.make(range(first, min(first + at_once, wanted)))
 
 
-def _graphs(chosen: _Chosen, kv_pool: KVPool, limits: Limits) -> DecodeGraphs | None:
+def _graphs(chosen: Chosen, kv_pool: KVPool, limits: Limits) -> DecodeGraphs | None:
     """Captured decode steps, if an attention can be captured on this device.
 
     Raises:
@@ -355,7 +211,7 @@ def _graphs(chosen: _Chosen, kv_pool: KVPool, limits: Limits) -> DecodeGraphs | 
 
 
 def _runner(
-    chosen: _Chosen,
+    chosen: Chosen,
     kv_pool: KVPool,
     graphs: DecodeGraphs | None,
     limits: Limits,
@@ -376,7 +232,7 @@ def _runner(
 
 
 def _facts(
-    chosen: _Chosen, kv_pool: KVPool, graphs: DecodeGraphs | None, limits: Limits
+    chosen: Chosen, kv_pool: KVPool, graphs: DecodeGraphs | None, limits: Limits
 ) -> ConfigFacts:
     path = [chosen.weights_fingerprint, chosen.model.name, chosen.backend.name, chosen.device.type]
     if chosen.multiple > 1:

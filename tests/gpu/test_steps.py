@@ -14,9 +14,9 @@ from engine.model.copy_lane import CudaLane
 from engine.model.fast_path import WORST_TOLERANCES
 from engine.model.graphs import DecodeGraphs
 from engine.model.kv_pool import KVPool, LayerShape
+from engine.model.load_runner import load_runner
 from engine.model.model_runner import ModelRunner
 from engine.model.probe import TOLERANCES
-from engine.model.runner import load_runner
 from engine.model.step import compute_logits, lay_out
 from tests.engine.model.builders import (
     CONFIGS,

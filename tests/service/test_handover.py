@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-import engine.model.runner
+import engine.model.load_runner
 from engine.config import EngineConfig
 from engine.errors import ModelRefused
-from engine.model.runner import NUM_BATCHED_TOKENS
+from engine.model.load_runner import NUM_BATCHED_TOKENS
 from service.config import Settings
 from service.model import engine_config, load_model
 from tests.service.builders import Queue, StepGate, WorkerThread, make_settings
@@ -89,7 +89,7 @@ def test_a_request_may_be_as_long_as_the_setting_says_and_the_model_reads(wanted
 def test_every_setting_of_the_model_reaches_its_loader(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    asked = inspect.signature(engine.model.runner.load_runner).parameters.keys()
+    asked = inspect.signature(engine.model.load_runner.load_runner).parameters.keys()
     assert FOR_THE_MODEL.keys() == asked - {"path", "num_blocks", "now", "adapters"}
     assert defaults_among(FOR_THE_MODEL) == []
     told: dict[str, Any] = {}
@@ -98,7 +98,7 @@ def test_every_setting_of_the_model_reaches_its_loader(
         told.update(options, path=path)
         raise ModelRefused("told enough")
 
-    monkeypatch.setattr("engine.model.runner.load_runner", refuse)
+    monkeypatch.setattr("engine.model.load_runner.load_runner", refuse)
     folders = {name: tmp_path / name for name in ("polite", "sql")}
     for folder in folders.values():
         folder.mkdir()

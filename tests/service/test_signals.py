@@ -22,7 +22,7 @@ MOMENTS = (
     "service.worker",
     "prometheus_client",
     "service.intake",
-    "engine.model.runner",
+    "engine.model.load_runner",
     "torch",
     "transformers",
 )

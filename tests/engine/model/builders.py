@@ -14,8 +14,8 @@ from engine.config import EngineConfig
 from engine.constraint import Constraint
 from engine.engine import Engine
 from engine.logprobs import Logprobs
+from engine.model.load_runner import load_runner
 from engine.model.model_runner import ModelRunner
-from engine.model.runner import load_runner
 from engine.model.sampler import Sampler
 from engine.prompt_lookup import PromptLookup
 from engine.request import Request

@@ -15,9 +15,9 @@ from engine.model.determinism import (
     check_invariance,
     invariant_multiple,
 )
+from engine.model.load_runner import load_runner
 from engine.model.native_decoder import NativeDecoder
 from engine.model.rehearsal import Rehearsal
-from engine.model.runner import load_runner
 from engine.model.step import lay_out, pad
 from tests.engine.model.builders import (
     CONFIGS,
@@ -220,7 +220,7 @@ def test_what_cannot_be_promised_is_refused_with_one_sentence(model_folder):
 
 def test_the_log_says_what_the_check_has_cost(model_folder, caplog):
     clock = count(5.0, 1.5)
-    with caplog.at_level(logging.INFO, logger="engine.model.runner"):
+    with caplog.at_level(logging.INFO, logger="engine.model.chosen"):
         runner = load_runner(
             model_folder("llama"),
             dtype="float32",

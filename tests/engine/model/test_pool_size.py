@@ -195,7 +195,7 @@ def test_with_guesses_a_step_may_have_more_places_due_a_token_than_requests(limi
 
 
 def test_memory_is_set_aside_for_the_logits_of_guesses(model_folder, monkeypatch):
-    monkeypatch.setattr("engine.model.runner.free_memory_bytes", lambda device: 1 << 19)
+    monkeypatch.setattr("engine.model.load_runner.free_memory_bytes", lambda device: 1 << 19)
 
     def memory_of(**options) -> int:
         runner = make_runner(
@@ -212,7 +212,7 @@ def test_memory_is_set_aside_for_the_logits_of_guesses(model_folder, monkeypatch
 
 
 def test_memory_is_set_aside_for_what_adapters_add(model_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("engine.model.runner.free_memory_bytes", lambda device: 1 << 20)
+    monkeypatch.setattr("engine.model.load_runner.free_memory_bytes", lambda device: 1 << 20)
     folder = model_folder("llama")
 
     def memory_of(**adapters) -> int:

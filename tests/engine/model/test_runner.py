@@ -9,7 +9,8 @@ import torch
 
 from engine.batch import Batch, BlockCopy, ModelRunner
 from engine.errors import DeviceFailed, ModelRefused
-from engine.model import runner as runner_module
+from engine.model import load_runner as loading
+from engine.model.chosen import choose
 from engine.model.device_errors import is_device_failure
 from engine.model.kernels.build import KernelsUnavailable
 from engine.model.kv_pool import KVPool, bytes_per_block
@@ -213,7 +214,7 @@ def test_by_default_the_pool_is_no_larger_than_requests_could_use(model_folder):
 def test_by_default_the_pool_takes_a_share_of_what_is_free(model_folder, monkeypatch):
     shapes = make_runner(model_folder("llama")).model.layer_shapes
     size = bytes_per_block(shapes, block_size=4, dtype=torch.float32)
-    monkeypatch.setattr("engine.model.runner.free_memory_bytes", lambda device: 10_000_000)
+    monkeypatch.setattr("engine.model.load_runner.free_memory_bytes", lambda device: 10_000_000)
     runner = make_runner(model_folder("llama"), num_blocks=None, max_num_seqs=500)
     assert 0 < runner.config_facts.num_blocks < 0.4 * 10_000_000 / size
 
@@ -224,8 +225,8 @@ def test_the_blocks_used_first_are_made_while_there_is_time(
 ):
     """By a clock that moves on with every look: 32 blocks at once, 100 of the pool's 128."""
     size = make_runner(model_folder("llama")).kv_pool.bytes_per_block
-    monkeypatch.setattr(runner_module, "MADE_AT_LOAD_BYTES", 100 * size)
-    monkeypatch.setattr(runner_module, "MADE_AT_ONCE_BYTES", 32 * size)
+    monkeypatch.setattr(loading, "MADE_AT_LOAD_BYTES", 100 * size)
+    monkeypatch.setattr(loading, "MADE_AT_ONCE_BYTES", 32 * size)
     calls: list[range] = []
     monkeypatch.setattr(KVPool, "make", lambda _, blocks: calls.append(blocks))
     clock = itertools.count(step=seconds_each)
@@ -274,18 +275,18 @@ def test_a_capture_that_fails_is_refused_with_what_went_wrong_first(
     capturer, model_folder, monkeypatch
 ):
     limits = Limits(max_num_seqs=4, max_num_batched_tokens=32)
-    chosen = runner_module._choose(
+    chosen = choose(
         load_model(model_folder("qwen3"), dtype="float32"), attention_backend="reference",
         model_path="fast", block_size=4, adapters={}, limits=limits, deterministic=False, now=None,
     )  # fmt: skip
-    monkeypatch.setattr(runner_module, "choose_decode", lambda **_: MaskedDecode())
-    monkeypatch.setattr(runner_module, "CudaCapturer", capturer)
+    monkeypatch.setattr(loading, "choose_decode", lambda **_: MaskedDecode())
+    monkeypatch.setattr(loading, "CudaCapturer", capturer)
     pool = KVPool(
         chosen.model.layer_shapes, num_blocks=1, block_size=4, dtype=torch.float32,
         has_spare_block=True,
     )  # fmt: skip
     with pytest.raises(ModelRefused, match=r"on cpu: .* not permitted while capturing; .*'wide'"):
-        runner_module._graphs(chosen, pool, limits)
+        loading._graphs(chosen, pool, limits)
 
 
 @pytest.mark.parametrize(
@@ -368,7 +369,7 @@ def test_a_runner_has_no_more_threads_than_its_container_has_processors(
     quota, expected, tmp_path, model_folder, monkeypatch
 ):
     (tmp_path / "cpu.max").write_text(f"{quota} 100000")
-    monkeypatch.setattr(runner_module, "CGROUP", tmp_path)
+    monkeypatch.setattr(loading, "CGROUP", tmp_path)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)

@@ -7,7 +7,7 @@ import torch
 
 from engine.batch import BlockCopy
 from engine.errors import ModelRefused
-from engine.model import runner as runner_module
+from engine.model import model_runner
 from engine.model.causal_model import Chooser
 from tests.engine.model.builders import generate, make_prompt, make_request, make_row, make_runner
 from tests.engine.model.builders import run_rows as run
@@ -74,7 +74,7 @@ def test_b35_a_batch_is_one_forward_pass_and_no_text(runner_of, monkeypatch):
     ]
     run(runner, *rows)
     assert len(passes) == 1
-    assert ".decode(" not in inspect.getsource(runner_module)
+    assert ".decode(" not in inspect.getsource(model_runner)
 
 
 def test_b64_sampling_parameters_count_in_a_batch_as_they_do_alone(runner_of):
