@@ -21,6 +21,7 @@ from quire.grouping import Grouping
 from quire.ingress import IngressReader
 from quire.keys import Keys
 from quire.message import Message
+from quire.moving import Moving
 from quire.operating import Operating
 from quire.output import State
 from quire.output_log import OutputRead, read_logs
@@ -34,7 +35,7 @@ from quire.working import Working
 _Result = TypeVar("_Result")
 
 
-class Broker(Working, Operating, Grouping):
+class Broker(Working, Moving, Operating, Grouping):
     """The transitions of one queue shard over one Redis connection (see `connection.connect`).
 
     Safe to share between threads, except that `read_ingress` and `recover_entries` belong to one

@@ -5,7 +5,8 @@ Those of COMMIT are in commits.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from quire.keys import Keys
 from quire.message import Message
@@ -13,6 +14,14 @@ from quire.script_runner import Argument, Call
 from quire.sizes import estimated_tokens
 from quire.transitions import BackOff, Claim, DeadLetter, IngressEntry
 from quire.wire import pack
+
+#: The most items of one Lua call: two to three milliseconds of the server's one thread.
+MAX_ITEMS_PER_CALL = 256
+
+#: The longest reason stored with a dead letter, in characters.
+MAX_REASON_LENGTH = 500
+
+_Item = TypeVar("_Item")
 
 
 def submit_call(keys: Keys, message: Message, *, holder: str | None = None) -> Call:
@@ -110,6 +119,12 @@ def beat_call(keys: Keys, worker: str, *, state: str, load: bytes, memory_second
     """For beat_worker.lua."""
     arguments = (worker, state, load, int(memory_seconds * 1000))
     return Call((keys.workers, keys.control, *keys.all_ingress), arguments)
+
+
+def in_parts(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
+    """The items in their order, in parts that one call may take."""
+    for first in range(0, len(items), MAX_ITEMS_PER_CALL):
+        yield items[first : first + MAX_ITEMS_PER_CALL]
 
 
 def _of_claims(keys: Keys, claims: Sequence[Claim]) -> Call:

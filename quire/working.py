@@ -1,30 +1,28 @@
-"""The worker's side of the broker: deliveries, claims, commits, and keeping the queue moving."""
+"""The worker's side of the broker: deliveries, claims, commits, leases, and how claims end."""
 
 from __future__ import annotations
 
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from quire.calls import (
+    MAX_REASON_LENGTH,
     beat_call,
     claim_call,
-    condemn_call,
     dead_letter_call,
-    expire_call,
     fail_call,
     heartbeat_call,
-    promote_call,
-    reap_call,
+    in_parts,
     release_call,
 )
 from quire.commits import Extension
+from quire.damage import condemn
 from quire.errors import ProtocolError, QuireError
-from quire.keys import Keys
 from quire.output import Completion, ErrorInfo, FinishReason, State
 from quire.replies import claim_answer
 from quire.script_runner import Call, raise_if_error
@@ -35,21 +33,12 @@ from quire.transitions import (
     Claimed,
     CommitItem,
     CommitReply,
-    Expired,
     HeartbeatReply,
     IngressEntry,
     NotClaimed,
     NotClaimedReason,
-    Promoted,
-    Reaped,
 )
 from quire.wire import pack
-
-#: The most items of one Lua call: two to three milliseconds of the server's one thread.
-MAX_ITEMS_PER_CALL = 256
-
-#: The longest reason stored with a dead letter, in characters.
-MAX_REASON_LENGTH = 500
 
 #: A worker that was silent for this long is removed from the registry, with its consumers.
 WORKER_MEMORY_SECONDS = 86_400.0
@@ -58,7 +47,6 @@ WORKER_MEMORY_SECONDS = 86_400.0
 PAUSE_POLL_SECONDS = 0.1
 
 _NO_ADAPTERS: Mapping[str, str] = MappingProxyType({})
-_Item = TypeVar("_Item")
 _log = logging.getLogger(__name__)
 
 
@@ -129,7 +117,14 @@ class Working(Shard):
             return claim_answer(request_id, owner, raise_if_error(reply))
         except ProtocolError as error:
             _log.error("claim of %s: %s", request_id, error)
-            ended = self._condemn("claim", request_id, error=error, entry=entry)
+            ended = condemn(
+                self._scripts,
+                self.keys,
+                transition="claim",
+                request_id=request_id,
+                error=error,
+                entry=entry,
+            )
             if not ended and not isinstance(reply, ProtocolError):
                 # We hold the claim, but cannot read its log.
                 ended = self._give_up(Claim(request_id, int(reply[1]), owner), error=error)
@@ -143,29 +138,6 @@ class Working(Shard):
             _log.error("dead letter of %s: %s", claim.request_id, worse)
             return False
 
-    def _condemn(
-        self,
-        transition: str,
-        request_id: str,
-        *,
-        error: ProtocolError,
-        entry: IngressEntry | None = None,
-    ) -> bool:
-        """Ends a request on which a transition always fails. False if its keys are sound."""
-        info = ErrorInfo("damaged", "what the queue holds of the request is damaged")
-        done = Completion(request_id, State.FAILED, FinishReason.ERROR, error=info).encode()
-        reason = f"{info.code}: {error}"[:MAX_REASON_LENGTH]
-        call = condemn_call(self.keys, request_id, entry=entry, reason=reason, done=done)
-        try:
-            ended = bool(self._scripts.run("condemn", call))
-        except QuireError as worse:
-            # Not raised: the caller must learn what became of the others of the same call.
-            _log.error("condemn of %s: %s", request_id, worse)
-            return False
-        if ended:
-            _log.error("%s of %s failed, and it has ended: %s", transition, request_id, error)
-        return ended
-
     def commit(self, items: Sequence[CommitItem]) -> list[CommitReply]:
         """Publishes tokens and ends, one answer per item in the same order.
 
@@ -176,7 +148,7 @@ class Working(Shard):
         in a call of its own to find out which one it is.
         """
         replies: list[CommitReply] = []
-        for part in _parts(items):
+        for part in in_parts(items):
             answers = self._extend(part)
             left = [number for number in range(len(part)) if number not in answers]
             if left:
@@ -213,7 +185,7 @@ class Working(Shard):
     def heartbeat(self, claims: Sequence[Claim]) -> list[HeartbeatReply]:
         """Renews the leases still held, one answer per claim in the same order."""
         replies: list[HeartbeatReply] = []
-        for part in _parts(claims):
+        for part in in_parts(claims):
             rows = self._scripts.run("heartbeat", heartbeat_call(self.keys, part))
             replies += [HeartbeatReply(bool(alive), bool(cancel)) for alive, cancel in rows]
         return replies
@@ -225,49 +197,10 @@ class Working(Shard):
         request that a caller has cancelled ends.
         """
         replies: list[bool] = []
-        for part in _parts(claims):
+        for part in in_parts(claims):
             rows = self._scripts.run("release", release_call(self.keys, part))
             replies += [bool(row) for row in rows]
         return replies
-
-    def reap(self, *, limit: int = MAX_ITEMS_PER_CALL) -> list[Reaped]:
-        """Takes requests from workers whose leases expired; any worker may call it at any time.
-
-        Each is queued again, its tokens kept, or ended when it was cancelled, is past its deadline
-        or has spent its attempts (a dead letter then). A claim that has published tokens is not
-        counted as an attempt. A request with tokens goes before the others of its class. At most
-        `limit`, oldest lease first.
-        """
-        return [
-            Reaped(*moved)
-            for moved in self._move("reap", reap_call, times=self.keys.lease, limit=limit)
-        ]
-
-    def promote(self, *, limit: int = MAX_ITEMS_PER_CALL, ends_late: bool = True) -> list[Promoted]:
-        """Queues the scheduled requests that are due, and ends waiting ones that are late.
-
-        Any worker may call it at any time. At most `limit` of each, the longest due first. Returns
-        those that were due; to learn the late ones as well, pass `ends_late=False` and call
-        `expire`.
-        """
-        promoted = [
-            Promoted(*moved)
-            for moved in self._move("promote", promote_call, times=self.keys.delay, limit=limit)
-        ]
-        if ends_late:
-            self.expire(limit=limit)
-        return promoted
-
-    def expire(self, *, limit: int = MAX_ITEMS_PER_CALL) -> list[Expired]:
-        """Ends the waiting requests that are past their deadline or too long in the queue.
-
-        A claim would end them, too, but a busy or paused queue claims nothing. Any worker or
-        operator may call it at any time. At most `limit`, the longest overdue first.
-        """
-        return [
-            Expired(*moved)
-            for moved in self._move("expire", expire_call, times=self.keys.wait, limit=limit)
-        ]
 
     def fail(self, claim: Claim, error: ErrorInfo, *, retry: BackOff | None = None) -> State | None:
         """Reports a failed attempt. Returns the state after it, None when fenced.
@@ -329,72 +262,7 @@ class Working(Shard):
         look = partial(self._connection.hexists, control, "paused")
         return bool(self._retrying(look, repeatable=False))
 
-    def _move(
-        self,
-        transition: str,
-        call: Callable[[Keys, Sequence[str]], Call],
-        *,
-        times: str,
-        limit: int,
-    ) -> Iterator[tuple[str, State]]:
-        """Runs a transition on the requests that are due by a sorted set of times."""
-        now = self.now_ms()
-        rows: Any = self._retrying(
-            lambda: self._connection.zrangebyscore(times, "-inf", now, start=0, num=limit)
-        )
-        # The script checks each time again, as it may have changed since.
-        for part in _parts(self._ids_in(times, rows)):
-            try:
-                states = self._scripts.run(transition, call(self.keys, part))
-            except ProtocolError as error:
-                states = self._move_alone(transition, call, part, error=error)
-            for request_id, state in zip(part, states, strict=True):
-                if state:
-                    yield request_id, State(state.decode())
-
-    def _ids_in(self, times: str, rows: Sequence[bytes]) -> list[str]:
-        """The requests in a sorted set; a member that is no id is removed from it."""
-        ids: list[str] = []
-        for row in rows:
-            try:
-                ids.append(row.decode())
-            except UnicodeDecodeError:
-                _log.error("no request has this id: %r in %s", row, times)
-                self._retrying(partial(self._connection.zrem, times, row))
-        return ids
-
-    def _move_alone(
-        self,
-        transition: str,
-        call: Callable[[Keys, Sequence[str]], Call],
-        request_ids: Sequence[str],
-        *,
-        error: ProtocolError,
-    ) -> list[bytes]:
-        """Moves requests one by one, at least one of which is damaged: the damaged ones end.
-
-        Each is checked for damage before it is moved: enough damaged ones would block all others
-        for ever, and the failed call may have changed it so that the transition passes it over now.
-        What the failed call has moved already is missing from the result.
-        """
-        states: list[bytes] = []
-        for request_id in request_ids:
-            if self._condemn(transition, request_id, error=error):
-                states.append(State.FAILED.encode())
-                continue
-            try:
-                states += self._scripts.run(transition, call(self.keys, [request_id]))
-            except ProtocolError as still:
-                _log.error("%s of %s: %s", transition, request_id, still)
-                states.append(b"")
-        return states
-
 
 def _is_refusal(reply: Any) -> bool:
     """The server refused the call without doing anything, and may accept it later."""
     return isinstance(reply, QuireError) and not isinstance(reply, ProtocolError)
-
-
-def _parts(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
-    for first in range(0, len(items), MAX_ITEMS_PER_CALL):
-        yield items[first : first + MAX_ITEMS_PER_CALL]

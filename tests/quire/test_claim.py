@@ -122,7 +122,7 @@ def test_a_lease_renewed_between_the_look_and_the_reaping_is_left_alone(
         assert broker.heartbeat([claimed.claim])[0].alive
         return reap_call(keys, request_ids)
 
-    monkeypatch.setattr("quire.working.reap_call", renew_and_build)
+    monkeypatch.setattr("quire.moving.reap_call", renew_and_build)
     assert broker.reap() == []
     assert broker.status("a").state is State.RUNNING
 

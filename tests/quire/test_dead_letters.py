@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from quire.calls import MAX_REASON_LENGTH
 from quire.errors import UnknownRequest
 from quire.output import ErrorInfo, State
 from quire.script_runner import load_source
-from quire.working import MAX_REASON_LENGTH
 from tests.quire.builders import (
     claim_next,
     make_item,

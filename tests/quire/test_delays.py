@@ -171,7 +171,7 @@ def test_a_request_put_off_between_the_look_and_the_promotion_waits_on(
         connection.zadd(keys.delay, {"a": broker.now_ms() + 60_000})
         return promote_call(keys, request_ids)
 
-    monkeypatch.setattr("quire.working.promote_call", put_off_and_build)
+    monkeypatch.setattr("quire.moving.promote_call", put_off_and_build)
     assert broker.promote() == []
     assert broker.status("a").state is State.SCHEDULED
 

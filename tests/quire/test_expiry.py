@@ -107,7 +107,7 @@ def test_a_request_claimed_between_the_look_and_the_end_goes_on(broker, clockwor
         claims.append(claim_next(broker))
         return expire_call(keys, request_ids)
 
-    monkeypatch.setattr("quire.working.expire_call", give_time_and_build)
+    monkeypatch.setattr("quire.moving.expire_call", give_time_and_build)
     assert broker.expire() == []
     assert broker.heartbeat([claims[0].claim])[0].alive
 
@@ -123,7 +123,7 @@ def test_a_request_given_more_time_between_the_look_and_the_end_waits_on(
         clockwork.connection.zadd(keys.wait, {"a": broker.now_ms() + 60_000})
         return expire_call(keys, request_ids)
 
-    monkeypatch.setattr("quire.working.expire_call", give_time_and_build)
+    monkeypatch.setattr("quire.moving.expire_call", give_time_and_build)
     assert broker.expire() == []
     assert broker.status("a").state is State.QUEUED
 

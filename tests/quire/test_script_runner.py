@@ -101,7 +101,7 @@ def test_a_damaged_request_does_not_keep_the_others_from_being_reaped(
 ):
     for claim in damaged:
         clockwork.expire_lease(claim.request_id)
-    with caplog.at_level(logging.ERROR, logger="quire.working"):
+    with caplog.at_level(logging.ERROR, logger="quire.damage"):
         assert {Reaped("b", State.FAILED), Reaped("c", State.QUEUED)} <= set(broker.reap())
     assert "reap of b" in caplog.text
     assert [broker.status(name).state for name in "ac"] == [State.QUEUED] * 2

@@ -7,9 +7,9 @@ import time
 import pytest
 import redis.exceptions
 
+from quire.calls import MAX_ITEMS_PER_CALL
 from quire.connection import translated
 from quire.errors import BrokerUnavailable
-from quire.working import MAX_ITEMS_PER_CALL
 from service.config import Settings
 from service.contact import Contact
 from service.leases import Housekeeper
