@@ -1,6 +1,6 @@
-"""Takes requests in: reads and claims them, opens a Delivery and hands the engine a Request.
+"""Takes requests in: decides how many and when, reads and claims them.
 
-A request with a mistake ends with a typed record that names the field; none ends the worker.
+Does not know what they ask: Reception opens what is claimed, and hands it to the engine.
 """
 
 import threading
@@ -10,20 +10,17 @@ from time import monotonic
 
 import structlog
 
-from engine.request import FinishReason, Priority
+from engine.request import Priority
 from quire.broker import Broker
-from quire.errors import InvalidRequest, ProtocolError, QuireError, UnsupportedVersion
-from quire.protocol import GenerationRequest
-from quire.transitions import Claim, Claimed, IngressEntry, NotClaimed, NotClaimedReason
-from service.completions import Origin, not_resumable, own_failure, rejection, short_error
+from quire.errors import ProtocolError, QuireError
+from quire.transitions import Claimed, IngressEntry, NotClaimed, NotClaimedReason
 from service.config import Settings
 from service.contact import LONGEST_PAUSE_SECONDS, UNAVAILABLE, Contact
-from service.conversion import engine_request
 from service.loop import EngineLoop
 from service.metrics import Metrics
-from service.model import ServedModel
-from service.origins import decoded, is_resumable, key_of, origin_of, seconds_since
-from service.outbox import Delivery, Outbox
+from service.outbox import Outbox
+from service.reception import Opened, Reception
+from service.trials import Trials
 from service.vitals import Vitals
 
 #: Pause before the next look while nothing may be claimed.
@@ -38,8 +35,6 @@ BURST_BLOCK_SECONDS = 0.02
 
 #: An entry of the ingress stream, and the reply to its claim.
 Taken = tuple[IngressEntry, Claimed]
-#: An open claim: the reply to it, what it has to publish, and the decoded request.
-Opened = tuple[Claimed, Delivery, GenerationRequest]
 
 _log = structlog.get_logger("service.intake")
 
@@ -48,7 +43,7 @@ class Intake:
     """Reads one shard of a queue for one engine. `run` is a thread's work.
 
     `num_intakes` of them feed the same engine: each takes its share of the room, rounded up, so
-    that together they claim hardly more than one would.
+    that together they claim hardly more than one would. `fingerprint` names the engine in claims.
     """
 
     def __init__(
@@ -56,10 +51,11 @@ class Intake:
         broker: Broker,
         outbox: Outbox,
         *,
+        reception: Reception,
+        fingerprint: str,
         shard: int = 0,
         num_intakes: int = 1,
         loop: EngineLoop,
-        served: ServedModel,
         settings: Settings,
         vitals: Vitals,
         contact: Contact,
@@ -69,11 +65,13 @@ class Intake:
     ) -> None:
         self._broker = broker
         self._outbox = outbox
+        self._reception = reception
+        self._trials = Trials(outbox)
+        self._fingerprint = fingerprint
         self._shard = shard
         self._thread = f"intake-{shard}"
         self._num_intakes = num_intakes
         self._loop = loop
-        self._served = served
         self._settings = settings
         self._worker = settings.worker
         self._vitals = vitals
@@ -83,8 +81,6 @@ class Intake:
         self._clock = clock
         self._stopping = threading.Event()
         self._next_recovery = self._next_better = clock()
-        #: The last batch had one that may have killed workers; more may follow: one at a time.
-        self._is_careful = False
 
     def run(self) -> None:
         """Take requests in until stopped; in a burst, until none are left and all have ended."""
@@ -111,17 +107,15 @@ class Intake:
         fast as they free, and what cannot run here yet stays where any worker can claim it. Running
         requests are counted as the best ones held: if they are not, they can be preempted.
 
-        None while a request of this class or a better one is on trial (see Delivery): should it
-        kill this worker, each that has published nothing would be charged with an attempt. None
-        while too many ended claims cannot be committed.
+        None while a trial forbids it (see Trials), or too many ended claims cannot be committed.
         """
         settings, outbox = self._settings, self._outbox
         most = settings.max_num_seqs + settings.claim_batch + MAX_ENDED_CLAIMS
-        if outbox.has_trial(least) or outbox.num_claims >= most:
+        if self._trials.forbid(least) or outbox.num_claims >= most:
             return 0
         held = outbox.num_open(least)
         room = settings.claim_batch - max(0, held - self._loop.num_running)
-        return min(-(-room // self._num_intakes), 1 if self._is_careful else room)
+        return self._trials.limit(-(-room // self._num_intakes))
 
     def _round(self) -> None:
         if self._vitals.overdue:
@@ -233,30 +227,26 @@ class Intake:
             # The read was under way when we were told to stop.
             self._give_back(claimed)
             return
-        with self._outbox.trials:
-            now, later = self._in_turn(claimed)
+        with self._trials.beginning([answer.attempts for _, answer in claimed]) as count:
+            if count == 0:
+                # Read again at once, it would only be given back again.
+                self._next_better = self._clock() + BETTER_PAUSE_SECONDS
             # All before the first is tokenized: that may outlast a lease, and only open claims are
             # renewed.
-            opened = self._opened(now, now_ms=now_ms)
+            opened = self._open(claimed[:count], now_ms=now_ms)
         # Before the engine gets a request that may kill it: a released claim is no attempt.
-        self._give_back(later)
-        for answer, delivery, request in self._vitals.each(self._thread, opened):
-            self._admit(answer, delivery, request, now_ms=now_ms)
+        self._give_back(claimed[count:])
+        for each in self._vitals.each(self._thread, opened):
+            self._reception.admit(each, now_ms=now_ms)
 
-    def _in_turn(self, claimed: Sequence[Taken]) -> tuple[Sequence[Taken], Sequence[Taken]]:
-        """Those to take in now, and those to give back, for another worker or our next read.
-
-        A process killed in a step does not say which request was to blame. If all that it ran began
-        together again, the innocent would be charged with as many attempts as the culprit and be
-        given up with it. So each begins alone, until it has published something or has ended.
-        """
-        count = next((n for n, (_, it) in enumerate(claimed) if it.attempts > 1), len(claimed))
-        self._is_careful = count < len(claimed)
-        if count == 0 and not self._outbox.has_trial(Priority.LOW):
-            count = 1
-        elif count == 0:
-            self._next_better = self._clock() + BETTER_PAUSE_SECONDS
-        return claimed[:count], claimed[count:]
+    def _open(self, claimed: Sequence[Taken], *, now_ms: int) -> list[Opened]:
+        # One line for all: the engine begins with the first while the next are admitted.
+        _log.debug("requests claimed", request_ids=[entry.request_id for entry, _ in claimed])
+        found = (
+            self._reception.open(entry, answer, now_ms=now_ms)
+            for entry, answer in self._vitals.each(self._thread, claimed)
+        )
+        return [opened for opened in found if opened is not None]
 
     def _give_back(self, claimed: Sequence[Taken]) -> None:
         """Release claims that are not opened; if that fails, their leases expire."""
@@ -269,24 +259,9 @@ class Intake:
             ids = [claim.request_id for claim in claims]
             _log.error("not given back", request_ids=ids, error=str(error))
 
-    def _opened(self, claimed: Sequence[Taken], *, now_ms: int) -> list[Opened]:
-        # One line for all: the engine begins with the first while the next are admitted.
-        _log.debug("requests claimed", request_ids=[entry.request_id for entry, _ in claimed])
-        opened = []
-        for entry, answer in self._vitals.each(self._thread, claimed):
-            try:
-                found = self._open(entry, answer, now_ms=now_ms)
-            except QuireError as error:
-                # Its lease expires and hands it over; the others of the batch go on.
-                _log.error("not taken in", request_id=entry.request_id, error=str(error))
-                continue
-            if found:
-                opened.append((answer, *found))
-        return opened
-
     def _claim(self, entries: list[IngressEntry]) -> list[Taken]:
         """Claim the entries; returns those that this worker got."""
-        claim = partial(self._broker.claim, entries, fingerprint=self._served.fingerprint)
+        claim = partial(self._broker.claim, entries, fingerprint=self._fingerprint)
         try:
             answers = self._contact.call("claim", claim)
         except ProtocolError as error:
@@ -304,97 +279,3 @@ class Intake:
             else:
                 claimed.append((entry, answer))
         return claimed
-
-    def _open(
-        self, entry: IngressEntry, claimed: Claimed, *, now_ms: int
-    ) -> tuple[Delivery, GenerationRequest] | None:
-        """Open a Delivery for a claimed request; None when the request ended here instead."""
-        label = entry.priority.name.lower()
-        self._metrics.received[label].inc()
-        self._metrics.stream_wait_seconds[label].observe(seconds_since(entry.enqueued_ms, now_ms))
-        try:
-            request, invalid = decoded(claimed.request_bytes)
-        except ProtocolError as error:
-            unknown = isinstance(error, UnsupportedVersion)
-            reason = "unsupported_version" if unknown else "undecodable"
-            self._bury(claimed.claim, error, reason=reason)
-            return None
-        origin = origin_of(
-            claimed,
-            request,
-            priority=Priority(entry.priority),
-            now_ms=now_ms,
-            received=self._clock(),
-            served=self._served,
-            model=self._settings.model_name,
-        )
-        convert = self._served.tokenizer.with_texts
-        delivery = Delivery(
-            key_of(claimed.claim), claimed.claim, origin, self._shard, wire_logprob=convert
-        )
-        try:
-            delivery.recall(claimed.published)
-        except ProtocolError as error:
-            self._bury(claimed.claim, error, reason="broken_log")
-            return None
-        self._outbox.open(delivery)
-        if request is None:
-            assert invalid is not None
-            self._outbox.end(delivery.key, partial(rejection, error=invalid))
-            return None
-        return delivery, request
-
-    def _admit(
-        self, claimed: Claimed, delivery: Delivery, request: GenerationRequest, *, now_ms: int
-    ) -> None:
-        """Hand one open request to the engine, or end it with a typed error."""
-        try:
-            converted = engine_request(
-                request, delivery, served=self._served, settings=self._settings, now_ms=now_ms
-            )
-        except InvalidRequest as error:
-            self._outbox.end(delivery.key, partial(rejection, error=error))
-        except Exception as error:  # noqa: BLE001 - ours or a library's: it costs one request.
-            _log.exception("intake failed", **delivery.origin.names)
-            self._outbox.end(delivery.key, partial(own_failure, error=error))
-        else:
-            if not is_resumable(delivery.origin):
-                self._refuse_to_resume(delivery)
-                return
-            self._note_resume(delivery.origin)
-            delivery.request = converted
-            self._loop.add(converted)
-            # If the claim was lost after it was opened, the abort came before the request, and the
-            # engine would run it to its end for nobody.
-            if claimed.cancel_requested or not self._outbox.holds(delivery.key):
-                self._loop.abort(delivery.key, FinishReason.CANCELLED)
-
-    def _refuse_to_resume(self, delivery: Delivery) -> None:
-        origin = delivery.origin
-        fingerprints = {"before": origin.other_fingerprint, "here": origin.fingerprint}
-        _log.warning("not resumable", **origin.names, **fingerprints)
-        self._outbox.end(delivery.key, not_resumable)
-
-    def _note_resume(self, origin: Origin) -> None:
-        """Count and log a request that an earlier claim has begun."""
-        if origin.epoch == 1:
-            return
-        if origin.num_resumed_tokens > 0:
-            self._metrics.resumed["changed" if origin.fingerprint_changed else "same"].inc()
-        _log.info(
-            "request resumed",
-            **origin.names,
-            tokens=origin.num_resumed_tokens,
-            attempts=origin.attempts,
-            other_fingerprint=origin.other_fingerprint,
-        )
-
-    def _bury(self, claim: Claim, error: ProtocolError, *, reason: str) -> None:
-        """End a request that cannot be decoded or continued as a dead letter; keeps its bytes."""
-        info = short_error(reason, str(error))
-        bury = partial(self._broker.dead_letter, claim, f"{reason}: {info.message}", error=info)
-        self._contact.call("bury", bury)
-        self._metrics.dead_lettered[reason].inc()
-        self._metrics.finished["rejected"].inc()
-        names = {"request_id": claim.request_id, "epoch": claim.epoch}
-        _log.warning("dead letter", **names, reason=reason, error=info.message)

@@ -44,6 +44,16 @@ class ServedModel:
     grammars: Grammars = field(default_factory=lambda: NoGrammars("none were loaded"))
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """How much the engine holds: requests that run together, and blocks of how many tokens."""
+        config = self.engine.config
+        return {
+            "max_num_seqs": config.max_num_seqs,
+            "block_size": config.block_size,
+            "num_blocks": config.num_blocks,
+        }
+
+    @property
     def abilities(self) -> dict[str, float]:
         """What decides which requests it can serve; in the registry, as workers may differ."""
         has_grammars = not isinstance(self.grammars, NoGrammars)

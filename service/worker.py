@@ -1,4 +1,4 @@
-"""Wires the worker's parts together and runs its lifecycle: start, serve, drain, stop. No policy.
+"""Runs a worker's life: start, serve, drain, stop. No policy; `parts` wires what it runs.
 
     main      waits for a signal, a drain, the end of a burst, or the death of a thread
     engine    service.loop       owns torch and the Engine
@@ -8,14 +8,13 @@
     keeper    service.leases     reaps expired leases, queues what is due, signs the registry
     health    service.health     /livez /readyz /metrics
 
-The threads share the Outbox, the Vitals, the Contact, the Metrics and the brokers; callers need no
-lock for any of them. A thread that dies or hangs (service.watch) ends the process: its leases then
-expire and other workers take the requests over, which a half-alive worker would hold back.
+A thread that dies or hangs (service.watch) ends the process: its leases then expire and other
+workers take the requests over, which a half-alive worker would hold back.
 """
 
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from math import inf
 from time import monotonic
@@ -24,25 +23,17 @@ import redis
 import structlog
 
 from engine.errors import ModelRefused
-from quire.broker import Broker
 from quire.connection import connect as connect_redis
 from quire.errors import DurabilityUnavailable
 from quire.protocol import ErrorInfo
-from service.adapters import announced_adapters
-from service.config import TRY_SECONDS, Settings
-from service.contact import Contact
+from service.config import Settings
 from service.disk import require_durability
-from service.events import DrainAsked, Event, ModelLoaded, OutboxEmpty, ShardEmpty, StopAsked
-from service.health import HealthServer
+from service.events import DrainAsked, Event, ModelLoaded, ShardEmpty, StopAsked
 from service.intake import Intake
-from service.leases import Heartbeat, Housekeeper
-from service.loop import EngineLoop
-from service.metrics import Metrics
 from service.model import ServedModel, load_model
-from service.outbox import Outbox
-from service.publisher import Publisher
+from service.parts import Parts
 from service.threads import Supervised, ThreadDied
-from service.vitals import Vitals, WorkerState
+from service.vitals import WorkerState
 
 #: How long the engine may take to finish its step and release the remaining requests.
 RELEASE_SECONDS = 10.0
@@ -93,56 +84,13 @@ class Worker:
     ) -> None:
         self._settings = settings
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._parts = Parts(settings, load=load, connect=connect, report=self._events.put)
+        self.vitals = self._parts.vitals
+        self.metrics = self._parts.metrics
+        self._outbox = self._parts.outbox
+        self._intakes: dict[str, Intake] = {}
         self._threads: dict[str, Supervised] = {}
         self._ending = threading.Event()
-        self.vitals = Vitals(stall_timeout_seconds=settings.stall_timeout_seconds)
-        self.metrics = Metrics(model=settings.model_name, queue=settings.queue)
-        self._contact = Contact(self.vitals, self.metrics, silence_seconds=settings.lease_seconds)
-        self._outbox = Outbox(on_empty=lambda: self._events.put(OutboxEmpty()))
-        # Commits and heartbeats must notice a dead server sooner than a blocking read may.
-        self._connection = connect(settings.connection_url, block_seconds=0.0)
-        self._brokers = _brokers(settings, self._connection)
-        reading = connect(settings.connection_url, block_seconds=settings.block_seconds)
-        self._reading_brokers = _brokers(settings, reading)
-        self._loop = EngineLoop(
-            partial(load, settings),
-            self._outbox,
-            vitals=self.vitals,
-            metrics=self.metrics,
-            on_loaded=lambda served: self._events.put(ModelLoaded(served)),
-        )
-        self._publisher = Publisher(
-            self._brokers,
-            self._outbox,
-            engine=self._loop,
-            vitals=self.vitals,
-            contact=self._contact,
-            metrics=self.metrics,
-            interval_seconds=settings.publish_interval_seconds,
-            share=settings.publish_share,
-        )
-        self._heartbeat = Heartbeat(
-            self._brokers,
-            self._outbox,
-            holder=self._publisher,
-            vitals=self.vitals,
-            contact=self._contact,
-            lease_seconds=settings.lease_seconds,
-        )
-        self._keeper = Housekeeper(
-            self._brokers,
-            worker=settings.worker,
-            serves=self._serves,
-            load=self._load,
-            on_drain=lambda: self._events.put(DrainAsked()),
-            vitals=self.vitals,
-            contact=self._contact,
-            metrics=self.metrics,
-            lease_seconds=settings.lease_seconds,
-        )
-        self._intakes: list[Intake] = []
-        self._served: ServedModel | None = None
-        self._health = _health(settings, self.vitals, self.metrics)
 
     def run(self) -> int:
         """Serve until asked to stop; returns the exit code of the process."""
@@ -168,23 +116,24 @@ class Worker:
     @property
     def http_port(self) -> int:
         """The port of the health server."""
-        return self._health.port
+        return self._parts.health.port
 
     def _start(self) -> None:
         """Start what needs no model; the health server first, so that loading can be observed."""
-        self._health.start()
+        parts = self._parts
+        parts.health.start()
         if self._settings.durable:
-            keys = next(iter(self._brokers.values())).keys
-            check = partial(require_durability, self._connection, keys, ending=self._ending)
+            keys = next(iter(parts.brokers.values())).keys
+            check = partial(require_durability, parts.connection, keys, ending=self._ending)
             self._launch("durability", check)
-        self._launch("engine", self._loop.run)
-        self._launch("publisher", self._publisher.run)
-        self._launch("heartbeat", self._heartbeat.run)
-        self._launch("keeper", self._keeper.run)
+        self._launch("engine", parts.loop.run)
+        self._launch("publisher", parts.publisher.run)
+        self._launch("heartbeat", parts.heartbeat.run)
+        self._launch("keeper", parts.keeper.run)
 
     def _serve(self) -> None:
         """Take requests in once the model is loaded, until asked to stop or the burst is done."""
-        busy_shards = set(self._brokers)
+        busy_shards = set(self._parts.brokers)
         while busy_shards:
             event = self._next_event()
             if isinstance(event, StopAsked | DrainAsked):
@@ -209,7 +158,7 @@ class Worker:
         """Give unfinished requests back to the queue, with every token they have."""
         # The engine ends first, so that its last outputs and the releases are in the outbox. The
         # publisher commits the tokens of a claim before it gives the claim back.
-        self._loop.stop()
+        self._parts.loop.stop()
         if self._intakes:
             self._join("engine", RELEASE_SECONDS)
             # If the engine died instead, `_fail` gives back what it could not release.
@@ -224,15 +173,15 @@ class Worker:
         end, so that a drain can be watched.
         """
         self._ending.set()
-        self._heartbeat.stop()
+        self._parts.heartbeat.stop()
         self._join("heartbeat", JOIN_SECONDS)
-        self._keeper.stop()
+        self._parts.keeper.stop()
         self._join("keeper", JOIN_SECONDS)
         # Threads that died after the last event was read. Without intakes the stop came while the
         # model was loading, and whatever that made fail is not worth a report.
         while self._intakes and (death := self._next_death()):
             self._note_death(death)
-        self._health.stop()
+        self._parts.health.stop()
         _log.info("worker stopped", claims_left=len(self._outbox.claims()))
 
     def _fail(self, error: WorkerDied) -> None:
@@ -272,32 +221,9 @@ class Worker:
 
     def _open(self, served: ServedModel) -> None:
         """Start an intake for each shard, now that the model is loaded."""
-        config = served.engine.config
-        sizes = {
-            "max_num_seqs": config.max_num_seqs,
-            "block_size": config.block_size,
-            "num_blocks": config.num_blocks,
-        }
-        self.metrics.describe(build=served.build, sizes=sizes)
-        if served.read_memory is not None:
-            self.metrics.watch_memory(served.build.get("device", ""), served.read_memory)
-        for shard, broker in self._reading_brokers.items():
-            intake = Intake(
-                broker,
-                self._outbox,
-                shard=shard,
-                num_intakes=len(self._reading_brokers),
-                loop=self._loop,
-                served=served,
-                settings=self._settings,
-                vitals=self.vitals,
-                contact=self._contact,
-                metrics=self.metrics,
-                on_queue_empty=partial(self._events.put, ShardEmpty(shard)),
-            )
-            self._intakes.append(intake)
-            self._launch(f"intake-{shard}", intake.run)
-        self._served = served
+        self._intakes = self._parts.complete(served)
+        for name, intake in self._intakes.items():
+            self._launch(name, intake.run)
         self.vitals.state = WorkerState.READY
         _log.info(
             "worker ready",
@@ -307,22 +233,22 @@ class Worker:
             fingerprint=served.fingerprint,
             http_host=self._settings.http_host,
             http_port=self.http_port,
-            max_model_len=config.max_model_len,
+            max_model_len=served.engine.config.max_model_len,
             adapters=len(served.adapters),
-            **sizes,
+            **served.sizes,
         )
 
     def _close_intakes(self, seconds: float) -> None:
-        for intake in self._intakes:
+        for intake in self._intakes.values():
             intake.stop()
-        for shard in self._reading_brokers if self._intakes else ():
-            self._join(f"intake-{shard}", seconds)
+        for name in self._intakes:
+            self._join(name, seconds)
 
     def _flush(self, seconds: float) -> None:
         """Let the publisher commit all that is in the outbox; after `seconds` it gives up."""
-        self._publisher.stop()
+        self._parts.publisher.stop()
         if not self._join("publisher", seconds):
-            self._publisher.give_up()
+            self._parts.publisher.give_up()
             self._join("publisher", JOIN_SECONDS)
 
     def _next_event(self, *, timeout: float | None = None) -> Event | None:
@@ -355,45 +281,3 @@ class Worker:
         if not has_ended:
             _log.error("thread does not end", thread=name, waited_seconds=seconds)
         return has_ended
-
-    def _serves(self) -> tuple[str, Mapping[str, str]]:
-        """The model's name and adapters, as the worker registry shows them."""
-        settings, served = self._settings, self._served
-        adapters = served.adapters if served else announced_adapters(settings.adapters)
-        return settings.model_name, adapters
-
-    def _load(self) -> dict[str, float]:
-        """The worker's load and abilities, as the worker registry shows them."""
-        load = {"claims": len(self._outbox.claims()), "running": self._loop.num_running}
-        return {**load, **(self._served.abilities if self._served else {})}
-
-
-def _health(settings: Settings, vitals: Vitals, metrics: Metrics) -> HealthServer:
-    """The health server. Also exports the worker's state among the metrics."""
-    metrics.watch_state(vitals)
-    return HealthServer(
-        vitals,
-        metrics.registry,
-        host=settings.http_host,
-        port=settings.http_port,
-        # An idle worker is in contact: the keeper alone calls Redis more than once per lease.
-        contact_limit_seconds=max(settings.lease_seconds, 2 * settings.block_seconds),
-    )
-
-
-def _brokers(settings: Settings, connection: redis.Redis) -> dict[int, Broker]:
-    """A broker for each shard served, over one pool of connections."""
-    return {
-        shard: Broker(
-            connection,
-            queue=settings.queue,
-            shard=shard,
-            lease_seconds=settings.lease_seconds,
-            max_attempts=settings.max_attempts,
-            max_queue_seconds=settings.max_queue_seconds,
-            retention_seconds=settings.retention_seconds,
-            retry_seconds=TRY_SECONDS,
-            durable=settings.durable,
-        )
-        for shard in settings.own_shards
-    }

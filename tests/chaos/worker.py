@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import service.__main__
 import service.config
-import service.intake
+import service.reception
 import service.worker
 from engine.batch import BatchRow
 from engine.fake_runner import FakeRunner
@@ -270,8 +270,8 @@ def _doctor(control: str) -> None:
     elif control == SILENT_LOSS:
         Publisher.lose = _lose_in_silence  # type: ignore[method-assign]
     elif control in FORGOTTEN:
-        make = service.intake.engine_request
-        service.intake.engine_request = _without(FORGOTTEN[control], make)
+        make = service.reception.engine_request
+        service.reception.engine_request = _without(FORGOTTEN[control], make)
     elif control == STATEFUL_NOISE:
         FakeRunner._sample = _with_memory(FakeRunner._sample)  # type: ignore[method-assign]
     else:

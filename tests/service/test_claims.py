@@ -59,7 +59,7 @@ def test_what_a_read_brings_after_the_stop_is_given_back(queue: Queue):
         eventually(lambda: worker.get("/readyz")[0] == 200)
         eventually(lambda: any("b" in one["flags"] for one in queue.connection.client_list()))
         worker.worker.stop()
-        (intake,) = worker.worker._intakes
+        (intake,) = worker.worker._intakes.values()
         eventually(intake._stopping.is_set)
         request_id = queue.submit(max_tokens=3)
         assert worker.wait() == 0

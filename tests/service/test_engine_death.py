@@ -92,7 +92,7 @@ def test_an_engine_that_dies_in_its_last_step_is_heard_of_and_its_work_given_bac
     def die_when_asked_to_end(batch: Batch) -> None:
         steps.append(batch)
         if len(steps) > 2:
-            assert worker.worker._loop._stopping.wait(PATIENCE_SECONDS)
+            assert worker.worker._parts.loop._stopping.wait(PATIENCE_SECONDS)
             raise DeviceFailed("device lost")
 
     request_id = queue.submit((8, 8), max_tokens=50)
@@ -110,7 +110,7 @@ def test_a_thread_that_dies_at_the_very_end_is_heard_of(queue: Queue):
     with capture_logs() as said, WorkerThread(queue.settings()) as worker:
         queue.result(queue.submit((8, 9), max_tokens=2))
         # It signs off when all the others have ended.
-        worker.worker._keeper._sign = {"ready": True, "draining": True}.__getitem__
+        worker.worker._parts.keeper._sign = {"ready": True, "draining": True}.__getitem__
         assert worker.stop() == 1
     (line,) = (line for line in said if line["event"] == "worker died")
     assert line["thread"] == "keeper"

@@ -1,20 +1,44 @@
 """What a dead worker has left: it is taken over, and begins alone, lest others die beside it."""
 
+import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+
+import pytest
 
 from engine.batch import Batch
 from engine.request import Priority
 from quire.transitions import CommitReply, CommitStatus
 from service.completions import own_failure
-from service.outbox import Outbox
-from tests.service.builders import Queue, StepGate, WorkerThread, expected_tokens, stays
+from service.outbox import Delivery, Outbox
+from service.trials import Trials
+from tests.service.builders import (
+    PATIENCE_SECONDS,
+    Queue,
+    StepGate,
+    WorkerThread,
+    expected_tokens,
+    stays,
+)
 from tests.service.test_outbox import make_delivery, output, take_item
 
 
-def test_a_request_is_on_trial_until_it_has_published_something_or_has_ended():
-    outbox, delivery = Outbox(), make_delivery()
+def make_suspect(key: str = "a", *, priority: Priority = Priority.NORMAL) -> Delivery:
+    """A second attempt that has published nothing."""
+    delivery = make_delivery(key, priority=priority)
     delivery.origin = replace(delivery.origin, attempts=2)
+    return delivery
+
+
+def begun(trials: Trials, attempts: Sequence[int]) -> int:
+    """How many of a batch may begin; none of them is opened."""
+    with trials.beginning(attempts) as count:
+        return count
+
+
+def test_a_request_is_on_trial_until_it_has_published_something_or_has_ended():
+    outbox, delivery = Outbox(), make_suspect()
     assert not outbox.has_trial(Priority.LOW)
     outbox.open(delivery)
     outbox.open(make_delivery("first attempt"))
@@ -27,12 +51,72 @@ def test_a_request_is_on_trial_until_it_has_published_something_or_has_ended():
     )
     assert not outbox.has_trial(Priority.LOW)
 
-    ended = make_delivery("ended")
-    ended.origin = replace(ended.origin, attempts=2)
-    outbox.open(ended)
+    outbox.open(make_suspect("ended"))
     assert outbox.has_trial(Priority.LOW)
     outbox.end("ended", partial(own_failure, error=ValueError("no")))
     assert not outbox.has_trial(Priority.LOW)
+
+
+#: The attempts of a batch in the order of its claims, and how many of them may begin: while nothing
+#: is on trial, and while something is.
+BATCHES: tuple[tuple[list[int], int, int], ...] = (
+    ([1, 1, 1], 3, 3),
+    ([1, 1, 2], 2, 2),
+    ([1, 2, 1], 1, 1),
+    ([2, 1, 1], 1, 0),
+    ([3, 2], 1, 0),
+    ([2], 1, 0),
+)
+
+
+@pytest.mark.parametrize(("attempts", "alone", "beside_another"), BATCHES)
+def test_a_batch_begins_up_to_its_first_suspect_which_begins_alone(
+    attempts: list[int], alone: int, beside_another: int
+):
+    outbox = Outbox()
+    trials = Trials(outbox)
+    assert begun(trials, attempts) == alone
+    outbox.open(make_suspect())
+    assert begun(trials, attempts) == beside_another
+
+
+def test_after_a_batch_with_a_suspect_requests_are_claimed_one_at_a_time():
+    trials = Trials(Outbox())
+    assert trials.limit(8) == 8
+    assert begun(trials, [1, 2]) == 1
+    assert [trials.limit(room) for room in (8, 1, 0, -3)] == [1, 1, 0, -3]
+    assert begun(trials, [1]) == 1
+    assert trials.limit(8) == 8
+
+
+def test_what_is_no_more_urgent_than_a_suspect_is_not_claimed_beside_it():
+    outbox = Outbox()
+    trials = Trials(outbox)
+    outbox.open(make_delivery("first attempt"))
+    assert [trials.forbid(least) for least in Priority] == [False] * 4
+    outbox.open(make_suspect(priority=Priority.HIGH))
+    assert [trials.forbid(least) for least in Priority] == [True, True, True, False]
+
+
+def test_two_intakes_do_not_begin_a_suspect_each():
+    outbox, counts = Outbox(), []
+    first, second = Trials(outbox), Trials(outbox)
+    other = threading.Thread(target=lambda: counts.append(begun(second, [2])))
+    with first.beginning([2]) as count:
+        assert count == 1
+        other.start()
+        stays(lambda: counts == [])
+        outbox.open(make_suspect())
+    other.join(PATIENCE_SECONDS)
+    assert counts == [0]
+
+
+def test_an_error_while_a_suspect_is_opened_keeps_no_other_from_beginning():
+    outbox = Outbox()
+    with pytest.raises(ValueError, match="unexpected"), Trials(outbox).beginning([2]):
+        raise ValueError("unexpected")
+    assert not outbox.trials.locked()
+    assert begun(Trials(outbox), [2]) == 1
 
 
 def left_by_a_dead_worker(queue: Queue, number: int) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-import service.intake
+import service.reception
 from engine.request import Request
 from quire.broker import Broker
 from quire.output import TokenChunk
@@ -160,13 +160,13 @@ def test_a_constraint_that_forgets_the_tokens_of_a_life_before_is_caught(monkeyp
 
 
 def test_a_takeover_that_forgets_the_adapter_is_caught(monkeypatch):
-    make = service.intake.engine_request
+    make = service.reception.engine_request
 
     def forgetful(request: GenerationRequest, delivery: Delivery, **where: Any) -> Request:
         made = make(request, delivery, **where)
         return replace(made, adapter=None) if delivery.token_ids else made
 
-    monkeypatch.setattr("service.intake.engine_request", forgetful)
+    monkeypatch.setattr("service.reception.engine_request", forgetful)
     assert catches(Control("forgetful", "I1", plague="kill a worker"), enough=1) > 0
 
 
