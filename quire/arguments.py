@@ -104,6 +104,15 @@ def build_request(
     return request, request.parse_body()
 
 
+def must_be_ahead(field: str, seconds: float) -> None:
+    """InvalidRequest unless a moment may lie so many seconds ahead."""
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not 0 < seconds <= MAX_AHEAD_SECONDS:
+        raise InvalidRequest(
+            field, f"must be a positive number of seconds up to {MAX_AHEAD_SECONDS}"
+        )
+
+
 def needs_clock(arguments: RequestArguments) -> bool:
     """Whether `build_request` must be told the broker's clock for these arguments."""
     return isinstance(arguments, Mapping) and any(
@@ -167,9 +176,5 @@ def _moment(now_ms: int | None, moment: datetime) -> int:
 
 def _after(now_ms: int | None, field: str, seconds: float) -> int:
     assert now_ms is not None, "a moment counted from now needs the broker's clock"
-    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not is_number or not 0 < seconds <= MAX_AHEAD_SECONDS:
-        raise InvalidRequest(
-            field, f"must be a positive number of seconds up to {MAX_AHEAD_SECONDS}"
-        )
+    must_be_ahead(field, seconds)
     return now_ms + max(1, int(seconds * 1000))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Unpack
 
 from quire.arguments import QueueSettings
-from quire.batch_files import ResultFiles, must_be_source
+from quire.batch_files import BatchFileError, ResultFiles, lines_of, must_be_source
 from quire.batch_run import DEFAULT_MAX_INFLIGHT, BatchOptions, BatchProgress, BatchRun
 from quire.broker import Broker
 from quire.client import Client
@@ -56,27 +56,26 @@ def run_batch(
     `resume` runs that rest and leaves out all that has a result. `name` keeps batches apart that
     ask the same (the stem of the input file when None). `queue`, `shards` and `settings` see
     Client; they count only with a url.
-    Bodies are checked like those of a Client; `stream` in them is ignored. BatchFileError when the
-    files cannot be used; BrokerUnavailable, after which `resume` goes on.
+    Bodies are checked like those of a Client; `stream` in them is ignored. InvalidRequest, and
+    BatchFileError when the files cannot be used; BrokerUnavailable, after which `resume` goes on.
     """
     source, output = Path(input_path), Path(output_path)
+    if not output.name:
+        raise BatchFileError(f"{output}: is a directory")
     errors = Path(errors_path) if errors_path else output.with_suffix(".errors.jsonl")
     # Before files for results are made that there will be none for.
     must_be_source(source, output, errors)
-    try:
-        parsed_priority = Priority.parse(priority)
-    except ValueError as error:
-        raise InvalidRequest("priority", str(error)) from None
     options = BatchOptions(
         name=name or source.stem,
         max_inflight=max_inflight,
-        priority=parsed_priority,
+        priority=_priority(priority),
         tenant=tenant,
         deadline_seconds=deadline_seconds,
     )
-    if max_inflight < 1 or (deadline_seconds is not None and deadline_seconds <= 0):
-        raise ValueError("max_inflight and deadline_seconds must be positive")
-    with ResultFiles(output, errors, resume=resume) as files:
+    if shards < 1:
+        raise InvalidRequest("shards", "a queue has at least one")
+    lines = lines_of(source, options.name)
+    with ResultFiles(output, errors, resume=resume, lines=lines) as files:
         if isinstance(broker, str):
             with connect(broker) as connection:
                 settings.setdefault("retry_seconds", OUTAGE_SECONDS)
@@ -90,3 +89,10 @@ def run_batch(
         brokers = broker._brokers if isinstance(broker, Client) else [broker]
         run = BatchRun(brokers, source, files, options=options, stop=stop)
         return run.until_it_ends(on_progress)
+
+
+def _priority(priority: str | int | Priority) -> Priority:
+    try:
+        return Priority.parse(priority)
+    except ValueError as error:
+        raise InvalidRequest("priority", str(error)) from None

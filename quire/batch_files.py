@@ -7,19 +7,13 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from quire.batch_lines import (
-    BAD_LINE_PREFIX,
-    CANCELLED,
-    EXPIRED,
-    BadLine,
-    BatchLine,
-    parse_line,
-)
+from quire.batch_lines import CANCELLED, EXPIRED, BadLine, BatchLine, parse_line
 from quire.errors import QuireError
 
 
@@ -31,16 +25,22 @@ class ResultFiles:
     """The output file and the error file of one batch; nobody else may write them meanwhile.
 
     A line is one write: it is there whole, or, after a crash of the machine, torn at the end of the
-    file, where `resume` cuts it off. A context manager.
+    file, where `resume` cuts it off. `lines` are those of the batch, read if there are failures to
+    compare them with. A context manager.
     """
 
-    def __init__(self, output: Path, errors: Path, *, resume: bool) -> None:
-        #: The `custom_id` of every line that need not be run again, and the result id of bad lines.
-        self.done: set[str] = set()
-        self.done_bad: set[str] = set()
-        #: How many results were there already.
-        self.num_completed = 0
-        self.num_failed = 0
+    def __init__(
+        self,
+        output: Path,
+        errors: Path,
+        *,
+        resume: bool,
+        lines: Iterable[BatchLine | BadLine] = (),
+    ) -> None:
+        # What need not be run again: the `custom_id` of what has completed, and of what has failed
+        # the id of its result, which another body would not have.
+        self._completed: set[str] = set()
+        self._failed: set[str] = set()
         if output.resolve() == errors.resolve():
             raise BatchFileError(f"{output}: output and errors need a file each")
         if not resume and any(path.exists() and path.stat().st_size for path in (output, errors)):
@@ -50,8 +50,10 @@ class ResultFiles:
             opened.callback(os.close, self._output)
             self._errors = _open_alone(errors)
             opened.callback(os.close, self._errors)
-            if resume:
-                self._take_up(output, errors)
+            if resume and (rewritten := self._take_up(output, errors, lines)) is not None:
+                # The old one stays open, and locked against whoever opened it before.
+                self._errors = rewritten
+                opened.callback(os.close, rewritten)
             self._opened = opened.pop_all()
 
     def __enter__(self) -> ResultFiles:
@@ -77,33 +79,47 @@ class ResultFiles:
         """Appends a line to the error file."""
         _write(self._errors, line)
 
-    def _take_up(self, output: Path, errors: Path) -> None:
+    @property
+    def num_completed(self) -> int:
+        """How many lines had completed before."""
+        return len(self._completed)
+
+    @property
+    def num_failed(self) -> int:
+        """How many lines had failed before, and would again."""
+        return len(self._failed)
+
+    def has_result_of(self, line: BatchLine | BadLine) -> bool:
+        """Whether the line need not be run again."""
+        is_completed = isinstance(line, BatchLine) and line.custom_id in self._completed
+        return is_completed or line.result_id in self._failed
+
+    def _take_up(
+        self, output: Path, errors: Path, lines: Iterable[BatchLine | BadLine]
+    ) -> int | None:
+        """Reads what is there. Returns a new file of errors if the old one had others, too."""
         _cut_torn_line(self._output)
         _cut_torn_line(self._errors)
-        for result in _results(output, have_failed=False):
-            self.done.add(result["custom_id"])
-            self.num_completed += 1
-        kept: list[str] = []
-        has_broken_off = False
-        for result in _results(errors, have_failed=True):
-            if result["error"]["code"] in (EXPIRED, CANCELLED):
-                has_broken_off = True
-                continue
-            is_bad_line = result["id"].startswith(BAD_LINE_PREFIX)
-            (self.done_bad if is_bad_line else self.done).add(
-                result["id"] if is_bad_line else result["custom_id"]
-            )
-            self.num_failed += 1
-            kept.append(json.dumps(result) + "\n")
-        # What the batch's own end broke off is tried again, so it is no error any more. A file
-        # without such lines stays as it is: whoever is killed here would lose the others.
-        if has_broken_off:
-            os.ftruncate(self._errors, 0)
-            _write(self._errors, "".join(kept))
+        self._completed = {one["custom_id"] for one in _results(output, have_failed=False)}
+        stand, num_failures = set(), 0
+        for failure in _results(errors, have_failed=True):
+            num_failures += 1
+            # What the batch's own end broke off is tried again, so it is no error any more.
+            if failure["error"]["code"] not in (EXPIRED, CANCELLED):
+                stand.add(failure["id"])
+        if stand:
+            # Nor is that of a line which somebody has mended since: it will have another result.
+            self._failed = stand.intersection(line.result_id for line in lines)
+        # A file of which all is kept stays as it is, whoever wrote it.
+        if len(self._failed) == num_failures:
+            return None
+        failures = _results(errors, have_failed=True)
+        kept = [json.dumps(one) + "\n" for one in failures if one["id"] in self._failed]
+        return _rewritten(errors.resolve(), self._errors, "".join(kept))
 
 
-def unfinished_lines(source: Path, files: ResultFiles, name: str) -> Iterator[BatchLine | BadLine]:
-    """The lines of the file that have no result yet. A repeated `custom_id` is a bad line."""
+def lines_of(source: Path, name: str) -> Iterator[BatchLine | BadLine]:
+    """The lines of the file as those of this batch. A repeated `custom_id` is a bad line."""
     taken: set[bytes] = set()
     # Some editors put a mark before the first line. Bytes that are no text come as surrogates.
     with source.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
@@ -118,9 +134,12 @@ def unfinished_lines(source: Path, files: ResultFiles, name: str) -> Iterator[Ba
                     message = f"line {number}: custom_id {line.custom_id!r} was used before"
                     line = BadLine(number, line.custom_id, "duplicate_custom_id", message)
                 taken.add(mark)
-            is_bad = isinstance(line, BadLine)
-            if line.result_id not in files.done_bad if is_bad else line.custom_id not in files.done:
-                yield line
+            yield line
+
+
+def unfinished_lines(source: Path, files: ResultFiles, name: str) -> Iterator[BatchLine | BadLine]:
+    """Those lines of the file that have no result yet."""
+    return (line for line in lines_of(source, name) if not files.has_result_of(line))
 
 
 def must_be_source(source: Path, *results: Path) -> None:
@@ -157,15 +176,46 @@ def _parsed(text: str, *, number: int, batch: str) -> BatchLine | BadLine:
 
 
 def _open_alone(path: Path) -> int:
+    if path.is_fifo() or path.is_socket():
+        # We would hold its other end, too: what nobody reads would fill it, and then block us.
+        raise BatchFileError(f"{path}: results need a file that stays, and a pipe does not")
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise BatchFileError(f"{path}: {error.strerror}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Whoever had it locked until now may have put another one in its place.
+        if not os.path.samestat(os.fstat(descriptor), path.stat()):
+            raise FileNotFoundError(path)
     except OSError as error:
         os.close(descriptor)
         raise BatchFileError(f"{path}: another batch is writing it") from error
+    return descriptor
+
+
+def _rewritten(path: Path, before: int, text: str) -> int:
+    """Puts another file with this text in the place of one that is open, and opens that, locked.
+
+    At every moment one of the two is there, whole: whoever is killed here has lost nothing.
+    """
+    new = path.with_name(f"{path.name}.new")
+    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+    try:
+        descriptor = os.open(new, flags, 0o644)
+    except OSError as error:
+        raise BatchFileError(f"{new}: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.fchmod(descriptor, stat.S_IMODE(os.fstat(before).st_mode))
+        _write(descriptor, text)
+        # The name must not be on disk before the lines are.
+        os.fsync(descriptor)
+        new.replace(path)
+    except BaseException:
+        os.close(descriptor)
+        new.unlink(missing_ok=True)
+        raise
     return descriptor
 
 

@@ -27,7 +27,7 @@ MAX_CUSTOM_ID_LENGTH = 512
 EXPIRED, CANCELLED = "batch_expired", "batch_cancelled"
 
 
-#: The result of a line that cannot be run is named by the number of the line.
+#: The result of a line that cannot be run is named by its number, and what is wrong with it.
 BAD_LINE_PREFIX = "batch_req_line_"
 
 
@@ -78,7 +78,8 @@ class BadLine:
 
     @property
     def result_id(self) -> str:
-        return f"{BAD_LINE_PREFIX}{self.number}"
+        told = json.dumps([self.custom_id, self.code, self.message])
+        return f"{BAD_LINE_PREFIX}{self.number}_{hashlib.sha256(told.encode()).hexdigest()[:16]}"
 
 
 def parse_line(text: str, *, number: int, batch: str) -> BatchLine | BadLine:

@@ -6,12 +6,14 @@ Knows requests and logs; the files are batch_files' business, the lines' meaning
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from quire.arguments import must_be_ahead
 from quire.batch_answers import Answer, OpenChoice, open_choices
 from quire.batch_files import ResultFiles, count_lines, unfinished_lines
 from quire.batch_lines import (
@@ -23,11 +25,11 @@ from quire.batch_lines import (
     output_line,
 )
 from quire.broker import Broker
-from quire.errors import OutputRewound, ProtocolError, QueueFull, UnknownRequest
+from quire.errors import InvalidRequest, OutputRewound, ProtocolError, QueueFull, UnknownRequest
 from quire.following import Following
 from quire.output import Completion, State, TokenChunk
 from quire.output_log import OutputRead
-from quire.protocol import Priority
+from quire.protocol import TENANT_PATTERN, Priority
 from quire.routing import Parting, shard_of
 from quire.transitions import Submitted
 
@@ -86,13 +88,21 @@ class BatchProgress:
 
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
-    """How to run a batch; see `run_batch`."""
+    """How to run a batch; see `run_batch`. InvalidRequest."""
 
     name: str
     max_inflight: int = DEFAULT_MAX_INFLIGHT
     priority: Priority = Priority.LOW
     tenant: str = "default"
     deadline_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_inflight < 1:
+            raise InvalidRequest("max_inflight", "must be positive")
+        if self.deadline_seconds is not None:
+            must_be_ahead("deadline_seconds", self.deadline_seconds)
+        if not re.fullmatch(TENANT_PATTERN, self.tenant):
+            raise InvalidRequest("tenant", f"must match {TENANT_PATTERN}")
 
 
 class BatchRun:

@@ -92,7 +92,7 @@ def test_a_line_that_the_run_before_broke_off_late_is_tried_again(folder, state)
 
 
 def test_errors_that_stand_are_not_written_again(folder):
-    """A run killed while it wrote them would have lost them."""
+    """They stay as they are, whoever wrote them."""
     folder.write(ask("a"), "nonsense")
     with FakeQuire(answer=lambda _: "begun") as fake:
         folder.run(fake.client())
