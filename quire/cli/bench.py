@@ -19,7 +19,7 @@ from typing import Any
 from quire.aio import AsyncClient
 from quire.arguments import RequestArguments
 from quire.cli import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL
-from quire.cli.console import Console, add_server, async_client_of, not_negative
+from quire.cli.console import Console, add_server, async_client_of, not_negative, positive
 from quire.errors import InvalidRequest, QuireError
 
 #: The metrics by the names vLLM's benchmark gives them, in milliseconds.
@@ -33,26 +33,28 @@ METRICS = {
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire bench`; the names are those of vLLM's benchmark."""
-    parser.add_argument("--num-prompts", type=int, default=100, metavar="N", help="requests [100]")
+    parser.add_argument(
+        "--num-prompts", type=positive, default=100, metavar="N", help="requests [100]"
+    )
     parser.add_argument("--dataset", type=Path, metavar="FILE", help="JSONL: prompt, max_tokens")
     parser.add_argument(
-        "--input-len", type=int, default=32, metavar="N", help="random tokens per prompt [32]"
+        "--input-len", type=positive, default=32, metavar="N", help="random tokens per prompt [32]"
     )
     parser.add_argument(
         "--output-len",
-        type=int,
+        type=positive,
         default=32,
         metavar="N",
         help="tokens to generate per request [32]",
     )
     vocabulary = "random token ids are below it [32]"
-    parser.add_argument("--vocab-size", type=int, default=32, metavar="N", help=vocabulary)
+    parser.add_argument("--vocab-size", type=positive, default=32, metavar="N", help=vocabulary)
     rate = "arrivals per second; inf sends all at once [inf]"
     parser.add_argument("--request-rate", type=float, default=math.inf, metavar="R", help=rate)
     shape = "1 is a Poisson process, less is burstier [1]"
     parser.add_argument("--burstiness", type=float, default=1.0, metavar="B", help=shape)
     width = "requests in flight at once [all]"
-    parser.add_argument("--max-concurrency", type=int, metavar="N", help=width)
+    parser.add_argument("--max-concurrency", type=positive, metavar="N", help=width)
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="[0]")
     parser.add_argument("--adapter", metavar="NAME", help="adapter of the model to use")
     source = "for random prompts and arrival times [0]"
@@ -194,8 +196,8 @@ def _goals(texts: Sequence[str]) -> dict[str, float]:
 
 
 def _requests(arguments: argparse.Namespace) -> list[RequestArguments]:
-    if arguments.num_prompts < 1 or arguments.request_rate <= 0 or arguments.burstiness <= 0:
-        raise InvalidRequest("num-prompts, request-rate, burstiness", "must be positive")
+    if not (arguments.request_rate > 0 and 0 < arguments.burstiness < math.inf):
+        raise InvalidRequest("request-rate, burstiness", "must be positive numbers")
     source = random.Random(arguments.seed)  # noqa: S311 (repeatable on purpose)
     fixed: dict[str, Any] = {"temperature": arguments.temperature, "seed": arguments.seed}
     if arguments.dataset is None:

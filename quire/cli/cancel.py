@@ -29,9 +29,10 @@ def run_cancel(arguments: argparse.Namespace, console: Console) -> int:
     if sum(way not in ([], None) for way in ways) != 1:
         console.complain("cancel takes either ids, or --group, or --tenant")
         return EXIT_USAGE
-    num_cancelled = 0
+    num_chosen = num_cancelled = 0
     unknown: list[str] = []
     for broker, ids in _chosen(brokers_of(arguments), arguments):
+        num_chosen += len(ids)
         for start in range(0, len(ids), CANCELS_PER_CALL):
             part = ids[start : start + CANCELS_PER_CALL]
             states = broker.cancel_many(part)
@@ -41,6 +42,10 @@ def run_cancel(arguments: argparse.Namespace, console: Console) -> int:
             num_cancelled += len(states)
             # One that was chosen by its group or tenant has just been forgotten: all the better.
             unknown += [one for one in part if one not in states and arguments.id]
+    if not num_chosen:
+        # That there is nothing to cancel is what was wanted, unless the name is misspelt.
+        kind = "group" if arguments.tenant is None else "tenant"
+        console.note(f"the {kind} {arguments.group or arguments.tenant} has no open request")
     for request_id in unknown:
         console.complain(UnknownRequest(request_id))
     if not unknown:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from quire.aio import AsyncClient
-from quire.arguments import QueueSettings
+from quire.arguments import MAX_AHEAD_SECONDS, QueueSettings
 from quire.broker import Broker
 from quire.cli.sources import known_settings, with_password
 from quire.client import DEFAULT_URL, Client
@@ -122,7 +122,17 @@ def not_negative(text: str) -> float:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a number of seconds")
+    if seconds > MAX_AHEAD_SECONDS:
+        # Far beyond it, the system's clock does not know how to wait.
+        raise argparse.ArgumentTypeError(f"{text} is more than {MAX_AHEAD_SECONDS}, a year")
     return seconds
+
+
+def positive(text: str) -> int:
+    """The type of a flag that is a number of things, one at least."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return int(text)
 
 
 def json_map(text: str) -> dict[str, Any]:

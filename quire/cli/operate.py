@@ -10,7 +10,15 @@ from typing import Any
 
 from quire.broker import Broker
 from quire.cli import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
-from quire.cli.console import Console, add_server, brokers_of, few, not_negative, plain
+from quire.cli.console import (
+    Console,
+    add_server,
+    brokers_of,
+    few,
+    not_negative,
+    plain,
+    positive,
+)
 from quire.errors import UnknownRequest
 from quire.inspection import ShardState, inspect_shards
 from quire.transitions import DeadLetter
@@ -33,7 +41,7 @@ def run_status(arguments: argparse.Namespace, console: Console) -> int:
 def add_top(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire top`."""
     parser.add_argument("--interval", type=not_negative, default=2.0, metavar="SECONDS", help="[2]")
-    parser.add_argument("--count", type=int, metavar="N", help="stop after N looks")
+    parser.add_argument("--count", type=positive, metavar="N", help="stop after N looks")
     add_server(parser)
 
 
@@ -95,7 +103,7 @@ def add_dead(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire dead`."""
     actions = parser.add_subparsers(dest="action", required=True)
     ls = actions.add_parser("ls", help="list dead letters, newest first")
-    ls.add_argument("--count", type=int, default=100, metavar="N")
+    ls.add_argument("--count", type=positive, default=100, metavar="N")
     add_server(ls)
     show = actions.add_parser("show", help="print one letter with its request")
     show.add_argument("id", help="id of the request or of the letter")

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import signal
+import stat
+import sys
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 from quire.batch import DEFAULT_MAX_INFLIGHT, BatchProgress, run_batch
 from quire.batch_files import BatchFileError
@@ -33,35 +39,35 @@ def add_run_batch(parser: argparse.ArgumentParser) -> None:
     add_server(parser)
     parser.epilog = (
         "Interrupted once, it cancels what is in flight and names the rest in the error file; "
-        "killed, it leaves everything as it is. --resume continues after either."
+        "interrupted again, or killed, it leaves everything as it is. --resume continues after "
+        "either."
     )
 
 
 def run_run_batch(arguments: argparse.Namespace, console: Console) -> int:
     """Prints how many lines completed and failed; 3 when some failed, 130 when interrupted."""
-    stop = threading.Event()
-    before = {
-        number: signal.signal(number, lambda *_: stop.set())
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    if path := _over_stdout(arguments):
+        console.complain(f"{path}: is where the summary is written; name another file")
+        return EXIT_USAGE
     try:
-        progress = run_batch(
-            url_of(arguments),
-            arguments.input,
-            arguments.output,
-            errors_path=arguments.errors,
-            queue=arguments.queue,
-            shards=arguments.shards,
-            resume=arguments.resume,
-            name=arguments.name,
-            max_inflight=arguments.max_inflight,
-            priority=arguments.priority,
-            tenant=arguments.tenant,
-            deadline_seconds=arguments.deadline,
-            stop=stop,
-            on_progress=lambda now: console.progress(_line(now)),
-            **settings_of(arguments),
-        )
+        with _stop_when_interrupted() as stop:
+            progress = run_batch(
+                url_of(arguments),
+                arguments.input,
+                arguments.output,
+                errors_path=arguments.errors,
+                queue=arguments.queue,
+                shards=arguments.shards,
+                resume=arguments.resume,
+                name=arguments.name,
+                max_inflight=arguments.max_inflight,
+                priority=arguments.priority,
+                tenant=arguments.tenant,
+                deadline_seconds=arguments.deadline,
+                stop=stop,
+                on_progress=lambda now: console.progress(_line(now)),
+                **settings_of(arguments),
+            )
     except OSError as error:
         if error.filename is None:
             # Not a file that was named wrongly, but one that cannot be written any more.
@@ -75,9 +81,6 @@ def run_run_batch(arguments: argparse.Namespace, console: Console) -> int:
     except BrokerUnavailable as error:
         console.complain(f"{error}; results so far are in {arguments.output}, --resume goes on")
         return EXIT_ERROR
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     console.end_progress()
     text = (
         f"{progress.ending}: {progress.completed} completed, {progress.failed} failed, "
@@ -89,6 +92,38 @@ def run_run_batch(arguments: argparse.Namespace, console: Console) -> int:
     if progress.failed == 0:
         return EXIT_OK
     return EXIT_PARTIAL if progress.completed else EXIT_ERROR
+
+
+@contextlib.contextmanager
+def _stop_when_interrupted() -> Iterator[threading.Event]:
+    """The event is set by the first interruption; the second one is a KeyboardInterrupt."""
+    stop = threading.Event()
+
+    def interrupt(*_: object) -> None:
+        if stop.is_set():
+            # To cancel takes a Redis that answers, and whoever asks again will not wait for that.
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {
+        number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _over_stdout(arguments: argparse.Namespace) -> str | None:
+    """The file for results that stdout is, too: a shell's `>` writes over what is there."""
+    with contextlib.suppress(OSError, ValueError):
+        ours = os.fstat(sys.stdout.fileno())
+        for path in filter(None, (arguments.output, arguments.errors)):
+            with contextlib.suppress(FileNotFoundError):
+                if stat.S_ISREG(ours.st_mode) and os.path.samestat(Path(path).stat(), ours):
+                    return str(path)
+    return None
 
 
 def _line(now: BatchProgress) -> str:

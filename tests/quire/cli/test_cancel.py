@@ -33,6 +33,14 @@ def test_a_whole_group_or_tenant_is_cancelled_and_nobody_else(quire, real_broker
     assert quire("cancel", "--tenant", "nobody") == (0, "", "")
 
 
+def test_a_person_is_told_that_nobody_of_that_name_is_there(quire, real_broker, monkeypatch):
+    real_broker.submit(make_request(id="g~a"))
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert quire("cancel", "--group", "h") == (0, "", "the group h has no open request\n")
+    assert quire("cancel", "--tenant", "x") == (0, "", "the tenant x has no open request\n")
+    assert quire("cancel", "--group", "g") == (0, "g~a  cancelled\n", "")
+
+
 def test_all_open_requests_of_a_tenant_are_found_however_many_there_are(real_broker, monkeypatch):
     monkeypatch.setattr("quire.operating.OPEN_PER_LOOK", 10)
     requests = [make_request(id=f"r{n:03}", tenant="xy"[n % 2]) for n in range(600)]

@@ -2,10 +2,12 @@
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
+from quire.errors import BrokerUnavailable
 from quire.testing import FakeWorker
 
 pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(60)]
@@ -76,3 +78,52 @@ def test_a_full_disk_ends_the_run_and_not_the_results(quire, source, real_broker
     assert err == (
         "error: No space left on device; what could be written stays, --resume goes on\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (["--shards", "0"], "shards: a queue has at least one"),
+        (["--max-inflight", "-1"], "max_inflight: must be positive"),
+        (["--tenant", "a b"], "tenant: must match ^[A-Za-z0-9._-]{1,64}$"),
+        *(
+            (["--deadline", seconds], "deadline_seconds: must be a positive number of seconds up ")
+            for seconds in ("nan", "inf", "1e300", "-1", "0")
+        ),
+    ],
+)
+def test_numbers_and_names_that_cannot_be_are_refused_before_a_file_is_made(
+    quire, source, tmp_path, wrong, told
+):
+    code, out, err = quire("run-batch", "-i", str(source), "-o", str(tmp_path / "o"), *wrong)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {told}")
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_results_are_not_written_where_the_summary_would_be_written_over_them(
+    quire, source, tmp_path, monkeypatch
+):
+    output = tmp_path / "out.jsonl"
+    with output.open("w") as stdout:
+        monkeypatch.setattr("sys.stdout", stdout)
+        for paths in (["-o", str(output)], ["-o", str(tmp_path / "o"), "-e", str(output)]):
+            code, _, err = quire("run-batch", "-i", str(source), *paths)
+            assert code == 2
+            assert err == f"error: {output}: is where the summary is written; name another file\n"
+    assert output.read_text() == ""
+
+
+def test_a_second_interruption_does_not_wait_for_a_queue_that_is_away(quire, source, monkeypatch):
+    output = source.with_name("out.jsonl")
+
+    def away(run, on_progress):
+        signal.raise_signal(signal.SIGINT)
+        assert run._stop.is_set()
+        signal.raise_signal(signal.SIGTERM)
+        raise BrokerUnavailable("Redis cannot be reached")
+
+    monkeypatch.setattr("quire.batch.BatchRun.until_it_ends", away)
+    before = signal.getsignal(signal.SIGINT)
+    assert quire("run-batch", "-i", str(source), "-o", str(output)) == (130, "", "")
+    assert signal.getsignal(signal.SIGINT) is before

@@ -64,6 +64,41 @@ def test_a_time_that_is_no_number_of_seconds_is_told_as_one(quire, seconds):
     assert err.endswith(f"error: argument --timeout: {seconds} is not a number of seconds\n")
 
 
+def test_a_time_that_no_clock_can_wait_for_is_refused(quire):
+    code, out, err = quire("top", "--interval", "1e300", "--count", "2")
+    assert (code, out) == (2, "")
+    assert err.endswith("error: argument --interval: 1e300 is more than 31536000, a year\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("top", "--count"),
+        ("dead", "ls", "--count"),
+        *(
+            ("bench", flag)
+            for flag in ("--num-prompts", "--input-len", "--output-len", "--vocab-size")
+        ),
+        ("bench", "--max-concurrency"),
+    ],
+    ids=" ".join,
+)
+def test_a_number_of_things_is_one_at_least(quire, words):
+    for number in ("0", "-3", "1.5", "many"):
+        code, out, err = quire(*words, number)
+        assert (code, out) == (2, "")
+        assert err.endswith(f"error: argument {words[-1]}: {number} is not a positive number\n")
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--request-rate", "nan"], ["--burstiness", "inf"], ["--burstiness", "nan"]]
+)
+def test_a_rate_that_is_no_number_is_refused(quire, wrong):
+    code, out, err = quire("bench", *wrong)
+    assert (code, out) == (2, "")
+    assert err == "error: request-rate, burstiness: must be positive numbers\n"
+
+
 def test_an_interruption_while_modules_are_loaded_leaves_no_traceback(monkeypatch):
     def interrupted(name):
         raise KeyboardInterrupt
