@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 #: The most pairs of letters, of a name and of all it is compared with: some hundredths of a second.
 MAX_COMPARED_PAIRS = 1 << 17
 
+#: How alike a name must be, from 0 to 1, to be offered: as two of four letters that were swapped.
+#: Far below it are words that share letters and no meaning, as `echo` and `choice`.
+MIN_LIKENESS = 0.75
+
 #: What pydantic's sentences begin with: `Input should be`, `String should have` ...
 _SUBJECT = re.compile(r"^[A-Z]\w* should ")
 
@@ -44,5 +48,9 @@ def nearest(name: str, known: Collection[str]) -> str:
     """
     if len(name) * sum(map(len, known)) > MAX_COMPARED_PAIRS:
         return ""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    # `maxTokens` is a way to write it.
+    names = {one.lower(): one for one in known}
+    close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=MIN_LIKENESS)
+    # Or the name goes on where it ended, as `presence_penalty` does.
+    close += [one for one in names if one.startswith(f"{name.lower()}_")]
+    return f"; did you mean {names[close[0]]}?" if close else ""

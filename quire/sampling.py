@@ -7,7 +7,7 @@ read over, for many programs write out all the fields that OpenAI has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -100,7 +100,11 @@ class SamplingParams(BaseModel):
     @field_validator("stop", mode="before")
     @classmethod
     def _one_string_is_a_list_of_one(cls, value: object) -> object:
-        return (value,) if isinstance(value, str) else value
+        if isinstance(value, str):
+            return (value,)
+        if isinstance(value, Iterable):
+            return value
+        raise ValueError("must be a string or a list of strings")
 
     @field_validator("logit_bias", mode="before")
     @classmethod
