@@ -49,11 +49,9 @@ class ResultFiles:
             self._output = _open_alone(output)
             opened.callback(os.close, self._output)
             self._errors = _open_alone(errors)
-            opened.callback(os.close, self._errors)
-            if resume and (rewritten := self._take_up(output, errors, lines)) is not None:
-                # The old one stays open, and locked against whoever opened it before.
-                self._errors = rewritten
-                opened.callback(os.close, rewritten)
+            opened.callback(lambda: os.close(self._errors))
+            if resume:
+                self._take_up(output, errors, lines)
             self._opened = opened.pop_all()
 
     def __enter__(self) -> ResultFiles:
@@ -94,10 +92,7 @@ class ResultFiles:
         is_completed = isinstance(line, BatchLine) and line.custom_id in self._completed
         return is_completed or line.result_id in self._failed
 
-    def _take_up(
-        self, output: Path, errors: Path, lines: Iterable[BatchLine | BadLine]
-    ) -> int | None:
-        """Reads what is there. Returns a new file of errors if the old one had others, too."""
+    def _take_up(self, output: Path, errors: Path, lines: Iterable[BatchLine | BadLine]) -> None:
         _cut_torn_line(self._output)
         _cut_torn_line(self._errors)
         self._completed = {one["custom_id"] for one in _results(output, have_failed=False)}
@@ -111,11 +106,11 @@ class ResultFiles:
             # Nor is that of a line which somebody has mended since: it will have another result.
             self._failed = stand.intersection(line.result_id for line in lines)
         # A file of which all is kept stays as it is, whoever wrote it.
-        if len(self._failed) == num_failures:
-            return None
-        failures = _results(errors, have_failed=True)
-        kept = [json.dumps(one) + "\n" for one in failures if one["id"] in self._failed]
-        return _rewritten(errors.resolve(), self._errors, "".join(kept))
+        if len(self._failed) < num_failures:
+            failures = _results(errors, have_failed=True)
+            kept = [json.dumps(one) + "\n" for one in failures if one["id"] in self._failed]
+            before, self._errors = self._errors, _rewritten(errors, self._errors, "".join(kept))
+            os.close(before)
 
 
 def lines_of(source: Path, name: str) -> Iterator[BatchLine | BadLine]:
@@ -199,6 +194,7 @@ def _rewritten(path: Path, before: int, text: str) -> int:
 
     At every moment one of the two is there, whole: whoever is killed here has lost nothing.
     """
+    path = path.resolve()
     new = path.with_name(f"{path.name}.new")
     flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
     try:

@@ -1,6 +1,7 @@
 """The files of a batch: what a run that ends in the middle leaves, and what is made of it."""
 
 import errno
+import fcntl
 import os
 import socket
 import subprocess
@@ -82,14 +83,30 @@ def test_a_disk_too_full_for_the_errors_anew_keeps_the_old_ones(folder, monkeypa
 
 def test_the_errors_written_anew_are_still_one_batch_s_alone(folder):
     broken_off(folder)
-    opened_before = os.open(folder.errors, os.O_RDONLY)
     lines = lines_of(folder.input, "in")
     with ResultFiles(folder.output, folder.errors, resume=True, lines=lines):
-        assert not os.path.samestat(os.fstat(opened_before), folder.errors.stat())
-        for output in (folder.output, folder.output.with_name("another.jsonl")):
-            with pytest.raises(BatchFileError, match="another batch is writing it"):
-                ResultFiles(output, folder.errors, resume=True)
-    os.close(opened_before)
+        another = folder.output.with_name("another.jsonl")
+        with pytest.raises(BatchFileError, match=f"{folder.errors}: another batch is writing it"):
+            ResultFiles(another, folder.errors, resume=True)
+
+
+def test_whoever_opened_the_errors_before_they_were_written_anew_does_not_write_them(
+    folder, monkeypatch
+):
+    broken_off(folder)
+    locked, opened = fcntl.flock, []
+
+    def after_another_run(descriptor, how):
+        opened.append(descriptor)
+        if len(opened) == 2:
+            folder.errors.with_name("new").write_text("")
+            folder.errors.with_name("new").replace(folder.errors)
+        locked(descriptor, how)
+
+    monkeypatch.setattr("fcntl.flock", after_another_run)
+    with pytest.raises(BatchFileError, match=f"{folder.errors}: another batch is writing it"):
+        take_up(folder)
+    assert folder.errors.read_text() == ""
 
 
 def test_errors_named_by_a_link_are_written_anew_where_they_are(folder, tmp_path):
