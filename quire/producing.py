@@ -34,6 +34,10 @@ from quire.transitions import Submitted
 #: How often the holder of an idempotency key may change during one submit.
 MAX_HOLDER_CHANGES = 3
 
+#: The durations there are: Redis counts whole milliseconds, and ten years are as good as for ever.
+MIN_SECONDS = 0.001
+MAX_SECONDS = 315_360_000
+
 _Result = TypeVar("_Result")
 
 
@@ -90,10 +94,13 @@ def script_settings(
     max_backlog: int | None,
 ) -> tuple[Argument, ...]:
     """The arguments every transition begins with, as `common.lua` reads them. ValueError."""
-    if min(lease_seconds, max_queue_seconds, retention_seconds) <= 0 or max_attempts < 1:
-        raise ValueError("durations must be positive and at least one attempt allowed")
+    durations = (lease_seconds, max_queue_seconds, retention_seconds)
+    if not all(MIN_SECONDS <= one <= MAX_SECONDS for one in durations) or max_attempts < 1:
+        names = "lease_seconds, max_queue_seconds and retention_seconds"
+        limits = f"{MIN_SECONDS} to {MAX_SECONDS}, and max_attempts at least 1"
+        raise ValueError(f"{names} must be {limits}")
     return (
-        *(int(s * 1000) for s in (lease_seconds, max_queue_seconds, retention_seconds)),
+        *(int(seconds * 1000) for seconds in durations),
         max_attempts,
         max_backlog if max_backlog is not None else 0,
         *ENDINGS,

@@ -122,10 +122,8 @@ def not_negative(text: str) -> float:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a number of seconds")
-    if seconds > MAX_AHEAD_SECONDS:
-        # Far beyond it, the system's clock does not know how to wait.
-        raise argparse.ArgumentTypeError(f"{text} is more than {MAX_AHEAD_SECONDS}, a year")
-    return seconds
+    # A year is as good as for ever, and far beyond it no clock knows how to wait.
+    return min(seconds, MAX_AHEAD_SECONDS)
 
 
 def positive(text: str) -> int:

@@ -30,6 +30,14 @@ def test_a_client_of_a_loop_is_told_the_same(connection, broker):
     assert 100_000 < connection.pttl(key) <= 120_000
 
 
+@pytest.mark.parametrize("seconds", [0, -1, 1e-9, 1e300, float("inf"), float("nan")])
+@pytest.mark.parametrize("name", ["lease_seconds", "max_queue_seconds", "retention_seconds"])
+def test_a_duration_that_redis_cannot_keep_is_refused(connection, name, seconds):
+    for kind, link in ((Client, connection), (AsyncClient, async_twin(connection))):
+        with pytest.raises(ValueError, match=r"must be 0\.001 to 315360000, and max_attempts at"):
+            kind(link, **{name: seconds})
+
+
 def test_a_broker_that_is_set_up_already_takes_no_settings(connection, broker):
     with pytest.raises(ValueError, match="as it was set up"):
         Client(broker, **DURATIONS)
