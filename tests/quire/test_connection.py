@@ -206,7 +206,7 @@ def test_a_connection_that_decodes_replies_is_refused():
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"lease_seconds": 0}, "durations"),
+        ({"lease_seconds": 0}, "lease_seconds, .* must be 0.001 to"),
         ({"max_attempts": 0}, "attempt"),
         ({"queue": "a}b"}, "queue name"),
         ({"shard": -1}, "shard"),
