@@ -17,6 +17,11 @@ SEED_BITS = 63
 
 #: The farthest moment a request may name, counted from now: a year.
 MAX_AHEAD_SECONDS = 31_536_000
+#: The shortest time Redis can keep something for.
+MIN_KEPT_SECONDS = 0.001
+#: The longest of all durations, ten years. Redis and the clocks of threads refuse what is much
+#: longer, but not before there is work, and as if that were to blame.
+MAX_SECONDS = 315_360_000
 
 
 class RequestOptions(TypedDict, total=False):

@@ -11,7 +11,13 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from quire.arguments import RequestArguments, build_request, needs_clock
+from quire.arguments import (
+    MAX_SECONDS,
+    MIN_KEPT_SECONDS,
+    RequestArguments,
+    build_request,
+    needs_clock,
+)
 from quire.calls import cancel_call, submit_call
 from quire.endings import ENDINGS
 from quire.errors import (
@@ -33,10 +39,6 @@ from quire.transitions import Submitted
 
 #: How often the holder of an idempotency key may change during one submit.
 MAX_HOLDER_CHANGES = 3
-
-#: The durations there are: Redis counts whole milliseconds, and ten years are as good as for ever.
-MIN_SECONDS = 0.001
-MAX_SECONDS = 315_360_000
 
 _Result = TypeVar("_Result")
 
@@ -95,9 +97,9 @@ def script_settings(
 ) -> tuple[Argument, ...]:
     """The arguments every transition begins with, as `common.lua` reads them. ValueError."""
     durations = (lease_seconds, max_queue_seconds, retention_seconds)
-    if not all(MIN_SECONDS <= one <= MAX_SECONDS for one in durations) or max_attempts < 1:
+    if not all(MIN_KEPT_SECONDS <= one <= MAX_SECONDS for one in durations) or max_attempts < 1:
         names = "lease_seconds, max_queue_seconds and retention_seconds"
-        limits = f"{MIN_SECONDS} to {MAX_SECONDS}, and max_attempts at least 1"
+        limits = f"{MIN_KEPT_SECONDS} to {MAX_SECONDS}, and max_attempts at least 1"
         raise ValueError(f"{names} must be {limits}")
     return (
         *(int(seconds * 1000) for seconds in durations),

@@ -21,6 +21,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from quire.arguments import MAX_SECONDS, MIN_KEPT_SECONDS
 from quire.cli.sources import with_password
 from quire.cli.usage import Parser
 from quire.refusals import reason_of
@@ -40,11 +41,7 @@ URL_SCHEMES = ("redis://", "rediss://", "unix://", "redis+sentinel://", "rediss+
 #: Names a queue; the braces of a Redis key's hash tag must stay outside.
 QUEUE_PATTERN = r"^[A-Za-z0-9._-]{1,64}$"
 
-#: The longest of all durations, ten years. Redis and the clocks of threads refuse what is much
-#: longer, but not before there is work, and as if that were to blame.
-MAX_SECONDS = 315_360_000
-#: The shortest time Redis can keep something for.
-MIN_KEPT_SECONDS = 0.001
+#: Why nothing is kept for less than MIN_KEPT_SECONDS.
 NOTHING_KEPT = "Redis counts whole milliseconds, and less than one is none"
 
 LogLevel = Literal["debug", "info", "warning", "error"]

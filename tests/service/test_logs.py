@@ -29,6 +29,13 @@ except ZeroDivisionError:
 """
 
 
+def test_tests_of_the_service_log_their_events_and_print_none(caplog, capfd):
+    """See `_log_events` in conftest.py for what printing has done."""
+    structlog.get_logger("service.somewhere").info("finished")
+    assert "finished" in caplog.text
+    assert capfd.readouterr() == ("", "")
+
+
 def stderr_of_a_program(*, level: str = "info", style: str = "auto") -> str:
     program = PROGRAM.format(level=level, style=style)
     done = subprocess.run(
