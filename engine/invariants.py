@@ -14,17 +14,17 @@ def violations(scheduler: Scheduler) -> list[str]:
     Linear in blocks, tables and requests: too slow for every step in production.
     """
     cache, config, alive = scheduler.kv_cache, scheduler.config, scheduler.requests
+    running = scheduler.running
     found = cache.violations(set(alive))
-    if scheduler.ending:
+    if running.ending:
         found.append("tokens are expected between two steps")
-    if len(scheduler.running) > config.max_num_seqs:
+    if len(running) > config.max_num_seqs:
         found.append("more requests run than max_num_seqs")
-    num_by_place = len(scheduler.running) + scheduler.num_waiting + scheduler.num_preempted
-    if num_by_place != len(alive):
+    if len(running) + scheduler.num_waiting + scheduler.num_preempted != len(alive):
         found.append("running + waiting + preempted != alive")
-    if len(scheduler.catching_up) + len(scheduler.decodes) != len(scheduler.running):
+    if len(running.catching_up) + len(running.decodes) != len(running):
         found.append("catching up + decodes != running")
-    found += scheduler.decodes.violations()
+    found += running.decodes.violations()
     if not alive and cache.pool.num_owned:
         found.append("an idle engine owns blocks")
     for request in alive.values():
@@ -36,11 +36,11 @@ def violations(scheduler: Scheduler) -> list[str]:
 def progress_laws(request: Request, scheduler: Scheduler) -> list[str]:
     """Broken laws about one request's state and counters."""
     found = []
-    is_running = request.request_id in scheduler.running
+    is_running = request.request_id in scheduler.running.requests
     if (request.state is RequestState.RUNNING) != is_running:
         found.append(f"state {request.state} contradicts the running set")
     # A request admitted by a plan may have a single token to compute until that plan is applied.
-    is_catching_up = request.request_id in scheduler.catching_up and not (
+    is_catching_up = request.request_id in scheduler.running.catching_up and not (
         scheduler.has_open_plan and request.num_pending_tokens == 1
     )
     if is_running and (request.num_pending_tokens > 1) != is_catching_up:

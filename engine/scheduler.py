@@ -13,17 +13,17 @@ Decodes are not a phase either: they are requests with one token to compute. Bec
 length changes from step to step, they are planned and applied together, as columns.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import count
 
 from engine.batch import Batch, BatchRow, StepResult
 from engine.config import EngineConfig
-from engine.decode_set import DecodeSet, limit_of, that_filled_a_block
+from engine.decode_set import limit_of, that_filled_a_block
 from engine.kv_cache import KVCache
 from engine.plan import Plan
 from engine.policy import POLICIES
 from engine.request import FinishReason, Progress, Request, RequestState, Run, take_text
+from engine.running_set import RunningSet
 from engine.speculation import Speculation
 from engine.stats import SchedulerStats
 from engine.stopping import finish_reason_of
@@ -44,11 +44,7 @@ class Scheduler:
         self.stats = SchedulerStats()
         self._speculation = Speculation(config, self.kv_cache, self.stats)
         self.requests: dict[str, Request] = {}
-        #: Each is either catching up, with several tokens to compute, or among the decodes.
-        self.running: dict[str, Request] = {}
-        self.catching_up: dict[str, Request] = {}
-        #: Out of `running`, but the launched step will still bring their last token.
-        self.ending: dict[str, Request] = {}
+        self.running = RunningSet(config)
         self._waiting = WaitingQueue()
         self._preempted_ids: set[str] = set()
         self._policy = POLICIES[config.policy]
@@ -57,13 +53,6 @@ class Scheduler:
         #: planned when a request finished.
         self._last_step = self._last_advance = self._last_end = 0
         self._watermark_blocks = int(config.watermark * config.num_blocks)
-        # Never more running requests than tokens per step, so that no decode has to skip a step and
-        # no running prompt starves behind decodes.
-        self._max_running = min(config.max_num_seqs, config.max_num_batched_tokens)
-        self.decodes = DecodeSet(config, max_requests=self._max_running)
-        self._num_running_of: Counter[int] = Counter()
-        #: Running requests whose next token cannot be chosen before the last one is known.
-        self._num_needing_tokens = 0
 
     @property
     def num_preempted(self) -> int:
@@ -82,7 +71,7 @@ class Scheduler:
 
     def needs_tokens_of(self, batch: Batch) -> bool:
         """Whether the step after `batch` needs its tokens: for constraints, penalties or drafts."""
-        return self._num_needing_tokens > 0 or self._speculation.has_room_behind(batch)
+        return self.running.needs_tokens or self._speculation.has_room_behind(batch)
 
     def add(self, request: Request) -> None:
         """Queue a request under the rank that the policy gives it now, once and for all."""
@@ -106,7 +95,7 @@ class Scheduler:
         self._plan_catch_up(plan)
         if after is None:
             self._plan_drafts(plan)
-        return plan.as_batch(self._last_step, self.decodes.rows())
+        return plan.as_batch(self._last_step, self.running.decodes.rows())
 
     def apply(self, batch: Batch, result: StepResult, *, now: float) -> Progress:
         """Commit what the device computed for a batch; returns the new tokens.
@@ -127,7 +116,7 @@ class Scheduler:
             if row.samples:
                 request.append_token(result.token_ids[row.request_id])
                 progress.add(request)
-                self.decodes.note_last_token(request)
+                self.running.decodes.note_last_token(request)
                 self._take_token(request, now)
         return progress
 
@@ -136,7 +125,7 @@ class Scheduler:
     ) -> None:
         """End a request, whatever its state, and free all its blocks."""
         if request.state is RequestState.RUNNING:
-            self._stop_running(request)
+            self.running.leave(request)
             request.transition(RequestState.FINISHED)
         else:
             self._end_preemption(request, now)
@@ -152,8 +141,8 @@ class Scheduler:
 
     def _plan_decodes(self, plan: Plan) -> None:
         """One token for each request that has caught up; long prompts take only what is left."""
-        plan.budget -= len(self.decodes)
-        at_boundary = self.decodes.at_block_boundary()
+        plan.budget -= len(self.running.decodes)
+        at_boundary = self.running.decodes.at_block_boundary()
         if self.kv_cache.grow_by_a_block(at_boundary):
             return
         for request in at_boundary:
@@ -162,7 +151,7 @@ class Scheduler:
 
     def _plan_catch_up(self, plan: Plan) -> None:
         """Chunks for requests that catch up, running or waiting: whichever has the better rank."""
-        running = sorted(self.catching_up.values(), key=lambda one: one.rank, reverse=True)
+        running = sorted(self.running.catching_up.values(), key=lambda one: one.rank, reverse=True)
         head_is_blocked = False
         while plan.budget > 0:
             waiting = None if head_is_blocked else self._waiting.peek()
@@ -188,9 +177,8 @@ class Scheduler:
 
     def _plan_drafts(self, plan: Plan) -> None:
         """Turn decodes into rows with drafts; until these are checked, their requests catch up."""
-        for request, draft in self._speculation.drafts(self.decodes.requests, plan):
-            self.decodes.leave(request)
-            self.catching_up[request.request_id] = request
+        for request, draft in self._speculation.drafts(self.running.decodes.requests, plan):
+            self.running.stop_decoding(request)
             plan.budget += 1
             block_ids = self.kv_cache.block_ids(request.request_id)
             plan.take(request, end=request.num_tokens, block_ids=block_ids, draft=draft)
@@ -211,9 +199,7 @@ class Scheduler:
         else:
             request.num_computed_tokens = self.kv_cache.admit(request)
         request.transition(RequestState.RUNNING)
-        self.running[request.request_id] = self.catching_up[request.request_id] = request
-        self._num_running_of[request.priority] += 1
-        self._num_needing_tokens += request.needs_known_tokens
+        self.running.join(request)
         request.num_tokens_at_admission = request.num_tokens
         if request.times.first_scheduled is None:
             request.times.first_scheduled = plan.now
@@ -228,14 +214,14 @@ class Scheduler:
 
     def _num_victims(self, request: Request, others: Sequence[Request]) -> int | None:
         """How many of `others`, in order, to preempt to make room; None if all are too few."""
-        if len(self.running) - len(others) >= self._max_running:
+        if len(self.running) - len(others) >= self.running.max_requests:
             return None
         ids = [other.request_id for other in others]
         for num_gone, lacking in enumerate(self.kv_cache.lacking_blocks(request, without=ids)):
             num_running = len(self.running) - num_gone
             # Alone, a request may fill the pool; otherwise the running ones need room to grow.
             spare_blocks = self._watermark_blocks if num_running else 0
-            if num_running < self._max_running and lacking + spare_blocks <= 0:
+            if num_running < self.running.max_requests and lacking + spare_blocks <= 0:
                 return num_gone
         return None
 
@@ -247,11 +233,11 @@ class Scheduler:
 
     def _preempt_for(self, waiting: Request, plan: Plan) -> bool:
         """Make room for a request by preempting others of lower classes; all it takes, or none."""
-        if not any(self._num_running_of[priority] for priority in range(waiting.priority)):
+        if not self.running.has_class_below(waiting.priority):
             return False
         worse = [
             request
-            for request in self.running.values()
+            for request in self.running.requests.values()
             if request.priority < waiting.priority
             and request.rank > waiting.rank
             and self._may_preempt(request)
@@ -268,7 +254,7 @@ class Scheduler:
         """Get a block for a decode by preempting the worst ranks, itself if it is the worst."""
         while not self.kv_cache.grow(request.request_id, request.num_tokens):
             victim = max(
-                (r for r in self.running.values() if r is request or self._may_preempt(r)),
+                (r for r in self.running.requests.values() if r is request or self._may_preempt(r)),
                 key=lambda candidate: candidate.rank,
             )
             self._preempt(victim, plan)
@@ -277,11 +263,11 @@ class Scheduler:
 
     def _preempt(self, victim: Request, plan: Plan) -> None:
         """Move a running request back to the queue; it keeps its rank, and so its place there."""
-        if victim.request_id in self.catching_up:
+        if victim.request_id in self.running.catching_up:
             plan.drop(victim.request_id)
         else:
             plan.budget += 1
-        self._stop_running(victim)
+        self.running.leave(victim)
         if self._should_swap(victim):
             plan.swap_out += self.kv_cache.swap_out(victim)
             self.stats.preemptions_swap += 1
@@ -310,16 +296,6 @@ class Scheduler:
             request.times.preempted_seconds += now - request.times.preempted_at
             request.times.preempted_at = None
 
-    def _stop_running(self, request: Request) -> None:
-        """Take a request out of the running ones; the caller frees its blocks."""
-        if self.ending.pop(request.request_id, None) is not None:
-            return
-        del self.running[request.request_id]
-        self._num_running_of[request.priority] -= 1
-        self._num_needing_tokens -= request.needs_known_tokens
-        if self.catching_up.pop(request.request_id, None) is None:
-            self.decodes.leave(request)
-
     # -- progress ---------------------------------------------------------------------------------
 
     def _advance(self, batch: Batch) -> None:
@@ -329,8 +305,8 @@ class Scheduler:
         `_take_run`, and both run after the batch was planned and before the next one is.
         """
         self._last_advance = batch.step
-        for request in self.decodes.advance():
-            self._expect_end(request)
+        for request in self.running.decodes.advance():
+            self.running.expect_end(request)
         for row, request in zip(batch.catch_up_rows, batch.catch_up_requests, strict=True):
             if request.is_finished or row.num_drafted:
                 continue
@@ -338,22 +314,16 @@ class Scheduler:
             if row.samples:
                 request.expect_token()
             if request.num_tokens >= limit_of(request, self.config):
-                self._expect_end(request)
+                self.running.expect_end(request)
             elif request.num_pending_tokens == 1:
-                del self.catching_up[request.request_id]
-                self.decodes.join(request, self.kv_cache.block_ids(request.request_id))
-
-    def _expect_end(self, request: Request) -> None:
-        """Free a request's slot, but not its blocks: a launched step brings its last token."""
-        self._stop_running(request)
-        self.ending[request.request_id] = request
+                self.running.start_decoding(request, self.kv_cache.block_ids(request.request_id))
 
     def _apply_decodes(self, batch: Batch, token_ids: Sequence[int], now: float) -> Progress:
         """Append the new token of every decode; then see to full blocks and possible ends."""
         rows = batch.decodes
         if self._last_end >= batch.step:
             rows, token_ids = rows.without_finished(token_ids)
-        progress, may_end = self.decodes.append_tokens(rows, token_ids)
+        progress, may_end = self.running.decodes.append_tokens(rows, token_ids)
         self._remember(that_filled_a_block(rows))
         for request in may_end:
             self._take_token(request, now)
@@ -378,8 +348,7 @@ class Scheduler:
             request.num_computed_tokens = request.num_tokens - 1
             self.kv_cache.shrink(request.request_id, request.num_tokens)
             self._remember([(request, request.num_computed_tokens)])
-            del self.catching_up[request.request_id]
-            self.decodes.join(request, self.kv_cache.block_ids(request.request_id))
+            self.running.start_decoding(request, self.kv_cache.block_ids(request.request_id))
         return run
 
     def _remember(self, computed: Iterable[tuple[Request, int]]) -> None:

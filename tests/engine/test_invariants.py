@@ -40,7 +40,7 @@ def test_a_counter_that_ran_ahead_is_found(machine):
 
 def test_a_decode_that_is_also_catching_up_is_found(machine):
     scheduler = machine.engine._scheduler
-    scheduler.catching_up["a"] = scheduler.requests["a"]
+    scheduler.running.catching_up["a"] = scheduler.requests["a"]
     found = machine.engine.violations()
     assert "catching up + decodes != running" in found
     assert "a: its pending tokens contradict whether it is catching up" in found
@@ -58,7 +58,7 @@ def test_a_state_that_contradicts_the_running_set_is_found(machine):
 
 def test_a_request_that_vanished_without_giving_its_blocks_back_is_found(machine):
     scheduler = machine.engine._scheduler
-    del scheduler.requests["a"], scheduler.running["a"]
+    del scheduler.requests["a"], scheduler.running.requests["a"]
     assert "1 finished requests hold blocks" in machine.engine.violations()
 
 
@@ -84,5 +84,5 @@ def test_a_token_that_is_expected_when_nothing_is_in_flight_is_found(machine):
 
 def test_a_request_left_behind_at_its_end_is_found(machine):
     scheduler = machine.engine._scheduler
-    scheduler._expect_end(scheduler.requests["a"])
+    scheduler.running.expect_end(scheduler.requests["a"])
     assert "tokens are expected between two steps" in machine.engine.violations()

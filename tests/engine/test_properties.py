@@ -196,7 +196,7 @@ def test_decodes_planned_as_one_set_are_planned_as_if_each_were_alone(
 ):
     """The same batches, to the block, and the same outputs, whatever ends, leaves and returns."""
     machines = Machine(config, runs_ahead=ahead), Machine(config, runs_ahead=ahead)
-    machines[1].engine._scheduler.decodes = SingleDecodes(config)
+    machines[1].engine._scheduler.running.decodes = SingleDecodes(config)
     told: tuple[list, list] = [], []
     for machine, batches in zip(machines, told, strict=True):
         machine.runner._before_run = lambda batch, batches=batches: batches.append(seen(batch))

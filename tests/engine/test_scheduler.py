@@ -215,7 +215,7 @@ def test_every_running_request_gets_on_in_every_step_however_small_the_budget():
     machine = Machine(make_config(max_num_seqs=8, max_num_batched_tokens=4))
     machine.add(*(make_request(f"r{index}", prompt=6, max_tokens=9) for index in range(8)))
     while machine.engine.has_work():
-        running = set(machine.engine._scheduler.running)
+        running = set(machine.engine._scheduler.running.requests)
         machine.step()
         batch = machine.batches[-1]
         assert batch.num_tokens <= 4
