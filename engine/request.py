@@ -1,8 +1,8 @@
 """The engine's mutable record of one generation. Does not know who asked for it.
 
-Only the Scheduler mutates a Request, and its state only through `transition()`. Beside the tokens
-one counter is kept: how many of them are still to be computed. All other quantities are derived, so
-that nothing can drift apart; and while a request decodes the counter stays at 1.
+Only the Scheduler and its parts mutate a Request, and its state only through `transition()`. Beside
+the tokens one counter is kept: how many of them are still to be computed. All other quantities are
+derived, so that nothing can drift apart; and while a request decodes the counter stays at 1.
 """
 
 from dataclasses import dataclass, field
@@ -82,6 +82,12 @@ class RequestTimes:
     finished: float | None = None
     preempted_at: float | None = None
     preempted_seconds: float = 0.0
+
+    def end_preemption(self, now: float) -> None:
+        """Count the time since it was preempted, if it is."""
+        if self.preempted_at is not None:
+            self.preempted_seconds += now - self.preempted_at
+            self.preempted_at = None
 
 
 @dataclass(slots=True, eq=False)

@@ -22,6 +22,7 @@ from engine.decode_set import limit_of, that_filled_a_block
 from engine.kv_cache import KVCache
 from engine.plan import Plan
 from engine.policy import POLICIES
+from engine.preemption import Preemption
 from engine.request import FinishReason, Progress, Request, RequestState, Run, take_text
 from engine.running_set import RunningSet
 from engine.speculation import Speculation
@@ -31,7 +32,7 @@ from engine.waiting_queue import WaitingQueue
 
 
 class Scheduler:
-    """The one place that mutates a Request. Every method runs on the engine thread."""
+    """Only it and its parts mutate a Request. Every method runs on the engine thread."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
@@ -42,27 +43,26 @@ class Scheduler:
             enable_prefix_caching=config.enable_prefix_caching,
         )
         self.stats = SchedulerStats()
-        self._speculation = Speculation(config, self.kv_cache, self.stats)
         self.requests: dict[str, Request] = {}
         self.running = RunningSet(config)
+        self._preemption = Preemption(config, self.running, self.kv_cache, self.stats)
+        self._speculation = Speculation(config, self.kv_cache, self.stats)
         self._waiting = WaitingQueue()
-        self._preempted_ids: set[str] = set()
         self._policy = POLICIES[config.policy]
         self._sequence = count()
         #: Step numbers: of the last plan, of the last one passed to `_advance`, and of the last one
         #: planned when a request finished.
         self._last_step = self._last_advance = self._last_end = 0
-        self._watermark_blocks = int(config.watermark * config.num_blocks)
 
     @property
     def num_preempted(self) -> int:
         """Requests that were running, were preempted, and wait to be admitted again."""
-        return len(self._preempted_ids)
+        return self._waiting.num_preempted
 
     @property
     def num_waiting(self) -> int:
         """Requests that were never admitted."""
-        return len(self._waiting) - len(self._preempted_ids)
+        return len(self._waiting) - self._waiting.num_preempted
 
     @property
     def has_open_plan(self) -> bool:
@@ -128,9 +128,9 @@ class Scheduler:
             self.running.leave(request)
             request.transition(RequestState.FINISHED)
         else:
-            self._end_preemption(request, now)
+            request.times.end_preemption(now)
             request.transition(RequestState.FINISHED)
-            self._waiting.mark_dead()
+            self._waiting.mark_dead(request)
         request.finish_reason, request.error = reason, error
         request.times.finished = now
         self._last_end = self._last_step
@@ -190,10 +190,13 @@ class Scheduler:
         # Preempted by this very plan, its last token may still be in flight.
         if request.request_id in plan.preempted_ids:
             return False
-        if not (self._has_room(request) or self._preempt_for(request, plan)):
+        victims = self._preemption.victims_for(request)
+        if victims is None:
             return False
+        for victim in victims:
+            self._preempt(victim, plan)
         self._waiting.pop()
-        self._end_preemption(request, plan.now)
+        request.times.end_preemption(plan.now)
         if self.kv_cache.is_swapped(request.request_id):
             plan.swap_in += self.kv_cache.swap_in(request)
         else:
@@ -208,55 +211,12 @@ class Scheduler:
             self.stats.cached_prompt_tokens += request.num_cached_tokens
         return True
 
-    def _has_room(self, request: Request) -> bool:
-        """Whether there is a slot, and blocks for all its known tokens."""
-        return self._num_victims(request, ()) == 0
-
-    def _num_victims(self, request: Request, others: Sequence[Request]) -> int | None:
-        """How many of `others`, in order, to preempt to make room; None if all are too few."""
-        if len(self.running) - len(others) >= self.running.max_requests:
-            return None
-        ids = [other.request_id for other in others]
-        for num_gone, lacking in enumerate(self.kv_cache.lacking_blocks(request, without=ids)):
-            num_running = len(self.running) - num_gone
-            # Alone, a request may fill the pool; otherwise the running ones need room to grow.
-            spare_blocks = self._watermark_blocks if num_running else 0
-            if num_running < self.running.max_requests and lacking + spare_blocks <= 0:
-                return num_gone
-        return None
-
     # -- preemption -------------------------------------------------------------------------------
-
-    def _may_preempt(self, request: Request) -> bool:
-        """Whether a request, if preempted before, has grown since then: without it, a livelock."""
-        return request.num_preemptions == 0 or request.progressed_since_admission
-
-    def _preempt_for(self, waiting: Request, plan: Plan) -> bool:
-        """Make room for a request by preempting others of lower classes; all it takes, or none."""
-        if not self.running.has_class_below(waiting.priority):
-            return False
-        worse = [
-            request
-            for request in self.running.requests.values()
-            if request.priority < waiting.priority
-            and request.rank > waiting.rank
-            and self._may_preempt(request)
-        ]
-        worse.sort(key=lambda request: request.rank, reverse=True)
-        num_victims = self._num_victims(waiting, worse)
-        if num_victims is None:
-            return False
-        for victim in worse[:num_victims]:
-            self._preempt(victim, plan)
-        return True
 
     def _make_room_to_grow(self, request: Request, plan: Plan) -> None:
         """Get a block for a decode by preempting the worst ranks, itself if it is the worst."""
         while not self.kv_cache.grow(request.request_id, request.num_tokens):
-            victim = max(
-                (r for r in self.running.requests.values() if r is request or self._may_preempt(r)),
-                key=lambda candidate: candidate.rank,
-            )
+            victim = self._preemption.victim_beside(request)
             self._preempt(victim, plan)
             if victim is request:
                 return
@@ -268,33 +228,11 @@ class Scheduler:
         else:
             plan.budget += 1
         self.running.leave(victim)
-        if self._should_swap(victim):
-            plan.swap_out += self.kv_cache.swap_out(victim)
-            self.stats.preemptions_swap += 1
-        else:
-            self.kv_cache.free(victim.request_id)
-            self.stats.preemptions_recompute += 1
-            self.stats.preempted_tokens += victim.num_computed_tokens
-            victim.num_computed_tokens = 0
-        victim.num_preemptions += 1
+        plan.swap_out += self._preemption.vacate(victim)
         victim.times.preempted_at = plan.now
         victim.transition(RequestState.PREEMPTED)
-        self._preempted_ids.add(victim.request_id)
         plan.preempted_ids.add(victim.request_id)
         self._waiting.push(victim)
-
-    def _should_swap(self, victim: Request) -> bool:
-        """Whether to swap or to recompute; in "auto", a short request is not worth the copies."""
-        mode = self.config.preemption_mode
-        if mode == "recompute" or not self.kv_cache.can_swap_out(victim):
-            return False
-        return mode == "swap" or victim.num_computed_tokens >= self.config.swap_min_tokens
-
-    def _end_preemption(self, request: Request, now: float) -> None:
-        self._preempted_ids.discard(request.request_id)
-        if request.times.preempted_at is not None:
-            request.times.preempted_seconds += now - request.times.preempted_at
-            request.times.preempted_at = None
 
     # -- progress ---------------------------------------------------------------------------------
 

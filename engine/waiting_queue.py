@@ -19,13 +19,21 @@ class WaitingQueue:
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[float, int], Request]] = []
         self._num_dead = 0
+        self._preempted_ids: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._heap) - self._num_dead
 
+    @property
+    def num_preempted(self) -> int:
+        """How many of them were running before."""
+        return len(self._preempted_ids)
+
     def push(self, request: Request) -> None:
         assert request.state in WAITING_STATES
         heapq.heappush(self._heap, (request.rank, request))
+        if request.state is RequestState.PREEMPTED:
+            self._preempted_ids.add(request.request_id)
 
     def peek(self) -> Request | None:
         """The request that comes next, left in place."""
@@ -39,10 +47,12 @@ class WaitingQueue:
         request = self.peek()
         assert request is not None
         heapq.heappop(self._heap)
+        self._preempted_ids.discard(request.request_id)
         return request
 
-    def mark_dead(self) -> None:
+    def mark_dead(self, request: Request) -> None:
         """Note that a queued request has just left the waiting states without being popped."""
+        self._preempted_ids.discard(request.request_id)
         self._num_dead += 1
         if self._num_dead > max(MAX_DEAD_ENTRIES, len(self._heap) // 2):
             self._heap = [entry for entry in self._heap if entry[1].state in WAITING_STATES]

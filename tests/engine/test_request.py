@@ -29,3 +29,14 @@ def test_an_expected_token_counts_and_is_not_known():
     assert request.token_ids_between(0, request.num_tokens) == [1, 2]
     request.append_token(7)
     assert (request.num_tokens, request.last_token_id) == (3, 7)
+
+
+def test_the_time_it_was_preempted_adds_up_and_is_counted_once():
+    times = make_request().times
+    times.end_preemption(1.0)
+    assert times.preempted_seconds == 0.0
+    for began, ended in ((2.0, 3.5), (5.0, 7.0)):
+        times.preempted_at = began
+        times.end_preemption(ended)
+        times.end_preemption(9.0)
+    assert (times.preempted_seconds, times.preempted_at) == (3.5, None)
