@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 #: A bit per token of the vocabulary: that of token `id` is bit `id % 8` of byte `id // 8`.
-TokenBits = NDArray[np.uint8]
+TokenBitmask = NDArray[np.uint8]
 
 
 class Constraint(Protocol):
@@ -18,7 +18,7 @@ class Constraint(Protocol):
     passes the whole output, which begins with that of the call before.
     """
 
-    def allowed(self, output_token_ids: Sequence[int]) -> TokenBits:
+    def allowed(self, output_token_ids: Sequence[int]) -> TokenBitmask:
         """The tokens that may come next.
 
         An end of sequence may come exactly where the output may end. If no bit is set, the
@@ -51,7 +51,7 @@ class Constraint(Protocol):
         ...
 
 
-def allows(bits: TokenBits, token_id: int) -> bool:
+def allows(bits: TokenBitmask, token_id: int) -> bool:
     """Whether the bit of a token is set."""
     return bool(bits[token_id // 8] >> token_id % 8 & 1)
 

@@ -19,7 +19,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from engine.constraint import Constraint as EngineConstraint
-from engine.constraint import TokenBits
+from engine.constraint import TokenBitmask
 from quire.constraints import Constraint, Kind
 from quire.errors import InvalidRequest
 
@@ -220,7 +220,7 @@ class GrammarConstraint:
         self._num_consumed = 0
         self._renewable_from = 0
 
-    def allowed(self, output_token_ids: Sequence[int]) -> TokenBits:
+    def allowed(self, output_token_ids: Sequence[int]) -> TokenBitmask:
         """See `engine.constraint.Constraint`."""
         self._consume(output_token_ids)
         found = self._matcher.compute_bitmask()

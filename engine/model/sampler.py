@@ -22,9 +22,9 @@ import torch
 from engine.constraint import Constraint
 from engine.logprobs import Logprobs
 from engine.model.causal_model import BROKEN
-from engine.model.constraints import keep_what_may_come
 from engine.model.likelihoods import Likelihoods
 from engine.model.noise import gumbel, noise_keys
+from engine.model.token_bitmask import apply_token_bitmasks
 from engine.model.transfer import to_device
 from engine.sampling_params import SamplingParams
 
@@ -151,7 +151,7 @@ class Sampler:
             return Draws(_likeliest(logits), rows)
         likelihoods = Likelihoods.asked_for(logits, rows)
         _keep_allowed(logits, rows)
-        keep_what_may_come(logits, rows)
+        apply_token_bitmasks(logits, rows)
         self._ban_early_stops(logits, rows)
         _add_biases(logits, rows)
         _penalize(logits, rows)

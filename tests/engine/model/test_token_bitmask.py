@@ -8,9 +8,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.batch import Batch
-from engine.model import constraints
+from engine.model import token_bitmask
 from engine.model.causal_model import BROKEN
-from engine.model.constraints import keep_what_may_come
+from engine.model.token_bitmask import apply_token_bitmasks
 from tests.engine.builders import VOCAB_SIZE as RESIDUES_SIZE
 from tests.engine.builders import Residues
 from tests.engine.model.builders import Chooser, make_row, make_runner
@@ -88,7 +88,7 @@ def test_what_is_allowed_keeps_its_bits_whatever_they_are():
     logits = torch.tensor([[math.nan, -0.0, math.inf, -math.inf, 1e-42, math.nan, 3.0, 4.0]])
     row = make_row(constraint=OnlyThese(1, 2, 3, 4, 6))
     kept = logits.view(torch.int32)[0, [1, 2, 3, 4, 6]].tolist()
-    keep_what_may_come(logits, [row])
+    apply_token_bitmasks(logits, [row])
     assert logits.view(torch.int32)[0, [1, 2, 3, 4, 6]].tolist() == kept
     assert logits[0, [0, 5, 7]].tolist() == [-math.inf] * 3
 
@@ -100,8 +100,8 @@ def test_on_a_device_the_same_is_done_to_the_same_rows(more):
     allowed = (random.random((3, VOCABULARY + more)) < 0.3).astype(np.uint8)
     bits = np.packbits(allowed, axis=1, bitorder="little")
     here, there = make_logits(6), make_logits(6)
-    constraints._forbid(here, [0, 2, 5], bits)
-    constraints._forbid_on_device(there, [0, 2, 5], bits)
+    token_bitmask._forbid(here, [0, 2, 5], bits)
+    token_bitmask._forbid_on_device(there, [0, 2, 5], bits)
     assert torch.equal(here, there)
     assert torch.equal(here[[1, 3, 4]], make_logits(6)[[1, 3, 4]])
     expected = np.pad(allowed, ((0, 0), (0, 50)))[:, :VOCABULARY] == 1
@@ -112,7 +112,7 @@ def kernels_on_a_device(rows: int) -> int:
     """As many operations as are asked for."""
     bits = np.full((rows, 30), 255, dtype=np.uint8)
     with Operations() as operations:
-        constraints._forbid_on_device(torch.zeros(rows, VOCABULARY), range(rows), bits)
+        token_bitmask._forbid_on_device(torch.zeros(rows, VOCABULARY), range(rows), bits)
     return operations.count
 
 

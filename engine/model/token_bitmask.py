@@ -1,4 +1,4 @@
-"""Masks the tokens that constraints forbid. Knows no grammar."""
+"""Masks the logits of tokens that constraints forbid, bit by bit. Knows no grammar."""
 
 import math
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Constrained(Protocol):
     def constraint(self) -> Constraint | None: ...
 
 
-def keep_what_may_come(logits: torch.Tensor, rows: Sequence[Constrained]) -> None:
+def apply_token_bitmasks(logits: torch.Tensor, rows: Sequence[Constrained]) -> None:
     """Set the logits of forbidden tokens to minus infinity, in place, in rows with a constraint.
 
     A token for which the constraint has no bit is forbidden; bits beyond the vocabulary are
