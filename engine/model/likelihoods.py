@@ -7,11 +7,10 @@ device is waited for only when they are read.
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
 import torch
 
 from engine.logprobs import Logprobs
-from engine.model.transfer import ToHost, to_device
+from engine.model.transfer import ToHost, index_on
 from engine.sampling_params import SamplingParams
 
 
@@ -32,8 +31,7 @@ class Likelihoods:
 
     def __init__(self, logits: torch.Tensor, asking: Sequence[tuple[int, int]]) -> None:
         self._asking = asking
-        rows = np.array([row for row, _ in asking], dtype=np.int64)
-        self._rows = to_device(rows, logits.device)
+        self._rows = index_on([row for row, _ in asking], logits.device)
         self._logprobs = logits[self._rows].log_softmax(dim=-1)
         self._num_top = min(logits.shape[1], max(number for _, number in asking))
         self._top = self._logprobs.topk(self._num_top, dim=-1)

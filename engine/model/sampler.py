@@ -19,13 +19,12 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from engine.constraint import Constraint
 from engine.logprobs import Logprobs
 from engine.model.causal_model import BROKEN
 from engine.model.likelihoods import Likelihoods
+from engine.model.logits_processors import Processed, process_logits
 from engine.model.noise import gumbel, noise_keys
-from engine.model.token_bitmask import apply_token_bitmasks
-from engine.model.transfer import to_device
+from engine.model.transfer import index_on, to_device
 from engine.sampling_params import SamplingParams
 
 #: How many of the best tokens are tried as candidates before the whole vocabulary is sorted.
@@ -41,26 +40,11 @@ MIN_TEMPERATURE = 1e-30
 _UNDECIDED = -1
 
 
-class Drawn(Protocol):
+class Drawn(Processed, Protocol):
     """What the choice of a next token depends on, besides the logits; a row or a request has it."""
 
     @property
     def request_id(self) -> str: ...
-
-    @property
-    def sampling(self) -> SamplingParams: ...
-
-    @property
-    def prompt_token_ids(self) -> Sequence[int]: ...
-
-    @property
-    def output_token_ids(self) -> Sequence[int]: ...
-
-    @property
-    def output_index(self) -> int: ...
-
-    @property
-    def constraint(self) -> Constraint | None: ...
 
 
 class Draws:
@@ -150,11 +134,7 @@ class Sampler:
         if take_likeliest(rows):
             return Draws(_likeliest(logits), rows)
         likelihoods = Likelihoods.asked_for(logits, rows)
-        _keep_allowed(logits, rows)
-        apply_token_bitmasks(logits, rows)
-        self._ban_early_stops(logits, rows)
-        _add_biases(logits, rows)
-        _penalize(logits, rows)
+        process_logits(logits, rows, eos_token_ids=self._eos_token_ids)
         tokens = _best(logits)
         best = logits.gather(1, tokens[:, None])
         drawn = [index for index, row in enumerate(rows) if not row.sampling.is_greedy]
@@ -163,27 +143,13 @@ class Sampler:
             drawn_rows = [rows[index] for index in drawn]
             scaled = _scale(logits, best, [row.sampling for row in drawn_rows], drawn)
             keys = _keys(drawn_rows, tokens.device)
-            tokens[_index(drawn, tokens.device)] = self._draw(scaled, drawn_rows, keys)
+            tokens[index_on(drawn, tokens.device)] = self._draw(scaled, drawn_rows, keys)
         finite = best[:, 0].abs() < math.inf
         tokens = torch.where(finite, tokens, BROKEN)
         # Only truncated draws can be left undecided; for others this would just hold memory.
         if not any(_truncates(rows[index].sampling) for index in drawn):
             scaled = None
         return Draws(tokens, rows, drawn=drawn, scaled=scaled, keys=keys, likelihoods=likelihoods)
-
-    def _ban_early_stops(self, logits: torch.Tensor, rows: Sequence[Drawn]) -> None:
-        """No EOS and no stop token before `min_tokens`."""
-        vocab_size = logits.shape[1]
-        banned = [
-            (index, token)
-            for index, row in enumerate(rows)
-            if row.output_index < row.sampling.min_tokens
-            for token in self._eos_token_ids.union(row.sampling.stop_token_ids)
-            if token < vocab_size
-        ]
-        if banned:
-            where = _index(banned, logits.device)
-            logits[where[:, 0], where[:, 1]] = -math.inf
 
     def _draw(
         self, scaled: torch.Tensor, rows: Sequence[Drawn], keys: torch.Tensor
@@ -194,7 +160,7 @@ class Sampler:
         whole = [index for index, row in enumerate(rows) if not _truncates(row.sampling)]
         tokens = torch.empty(len(rows), dtype=torch.int64, device=device)
         if truncated:
-            where = _index(truncated, device)
+            where = index_on(truncated, device)
             tokens[where] = _draw_candidates(
                 scaled[where],
                 [rows[index] for index in truncated],
@@ -204,7 +170,7 @@ class Sampler:
         noise_bytes = CPU_NOISE_BYTES if device.type == "cpu" else DEVICE_NOISE_BYTES
         size = max(1, noise_bytes // (vocab_size * torch.float64.itemsize))
         for some in (whole[first : first + size] for first in range(0, len(whole), size)):
-            where = _index(some, device)
+            where = index_on(some, device)
             tokens[where] = _draw_whole(scaled[where], [rows[index] for index in some], keys[where])
         return tokens
 
@@ -222,7 +188,7 @@ def _scale(
     logits: torch.Tensor, best: torch.Tensor, sampling: Sequence[SamplingParams], index: list[int]
 ) -> torch.Tensor:
     """[drawn, vocabulary], logits over temperature, shifted so that the best is 0: no overflow."""
-    where = _index(index, logits.device)
+    where = index_on(index, logits.device)
     temperatures = _column(
         sampling, lambda one: max(one.temperature, MIN_TEMPERATURE), logits.device
     )
@@ -315,78 +281,9 @@ def _best(logits: torch.Tensor) -> torch.Tensor:
     return logits.argmax(dim=-1)
 
 
-def _keep_allowed(logits: torch.Tensor, rows: Sequence[Drawn]) -> None:
-    """Mask all other tokens where a row has a list of allowed ones; in place."""
-    allowed = [
-        (index, token) for index, row in enumerate(rows) for token in row.sampling.allowed_token_ids
-    ]
-    if not allowed:
-        return
-    where, token_ids = _index(allowed, logits.device).unbind(1)
-    kept = logits[where, token_ids]
-    logits[_index(sorted({index for index, _ in allowed}), logits.device)] = -math.inf
-    logits[where, token_ids] = kept
-
-
-def _add_biases(logits: torch.Tensor, rows: Sequence[Drawn]) -> None:
-    """Add each row's `logit_bias`; in place."""
-    biases = [
-        (index, token, bias)
-        for index, row in enumerate(rows)
-        for token, bias in row.sampling.logit_bias
-    ]
-    if not biases:
-        return
-    indices, tokens, values = zip(*biases, strict=True)
-    where, token_ids = (_index(each, logits.device) for each in (indices, tokens))
-    logits[where, token_ids] += to_device(np.array(values, dtype=np.float32), logits.device)
-
-
-def _penalize(logits: torch.Tensor, rows: Sequence[Drawn]) -> None:
-    """Repetition over prompt and output, then frequency and presence over the output, in place.
-
-    A repetition penalty divides positive logits and multiplies negative ones (Keskar et al., CTRL,
-    2019). Only the tokens that occur are touched.
-    """
-    indices, tokens, factors, discounts = [], [], [], []
-    for index, row in enumerate(rows):
-        if not row.sampling.has_penalties:
-            continue
-        output = np.fromiter(row.output_token_ids, dtype=np.int64)
-        prompt = np.fromiter(row.prompt_token_ids, dtype=np.int64)
-        seen = np.unique(np.concatenate((prompt, output)))
-        generated, times = np.unique(output, return_counts=True)
-        discount = np.zeros(len(seen))
-        discount[np.searchsorted(seen, generated)] = (
-            row.sampling.frequency_penalty * times + row.sampling.presence_penalty
-        )
-        indices.append(np.full(len(seen), index))
-        tokens.append(seen)
-        factors.append(np.full(len(seen), row.sampling.repetition_penalty))
-        discounts.append(discount)
-    if not indices:
-        return
-    device = logits.device
-    where, which = (to_device(np.concatenate(parts), device) for parts in (indices, tokens))
-    factor, discount_all = (
-        to_device(np.concatenate(parts).astype(np.float32), device)
-        for parts in (factors, discounts)
-    )
-    scores = logits[where, which]
-    scores = torch.where(scores > 0, scores / factor, scores * factor)
-    logits[where, which] = scores - discount_all
-
-
 def _keys(rows: Sequence[Drawn], device: torch.device) -> torch.Tensor:
     draws = [(row.sampling.seed, row.output_index) for row in rows]
     return to_device(noise_keys(draws), device)
-
-
-def _index(
-    indices: Sequence[int] | Sequence[tuple[int, int]], device: torch.device
-) -> torch.Tensor:
-    """[indices] or [indices, 2], to index with."""
-    return to_device(np.array(indices, dtype=np.int64), device)
 
 
 def _column(

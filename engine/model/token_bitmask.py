@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.constraint import Constraint
-from engine.model.transfer import to_device
+from engine.model.transfer import index_on, to_device
 
 #: The bits of minus infinity in single precision, as an integer.
 MINUS_INFINITY = np.float32(-math.inf).view(np.int32)
@@ -61,7 +61,7 @@ def _forbid_on_device(logits: torch.Tensor, rows: Sequence[int], bits: NDArray[n
     packed = to_device(np.pad(bits, ((0, 0), (0, missing))), device)
     places = torch.arange(8, dtype=torch.uint8, device=device)
     allowed = ((packed[:, :, None] >> places) & 1).flatten(1)[:, :width]
-    where = to_device(np.array(rows, dtype=np.int64), device)
+    where = index_on(rows, device)
     logits[where] = logits[where].masked_fill_(allowed == 0, -math.inf)
 
 

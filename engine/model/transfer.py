@@ -1,5 +1,6 @@
 """Copies between host and device that wait as late as possible. Knows no step and no model."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,13 @@ def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
         return tensor.to(device)
     # torch does not reuse the pinned memory before the device has read it.
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def index_on(
+    indices: Sequence[int] | Sequence[tuple[int, int]], device: torch.device
+) -> torch.Tensor:
+    """[indices] or [indices, 2], to index with."""
+    return to_device(np.array(indices, dtype=np.int64), device)
 
 
 class Sender:

@@ -1,9 +1,10 @@
 """What the host may do while a device is still at what it was sent."""
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.model.transfer import Sender
+from engine.model.transfer import Sender, index_on
 
 
 class Event:
@@ -70,3 +71,11 @@ def test_part_of_every_row_comes_where_it_belongs():
     sender.array(2, 3)[:] = [[1, 2, 3], [4, 5, 6]]
     sender.send(there[:2, :3])
     assert there.tolist() == [[1, 2, 3, 0], [4, 5, 6, 0], [0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    "indices", [[3, 1], [[0, 3], [2, 1]], []], ids=["rows", "rows and tokens", "none"]
+)
+def test_an_index_is_of_whole_numbers_even_where_there_are_none(indices):
+    index = index_on(indices, torch.device("cpu"))
+    assert (index.dtype, index.tolist()) == (torch.int64, indices)
