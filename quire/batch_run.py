@@ -6,7 +6,6 @@ Knows requests and logs; the files are batch_files' business, the lines' meaning
 from __future__ import annotations
 
 import contextlib
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,7 +28,7 @@ from quire.errors import InvalidRequest, OutputRewound, ProtocolError, QueueFull
 from quire.following import Following
 from quire.output import Completion, State, TokenChunk
 from quire.output_log import OutputRead
-from quire.protocol import TENANT_PATTERN, Priority
+from quire.protocol import TENANT_PATTERN, Priority, is_tenant_name
 from quire.routing import Parting, shard_of
 from quire.transitions import Submitted
 
@@ -101,7 +100,7 @@ class BatchOptions:
             raise InvalidRequest("max_inflight", "must be positive")
         if self.deadline_seconds is not None:
             must_be_ahead("deadline_seconds", self.deadline_seconds)
-        if not re.fullmatch(TENANT_PATTERN, self.tenant):
+        if not is_tenant_name(self.tenant):
             raise InvalidRequest("tenant", f"must match {TENANT_PATTERN}")
 
 

@@ -7,6 +7,7 @@ refused before anything else is looked at. What comes back is described in outpu
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from enum import IntEnum
@@ -43,6 +44,13 @@ MAX_REQUEST_ID_LENGTH = 128
 
 #: A tenant has no colon, so that tenant and idempotency key cannot run into one another.
 TENANT_PATTERN = r"^[A-Za-z0-9._-]{1,64}$"
+_TENANT = re.compile(TENANT_PATTERN)
+
+
+def is_tenant_name(name: str) -> bool:
+    """Whether a tenant can be called so: what the field of a request says, for all others."""
+    # A `$` of Python's would let a line's end pass, which the field refuses.
+    return _TENANT.fullmatch(name) is not None
 
 
 def mint_id() -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from quire.broker import Broker
 from quire.cli import EXIT_OK
 from quire.cli.console import Console, add_server, brokers_of
-from quire.protocol import TENANT_PATTERN
+from quire.protocol import is_tenant_name
 from quire.transitions import QueueLimits
 
 #: Shown for a limit that nobody has set.
@@ -100,6 +99,6 @@ def _limit(text: str) -> int:
 def _of_tenant(text: str) -> tuple[str, int | None]:
     """The type of `TENANT=N`: the tenant, and its limit, None to have none of its own."""
     tenant, equals, limit = text.partition("=")
-    if not equals or not re.match(TENANT_PATTERN, tenant):
+    if not equals or not is_tenant_name(tenant):
         raise argparse.ArgumentTypeError(f"{text} is not a tenant's name, `=` and a number")
     return tenant, _limit(limit) if limit else None

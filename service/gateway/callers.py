@@ -7,14 +7,13 @@ dump's strings nor the time of a lookup tells anything about a key. They are nev
 
 import hashlib
 import ipaddress
-import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from quire.protocol import TENANT_PATTERN, Priority
+from quire.protocol import TENANT_PATTERN, Priority, is_tenant_name
 from service.gateway.refusals import Refusal, Refused
 from service.sources import ConfigurationError
 
@@ -141,6 +140,6 @@ def _parse(words: list[str]) -> tuple[str, Caller]:
         raise ValueError("a key is written in ASCII; headers carry nothing else for certain")
     if len(key) < MIN_KEY_LENGTH:
         raise ValueError(f"a key has {MIN_KEY_LENGTH} characters or more")
-    if not re.fullmatch(TENANT_PATTERN, tenant):
+    if not is_tenant_name(tenant):
         raise ValueError(f"the tenant must match {TENANT_PATTERN}")
     return key, Caller(tenant, Priority.parse(priority[0]) if priority else USUAL_PRIORITY)

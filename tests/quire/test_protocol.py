@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgpack import ExtType
 
 from quire.errors import InvalidRequest, ProtocolError, UnsupportedVersion
-from quire.protocol import GenerationRequest, Priority, SamplingParams
+from quire.protocol import GenerationRequest, Priority, SamplingParams, is_tenant_name
 from quire.sampling import MAX_BIASED_TOKENS, MAX_STOP_STRINGS, parse_body, validated
 from quire.wire import MAX_MAP_LENGTH, pack, unpack
 from tests.quire.builders import make_request
@@ -46,6 +46,24 @@ def test_bytes_that_are_no_request_raise_a_typed_error(data):
 def test_any_map_in_place_of_a_request_raises_a_typed_error(fields):
     with pytest.raises((ProtocolError, InvalidRequest)):
         GenerationRequest.decode(pack({"v": 1, **fields}))
+
+
+TENANTS = ["a", "A-1._", "x" * 64]
+NO_TENANTS = ["", "x" * 65, "a b", "a:b", "a\n", "\na", "a\nb", "\u00e9", "\u0663", "a\x00"]
+
+
+@pytest.mark.parametrize(
+    ("name", "may_be"), [(name, name in TENANTS) for name in TENANTS + NO_TENANTS], ids=ascii
+)
+def test_a_tenant_is_called_what_the_field_of_a_request_takes(name, may_be):
+    """Settings, flags and files ask the rule; a request asks pydantic, by the same pattern."""
+    assert is_tenant_name(name) is may_be
+    message = pack(unpack(make_request().encode()) | {"tenant": name})
+    if may_be:
+        assert GenerationRequest.decode(message).tenant == name
+    else:
+        with pytest.raises(InvalidRequest, match="tenant"):
+            GenerationRequest.decode(message)
 
 
 def test_unknown_fields_of_the_envelope_are_kept_and_passed_on():

@@ -53,7 +53,14 @@ def test_a_refused_tenant_is_told_its_name(quire, real_broker):
 
 
 @pytest.mark.parametrize(
-    "wrong", [["--requests", "-1"], ["--tokens", "many"], ["--of", "gold"], ["--of", "a b=3"]]
+    "wrong",
+    [
+        ["--requests", "-1"],
+        ["--tokens", "many"],
+        ["--of", "gold"],
+        ["--of", "a b=3"],
+        ["--of", "gold\n=3"],
+    ],
 )
 def test_a_limit_that_cannot_be_is_wrong_usage(quire, real_broker, wrong):
     code, out, err = quire("limits", *wrong)
