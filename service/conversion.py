@@ -11,8 +11,8 @@ from quire.adapters import adapter_of
 from quire.constraints import CONSTRAINTS
 from quire.protocol import GenerationRequest, ParsedBody, SamplingParams
 from service.config import Settings
+from service.delivery import Delivery
 from service.model import ServedModel
-from service.outbox import Delivery
 from service.text import ModelTokenizer
 
 

@@ -20,8 +20,9 @@ from quire.errors import ProtocolError
 from quire.protocol import ErrorInfo
 from quire.transitions import BackOff, CommitItem, CommitReply, CommitStatus
 from service.contact import UNAVAILABLE, Contact, pauses
+from service.delivery import Delivery
 from service.metrics import Metrics
-from service.outbox import Delivery, Outbox
+from service.outbox import Outbox
 from service.vitals import Vitals
 
 #: How long the publisher waits for work at most before it shows a sign of life.

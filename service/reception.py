@@ -20,11 +20,12 @@ from service.completions import Origin, not_resumable, own_failure, rejection, s
 from service.config import Settings
 from service.contact import Contact
 from service.conversion import engine_request
+from service.delivery import Delivery
 from service.loop import EngineLoop
 from service.metrics import Metrics
 from service.model import ServedModel
 from service.origins import decoded, is_resumable, key_of, origin_of, seconds_since
-from service.outbox import Delivery, Outbox
+from service.outbox import Outbox
 
 _log = structlog.get_logger("service.reception")
 

@@ -30,8 +30,8 @@ from engine.fake_runner import FakeRunner
 from engine.request import Request
 from quire import script_runner
 from quire.protocol import GenerationRequest
+from service.delivery import Delivery
 from service.model import ServedModel
-from service.outbox import Delivery
 from service.publisher import Publisher
 from tests.chaos import forking
 from tests.service import fake_model

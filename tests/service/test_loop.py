@@ -8,9 +8,10 @@ from engine.request import FinishReason, Request
 from engine.sampling_params import SamplingParams
 from quire.transitions import Claim
 from service.completions import Origin
+from service.delivery import Delivery
 from service.loop import EngineLoop
 from service.metrics import Metrics
-from service.outbox import Delivery, Outbox
+from service.outbox import Outbox
 from service.threads import Supervised, ThreadDied
 from service.vitals import Vitals
 from tests.service.builders import StepGate, eventually, fake_model, make_settings

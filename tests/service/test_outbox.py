@@ -13,22 +13,14 @@ from engine.engine import RequestOutput
 from engine.logprobs import Logprobs
 from engine.request import FinishReason, Priority, Request
 from engine.sampling_params import SamplingParams
-from quire.errors import ProtocolError
 from quire.logprobs import TokenLogprob, pack_tokens
 from quire.protocol import ErrorInfo, TokenChunk
-from quire.transitions import Claim, CommitReply, CommitStatus
+from quire.transitions import CommitReply, CommitStatus
 from quire.wire import MAX_MESSAGE_BYTES, MAX_TOKEN_ID, pack_ids, unpack_ids
-from service.completions import Origin, own_failure
-from service.outbox import MAX_TOKENS_WITH_LOGPROBS, Delivery, Outbox
-
-
-def make_delivery(key: str = "a", *, priority: Priority = Priority.NORMAL) -> Delivery:
-    origin = Origin(request_id=key, model="fake", priority=priority)
-    return Delivery(key, Claim(key, 1, "owner"), origin, wire_logprob=tell)
-
-
-def tell(token_id: int, logprobs: Logprobs) -> TokenLogprob:
-    return TokenLogprob(token_id, logprobs.logprob, f"<{token_id}>")
+from service.completions import own_failure
+from service.delivery import MAX_TOKENS_WITH_LOGPROBS
+from service.outbox import Outbox
+from tests.service.test_delivery import add_likely, likely, make_delivery
 
 
 def output(
@@ -124,32 +116,6 @@ def test_first_tokens_that_another_engine_has_made_are_its_own_when_sent_again()
     assert take_item(outbox).fingerprint == "another"
 
 
-def likely(*token_ids: int) -> tuple[TokenLogprob, ...]:
-    """What is told of tokens that are the less likely the higher they are."""
-    return tuple(tell(id_, Logprobs(-float(id_))) for id_ in token_ids)
-
-
-def add_likely(delivery: Delivery, *token_ids: int) -> None:
-    delivery.append(token_ids, "", [Logprobs(-float(id_)) for id_ in token_ids])
-
-
-def test_log_probabilities_go_with_their_tokens_whatever_is_sent_again():
-    delivery = make_delivery()
-    delivery.recall([TokenChunk(0, (7, 8), "", 1, logprobs=likely(7, 8))])
-    add_likely(delivery, 9, 10)
-    assert delivery.item().logprobs == likely(9, 10)
-    delivery.published = 1
-    assert delivery.item().logprobs == likely(8, 9, 10)
-
-
-def test_a_log_that_was_begun_without_log_probabilities_goes_on_without():
-    delivery = make_delivery()
-    delivery.recall([TokenChunk(0, (7, 8), "", 1)])
-    add_likely(delivery, 9)
-    item = delivery.item()
-    assert (item.token_ids, item.logprobs) == ((9,), ())
-
-
 def test_a_backlog_with_log_probabilities_goes_out_in_parts_and_its_end_with_the_last():
     outbox, delivery = Outbox(), make_delivery()
     outbox.open(delivery)
@@ -191,12 +157,6 @@ def test_a_backlog_of_any_length_goes_out_in_entries_that_readers_take(text: str
         reply = CommitReply(CommitStatus.OK, len(log), cancel_requested=False)
         outbox.settle("a", item, reply=reply)
     assert log == [text] * (count - 1) + [f"{text}<tail>"]
-
-
-def test_a_log_with_a_gap_is_not_gone_on_with():
-    chunks = [TokenChunk(0, (7, 8), "<7><8>", 1), TokenChunk(3, (9,), "<9>", 1)]
-    with pytest.raises(ProtocolError, match="token 3 after 2 tokens"):
-        make_delivery().recall(chunks)
 
 
 def test_what_a_dead_engine_leaves_is_released_and_only_a_suspect_s_attempt_counts():

@@ -11,7 +11,8 @@ from engine.batch import Batch
 from engine.request import Priority
 from quire.transitions import CommitReply, CommitStatus
 from service.completions import own_failure
-from service.outbox import Delivery, Outbox
+from service.delivery import Delivery
+from service.outbox import Outbox
 from service.trials import Trials
 from tests.service.builders import (
     PATIENCE_SECONDS,
@@ -21,7 +22,8 @@ from tests.service.builders import (
     expected_tokens,
     stays,
 )
-from tests.service.test_outbox import make_delivery, output, take_item
+from tests.service.test_delivery import make_delivery
+from tests.service.test_outbox import output, take_item
 
 
 def make_suspect(key: str = "a", *, priority: Priority = Priority.NORMAL) -> Delivery:

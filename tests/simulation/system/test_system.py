@@ -21,8 +21,8 @@ from engine.request import Request
 from quire.broker import Broker
 from quire.output import TokenChunk
 from quire.protocol import GenerationRequest
+from service.delivery import Delivery
 from service.grammars import GrammarConstraint
-from service.outbox import Delivery
 from tests.simulation.system import __main__ as command
 from tests.simulation.system.__main__ import Figures, catches, play_all, replay
 from tests.simulation.system.controls import CONTROLS, Control
