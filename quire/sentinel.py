@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 from redis.connection import parse_url
-from redis.sentinel import Sentinel
+from redis.sentinel import Sentinel, SentinelManagedConnection, SentinelManagedSSLConnection
 
 #: The schemes of such a url, and whether the server speaks TLS.
 SCHEMES: Mapping[str, bool] = {"redis+sentinel": False, "rediss+sentinel": True}
@@ -36,6 +36,21 @@ _HOST = re.compile(rf"(\[[^\[\]]+\])?{_OUTSIDE_BRACKETS.pattern}")
 
 #: How long a sentinel may take to answer.
 SENTINEL_SECONDS = 1.0
+
+
+class _WholeAnswers(SentinelManagedConnection):
+    """A connection that is not used again once reading an answer from it was interrupted.
+
+    The other connections of redis-py are closed then, but in its threaded ones through sentinels
+    the rest of the answer stays, and the next caller takes it for its own.
+    """
+
+    def read_response(self, *positional: Any, **named: Any) -> Any:
+        return super().read_response(*positional, **{"disconnect_on_error": True} | named)
+
+
+class _SecureWholeAnswers(_WholeAnswers, SentinelManagedSSLConnection):
+    """The same under TLS."""
 
 
 def is_sentinel_url(url: str) -> bool:
@@ -82,6 +97,9 @@ def connect_through_sentinels(
         "socket_timeout": SENTINEL_SECONDS,
         "socket_connect_timeout": SENTINEL_SECONDS,
     }
+    if make is Sentinel:
+        kind = _SecureWholeAnswers if has_tls else _WholeAnswers
+        settings = {**settings, "connection_class": kind}
     sentinels = make([_address(host) for host in hosts.split(",")], sentinel_kwargs=own)
     return sentinels.master_for(
         service,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import secrets
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -152,3 +153,15 @@ def broker(make_broker: Callable[..., Broker]) -> Broker:
 @pytest.fixture
 def clockwork(connection: redis.Redis, broker: Broker) -> Clockwork:
     return Clockwork(connection, broker)
+
+
+@pytest.fixture
+def interrupted_by() -> Iterator[int]:
+    """SIGUSR1 interrupts the main thread as Ctrl-C would."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    yield signal.SIGUSR1
+    signal.signal(signal.SIGUSR1, before)

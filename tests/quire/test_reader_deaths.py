@@ -55,18 +55,6 @@ def test_a_task_that_dies_fails_those_who_wait_and_is_replaced(connection, broke
     gc.collect()
 
 
-@pytest.fixture
-def interrupted_by():
-    """SIGUSR1 interrupts the main thread as Ctrl-C would."""
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGUSR1, interrupt)
-    yield signal.SIGUSR1
-    signal.signal(signal.SIGUSR1, before)
-
-
 def test_nothing_is_read_any_more_for_one_whose_waiting_was_interrupted(
     connection, broker, interrupted_by
 ):

@@ -2,7 +2,9 @@
 
 import contextlib
 import shutil
+import signal
 import subprocess
+import threading
 import traceback
 
 import pytest
@@ -82,6 +84,25 @@ def test_a_queue_goes_on_at_the_new_master_after_a_failover(sentinel):
         assert connection.connection_pool.get_master_address() != before
 
 
+def test_what_an_interrupted_read_left_unread_is_no_answer_to_the_next(sentinel, interrupted_by):
+    """Redis' own answer to a read that blocked is on its way when the next call is made."""
+    main = threading.get_ident()
+    with connect(f"redis+sentinel://127.0.0.1:{sentinel}/shop/0") as connection:
+        connection.set("key", "value")
+
+        def interrupt() -> None:
+            with redis.Redis(connection_pool=connection.connection_pool) as other:
+                eventually(lambda: other.info("clients")["blocked_clients"] == 1)
+            signal.pthread_kill(main, interrupted_by)
+
+        helper = threading.Thread(target=interrupt)
+        helper.start()
+        with pytest.raises(KeyboardInterrupt):
+            connection.blpop(["nothing"], timeout=1)
+        helper.join()
+        assert connection.get("key") == b"value"
+
+
 def test_sentinels_that_know_no_master_are_a_broker_that_is_not_there(sentinel):
     url = f"redis+sentinel://127.0.0.1:{sentinel}/nobody"
     with connect(url) as connection, pytest.raises(BrokerUnavailable, match="No master found"):
@@ -110,7 +131,7 @@ def test_a_sentinel_url_is_read_with_all_its_parts():
     hosts = [s.connection_pool.connection_kwargs for s in pool.sentinel_manager.sentinels]
     assert [(h["host"], h["port"]) for h in hosts] == [("one", 1), ("::1", 2), ("three", 26379)]
     assert {h["password"] for h in hosts} == {"x"}
-    assert pool.connection_class.__name__ == "SentinelManagedSSLConnection"
+    assert issubclass(pool.connection_class, redis.sentinel.SentinelManagedSSLConnection)
     plain = connect("redis+sentinel://one/shop").connection_pool
     assert plain.connection_kwargs["socket_timeout"] == 5.0
     assert plain.connection_kwargs["retry"].get_retries() == 0
