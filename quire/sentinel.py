@@ -10,13 +10,22 @@ Sentinels are asked without TLS.
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
+import redis.asyncio.sentinel
 from redis.connection import parse_url
-from redis.sentinel import Sentinel, SentinelManagedConnection, SentinelManagedSSLConnection
+from redis.exceptions import RedisError
+from redis.sentinel import (
+    Sentinel,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
 
 #: The schemes of such a url, and whether the server speaks TLS.
 SCHEMES: Mapping[str, bool] = {"redis+sentinel": False, "rediss+sentinel": True}
@@ -37,6 +46,12 @@ _HOST = re.compile(rf"(\[[^\[\]]+\])?{_OUTSIDE_BRACKETS.pattern}")
 #: How long a sentinel may take to answer.
 SENTINEL_SECONDS = 1.0
 
+#: For how long the answer of the sentinels is believed while there are connections.
+BELIEF_SECONDS = 1.0
+
+#: Where sentinels are slow to answer, they are asked in no more than this share of the time.
+_ASKING_SHARE = 0.1
+
 
 class _WholeAnswers(SentinelManagedConnection):
     """A connection that is not used again once reading an answer from it was interrupted.
@@ -51,6 +66,71 @@ class _WholeAnswers(SentinelManagedConnection):
 
 class _SecureWholeAnswers(_WholeAnswers, SentinelManagedSSLConnection):
     """The same under TLS."""
+
+
+class _Belief:
+    """Until when what the sentinels said is believed. Of many who come then, one asks."""
+
+    def __init__(self) -> None:
+        self._until = time.monotonic() + BELIEF_SECONDS
+
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._until
+
+    @contextlib.contextmanager
+    def renewed(self) -> Iterator[None]:
+        """What is done meanwhile is the asking. Where nobody answers, all stays as it is."""
+        began = time.monotonic()
+        self._until = began + BELIEF_SECONDS
+        try:
+            with contextlib.suppress(RedisError):
+                yield
+        finally:
+            now = time.monotonic()
+            self._until = now + max(BELIEF_SECONDS, (now - began) / _ASKING_SHARE)
+
+
+class _MasterPool(SentinelConnectionPool):
+    """Connections to the server that is the master now, also where the one before is still there.
+
+    redis-py asks the sentinels when it connects, and never again while a connection lasts. But they
+    demote a server that lives only some ten seconds after they have promoted another one, as in a
+    failover that an operator asked for, and all that it is told until then is lost.
+    """
+
+    def __init__(self, *positional: Any, **named: Any) -> None:
+        super().__init__(*positional, **named)  # type: ignore[no-untyped-call]
+        self._belief = _Belief()
+
+    def get_connection(self, *positional: Any, **named: Any) -> Any:
+        if self._belief.is_over():
+            with self._belief.renewed():
+                # Idle connections to another server are closed with it, those in use at their end.
+                self.get_master_address()  # type: ignore[no-untyped-call]
+        return super().get_connection(*positional, **named)
+
+
+class _AsyncMasterPool(redis.asyncio.sentinel.SentinelConnectionPool):
+    """The same for an event loop."""
+
+    def __init__(self, *positional: Any, **named: Any) -> None:
+        super().__init__(*positional, **named)  # type: ignore[no-untyped-call]
+        self._belief = _Belief()
+
+    async def get_connection(self, *positional: Any, **named: Any) -> Any:
+        if self._belief.is_over():
+            with self._belief.renewed():
+                await self.get_master_address()  # type: ignore[no-untyped-call]
+        return await super().get_connection(*positional, **named)  # type: ignore[no-untyped-call]
+
+    async def release(self, connection: Any) -> None:
+        if self.master_address != (connection.host, connection.port):
+            await connection.disconnect(nowait=True)
+        await super().release(connection)
+
+
+#: By what asks the sentinels.
+_POOLS = {Sentinel: _MasterPool, redis.asyncio.sentinel.Sentinel: _AsyncMasterPool}
 
 
 def is_sentinel_url(url: str) -> bool:
@@ -77,7 +157,7 @@ def parts_of(url: str) -> SplitResult:
 def connect_through_sentinels(
     url: str, settings: Mapping[str, Any], *, make: Any = Sentinel
 ) -> Any:
-    """A client of the server that is the master now, found again whenever it connects.
+    """A client of the server that is the master now, found again when another one is.
 
     `settings` are those of every connection to it; `make` is redis-py's Sentinel, or that of
     redis.asyncio for a client of its kind. ValueError for a url that cannot be right; whether there
@@ -103,6 +183,7 @@ def connect_through_sentinels(
     sentinels = make([_address(host) for host in hosts.split(",")], sentinel_kwargs=own)
     return sentinels.master_for(
         service,
+        connection_pool_class=_POOLS[make],
         db=int(database or 0),
         username=unquote(username) or None,
         password=unquote(password) or None,

@@ -1,5 +1,6 @@
 """Other ways to a server: through its sentinels, across a failover, and under TLS."""
 
+import asyncio
 import contextlib
 import shutil
 import signal
@@ -21,7 +22,7 @@ from quire.local_redis import URL_VARIABLE, LocalRedis, _free_port
 from quire.output import State
 from quire.sentinel import connect_through_sentinels, parts_of
 from tests.quire.builders import make_request, port_of
-from tests.quire.waiting import PATIENCE_SECONDS, eventually
+from tests.quire.waiting import eventually
 
 pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(90)]
 
@@ -53,7 +54,8 @@ def started_sentinel(folder, master_port, *options):
     port = _free_port()
     lines = [f"port {port}", f"dir {folder}", *options]
     lines += [f"sentinel monitor shop 127.0.0.1 {master_port} 1"]
-    lines += ["sentinel down-after-milliseconds shop 1000", "sentinel failover-timeout shop 5000"]
+    # A master that a busy machine keeps from answering is not down: failovers are asked for.
+    lines += ["sentinel down-after-milliseconds shop 60000", "sentinel failover-timeout shop 5000"]
     (folder / "sentinel.conf").write_text("\n".join(lines) + "\n")
     command = ["redis-server", str(folder / "sentinel.conf"), "--sentinel"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -69,19 +71,52 @@ def replicas_known_to(sentinel: redis.Redis) -> int:
     return len([r for r in replicas if r["master-link-status"] == "ok"])
 
 
-def test_a_queue_goes_on_at_the_new_master_after_a_failover(sentinel):
+def switch_over(sentinel: int) -> int:
+    """Has the replica promoted, while the old master takes itself for one still; the new port."""
+    with redis.Redis(port=sentinel) as asked:
+        # Where clients find it; the address by name is that of the new one some moments earlier.
+        before = asked.sentinel_master("shop")["port"]
+        asked.execute_command("SENTINEL FAILOVER", "shop")
+        eventually(lambda: asked.sentinel_master("shop")["port"] != before)
+        with redis.Redis(port=before) as old:
+            assert old.info("replication")["role"] == "master"
+        return int(asked.sentinel_master("shop")["port"])
+
+
+def test_a_queue_goes_on_at_the_new_master_though_the_one_before_lives_on(sentinel, monkeypatch):
+    """That one is demoted some ten seconds later, and all that it was told until then is lost."""
+    monkeypatch.setattr("quire.sentinel.BELIEF_SECONDS", 0.0)
+    monkeypatch.setattr("quire.sentinel._ASKING_SHARE", float("inf"))
     url = f"redis+sentinel://127.0.0.1:1,127.0.0.1:{sentinel}/shop/0"
-    with connect(url) as connection, redis.Redis(port=sentinel) as asked:
-        broker = Broker(connection, retry_seconds=PATIENCE_SECONDS)
+    switched = list[int]()
+
+    async def ports_of_a_loop() -> list[int]:
+        async with connect_async(url) as connection:
+            pool = connection.connection_pool
+            in_use = await pool.get_connection()
+            switched.append(await asyncio.to_thread(switch_over, sentinel))
+            found = [(await connection.info("server"))["tcp_port"]]
+            await pool.release(in_use)
+            both = [await pool.get_connection() for _ in range(2)]
+            for each in both:
+                await pool.release(each)
+            return [*found, *(each.port for each in both)]
+
+    with connect(url) as connection:
+        broker, pool = Broker(connection), connection.connection_pool
         broker.ensure_groups()
         broker.submit(make_request(id="before"))
         connection.wait(1, 5000)
-        before = asked.sentinel_get_master_addr_by_name("shop")
-        asked.execute_command("SENTINEL FAILOVER", "shop")
-        eventually(lambda: asked.sentinel_get_master_addr_by_name("shop") != before)
+        in_use = pool.get_connection()
+        ports = asyncio.run(ports_of_a_loop())
         assert broker.submit(make_request(id="after")).state is State.QUEUED
         assert broker.status("before").state is State.QUEUED
-        assert connection.connection_pool.get_master_address() != before
+        ports.append(connection.info("server")["tcp_port"])
+        pool.release(in_use)
+        both = [pool.get_connection() for _ in range(2)]
+        for each in both:
+            pool.release(each)
+    assert [*ports, *(each.port for each in both)] == switched * 6
 
 
 def test_what_an_interrupted_read_left_unread_is_no_answer_to_the_next(sentinel, interrupted_by):
@@ -101,6 +136,16 @@ def test_what_an_interrupted_read_left_unread_is_no_answer_to_the_next(sentinel,
             connection.blpop(["nothing"], timeout=1)
         helper.join()
         assert connection.get("key") == b"value"
+
+
+def test_what_the_sentinels_said_is_believed_while_none_answers(start, tmp_path, monkeypatch):
+    master = start()
+    with started_sentinel(tmp_path, port_of(master)) as port:
+        connection = connect(f"redis+sentinel://127.0.0.1:{port}/shop/0")
+        eventually(connection.ping)
+    monkeypatch.setattr("quire.sentinel.BELIEF_SECONDS", 0.0)
+    with connection:
+        assert connection.ping()
 
 
 def test_sentinels_that_know_no_master_are_a_broker_that_is_not_there(sentinel):
