@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any, TypeVar
 
 from quire.aio import AsyncClient
-from quire.errors import OutputRewound
+from quire.errors import OutputRewound, ResultExpired, UnknownRequest
 from quire.following import joined, raise_unless_completed
 from quire.openai_answers import naming_prompt
 from quire.output import Completion, State, TokenChunk
@@ -49,8 +49,8 @@ class Answer:
     async def news(self, *, silence_seconds: float) -> AsyncGenerator[News | None, None]:
         """The news of all choices, each completion after its chunks; None after every silence.
 
-        Raises the error of a choice that did not complete or cannot be read; Refused when the
-        answer is broken off.
+        Raises the error of a choice that did not complete or cannot be read, ResultExpired for one
+        that is not there any more; Refused when the answer is broken off.
         """
         following = [self._follow(choice) for choice in range(self.asked.num_choices)]
         async for item in merged(following, self._closing, silence_seconds=silence_seconds):
@@ -93,6 +93,9 @@ class Answer:
         except OutputRewound as rewound:
             self.places[choice] = Place(rewound.kept)
             raise
+        except UnknownRequest as unknown:
+            # It was submitted, or found, before anybody asked for its answer.
+            raise ResultExpired(unknown.request_id) from unknown
 
     def _naming_prompt(self, choice: int, end: Completion) -> Completion:
         asked = self.asked

@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from quire.aio import AsyncClient
-from quire.errors import BrokerUnavailable, QuireError, RequestFailed
+from quire.errors import BrokerUnavailable, QuireError, RequestFailed, ResultExpired
 from quire.openai_answers import written_response
 from quire.openai_requests import KINDS, parse_object
 from quire.protocol import Kind
@@ -248,7 +248,7 @@ class Gateway:
         so the old one is cancelled, or the caller is redirected to it at another gateway.
         """
         if elsewhere is not None:
-            if isinstance(error, BrokerUnavailable):
+            if isinstance(error, BrokerUnavailable | ResultExpired):
                 self._queue.abandon_later(asked)
             elif self._life.closing.is_set() and isinstance(error, Refused):
                 error = moved(error.refusal, elsewhere)

@@ -14,6 +14,7 @@ from service.instruments import build_instrument
 _REASONS = {
     "broker_unavailable": "unavailable",
     "output_rewound": "rewound",
+    "request_lost": "rewound",
     "gateway_draining": "draining",
 }
 

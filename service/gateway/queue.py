@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from quire.aio import AsyncClient
-from quire.errors import BrokerUnavailable, QueueFull, UnknownRequest
+from quire.errors import BrokerUnavailable, QueueFull, ResultExpired, UnknownRequest
 from quire.output import Completion, State
 from quire.protocol import MAX_REQUEST_ID_LENGTH, REQUEST_ID_PATTERN
 from service.gateway.abandoned import Abandoned
@@ -59,7 +59,11 @@ class Queue:
             return call.asked
         # The first one alone: if its id belongs to another call, the others must not be submitted.
         await self._client.submit_many(members[:1])
-        asked = await self.find(call.asked.request_id, caller)
+        try:
+            asked = await self.find(call.asked.request_id, caller)
+        except UnknownRequest as unknown:
+            # It was there a moment ago.
+            raise ResultExpired(unknown.request_id) from unknown
         if asked.digest != call.asked.digest:
             raise Refused(key_reused())
         await self._client.submit_many(members[1:])

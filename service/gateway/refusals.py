@@ -17,6 +17,7 @@
     500     those of a failed request, protocol_error   the request has failed
     503     broker_unavailable, gateway_full,           nobody can say now; try again, or elsewhere
             gateway_draining
+            request_lost                                it was there and is gone; call again
     504     deadline_exceeded, queue_timeout            its time was over
 
 OpenAI's clients repeat 408, 409, 429 and all from 500 on, unless `x-should-retry` says otherwise:
@@ -38,6 +39,7 @@ from quire.errors import (
     QuireError,
     RequestConflict,
     RequestFailed,
+    ResultExpired,
     UnknownRequest,
 )
 
@@ -131,6 +133,12 @@ def unavailable() -> Refusal:
     return Refusal(503, "broker_unavailable", message, headers=_RETRY_LATER)
 
 
+def lost() -> Refusal:
+    """The request is gone before its caller had all of its answer: only a new call brings one."""
+    message = "Redis lost this request, or kept its answer no longer; send the call again"
+    return Refusal(503, "request_lost", message, headers=_RETRY_LATER)
+
+
 def with_headers(error: QuireError | Refused, headers: Mapping[str, str]) -> Refused:
     """The same, told with these headers as well."""
     refusal = refusal_of(error)
@@ -161,6 +169,7 @@ _TOLD: dict[type[QuireError], Callable[[Any], Refusal]] = {
     RequestConflict: lambda _: key_reused(),
     InvalidRequest: _invalid,
     QueueFull: lambda e: Refusal(429, "queue_full", str(e), headers=_RETRY_LATER),
+    ResultExpired: lambda _: lost(),
     UnknownRequest: lambda e: Refusal(404, "unknown_request", str(e)),
     Cancelled: lambda e: Refusal(409, e.code, e.message, headers=_DO_NOT_RETRY),
     DeadlineExceeded: lambda e: Refusal(504, e.code, e.message, headers=_DO_NOT_RETRY),

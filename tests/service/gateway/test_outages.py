@@ -1,6 +1,7 @@
 """A Redis that goes away while calls are answered: what becomes of them, and of their requests."""
 
 import asyncio
+import json
 import threading
 
 import pytest
@@ -128,6 +129,53 @@ def test_a_call_of_which_redis_has_heard_though_its_answer_is_lost_is_ended(
     assert gateway.complete(n=2).error["code"] == "broker_unavailable"
     assert len(taken) == 2
     wait_until_cancelled(fake, *taken)
+
+
+def lose_request(fake, request_id):
+    """What a failover does whose replica had not heard of the request yet."""
+    keys = fake.broker.keys
+    fake.connection.delete(*(keys.request(request_id), keys.body(request_id)))
+    fake.connection.delete(keys.output(request_id))
+    fake.connection.hdel(keys.open, request_id)
+    fake.connection.hdel(keys.place, request_id)
+
+
+@pytest.mark.parametrize("headers", [{}, KEY])
+def test_a_call_whose_request_redis_has_lost_is_told_so_and_begins_anew_when_it_is_repeated(
+    gateway, fake, script, followed, headers
+):
+    script.pieces = ["one ", None, "two"]
+    connection = gateway.send("POST", COMPLETIONS, {"prompt": "x", "n": 2}, **headers)
+    assert followed.wait(PATIENCE_SECONDS)
+    eventually(lambda: len(fake.requests) == 2, "claimed")
+    first = min((request.id for request in fake.requests), key=len)
+    lose_request(fake, first)
+    response = connection.getresponse()
+    assert (response.status, "Retry-After" in response.headers) == (503, True)
+    assert json.loads(response.read())["error"]["code"] == "request_lost"
+    connection.close()
+    if not headers:
+        # The caller begins anew, and nobody waits for the other choice.
+        wait_until_cancelled(fake, f"{first}:1")
+    script.release.set()
+    again = gateway.complete(n=2, headers=headers)
+    assert [choice["text"] for choice in again.body["choices"]] == ["one two"] * 2
+    assert (again.request_id == first) == bool(headers)
+
+
+def test_a_stream_whose_request_redis_has_lost_says_that_only_a_new_call_helps(
+    gateway, fake, script
+):
+    script.pieces = ["one ", None]
+    with gateway.stream() as stream:
+        stream.read_tokens(4)
+        lose_request(fake, stream.request_id)
+        (error,) = stream.rest()
+    assert error.body["error"]["code"] == "request_lost"
+    assert "send the call again" in error.body["error"]["message"]
+    assert gateway.metric("quire_gateway_streams_broken_total", reason="rewound") == 1
+    # Who only comes for it later cannot be told it from one that never was.
+    assert gateway.get(f"/v1/requests/{stream.request_id}").status == 404
 
 
 def test_who_hangs_up_while_redis_is_away_ends_the_request_when_it_is_back(gateway, fake, script):
