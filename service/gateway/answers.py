@@ -5,12 +5,13 @@ slowly costs no memory here, and one that never comes back none at all.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any, TypeVar
 
 from quire.aio import AsyncClient
 from quire.errors import OutputRewound, ResultExpired, UnknownRequest
-from quire.following import joined, raise_unless_completed
+from quire.following import MAX_READINGS, joined, raise_unless_completed
 from quire.openai_answers import naming_prompt
 from quire.output import Completion, State, TokenChunk
 from quire.turns import Turn
@@ -61,6 +62,14 @@ class Answer:
 
         Raises what `news` does; Refused for one that was asked for as a stream, and is too large.
         """
+        for _ in range(MAX_READINGS - 1):
+            # What Redis has lost of it nobody was told yet.
+            with contextlib.suppress(OutputRewound):
+                return await self._read_whole()
+        return await self._read_whole()
+
+    async def _read_whole(self) -> list[Completion]:
+        self.places = [Place()] * self.asked.num_choices
         num_logprobs = 0
         chunks: list[list[TokenChunk]] = [[] for _ in self.places]
         ends: dict[int, Completion] = {}

@@ -1,6 +1,7 @@
 """A Redis that goes away while calls are answered: what becomes of them, and of their requests."""
 
 import asyncio
+import contextlib
 import json
 import threading
 
@@ -176,6 +177,37 @@ def test_a_stream_whose_request_redis_has_lost_says_that_only_a_new_call_helps(
     assert gateway.metric("quire_gateway_streams_broken_total", reason="rewound") == 1
     # Who only comes for it later cannot be told it from one that never was.
     assert gateway.get(f"/v1/requests/{stream.request_id}").status == 404
+
+
+def test_a_whole_answer_of_which_redis_lost_a_part_is_read_anew(gateway, fake, script, monkeypatch):
+    """Nobody was told of what is lost."""
+    script.pieces = ["one ", "two ", None, "three"]
+    plain, reads = Answer.news, []
+
+    async def news(self, *, silence_seconds):
+        reads.append(0)
+        async for choice, items in plain(self, silence_seconds=silence_seconds):
+            reads[-1] += sum(len(item.token_ids) for item in items)
+            yield choice, items
+
+    monkeypatch.setattr(Answer, "news", news)
+    connection = gateway.send("POST", COMPLETIONS, {"prompt": "x"})
+    eventually(lambda: reads == [8], "both pieces are read")
+    keys, redis, (request,) = fake.broker.keys, fake.connection, fake.requests
+    log, record = keys.output(request.id), keys.request(request.id)
+    (first_id, first), (last_id, last) = redis.xrange(log)
+    redis.hdel(keys.place, request.id)
+    redis.hset(record, mapping={"published": 4, "prefix": first[b"prefix"]})
+    redis.delete(log)
+    redis.xadd(log, first, id=first_id)
+    eventually(lambda: reads == [8, 4], "it is read anew")
+    redis.xadd(log, last, id=last_id)
+    redis.hset(record, mapping={"published": 8, "prefix": last[b"prefix"]})
+    script.release.set()
+    with contextlib.closing(connection):
+        response = connection.getresponse()
+        assert response.status == 200
+        assert json.loads(response.read())["choices"][0]["text"] == "one two three"
 
 
 def test_who_hangs_up_while_redis_is_away_ends_the_request_when_it_is_back(gateway, fake, script):
