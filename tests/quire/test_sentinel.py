@@ -22,6 +22,7 @@ from quire.local_redis import URL_VARIABLE, LocalRedis, _free_port
 from quire.output import State
 from quire.sentinel import connect_through_sentinels, parts_of
 from tests.quire.builders import make_request, port_of
+from tests.quire.sentinels import replicas_known_to, started_sentinel
 from tests.quire.waiting import eventually
 
 pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(90)]
@@ -46,29 +47,6 @@ def sentinel(start, tmp_path_factory):
         with redis.Redis(port=port) as asked:
             eventually(lambda: replicas_known_to(asked) == 1)
         yield port
-
-
-@contextlib.contextmanager
-def started_sentinel(folder, master_port, *options):
-    """A sentinel that looks after one master under the name `shop`. Yields its port."""
-    port = _free_port()
-    lines = [f"port {port}", f"dir {folder}", *options]
-    lines += [f"sentinel monitor shop 127.0.0.1 {master_port} 1"]
-    # A master that a busy machine keeps from answering is not down: failovers are asked for.
-    lines += ["sentinel down-after-milliseconds shop 60000", "sentinel failover-timeout shop 5000"]
-    (folder / "sentinel.conf").write_text("\n".join(lines) + "\n")
-    command = ["redis-server", str(folder / "sentinel.conf"), "--sentinel"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        yield port
-    finally:
-        process.kill()
-        process.wait()
-
-
-def replicas_known_to(sentinel: redis.Redis) -> int:
-    replicas = sentinel.sentinel_slaves("shop")
-    return len([r for r in replicas if r["master-link-status"] == "ok"])
 
 
 def switch_over(sentinel: int) -> int:
