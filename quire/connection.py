@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import random
 import socket
+import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import SplitResult
 
@@ -86,6 +87,9 @@ _SENTENCES: dict[type[RedisError], str] = {
     ResponseError: "Redis refused",
 }
 
+#: How OpenSSL says that the other side is not who it should be.
+_UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
+
 #: How Redis says that nobody has told it who is there.
 _NOTHING_GIVEN = ("HELLO must be called", "Authentication required", "NOAUTH")
 
@@ -97,6 +101,13 @@ _NO_NOTIFICATIONS = (
 )
 
 _Result = TypeVar("_Result")
+
+
+class UnusableFile(ValueError):
+    """A file of certificates or keys that a url names. The message has nothing else of the url."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"the url names a file that cannot be used: {message}")
 
 
 def connect(url: str, *, block_seconds: float = MAX_BLOCK_SECONDS) -> redis.Redis:
@@ -119,13 +130,31 @@ def connect(url: str, *, block_seconds: float = MAX_BLOCK_SECONDS) -> redis.Redi
 def refuse_unknown_options(client: redis.Redis | redis.asyncio.Redis) -> None:
     """ValueError for an option of the client's url that no connection takes, or not so.
 
-    redis-py takes any, and would raise at the first command.
+    redis-py takes any, and would raise at the first command; of a file that is not there it would
+    say that the server cannot be reached.
     """
     pool = client.connection_pool
     try:
         pool.connection_class(**pool.connection_kwargs)
     except (TypeError, RedisError) as error:
         raise ValueError(f"the url has an option that cannot be right: {error}") from error
+    _refuse_unusable_files(pool.connection_kwargs)
+
+
+def _refuse_unusable_files(settings: Mapping[str, Any]) -> None:
+    # Whether they can be used now: each connection reads them anew, and so what took their place.
+    authorities, key = settings.get("ssl_ca_certs"), settings.get("ssl_keyfile")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    name = f"ssl_ca_certs={authorities}"
+    try:
+        if authorities:
+            context.load_verify_locations(authorities)
+        if certificate := settings.get("ssl_certfile"):
+            name = f"ssl_certfile={certificate}" + (f", ssl_keyfile={key}" if key else "")
+            # With no password at all OpenSSL would ask for one at the terminal.
+            context.load_cert_chain(certificate, key, settings.get("ssl_password") or "")
+    except OSError as error:
+        raise UnusableFile(f"{name}: {error.strerror or error}") from error
 
 
 def connection_settings(url: str, block_seconds: float) -> dict[str, Any]:
@@ -268,6 +297,11 @@ def is_of_replica(error: RedisError) -> bool:
     return isinstance(error, ReadOnlyError | MasterDownError) or _is_unblocked(error)
 
 
+def is_of_stranger(error: RedisError) -> bool:
+    """Whether the certificate there is not one that the url trusts."""
+    return _UNTRUSTED in str(error)
+
+
 def translated(error: RedisError) -> QuireError:
     """Our error for one of redis-py's, which stays its cause."""
     if isinstance(error, MasterNotFoundError | AsyncMasterNotFoundError):
@@ -292,6 +326,8 @@ def _sentence(error: RedisError) -> str:
         if str(error).startswith(_NOTHING_GIVEN):
             return "Redis wants a password, and was given none"
         return f"Redis wants another user or password: {error}"
+    if is_of_stranger(error):
+        return f"the certificate of Redis is not trusted, see `ssl_ca_certs`: {error}"
     for kind, text in _SENTENCES.items():
         if isinstance(error, kind):
             return f"{text}: {error}"

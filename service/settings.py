@@ -99,10 +99,12 @@ class ProcessSettings(BaseSettings):
         if not value.startswith(URL_SCHEMES):
             raise ValueError(f"must begin with one of {', '.join(URL_SCHEMES)}")
         # Only now: `--help` need not wait for the client of Redis.
-        from quire.connection import connect, longest_block_of
+        from quire.connection import UnusableFile, connect, longest_block_of
 
         try:
             longest_block_of(connect(value))
+        except UnusableFile:
+            raise
         except ValueError:
             raise ValueError("its host, port, path or an option cannot be right") from None
         return value

@@ -21,7 +21,7 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from quire.broker import Broker
 from quire.cli import EXIT_ERROR, EXIT_OK
 from quire.cli.console import Console, add_server, brokers_of, few
-from quire.connection import translated
+from quire.connection import is_of_stranger, translated
 from quire.errors import QuireError
 from quire.transitions import WorkerInfo
 
@@ -118,6 +118,8 @@ def _advice(error: RedisError) -> str:
     """What to do about a server that does not answer a PING."""
     if isinstance(error, AuthenticationError):
         return "set QUIRE_REDIS_PASSWORD, and put the user into the url unless it is the default"
+    if is_of_stranger(error):
+        return "name the file of who signed its certificate: `?ssl_ca_certs=<file>` in the url"
     if isinstance(error, ResponseError):
         return "repair the server first; its log says more"
     return "set --redis-url or QUIRE_REDIS_URL to a running server"

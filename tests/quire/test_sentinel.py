@@ -226,6 +226,28 @@ def test_a_queue_is_reached_under_tls_by_those_who_trust_its_certificate(secured
     assert_only_who_trusts_reaches(f"rediss://127.0.0.1:{port}/0", folder / "cert.pem")
 
 
+@pytest.mark.parametrize("make", [connect, connect_async])
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ("ssl_ca_certs={0}/none.pem", "ssl_ca_certs={0}/none.pem: No such file"),
+        ("ssl_ca_certs={0}", "ssl_ca_certs={0}: Is a directory"),
+        ("ssl_ca_certs={0}/key.pem", "ssl_ca_certs={0}/key.pem: .*certificate"),
+        ("ssl_certfile={0}/cert.pem&ssl_keyfile={0}/none", "ssl_keyfile={0}/none: No such file"),
+        ("ssl_certfile={0}/key.pem&ssl_keyfile={0}/key.pem", "ssl_certfile={0}/key.pem, "),
+    ],
+)
+def test_files_of_a_url_that_cannot_be_used_are_refused_by_their_names(
+    secured, make, options, reason
+):
+    """Otherwise a server would be waited for that is there."""
+    _, folder = secured
+    for url in ("rediss://127.0.0.1:1/0", "rediss+sentinel://127.0.0.1:1/shop"):
+        with pytest.raises(ValueError, match=reason.format(folder)):
+            make(f"{url}?{options.format(folder)}")
+        make(f"{url}?ssl_certfile={folder}/cert.pem&ssl_keyfile={folder}/key.pem")
+
+
 def test_a_queue_under_tls_is_found_by_sentinels_and_trusted_alike(secured, tmp_path):
     port, folder = secured
     options = ["tls-replication yes", f"tls-ca-cert-file {folder / 'cert.pem'}"]
@@ -242,5 +264,6 @@ def assert_only_who_trusts_reaches(url, certificate):
         broker, request = Broker(connection, queue="tls"), make_request()
         assert broker.submit(request).created
         assert connection.exists(broker.keys.request(request.id))
-    with connect(url) as stranger, pytest.raises(BrokerUnavailable, match="certificate"):
+    told = "the certificate of Redis is not trusted, see `ssl_ca_certs`"
+    with connect(url) as stranger, pytest.raises(BrokerUnavailable, match=told):
         Broker(stranger, queue="tls", retry_seconds=0.1).status("a")

@@ -289,6 +289,13 @@ def test_a_url_that_cannot_be_right_is_refused_and_its_password_is_not_told(load
     assert "sec" not in str(caught.value)
 
 
+@pytest.mark.parametrize("load", [load_settings, load_exporter_settings])
+def test_a_file_of_a_url_that_cannot_be_used_is_named_without_the_password(load):
+    with pytest.raises(ConfigurationError, match=r"ssl_ca_certs=/none\.pem: No such") as caught:
+        load(["--redis-url", "rediss://:secret@host/0?ssl_ca_certs=/none.pem"])
+    assert "sec" not in str(caught.value)
+
+
 # -- shards ---------------------------------------------------------------------------------------
 
 

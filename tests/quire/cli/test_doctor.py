@@ -25,6 +25,17 @@ def test_doctor_names_what_is_wrong_and_what_to_do(quire, tmp_path, real_server)
     assert code == 1 and "fail  redis" in out
 
 
+def test_doctor_says_how_to_trust_a_certificate(quire, monkeypatch):
+    def ping(_):
+        raise redis.ConnectionError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed")
+
+    monkeypatch.setattr(redis.Redis, "ping", ping)
+    code, out, _ = quire("doctor", "--no-torch", "--json")
+    found = {finding["check"]: finding for finding in records(out)}
+    assert code == 1 and "is not trusted" in found["redis"]["detail"]
+    assert "?ssl_ca_certs=<file>" in found["redis"]["advice"]
+
+
 @pytest.mark.parametrize(
     ("name", "verdict"),
     [
