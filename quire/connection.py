@@ -41,7 +41,7 @@ from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError
 
 from quire.errors import BrokerUnavailable, QueueFull, QuireError
-from quire.sentinel import connect_through_sentinels, is_sentinel_url, parts_of
+from quire.sentinel import connect_through_sentinels, is_sentinel_url, must_be_host, parts_of
 
 try:
     from redis import maint_notifications
@@ -186,6 +186,7 @@ def _take_apart(url: str) -> None:
         parts = parts_of(url)
         if not is_sentinel_url(url):
             _ = parts.port
+            must_be_host(parts.hostname or "")
             _must_name_a_database(parts)
     except ValueError:
         # In words of its own: those of the library quote what it takes for a host or a port, and

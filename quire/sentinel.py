@@ -154,6 +154,22 @@ def parts_of(url: str) -> SplitResult:
     return urlsplit(f"{scheme}://{rest[end:]}")._replace(netloc=rest[:end])
 
 
+def must_be_host(name: str) -> None:
+    """ValueError for what no resolver can be asked for: its error would be none of Redis.
+
+    As where nothing stands between two dots because a variable was empty.
+    """
+    plain = unquote(name)
+    try:
+        plain.encode("idna")
+        can_be_asked = "\0" not in plain
+    except UnicodeError:
+        can_be_asked = False
+    if not can_be_asked:
+        # Not quoted: where a password has a `/`, this is the password.
+        raise ValueError("a url names a host that cannot be one")
+
+
 def connect_through_sentinels(
     url: str, settings: Mapping[str, Any], *, make: Any = Sentinel
 ) -> Any:
@@ -218,4 +234,6 @@ def _address(host: str) -> tuple[str, int]:
     if not port.isdecimal():
         # Not quoted: where a password has a `/`, this is the password.
         raise ValueError("a sentinel url names each host alone or with a port")
-    return name.strip("[]"), int(port)
+    name = name.strip("[]")
+    must_be_host(name)
+    return name, int(port)
