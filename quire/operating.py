@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, cast
 
 from quire.calls import requeue_call
-from quire.errors import UnknownRequest
+from quire.errors import InvalidRequest, UnknownRequest
 from quire.output import State
 from quire.protocol import Priority
 from quire.replies import (
@@ -55,9 +55,16 @@ class Operating(Shard):
         return State(state.decode())
 
     def pause(self, reason: str = "") -> None:
-        """Lets no request of this shard be claimed from now on; what runs goes on."""
+        """Lets no request of this shard be claimed from now on; what runs goes on.
+
+        InvalidRequest for a reason that is no text.
+        """
         key = self.keys.control
-        self._change(lambda pipeline: pipeline.hset(key, "paused", reason[:MAX_REASON_LENGTH]))
+        try:
+            told = reason[:MAX_REASON_LENGTH].encode()
+        except UnicodeEncodeError:
+            raise InvalidRequest("reason", "must be a text") from None
+        self._change(lambda pipeline: pipeline.hset(key, "paused", told))
 
     def resume(self) -> None:
         """Ends a pause; harmless when there is none."""

@@ -111,6 +111,17 @@ class ProcessSettings(BaseSettings):
 
     @field_validator("*")
     @classmethod
+    def _can_be_told(cls, value: Any) -> Any:
+        # A variable whose bytes are no UTF-8 is read as a text that no registry takes.
+        if isinstance(value, str):
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                raise ValueError("must be a text in UTF-8") from None
+        return value
+
+    @field_validator("*")
+    @classmethod
     def _is_no_eternity(cls, value: Any, info: ValidationInfo) -> Any:
         if str(info.field_name).endswith("_seconds") and value > MAX_SECONDS:
             raise ValueError(f"must be at most {MAX_SECONDS} seconds")

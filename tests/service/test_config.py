@@ -205,6 +205,15 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_setting(monkeypatch, variab
         load_settings([])
 
 
+@pytest.mark.parametrize("name", ["worker_name", "model", "served_model_name"])
+def test_a_name_that_is_no_text_is_refused_before_the_registry_meets_it(monkeypatch, name):
+    """As a variable is read whose bytes are no UTF-8."""
+    monkeypatch.setenv(f"QUIRE_{name.upper()}", "b\udcfccher")
+    with pytest.raises(ConfigurationError, match=f"{name}: must be a") as caught:
+        load_settings([])
+    str(caught.value).encode()
+
+
 def test_a_wrong_url_is_not_repeated_in_the_message_because_it_may_hold_a_password(monkeypatch):
     monkeypatch.setenv("QUIRE_REDIS_URL", "http://:hunter2@host")
     with pytest.raises(ConfigurationError) as error:

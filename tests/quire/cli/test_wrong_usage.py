@@ -57,6 +57,13 @@ def test_a_server_or_queue_that_cannot_be_right_is_wrong_usage(quire, verb, wron
     assert (code, out) == (2, "") and err.startswith("error: ")
 
 
+def test_a_reason_that_is_no_text_is_refused_and_pauses_nothing(quire):
+    """As a shell passes on what was written in another encoding than UTF-8."""
+    code, out, err = quire("queue", "pause", "Wartung l\udce4uft")
+    assert (code, out, err) == (2, "", "error: reason: must be a text\n")
+    assert "PAUSED" not in quire("status")[1]
+
+
 @pytest.mark.parametrize("seconds", ["-1", "nan", "soon"])
 def test_a_time_that_is_no_number_of_seconds_is_told_as_one(quire, seconds):
     code, _, err = quire("drain", "--all", "--timeout", seconds)
