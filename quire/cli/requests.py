@@ -53,7 +53,8 @@ _SAMPLING: dict[str, tuple[type, str]] = {
 
 def add_submit(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire submit`."""
-    parser.add_argument("prompt", nargs="+", help="one request each; `-` reads one from stdin")
+    from_stdin = "one request each; `-` reads one from stdin, but for the line end behind it"
+    parser.add_argument("prompt", nargs="+", help=from_stdin)
     parser.add_argument("--chat", action="store_true", help="send it as a user's message")
     for name, (kind, help_) in _SAMPLING.items():
         default = SamplingParams.model_fields[name].default
@@ -90,7 +91,10 @@ def add_submit(parser: argparse.ArgumentParser) -> None:
 
 def run_submit(arguments: argparse.Namespace, console: Console) -> int:
     """Prints the ids, or with --follow and --wait the output."""
-    prompts = [sys.stdin.read() if text == "-" else text for text in arguments.prompt]
+    # What `echo` writes behind it, or an editor, was not meant for the model.
+    prompts = [
+        sys.stdin.read().removesuffix("\n") if text == "-" else text for text in arguments.prompt
+    ]
     named = arguments.id is not None or arguments.idempotency_key is not None
     if named and len(prompts) > 1:
         raise InvalidRequest("id", "an id or a key can only be given to one prompt")

@@ -1,5 +1,6 @@
 """What becomes of the command when its streams are closed, full, or have few letters."""
 
+import io
 import json
 import os
 import subprocess
@@ -43,6 +44,18 @@ def test_a_prompt_from_a_closed_stdin_is_an_empty_one():
     done = run("$quire <&-", "submit", "-")
     assert done.returncode == 2
     assert done.stderr.startswith("error: body.prompt: must be a non-empty ")
+
+
+@pytest.mark.real_redis
+@pytest.mark.parametrize(
+    ("piped", "prompt"),
+    [("12+34=\n", "12+34="), ("12+34=", "12+34="), ("a\nb\n\n", "a\nb\n"), (" a \n", " a ")],
+)
+def test_the_line_end_that_echo_writes_is_no_part_of_a_prompt(quire, monkeypatch, piped, prompt):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(piped))
+    quire("submit", "-", "--id", "piped")
+    found = json.loads(quire("inspect", "piped", "--content", "--json")[1])
+    assert found["request"]["body"]["prompt"] == prompt
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="no device here that is always full")
