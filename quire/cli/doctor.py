@@ -34,6 +34,9 @@ MIN_PYTHON = (3, 11)
 #: How far the clocks of Redis and this machine may lie apart before logs confuse people.
 MAX_CLOCK_SKEW_SECONDS = 5.0
 
+#: What a worker loads that is told no other model: that of the checkout around this file.
+EMBEDDED_MODEL = Path(__file__).resolve().parents[2] / "models" / "abacus"
+
 #: What Redis says of the last time it wrote its files.
 _WRITTEN = ("aof_last_write_status", "rdb_last_bgsave_status")
 
@@ -298,7 +301,9 @@ def _torch() -> Finding:
 
 
 def _model(name: str | None) -> Finding:
-    folder = Path(name) if name else Path("models") / "abacus"
+    # An installed `quire` has no checkout around it, but may be called inside of one.
+    here = EMBEDDED_MODEL if EMBEDDED_MODEL.is_dir() else Path("models") / "abacus"
+    folder = Path(name) if name else here
     if not folder.is_dir():
         if name and _may_be_of_hub(name):
             return Finding("model", Verdict.WARN, f"{name} is no folder here; a hub name?")

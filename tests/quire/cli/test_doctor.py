@@ -3,6 +3,8 @@ import json
 import pytest
 import redis
 
+from service.config import EMBEDDED_MODEL
+
 pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(60)]
 
 
@@ -56,6 +58,15 @@ def test_doctor_takes_a_mistyped_folder_for_no_name_of_the_hub(
     (found,) = [finding for finding in lines if finding["check"] == "model"]
     assert found["verdict"] == verdict
     assert found["detail"].startswith(f"{name} is no folder here" if verdict == "warn" else "no ")
+
+
+def test_doctor_looks_by_default_at_the_model_that_a_worker_would_load(
+    quire, tmp_path, monkeypatch
+):
+    """From wherever it is called; see `EMBEDDED_MODEL` of the worker."""
+    monkeypatch.delenv("QUIRE_MODEL", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert f"  model: {EMBEDDED_MODEL}" in quire("doctor", "--no-torch")[1]
 
 
 def test_doctor_counts_no_worker_that_has_ended(quire, real_broker):
