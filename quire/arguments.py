@@ -176,7 +176,8 @@ def _moment(now_ms: int | None, moment: datetime) -> int:
     moment_ms = int(moment.timestamp() * 1000)
     if moment_ms > now_ms + 1000 * MAX_AHEAD_SECONDS:
         raise InvalidRequest("not_before", f"is more than {MAX_AHEAD_SECONDS} seconds ahead")
-    return moment_ms
+    # One that has passed is now; that it may lie before 1970 is no concern of the message's.
+    return max(1, moment_ms)
 
 
 def _after(now_ms: int | None, field: str, seconds: float) -> int:

@@ -235,6 +235,12 @@ def test_a_client_schedules_by_seconds_or_by_the_moment(broker, connection):
         assert 50 < pause_of(broker, connection, handle.request_id) <= 60
 
 
+@pytest.mark.parametrize("year", [1, 1969, 1970, 2000])
+def test_a_moment_that_has_passed_is_now_however_long_ago(broker, year):
+    moment = datetime(year, 1, 1, tzinfo=UTC)
+    assert Client(broker).submit("x", not_before=moment).status().state is State.QUEUED
+
+
 @pytest.mark.parametrize(
     ("options", "field"),
     [
