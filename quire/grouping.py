@@ -9,6 +9,7 @@ from typing import Any
 from quire.calls import cancel_call
 from quire.output import State
 from quire.output_log import entries_by_stream
+from quire.replies import reading
 from quire.script_runner import raise_if_error
 from quire.shard import Shard
 
@@ -68,8 +69,9 @@ class Grouping(Shard):
 
 
 def counts_of(fields: Mapping[bytes, bytes]) -> dict[State, int]:
-    """Reads the counts of a group."""
-    counts = {State(name.decode()): int(count) for name, count in fields.items()}
+    """Reads the counts of a group. ProtocolError."""
+    with reading("a count of the group"):
+        counts = {State(name.decode()): int(count) for name, count in fields.items()}
     return {state: count for state, count in counts.items() if count}
 
 
@@ -79,12 +81,13 @@ def block_ms(seconds: float | None, *, longest: float) -> int | None:
 
 
 def ends_of(reply: Any) -> list[GroupEnd]:
-    """Reads what an XREAD of the ends of one group answered."""
-    return [
-        GroupEnd(entry_id.decode(), fields[b"id"].decode(), State(fields[b"state"].decode()))
-        for _, entries in entries_by_stream(reply)
-        for entry_id, fields in entries
-    ]
+    """Reads what an XREAD of the ends of one group answered. ProtocolError."""
+    with reading("an end in the group"):
+        return [
+            GroupEnd(entry_id.decode(), fields[b"id"].decode(), State(fields[b"state"].decode()))
+            for _, entries in entries_by_stream(reply)
+            for entry_id, fields in entries
+        ]
 
 
 def states_of(request_ids: Sequence[str], replies: Sequence[Any]) -> dict[str, State]:

@@ -75,7 +75,8 @@ class Operating(Shard):
         """Why the shard is paused, None when it is not."""
         key = self.keys.control
         reason: Any = self._retrying(lambda: self._connection.hget(key, "paused"))
-        return None if reason is None else reason.decode()
+        # Operators write it at the console, too, each in the encoding of a terminal.
+        return None if reason is None else reason.decode(errors="replace")
 
     def drain(self, worker: str) -> None:
         """Asks a worker to end: it takes nothing new, and finishes or gives back what it has.
@@ -90,7 +91,7 @@ class Operating(Shard):
         """The workers that were asked to drain and have not said yet that they do."""
         key = self.keys.control
         names: Any = self._retrying(lambda: self._connection.hkeys(key))
-        wishes = (name.decode() for name in names)
+        wishes = (name.decode(errors="replace") for name in names)
         return frozenset(w.removeprefix(_DRAIN) for w in wishes if w.startswith(_DRAIN))
 
     def set_limits(self, limits: QueueLimits) -> None:

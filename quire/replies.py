@@ -34,7 +34,7 @@ def claim_answer(request_id: str, owner: str, reply: Sequence[Any]) -> Claimed |
     if reply[0] != b"claimed":
         reason = NotClaimedReason(reply[0].decode())
         return NotClaimed(request_id, reason, ended=bool(reply[1]))
-    with _reading(f"what was claimed of {request_id}"):
+    with reading(f"what was claimed of {request_id}"):
         return _claimed(request_id, owner, reply)
 
 
@@ -62,7 +62,7 @@ def status_of(
     The place is to be read before the record. Then what is told never falls behind what was told
     before: whatever takes a place away has brought the record up to it.
     """
-    with _reading(f"the record of {request_id}"):
+    with reading(f"the record of {request_id}"):
         status = _status_of(request_id, fields)
         if place and status.state is State.RUNNING:
             *_, tokens, _, prefix = place.decode().split(" ")
@@ -106,7 +106,7 @@ def full_queue(*, limit: str, tenant: str) -> QueueFull:
 
 def dead_letter_of(entry_id: bytes, fields: Mapping[bytes, bytes]) -> DeadLetter:
     """Reads an entry of the dead stream. ProtocolError when it is not ours."""
-    with _reading(f"the dead letter {entry_id!r}"):
+    with reading(f"the dead letter {entry_id!r}"):
         return DeadLetter(
             entry_id=entry_id.decode(),
             request_id=fields[b"id"].decode(),
@@ -124,17 +124,19 @@ def limit_fields(limits: QueueLimits) -> dict[str, int]:
 
 
 def limits_of(fields: Mapping[bytes, bytes]) -> QueueLimits:
-    """Reads the limits among the fields of the control hash."""
+    """Reads the limits among the fields of the control hash. ProtocolError."""
     found = {name: fields.get(f"max_{name}".encode()) for name in _LIMIT_NAMES}
-    return QueueLimits(
-        **{name: int(limit) for name, limit in found.items() if limit},
-        tenants=_of_tenants(fields, prefix=b"max_of:"),
-    )
+    with reading("a limit of the queue"):
+        return QueueLimits(
+            **{name: int(limit) for name, limit in found.items() if limit},
+            tenants=_of_tenants(fields, prefix=b"max_of:"),
+        )
 
 
 def backlog_of(fields: Mapping[bytes, bytes]) -> Backlog:
-    """Reads the counts hash."""
-    return Backlog(int(fields.get(b"tokens", 0)), _of_tenants(fields, prefix=b"tenant:"))
+    """Reads the counts hash. ProtocolError."""
+    with reading("a count of the queue"):
+        return Backlog(int(fields.get(b"tokens", 0)), _of_tenants(fields, prefix=b"tenant:"))
 
 
 _LIMIT_NAMES = ("requests", "tokens", "per_tenant")
@@ -153,7 +155,7 @@ def worker_of(name: bytes, value: bytes, *, now_ms: int) -> WorkerInfo:
 
     ProtocolError when it is not ours.
     """
-    with _reading(f"the word of worker {name!r}"):
+    with reading(f"the word of worker {name!r}"):
         seen_ms, state, load = value.split(b" ", 2)
         seconds = max(0, now_ms - int(seen_ms)) / 1000
         known = unpack_map(load)
@@ -181,7 +183,8 @@ def readable(read: Callable[[Any, Any], _Record], rows: Iterable[tuple[Any, Any]
 
 
 @contextlib.contextmanager
-def _reading(what: str) -> Iterator[None]:
+def reading(what: str) -> Iterator[None]:
+    """ProtocolError in place of what Python raises when `what` is read and is not ours."""
     try:
         yield
     except (KeyError, TypeError, ValueError) as error:

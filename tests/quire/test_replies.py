@@ -3,8 +3,9 @@
 import pytest
 
 from quire.errors import ProtocolError
+from quire.grouping import counts_of, ends_of
 from quire.inspection import inspect_shards
-from quire.replies import dead_letter_of, status_of, worker_of
+from quire.replies import backlog_of, dead_letter_of, limits_of, status_of, worker_of
 from tests.quire.builders import submit_and_claim
 
 
@@ -17,6 +18,12 @@ from tests.quire.builders import submit_and_claim
         lambda: dead_letter_of(b"1-1", {b"id": b"\xff"}),
         lambda: worker_of(b"w", b"x ready \x80", now_ms=0),
         lambda: worker_of(b"w", b"1", now_ms=0),
+        lambda: limits_of({b"max_requests": b"many"}),
+        lambda: limits_of({b"max_requests": b"-1"}),
+        lambda: limits_of({b"max_of:\xff": b"1"}),
+        lambda: backlog_of({b"tenant:a": b"few"}),
+        lambda: counts_of({b"upside down": b"1"}),
+        lambda: ends_of([(b"ends", [(b"1-1", {b"hello": b"world"})])]),
     ],
 )
 def test_what_is_not_ours_is_said_to_be_damaged(read):
@@ -37,3 +44,11 @@ def test_a_worker_whose_word_cannot_be_read_hides_no_other_one(broker, connectio
     assert [worker.name for worker in broker.workers()] == ["good"]
     (state,) = inspect_shards(connection, [broker.keys])
     assert [worker.name for worker in state.workers] == ["good"]
+
+
+def test_what_an_operator_has_written_in_another_encoding_ends_no_worker(broker, connection):
+    """A terminal may write a reason at the console that is no UTF-8; a burst looks at it."""
+    wishes = {"paused": b"l\xe4uft", b"drain:b\xfccher": "1"}
+    connection.hset(broker.keys.control, mapping=wishes)
+    assert broker.pause_reason() == "l\N{REPLACEMENT CHARACTER}uft"
+    assert broker.drain_wishes() == {"b\N{REPLACEMENT CHARACTER}cher"}
