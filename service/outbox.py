@@ -89,7 +89,9 @@ class Outbox:
             keys = list(self._due)[:MAX_COMMIT_ITEMS]
             for key in keys:
                 del self._due[key]
-            return [(delivery := self._deliveries[key], delivery.item()) for key in keys]
+            taken = [(delivery := self._deliveries[key], delivery.item()) for key in keys]
+            # A log that others wrote to may have come to be ahead of an engine that still runs.
+            return [(one, item) for one, item in taken if item is not None or one.is_released]
 
     def rest(self, seconds: float) -> None:
         """Wait `seconds`, but no longer than the engine has work: nothing else gains by it."""

@@ -49,14 +49,17 @@ def test_outputs_of_several_steps_merge_into_one_item():
     assert outbox.take(timeout=0.0) == []
 
 
-def test_what_comes_during_a_commit_is_due_after_it():
+@pytest.mark.parametrize(("published", "due"), [(1, [(11,)]), (3, [])])
+def test_what_comes_during_a_commit_is_due_after_it(published: int, due: list):
+    """Unless others wrote to its log, which is ahead: then nothing is, and nothing is released."""
     outbox = Outbox()
     outbox.open(make_delivery())
     outbox.put([output(0, [10])])
     item = take_item(outbox)
     outbox.put([output(1, [11])])
-    outbox.settle("a", item, reply=CommitReply(CommitStatus.OK, 1, cancel_requested=False))
-    assert take_item(outbox).token_ids == (11,)
+    reply = CommitReply(CommitStatus.REPLAYED, published, cancel_requested=False)
+    outbox.settle("a", item, reply=reply)
+    assert [item and item.token_ids for _, item in outbox.take(timeout=0.0)] == due
 
 
 def test_a_rewind_makes_the_lost_suffix_due_again():
