@@ -160,6 +160,7 @@ class Settings(ProcessSettings):
         "begins with `.`, `/` or `~`, has two slashes, or has a folder here for its first part is "
         "only looked for as a folder.",
         default=None,
+        min_length=1,
     )
     served_model_name: str | None = setting(
         "Model",

@@ -196,6 +196,8 @@ def test_an_unknown_flag_is_refused(capsys):
         ("QUIRE_POLICY", "lottery"),
         ("QUIRE_HTTP_PORT", "70000"),
         ("QUIRE_QUEUE", "a{b}"),
+        # As where a variable of a shell was empty: neither this folder nor our own model is meant.
+        ("QUIRE_MODEL", ""),
         ("QUIRE_REDIS_URL", "http://host"),
     ],
 )
