@@ -10,14 +10,17 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import structlog
 
-from quire.errors import BrokerUnavailable, QuireError
+from quire.errors import BrokerUnavailable, QueueFull, QuireError
 from service.gateway.tasks import end
 
-#: Pause between two tries while Redis is away.
+#: Pause between two tries while Redis is away, or has no memory left.
 AGAIN_SECONDS = 0.5
 
 #: The most requests that are kept, some 20 MiB; beyond that the oldest are dropped and go on.
 MAX_ABANDONED = 100_000
+
+#: What a cancellation is refused with that may be repeated: it is a write, and needs memory, too.
+REFUSED_FOR_NOW = (BrokerUnavailable, QueueFull)
 
 _log = structlog.get_logger("service.gateway")
 
@@ -51,7 +54,7 @@ class Abandoned:
             request_id = next(iter(self._ids))
             try:
                 await self._cancel(request_id)
-            except BrokerUnavailable:
+            except REFUSED_FOR_NOW:
                 await asyncio.sleep(AGAIN_SECONDS)
                 continue
             except QuireError:

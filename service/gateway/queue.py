@@ -7,7 +7,7 @@ from quire.aio import AsyncClient
 from quire.errors import BrokerUnavailable, QueueFull, ResultExpired, UnknownRequest
 from quire.output import Completion, State
 from quire.protocol import MAX_REQUEST_ID_LENGTH, REQUEST_ID_PATTERN
-from service.gateway.abandoned import Abandoned
+from service.gateway.abandoned import REFUSED_FOR_NOW, Abandoned
 from service.gateway.asked import Asked, Call
 from service.gateway.callers import Caller
 from service.gateway.calls import Treatment
@@ -91,7 +91,7 @@ class Queue:
         return await self._client.cancel(first)
 
     async def abandon(self, asked: Asked) -> bool:
-        """Cancel a call nobody waits for; False if Redis is away and that is done later."""
+        """Cancel a call nobody waits for; False if Redis refuses now and that is done later."""
         return await self._end_all(asked.member_ids)
 
     def abandon_later(self, asked: Asked) -> None:
@@ -101,7 +101,7 @@ class Queue:
     async def _end_all(self, request_ids: Sequence[str]) -> bool:
         try:
             await self._cancel(request_ids)
-        except BrokerUnavailable:
+        except REFUSED_FOR_NOW:
             self._abandoned.add(request_ids)
             return False
         return True

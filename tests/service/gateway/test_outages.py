@@ -10,7 +10,7 @@ from openai import OpenAI
 from structlog.testing import capture_logs
 
 from quire.aio import AsyncClient
-from quire.errors import BrokerUnavailable, UnknownRequest
+from quire.errors import BrokerUnavailable, QueueFull, UnknownRequest
 from service.gateway import abandoned, streams
 from service.gateway.abandoned import Abandoned
 from service.gateway.answers import Answer
@@ -18,6 +18,8 @@ from tests.service.builders import PATIENCE_SECONDS, eventually
 from tests.service.gateway.builders import COMPLETIONS
 
 KEY = {"Idempotency_Key": "the key of a test"}
+AWAY = BrokerUnavailable("away")
+FULL = QueueFull("Redis has no memory left", limit="memory")
 
 
 def state_of(fake, request_id):
@@ -223,6 +225,48 @@ def test_who_hangs_up_while_redis_is_away_ends_the_request_when_it_is_back(gatew
     wait_until_cancelled(fake, stream.request_id)
 
 
+@pytest.fixture
+def memory(monkeypatch):
+    """Cancellations are refused for want of memory until this is set; they are writes, too."""
+    memory, plain = threading.Event(), AsyncClient.cancel
+
+    async def cancel(self, request_id):
+        if not memory.is_set():
+            raise FULL
+        return await plain(self, request_id)
+
+    monkeypatch.setattr(AsyncClient, "cancel", cancel)
+    return memory
+
+
+def test_who_hangs_up_while_redis_has_no_memory_ends_the_request_when_it_has(
+    memory, gateway, script, fake
+):
+    script.pieces = ["one ", None]
+    with gateway.stream() as stream:
+        stream.read_tokens(4)
+    late = {"outcome": "late"}
+    eventually(lambda: gateway.metric("quire_gateway_hang_ups_total", **late) == 1, "noticed")
+    memory.set()
+    wait_until_cancelled(fake, stream.request_id)
+
+
+def test_what_a_full_redis_took_in_of_a_refused_call_is_ended_when_it_has_memory_again(
+    memory, gateway, script, fake, monkeypatch
+):
+    script.pieces = [None]
+    plain, taken = AsyncClient.submit_many, []
+
+    async def submit_many(self, requests):
+        taken.extend(handle.request_id for handle in await plain(self, requests[:1]))
+        raise QueueFull("Redis has no memory left", limit="memory", accepted=tuple(taken))
+
+    monkeypatch.setattr(AsyncClient, "submit_many", submit_many)
+    assert gateway.complete(n=2).error["code"] == "queue_full"
+    memory.set()
+    wait_until_cancelled(fake, *taken)
+
+
 def test_a_gateway_that_ends_first_says_how_many_requests_go_on_for_nobody(
     start, fake, script, monkeypatch
 ):
@@ -277,7 +321,8 @@ def test_of_a_call_that_openais_client_repeats_by_itself_one_generation_is_left(
 class Redis:
     """What is cancelled, and how often it was tried while Redis was away."""
 
-    def __init__(self):
+    def __init__(self, error=AWAY):
+        self.error = error
         self.is_away = True
         self.num_tries = 0
         self.cancelled = []
@@ -285,17 +330,18 @@ class Redis:
     async def cancel(self, request_id):
         self.num_tries += 1
         if self.is_away:
-            raise BrokerUnavailable("away")
+            raise self.error
         self.cancelled.append(request_id)
         if request_id == "unknown":
             raise UnknownRequest(request_id)
 
 
-def test_what_is_abandoned_is_ended_in_its_order_once_redis_is_back(monkeypatch):
+@pytest.mark.parametrize("error", [AWAY, FULL])
+def test_what_is_abandoned_is_ended_in_its_order_once_redis_is_back(monkeypatch, error):
     monkeypatch.setattr(abandoned, "AGAIN_SECONDS", 0.0)
 
     async def live():
-        redis = Redis()
+        redis = Redis(error)
         kept = Abandoned(redis.cancel)
         kept.add(["a", "unknown"])
         while redis.num_tries < 3:
