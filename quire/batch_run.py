@@ -334,8 +334,7 @@ class BatchRun:
         """Ends the batch before its time: what has finished by now stays, the rest is named."""
         self._broken_off = code
         for request_id in list(self._open):
-            with contextlib.suppress(UnknownRequest):
-                self._broker_of(request_id).cancel(request_id)
+            self._cancel(request_id)
         self._read(block_seconds=None)
         reason = _REASONS[code]
         for open_ in [*self._open.values(), *self._waiting]:
@@ -358,8 +357,12 @@ class BatchRun:
         self._waiting = [open_ for open_ in self._waiting if open_.answer is not answer]
         for request_id in [name for name, open_ in self._open.items() if open_.answer is answer]:
             del self._open[request_id]
-            with contextlib.suppress(UnknownRequest):
-                self._broker_of(request_id).cancel(request_id)
+            self._cancel(request_id)
+
+    def _cancel(self, request_id: str) -> None:
+        """Nobody waits for it. A Redis without memory refuses that as well, and it goes on."""
+        with contextlib.suppress(UnknownRequest, QueueFull):
+            self._broker_of(request_id).cancel(request_id)
 
     def _fail(self, line: BatchLine | BadLine, code: str, message: str) -> None:
         self._files.write_error(error_line(line, code, message))

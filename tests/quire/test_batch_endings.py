@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from quire import State
+from quire import Broker, QueueFull, State
 from quire.testing import FakeQuire
 from quire.transitions import CommitItem
 from tests.quire.batch_folder import Folder, ask, waiting_for
@@ -89,6 +89,28 @@ def test_a_line_that_the_run_before_broke_off_late_is_tried_again(folder, state)
         second.join()
     assert folder.texts == {"a": "ab"}
     assert folder.failures == []
+
+
+def test_a_batch_is_broken_off_though_redis_has_no_memory_for_its_cancellations(
+    folder, monkeypatch
+):
+    """They are writes, too. What is not cancelled goes on, and the next run finds it."""
+    release, stop = threading.Event(), threading.Event()
+
+    def refuse(self, request_id):
+        raise QueueFull("Redis has no memory left", limit="memory")
+
+    monkeypatch.setattr(Broker, "cancel", refuse)
+    folder.write(ask("a"), ask("b", "slow"))
+    with FakeQuire(answer=waiting_for(release)) as fake:
+        progress = folder.run(
+            fake.client(), stop=stop, on_progress=lambda now: now.completed and stop.set()
+        )
+        assert (progress.ending, folder.codes) == ("cancelled", {"b": "batch_cancelled"})
+        release.set()
+        folder.run(fake.client(), resume=True)
+    assert (folder.texts, folder.codes) == (dict.fromkeys("ab", "begun"), {})
+    assert len(fake.requests) == 2
 
 
 def test_errors_that_stand_are_not_written_again(folder):
