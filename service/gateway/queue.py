@@ -3,8 +3,16 @@
 import re
 from collections.abc import Iterable, Sequence
 
+import structlog
+
 from quire.aio import AsyncClient
-from quire.errors import BrokerUnavailable, QueueFull, ResultExpired, UnknownRequest
+from quire.errors import (
+    BrokerUnavailable,
+    QueueFull,
+    QuireError,
+    ResultExpired,
+    UnknownRequest,
+)
 from quire.output import Completion, State
 from quire.protocol import MAX_REQUEST_ID_LENGTH, REQUEST_ID_PATTERN
 from service.gateway.abandoned import REFUSED_FOR_NOW, Abandoned
@@ -17,6 +25,7 @@ from service.gateway.refusals import Refused, key_reused
 USUAL_TENANT = "default"
 
 _REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
+_log = structlog.get_logger("service.gateway")
 
 
 class Queue:
@@ -99,11 +108,15 @@ class Queue:
         self._abandoned.add(asked.member_ids)
 
     async def _end_all(self, request_ids: Sequence[str]) -> bool:
-        try:
-            await self._cancel(request_ids)
-        except REFUSED_FOR_NOW:
-            self._abandoned.add(request_ids)
-            return False
+        for number, request_id in enumerate(request_ids):
+            try:
+                await self._cancel([request_id])
+            except REFUSED_FOR_NOW:
+                self._abandoned.add(request_ids[number:])
+                return False
+            except QuireError as error:
+                # Nobody can end it, and nobody is left to be told; the others can be ended.
+                _log.error("request cannot be ended", request_id=request_id, error=str(error))
         return True
 
     async def _cancel(self, request_ids: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ from openai import OpenAI
 from structlog.testing import capture_logs
 
 from quire.aio import AsyncClient
-from quire.errors import BrokerUnavailable, QueueFull, UnknownRequest
+from quire.errors import BrokerUnavailable, ProtocolError, QueueFull, UnknownRequest
 from service.gateway import abandoned, streams
 from service.gateway.abandoned import Abandoned
 from service.gateway.answers import Answer
@@ -265,6 +265,26 @@ def test_what_a_full_redis_took_in_of_a_refused_call_is_ended_when_it_has_memory
     assert gateway.complete(n=2).error["code"] == "queue_full"
     memory.set()
     wait_until_cancelled(fake, *taken)
+
+
+def test_a_choice_that_cannot_be_ended_keeps_none_of_the_others_from_it(
+    gateway, script, fake, monkeypatch
+):
+    """As one whose keys are damaged."""
+    script.pieces = ["one ", None]
+    plain = AsyncClient.cancel
+
+    async def cancel(self, request_id):
+        if request_id == stream.request_id:
+            raise ProtocolError("a transition failed, and would fail again")
+        return await plain(self, request_id)
+
+    monkeypatch.setattr(AsyncClient, "cancel", cancel)
+    with gateway.stream(n=2) as stream:
+        stream.read_tokens(4)
+    wait_until_cancelled(fake, f"{stream.request_id}:1")
+    left = {"outcome": "cancelled"}
+    eventually(lambda: gateway.metric("quire_gateway_hang_ups_total", **left) == 1, "noticed")
 
 
 def test_a_gateway_that_ends_first_says_how_many_requests_go_on_for_nobody(
