@@ -6,6 +6,7 @@ Exit codes: 0 drained; 2 settings that cannot be right, or a module that is miss
 import asyncio
 import gc
 import os
+import signal
 import sys
 
 #: Exit code of a command line, environment or file that cannot be right.
@@ -20,6 +21,8 @@ GC_THRESHOLDS = (20_000, 20, 100)
 
 def main() -> int:
     """Run a gateway with the settings of this process; returns the exit code."""
+    # It would end a process that does not hear it yet. Kept back, it is heard once that is ready.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         return _run()
     except ModuleNotFoundError as error:

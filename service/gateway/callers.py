@@ -59,6 +59,9 @@ class ApiKeys:
         self._callers: dict[bytes, Caller] = {}
         self.reload()
 
+    def __len__(self) -> int:
+        return len(self._callers)
+
     @property
     def are_asked_for(self) -> bool:
         return self._path is not None

@@ -113,6 +113,7 @@ class Server:
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self.stop)
         loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
     def _reload_keys(self) -> None:
         try:
@@ -120,7 +121,8 @@ class Server:
         except ConfigurationError as error:
             _log.error("keys are kept as they were", reason=str(error))
         else:
-            _log.info("keys are read again")
+            # None at all is how a file looks that somebody has only begun to write.
+            _log.info("keys are read again", keys=len(self._keys))
 
     def _tell_ready(self) -> None:
         settings = self._settings

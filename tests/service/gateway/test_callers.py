@@ -86,6 +86,20 @@ def test_a_file_that_is_read_again_counts_from_then_on(keys_file):
     assert keys.caller({"Authorization": f"bearer  {SEARCH}"}).highest is Priority.CRITICAL
 
 
+def test_what_is_open_counts_for_its_tenant_though_keys_were_read_again(start, keys_file, script):
+    script.pieces = ["one ", None]
+    gateway = start(keys_file=keys_file, max_open_answers_per_tenant=1)
+    with gateway.stream(headers=bearer(SEARCH)) as stream:
+        stream.read_tokens(4)
+        keys_file.write_text(f"{ARCHIVE} search\n")
+        gateway.server._keys.reload()
+        assert gateway.complete(headers=bearer(SEARCH)).status == 401
+        assert gateway.complete(headers=bearer(ARCHIVE)).error["code"] == "too_many_open_answers"
+        script.release.set()
+        assert stream.rest()[-1].data == "[DONE]"
+    assert gateway.complete(headers=bearer(ARCHIVE)).status == 200
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [

@@ -6,12 +6,22 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from service.config import EMBEDDED_MODEL
-from tests.service.builders import CHECKOUT, PATIENCE_SECONDS, Queue, WorkerProcess, eventually
+from tests.service.builders import (
+    CHECKOUT,
+    PATIENCE_SECONDS,
+    LoggedProcess,
+    Queue,
+    WorkerProcess,
+    eventually,
+    expected_tokens,
+    text_of,
+)
 from tests.service.gateway.builders import COMPLETIONS, GatewayProcess
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -164,3 +174,56 @@ def test_sighup_has_the_keys_read_again(queue: Queue, tmp_path):
         gateway.wait_for_event("keys are kept as they were")
         assert gateway.get("/v1/models", **second).status == 200
     assert "sk-second" not in "".join(gateway.raw_log)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads what Linux tells of it")
+def test_a_sighup_while_a_gateway_starts_is_heard_when_it_has_started(queue: Queue, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("sk-first-0000000001 search\n")
+    where = ("--redis-url", queue.url, "--queue", queue.name, "--keys-file", str(keys))
+    with LoggedProcess("service.gateway", *where) as gateway:
+        status = Path(f"/proc/{gateway.process.pid}/status")
+        bit = 1 << (signal.SIGHUP - 1)
+        eventually(lambda: blocked_by(status) & bit, "its first line has run")
+        gateway.signal(signal.SIGHUP)
+        assert gateway.wait_for_event("keys are read again")["keys"] == 1
+
+
+def blocked_by(status: Path) -> int:
+    (mask,) = [line for line in status.read_text().splitlines() if line.startswith("SigBlk")]
+    return int(mask.split()[1], 16)
+
+
+def test_streams_go_on_and_removed_keys_are_refused_while_keys_are_read_again(
+    queue: Queue, tmp_path
+):
+    kept, removed = ({"Authorization": f"Bearer sk-number-000000{n}"} for n in (1, 2))
+    first, second = "sk-number-0000001 search\n", "sk-number-0000002 archive\n"
+    keys, other = tmp_path / "keys", tmp_path / "other"
+    keys.write_text(first + second)
+
+    def have_read(content: str, event: str) -> None:
+        other.write_text(content)
+        other.replace(keys)
+        for _ in range(20):
+            gateway.signal(signal.SIGHUP)
+        gateway.wait_for_event(event)
+
+    with (
+        WorkerProcess(queue.url, queue.name, module="tests.service.fake_worker") as worker,
+        GatewayProcess(queue.url, queue.name, "--keys-file", str(keys)) as gateway,
+        contextlib.ExitStack() as stack,
+    ):
+        worker.wait_until_ready()
+        fields = {"max_tokens": NUM_TOKENS, "seed": 0}
+        streams = [
+            stack.enter_context(gateway.stream([1, 2], headers=headers, **fields))
+            for headers in (kept, removed) * 4
+        ]
+        have_read("nonsense\n", "keys are kept as they were")
+        assert [gateway.get("/v1/models", **who).status for who in (kept, removed)] == [200, 200]
+        have_read(first, "keys are read again")
+        assert [gateway.get("/v1/models", **who).status for who in (kept, removed)] == [200, 401]
+        wanted = text_of(expected_tokens([1, 2], max_tokens=NUM_TOKENS))
+        texts = ["".join(event.text for event in stream.rest()) for stream in streams]
+        assert texts == [wanted] * len(streams)
