@@ -30,11 +30,11 @@ from quire.connection import connect
 from quire.errors import BrokerUnavailable, QuireError
 from quire.inspection import ServerMemory, ShardState, inspect_memory, inspect_shards
 from quire.keys import Keys
+from service.exporter_register import exporter_families
 from service.exporter_settings import ExporterSettings, load_exporter_settings
 from service.families import PRIORITIES
 from service.health import ProbeServer
 from service.logs import configure_logs, warn_of_variables
-from service.register import exporter_families
 from service.sources import ConfigurationError
 from service.vitals import WorkerState
 

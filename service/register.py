@@ -1,13 +1,16 @@
-"""The register: every metric of worker, exporter and gateway. Knows no metrics library.
+"""The register: every metric of the worker, and the page of all. Knows no metrics library.
 
-docs/metrics.md is generated from it, dashboards and alerts are compared with it, and neither
-`service.metrics` nor `service.exporter` builds a metric that is not in it. Label values are closed
-sets; no label ever names a request, a tenant or the text of an error: such facts belong in the log.
+Those of the exporter and of the gateway are in `exporter_register` and `gateway.register`.
+docs/metrics.md is generated from all three, dashboards and alerts are compared with them, and
+neither `service.metrics` nor `service.exporter` builds a metric that is not in them. Label values
+are closed sets; no label ever names a request, a tenant or the text of an error: such facts belong
+in the log.
 """
 
 import sys
 from collections.abc import Mapping, Sequence
 
+from service.exporter_register import EXPORTER_REGISTER
 from service.families import (
     BY_PHASE,
     BY_PRIORITY,
@@ -267,86 +270,9 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
 }
 
 
-#: The exporter's metrics, exported once for all workers: if each worker exported them, a sum over
-#: workers would count the same backlog many times.
-EXPORTER_REGISTER: tuple[Family, ...] = (
-    Family(
-        "gauge",
-        "quire_exporter_up",
-        NONE,
-        "1 if the queues could be read from Redis in time; 0 if not, and then the scrape holds "
-        "nothing else.",
-    ),
-    Family(
-        "gauge",
-        "quire_queue_waiting_requests",
-        QUEUE,
-        "Requests that wait for a worker now, read or not.",
-    ),
-    Family(
-        "gauge",
-        "quire_queue_lag_messages",
-        {**QUEUE, **BY_PRIORITY},
-        "Entries in the ingress stream that no worker has read; those of requests that were "
-        "cancelled, or waited too long, stay until one has.",
-    ),
-    Family(
-        "gauge",
-        "quire_queue_pending_messages",
-        {**QUEUE, **BY_PRIORITY},
-        "Entries that a worker has read and not claimed yet.",
-    ),
-    Family(
-        "gauge",
-        "quire_queue_oldest_message_age_seconds",
-        {**QUEUE, **BY_PRIORITY, "state": ("undelivered", "pending")},
-        "Age of the oldest entry; undelivered: since it entered the stream, pending: since it "
-        "was read. 0 if there is none.",
-    ),
-    Family(
-        "gauge",
-        "quire_queue_scheduled_messages",
-        {**QUEUE, "state": ("waiting", "due")},
-        "Requests scheduled for a later time; due: that time has come, and no worker has queued "
-        "them yet.",
-    ),
-    Family(
-        "gauge",
-        "quire_queue_paused",
-        QUEUE,
-        "1 while the queue is paused by an operator.",
-    ),
-    Family(
-        "gauge",
-        "quire_queue_leases",
-        {**QUEUE, "state": ("live", "expired")},
-        "Requests that run somewhere; expired: nobody renewed the lease or took them over yet.",
-    ),
-    Family(
-        "gauge",
-        "quire_queue_consumers",
-        QUEUE,
-        "Workers that have lately signed the registry as ready.",
-    ),
-    Family("gauge", "quire_dead_letter_messages", QUEUE, "Dead letters kept for a person to see."),
-    Family(
-        "gauge",
-        "quire_redis_memory_bytes",
-        {"kind": ("used", "limit")},
-        "Memory of Redis and its maxmemory, 0 for none. Missing where the exporter's user may not "
-        "ask (INFO).",
-    ),
-)
-
-
 def families() -> dict[str, Family]:
     """The worker's metrics by name."""
     return {family.name: family for section in REGISTER.values() for family in section}
-
-
-def exporter_families() -> dict[str, Family]:
-    """The exporter's metrics by name."""
-    return {family.name: family for family in EXPORTER_REGISTER}
 
 
 def render_markdown() -> str:

@@ -15,10 +15,11 @@ import pytest
 
 from quire.cli.verbs import VERBS
 from service.config import Settings
+from service.exporter_register import exporter_families
 from service.exporter_settings import ExporterSettings
 from service.gateway.config import GatewaySettings
 from service.gateway.register import gateway_families
-from service.register import exporter_families, families
+from service.register import families
 from tests.house.test_house import ROOT, tracked
 
 PAGES = tracked("*.md")

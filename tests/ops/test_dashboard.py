@@ -6,8 +6,9 @@ import pytest
 from promql_parser import AggregateExpr, Call, MatrixSelector, VectorSelector
 
 from ops.grafana import generate
+from service.exporter_register import exporter_families
 from service.gateway.register import gateway_families
-from service.register import exporter_families, families
+from service.register import families
 from tests.ops.checkout import load_dashboard, panel_queries, panels
 from tests.ops.promql import RATE_INTERVAL, family_name, matchers, nodes, parse, selectors
 

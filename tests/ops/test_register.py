@@ -5,9 +5,10 @@ Each test lists what is wrong, by the name of the panel or rule.
 
 from promql_parser import VectorSelector
 
+from service.exporter_register import exporter_families
 from service.families import Family
 from service.gateway.register import gateway_families
-from service.register import exporter_families, families
+from service.register import families
 from tests.ops.checkout import load_dashboard, panel_queries, rules
 from tests.ops.promql import HISTOGRAM_SUFFIXES, family_name, matchers, selectors
 

@@ -3,8 +3,8 @@ import re
 import pytest
 
 from service.config import Settings
+from service.exporter_register import exporter_families
 from service.exporter_settings import ExporterSettings
-from service.register import exporter_families
 from tests.ops.checkout import COMPOSE_FILE, RUNBOOK, alerts, panels
 
 TEXT = RUNBOOK.read_text(encoding="utf-8")

@@ -23,6 +23,7 @@ from quire.local_redis import LocalRedis
 from quire.protocol import GenerationRequest
 from service import register
 from service.exporter import BoundedRead, Exporter, Look, QueueCollector
+from service.exporter_register import exporter_families
 from service.exporter_settings import ExporterSettings
 from service.sources import ConfigurationError
 from tests.service.builders import CHECKOUT, PATIENCE_SECONDS, Queue, eventually, http_get
@@ -93,13 +94,13 @@ def test_the_memory_of_redis_is_told_with_its_limit_where_the_server_tells(queue
 def test_every_metric_of_the_register_is_exported_and_no_other(queue: Queue, start):
     names = {name for name, _ in scrape(start(queue.url, queue.name))}
 
-    assert names == register.exporter_families().keys()
+    assert names == exporter_families().keys()
 
 
 def test_every_label_value_exists_from_the_first_scrape(redis_url: str, start):
     found = scrape(start(redis_url, "nobody-was-here", "nor-here"))
 
-    for name, family in register.exporter_families().items():
+    for name, family in exporter_families().items():
         expected = 1
         for label, closed in family.labels.items():
             expected *= 2 if label == "queue" else len(closed)
@@ -109,11 +110,11 @@ def test_every_label_value_exists_from_the_first_scrape(redis_url: str, start):
 
 
 def test_names_follow_the_rules_of_prometheus_and_are_unlike_the_workers():
-    for name, family in register.exporter_families().items():
+    for name, family in exporter_families().items():
         assert re.fullmatch(r"quire_[a-z0-9_]+", name) and not name.endswith("_total")
         assert family.kind == "gauge" and family.meaning.endswith(".")
         assert not {"request_id", "tenant", "user", "error", "worker"} & family.labels.keys()
-    assert not register.exporter_families().keys() & register.families().keys()
+    assert not exporter_families().keys() & register.families().keys()
 
 
 def test_a_request_is_counted_where_it_is_from_the_queue_to_its_lease(queue: Queue, start):
