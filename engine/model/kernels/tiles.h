@@ -135,7 +135,8 @@ inline Tile tile_of(int64_t rows, int64_t strips) {
 }
 
 // How rows are cut into tiles, and how many lines are fetched with each of a tile's words: the next
-// strips in the time that these take. What only one tile needs may be fetched `near` its turn, too.
+// strips in the time that these take. What only one tile needs may be fetched `near` its turn
+// instead.
 struct Cut {
   int64_t rows, strips, lines;
   bool near;
@@ -157,7 +158,9 @@ struct Tiles {
     const bool tall = num_rows > TILE_ROWS && num_rows <= FEW_ROWS;
     const int64_t rows = tall ? TALL_ROWS : TILE_ROWS, strips = tall ? TALL_STRIPS : TILE_STRIPS;
     const int64_t lines = std::max<int64_t>(1, strips / ((num_rows + rows - 1) / rows));
-    return {rows, strips, lines, num_rows <= rows};
+    // Tall tiles of pairs are slower by it (docs/performance.md).
+    const bool near = num_rows <= rows && (!tall || T::PER_WORD == 1);
+    return {rows, strips, lines, near};
   }
 
   // sums[r][s] (+)= rows[r] . strips[s] for `count` rows and all strips.
