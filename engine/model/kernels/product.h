@@ -55,13 +55,39 @@ inline Ahead strips_of(const Product& product, int64_t first, int64_t last, bool
   return {product.packed() + first * words, count * words, false, same};
 }
 
+// Whether everyone multiplies rows of its own, which it also norms and gates: lines that a core of
+// another part of the processor wrote last are slow to come. Then everyone reads all strips, and has
+// to have so many rows that they arrive meanwhile.
+template <class T>
+inline bool has_own_rows(int64_t rows, int size) {
+  return Tiles<T>::OWN_ROWS > 0 && rows >= Tiles<T>::OWN_ROWS * size;
+}
+
 // Those that a member of a team will begin with.
 template <class T>
 inline Ahead first_strips(const Product& product, int64_t rows, int member, int size) {
   int64_t first = Share(product.num_strips(), member, size, 2).first;
-  if (rows >= TAKING_ROWS)
+  if (has_own_rows<T>(rows, size))
+    first = 0;
+  else if (rows >= TAKING_ROWS)
     first = TILE_STRIPS * ProductPieces(product.num_groups(), rows, size).group(member);
   return strips_of<T>(product, first, first + TILE_STRIPS);
+}
+
+// One thread's part where everyone has own rows: all strips for them, group by group, and then
+// those of others that are held up. compute(rows, group, number of the next group or NONE).
+template <class T, class Compute>
+void multiply_own_rows(const Product& product, const Rows& rows, Team& team, int member,
+                       const Compute& compute) {
+  const int64_t count = product.num_groups();
+  for (int turn = 0; turn < team.size(); turn++) {
+    const int share = (member + turn) % team.size();
+    const Rows part = rows.part(Share(rows.count, share, team.size(), Tiles<T>::ROWS));
+    for (int64_t i = team.take_of(share, member, count), next; i != Team::NONE; i = next) {
+      next = team.take_of(share, member, count);
+      compute(part, i, next);
+    }
+  }
 }
 
 // One thread's part of rows times a product; done(row, strip, values, count) as in multiply().
@@ -73,6 +99,21 @@ void multiply_part(const Product& product, const Rows& rows, Team& team, int mem
     multiply<T>(rows, product.packed(), product.linear.inputs / T::PER_WORD, first, last, next,
                 sums, done);
   };
+  const auto compute_group = [&](const Rows& rows, int64_t group, const Ahead& next) {
+    const int64_t first = group * TILE_STRIPS;
+    compute(rows, first, std::min(first + TILE_STRIPS, product.num_strips()), next);
+  };
+  const auto strips_of_group = [&](int64_t group) {
+    return strips_of<T>(product, group * TILE_STRIPS, (group + 1) * TILE_STRIPS, true);
+  };
+  if (has_own_rows<T>(rows.count, team.size())) {
+    multiply_own_rows<T>(product, rows, team, member,
+                         [&](const Rows& part, int64_t group, int64_t next) {
+                           compute_group(part, group,
+                                         next != Team::NONE ? strips_of_group(next) : then);
+                         });
+    return;
+  }
   if (rows.count < TAKING_ROWS) {
     const Share mine(product.num_strips(), member, team.size(), 2);
     compute(rows, mine.first, mine.last, then);
@@ -81,10 +122,8 @@ void multiply_part(const Product& product, const Rows& rows, Team& team, int mem
   const ProductPieces pieces(product.num_groups(), rows.count, team.size());
   for (int64_t i = member, next; i < pieces.count; i = next) {
     next = team.take();
-    const int64_t first = pieces.group(i) * TILE_STRIPS, later = pieces.group(next) * TILE_STRIPS;
-    compute(rows.part(pieces.rows(i)), first,
-            std::min(first + TILE_STRIPS, product.num_strips()),
-            next < pieces.count ? strips_of<T>(product, later, later + TILE_STRIPS, true) : then);
+    compute_group(rows.part(pieces.rows(i)), pieces.group(i),
+                  next < pieces.count ? strips_of_group(pieces.group(next)) : then);
   }
 }
 

@@ -4,12 +4,13 @@
 #include <atomic>
 #include <cstdint>
 #include <sched.h>
+#include <vector>
 
 namespace quire {
 
 class Team {
  public:
-  explicit Team(int size) : size_(size), ticket_(size) {}
+  explicit Team(int size) : size_(size), ticket_(size), shares_((size_t)size) {}
 
   int size() const { return size_; }
 
@@ -20,6 +21,9 @@ class Team {
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
       arrived_.store(0, std::memory_order_relaxed);
       ticket_.store(size_, std::memory_order_relaxed);
+      // Whoever takes of shares takes of its own, so the first one shows whether anybody did.
+      if (shares_[0].taken.load(std::memory_order_relaxed) > 0)
+        for (Taken& share : shares_) share.clear();
       generation_.store(generation + 1, std::memory_order_release);
       return;
     }
@@ -35,6 +39,17 @@ class Team {
   // of their own number without asking, and so can be sure of it before the barrier.
   int64_t take() { return ticket_.fetch_add(1, std::memory_order_relaxed); }
 
+  // A piece of somebody's share of `count` pieces that nobody has taken since the last barrier, or
+  // NONE: members take their own from the first on, and others' from the last on.
+  int64_t take_of(int share, int member, int64_t count) {
+    Taken& from = shares_[(size_t)share];
+    if (from.taken.fetch_add(1, std::memory_order_relaxed) >= count) return NONE;
+    if (share == member) return from.by_owner.fetch_add(1, std::memory_order_relaxed);
+    return count - 1 - from.by_others.fetch_add(1, std::memory_order_relaxed);
+  }
+
+  static constexpr int64_t NONE = -1;
+
  private:
   static constexpr int PATIENCE = 4000;
 
@@ -44,10 +59,22 @@ class Team {
 #endif
   }
 
+  // How many pieces of a share were taken. The two ends do not meet: of `count` that are counted
+  // first, no more are taken from both.
+  struct alignas(64) Taken {
+    std::atomic<int64_t> taken{0}, by_owner{0}, by_others{0};
+
+    void clear() {
+      for (auto* number : {&taken, &by_owner, &by_others})
+        number->store(0, std::memory_order_relaxed);
+    }
+  };
+
   const int size_;
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<int64_t> generation_{0};
   alignas(64) std::atomic<int64_t> ticket_;
+  std::vector<Taken> shares_;
 };
 
 // One thread's equal share of `total` pieces, in units of `grain`.

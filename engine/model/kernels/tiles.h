@@ -150,6 +150,8 @@ struct Tiles {
   // Whether vectors are free meanwhile.
   static constexpr bool LEAVES_VECTORS = false;
   static constexpr int64_t FEW_ROWS = 18;
+  // From so many rows for each thread on everyone multiplies its own; never where this is 0.
+  static constexpr int64_t OWN_ROWS = 64;
 
   // So few rows that they wait for memory are one tile, or two tall ones: the fewer strips at once
   // and the fewer tiles, the more evenly memory is read. More rows wait for arithmetic, and read
