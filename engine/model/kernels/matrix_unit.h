@@ -244,7 +244,7 @@ template <>
 struct Tiles<BFloat16> {
   static constexpr int64_t ROWS = 2 * UNIT_HEIGHT, WORDS = UNIT_WORDS;
   static constexpr bool LEAVES_VECTORS = true;
-  // It is done with them before memory has brought all strips to everyone.
+  // Expected to be done with them before memory has brought all strips to everyone; not tried.
   static constexpr int64_t OWN_ROWS = 0;
 
   static Cut cut(int64_t num_rows) {

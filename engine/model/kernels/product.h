@@ -83,8 +83,8 @@ void multiply_own_rows(const Product& product, const Rows& rows, Team& team, int
   for (int turn = 0; turn < team.size(); turn++) {
     const int share = (member + turn) % team.size();
     const Rows part = rows.part(Share(rows.count, share, team.size(), Tiles<T>::ROWS));
-    for (int64_t i = team.take_of(share, member, count), next; i != Team::NONE; i = next) {
-      next = team.take_of(share, member, count);
+    for (int64_t i = team.take_of(share, count), next; i != Team::NONE; i = next) {
+      next = team.take_of(share, count);
       compute(part, i, next);
     }
   }

@@ -23,7 +23,7 @@ class Team {
       ticket_.store(size_, std::memory_order_relaxed);
       // Whoever takes of shares takes of its own, so the first one shows whether anybody did.
       if (shares_[0].taken.load(std::memory_order_relaxed) > 0)
-        for (Taken& share : shares_) share.clear();
+        for (Taken& share : shares_) share.taken.store(0, std::memory_order_relaxed);
       generation_.store(generation + 1, std::memory_order_release);
       return;
     }
@@ -39,13 +39,12 @@ class Team {
   // of their own number without asking, and so can be sure of it before the barrier.
   int64_t take() { return ticket_.fetch_add(1, std::memory_order_relaxed); }
 
-  // A piece of somebody's share of `count` pieces that nobody has taken since the last barrier, or
-  // NONE: members take their own from the first on, and others' from the last on.
-  int64_t take_of(int share, int member, int64_t count) {
-    Taken& from = shares_[(size_t)share];
-    if (from.taken.fetch_add(1, std::memory_order_relaxed) >= count) return NONE;
-    if (share == member) return from.by_owner.fetch_add(1, std::memory_order_relaxed);
-    return count - 1 - from.by_others.fetch_add(1, std::memory_order_relaxed);
+  // The next piece of somebody's share of `count` pieces that nobody has taken since the last
+  // barrier, or NONE. Whoever takes of a share takes its pieces in ascending order: who keeps the
+  // first of the largest relies on that.
+  int64_t take_of(int share, int64_t count) {
+    const int64_t piece = shares_[(size_t)share].taken.fetch_add(1, std::memory_order_relaxed);
+    return piece < count ? piece : NONE;
   }
 
   static constexpr int64_t NONE = -1;
@@ -59,15 +58,8 @@ class Team {
 #endif
   }
 
-  // How many pieces of a share were taken. The two ends do not meet: of `count` that are counted
-  // first, no more are taken from both.
   struct alignas(64) Taken {
-    std::atomic<int64_t> taken{0}, by_owner{0}, by_others{0};
-
-    void clear() {
-      for (auto* number : {&taken, &by_owner, &by_others})
-        number->store(0, std::memory_order_relaxed);
-    }
+    std::atomic<int64_t> taken{0};
   };
 
   const int size_;

@@ -16,9 +16,11 @@ SHIM = """
 #include "team.h"
 using namespace quire;
 // Twice, with a barrier between: members take their own shares, then others'. But those below
-// `idle` begin when nobody else finds a piece any more.
-extern "C" void take_all(int size, int idle, int64_t count, int64_t* times, int64_t* by_owner) {
+// `idle` begin when nobody else finds a piece any more. Returns how often a member was given a
+// piece that comes before the last one it had of a share.
+extern "C" int64_t take_all(int size, int idle, int64_t count, int64_t* times, int64_t* by_owner) {
   std::optional<Team> team;
+  int64_t backwards = 0;
 #pragma omp parallel num_threads(size)
   {
 #pragma omp single
@@ -28,12 +30,13 @@ extern "C" void take_all(int size, int idle, int64_t count, int64_t* times, int6
       const auto take = [&] {
         for (int turn = 0; turn < size; turn++) {
           const int share = (member + turn) % size;
-          for (int64_t i; (i = team->take_of(share, member, count)) != Team::NONE;) {
+          for (int64_t i, last = -1; (i = team->take_of(share, count)) != Team::NONE; last = i) {
+            int64_t* const time = times + (round * size + share) * count + i;
 #pragma omp atomic
-            times[(round * size + share) * count + i]++;
-            if (share == member)
+            (*time)++;
+            if (share == member) by_owner[(round * size + share) * count + i]++;
 #pragma omp atomic
-              by_owner[(round * size + share) * count + i]++;
+            backwards += i <= last;
           }
         }
       };
@@ -45,12 +48,7 @@ extern "C" void take_all(int size, int idle, int64_t count, int64_t* times, int6
       team->barrier();
     }
   }
-}
-// Numbers that calls of (share, member) in this order are given.
-extern "C" void take_in_order(int64_t calls, const int* shares, const int* members, int64_t count,
-                              int64_t* taken) {
-  Team team(2);
-  for (int64_t i = 0; i < calls; i++) taken[i] = team.take_of(shares[i], members[i], count);
+  return backwards;
 }
 """
 
@@ -64,30 +62,27 @@ def pointer(array):
     return array.ctypes.data_as(ctypes.c_void_p)
 
 
+def take_all(library, *, size, idle, count):
+    """How often each piece was taken, and by its owner: [rounds, shares, pieces], twice."""
+    times, by_owner = np.zeros((2, 2, size, count), dtype=np.int64)
+    library.take_all.restype = ctypes.c_int64
+    backwards = library.take_all(
+        size, idle, ctypes.c_int64(count), pointer(times), pointer(by_owner)
+    )
+    assert backwards == 0, "who keeps the first of the largest would keep another"
+    return times, by_owner
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("count", [1, 2, 9, 1000])
-def test_every_piece_of_every_share_is_taken_once_between_two_barriers(library, size, count):
-    times, by_owner = np.zeros((2, 2, size, count), dtype=np.int64)
-    library.take_all(size, 0, ctypes.c_int64(count), pointer(times), pointer(by_owner))
+def test_every_piece_is_taken_once_and_in_ascending_order_between_two_barriers(
+    library, size, count
+):
+    times, _ = take_all(library, size=size, idle=0, count=count)
     assert (times == 1).all()
 
 
 def test_the_share_of_a_member_that_is_held_up_is_taken_by_others(library):
-    times, by_owner = np.zeros((2, 2, 2, 50), dtype=np.int64)
-    library.take_all(2, 1, ctypes.c_int64(50), pointer(times), pointer(by_owner))
+    times, by_owner = take_all(library, size=2, idle=1, count=50)
     assert (times == 1).all()
     assert (by_owner[:, 0] == 0).all() and (by_owner[:, 1] == 1).all()
-
-
-def test_members_take_their_own_from_the_first_on_and_others_from_the_last_back(library):
-    shares = np.array([0, 0, 0, 1, 0, 0, 0, 0], dtype=np.int32)
-    members = np.array([0, 1, 0, 1, 1, 0, 0, 1], dtype=np.int32)
-    taken = np.zeros(len(shares), dtype=np.int64)
-    library.take_in_order(
-        ctypes.c_int64(len(shares)),
-        pointer(shares),
-        pointer(members),
-        ctypes.c_int64(5),
-        pointer(taken),
-    )
-    assert taken.tolist() == [0, 4, 1, 0, 3, 2, -1, -1]
