@@ -18,20 +18,17 @@ import torch
 
 from benchmarks.figures import machine
 from benchmarks.models import model_folder
-from benchmarks.profile_step import BLOCK_SIZE, WARM_UP_ROUNDS, make_rows
+from benchmarks.profile_step import BLOCK_SIZE, WARM_UP_ROUNDS, compute, make_pool, make_rows
 from engine.batch import BatchRow
 from engine.model.adapters import Adapter, LowRank
-from engine.model.attention.cpu import CpuAttention
 from engine.model.decoder_adapters import place_adapter
 from engine.model.decoder_config import read_config
 from engine.model.decoder_weights import read_weights
 from engine.model.fast_path import check_against
 from engine.model.kernels.build import best_variant
-from engine.model.kv_pool import KVPool
 from engine.model.loader import load_model
 from engine.model.native_decoder import NativeDecoder
 from engine.model.probe import probe
-from engine.model.step import lay_out
 
 
 def random_adapters(model: torch.nn.Module, *, rank: int, count: int) -> list[Adapter]:
@@ -79,9 +76,7 @@ def measure(
     most: int,
 ) -> dict[str, float]:
     """Median milliseconds of one step, by form."""
-    num_blocks = len(rows) * len(rows[0].block_ids)
-    shapes = forms["none"].layer_shapes
-    pool = KVPool(shapes, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=dtype)
+    pool = make_pool(forms["none"], rows, dtype=dtype)
     rows_of = {
         "none": rows,
         "idle": rows,
@@ -92,8 +87,7 @@ def measure(
     for _ in range(WARM_UP_ROUNDS + rounds):
         for name, form in forms.items():
             started = time.perf_counter()
-            step = lay_out(rows_of[name], block_size=BLOCK_SIZE, device=torch.device("cpu"))
-            form.forward(step.inputs(CpuAttention()), pool)
+            compute(form, rows_of[name], pool)
             times[name].append(1e3 * (time.perf_counter() - started))
     return {name: statistics.median(each[WARM_UP_ROUNDS:]) for name, each in times.items()}
 

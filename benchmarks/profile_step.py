@@ -79,22 +79,35 @@ def make_rows(num_rows: int, num_tokens: int, *, context: int) -> list[BatchRow]
     ]
 
 
+def make_pool(form: CausalModel, rows: Sequence[BatchRow], *, dtype: torch.dtype) -> KVPool:
+    """The blocks of `rows`, all written once after the form has said how they shall be mapped.
+
+    What was never written is read as one page of zeros, out of the caches.
+    """
+    num_blocks = len(rows) * len(rows[0].block_ids)
+    pool = KVPool(form.layer_shapes, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=dtype)
+    compute(form, rows, pool)
+    pool.make(range(num_blocks))
+    return pool
+
+
+def compute(form: CausalModel, rows: Sequence[BatchRow], pool: KVPool) -> None:
+    """One step."""
+    step = lay_out(rows, block_size=BLOCK_SIZE, device=torch.device("cpu"))
+    form.forward(step.inputs(CpuAttention()), pool)
+
+
 @torch.inference_mode()
 def measure(
     forms: dict[str, CausalModel], rows: Sequence[BatchRow], *, dtype: torch.dtype, rounds: int
 ) -> dict[str, float]:
     """Median milliseconds of one step, by form."""
-    num_blocks = len(rows) * len(rows[0].block_ids)
-    pools = {
-        name: KVPool(form.layer_shapes, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=dtype)
-        for name, form in forms.items()
-    }
+    pools = {name: make_pool(form, rows, dtype=dtype) for name, form in forms.items()}
     times: dict[str, list[float]] = {name: [] for name in forms}
     for _ in range(WARM_UP_ROUNDS + rounds):
         for name, form in forms.items():
             started = time.perf_counter()
-            step = lay_out(rows, block_size=BLOCK_SIZE, device=torch.device("cpu"))
-            form.forward(step.inputs(CpuAttention()), pools[name])
+            compute(form, rows, pools[name])
             times[name].append(1e3 * (time.perf_counter() - started))
     return {name: statistics.median(each[WARM_UP_ROUNDS:]) for name, each in times.items()}
 

@@ -29,8 +29,13 @@ class SpanWorker {
   static_assert(Keys::TURN_STRIPS == TILE_STRIPS, "score() and Pieces go the same way");
 
  public:
-  SpanWorker(const CacheShape& cache, int64_t group, float scaling, float* memory)
-      : cache_(cache), group_(group), scaling_(scaling * LOG2_E) {
+  SpanWorker(const CacheShape& cache, const Element* key_cache, const Element* value_cache,
+             int64_t group, float scaling, float* memory)
+      : cache_(cache),
+        keys_at_(key_cache),
+        values_at_(value_cache),
+        group_(group),
+        scaling_(scaling * LOG2_E) {
     width_ = padded(cache.head_dim);
     chunks_ = (LANES * cache.head_dim * (int64_t)sizeof(Element) + CHUNK - 1) / CHUNK;
     const int64_t rows = max_rows(group);
@@ -48,18 +53,16 @@ class SpanWorker {
     return rows * SPAN * 2 + width * SPAN * 2 + (Partial::size(rows, width) + 15) / 16 * 16;
   }
 
-  // Folds the unit's spans into `sum`, whose rows are one head's after the other; at `queries` are
-  // the first head's, one token's query heads after the other, and `head_stride` elements further
+  // What the unit's spans amount to, in `sum`, whose rows are one head's after the other; at `queries`
+  // are the first head's, one token's query heads after the other, and `head_stride` elements further
   // the next head's. `next` is what this thread will do afterwards, if it is known: the first of
   // its keys are fetched.
   void attend(const Unit& unit, const AttentionRow* rows, const Place<T>& queries,
-              int64_t head_stride, const Element* key_cache, const Element* value_cache,
-              int64_t window, const Unit* next, const Partial& sum) {
+              int64_t head_stride, int64_t window, const Unit* next, const Partial& sum) {
     const int64_t num_rows = unit.num_rows(group_), rows_of_head = num_rows / unit.num_heads;
     const int64_t first_position = rows[unit.row].start() + unit.first_token;
-    const Partial part(part_, num_rows, width_);
-    keys_at_ = key_cache;
-    values_at_ = value_cache;
+    const Partial more(part_, num_rows, width_);
+    bool begun = false;
     for (int64_t span = unit.first_span; span < unit.last_span; span++) {
       const Keys keys = keys_of(unit, rows, span, window);
       if (keys.first >= keys.last) continue;
@@ -68,8 +71,7 @@ class SpanWorker {
         then = keys_of(unit, rows, span + 1, window);
       else if (next != nullptr)
         then = keys_of(*next, rows, next->first_span, window);
-      pieces_.list(cache_, keys, key_cache, value_cache);
-      next_pieces_.list(cache_, then, key_cache, value_cache);
+      list_pieces(keys, then);
       score(rows_of_head, queries, head_stride, keys);
       const int64_t num_keys = keys.last - keys.first;
       const auto visible = [&](int64_t r) {
@@ -77,6 +79,7 @@ class SpanWorker {
         return Visible(window > 0 ? position - window + 1 - keys.first : 0,
                        position + 1 - keys.first, num_keys);
       };
+      const Partial& part = begun ? more : sum;
       // One after the other, the steps of a row's maximum would be waited for.
       for (int64_t r = 0; r < num_rows; r++)
         part.highest[r] = highest_of(scores_ + r * SPAN, visible(r), num_keys) * scaling_;
@@ -84,8 +87,10 @@ class SpanWorker {
         part.total[r] = soften<T>(scores_ + r * SPAN, visible(r), num_keys, scaling_,
                                   part.highest[r], weights_ + r * SPAN);
       weigh(rows_of_head, keys, part);
-      fold(sum, part, num_rows, width_);
+      if (begun) fold(sum, more, num_rows, width_);
+      begun = true;
     }
+    if (!begun) clear(sum, num_rows, width_);
   }
 
  private:
@@ -101,12 +106,19 @@ class SpanWorker {
             std::min(base + SPAN, row.start() + unit.last_token)};
   }
 
+  // The pieces of `keys`, which were those to come as a rule, and of `then`.
+  void list_pieces(const Keys& keys, const Keys& then) {
+    std::swap(pieces_, next_pieces_);
+    if (!pieces_->are_of(keys)) pieces_->list(cache_, keys, keys_at_, values_at_);
+    next_pieces_->list(cache_, then, keys_at_, values_at_);
+  }
+
   // What lies LEAD pieces after number `index` of this span, a chunk of it; `otherwise` if nothing.
   const char* ahead(int64_t index, int64_t chunk, const void* otherwise) const {
     index += LEAD;
-    const bool here = index < pieces_.count();
-    const Pieces<T>& pieces = here ? pieces_ : next_pieces_;
-    if (!here) index -= pieces_.count();
+    const bool here = index < pieces_->count();
+    const Pieces<T>& pieces = here ? *pieces_ : *next_pieces_;
+    if (!here) index -= pieces_->count();
     return index < pieces.count() ? pieces[index] + chunk * CHUNK : (const char*)otherwise;
   }
 
@@ -156,7 +168,7 @@ class SpanWorker {
   const uint32_t* key_strip(const Keys& keys, int64_t head, int64_t strip, int64_t piece,
                             int64_t place) {
     const int64_t inner = cache_.head_dim / T::PER_WORD;
-    if (pieces_.count() > 0) return (const uint32_t*)pieces_[piece];
+    if (pieces_->count() > 0) return (const uint32_t*)(*pieces_)[piece];
     const int64_t position = keys.first + strip * LANES;
     uint32_t* to = gathered_ + place * LANES * inner;
     for (int64_t lane = 0; lane < LANES && position + lane < keys.last; lane++) {
@@ -252,7 +264,7 @@ class SpanWorker {
       pack_values(keys, head, keys.first + strip * LANES, num_keys, to);
       return to;
     }
-    const uint32_t* from = (const uint32_t*)pieces_[piece];
+    const uint32_t* from = (const uint32_t*)(*pieces_)[piece];
     if (num_keys == LANES) return from;
     for (int64_t i = 0; i < width_ * WORDS; i += LANES) {
       const int64_t left = num_keys - i / LANES % WORDS * T::PER_WORD;
@@ -286,6 +298,7 @@ class SpanWorker {
   }
 
   const CacheShape cache_;
+  const Element *const keys_at_, *const values_at_;  // The layer's caches.
   const int64_t group_;
   const float scaling_;
   int64_t width_, chunks_;  // Chunks of a piece.
@@ -293,8 +306,7 @@ class SpanWorker {
   Element* weights_;
   uint32_t *values_, *gathered_;
   float* part_;
-  const Element *keys_at_, *values_at_;  // The layer's caches.
-  Pieces<T> pieces_, next_pieces_;
+  Pieces<T> listed_[2], *pieces_ = &listed_[0], *next_pieces_ = &listed_[1];
 };
 
 }  // namespace quire

@@ -272,18 +272,17 @@ class Decoder : public AnyDecoder {
 
   void attend(const QuireLayer& layer, int64_t index, const AttentionPlan& plan,
               const Rounded<T>& queries, const Rounded<T>& attended, Team& team, int member) {
-    SpanWorker<T> worker(cache_, group_, model_.scaling, scratch_ + member * scratch_stride_);
-    const Element* keys = (const Element*)step_->key_caches[index];
-    const Element* values = (const Element*)step_->value_caches[index];
+    SpanWorker<T> worker(cache_, (const Element*)step_->key_caches[index],
+                         (const Element*)step_->value_caches[index], group_, model_.scaling,
+                         scratch_ + member * scratch_stride_);
     const int64_t count = (int64_t)plan.units.size();
     for (int64_t i = member, next; i < count; i = next) {
       next = team.take();
       const Unit& unit = plan.units[i];
       const int64_t first = plan.rows[unit.row].offset + unit.first_token;
       const Partial sum = partial(unit.piece < 0 ? plan.num_pieces + member : unit.piece, unit);
-      clear(sum, unit.num_rows(group_), width_);
       worker.attend(unit, plan.rows.data(), queries.at(query_row(unit.kv_head, first)),
-                    step_->num_tokens * queries.stride, keys, values, layer.window,
+                    step_->num_tokens * queries.stride, layer.window,
                     next < count ? &plan.units[next] : nullptr, sum);
       if (unit.piece < 0) finish(plan, unit, sum, attended);
     }

@@ -17,6 +17,11 @@ struct Keys {
   // lies together in memory.
   int64_t turn() const { return num_heads > 1 ? TURN_STRIPS : SPAN / LANES; }
 
+  bool operator==(const Keys& other) const {
+    return row == other.row && kv_head == other.kv_head && num_heads == other.num_heads &&
+           first == other.first && last == other.last;
+  }
+
   static constexpr int64_t TURN_STRIPS = 4;
 };
 
@@ -30,28 +35,35 @@ class Pieces {
   // None where blocks do not hold whole strips.
   void list(const CacheShape& cache, const Keys& keys, const Element* key_cache,
             const Element* value_cache) {
+    keys_ = keys;
     count_ = 0;
-    if (cache.strip_width() != LANES) return;
-    for (const Element* from : {key_cache, value_cache})
+    if (keys.first >= keys.last || cache.strip_width() != LANES) return;
+    const int64_t head_size = cache.block_size * cache.head_dim;
+    for (const Element* from : {key_cache, value_cache}) {
+      const int64_t* block = keys.row->table + keys.first / cache.block_size;
+      int64_t slot = keys.first % cache.block_size;
       for (int64_t first = 0; first < keys.num_strips(); first += keys.turn()) {
-        const int64_t last = std::min(first + keys.turn(), keys.num_strips());
-        for (int64_t strip = first; strip < last; strip++) {
-          const int64_t position = keys.first + strip * LANES;
-          const int64_t block = keys.row->table[position / cache.block_size];
-          const Element* at = cache.head_of(from, block, keys.kv_head) +
-                              position % cache.block_size * cache.head_dim;
+        const int64_t count = std::min(keys.turn(), keys.num_strips() - first);
+        for (int64_t strip = 0; strip < count; strip++) {
+          const Element* at = cache.head_of(from, *block, keys.kv_head) + slot * cache.head_dim;
           for (int64_t head = 0; head < keys.num_heads; head++)
-            at_[count_ + head * (last - first) + strip - first] =
-                (const char*)(at + head * cache.block_size * cache.head_dim);
+            at_[count_ + head * count + strip] = (const char*)(at + head * head_size);
+          slot += LANES;
+          if (slot < cache.block_size) continue;
+          slot = 0;
+          block++;
         }
-        count_ += (last - first) * keys.num_heads;
+        count_ += count * keys.num_heads;
       }
+    }
   }
 
+  bool are_of(const Keys& keys) const { return keys_ == keys; }
   int64_t count() const { return count_; }
   const char* operator[](int64_t index) const { return at_[index]; }
 
  private:
+  Keys keys_;
   int64_t count_ = 0;
   const char* at_[2 * SPAN / LANES * MAX_TOGETHER];
 };

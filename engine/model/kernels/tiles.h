@@ -14,8 +14,9 @@ namespace quire {
 constexpr int TILE_ROWS = 6, TILE_STRIPS = 4;
 constexpr int TALL_ROWS = 12, TALL_STRIPS = 2;
 
-// What is fetched while a tile is multiplied. Lines fetched together lie in several places, so that
-// the processor's own fetching gets ahead in all of them.
+// What is fetched while a tile is multiplied, into the first-level cache even where it takes more: to
+// fetch into the second is slower (docs/performance.md). Lines fetched together lie in several
+// places, so that the processor's own fetching gets ahead in all of them.
 struct Fetch {
   // Where what is needed later lies, for every segment; with each word `lines` lines of it are
   // fetched: none, one, two or TILE_STRIPS.
@@ -68,11 +69,11 @@ void multiply_block(const uint32_t* rows, int64_t stride, const Strips& strips, 
         for (int s = 0; s < S; s++) __builtin_prefetch(on + (at[s] - at[0]), 0, 3);
         on += LANES;
       }
-      if (lines > 0) __builtin_prefetch(later, 0, 2);
-      if (lines > 1) __builtin_prefetch(later + apart, 0, 2);
+      if (lines > 0) __builtin_prefetch(later, 0, 3);
+      if (lines > 1) __builtin_prefetch(later + apart, 0, 3);
       if (lines == TILE_STRIPS) {
-        __builtin_prefetch(later + 2 * apart, 0, 2);
-        __builtin_prefetch(later + 3 * apart, 0, 2);
+        __builtin_prefetch(later + 2 * apart, 0, 3);
+        __builtin_prefetch(later + 3 * apart, 0, 3);
       }
       later += 64;
 #pragma GCC unroll 12
@@ -151,7 +152,7 @@ struct Tiles {
   static constexpr bool LEAVES_VECTORS = false;
   static constexpr int64_t FEW_ROWS = 18;
   // From so many rows for each thread on everyone multiplies its own; never where this is 0.
-  static constexpr int64_t OWN_ROWS = 64;
+  static constexpr int64_t OWN_ROWS = 24;
 
   // So few rows that they wait for memory are one tile, or two tall ones: the fewer strips at once
   // and the fewer tiles, the more evenly memory is read. More rows wait for arithmetic, and read
