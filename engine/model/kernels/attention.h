@@ -53,10 +53,10 @@ class SpanWorker {
     return rows * SPAN * 2 + width * SPAN * 2 + (Partial::size(rows, width) + 15) / 16 * 16;
   }
 
-  // What the unit's spans amount to, in `sum`, whose rows are one head's after the other; at `queries`
-  // are the first head's, one token's query heads after the other, and `head_stride` elements further
-  // the next head's. `next` is what this thread will do afterwards, if it is known: the first of
-  // its keys are fetched.
+  // What the unit's spans amount to, in `sum`, whose rows are one head's after the other. At
+  // `queries` are the first head's, one token's query heads after the other, and `head_stride`
+  // elements further the next head's. `next` is what this thread will do afterwards, if it is known:
+  // the first of its keys are fetched.
   void attend(const Unit& unit, const AttentionRow* rows, const Place<T>& queries,
               int64_t head_stride, int64_t window, const Unit* next, const Partial& sum) {
     const int64_t num_rows = unit.num_rows(group_), rows_of_head = num_rows / unit.num_heads;

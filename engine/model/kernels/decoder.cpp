@@ -275,17 +275,19 @@ class Decoder : public AnyDecoder {
     SpanWorker<T> worker(cache_, (const Element*)step_->key_caches[index],
                          (const Element*)step_->value_caches[index], group_, model_.scaling,
                          scratch_ + member * scratch_stride_);
-    const int64_t count = (int64_t)plan.units.size();
-    for (int64_t i = member, next; i < count; i = next) {
-      next = team.take();
-      const Unit& unit = plan.units[i];
+    const auto attend_for = [&](const Unit& unit, const Unit* next) {
       const int64_t first = plan.rows[unit.row].offset + unit.first_token;
       const Partial sum = partial(unit.piece < 0 ? plan.num_pieces + member : unit.piece, unit);
       worker.attend(unit, plan.rows.data(), queries.at(query_row(unit.kv_head, first)),
-                    step_->num_tokens * queries.stride, layer.window,
-                    next < count ? &plan.units[next] : nullptr, sum);
+                    step_->num_tokens * queries.stride, layer.window, next, sum);
       if (unit.piece < 0) finish(plan, unit, sum, attended);
-    }
+    };
+    const int64_t tokens = plan.num_outputs();
+    const auto own = [&](int share) { return own_rows<T>(tokens, share, team.size()); };
+    if (has_own_rows<T>(tokens, team.size()))
+      take_own_units(plan, team, member, own, attend_for);
+    else
+      take_units(plan, team, member, attend_for);
     team.barrier();
     if (plan.split_units.empty()) return;
     const Share mine((int64_t)plan.split_units.size(), member, team.size());

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "team.h"
+
 namespace quire {
 
 constexpr int64_t SPAN = 256;
@@ -53,6 +55,22 @@ class AttentionPlan {
     units.clear();
     split_units.clear();
     num_pieces = 0;
+  }
+
+  // Tokens that attend.
+  int64_t num_outputs() const {
+    return rows.empty() ? 0 : rows.back().output + rows.back().num_tokens;
+  }
+
+  // The units, by number, that begin with some of these tokens.
+  Share units_of(const Share& tokens) const {
+    const auto first_from = [&](int64_t token) {
+      const auto before = [&](const Unit& unit) {
+        return rows[unit.row].output + unit.first_token < token;
+      };
+      return std::partition_point(units.begin(), units.end(), before) - units.begin();
+    };
+    return {first_from(tokens.first), first_from(tokens.last)};
   }
 
   // Of the rows of `all`, the tokens number indices[0 .. count-1] of the step and nothing else: they
@@ -119,5 +137,28 @@ class AttentionPlan {
     }
   }
 };
+
+// One thread's part of the units, in the order of the plan: body(unit, its next one if known).
+template <class Body>
+void take_units(const AttentionPlan& plan, Team& team, int member, const Body& body) {
+  const int64_t count = (int64_t)plan.units.size();
+  for (int64_t i = member, next; i < count; i = next) {
+    next = team.take();
+    body(plan.units[i], next < count ? &plan.units[next] : nullptr);
+  }
+}
+
+// The same where everyone has tokens of its own: own(share).
+template <class Own, class Body>
+void take_own_units(const AttentionPlan& plan, Team& team, int member, const Own& own,
+                    const Body& body) {
+  const auto units_of = [&](int share) { return plan.units_of(own(share)); };
+  take_shares(
+      team, member, [&](int share) { return units_of(share).last - units_of(share).first; },
+      [&](int share, int64_t i, int64_t next) {
+        const Unit* const units = plan.units.data() + units_of(share).first;
+        body(units[i], next != Team::NONE ? &units[next] : nullptr);
+      });
+}
 
 }  // namespace quire

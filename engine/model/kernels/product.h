@@ -55,12 +55,17 @@ inline Ahead strips_of(const Product& product, int64_t first, int64_t last, bool
   return {product.packed() + first * words, count * words, false, same};
 }
 
-// Whether everyone multiplies rows of its own, which it also norms and gates: lines that a core of
-// another part of the processor wrote last are slow to come. Then everyone reads all strips, and has
-// to have so many rows that they arrive meanwhile.
+// Whether everyone multiplies rows of its own, which it also norms, gates and attends for: lines
+// that a core of another part of the processor wrote last are slow to come. Then everyone reads all
+// strips, and has to have so many rows that they arrive meanwhile.
 template <class T>
 inline bool has_own_rows(int64_t rows, int size) {
   return Tiles<T>::OWN_ROWS > 0 && rows >= Tiles<T>::OWN_ROWS * size;
+}
+
+template <class T>
+inline Share own_rows(int64_t rows, int member, int size) {
+  return Share(rows, member, size, Tiles<T>::ROWS);
 }
 
 // Those that a member of a team will begin with.
@@ -72,22 +77,6 @@ inline Ahead first_strips(const Product& product, int64_t rows, int member, int 
   else if (rows >= TAKING_ROWS)
     first = TILE_STRIPS * ProductPieces(product.num_groups(), rows, size).group(member);
   return strips_of<T>(product, first, first + TILE_STRIPS);
-}
-
-// One thread's part where everyone has own rows: all strips for them, group by group, and then
-// those of others that are held up. compute(rows, group, number of the next group or NONE).
-template <class T, class Compute>
-void multiply_own_rows(const Product& product, const Rows& rows, Team& team, int member,
-                       const Compute& compute) {
-  const int64_t count = product.num_groups();
-  for (int turn = 0; turn < team.size(); turn++) {
-    const int share = (member + turn) % team.size();
-    const Rows part = rows.part(Share(rows.count, share, team.size(), Tiles<T>::ROWS));
-    for (int64_t i = team.take_of(share, count), next; i != Team::NONE; i = next) {
-      next = team.take_of(share, count);
-      compute(part, i, next);
-    }
-  }
 }
 
 // One thread's part of rows times a product; done(row, strip, values, count) as in multiply().
@@ -107,11 +96,12 @@ void multiply_part(const Product& product, const Rows& rows, Team& team, int mem
     return strips_of<T>(product, group * TILE_STRIPS, (group + 1) * TILE_STRIPS, true);
   };
   if (has_own_rows<T>(rows.count, team.size())) {
-    multiply_own_rows<T>(product, rows, team, member,
-                         [&](const Rows& part, int64_t group, int64_t next) {
-                           compute_group(part, group,
-                                         next != Team::NONE ? strips_of_group(next) : then);
-                         });
+    take_shares(
+        team, member, [&](int) { return product.num_groups(); },
+        [&](int share, int64_t group, int64_t next) {
+          compute_group(rows.part(own_rows<T>(rows.count, share, team.size())), group,
+                        next != Team::NONE ? strips_of_group(next) : then);
+        });
     return;
   }
   if (rows.count < TAKING_ROWS) {

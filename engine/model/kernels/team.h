@@ -69,10 +69,25 @@ class Team {
   std::vector<Taken> shares_;
 };
 
-// One thread's equal share of `total` pieces, in units of `grain`.
+// One thread's part of work that is shared out: its own share, and then those of others that are
+// held up. body(share, piece, the share's next piece or NONE), for each of count(share) pieces.
+template <class Count, class Body>
+void take_shares(Team& team, int member, const Count& count, const Body& body) {
+  for (int turn = 0; turn < team.size(); turn++) {
+    const int share = (member + turn) % team.size();
+    const int64_t total = count(share);
+    for (int64_t i = team.take_of(share, total), next; i != Team::NONE; i = next) {
+      next = team.take_of(share, total);
+      body(share, i, next);
+    }
+  }
+}
+
+// Pieces first .. last-1; as a rule one thread's equal share of `total`, in units of `grain`.
 struct Share {
   int64_t first, last;
 
+  Share(int64_t first, int64_t last) : first(first), last(last) {}
   Share(int64_t total, int member, int size, int64_t grain = 1) {
     const int64_t units = (total + grain - 1) / grain;
     first = units * member / size * grain;

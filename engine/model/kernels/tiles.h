@@ -14,9 +14,9 @@ namespace quire {
 constexpr int TILE_ROWS = 6, TILE_STRIPS = 4;
 constexpr int TALL_ROWS = 12, TALL_STRIPS = 2;
 
-// What is fetched while a tile is multiplied, into the first-level cache even where it takes more: to
-// fetch into the second is slower (docs/performance.md). Lines fetched together lie in several
-// places, so that the processor's own fetching gets ahead in all of them.
+// What is fetched while a tile is multiplied, into the first-level cache even where it is more than
+// that holds: to fetch into the second is slower (docs/performance.md). Lines fetched together lie
+// in several places, so that the processor's own fetching gets ahead in all of them.
 struct Fetch {
   // Where what is needed later lies, for every segment; with each word `lines` lines of it are
   // fetched: none, one, two or TILE_STRIPS.

@@ -28,17 +28,18 @@ extern "C" int64_t take_all(int size, int idle, int64_t count, int64_t* times, i
     const int member = omp_get_thread_num();
     for (int round = 0; round < 2; round++) {
       const auto take = [&] {
-        for (int turn = 0; turn < size; turn++) {
-          const int share = (member + turn) % size;
-          for (int64_t i, last = -1; (i = team->take_of(share, count)) != Team::NONE; last = i) {
-            int64_t* const time = times + (round * size + share) * count + i;
+        std::vector<int64_t> last(size, -1);
+        take_shares(
+            *team, member, [&](int) { return count; },
+            [&](int share, int64_t i, int64_t) {
+              int64_t* const time = times + (round * size + share) * count + i;
 #pragma omp atomic
-            (*time)++;
-            if (share == member) by_owner[(round * size + share) * count + i]++;
+              (*time)++;
+              if (share == member) by_owner[(round * size + share) * count + i]++;
 #pragma omp atomic
-            backwards += i <= last;
-          }
-        }
+              backwards += i <= last[share];
+              last[share] = i;
+            });
       };
       if (member >= idle) take();
       if (idle > 0) {
