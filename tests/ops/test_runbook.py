@@ -5,7 +5,7 @@ import pytest
 from service.config import Settings
 from service.exporter_register import exporter_families
 from service.exporter_settings import ExporterSettings
-from tests.ops.checkout import COMPOSE_FILE, RUNBOOK, alerts, panels
+from tests.ops.checkout import COMPOSE_FILE, RUNBOOK, alerts, load_yaml, panels
 
 TEXT = RUNBOOK.read_text(encoding="utf-8")
 SECTIONS = {
@@ -56,6 +56,29 @@ def test_every_setting_it_names_exists():
     }
 
     assert {name for name in named - settings if f"${{{name}:-" not in compose} == set()
+
+
+def cannot_be_set(names: set[str], services: dict[str, dict]) -> set[str]:
+    """Variables that do not reach a service that has to hear of them.
+
+    Compose reads them in a value, or passes them on because they have none.
+    """
+    heard = {name: set(re.findall(r"\$\{(QUIRE_\w+)", repr(services[name]))) for name in services}
+    for name, service in services.items():
+        given = service.get("environment", {})
+        heard[name] |= {variable for variable, value in given.items() if value is None}
+    anywhere = set().union(*heard.values())
+    both = heard["worker-cpu"] & heard["worker-gpu"]
+    of_workers = {f"QUIRE_{name.upper()}" for name in Settings.model_fields}
+    return {name for name in names if name not in (both if name in of_workers else anywhere)}
+
+
+def test_every_setting_it_names_can_be_changed_in_the_stack():
+    services = load_yaml(COMPOSE_FILE)["services"]
+    named = set(re.findall(r"QUIRE_[A-Z_]+[A-Z]", TEXT))
+
+    assert cannot_be_set(named, services) == set()
+    assert cannot_be_set({"QUIRE_HTTP_PORT", "QUIRE_QUEUE"}, services) == {"QUIRE_HTTP_PORT"}
 
 
 def test_every_panel_it_names_exists():
