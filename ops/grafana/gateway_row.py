@@ -48,7 +48,7 @@ GATEWAY_ROW = Row(
         Panel(
             title="Hang-ups",
             description="Callers that went before the end. Their requests were cancelled, or left "
-            "to go on for a caller that comes back; lost: Redis did not hear of it.",
+            "to go on for a caller that comes back; late: Redis hears of it when it is back.",
             unit="cps",
             targets=[
                 Target(rate("quire_gateway_hang_ups_total", "outcome", GATEWAYS), "{{outcome}}")

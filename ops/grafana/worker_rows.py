@@ -81,8 +81,8 @@ WORKER_ROW = Row(
         Panel(
             title="Time since the last step, while there is work",
             description="Grows when the device hangs. Zero for a worker that has nothing to do. "
-            "After a minute EngineStalled fires; after stall_timeout_seconds the worker gives up "
-            "its leases.",
+            "After two minutes EngineStalled fires; after stall_timeout_seconds the worker gives "
+            "up its leases.",
             unit="s",
             targets=[Target(STALLED, "{{instance}}")],
         ),

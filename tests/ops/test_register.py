@@ -3,13 +3,15 @@
 Each test lists what is wrong, by the name of the panel or rule.
 """
 
+import re
+
 from promql_parser import VectorSelector
 
 from service.exporter_register import exporter_families
 from service.families import Family
 from service.gateway.register import gateway_families
 from service.register import families
-from tests.ops.checkout import load_dashboard, panel_queries, rules
+from tests.ops.checkout import load_dashboard, panel_queries, panels, rules
 from tests.ops.promql import HISTOGRAM_SUFFIXES, family_name, matchers, selectors
 
 FAMILIES = families() | exporter_families() | gateway_families()
@@ -96,6 +98,41 @@ def test_a_wrong_label_value_or_bucket_would_be_noticed():
         family = FAMILIES[family_name(selector.name, FAMILIES)]
         found[expr] = len(wrong_matchers(selector, family))
     assert found == planted
+
+
+def explained(text: str) -> set[str]:
+    """The values that a description explains: a word alone before a colon."""
+    return set(re.findall(r"(?:^|[.;] )(\w+): ", text))
+
+
+def unheard_of(text: str, told_by: list[Family]) -> set[str]:
+    """Values that are explained, and that no label of these families has."""
+    values = {value for family in told_by for closed in family.labels.values() for value in closed}
+    return explained(text) - values
+
+
+def test_every_value_that_a_description_explains_exists():
+    shown = {
+        panel["title"]: [
+            FAMILIES[name]
+            for target in panel["targets"]
+            for selector in selectors(target["expr"])
+            if (name := family_name(selector.name, FAMILIES)) in FAMILIES
+        ]
+        for panel in panels()
+    }
+    assert {
+        panel["title"]: wrong
+        for panel in panels()
+        if (wrong := unheard_of(panel["description"], shown[panel["title"]]))
+    } == {}
+    assert {
+        name: wrong
+        for name, family in FAMILIES.items()
+        if (wrong := unheard_of(family.meaning, [family]))
+    } == {}
+    hang_ups = FAMILIES["quire_gateway_hang_ups_total"]
+    assert unheard_of("Callers that went; late: soon. lost: never.", [hang_ups]) == {"lost"}
 
 
 def test_every_registered_metric_is_shown_or_watched():
