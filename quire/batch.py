@@ -50,12 +50,12 @@ def run_batch(
 ) -> BatchProgress:
     """Runs every line of `input_path` once, and returns how it ended.
 
-    Completed requests go to `output_path`, all others to `errors_path` (`<output>.errors.jsonl`
-    when None). A bad line fails alone. When `deadline_seconds` are over, or `stop` is set, what has
-    finished stays, and the rest goes to the errors as `batch_expired` or `batch_cancelled`; a later
-    `resume` runs that rest and leaves out all that has a result. `name` keeps batches apart that
-    ask the same (the stem of the input file when None). `queue`, `shards` and `settings` see
-    Client; they count only with a url.
+    Completed requests go to `output_path`, all others to `errors_path` (`out.errors.jsonl` for
+    `out.jsonl` when None). A bad line fails alone. When `deadline_seconds` are over, or `stop` is
+    set, what has finished stays, and the rest goes to the errors as `batch_expired` or
+    `batch_cancelled`; a later `resume` runs that rest and leaves out all that has a result. `name`
+    keeps batches apart that ask the same (the stem of the input file when None). `queue`, `shards`
+    and `settings` see Client; they count only with a url.
     Bodies are checked like those of a Client; `stream` in them is ignored. InvalidRequest, and
     BatchFileError when the files cannot be used; BrokerUnavailable, after which `resume` goes on.
     """

@@ -23,7 +23,8 @@ def add_run_batch(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire run-batch`."""
     parser.add_argument("-i", "--input", required=True, metavar="FILE", help="requests, JSONL")
     parser.add_argument("-o", "--output", required=True, metavar="FILE", help="results, JSONL")
-    parser.add_argument("-e", "--errors", metavar="FILE", help="failures [OUTPUT.errors.jsonl]")
+    errors = "failures [out.errors.jsonl for out.jsonl]"
+    parser.add_argument("-e", "--errors", metavar="FILE", help=errors)
     parser.add_argument("--resume", action="store_true", help="continue an earlier run")
     parser.add_argument("--name", help="tells batches of equal requests apart [the input's name]")
     parser.add_argument(

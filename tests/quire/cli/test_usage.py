@@ -1,5 +1,6 @@
 import contextlib
 import io
+from pathlib import Path
 
 import pytest
 
@@ -44,6 +45,12 @@ def test_a_usage_names_what_must_be_given_and_says_whether_there_is_more():
     assert help_of("run-batch").startswith("usage: quire run-batch -i FILE -o FILE [options]\n")
     assert help_of("submit").startswith("usage: quire submit [options] prompt [prompt ...]\n")
     assert help_of("dead").startswith("usage: quire dead {ls,show,requeue,purge} ...\n")
+
+
+def test_the_help_of_a_batch_names_the_errors_of_an_output_as_a_run_does():
+    told = " ".join(help_of("run-batch").split())
+
+    assert f"failures [{Path('out.jsonl').with_suffix('.errors.jsonl')} for out.jsonl]" in told
 
 
 def test_every_flag_of_submit_says_what_it_is_for():
