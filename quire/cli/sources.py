@@ -3,7 +3,7 @@
 The names are the worker's, so that both can be given the same environment and the same file. In the
 file a key stands in the table `[client]`, in `[worker]`, or above all tables. A password has no
 flag, because `ps` shows flags: it is QUIRE_REDIS_PASSWORD, or in the file that
-QUIRE_REDIS_PASSWORD_FILE names.
+QUIRE_REDIS_PASSWORD_FILE names; so is any other setting in that of a variable with this ending.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEYS = (
     "redis_url", "redis_password", "queue", "shards", "max_queue_seconds", "retention_seconds",
 )  # fmt: skip
 
-#: Bytes of a file with a password; a longer one is a mistake.
+#: Bytes of a file that a variable names; a longer one is a mistake.
 MAX_SECRET_BYTES = 65_536
 
 
@@ -38,8 +38,8 @@ def known_settings(environ: Mapping[str, str]) -> dict[str, str]:
         variable = f"QUIRE_{key.upper()}"
         if variable in environ:
             found[key] = environ[variable]
-        elif key == "redis_password" and f"{variable}_FILE" in environ:
-            found[key] = _secret(Path(environ[f"{variable}_FILE"]))
+        elif (from_file := f"{variable}_FILE") in environ:
+            found[key] = _secret(from_file, Path(environ[from_file]))
     return found
 
 
@@ -76,8 +76,8 @@ def _file(environ: Mapping[str, str]) -> dict[str, Any]:
     return {key: shared[key] for key in KEYS if key in shared}
 
 
-def _secret(path: Path) -> str:
-    name = "QUIRE_REDIS_PASSWORD_FILE"
+def _secret(name: str, path: Path) -> str:
+    """What stands in the file that the variable `name` names. InvalidRequest."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_SECRET_BYTES + 1)

@@ -7,7 +7,8 @@ import pytest
 from quire import InvalidRequest
 from quire.cli import EXIT_USAGE, main
 from quire.cli.console import add_server, url_of
-from quire.cli.sources import MAX_SECRET_BYTES, known_settings, with_password
+from quire.cli.sources import KEYS, MAX_SECRET_BYTES, known_settings, with_password
+from service.sources import read_environment
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +48,14 @@ def test_a_password_comes_from_a_variable_or_a_file_and_never_replaces_that_of_t
     assert with_password("redis://:own@h:1/0", "x") == "redis://:own@h:1/0"
     assert with_password("unix:///run/redis?db=1", "x") == "unix://:x@/run/redis?db=1"
     assert with_password("redis://h:1/0", None) == "redis://h:1/0"
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_setting_may_be_in_a_file_that_a_variable_names_as_for_a_worker(tmp_path, key):
+    """A url with a password in it is a secret, too: passed over, the command asked localhost."""
+    (tmp_path / "value").write_text("7\n")
+    variables = {f"QUIRE_{key.upper()}_FILE": str(tmp_path / "value")}
+    assert known_settings(variables) == read_environment(variables, KEYS) == {key: "7"}
 
 
 def test_a_password_goes_with_the_server_that_a_flag_names(monkeypatch):
