@@ -8,6 +8,8 @@
     403     priority_not_allowed                        more urgent than the caller's key allows
             origin_not_allowed                          a page of elsewhere, where there are no keys
     404     model_not_found, unknown_request            the queue has no such model, no such request
+            unknown_url                                 there is no such path (see door.py)
+    405     method_not_allowed                          the path takes other methods (see door.py)
     408     body_timeout                                the body did not come in time
     409     cancelled, output_rewound                   somebody ended it; Redis lost what was told
     413     body_too_large
@@ -15,6 +17,7 @@
     429     queue_full                                  a limit of the queue is reached
             too_many_open_answers                       the tenant has its share of this gateway
     500     those of a failed request, protocol_error   the request has failed
+            internal_error                              a defect of the gateway (see door.py)
     503     broker_unavailable, gateway_full,           nobody can say now; try again, or elsewhere
             gateway_draining
             request_lost                                it was there and is gone; call again
