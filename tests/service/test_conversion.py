@@ -1,5 +1,8 @@
 """What becomes of the words of the wire: the engine is told all of them, and the same."""
 
+import struct
+from hashlib import blake2b
+
 import pytest
 
 from engine.request import Priority
@@ -37,6 +40,12 @@ def test_every_sampling_parameter_of_the_wire_reaches_the_engine():
     fields = wire.model_dump(exclude=set(CONSTRAINTS)) | {"logit_bias": ((5, -1.5),)}
     for name, value in fields.items():
         assert getattr(converted, name) == value
+
+
+def test_a_request_without_a_seed_has_the_one_that_the_document_makes_of_its_id():
+    digest = blake2b(b"row-1", digest_size=8).digest()
+    (seed,) = struct.unpack("<q", digest)
+    assert engine_sampling(SamplingParams(), request_id="row-1").seed == seed
 
 
 @pytest.mark.parametrize("name", ["LOW", "NORMAL", "HIGH", "CRITICAL"])
