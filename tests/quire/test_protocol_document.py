@@ -1,6 +1,6 @@
 """docs/protocol.md is enough: a client and a worker written from it, with redis-py and msgpack.
 
-Nothing of the package is imported here except by the two tests that compare it with the document.
+Nothing of the package is imported here except by the tests that compare it with the document.
 """
 
 import re
@@ -292,7 +292,8 @@ def test_the_document_names_every_transition_with_its_files_and_every_key():
         texts = "\n".join((SCRIPTS / f"{file}.lua").read_text() for file in files)
         assert texts == load_source(transition)
     keys = Keys()
-    for key in (*keys.of_workers, *keys.of_scripts("<group>~x"), keys.workers):
+    others = (keys.workers, keys.wake("<reader>"), keys.mark, f"{keys.probe}:<random>")
+    for key in (*keys.of_workers, *keys.of_scripts("<group>~x"), *others):
         name = key.removeprefix(keys.prefix).replace("<group>~x", "<id>")
         name = re.sub(r"in:\d", "in:<priority>", name)
         assert f"`P{name}`" in DOCUMENT, key
@@ -310,3 +311,14 @@ def test_the_document_names_every_field_of_a_record(foreign):
     seen |= set(foreign.redis.hgetall(foreign.key("r", "a")))
     (told,) = re.findall(r"The record has the fields (.*?)\n\n", DOCUMENT, re.DOTALL)
     assert {name.decode() for name in seen} <= set(re.findall(r"`(\w+)`", told))
+
+
+def test_the_document_tells_the_limits_of_a_message():
+    """What is beyond them ends as a dead letter, whatever language wrote it."""
+    from quire import protocol, wire
+
+    assert f"at most {wire.MAX_MESSAGE_BYTES >> 20} MiB" in DOCUMENT
+    assert f"an array has at most {wire.MAX_ARRAY_LENGTH:,} members" in DOCUMENT
+    assert f"and a map {wire.MAX_MAP_LENGTH:,}." in DOCUMENT
+    assert f"| `headers` | map of texts, {protocol.MAX_HEADERS_BYTES >> 10} KiB;" in DOCUMENT
+    assert f"| `metadata` | map, {protocol.MAX_METADATA_BYTES >> 10} KiB," in DOCUMENT
