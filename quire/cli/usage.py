@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
+
+#: What nobody may read of a url, whatever characters it has: user and password, and the password of
+#: the sentinels.
+_SECRETS = re.compile(r"(?<=://).*(?=@)|(?<=password=)[^&\s']*", re.DOTALL)
 
 
 class Parser(argparse.ArgumentParser):
@@ -12,6 +17,10 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **{"formatter_class": _ShortUsage, **settings})
+
+    def error(self, message: str) -> NoReturn:
+        """Ends with a usage; a password in a url that stands where none belongs is not repeated."""
+        super().error(_SECRETS.sub("***", message))
 
 
 class _ShortUsage(argparse.HelpFormatter):

@@ -152,7 +152,7 @@ def _open_what_was_closed() -> None:
 def _overview() -> argparse.ArgumentParser:
     width = max(len(verb.name) for verb in VERBS)
     table = "\n".join(f"  {verb.name:{width}}  {verb.help}" for verb in VERBS)
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="quire",
         usage="quire VERB ...",
         description=f"Batch inference through a message queue.\n\nverbs:\n{table}",

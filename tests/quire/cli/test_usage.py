@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import quire.cli
+from quire.cli import EXIT_USAGE, main
 from quire.cli.verbs import VERBS
 
 COLUMNS = 80
@@ -62,3 +63,22 @@ def test_every_flag_of_submit_says_what_it_is_for():
     ]
 
     assert bare == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["redis://me:s3cr3t@host:1/0", "submit"],
+        ["redis://:s3cr3t@pass/w@rd@host", "status"],
+        ["status", "redis://:s3cr3t it's@host"],
+        ["status", "--nope=redis://:s3cr3t@host"],
+        ["tail", "--after", "redis://:s3cr3t@host", "a"],
+        ["--redis-url=redis+sentinel://h/m?sentinel_password=s3cr3t&x=1", "status"],
+    ],
+)
+def test_a_url_in_the_wrong_place_is_named_without_its_password(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    said = capsys.readouterr().err
+    assert ended.value.code == EXIT_USAGE
+    assert "://" in said and "***" in said and "s3cr3t" not in said
