@@ -7,6 +7,7 @@ refused before anything else is looked at. What comes back is described in outpu
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 import time
@@ -14,6 +15,7 @@ from enum import IntEnum
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, field_validator
+from pydantic_core.core_schema import ValidationInfo
 
 from quire.errors import InvalidRequest, ProtocolError, UnsupportedVersion
 from quire.output import (
@@ -36,6 +38,10 @@ MAX_METADATA_BYTES = 16 << 10
 
 #: The most bytes of the encoded headers.
 MAX_HEADERS_BYTES = 8 << 10
+
+#: Tells the validators of a request that it was sent already: what older producers let through is
+#: read all the same.
+_RECORDED = object()
 
 #: What a request id may be: it becomes a part of a key and of a log line.
 #: With a tilde it is `<group>~<member>`; see keys.py.
@@ -102,8 +108,11 @@ class GenerationRequest(BaseModel):
 
     @field_validator("metadata")
     @classmethod
-    def _small_metadata(cls, value: dict[str, Any]) -> dict[str, Any]:
-        return _within(value, MAX_METADATA_BYTES)
+    def _small_metadata(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        value = _within(value, MAX_METADATA_BYTES)
+        if info.context is not _RECORDED and _is_beyond_json(value):
+            raise ValueError("must not hold NaN or Infinity: JSON has neither")
+        return value
 
     @field_validator("headers")
     @classmethod
@@ -137,7 +146,7 @@ class GenerationRequest(BaseModel):
             raise ProtocolError("message has no protocol version")
         if type(fields["v"]) is not int or fields["v"] != PROTOCOL_VERSION:
             raise UnsupportedVersion(fields["v"])
-        return validated(cls, fields)
+        return validated(cls, fields, context=_RECORDED)
 
     def parse_body(self) -> ParsedBody:
         """Checks the body. Called at submit and again at claim: the wire is never trusted."""
@@ -152,6 +161,20 @@ def _within(value: dict[str, Any], max_bytes: int) -> dict[str, Any]:
     except ProtocolError as error:
         raise ValueError(f"cannot be sent: {error}") from error
     return value
+
+
+def _is_beyond_json(value: object) -> bool:
+    """Whether a number in it is none of JSON's; without a call for each of its levels."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, float) and not math.isfinite(one):
+            return True
+        if isinstance(one, dict):
+            waiting.extend(one.values())
+        elif isinstance(one, list | tuple):
+            waiting.extend(one)
+    return False
 
 
 __all__ = [

@@ -234,10 +234,15 @@ def _says_nothing(kind: Kind, name: str, value: object) -> bool:
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-def validated(model: type[_Model], fields: Mapping[str, Any], *, prefix: str = "") -> _Model:
-    """Builds a pydantic model, turning its ValidationError into InvalidRequest for one field."""
+def validated(
+    model: type[_Model], fields: Mapping[str, Any], *, prefix: str = "", context: object = None
+) -> _Model:
+    """Builds a pydantic model, turning its ValidationError into InvalidRequest for one field.
+
+    `context` is what its validators are told beside the fields.
+    """
     try:
-        return model.model_validate(dict(fields))
+        return model.model_validate(dict(fields), context=context)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         path = ".".join(str(part) for part in first["loc"])

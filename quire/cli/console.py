@@ -221,11 +221,14 @@ def few(names: Sequence[str]) -> str:
 def to_json(value: Any) -> str:
     """One line of JSON for any of our records, in letters that stdout has."""
     has_all = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
-    return json.dumps(plain(value), ensure_ascii=not has_all)
+    return json.dumps(plain(value), ensure_ascii=not has_all, allow_nan=False)
 
 
 def plain(value: Any) -> Any:
-    """Records as maps, enums as words, bytes as text; what JSON has is left as it is."""
+    """Records as maps, enums as words, bytes as text; what JSON has is left as it is.
+
+    NaN and Infinity are null: metadata and log-probabilities of a message may be so.
+    """
     if isinstance(value, Enum):
         return value.name.lower()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -237,4 +240,4 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, bytes):
         return value.decode(errors="replace")
-    return value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -132,6 +132,18 @@ def test_what_no_reader_could_decode_is_refused_where_it_is_made(field, value):
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_number_that_json_has_not_is_refused_in_new_metadata_and_read_in_recorded(number):
+    metadata = {"scores": [{"row": 1.5, "best": number}]}
+    with pytest.raises(InvalidRequest, match="NaN or Infinity: JSON has neither") as caught:
+        validated(GenerationRequest, {"kind": "tokens", "body": {}, "metadata": metadata})
+    assert caught.value.field == "metadata"
+    recorded = pack(unpack(make_request().encode()) | {"metadata": metadata})
+    decoded = GenerationRequest.decode(recorded)
+    assert decoded.encode() == recorded
+    assert repr(decoded.metadata) == repr(metadata)
+
+
 @pytest.mark.parametrize(
     "body",
     [

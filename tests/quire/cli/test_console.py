@@ -2,10 +2,11 @@
 
 import argparse
 import json
+import math
 
 import pytest
 
-from quire import State, TokenChunk
+from quire import State, TokenChunk, TokenLogprob
 from quire.cli.console import Console, to_json
 
 
@@ -65,4 +66,13 @@ def test_our_records_are_plain_json():
         | {"prefix_hash": "", "logprobs": []},
         "state": "queued",
         "bytes": "x",
+    }
+
+
+def test_a_number_that_json_has_not_is_null():
+    never = TokenLogprob(5, -math.inf, "a")
+    line = to_json({"logprobs": (never,), "metadata": {"a": [math.nan, 1.5]}})
+    assert json.loads(line, parse_constant=pytest.fail) == {
+        "logprobs": [{"token_id": 5, "logprob": None, "text": "a", "top": []}],
+        "metadata": {"a": [None, 1.5]},
     }
