@@ -11,7 +11,7 @@ QuireError
 ├── RequestFailed         the request has ended without completing; carries the Completion
 │   ├── Cancelled             because a caller asked for it
 │   └── DeadlineExceeded      because its deadline passed
-├── OutputRewound         Redis lost tokens that this reader had read
+├── OutputRewound         the log does not go on where its reader is: Redis lost tokens
 ├── DurabilityUnavailable the server cannot promise what a durable broker needs
 ├── WaitTimeout           `result(timeout=)` ran out; the request goes on
 └── BrokerUnavailable     Redis cannot be reached, or its reply was lost
@@ -144,17 +144,34 @@ class OutputRewound(QuireError):
     `seen` is the number of tokens the reader has, `published` the number in the log now. The log
     may be shorter, or may have grown past the reader's place again with other tokens. The first
     `kept` of the reader's tokens are certainly still in it: read on after those.
+
+    `is_certain` is False where nothing but the number that the reader was given says that the log
+    was ever so long: it may as well be a wrong number.
     """
 
-    def __init__(self, request_id: str, *, seen: int, published: int, kept: int = 0) -> None:
-        super().__init__(
-            f"{request_id}: Redis lost tokens: of the {seen} this reader has seen, {kept} are "
-            f"certainly in the log, which has {published}"
+    def __init__(
+        self,
+        request_id: str,
+        *,
+        seen: int,
+        published: int,
+        kept: int = 0,
+        is_certain: bool = True,
+    ) -> None:
+        lost = (
+            f"Redis lost tokens: of the {seen} this reader has seen, {kept} are certainly in the "
+            f"log, which has {published}"
         )
+        beyond = (
+            f"its log has {published} tokens, and what comes after the first {seen} was asked for: "
+            "either that number is wrong, or Redis lost tokens"
+        )
+        super().__init__(f"{request_id}: {lost if is_certain else beyond}")
         self.request_id = request_id
         self.seen = seen
         self.published = published
         self.kept = kept
+        self.is_certain = is_certain
 
 
 class WaitTimeout(QuireError):

@@ -57,6 +57,8 @@ class Following:
         self.known = known
         self.patience = Patience(timeout, request_id)
         self._ends_without_entry = 0
+        # Whether the log was certainly as long as the reader's place says.
+        self._was_there = not after or bool(prefix_hash)
         # The hash of all tokens seen, empty while unknown; the hash of the first `_base` of them;
         # and the tokens after those.
         self._hash = prefix_hash if after else EMPTY
@@ -78,6 +80,7 @@ class Following:
             if chunk.start != self.seen:
                 raise ProtocolError(f"{self.request_id}: the log has a gap at token {self.seen}")
             self._remember(chunk.token_ids, chunk.prefix_hash)
+            self._was_there = True
             yield chunk
             self.seen = chunk.end
         if read.completion is not None:
@@ -99,6 +102,7 @@ class Following:
                 seen=self.seen,
                 published=status.published,
                 kept=self._kept(status),
+                is_certain=self._was_there,
             )
         # The end may have come since the read, but it cannot be missing twice.
         self._ends_without_entry += status.state.is_terminal

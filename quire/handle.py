@@ -31,8 +31,8 @@ class Handle:
         Ends silently when the request completed. Otherwise raises Cancelled, DeadlineExceeded or
         RequestFailed after the last chunk; UnknownRequest or ResultExpired when the request is
         gone; OutputRewound when Redis lost tokens this reader had, even if others have come in
-        their place. `after` should be the `end` of a chunk; with the `prefix_hash` of that chunk
-        a reader in another process notices a rewind, too.
+        their place, or never had as many as `after` says. That should be the `end` of a chunk; with
+        the `prefix_hash` of that chunk a reader in another process notices a rewind, too.
         """
         for item in self.follow(after=after, prefix_hash=prefix_hash):
             if isinstance(item, Completion):

@@ -162,7 +162,7 @@ def _failed(error: RequestFailed) -> Refusal:
 
 
 def _rewound(error: OutputRewound) -> Refusal:
-    message = f"{error}; the stream can be followed from there on, without what came behind"
+    message = f"{error}; go on after the first {error.kept}, without what came behind them"
     details = {"kept": error.kept}
     return Refusal(409, "output_rewound", message, headers=_DO_NOT_RETRY, details=details)
 

@@ -143,6 +143,28 @@ def test_a_reader_in_another_process_knows_its_log_again_by_the_hash(client, bro
         next(client.stream(handle.request_id, after=last.end, prefix_hash="1.2"))
 
 
+def test_a_number_beyond_the_log_may_be_wrong_and_what_a_reader_has_had_was_there(
+    client, broker, connection
+):
+    handle = client.submit("x")
+    claimed = claim_next(broker)
+    broker.commit([make_item(claimed.claim, 0, 3)])
+    with pytest.raises(OutputRewound, match="either that number is wrong, or Redis lost") as caught:
+        next(handle.stream(after=9))
+    assert (caught.value.seen, caught.value.published, caught.value.is_certain) == (9, 3, False)
+    with pytest.raises(OutputRewound, match="Redis lost tokens: of the 9") as caught:
+        next(handle.stream(after=9, prefix_hash=extended(EMPTY, range(9))))
+    assert caught.value.is_certain
+    disk = Snapshot(connection, broker)
+    broker.commit([make_item(claimed.claim, 3, 9)])
+    stream = handle.stream(after=4)
+    assert next(stream).end == 9
+    disk.restore()
+    with pytest.raises(OutputRewound, match="Redis lost tokens: of the 9") as caught:
+        next(stream)
+    assert caught.value.is_certain
+
+
 def test_a_reader_without_a_hash_takes_the_first_it_hears(client, broker):
     handle = client.submit("x")
     claimed = claim_next(broker)

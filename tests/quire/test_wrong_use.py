@@ -39,6 +39,7 @@ ERRORS = [
     RequestFailed("invalid_request", "is too long", "body.prompt"),
     Cancelled("cancelled", "by a caller", completion=CANCELLED),
     OutputRewound("r", seen=5, published=3, kept=2),
+    OutputRewound("r", seen=5, published=3, is_certain=False),
     WaitTimeout("r has not ended yet"),
 ]
 

@@ -7,7 +7,7 @@ from quire.cli import main
 from quire.connection import connect
 from quire.errors import BrokerUnavailable
 from quire.local_redis import URL_VARIABLE, LocalRedis
-from tests.quire.builders import claim_next, make_item
+from tests.quire.builders import claim_next, make_item, make_request
 
 pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(60)]
 
@@ -156,3 +156,14 @@ def test_a_submit_can_wait_for_its_time(quire, real_broker):
     code, out, _ = quire("submit", "x", "--delay", "60")
     assert code == 0
     assert real_broker.status(out.strip()).state == "scheduled"
+
+
+def test_a_number_beyond_the_end_of_the_log_is_not_told_as_a_loss_of_redis(quire, real_broker):
+    real_broker.submit(make_request(id="r"))
+    real_broker.commit([make_item(claim_next(real_broker).claim, 0, 2, final=True)])
+    code, out, err = quire("tail", "r", "--after", "20")
+    assert (code, out) == (1, "")
+    assert err == (
+        "error: r: its log has 2 tokens, and what comes after the first 20 was asked for: "
+        "either that number is wrong, or Redis lost tokens\n"
+    )

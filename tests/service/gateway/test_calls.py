@@ -288,3 +288,11 @@ def test_models_are_those_that_workers_serve_and_no_other_is_asked_of_them(gatew
 def test_where_no_worker_is_there_a_model_is_its_to_refuse(gateway, fake):
     fake.broker.beat_worker("w", "stopped", {}, model="fake")
     assert gateway.complete(model="whatever").body["model"] == "whatever"
+
+
+def test_a_place_beyond_the_end_of_the_log_is_told_with_both_of_its_reasons(gateway):
+    request_id = gateway.complete().request_id
+    reply = gateway.get(f"/v1/requests/{request_id}/events", Last_Event_ID="400")
+    assert (reply.status, reply.error["code"], reply.error["kept"]) == (409, "output_rewound", 0)
+    assert "either that number is wrong, or Redis lost tokens" in reply.error["message"]
+    assert "go on after the first 0" in reply.error["message"]
