@@ -7,9 +7,26 @@ import re
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-#: What nobody may read of a url, whatever characters it has: user and password, and the password of
-#: the sentinels.
-_SECRETS = re.compile(r"(?<=://).*(?=@)|(?<=password=)[^&\s']*", re.DOTALL)
+#: What nobody may read of a url, whatever characters it has, and what stands there instead. Whoever
+#: writes one in the wrong place may have written it wrong as well.
+_SECRETS = (
+    # User and password, behind two slashes or one; and behind none. The first url is enough: to
+    # begin at each would take long where there are many.
+    (re.compile(r"\A((?>.*?:/+)).*(?=@)", re.DOTALL), r"\1***"),
+    (re.compile(r"(?<![^\s'=])[^\s'=:]*:(?!/)[^\s']+(?=@)"), "***"),
+    # A password without a host behind it. What follows a name, and could be a port, is one.
+    (
+        re.compile(
+            r"((?:redis|unix)[a-z+]{0,16}:/*(?:|[^:/?\s\[@']+(?!:\d{1,5}(?:[/?,\s']|$))):)"
+            # The value ends where the quote of argparse does.
+            r".*?(?='(?: \(|$)|$)",
+            re.DOTALL | re.IGNORECASE,
+        ),
+        r"\1***",
+    ),
+    # The password of the sentinels.
+    (re.compile(r"(?<=password=)[^&\s']*"), "***"),
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -20,7 +37,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Ends with a usage; a password in a url that stands where none belongs is not repeated."""
-        super().error(_SECRETS.sub("***", message))
+        for secret, instead in _SECRETS:
+            message = secret.sub(instead, message)
+        super().error(message)
 
 
 class _ShortUsage(argparse.HelpFormatter):

@@ -74,6 +74,11 @@ def test_every_flag_of_submit_says_what_it_is_for():
         ["status", "--nope=redis://:s3cr3t@host"],
         ["tail", "--after", "redis://:s3cr3t@host", "a"],
         ["--redis-url=redis+sentinel://h/m?sentinel_password=s3cr3t&x=1", "status"],
+        ["status", "redis://:s3cr3t"],
+        ["status", "REDIS://me:s3cr3t"],
+        ["redis://:s3cr3t it's", "status"],
+        ["tail", "--after", "rediss://:s3cr3t", "a"],
+        ["redis+sentinel://:s3cr3t", "status"],
     ],
 )
 def test_a_url_in_the_wrong_place_is_named_without_its_password(words, capsys):
@@ -82,3 +87,51 @@ def test_a_url_in_the_wrong_place_is_named_without_its_password(words, capsys):
     said = capsys.readouterr().err
     assert ended.value.code == EXIT_USAGE
     assert "://" in said and "***" in said and "s3cr3t" not in said
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "redis:/me:s3cr3t@host",
+        "redis:/:s3cr3t",
+        "redis:me:s3cr3t@host",
+        "redis:me:s3cr3t",
+        "unix:/:s3cr3t@/run/redis.sock",
+        "me:s3cr3t@host:6379/0",
+        ":s3cr3t@host",
+        "--redis-urls=:s3cr3t@host",
+    ],
+)
+def test_what_was_meant_for_a_url_is_named_without_its_password(word, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["status", word])
+    said = capsys.readouterr().err
+    assert ended.value.code == EXIT_USAGE
+    assert "***" in said and "s3cr3t" not in said
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "redis://host:6379/0",
+        "redis:6379",
+        "redis://[::1]:6379",
+        "redis+sentinel://one:26379,two:26379/shop/0",
+        "unix:///run/redis.sock",
+        "me@example.org",
+        "--max_tokens=5",
+        "12:30",
+    ],
+)
+def test_what_has_no_password_is_repeated_as_it_was_written(word, capsys):
+    with pytest.raises(SystemExit):
+        main(["status", word])
+    assert f"unrecognized arguments: {word}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", [word * 20_000 for word in ("x", "a:", "redis", "redis:", ":/")])
+@pytest.mark.timeout(10)
+def test_a_long_word_is_looked_through_at_once(word, capsys):
+    with pytest.raises(SystemExit):
+        main(["status", word])
+    assert "unrecognized arguments: " in capsys.readouterr().err
