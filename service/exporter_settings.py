@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from quire.cli.sources import ENV_PREFIX
 from service.config import Settings
 from service.settings import (
     LOG_FORMAT_TEXT,
@@ -20,7 +21,7 @@ from service.settings import (
     setting,
     split_list,
 )
-from service.sources import ENV_PREFIX, read_environment
+from service.sources import read_environment
 
 #: Beside those of worker and gateway.
 EXPORTER_PORT = 10_401

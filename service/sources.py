@@ -10,12 +10,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from quire.cli.sources import ENV_PREFIX, setting_of, values_of_variables
+from quire.errors import InvalidRequest
 from quire.refusals import nearest
 
-#: Every variable of ours starts so; a name with this prefix that nobody knows may be a mistake.
-ENV_PREFIX = "QUIRE_"
-#: Added to a variable's name, it names a file that holds the value: QUIRE_REDIS_PASSWORD_FILE.
-FILE_SUFFIX = "_FILE"
 #: Variables of these prefixes are read by other parts of Quire.
 FOREIGN_PREFIXES = ("QUIRE_EXPORTER_", "QUIRE_GATEWAY_", "QUIRE_KERNEL_", "QUIRE_TEST_")
 #: Read when no file is named and it exists in the working directory.
@@ -24,8 +22,6 @@ DEFAULT_FILE = "quire.toml"
 TABLES = frozenset({"client", "exporter", "gateway", "worker"})
 #: Keys of the file that may also stand above all tables.
 SHARED_KEYS = frozenset({"redis_url", "queue", "shards", "log_level", "log_format"})
-#: Bytes of a file named by a `*_FILE` variable; a longer one is a mistake.
-MAX_SECRET_BYTES = 65_536
 
 
 class ConfigurationError(Exception):
@@ -35,17 +31,11 @@ class ConfigurationError(Exception):
 def read_environment(
     environ: Mapping[str, str], known: Collection[str], *, prefix: str = ENV_PREFIX
 ) -> dict[str, str]:
-    """Values of our variables by setting; `QUIRE_X_FILE` names a file that holds X's value."""
-    values: dict[str, str] = {}
-    for variable, text in _ours(environ, prefix=prefix).items():
-        name, from_file = _setting_of(variable, known, prefix=prefix)
-        if name not in known:
-            continue
-        if name in values:
-            plain = prefix + name.upper()
-            raise ConfigurationError(f"{plain} and {plain}{FILE_SUFFIX} are both set")
-        values[name] = _read_secret(variable, text) if from_file else text
-    return values
+    """Values of our variables by setting, as the `quire` command reads its own."""
+    try:
+        return values_of_variables(environ, known, prefix=prefix)
+    except InvalidRequest as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def unknown_variables(
@@ -56,7 +46,7 @@ def unknown_variables(
     return [
         f"unknown variable {variable}{nearest(variable, names)}"
         for variable in sorted(_ours(environ, prefix=prefix))
-        if _setting_of(variable, known, prefix=prefix)[0] not in known
+        if setting_of(variable, known, prefix=prefix)[0] not in known
     ]
 
 
@@ -67,14 +57,6 @@ def _ours(environ: Mapping[str, str], *, prefix: str) -> dict[str, str]:
         for variable, text in environ.items()
         if variable.startswith(prefix) and not variable.startswith(foreign)
     }
-
-
-def _setting_of(variable: str, known: Collection[str], *, prefix: str) -> tuple[str, bool]:
-    """The setting a variable is about, and whether it names a file."""
-    name = variable.removeprefix(prefix).lower()
-    if name in known or not variable.endswith(FILE_SUFFIX):
-        return name, False
-    return name.removesuffix(FILE_SUFFIX.lower()), True
 
 
 def read_file(
@@ -104,14 +86,3 @@ def _refuse_unknown(table: Mapping[str, Any], known: Collection[str], *, place: 
     for key in table:
         if key not in known:
             raise ConfigurationError(f"unknown key {key!r} in {place}{nearest(key, known)}")
-
-
-def _read_secret(variable: str, path: str) -> str:
-    try:
-        content = Path(path).read_bytes()[: MAX_SECRET_BYTES + 1]
-        text = content.decode().rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{variable}: cannot read the file: {error}") from error
-    if len(content) > MAX_SECRET_BYTES:
-        raise ConfigurationError(f"{variable}: the file is longer than {MAX_SECRET_BYTES} bytes")
-    return text

@@ -1,15 +1,16 @@
 """Where the command finds its queue when no flag says so: `QUIRE_*` variables, then `quire.toml`.
 
-The names are the worker's, so that both can be given the same environment and the same file. In the
-file a key stands in the table `[client]`, in `[worker]`, or above all tables. A password has no
-flag, because `ps` shows flags: it is QUIRE_REDIS_PASSWORD, or in the file that
-QUIRE_REDIS_PASSWORD_FILE names; so is any other setting in that of a variable with this ending.
+The names are the worker's, so that both can be given the same environment and the same file, and
+both read variables by what is here. In the file a key stands in the table `[client]`, in
+`[worker]`, or above all tables. A password has no flag, because `ps` shows flags: it is
+QUIRE_REDIS_PASSWORD, or in the file that QUIRE_REDIS_PASSWORD_FILE names; so is any other setting
+in that of a variable with this ending.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,6 +19,12 @@ from quire.errors import InvalidRequest
 
 #: Read when QUIRE_CONFIG_FILE names no other and it exists in the working directory.
 DEFAULT_FILE = "quire.toml"
+
+#: Every variable of ours starts so.
+ENV_PREFIX = "QUIRE_"
+
+#: Added to a variable's name, it names a file that holds the value: QUIRE_REDIS_PASSWORD_FILE.
+FILE_SUFFIX = "_FILE"
 
 #: What a command wants to know of its queue.
 KEYS = (
@@ -31,16 +38,38 @@ MAX_SECRET_BYTES = 65_536
 def known_settings(environ: Mapping[str, str]) -> dict[str, str]:
     """What variables and file say, as text; a key nobody has set is missing.
 
-    InvalidRequest for a file that cannot be read, or a key of `[client]` that nobody knows.
+    InvalidRequest for a file that cannot be read, a key of `[client]` that nobody knows, or a
+    setting that two variables give.
     """
     found = {key: str(value) for key, value in _file(environ).items()}
-    for key in KEYS:
-        variable = f"QUIRE_{key.upper()}"
-        if variable in environ:
-            found[key] = environ[variable]
-        elif (from_file := f"{variable}_FILE") in environ:
-            found[key] = _secret(from_file, Path(environ[from_file]))
-    return found
+    return found | values_of_variables(environ, KEYS)
+
+
+def values_of_variables(
+    environ: Mapping[str, str], known: Collection[str], *, prefix: str = ENV_PREFIX
+) -> dict[str, str]:
+    """Values of variables by setting; `QUIRE_X_FILE` names a file that holds X's value.
+
+    InvalidRequest where both are set, or the file cannot be read.
+    """
+    values: dict[str, str] = {}
+    for variable, text in environ.items():
+        name, from_file = setting_of(variable, known, prefix=prefix)
+        if not variable.startswith(prefix) or name not in known:
+            continue
+        if name in values:
+            plain = prefix + name.upper()
+            raise InvalidRequest(plain, f"both it and {plain}{FILE_SUFFIX} are set")
+        values[name] = _secret(variable, Path(text)) if from_file else text
+    return values
+
+
+def setting_of(variable: str, known: Collection[str], *, prefix: str) -> tuple[str, bool]:
+    """The setting a variable is about, and whether it names a file."""
+    name = variable.removeprefix(prefix).lower()
+    if name in known or not variable.endswith(FILE_SUFFIX):
+        return name, False
+    return name.removesuffix(FILE_SUFFIX.lower()), True
 
 
 def with_password(url: str, password: str | None) -> str:
@@ -83,7 +112,7 @@ def _secret(name: str, path: Path) -> str:
             content = file.read(MAX_SECRET_BYTES + 1)
         text = content.decode().rstrip("\r\n")
     except (OSError, ValueError) as error:
-        raise InvalidRequest(name, f"{path}: {error}") from error
+        raise InvalidRequest(name, f"cannot read the file: {error}") from error
     if len(content) > MAX_SECRET_BYTES:
-        raise InvalidRequest(name, f"{path}: it is longer than {MAX_SECRET_BYTES} bytes")
+        raise InvalidRequest(name, f"the file is longer than {MAX_SECRET_BYTES} bytes")
     return text

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from pydantic_settings import SettingsConfigDict
 
+from quire.cli.sources import ENV_PREFIX
 from service.settings import (
     LOG_FORMAT_TEXT,
     LOG_LEVEL_TEXT,
@@ -21,7 +22,7 @@ from service.settings import (
     make_parser,
     setting,
 )
-from service.sources import ENV_PREFIX, read_environment
+from service.sources import read_environment
 
 #: The port after those of worker and exporter.
 GATEWAY_PORT = 10_402

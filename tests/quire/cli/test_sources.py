@@ -1,6 +1,7 @@
 """The command finds its queue where the worker does."""
 
 import argparse
+import os
 
 import pytest
 
@@ -8,7 +9,7 @@ from quire import InvalidRequest
 from quire.cli import EXIT_USAGE, main
 from quire.cli.console import add_server, url_of
 from quire.cli.sources import KEYS, MAX_SECRET_BYTES, known_settings, with_password
-from service.sources import read_environment
+from service.sources import ConfigurationError, read_environment
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +57,22 @@ def test_every_setting_may_be_in_a_file_that_a_variable_names_as_for_a_worker(tm
     (tmp_path / "value").write_text("7\n")
     variables = {f"QUIRE_{key.upper()}_FILE": str(tmp_path / "value")}
     assert known_settings(variables) == read_environment(variables, KEYS) == {key: "7"}
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_setting_and_its_file_are_refused_together_in_the_words_of_a_worker(
+    tmp_path, monkeypatch, capsys, key
+):
+    """If only one of them took the first, they would ask two servers."""
+    (tmp_path / "value").write_text("7\n")
+    variable = f"QUIRE_{key.upper()}"
+    monkeypatch.setenv(variable, "8")
+    monkeypatch.setenv(f"{variable}_FILE", str(tmp_path / "value"))
+    with pytest.raises(ConfigurationError) as caught:
+        read_environment(os.environ, KEYS)
+    assert main(["status"]) == EXIT_USAGE
+    assert capsys.readouterr() == ("", f"error: {caught.value}\n")
+    assert str(caught.value) == f"{variable}: both it and {variable}_FILE are set"
 
 
 def test_a_password_goes_with_the_server_that_a_flag_names(monkeypatch):
