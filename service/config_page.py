@@ -53,7 +53,7 @@ def render_markdown() -> str:
         f"{_listed(KEYS)}:",
         "where there is a flag, as that, then as a `QUIRE_*` variable, then in the table",
         "`[client]`, in `[worker]`, or above all tables. A key of `[client]` that is none of these",
-        "is refused.",
+        "is refused. `quire doctor` looks at the `model` that a worker would load.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -21,6 +21,7 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from quire.broker import Broker
 from quire.cli import EXIT_ERROR, EXIT_OK
 from quire.cli.console import Console, add_server, brokers_of, few
+from quire.cli.sources import known_model
 from quire.connection import is_of_stranger, translated
 from quire.errors import QuireError
 from quire.transitions import WorkerInfo
@@ -63,9 +64,9 @@ class Finding:
 
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `quire doctor`."""
-    model = os.environ.get("QUIRE_MODEL")
-    help_ = "folder to check [QUIRE_MODEL, or the checkout's models/abacus]"
+    """Arguments of `quire doctor`. InvalidRequest for a wrong file of settings."""
+    model = known_model(os.environ)
+    help_ = "folder to check [that of a worker: QUIRE_MODEL, or the checkout's models/abacus]"
     parser.add_argument("--model", default=model, metavar="FOLDER", help=help_)
     parser.add_argument("--no-torch", action="store_true", help="do not load torch")
     add_server(parser)
@@ -303,6 +304,9 @@ def _torch() -> Finding:
 def _model(name: str | None) -> Finding:
     # An installed `quire` has no checkout around it, but may be called inside of one.
     here = EMBEDDED_MODEL if EMBEDDED_MODEL.is_dir() else Path("models") / "abacus"
+    if name == "":
+        # As where a variable of a shell was empty. No worker starts with it.
+        return Finding("model", Verdict.FAIL, "its name is empty", "set --model or QUIRE_MODEL")
     folder = Path(name) if name else here
     if not folder.is_dir():
         if name and _may_be_of_hub(name):

@@ -45,6 +45,17 @@ def known_settings(environ: Mapping[str, str]) -> dict[str, str]:
     return found | values_of_variables(environ, KEYS)
 
 
+def known_model(environ: Mapping[str, str]) -> str | None:
+    """The model that a worker is told to load by variables and file; None if by neither.
+
+    InvalidRequest as for `known_settings`.
+    """
+    told = values_of_variables(environ, ("model",))
+    if "model" not in told:
+        told = _tables(environ).get("worker", {})
+    return str(told["model"]) if "model" in told else None
+
+
 def values_of_variables(
     environ: Mapping[str, str], known: Collection[str], *, prefix: str = ENV_PREFIX
 ) -> dict[str, str]:
@@ -86,6 +97,18 @@ def with_password(url: str, password: str | None) -> str:
 
 
 def _file(environ: Mapping[str, str]) -> dict[str, Any]:
+    tables = _tables(environ)
+    client = tables.get("client", {})
+    if unknown := sorted(set(client) - set(KEYS)):
+        path = environ.get("QUIRE_CONFIG_FILE") or DEFAULT_FILE
+        raise InvalidRequest(path, f"[client] has no setting {', '.join(unknown)}")
+    # What the worker was told of the queue holds for its clients, too, in the worker's order.
+    shared = {**tables, **tables.get("worker", {}), **client}
+    return {key: shared[key] for key in KEYS if key in shared}
+
+
+def _tables(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What the file holds; nothing if none is named and the usual one is not there."""
     named = environ.get("QUIRE_CONFIG_FILE")
     path = Path(named or DEFAULT_FILE)
     if not named and not path.is_file():
@@ -97,12 +120,7 @@ def _file(environ: Mapping[str, str]) -> dict[str, Any]:
     for name in ("client", "worker"):
         if not isinstance(tables.get(name, {}), dict):
             raise InvalidRequest(str(path), f"{name} is not a table")
-    client = tables.get("client", {})
-    if unknown := sorted(set(client) - set(KEYS)):
-        raise InvalidRequest(str(path), f"[client] has no setting {', '.join(unknown)}")
-    # What the worker was told of the queue holds for its clients, too, in the worker's order.
-    shared = {**tables, **tables.get("worker", {}), **client}
-    return {key: shared[key] for key in KEYS if key in shared}
+    return tables
 
 
 def _secret(name: str, path: Path) -> str:

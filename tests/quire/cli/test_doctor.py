@@ -3,7 +3,7 @@ import json
 import pytest
 import redis
 
-from service.config import EMBEDDED_MODEL
+from service.config import EMBEDDED_MODEL, load_settings
 
 pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(60)]
 
@@ -67,6 +67,31 @@ def test_doctor_looks_by_default_at_the_model_that_a_worker_would_load(
     monkeypatch.delenv("QUIRE_MODEL", raising=False)
     monkeypatch.chdir(tmp_path)
     assert f"  model: {EMBEDDED_MODEL}" in quire("doctor", "--no-torch")[1]
+
+
+@pytest.mark.parametrize("way", ["variable", "file of a variable", "table", "flag"])
+def test_doctor_looks_at_the_model_that_a_worker_is_told_to_load(quire, tmp_path, monkeypatch, way):
+    monkeypatch.delenv("QUIRE_MODEL", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quire.toml").write_text("[worker]\nmodel = './own'\n")
+    (tmp_path / "name").write_text("./own\n")
+    flag = ["--model", "./own"] if way == "flag" else []
+    if way == "flag":
+        monkeypatch.setenv("QUIRE_MODEL", "./other")
+    elif way == "variable":
+        monkeypatch.setenv("QUIRE_MODEL", "./own")
+    elif way == "file of a variable":
+        monkeypatch.setenv("QUIRE_MODEL_FILE", "name")
+    if way != "table":
+        (tmp_path / "quire.toml").write_text("[worker]\nmodel = './other'\n")
+    assert load_settings(flag).model_source == "./own"
+    assert "fail  model: no folder own\n" in quire("doctor", "--no-torch", *flag)[1]
+
+
+def test_doctor_takes_an_empty_name_for_no_model_as_a_worker_does(quire, monkeypatch):
+    monkeypatch.setenv("QUIRE_MODEL", "")
+    code, out, _ = quire("doctor", "--no-torch")
+    assert code == 1 and "fail  model: its name is empty\n" in out
 
 
 def test_doctor_counts_no_worker_that_has_ended(quire, real_broker):
