@@ -7,6 +7,7 @@ read over, for many programs write out all the fields that OpenAI has.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
@@ -183,19 +184,35 @@ _KNOWN = frozenset(
 _KNOWN_OF: Mapping[Kind, frozenset[str]] = {
     "tokens": frozenset(),
     "completions": frozenset({"response_format"}),
-    "chat.completions": frozenset({"response_format", "top_logprobs"}),
+    # The last two say who asks, as `user` does.
+    "chat.completions": frozenset(
+        {"response_format", "top_logprobs", "prompt_cache_key", "safety_identifier"}
+    ),
 }
 
-#: OpenAI's fields that are not known, and the values that ask for what is done anyhow.
-_SAYS_NOTHING: Mapping[Kind, Mapping[str, tuple[object, ...]]] = {
+#: OpenAI's fields that are not served, and the values of them that ask for what is done anyhow.
+_NOT_SERVED: Mapping[Kind, Mapping[str, tuple[object, ...]]] = {
     "tokens": {},
-    "completions": {"echo": (False,), "best_of": (1,)},
+    "completions": {"echo": (False,), "best_of": (1,), "suffix": ()},
     "chat.completions": {
         "store": (False,),
-        "service_tier": ("auto",),
+        "metadata": ({},),
+        "service_tier": ("auto", "default"),
+        "modalities": (["text"],),
+        "tools": ([],),
         "tool_choice": ("none",),
         # There are no tools to call.
         "parallel_tool_calls": (False, True),
+        "functions": ([],),
+        "function_call": ("none",),
+        "audio": (),
+        "moderation": (),
+        "prediction": (),
+        "prompt_cache_options": (),
+        "prompt_cache_retention": (),
+        "reasoning_effort": (),
+        "verbosity": (),
+        "web_search_options": (),
     },
 }
 
@@ -206,8 +223,7 @@ def parse_body(kind: Kind, body: Mapping[str, Any]) -> ParsedBody:
     known = _KNOWN | _KNOWN_OF[kind]
     for name, value in body.items():
         if name not in known and name != subject and not _says_nothing(kind, name, value):
-            hint = nearest(name, SamplingParams.model_fields)
-            raise InvalidRequest(f"body.{name}", f"unknown field{hint}")
+            raise InvalidRequest(f"body.{name}", _why_refused(kind, name))
     if body.get("n") not in (None, 1) or isinstance(body.get("n"), bool):
         raise InvalidRequest("body.n", "must be 1; each choice is a request of its own")
     model = body.get("model")
@@ -226,9 +242,18 @@ def parse_body(kind: Kind, body: Mapping[str, Any]) -> ParsedBody:
 
 def _says_nothing(kind: Kind, name: str, value: object) -> bool:
     """Whether a field that is not known changes nothing. A null means "the default"."""
-    harmless = _SAYS_NOTHING[kind].get(name, ())
+    harmless = _NOT_SERVED[kind].get(name, ())
     # To Python 1 is True.
     return value is None or any(type(value) is type(one) and value == one for one in harmless)
+
+
+def _why_refused(kind: Kind, name: str) -> str:
+    """What is wrong with a field that is not known and says something."""
+    harmless = _NOT_SERVED[kind].get(name)
+    if harmless is None:
+        return f"unknown field{nearest(name, SamplingParams.model_fields)}"
+    instead = "".join(f", or say {json.dumps(value)}" for value in harmless)
+    return f"is not supported: leave it out{instead}"
 
 
 _Model = TypeVar("_Model", bound=BaseModel)

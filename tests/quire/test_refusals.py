@@ -6,7 +6,7 @@ from quire.arguments import build_request
 from quire.errors import InvalidRequest
 from quire.protocol import GenerationRequest
 from quire.refusals import MAX_COMPARED_PAIRS, nearest
-from quire.sampling import SamplingParams, validated
+from quire.sampling import SamplingParams, parse_body, validated
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,29 @@ def test_a_misspelt_field_of_a_body_is_told_with_the_one_that_was_meant():
     with pytest.raises(InvalidRequest) as caught:
         GenerationRequest(kind="completions", body=body).parse_body()
     assert str(caught.value) == "body.max_tokenz: unknown field; did you mean max_tokens?"
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "told"),
+    [
+        ("completions", {"echo": True}, "echo: is not supported: leave it out, or say false"),
+        ("completions", {"best_of": 4}, "best_of: is not supported: leave it out, or say 1"),
+        ("completions", {"suffix": "x"}, "suffix: is not supported: leave it out"),
+        ("completions", {"tools": []}, "tools: unknown field"),
+        ("chat.completions", {"tools": [{}]}, "tools: is not supported: leave it out, or say []"),
+        ("chat.completions", {"verbosity": "low"}, "verbosity: is not supported: leave it out"),
+        (
+            "chat.completions",
+            {"service_tier": "flex"},
+            'service_tier: is not supported: leave it out, or say "auto", or say "default"',
+        ),
+        ("chat.completions", {"echo": True}, "echo: unknown field"),
+    ],
+)
+def test_a_field_that_openai_has_is_told_from_one_that_nobody_has(kind, field, told):
+    with pytest.raises(InvalidRequest) as caught:
+        parse_body(kind, field)
+    assert str(caught.value) == f"body.{told}"
 
 
 def test_the_nearest_name_is_not_looked_for_where_that_takes_long(monkeypatch):

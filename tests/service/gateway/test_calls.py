@@ -150,7 +150,7 @@ def test_a_trace_that_is_none_is_ignored(gateway, fake):
             "stream_options.include_obfuscation",
         ),
         (CHAT, {"messages": "hello"}, "messages"),
-        (CHAT, {"messages": MESSAGES, "tools": []}, "tools"),
+        (CHAT, {"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools"),
         (CHAT, {"messages": MESSAGES, "response_format": {"type": "xml"}}, "response_format.type"),
         (CHAT, [], "body"),
         (CHAT, b"{", "body"),
@@ -166,6 +166,18 @@ def test_a_field_that_cannot_be_right_is_refused_by_its_name(gateway, fake, path
         400, "invalid_request_error", param,
     )  # fmt: skip
     assert not fake.requests
+
+
+def test_fields_of_a_chat_that_say_nothing_are_read_over(gateway):
+    fields = {"tools": [], "logit_bias": None, "n": 1, "modalities": ["text"], "audio": None}
+    reply = gateway.ask("POST", CHAT, {"messages": MESSAGES} | fields)
+    assert reply.status == 200
+
+
+def test_a_field_of_openais_that_is_not_served_is_told_as_one(gateway):
+    reply = gateway.complete("x", echo=True)
+    assert (reply.status, reply.error["param"]) == (400, "echo")
+    assert reply.error["message"] == "body.echo: is not supported: leave it out, or say false"
 
 
 def test_options_of_a_stream_that_say_nothing_are_read_over(gateway):
