@@ -18,14 +18,10 @@ namespace quire {
 template <class T>
 class SpanWorker {
   typedef typename T::Element Element;
-  // Words of sixteen values of a column; with each of them LINES lines are fetched, a chunk in all.
+  // Words of sixteen values of a column.
   static constexpr int64_t WORDS = LANES / T::PER_WORD;
-  static constexpr int64_t LINES = TILE_STRIPS, CHUNK = WORDS * LINES * 64;
   // Keys whose weighted values are summed in one step of a tile, in an order of its own.
   static constexpr int64_t STEP_KEYS = Tiles<T>::WORDS * T::PER_WORD;
-  // So many pieces before a piece is needed it is fetched. Near enough that what the processor
-  // fetches by itself goes on where it has been read before: far ahead is slower.
-  static constexpr int64_t LEAD = 6;
   static_assert(Keys::TURN_STRIPS == TILE_STRIPS, "score() and Pieces go the same way");
 
  public:
@@ -37,7 +33,6 @@ class SpanWorker {
         group_(group),
         scaling_(scaling * LOG2_E) {
     width_ = padded(cache.head_dim);
-    chunks_ = (LANES * cache.head_dim * (int64_t)sizeof(Element) + CHUNK - 1) / CHUNK;
     const int64_t rows = max_rows(group);
     scores_ = memory;
     weights_ = (Element*)(scores_ + rows * SPAN);
@@ -111,15 +106,14 @@ class SpanWorker {
     std::swap(pieces_, next_pieces_);
     if (!pieces_->are_of(keys)) pieces_->list(cache_, keys, keys_at_, values_at_);
     next_pieces_->list(cache_, then, keys_at_, values_at_);
+    pieces_->go_on_with(*next_pieces_);
   }
 
-  // What lies LEAD pieces after number `index` of this span, a chunk of it; `otherwise` if nothing.
-  const char* ahead(int64_t index, int64_t chunk, const void* otherwise) const {
-    index += LEAD;
-    const bool here = index < pieces_->count();
-    const Pieces<T>& pieces = here ? *pieces_ : *next_pieces_;
-    if (!here) index -= pieces_->count();
-    return index < pieces.count() ? pieces[index] + chunk * CHUNK : (const char*)otherwise;
+  // What is fetched beside piece number `piece` and its neighbours: those that come next, a line of
+  // each of them at a time.
+  Fetch beside(int64_t piece, int64_t begin = 0) const {
+    if (pieces_->count() == 0) return {};
+    return {pieces_->places(piece + TILE_STRIPS), TILE_STRIPS, begin};
   }
 
   void score(int64_t rows, const Place<T>& queries, int64_t head_stride, const Keys& keys) {
@@ -134,24 +128,15 @@ class SpanWorker {
                     int64_t first, int64_t count) {
     const int64_t inner = cache_.head_dim / T::PER_WORD;
     const int64_t number = first * keys.num_heads + head * count;
-    // Strips are cut into segments for the sake of what is fetched meanwhile.
-    const int64_t words = inner % WORDS == 0 ? WORDS : inner, num_segments = inner / words;
-    const uint32_t* at[MAX_HEAD_DIM / WORDS * TILE_STRIPS];
-    const char* fetch[MAX_HEAD_DIM / WORDS];
-    for (int64_t s = 0; s < count; s++) {
-      const uint32_t* strip = key_strip(keys, head, first + s, number + s, s);
-      for (int64_t i = 0; i < num_segments; i++) at[i * count + s] = strip + i * words * LANES;
-    }
-    for (int64_t i = 0; i < num_segments; i++)
-      fetch[i] = i < count * chunks_ ? ahead(number + i / chunks_, i % chunks_, at[i])
-                                     : (const char*)at[i];
+    const uint32_t* at[TILE_STRIPS];
+    for (int64_t s = 0; s < count; s++) at[s] = key_strip(keys, head, first + s, number + s, s);
     float* const scores = scores_ + head * rows * SPAN + first * LANES;
     for (const Element* part : {queries.values, queries.rest}) {
       if (part == nullptr) continue;
       for_each_tile(rows, Tiles<T>::ROWS, [&](int64_t r, int64_t n) {
         const bool first_tile = r == 0 && part == queries.values;
         Tiles<T>::multiply(n, (const uint32_t*)part + r * inner, inner,
-                           {at, count, num_segments, words, {fetch, first_tile ? LINES : 0}, true},
+                           {at, count, 1, inner, first_tile ? beside(number) : Fetch()},
                            scores + r * SPAN, SPAN, part != queries.values);
       });
     }
@@ -168,7 +153,7 @@ class SpanWorker {
   const uint32_t* key_strip(const Keys& keys, int64_t head, int64_t strip, int64_t piece,
                             int64_t place) {
     const int64_t inner = cache_.head_dim / T::PER_WORD;
-    if (pieces_->count() > 0) return (const uint32_t*)(*pieces_)[piece];
+    if (pieces_->count() > 0) return (const uint32_t*)*pieces_->places(piece);
     const int64_t position = keys.first + strip * LANES;
     uint32_t* to = gathered_ + place * LANES * inner;
     for (int64_t lane = 0; lane < LANES && position + lane < keys.last; lane++) {
@@ -187,11 +172,11 @@ class SpanWorker {
     }
   }
 
-  // Strips of `words` words, those of one segment behind each other; `number` is that of the first
-  // segment's piece, if others are to be fetched meanwhile.
+  // Strips of `words` words, those of one segment behind each other; `piece` is the first segment's
+  // number, if others are to be fetched meanwhile.
   struct Segments {
     const uint32_t* const* at;
-    int64_t count, words, number = -1;
+    int64_t count, words, piece = -1;
   };
 
   // Adds what `count` times sixteen keys' values weigh; the first ones begin the sum.
@@ -215,24 +200,20 @@ class SpanWorker {
   void weigh_segments(int64_t rows, int64_t head, int64_t first, const Segments& segments,
                       const Partial& part) {
     const int64_t stride = SPAN / T::PER_WORD, num_strips = width_ / LANES;
-    const int64_t lines = segments.number >= 0 ? LINES : 0;
     const uint32_t* at[SPAN / LANES * TILE_STRIPS];
     const uint32_t* const weights =
         (const uint32_t*)weights_ + head * rows * stride + first * WORDS;
     for (int64_t strip = 0; strip < num_strips; strip += TILE_STRIPS) {
       const int64_t width = std::min<int64_t>(TILE_STRIPS, num_strips - strip);
-      const char* fetch[SPAN / LANES] = {};
-      for (int64_t i = 0; i < segments.count; i++) {
+      for (int64_t i = 0; i < segments.count; i++)
         for (int64_t s = 0; s < width; s++)
           at[i * width + s] = segments.at[i] + (strip + s) * segments.words * LANES;
-        if (lines > 0) fetch[i] = ahead(segments.number + i, strip / TILE_STRIPS, at[i * width]);
-      }
+      const Fetch fetch = segments.piece < 0 ? Fetch() : beside(segments.piece, strip * WORDS * 64);
       float* const sums = part.sums + head * rows * width_ + strip * LANES;
       for_each_tile(rows, Tiles<T>::ROWS, [&](int64_t r, int64_t n) {
-        Tiles<T>::multiply(
-            n, weights + r * stride, stride,
-            {at, width, segments.count, segments.words, {fetch, r == 0 ? lines : 0}},
-            sums + r * width_, width_, first > 0);
+        Tiles<T>::multiply(n, weights + r * stride, stride,
+                           {at, width, segments.count, segments.words, r == 0 ? fetch : Fetch()},
+                           sums + r * width_, width_, first > 0);
       });
     }
   }
@@ -245,7 +226,8 @@ class SpanWorker {
     for (int64_t i = 0; i < count; i++) {
       uint32_t* to = gathered_ + i / 2 * 2 * size + i % 2 * STRIP;
       if (i % 2 == 0) pairs[i / 2] = to;
-      const char* const next = ahead(number + i, 0, values[i]);
+      const char* const next = pieces_->count() > 0 ? *pieces_->places(number + i + TILE_STRIPS)
+                                                    : (const char*)values[i];
       for (int64_t k = 0; k < size; k += STRIP, to += 2 * STRIP)
         for (int64_t j = 0; j < STRIP; j += LANES) {
           __builtin_prefetch(next + (k + j) * (int64_t)sizeof(uint32_t), 0, 2);
@@ -264,7 +246,7 @@ class SpanWorker {
       pack_values(keys, head, keys.first + strip * LANES, num_keys, to);
       return to;
     }
-    const uint32_t* from = (const uint32_t*)(*pieces_)[piece];
+    const uint32_t* from = (const uint32_t*)*pieces_->places(piece);
     if (num_keys == LANES) return from;
     for (int64_t i = 0; i < width_ * WORDS; i += LANES) {
       const int64_t left = num_keys - i / LANES % WORDS * T::PER_WORD;
@@ -301,7 +283,7 @@ class SpanWorker {
   const Element *const keys_at_, *const values_at_;  // The layer's caches.
   const int64_t group_;
   const float scaling_;
-  int64_t width_, chunks_;  // Chunks of a piece.
+  int64_t width_;
   float* scores_;
   Element* weights_;
   uint32_t *values_, *gathered_;

@@ -111,18 +111,19 @@ inline void for_each_number(const Body& body) {
 // Steps of other work that vectors take during one of the unit.
 constexpr int64_t MEANWHILE_STEPS = 2;
 
-// Lines to be fetched during a step into the cache of a level: so many in each of some places,
-// `apart` bytes from each other.
+// Lines to be fetched during a step into the cache of a level: so many in each of some places.
 template <int LEVEL, int PLACES>
 struct Lines {
-  const char* at = nullptr;
-  int64_t count = 0, apart = 0;
+  const char* at[std::max(PLACES, 1)] = {};
+  int64_t count = 0;
 
   void some(int64_t number) {
-    for (int64_t i = 0; i < number; i++, at += 64)
+    for (int64_t i = 0; i < number; i++)
 #pragma GCC unroll 4
-      for (int place = 0; place < PLACES; place++)
-        __builtin_prefetch(at + place * apart, 0, LEVEL == 1 ? 3 : 2);
+      for (int place = 0; place < PLACES; place++) {
+        __builtin_prefetch(at[place], 0, LEVEL == 1 ? 3 : 2);
+        at[place] += 64;
+      }
   }
 };
 
@@ -196,17 +197,25 @@ void multiply_registers(const uint32_t* rows, int64_t stride, int64_t count, con
   });
   const int64_t inner = strips.inner;
   const auto at = [&](int64_t segment) { return strips.at + segment * strips.count + first; };
-  const int64_t place = fetch.lines * 64 / TILE_STRIPS;  // Bytes of each place for a word.
+  // Always TILE_STRIPS places: of fewer a half or a quarter each. So many bytes of each for a word.
+  const int64_t pace = fetch.places * 64 / TILE_STRIPS;
   const auto lines = [&](int64_t segment, int64_t k, int64_t words) {
     StepLines<H, W> step;
-    if (fetch.lines > 0)
-      step.later = {fetch.later[segment] + k * place, words * place / 64, inner * place};
+    if (fetch.places > 0) {
+      const int64_t shares = TILE_STRIPS / fetch.places;
+      const int64_t done = fetch.begin + (lines_before(strips, segment) + k) * pace;
+      for (int64_t i = 0; i < TILE_STRIPS; i++)
+        step.later.at[i] =
+            places_of(fetch, segment)[i / shares] + i % shares * inner * pace + done;
+      step.later.count = words * pace / 64;
+    }
     if constexpr (H == 1) {
       if (fetch.on != nullptr) {
         const uint32_t* const on = k + NEAR < inner ? at(segment)[0] + (k + NEAR) * LANES
                                                     : fetch.on + (k + NEAR - inner) * LANES;
-        const int64_t apart = W > 1 ? at(segment)[1] - at(segment)[0] : 0;
-        step.near = {(const char*)on, words, apart * 4};
+        for (int64_t w = 0; w < W; w++)
+          step.near.at[w] = (const char*)(on + (at(segment)[w] - at(segment)[0]));
+        step.near.count = words;
       }
     }
     return step;
@@ -214,15 +223,7 @@ void multiply_registers(const uint32_t* rows, int64_t stride, int64_t count, con
   const auto meanwhile = [&] {
     if (strips.meanwhile != nullptr) strips.meanwhile->some(MEANWHILE_STEPS);
   };
-  int64_t segment = 0;
-  // Two at a time: half of a register takes as long as a whole one.
-  if (strips.joined && 2 * inner == UNIT_WORDS)
-    for (; segment + 2 <= strips.num_segments; segment += 2, rows += 2 * inner) {
-      lines(segment, 0, inner).part(1);
-      add_words<H, W>(rows, stride, at(segment), 0, lines(segment + 1, 0, inner));
-      meanwhile();
-    }
-  for (; segment < strips.num_segments; segment++, rows += inner) {
+  for (int64_t segment = 0; segment < strips.num_segments; segment++, rows += inner) {
     int64_t k = 0;
     for (; k + UNIT_WORDS <= inner; k += UNIT_WORDS) {
       add_words<H, W>(rows + k, stride, at(segment), k, lines(segment, k, UNIT_WORDS));

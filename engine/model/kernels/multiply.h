@@ -128,9 +128,11 @@ void multiply(const Rows& rows, const uint32_t* packed, int64_t inner, int64_t f
             for_each_tile(num_rows, cut.rows, [&](int64_t r, int64_t n) {
               place = Tiles<T>::ROWS - place;
               float* const to = sums + (go_on ? r * WIDTH + s * LANES : place * WIDTH);
+              const char* later[TILE_STRIPS];
+              for (int64_t i = 0; i < lines; i++) later[i] = fetch + i * length * 64;
               Tiles<T>::multiply(n, words + (row + r) * rows.stride + k, rows.stride,
                                  {strips + s, width, 1, length,
-                                  {&fetch, lines, near ? on : nullptr}, false, &waiting},
+                                  {later, lines, 0, near ? on : nullptr}, &waiting},
                                  to, WIDTH, k > 0 || !first_part);
               fetch += length * lines * 64;
               if (fetch >= fetched) fetch = (const char*)base;

@@ -58,14 +58,23 @@ class Pieces {
     }
   }
 
+  // What will be read afterwards: its first pieces stand behind the last ones here.
+  void go_on_with(const Pieces& next) {
+    for (int64_t i = 0; i < BEHIND && count_ > 0; i++)
+      at_[count_ + i] = i < next.count_ ? next.at_[i] : at_[count_ - 1];
+  }
+
   bool are_of(const Keys& keys) const { return keys_ == keys; }
   int64_t count() const { return count_; }
-  const char* operator[](int64_t index) const { return at_[index]; }
+  // From number `first` on, BEHIND more than there are.
+  const char* const* places(int64_t first) const { return at_ + first; }
 
  private:
+  static constexpr int64_t BEHIND = 2 * Keys::TURN_STRIPS;
+
   Keys keys_;
   int64_t count_ = 0;
-  const char* at_[2 * SPAN / LANES * MAX_TOGETHER];
+  const char* at_[2 * SPAN / LANES * MAX_TOGETHER + BEHIND];
 };
 
 }  // namespace quire

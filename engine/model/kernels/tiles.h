@@ -18,10 +18,12 @@ constexpr int TALL_ROWS = 12, TALL_STRIPS = 2;
 // that holds: to fetch into the second is slower (docs/performance.md). Lines fetched together lie
 // in several places, so that the processor's own fetching gets ahead in all of them.
 struct Fetch {
-  // Where what is needed later lies, for every segment; with each word `lines` lines of it are
-  // fetched: none, one, two or TILE_STRIPS.
+  // Where what is needed later lies; with each word one line of each of `places` places is fetched:
+  // none, one, two or TILE_STRIPS. It is the same places for so many segments as there are strips
+  // in a tile, and the following ones for the next segments.
   const char* const* later = nullptr;
-  int64_t lines = 0;
+  int64_t places = 0;
+  int64_t begin = 0;  // Of the first line, in bytes from each place.
   // Where the tile's first strip goes on, and the others as far from it as they are here. Not null
   // where the strips come from memory for this tile: they are fetched NEAR words before their turn.
   const uint32_t* on = nullptr;
@@ -36,18 +38,26 @@ struct Strips {
   const uint32_t* const* at;
   int64_t count, num_segments, inner;
   Fetch fetch;
-  // Whether the segments of a strip lie behind each other.
-  bool joined = false;
   // Taken in steps where something else than vectors multiplies; nobody else looks at it.
   Meanwhile* meanwhile = nullptr;
 };
+
+// The places for a segment's words.
+inline const char* const* places_of(const Fetch& fetch, int64_t segment) {
+  return fetch.later + segment / TILE_STRIPS * TILE_STRIPS;
+}
+
+// Lines of each place that the segments before fetch.
+inline int64_t lines_before(const Strips& strips, int64_t segment) {
+  return segment % TILE_STRIPS * strips.inner;
+}
 
 // sums[r][s] (+)= rows[r] . strips[first + s], all of them in registers.
 template <class T, int R, int S>
 void multiply_block(const uint32_t* rows, int64_t stride, const Strips& strips, int64_t first,
                     const Fetch& fetch, float* sums, int64_t sums_stride, bool add) {
   constexpr int WIDTH = S * PARTS;
-  const int64_t inner = strips.inner, lines = fetch.lines, apart = inner * 64;
+  const int64_t inner = strips.inner, places = fetch.places;
   PartVector total[R][WIDTH];
 #pragma GCC unroll 12
   for (int r = 0; r < R; r++)
@@ -56,7 +66,8 @@ void multiply_block(const uint32_t* rows, int64_t stride, const Strips& strips, 
       total[r][p] = add ? load<PartVector>(sums + r * sums_stride + p * PART_LANES) : PartVector{};
   for (int64_t segment = 0; segment < strips.num_segments; segment++, rows += inner) {
     const uint32_t* const* const at = strips.at + segment * strips.count + first;
-    const char* later = lines > 0 ? fetch.later[segment] : (const char*)at[0];
+    const char* const* const later = places_of(fetch, segment);
+    int64_t line = fetch.begin + lines_before(strips, segment) * 64;
     const uint32_t* on = at[0] + NEAR * LANES;
     for (int64_t k = 0; k < inner; k++) {
       PartWords columns[WIDTH];
@@ -69,13 +80,13 @@ void multiply_block(const uint32_t* rows, int64_t stride, const Strips& strips, 
         for (int s = 0; s < S; s++) __builtin_prefetch(on + (at[s] - at[0]), 0, 3);
         on += LANES;
       }
-      if (lines > 0) __builtin_prefetch(later, 0, 3);
-      if (lines > 1) __builtin_prefetch(later + apart, 0, 3);
-      if (lines == TILE_STRIPS) {
-        __builtin_prefetch(later + 2 * apart, 0, 3);
-        __builtin_prefetch(later + 3 * apart, 0, 3);
+      if (places > 0) __builtin_prefetch(later[0] + line, 0, 3);
+      if (places > 1) __builtin_prefetch(later[1] + line, 0, 3);
+      if (places == TILE_STRIPS) {
+        __builtin_prefetch(later[2] + line, 0, 3);
+        __builtin_prefetch(later[3] + line, 0, 3);
       }
-      later += 64;
+      line += 64;
 #pragma GCC unroll 12
       for (int r = 0; r < R; r++) {
         const uint32_t word = rows[r * stride + k];
