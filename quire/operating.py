@@ -46,12 +46,16 @@ class Operating(Shard):
         It is `queued` with all its attempts before it, and the letter is gone. The tokens it has
         published are kept and continued, or dropped; they are gone anyway once its retention has
         passed. Its deadline stands. A request that has found another life already is left alone.
-        UnknownRequest when there is neither letter nor request.
+        UnknownRequest when there is neither letter nor request, or when the request is gone and a
+        later one has its id: then that one and the letter stay as they are.
         """
         call = requeue_call(self.keys, letter, keep_tokens=keep_tokens)
         state = self._scripts.run("requeue", call)
         if not state:
             raise UnknownRequest(letter.request_id, "no such dead letter")
+        if state == b"superseded":
+            told = f"the request of the letter {letter.entry_id} is gone, a later one has its id"
+            raise UnknownRequest(letter.request_id, told)
         return State(state.decode())
 
     def pause(self, reason: str = "") -> None:

@@ -2,18 +2,24 @@
 --
 -- KEYS  those of running.lua with one request
 -- ARGV  id, entry id of the dead letter, 1 to keep the tokens that are published
--- Returns the state after this, '' when there is neither letter nor request. The record may be gone
--- by now: everything needed is in the letter.
+-- Returns the state after this, '' when there is neither letter nor request, `superseded` when a
+-- later request has the id. The record may be gone by now: everything needed is in the letter.
 
 local id, letter_id, keeps_tokens = ARGV[FIRST], ARGV[FIRST + 1], ARGV[FIRST + 2] == '1'
 local keys, now = take_keys(id), now_ms()
-local record = fields_of(keys, 'state', 'epoch')
+local record = fields_of(keys, 'state', 'epoch', 'submitted_ms')
 local found = redis.call('XRANGE', DEAD, letter_id, letter_id)[1]
 local letter = found and table_of(found[2])
 
-if not letter or letter.id ~= id or (record.state and record.state ~= 'failed') then
-  -- Done already, or the id is in use again.
+if not letter or letter.id ~= id then
+  -- Done already.
   return record.state or ''
+elseif record.state and letter.submitted_ms and letter.submitted_ms ~= record.submitted_ms then
+  -- The request of the letter is gone. Whoever reads the one that is there asked something else.
+  return 'superseded'
+elseif record.state and record.state ~= 'failed' then
+  -- The id is in use again; the letter is of a worker that did not write when it was submitted.
+  return record.state
 end
 
 -- This write comes first, so that a user without the right to it changes nothing.
@@ -31,12 +37,20 @@ else
 end
 letter.published = redis.call('HGET', keys.record, 'published')
 redis.call('HDEL', keys.record, 'cancel', 'released', 'resumed_from', 'finished_ms', 'claimed_ms')
-redis.call('HSET', keys.record, 'owner', '', 'attempts', '0', 'submitted_ms', int(now),
+redis.call('HSET', keys.record, 'owner', '', 'attempts', '0',
+  'submitted_ms', letter.submitted_ms or int(now),
   'epoch', int(tonumber(record.epoch or '0') + 1), 'priority', letter.priority,
   'tenant', letter.tenant, 'deadline_ms', letter.deadline_ms)
 if letter.metadata ~= '' then
   redis.call('HSET', keys.record, 'metadata', letter.metadata)
 end
+if letter.asked and not record.state then
+  redis.call('HSET', keys.record, 'asked', letter.asked)
+end
 book(keys, id, 'failed', 'queued', tonumber(letter.tokens), letter.tenant)
+local state = enqueue(keys, id, letter, stream_of(letter), now)
 redis.call('XDEL', DEAD, letter_id)
-return enqueue(keys, id, letter, stream_of(letter), now)
+-- This write comes last: of a torn file, which holds a part of all this, the letter is still known
+-- as that of its request.
+redis.call('HSET', keys.record, 'submitted_ms', int(now))
+return state

@@ -49,16 +49,17 @@ local function trim_letters(total, now)
 end
 
 -- Writes a dead letter for a person to look at, with all that REQUEUE needs once the record is
--- gone. Call it before the end is written, which deletes the body.
+-- gone, and the time by which it knows a later request of the same id. Call it before the end is written, which deletes the body.
 local function bury(keys, id, reason, now)
-  local record = fields_of(keys, 'attempts', 'priority', 'tenant', 'deadline_ms', 'metadata')
+  local record = fields_of(keys, 'attempts', 'priority', 'tenant', 'deadline_ms', 'metadata',
+    'submitted_ms', 'asked')
   local body = redis.call('GET', keys.body) or ''
   local _, last = letter_at('XREVRANGE', '+', '-')
   local total = (tonumber(last and last.total) or 0) + #body
   redis.call('XADD', DEAD, '*', 'id', id, 'reason', reason, 'attempts', record.attempts,
     'priority', record.priority, 'tenant', record.tenant, 'deadline_ms', record.deadline_ms,
-    'metadata', record.metadata or '', 'tokens', booked(id).tokens, 'total', int(total),
-    'bytes', body)
+    'metadata', record.metadata or '', 'submitted_ms', record.submitted_ms,
+    'asked', record.asked or '', 'tokens', booked(id).tokens, 'total', int(total), 'bytes', body)
   trim_letters(total, now)
 end
 

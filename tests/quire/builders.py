@@ -137,6 +137,13 @@ def leaked_keys(connection: redis.Redis, broker: Broker) -> list[str]:
     ]
 
 
+def pass_moment(broker: Broker, moment_ms: int | None = None) -> None:
+    """Returns when this moment of Redis' clock is over; by default that of now."""
+    moment_ms = broker.now_ms() if moment_ms is None else moment_ms
+    while broker.now_ms() <= moment_ms:
+        pass
+
+
 class Snapshot:
     """What Redis had on disk; `restore` makes it forget everything after that."""
 

@@ -167,6 +167,12 @@ def give_up_and_requeue(broker, *, keep_tokens=True):
     broker.requeue(broker.dead_letters()[0], keep_tokens=keep_tokens)
 
 
+def requeue_once_it_is_gone(broker):
+    give_up(broker)
+    broker._connection.delete(*broker.keys.of_request("a"))
+    broker.requeue(broker.dead_letters()[0], keep_tokens=True)
+
+
 def begin_anew(broker):
     give_up_and_requeue(broker, keep_tokens=False)
 
@@ -179,7 +185,11 @@ def run_somewhere_else(broker):
 
 
 @pytest.mark.parametrize(
-    "befalls", [finish, cancel, give_up, give_up_and_requeue, begin_anew, run_somewhere_else]
+    "befalls",
+    [
+        *(finish, cancel, give_up, give_up_and_requeue, begin_anew),
+        *(requeue_once_it_is_gone, run_somewhere_else),
+    ],
 )
 def test_whatever_becomes_of_a_request_it_is_known_what_it_asked(client, broker, befalls):
     client.submit("x", request_id="a")

@@ -13,6 +13,7 @@ from tests.quire.builders import (
     claim_next,
     make_item,
     make_request,
+    pass_moment,
     read_all,
     submit_and_claim,
     token_at,
@@ -83,12 +84,70 @@ def test_a_letter_outlives_the_record_of_its_request(broker, connection, keep_to
     assert (len(token_ids_of(chunks)), completion.metadata) == (5, {"row": 1})
 
 
-def test_a_request_that_found_another_life_is_left_alone(broker, connection):
+def succeed(broker, connection):
+    """A letter of `a` whose request is gone, and the claim of a later request of that id."""
     letter = bury(broker)
     connection.delete(*broker.keys.of_request("a"))
-    submit_and_claim(broker, id="a")
-    assert broker.requeue(letter, keep_tokens=False) is State.RUNNING
-    assert len(broker.dead_letters()) == 1
+    pass_moment(broker)
+    return letter, submit_and_claim(broker, id="a", body={"prompt": [7]})
+
+
+def run_on(broker, claimed):
+    return State.RUNNING
+
+
+def complete(broker, claimed):
+    finish(broker, claimed)
+    return State.COMPLETED
+
+
+def reject(broker, claimed):
+    broker.fail(claimed.claim, ErrorInfo("invalid_request", "no"), retry=None)
+    return State.FAILED
+
+
+def bury_too(broker, claimed):
+    broker.dead_letter(claimed.claim, "tired")
+    return State.FAILED
+
+
+@pytest.mark.parametrize("keep_tokens", [True, False])
+@pytest.mark.parametrize("befalls", [run_on, complete, reject, bury_too])
+def test_a_later_request_of_the_same_id_is_left_alone(broker, connection, befalls, keep_tokens):
+    letter, claimed = succeed(broker, connection)
+    state, letters = befalls(broker, claimed), broker.dead_letters()
+    before = connection.hgetall(broker.keys.request("a")), read_all(broker, "a")
+    with pytest.raises(UnknownRequest, match="is gone, a later one has its id"):
+        broker.requeue(letter, keep_tokens=keep_tokens)
+    assert (connection.hgetall(broker.keys.request("a")), read_all(broker, "a")) == before
+    assert broker.status("a").state is state
+    assert broker.dead_letters() == letters
+
+
+def test_a_request_that_was_requeued_and_is_buried_again_can_be_requeued_again(broker):
+    broker.requeue(bury(broker), keep_tokens=True)
+    pass_moment(broker)
+    for _ in range(2):
+        broker.dead_letter(claim_next(broker).claim, "tired")
+        (letter,) = broker.dead_letters()
+        assert broker.requeue(letter, keep_tokens=True) is State.QUEUED
+    chunks, _ = finish(broker, claim_next(broker))
+    assert token_ids_of(chunks) == [token_at(index) for index in range(5)]
+
+
+@pytest.mark.parametrize(("befalls", "after"), [(run_on, "running"), (reject, "queued")])
+def test_a_letter_of_an_older_worker_is_taken_for_the_request_that_has_its_id(
+    broker, connection, befalls, after
+):
+    _, claimed = succeed(broker, connection)
+    befalls(broker, claimed)
+    ((entry_id, fields),) = connection.xrange(broker.keys.dead)
+    connection.xdel(broker.keys.dead, entry_id)
+    del fields[b"submitted_ms"], fields[b"asked"]
+    connection.xadd(broker.keys.dead, fields)
+    (letter,) = broker.dead_letters()
+    assert broker.requeue(letter, keep_tokens=False) == after
+    assert broker.status("a").submitted_ms > 0
 
 
 def test_a_letter_nobody_wrote_is_unknown(broker):

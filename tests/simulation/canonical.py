@@ -105,7 +105,7 @@ def is_running(request: Request) -> bool:
 @cache
 def plain_shard(shard: Shard) -> Shard:
     """The shard with what no decision reads taken out."""
-    letters = sorted((lt.request, lt.reason) for lt in shard.letters)
+    letters = sorted((lt.request, lt.reason, lt.is_old) for lt in shard.letters)
     plain = shard._replace(
         requests=tuple(request and plain_request(request) for request in shard.requests),
         leases=tuple(lease and "live" for lease in shard.leases),
@@ -113,8 +113,8 @@ def plain_shard(shard: Shard) -> Shard:
         waits=tuple(wait and "live" for wait in shard.waits),
         books=shard.books._replace(ended=()),
         letters=tuple(
-            Letter(place, request, reason, 0)
-            for place, (request, reason) in enumerate(letters, start=1)
+            Letter(place, request, reason, 0, is_old)
+            for place, (request, reason, is_old) in enumerate(letters, start=1)
         ),
         clock=shard.clock._replace(last_letter=len(letters)),
     )

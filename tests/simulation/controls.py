@@ -13,6 +13,7 @@ from tests.simulation.model_state import (
     Request,
     Shard,
     changed,
+    with_old_letters,
     with_request,
 )
 from tests.simulation.protocol_model import Scripts
@@ -151,6 +152,13 @@ class SubmittedTwice(Scripts):
         return super().submit(with_request(shard, call.request, ()), call)
 
 
+class OldLetterTaken(Scripts):
+    """A letter is taken for that of the request that has its id now."""
+
+    def requeue(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        return super().requeue(with_old_letters(shard, call.request, is_old=False), call)
+
+
 class KeyUnread(Scripts):
     """The holder of an idempotency key is not looked for."""
 
@@ -201,6 +209,11 @@ CONTROLS = (
     Control(Scenario("never expired", may_be_late=True), "I5", NeverExpired),
     Control(Scenario("log unread", num_rollbacks=1, may_be_torn=True), "I2", LogUnread),
     Control(Scenario("submitted twice"), "I8", SubmittedTwice),
+    Control(
+        Scenario("old letter taken", num_expiries=1, num_requeues=1, num_tokens=0, max_attempts=1),
+        "I8",
+        OldLetterTaken,
+    ),
     Control(Scenario("key unread", num_requests=2, shares_a_key=True), "I8", KeyUnread),
     Control(Scenario("cancelled and run", may_cancel=True), "I9", CancelledAndRun),
     Control(Scenario("pause unheeded", may_pause=True), "I9", PauseUnheeded),

@@ -35,6 +35,7 @@ TAKING_BACK = ("rollback", "tear", "requeue", "forget")
 def broken_by_step(old_shard: Shard, calls: tuple[Call, ...], new_shard: Shard) -> Iterator[str]:
     """Laws about what operations that led from one shard to another may change."""
     yield from broken_by_waiting(new_shard, calls=calls)
+    yield from broken_by_old_letter(old_shard, calls, new_shard)
     if old_shard is new_shard or any(call.name in TAKING_BACK for call in calls):
         return
     for old, new in zip(old_shard.requests, new_shard.requests, strict=True):
@@ -61,6 +62,16 @@ def broken_by_giving_up(old: Request, new: Request) -> Iterator[str]:
     has_moved = old.state == "running" and old.published > old.resumed_from
     if has_moved and new.end and new.end.reason == "attempts_spent":
         yield f"I7: a request was given up after a claim that moved it to {old.published}"
+
+
+def broken_by_old_letter(
+    old_shard: Shard, calls: tuple[Call, ...], new_shard: Shard
+) -> Iterator[str]:
+    """A letter whose request is gone gives nothing to a later one."""
+    old_letters = {letter.letter_id for letter in old_shard.letters if letter.is_old}
+    for call in calls:
+        if call.name == "requeue" and call.entry in old_letters and old_shard != new_shard:
+            yield f"I8: letter {call.entry} of an earlier request has changed a later one"
 
 
 def broken_by_waiting(shard: Shard, *, calls: tuple[Call, ...]) -> Iterator[str]:
@@ -94,7 +105,8 @@ def broken_in_record(
     if not 0 <= request.attempts <= scenario.max_attempts:
         yield f"I7: {request.attempts} attempts"
     is_lettered = request.end and request.end.reason in LETTERED
-    if is_lettered and all(letter.request != index for letter in shard.letters):
+    its_own = [lt for lt in shard.letters if lt.request == index and not lt.is_old]
+    if is_lettered and not its_own:
         yield f"I7: a request ended with {request.end.reason} and left no dead letter"
     if not scenario.num_expiries:
         if bool(shard.leases[index]) != (state == "running"):

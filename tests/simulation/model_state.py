@@ -2,7 +2,8 @@
 
 Owners and the ids of entries and letters are small integers, a token is its own content, a lease, a
 delay or a wait is over or not. Left out, because no decision of a script depends on it: bodies,
-metadata, fingerprints, what is asked, time stamps, priorities, sizes. All requests belong to one
+metadata, fingerprints, what is asked, time stamps (but for the letters of another request, see
+Letter), priorities, sizes. All requests belong to one
 tenant and one group.
 """
 
@@ -97,12 +98,13 @@ class Entry(NamedTuple):
 
 
 class Letter(NamedTuple):
-    """A dead letter."""
+    """A dead letter. `is_old`: a later request has the id of its own, which is gone."""
 
     letter_id: int
     request: int
     reason: str
     attempts: int
+    is_old: bool = False
 
 
 class Call(NamedTuple):
@@ -256,6 +258,15 @@ def with_letter(shard: Shard, index: int, reason: str) -> Shard:
     letter = Letter(letter_id, index, reason, shard.requests[index].attempts)
     clock = shard.clock._replace(last_letter=letter_id)
     return shard._replace(letters=(*shard.letters, letter), clock=clock)
+
+
+def with_old_letters(shard: Shard, index: int, *, is_old: bool = True) -> Shard:
+    """Another request has the id of these letters' own; or, if not `is_old`, there is none."""
+    letters = tuple(
+        letter._replace(is_old=is_old) if letter.request == index else letter
+        for letter in shard.letters
+    )
+    return shard._replace(letters=letters)
 
 
 def entered(shard: Shard, index: int, state: str) -> Shard:

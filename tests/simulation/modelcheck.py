@@ -163,7 +163,7 @@ OUTCOMES = frozenset(
         "reap": "none queued failed cancelled expired",
         "promote": "none queued expired",
         "expire": "none expired",
-        "requeue": "queued running",
+        "requeue": "queued superseded",
     }.items()
     for outcome in outcomes.split()
 )

@@ -28,6 +28,7 @@ from tests.simulation.model_state import (
     with_late_waits,
     with_lease,
     with_letter,
+    with_old_letters,
     with_request,
     with_wait,
     without_entry,
@@ -73,7 +74,7 @@ class Scripts(SharedParts):
             shard = shard._replace(key_holder=index)
         state = "scheduled" if call.flag else "queued"
         shard = booked(with_request(shard, index, Request(state)), index, "", state)
-        shard = waiting_anew(shard, index)
+        shard = with_old_letters(waiting_anew(shard, index), index)
         if call.flag:
             return with_delay(shard, index, "live"), ("created", index, state)
         return with_entry(shard, index), ("created", index, state)
@@ -266,9 +267,14 @@ class Scripts(SharedParts):
         return self.ended_without_worker(with_delay(shard, index, ""), index, reason)
 
     def requeue(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
-        """Replies the state after it, "" when there is neither letter nor request."""
+        """Replies the state after it, "superseded" when the letter is of an earlier request.
+
+        "" when there is neither letter nor request.
+        """
         index, request = call.request, shard.requests[call.request]
         here = [lt for lt in shard.letters if (lt.letter_id, lt.request) == (call.entry, index)]
+        if here and here[0].is_old:
+            return shard, "superseded"
         if not here or (request and request.state != "failed"):
             return shard, request.state if request else ""
         before = request or Request()
@@ -283,6 +289,7 @@ class Scripts(SharedParts):
         )
         shard = booked(with_request(shard, index, again), index, "failed", "queued")
         shard = shard._replace(letters=tuple(lt for lt in shard.letters if lt not in here))
+        shard = with_old_letters(shard, index)
         return self.enqueue(shard, index, is_resumed=again.published > 0)
 
     def pause(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
@@ -328,6 +335,7 @@ class Scripts(SharedParts):
 
     def forget(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         """The keys of a request expire; its lease, its times and its place in the books do not."""
+        shard = with_old_letters(shard, call.request, is_old=False)
         return with_request(shard, call.request, MISSING), None
 
 

@@ -21,7 +21,7 @@ from quire.output import Completion, ErrorInfo, FinishReason, State, TokenChunk
 from quire.protocol import GenerationRequest, Priority
 from quire.sizes import estimated_tokens
 from quire.transitions import BackOff, Claim, Claimed, CommitItem, DeadLetter, IngressEntry
-from tests.quire.builders import Snapshot, make_request, queue_keys
+from tests.quire.builders import Snapshot, make_request, pass_moment, queue_keys
 from tests.simulation.model_state import (
     MISSING,
     NOBODY,
@@ -175,8 +175,8 @@ class RealShard:
         letter = DeadLetter(letter_id, self.names[call.request], "", 0, b"")
         try:
             return str(self.broker.requeue(letter, keep_tokens=call.flag))
-        except UnknownRequest:
-            return ""
+        except UnknownRequest as error:
+            return "superseded" if "a later one" in str(error) else ""
 
     def _pause(self, _call: Call) -> None:
         self.broker.pause()
@@ -206,6 +206,8 @@ class RealShard:
 
     def _forget(self, call: Call) -> None:
         self._connection.delete(*self.broker.keys.of_request(self.names[call.request]))
+        # The next request of this id is submitted at another moment.
+        pass_moment(self.broker)
 
     def _snapshot(self, _call: Call) -> None:
         self._disk = Snapshot(self._connection, self.broker)
@@ -216,9 +218,7 @@ class RealShard:
         self._disk = None
         # An id holds a time in ms: none is given twice if the clock is past the last of them.
         ids = [entry_id for _, entry_id in self._entries] + [i.decode() for i in self._letters]
-        given = max((int(i.partition("-")[0]) for i in ids), default=0)
-        while self.broker.now_ms() <= given:
-            pass
+        pass_moment(self.broker, max((int(i.partition("-")[0]) for i in ids), default=0))
 
     def _tear(self, call: Call) -> None:
         output = self.broker.keys.output(self.names[call.request])
@@ -281,6 +281,7 @@ class RealShard:
                     self._index(fields[b"id"]),
                     fields[b"reason"].decode().partition(":")[0],
                     int(fields[b"attempts"]),
+                    is_old=self._is_old(fields, rest),
                 )
                 for letter_id, fields in letters
             ),
@@ -300,6 +301,11 @@ class RealShard:
                 is_delivered=entry_id in is_pending,
                 is_resumed=bool(place),
             )
+
+    def _is_old(self, letter: Mapping[bytes, bytes], found: list[Any]) -> bool:
+        """`found` begins with the keys of each request, its record first."""
+        record = found[3 * self._index(letter[b"id"])]
+        return bool(record) and record[b"submitted_ms"] != letter[b"submitted_ms"]
 
     def _index(self, name: bytes) -> int:
         return self.names.index(name.decode())

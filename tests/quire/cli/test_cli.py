@@ -16,7 +16,7 @@ from quire.cli.bench import Sample, figures_of, percentile
 from quire.cli.run_batch import remaining_seconds
 from quire.cli.verbs import VERBS
 from quire.testing import FakeWorker
-from tests.quire.builders import claim_next, make_request
+from tests.quire.builders import make_request
 
 pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(60)]
 
@@ -210,26 +210,6 @@ def test_what_waits_too_long_is_ended_without_a_worker(quire, real_broker, real_
     assert quire("queue", "expire")[:2] == (0, "late  expired\n")
     assert quire("queue", "expire", "--json")[:2] == (0, "")
     assert real_broker.status("young").state == "queued"
-
-
-def bury(broker, request_id):
-    broker.submit(make_request(id=request_id))
-    broker.dead_letter(claim_next(broker).claim, "unreadable")
-
-
-def test_dead_letters_are_listed_shown_requeued_and_purged(quire, real_broker):
-    for request_id in ("a", "b", "c"):
-        bury(real_broker, request_id)
-    listed = records(quire("dead", "ls", "--json")[1])
-    assert [letter["request_id"] for letter in listed] == ["c", "b", "a"]
-    assert "unreadable" in quire("dead", "ls")[1]
-    (shown,) = records(quire("dead", "show", "a", "--json")[1])
-    assert shown["original"]["body"] == {"prompt": [1, 2, 3]}
-    assert quire("dead", "requeue", "a")[:2] == (0, "a  queued\n")
-    assert quire("dead", "purge", "b", "nobody")[0] == 3
-    assert quire("dead", "purge")[0] == 2
-    assert quire("dead", "purge", "--all")[1] == "purged 1\n"
-    assert quire("dead", "ls", "--json")[1] == ""
 
 
 def test_schema_prints_the_request_a_client_sends(quire):
