@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quire.choices import CHOICE_SEPARATOR
+from quire.choices import CHOICE_SEPARATOR, MAX_CHOICES
 from quire.errors import InvalidRequest
 from quire.openai_answers import Heading
 from quire.openai_requests import OpenAIRequest
@@ -78,19 +78,22 @@ class Asked:
 
     @classmethod
     def from_metadata(cls, request_id: str, metadata: Mapping[str, Any], created: int) -> "Asked":
-        """Reads it back; a request that no gateway submitted is a completion with one choice."""
+        """Reads it back; a request that no gateway submitted is a completion with one choice.
+
+        So is one whose metadata says what no gateway writes: anybody who submits may write there.
+        """
         match metadata.get(METADATA_KEY):
             case {
                 "kind": "chat.completions" | "completions" as kind,
-                "choices": int(num_choices),
+                "choices": num_choices,
                 "model": str(model),
-                "created": int(created),
+                "created": int(stamp),
                 "digest": str(digest),
-            }:
+            } if type(num_choices) is int and 1 <= num_choices <= MAX_CHOICES:
                 prompts = metadata[METADATA_KEY].get("prompts")
                 # Earlier versions do not write it: their calls had one prompt each.
                 num_prompts = prompts if type(prompts) is int and 0 < prompts <= num_choices else 1
-                return cls(request_id, kind, num_choices, num_prompts, model, created, digest)
+                return cls(request_id, kind, num_choices, num_prompts, model, stamp, digest)
         return cls(request_id, "completions", created=created)
 
 

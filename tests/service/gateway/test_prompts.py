@@ -2,6 +2,7 @@
 
 import pytest
 
+from quire.choices import MAX_CHOICES
 from quire.errors import RequestFailed
 from service.gateway.asked import METADATA_KEY, Asked
 from tests.service.builders import eventually
@@ -129,3 +130,18 @@ def test_a_record_that_says_nothing_good_of_its_prompts_is_of_one(prompts):
     assert Asked.from_metadata("req-1", metadata, 0) == asked
     del metadata[METADATA_KEY]["prompts"]
     assert Asked.from_metadata("req-1", metadata, 0) == asked
+
+
+@pytest.mark.parametrize("choices", [10**9, MAX_CHOICES + 1, 0, -1, True, 2.0, "2", None])
+def test_a_record_with_choices_that_no_gateway_writes_is_of_one_completion(choices):
+    """Its producer may have written anything there; each choice would be looked for."""
+    metadata = Asked("req-1", "chat.completions", num_choices=2, model="m").metadata()
+    metadata[METADATA_KEY]["choices"] = choices
+    asked = Asked.from_metadata("req-1", metadata, 7)
+    assert asked == Asked("req-1", "completions", created=7)
+    assert asked.member_ids == ["req-1"]
+
+
+def test_a_record_of_as_many_choices_as_a_call_may_have_is_of_all():
+    asked = Asked("req-1", "completions", num_choices=MAX_CHOICES, digest="d")
+    assert Asked.from_metadata("req-1", asked.metadata(), 7) == asked
