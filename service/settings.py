@@ -119,6 +119,14 @@ class ProcessSettings(BaseSettings):
                 raise ValueError("must be a text in UTF-8") from None
         return value
 
+    @field_validator("http_host", check_fields=False)
+    @classmethod
+    def _is_an_address(cls, value: str) -> str:
+        # A socket takes an empty one for all addresses of the machine.
+        if not value.strip():
+            raise ValueError("must be an address (0.0.0.0 for all of this machine)")
+        return value
+
     @field_validator("*")
     @classmethod
     def _is_no_eternity(cls, value: Any, info: ValidationInfo) -> Any:

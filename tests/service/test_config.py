@@ -18,6 +18,7 @@ from service.config import (
     load_settings,
 )
 from service.exporter_settings import load_exporter_settings
+from service.gateway.config import load_gateway_settings
 from service.sources import ConfigurationError
 from tests.service.builders import CHECKOUT
 
@@ -205,6 +206,23 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_setting(monkeypatch, variab
     monkeypatch.setenv(variable, value)
     with pytest.raises(ConfigurationError, match=variable.removeprefix("QUIRE_").lower()):
         load_settings([])
+
+
+@pytest.mark.parametrize("host", ["", " "])
+@pytest.mark.parametrize(
+    ("load", "variable"),
+    [
+        (load_settings, "QUIRE_HTTP_HOST"),
+        (load_exporter_settings, "QUIRE_EXPORTER_HTTP_HOST"),
+        (load_gateway_settings, "QUIRE_GATEWAY_HTTP_HOST"),
+    ],
+)
+def test_an_empty_address_is_refused_as_a_socket_takes_it_for_all(
+    monkeypatch, load, variable, host
+):
+    monkeypatch.setenv(variable, host)
+    with pytest.raises(ConfigurationError, match=r"^http_host: must be an address"):
+        load([])
 
 
 @pytest.mark.parametrize("name", ["worker_name", "model", "served_model_name"])
