@@ -43,7 +43,8 @@ class Broker(Working, Moving, Operating, Grouping):
 
     `lease_seconds`: how long a claim lives without a heartbeat. `max_attempts`: claims
     that publish nothing until a request is given up. `max_queue_seconds`: the longest wait in the
-    queue. `retention_seconds`: how long a finished request can be read. `max_backlog`: the most
+    queue. `retention_seconds`: how long a finished request can be read. Together these two should
+    be four leases or more, or what a worker leaves that dies may be gone. `max_backlog`: the most
     requests waiting, scheduled or queued, None for no limit but those set by `set_limits`.
     `retry_seconds`: how long a call is repeated.
     `durable`: SUBMIT, and the COMMIT of an end, return when they are on the server's disk; where

@@ -40,6 +40,13 @@ BEATS_PER_LEASE = 3
 TRY_SECONDS = 0.5
 #: The shortest lease that is renewed in time even if the first renewal takes all of its tries.
 MIN_LEASE_SECONDS = TRY_SECONDS * BEATS_PER_LEASE / (BEATS_PER_LEASE - 1)
+#: The longest lease: so long the requests of a worker that died wait for another.
+MAX_LEASE_SECONDS = 3600.0
+#: For how many leases the keys of a request are kept at least. They are renewed once half of that
+#: is over. So the half is left when a worker dies: its lease, and one more in which others look.
+KEPT_LEASES = 4
+#: The longest name of a worker, in characters.
+MAX_NAME_LENGTH = 128
 #: The shortest time without a step that may count as a stall.
 MIN_STALL_SECONDS = 0.1
 
@@ -55,6 +62,9 @@ class Settings(ProcessSettings):
         ),
         "stall_timeout_seconds": (MIN_STALL_SECONDS, "any step would count as a stall"),
         **ProcessSettings.least_seconds,
+    }
+    most_seconds: ClassVar[Mapping[str, tuple[float, str]]] = {
+        "lease_seconds": (MAX_LEASE_SECONDS, "so long the requests of a worker that died wait"),
     }
 
     queue: str = setting("Queue", "Queue to serve.", default="default", pattern=QUEUE_PATTERN)
@@ -99,7 +109,8 @@ class Settings(ProcessSettings):
 
     lease_seconds: float = setting(
         "Leases",
-        "A claim that is not renewed for so long is taken over. It is renewed every third of it.",
+        "A claim that is not renewed for so long is taken over. It is renewed every third of it. "
+        "At most a quarter of `max_queue_seconds` and `retention_seconds` together.",
         default=10.0,
         gt=0.0,
     )
@@ -290,6 +301,17 @@ class Settings(ProcessSettings):
         # A variable that is passed on to a container is there, whether it has a value or not.
         return value or None
 
+    @field_validator("worker_name")
+    @classmethod
+    def _can_be_read(cls, value: str) -> str:
+        # It stands in tables, in logs, and on the command line of `quire drain`.
+        if not value.isprintable() or value != value.strip() or len(value) > MAX_NAME_LENGTH:
+            raise ValueError(
+                f"must be at most {MAX_NAME_LENGTH} characters that can be printed, without spaces "
+                "around them"
+            )
+        return value
+
     @field_validator("served_shards", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
@@ -303,6 +325,11 @@ class Settings(ProcessSettings):
             raise ValueError(f"served_shards: the shards are 0 to {self.shards - 1}")
         if self.num_blocks is not None and self.kv_cache_memory_bytes is not None:
             raise ValueError("set num_blocks or kv_cache_memory_bytes, not both")
+        if self.max_queue_seconds + self.retention_seconds < KEPT_LEASES * self.lease_seconds:
+            raise ValueError(
+                f"max_queue_seconds and retention_seconds together must be {KEPT_LEASES} times "
+                "lease_seconds or more: a request could be gone before it is taken over"
+            )
         return self
 
     @property

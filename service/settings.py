@@ -72,6 +72,8 @@ class ProcessSettings(BaseSettings):
         "max_queue_seconds": (MIN_KEPT_SECONDS, NOTHING_KEPT),
         "retention_seconds": (MIN_KEPT_SECONDS, NOTHING_KEPT),
     }
+    #: The longest some can be, and why; of all others nobody knows what they are good for.
+    most_seconds: ClassVar[Mapping[str, tuple[float, str]]] = {}
 
     config_file: Path | None = setting(
         "Files", f"TOML file to read; unset: `{DEFAULT_FILE}` if it exists here.", default=None
@@ -130,9 +132,13 @@ class ProcessSettings(BaseSettings):
     @field_validator("*")
     @classmethod
     def _is_no_eternity(cls, value: Any, info: ValidationInfo) -> Any:
-        if str(info.field_name).endswith("_seconds") and value > MAX_SECONDS:
+        name = str(info.field_name)
+        if name.endswith("_seconds") and value > MAX_SECONDS:
             raise ValueError(f"must be at most {MAX_SECONDS} seconds")
-        least, reason = cls.least_seconds.get(str(info.field_name), (None, ""))
+        most, reason = cls.most_seconds.get(name, (None, ""))
+        if most is not None and value > most:
+            raise ValueError(f"must be at most {most:g} seconds: {reason}")
+        least, reason = cls.least_seconds.get(name, (None, ""))
         if least is not None and value < least:
             raise ValueError(f"must be at least {least:g} seconds: {reason}")
         return value

@@ -27,6 +27,10 @@ from service.sources import read_environment
 #: The port after those of worker and exporter.
 GATEWAY_PORT = 10_402
 
+#: The shortest patience with a caller: an answer's way over a network may take as long.
+MIN_PATIENCE_SECONDS = 0.05
+TOO_FAR = "the way over a network may take as long"
+
 #: Settings of the queue that gateway and worker share, under the same names.
 SHARED_WITH_WORKER = (
     *("config_file", "redis_url", "redis_password", "queue", "shards", "durable"),
@@ -39,6 +43,11 @@ class GatewaySettings(ProcessSettings):
 
     model_config = SettingsConfigDict(env_prefix=f"{ENV_PREFIX}GATEWAY_")
     file_table: ClassVar[str] = "gateway"
+    least_seconds: ClassVar[Mapping[str, tuple[float, str]]] = {
+        "body_timeout_seconds": (MIN_PATIENCE_SECONDS, TOO_FAR),
+        "patience_seconds": (MIN_PATIENCE_SECONDS, TOO_FAR),
+        **ProcessSettings.least_seconds,
+    }
 
     queue: str = setting("Queue", "Queue to submit to.", default="default", pattern=QUEUE_PATTERN)
     shards: int = setting(

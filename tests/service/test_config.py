@@ -248,6 +248,27 @@ def test_a_setting_and_its_file_cannot_both_be_given(monkeypatch):
         load_settings([])
 
 
+@pytest.mark.parametrize("name", [" ", "a\nb", "a\x1b[31m", " a", "a\t", "a" * 129, "a\u202eb"])
+def test_a_worker_has_a_name_that_an_operator_can_read_and_write(name):
+    with pytest.raises(ConfigurationError, match="worker_name: must be at most 128 characters"):
+        load_settings(["--worker-name", name])
+    assert load_settings(["--worker-name", "b\u00fccher 7"]).worker == "b\u00fccher 7"
+
+
+@pytest.mark.parametrize("seconds", ["3600.1", "315360000"])
+def test_a_lease_that_nobody_would_wait_for_is_refused(seconds):
+    with pytest.raises(ConfigurationError, match=r"^lease_seconds: must be at most 3600 seconds: "):
+        load_settings(["--lease-seconds", seconds])
+    assert load_settings(["--lease-seconds", "3600"]).lease_seconds == 3600
+
+
+def test_requests_that_could_be_gone_before_they_are_taken_over_are_refused():
+    times = ["--max-queue-seconds", "15", "--retention-seconds", "25", "--lease-seconds"]
+    assert load_settings([*times, "10"]).lease_seconds == 10
+    with pytest.raises(ConfigurationError, match="together must be 4 times lease_seconds or more"):
+        load_settings([*times, "10.001"])
+
+
 def test_two_ways_to_size_the_pool_exclude_each_other():
     with pytest.raises(ConfigurationError, match="not both"):
         load_settings(["--num-blocks", "3", "--kv-cache-memory-bytes", "3000"])

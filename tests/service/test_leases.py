@@ -7,10 +7,11 @@ import time
 import pytest
 import redis.exceptions
 
+from quire.broker import Broker
 from quire.calls import MAX_ITEMS_PER_CALL
 from quire.connection import translated
 from quire.errors import BrokerUnavailable
-from service.config import Settings
+from service.config import KEPT_LEASES, Settings
 from service.contact import Contact
 from service.leases import Housekeeper
 from service.metrics import Metrics
@@ -28,6 +29,21 @@ from tests.service.builders import (
     stays,
 )
 from tests.service.fake_model import fake_model
+
+
+@pytest.mark.parametrize("share", [0.4999, 0.501])
+def test_what_a_worker_leaves_that_dies_lasts_its_lease_and_one_more(queue: Queue, share: float):
+    """The least time that settings allow, when it was last renewed just before or just after."""
+    kept_ms = int(KEPT_LEASES * LEASE_SECONDS * 1000)
+    halves = dict.fromkeys(("max_queue_seconds", "retention_seconds"), kept_ms / 2000)
+    settings = queue.settings(**halves)
+    broker = Broker(queue.connection, queue=queue.name, lease_seconds=LEASE_SECONDS, **halves)
+    request_id = queue.submit()
+    (claimed,) = broker.claim(broker.read_ingress("w", count=1, block_seconds=0))
+    record = queue.keys.request(request_id)
+    queue.connection.pexpire(record, int(share * kept_ms))
+    broker.heartbeat([claimed.claim])
+    assert queue.connection.pttl(record) > 1000 * settings.lease_seconds * 1.99
 
 
 def test_a_claim_is_kept_through_a_step_longer_than_its_lease(queue: Queue):

@@ -46,6 +46,16 @@ def test_a_misspelt_variable_of_its_own_is_told():
     assert "did you mean QUIRE_GATEWAY_KEYS_FILE" in clause
 
 
+@pytest.mark.parametrize("name", ["patience_seconds", "body_timeout_seconds"])
+def test_a_patience_that_no_caller_could_meet_is_refused(name):
+    flag = f"--{name.replace('_', '-')}"
+    with pytest.raises(
+        ConfigurationError, match=rf"^{name}: must be at least 0\.05 seconds: the way"
+    ):
+        load_gateway_settings([flag, "1e-6"])
+    assert getattr(load_gateway_settings([flag, "0.05"]), name) == 0.05
+
+
 def test_an_address_that_is_taken_is_one_sentence():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
