@@ -21,6 +21,7 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from quire.broker import Broker
 from quire.cli import EXIT_ERROR, EXIT_OK
 from quire.cli.console import Console, add_server, brokers_of, few
+from quire.cli.schemes import scheme_hint
 from quire.cli.sources import known_model
 from quire.connection import is_of_stranger, translated
 from quire.errors import QuireError
@@ -88,20 +89,21 @@ def _examine(arguments: argparse.Namespace) -> Iterator[Finding]:
     version = platform.python_version()
     good = sys.version_info[:2] >= MIN_PYTHON
     yield Finding("python", Verdict.OK if good else Verdict.FAIL, version)
-    yield from _redis(brokers_of(arguments, retry_seconds=0.0))
+    brokers = brokers_of(arguments, retry_seconds=0.0)
+    yield from _redis(brokers, url=arguments.redis_url)
     if not arguments.no_torch:
         yield _torch()
     yield _model(arguments.model)
 
 
-def _redis(brokers: Sequence[Broker]) -> Iterator[Finding]:
+def _redis(brokers: Sequence[Broker], *, url: str) -> Iterator[Finding]:
     connection = brokers[0]._connection
     try:
         began = time.monotonic()
         connection.ping()
         milliseconds = (time.monotonic() - began) * 1000
     except RedisError as error:
-        yield Finding("redis", Verdict.FAIL, str(translated(error)), _advice(error))
+        yield Finding("redis", Verdict.FAIL, str(translated(error)), _advice(error, url))
         return
     yield Finding("redis", Verdict.OK, f"answers in {milliseconds:.1f} ms")
     info = _info(connection)
@@ -118,7 +120,7 @@ def _redis(brokers: Sequence[Broker]) -> Iterator[Finding]:
         yield from _workers(broker)
 
 
-def _advice(error: RedisError) -> str:
+def _advice(error: RedisError, url: str) -> str:
     """What to do about a server that does not answer a PING."""
     if isinstance(error, AuthenticationError):
         return "set QUIRE_REDIS_PASSWORD, and put the user into the url unless it is the default"
@@ -126,7 +128,7 @@ def _advice(error: RedisError) -> str:
         return "name the file of who signed its certificate: `?ssl_ca_certs=<file>` in the url"
     if isinstance(error, ResponseError):
         return "repair the server first; its log says more"
-    return "set --redis-url or QUIRE_REDIS_URL to a running server"
+    return f"set --redis-url or QUIRE_REDIS_URL to a running server{scheme_hint(url, error)}"
 
 
 def _info(connection: redis.Redis) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from quire.batch import DEFAULT_MAX_INFLIGHT, BatchProgress, run_batch
 from quire.batch_files import BatchFileError
 from quire.cli import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
 from quire.cli.console import Console, add_server, settings_of, url_of
+from quire.cli.schemes import scheme_hint
 from quire.errors import BrokerUnavailable
 
 
@@ -80,7 +81,8 @@ def run_run_batch(arguments: argparse.Namespace, console: Console) -> int:
         console.complain(error)
         return EXIT_USAGE
     except BrokerUnavailable as error:
-        console.complain(f"{error}; results so far are in {arguments.output}, --resume goes on")
+        told = f"{error}{scheme_hint(arguments.redis_url, error)}"
+        console.complain(f"{told}; results so far are in {arguments.output}, --resume goes on")
         return EXIT_ERROR
     console.end_progress()
     text = (

@@ -113,11 +113,11 @@ def _guarded(
         console.complain(error)
         return EXIT_USAGE
     except QuireError as error:
-        console.complain(error)
+        console.complain(f"{error}{_hint(arguments, error)}")
         return EXIT_ERROR
     except RedisError as error:
         # From the few looks that go around the broker.
-        console.complain(translated(error))
+        console.complain(f"{translated(error)}{_hint(arguments, error)}")
         return EXIT_ERROR
     except KeyboardInterrupt:
         console.end_progress()
@@ -132,6 +132,12 @@ def _guarded(
         _leave_stdout()
         return EXIT_ERROR
     return code
+
+
+def _hint(arguments: argparse.Namespace, error: Exception) -> str:
+    from quire.cli.schemes import scheme_hint
+
+    return scheme_hint(getattr(arguments, "redis_url", ""), error)
 
 
 def _leave_stdout() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import redis.sentinel
 
 from quire.async_broker import connect_async
 from quire.broker import Broker
+from quire.cli import main
 from quire.cli.sources import with_password
 from quire.connection import Retrying, connect
 from quire.errors import BrokerUnavailable
@@ -224,6 +226,26 @@ def secured(start, tmp_path_factory):
 def test_a_queue_is_reached_under_tls_by_those_who_trust_its_certificate(secured):
     port, folder = secured
     assert_only_who_trusts_reaches(f"rediss://127.0.0.1:{port}/0", folder / "cert.pem")
+
+
+@pytest.mark.parametrize("is_secured", [True, False])
+def test_a_command_with_the_scheme_of_the_other_kind_of_server_asks_for_it(
+    secured, start, is_secured, capsys, monkeypatch, tmp_path
+):
+    """Under TLS it would wait for an answer, without it it is cut off; neither says why."""
+    if is_secured:
+        url = f"redis://127.0.0.1:{secured[0]}/0"
+        told = "if it speaks TLS there, the url begins with `rediss://`"
+    else:
+        url = f"rediss://127.0.0.1:{port_of(start())}/0?socket_timeout=0.2"
+        told = "if it speaks no TLS there, the url begins with `redis://`"
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
+    monkeypatch.setattr("quire.batch.OUTAGE_SECONDS", 0.1)
+    (tmp_path / "in").write_text(json.dumps(line))
+    batch = ["run-batch", "--input", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
+    for command in (["status"], ["submit", "x"], ["doctor", "--no-torch"], batch):
+        assert main([*command, "--redis-url", url]) == 1
+        assert told in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize("make", [connect, connect_async])
