@@ -274,7 +274,9 @@ def _everything(broker: Broker, request_id: str, *, content: bool) -> dict[str, 
         except (ProtocolError, InvalidRequest) as error:
             found["request"] = f"unreadable: {error}"
         else:
-            shown = request.model_dump(mode="json", exclude_none=True)
+            # Not the dump of pydantic, which takes no bytes and nothing that is nested deep.
+            shown = {name: plain(value) for name, value in request if value is not None}
+            shown["priority"] = int(request.priority)
             found["request"] = shown if content else _without_content(shown)
     found["log_entries"] = connection.xlen(output)
     expires_ms: Any = connection.pttl(record)

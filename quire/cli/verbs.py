@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from quire.cli.console import Console
 
 
+#: How many calls of Python may be open. A message may be nested a thousand deep, and whatever
+#: prints it calls itself up to three times for each level.
+MAX_OPEN_CALLS = 4000
+
+
 @dataclass(frozen=True, slots=True)
 class Verb:
     """One verb: the module under `quire.cli` that has `add_<verb>` and `run_<verb>`.
@@ -67,6 +72,7 @@ record per line; everything else to stderr."""
 def run(arguments: list[str]) -> int:
     """Runs one command line, without the name of the program; returns the exit code."""
     _open_what_was_closed()
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), MAX_OPEN_CALLS))
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Not every terminal has every letter that a model may say.
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""Numbers that msgpack has and JSON has not, in the metadata of a request."""
+"""What msgpack can say and JSON cannot, or not so easily, in the metadata of a request."""
 
 import json
 import math
@@ -31,6 +31,29 @@ def test_recorded_metadata_that_json_cannot_say_are_served_and_printed_as_null(q
     assert records(quire("tail", "old", "--json"))[-1]["state"] == "completed"
     (found,) = records(quire("inspect", "old", "--json"))
     assert found["completion"]["metadata"] == {"rows": [None, None, 1.5]}
+
+
+def test_metadata_as_deep_as_a_message_can_be_are_printed(quire, real_broker):
+    metadata = {"row": 1}
+    for _ in range(500):
+        metadata = {"in": [metadata]}
+    real_broker.submit(make_request(id="deep", metadata=metadata))
+    (waiting,) = records(quire("inspect", "deep", "--json"))
+    assert waiting["metadata"] == waiting["request"]["metadata"] == metadata
+    assert quire("inspect", "deep")[0] == 0
+    with FakeWorker(real_broker, lambda _: ["a"]):
+        (completion,) = records(quire("result", "deep", "--json"))
+    assert completion["metadata"] == metadata
+    assert records(quire("tail", "deep", "--json"))[-1]["state"] == "completed"
+
+
+def test_bytes_in_metadata_are_printed_as_the_text_they_may_be(quire, real_broker):
+    """A reader takes them, though the protocol uses none."""
+    metadata = {"name": b"b\xfccher", "in": {b"\xff": None}}
+    real_broker.submit(make_request(id="bytes", metadata=metadata))
+    (found,) = records(quire("inspect", "bytes", "--json"))
+    assert found["metadata"] == {"name": "b\ufffdcher", "in": {"\ufffd": None}}
+    assert found["request"]["metadata"] == found["metadata"]
 
 
 def records(said):
