@@ -55,7 +55,8 @@ class IngressReader:
         }
         self._probe_key = keys.probe
         self._retrying = retrying
-        self._reads = 0
+        # Apart for each `least`: else every turn of a low class could fall on reads without it.
+        self._reads = dict.fromkeys(Priority, 0)
         self._can_block: bool | None = None
 
     def ensure_groups(self) -> None:
@@ -66,38 +67,48 @@ class IngressReader:
         for stream in self._in_order(sorted(self._streams)):
             self._retrying(partial(self._create_group, stream))
 
-    def read(self, worker: str, *, count: int, block_seconds: float) -> list[IngressEntry]:
-        """At most `count` entries never delivered before, most urgent first.
+    def read(
+        self, worker: str, *, count: int, block_seconds: float, least: Priority = Priority.LOW
+    ) -> list[IngressEntry]:
+        """At most `count` entries never delivered before of class `least` or better, best first.
 
         When there are none, waits up to `block_seconds` (at most MAX_BLOCK_SECONDS) for the next
         one; entries that come to several streams at that moment may make it a few more than
         `count`. BrokerUnavailable is raised at once: a lost reply may have delivered something,
         which stays pending for `recover`.
         """
-        self._reads += 1
+        self._reads[least] += 1
         entries: list[IngressEntry] = []
-        turn, rest = divmod(self._reads, AGING_PERIOD)
+        classes = self._best_first(least)
+        turn, rest = divmod(self._reads[least], AGING_PERIOD)
         if rest == 0:
             # Each class is first in turn, or the lowest would be served before the middle ones.
-            classes = sorted(self._streams)
-            first = (turn - 1) % len(classes)
-            entries += self._read_first(worker, classes[first:] + classes[:first], count=1)
+            rising = classes[::-1]
+            first = (turn - 1) % len(rising)
+            entries += self._read_first(worker, rising[first:] + rising[:first], count=1)
         if len(entries) < count:
-            order = sorted(self._streams, reverse=True)
-            entries += self._read_first(worker, order, count=count - len(entries))
+            entries += self._read_first(worker, classes, count=count - len(entries))
         if entries or block_seconds <= 0:
             return entries
-        return self._wait(worker, min(block_seconds, MAX_BLOCK_SECONDS))
+        return self._wait(worker, classes, seconds=min(block_seconds, MAX_BLOCK_SECONDS))
 
-    def recover(self, worker: str, *, min_idle_seconds: float, count: int) -> list[IngressEntry]:
-        """Entries that were delivered and then left alone, at most `count` of each stream.
+    def recover(
+        self,
+        worker: str,
+        *,
+        min_idle_seconds: float,
+        count: int,
+        least: Priority = Priority.LOW,
+    ) -> list[IngressEntry]:
+        """Entries of class `least` or better that were delivered and then left alone, best first.
 
-        They are all those pending for `worker` itself, which must not be reading in another thread,
-        and those that were pending for anyone for `min_idle_seconds`. That time is no lease: it
-        only bounds how soon an entry left by a crash between read and claim is looked at again.
+        At most `count` of each stream. They are all those pending for `worker` itself, which must
+        not be reading in another thread, and those that were pending for anyone for
+        `min_idle_seconds`. That time is no lease: it only bounds how soon an entry left by a crash
+        between read and claim is looked at again.
         """
         found: dict[tuple[str, str], IngressEntry] = {}
-        for stream in self._in_order(sorted(self._streams, reverse=True)):
+        for stream in self._in_order(self._best_first(least)):
             own = self._group_read(worker, {stream: "0"}, count=count)
             others = self._claim_idle(worker, stream, int(min_idle_seconds * 1000), count)
             for entry in own + others:
@@ -116,14 +127,18 @@ class IngressReader:
             entries += self._group_read(worker, {stream: ">"}, count=wanted)
         return entries
 
+    def _best_first(self, least: Priority) -> list[Priority]:
+        return sorted((level for level in self._streams if level >= least), reverse=True)
+
     def _in_order(self, order: Sequence[Priority]) -> list[str]:
         return [stream for priority in order for stream in self._streams[priority]]
 
-    def _wait(self, worker: str, seconds: float) -> list[IngressEntry]:
+    def _wait(
+        self, worker: str, order: Sequence[Priority], *, seconds: float
+    ) -> list[IngressEntry]:
         if self._can_block is None:
             self._can_block = self._retrying(self._probe_blocking)
-        order = self._in_order(sorted(self._streams, reverse=True))
-        streams = dict.fromkeys(order, ">")
+        streams = dict.fromkeys(self._in_order(order), ">")
         if self._can_block:
             return self._group_read(worker, streams, count=1, block_ms=max(1, int(seconds * 1000)))
         give_up = time.monotonic() + seconds

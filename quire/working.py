@@ -24,6 +24,7 @@ from quire.commits import Extension
 from quire.damage import condemn
 from quire.errors import ProtocolError, QuireError
 from quire.output import Completion, ErrorInfo, FinishReason, State
+from quire.protocol import Priority
 from quire.replies import claim_answer
 from quire.script_runner import Call, raise_if_error
 from quire.shard import Shard
@@ -57,9 +58,12 @@ class Working(Shard):
         """Creates the ingress streams and their consumer group where they are missing."""
         self._ingress.ensure_groups()
 
-    def read_ingress(self, worker: str, *, count: int, block_seconds: float) -> list[IngressEntry]:
+    def read_ingress(
+        self, worker: str, *, count: int, block_seconds: float, least: Priority = Priority.LOW
+    ) -> list[IngressEntry]:
         """Up to `count` fresh deliveries for `worker`, most urgent first; see IngressReader.read.
 
+        None of a class below `least`: those stay for workers that have room for them.
         An empty list while the queue is paused. BrokerUnavailable is raised without a retry; what a
         lost reply has delivered is found by `recover_entries`.
         """
@@ -70,17 +74,26 @@ class Working(Shard):
                 return []
             time.sleep(min(left, PAUSE_POLL_SECONDS))
         block = max(0.0, give_up - time.monotonic()) if block_seconds > 0 else 0.0
-        return self._ingress.read(worker, count=count, block_seconds=block)
+        return self._ingress.read(worker, count=count, block_seconds=block, least=least)
 
     def recover_entries(
-        self, worker: str, *, min_idle_seconds: float, count: int
+        self,
+        worker: str,
+        *,
+        min_idle_seconds: float,
+        count: int,
+        least: Priority = Priority.LOW,
     ) -> list[IngressEntry]:
         """Deliveries nobody claimed: all of `worker`'s own, and any left for `min_idle_seconds`.
+
+        At most `count` of each stream, of class `least` or better.
 
         Call it at the start and from time to time. Harmless for entries that someone is just
         claiming: the claim decides.
         """
-        return self._ingress.recover(worker, min_idle_seconds=min_idle_seconds, count=count)
+        return self._ingress.recover(
+            worker, min_idle_seconds=min_idle_seconds, count=count, least=least
+        )
 
     def claim(
         self, entries: Sequence[IngressEntry], *, fingerprint: str | None = None

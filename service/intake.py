@@ -13,6 +13,7 @@ import structlog
 from engine.request import Priority
 from quire.broker import Broker
 from quire.errors import ProtocolError, QuireError
+from quire.protocol import Priority as WirePriority
 from quire.transitions import Claimed, IngressEntry, NotClaimed, NotClaimedReason
 from service.config import Settings
 from service.contact import LONGEST_PAUSE_SECONDS, UNAVAILABLE, Contact
@@ -80,7 +81,9 @@ class Intake:
         self._on_queue_empty = on_queue_empty
         self._clock = clock
         self._stopping = threading.Event()
-        self._next_recovery = self._next_better = clock()
+        self._next_better = clock()
+        #: When to look again for what nobody has claimed, of each class or better.
+        self._next_recovery = dict.fromkeys(Priority, clock())
 
     def run(self) -> None:
         """Take requests in until stopped; in a burst, until none are left and all have ended."""
@@ -122,12 +125,8 @@ class Intake:
             # Its leases are left to expire: it would claim the same requests again, and hold them.
             self._stopping.wait(FULL_SECONDS)
             return
+        self._recover(Priority.LOW)
         room = self.room()
-        if room > 0 and self._clock() >= self._next_recovery:
-            # What nobody has claimed, nobody may be able to: each alone, so that it harms no other.
-            for entry in self._vitals.each(self._thread, self._recover(room)):
-                self._take_in([entry])
-            room = self.room()
         was_done = self._outbox.is_empty
         if room > 0:
             entries = self._read(room, block_seconds=self._block_seconds(was_done=was_done))
@@ -141,16 +140,20 @@ class Intake:
         """While the line is full, still read requests of a better class than those that fill it.
 
         Otherwise waiting bulk requests would keep an urgent one from ever reaching the engine,
-        which could preempt for it.
+        which could preempt for it. What the queue shows may be delivered to somebody already, who
+        may be dead: no other class is read in its place, and it is recovered like any other.
         """
         entries: list[IngressEntry] = []
         if self._clock() >= self._next_better:
             depth = self._contact.call("read", self._broker.queue_depth)
-            best = max((priority for priority, count in depth.items() if count), default=None)
-            if best is not None and (room := min(self.room(Priority(best)), depth[best])) > 0:
-                entries = self._read(room, block_seconds=0.0)
-                if any(entry.priority < best for entry in entries):
-                    # The urgent one is delivered to somebody already; do not go on reading bulk.
+            waiting = [Priority(level) for level, count in depth.items() if count]
+            # A better class has as much room or more.
+            least = min((level for level in waiting if self.room(level) > 0), default=None)
+            if least is not None:
+                self._recover(least)
+                if (room := self.room(least)) > 0:
+                    entries = self._read(room, least=least, block_seconds=0.0)
+                if not entries:
                     self._next_better = self._clock() + BETTER_PAUSE_SECONDS
         if not entries:
             self._stopping.wait(FULL_SECONDS)
@@ -193,13 +196,28 @@ class Intake:
                 paused=reason is not None,
             )
 
-    def _read(self, count: int, *, block_seconds: float) -> list[IngressEntry]:
+    def _read(
+        self, count: int, *, block_seconds: float, least: Priority = Priority.LOW
+    ) -> list[IngressEntry]:
         read = partial(
-            self._broker.read_ingress, self._worker, count=count, block_seconds=block_seconds
+            self._broker.read_ingress,
+            self._worker,
+            count=count,
+            block_seconds=block_seconds,
+            least=WirePriority(least),
         )
         return self._contact.call("read", read)
 
-    def _recover(self, room: int) -> list[IngressEntry]:
+    def _recover(self, least: Priority) -> None:
+        """Take in what was left unclaimed of class `least` or better, if a look for it is due."""
+        room = self.room(least)
+        if room <= 0 or self._clock() < self._next_recovery[least]:
+            return
+        # What nobody has claimed, nobody may be able to: each alone, so that it harms no other.
+        for entry in self._vitals.each(self._thread, self._left_unclaimed(room, least)):
+            self._take_in([entry])
+
+    def _left_unclaimed(self, room: int, least: Priority) -> list[IngressEntry]:
         """Entries delivered and not claimed: to this worker earlier, or to others a lease ago.
 
         At most `room`. The rest stays pending for this worker, and the next look finds it.
@@ -208,11 +226,17 @@ class Intake:
         self._contact.call("recover", self._broker.ensure_groups)
         lease = self._settings.lease_seconds
         recover = partial(
-            self._broker.recover_entries, self._worker, min_idle_seconds=lease, count=room
+            self._broker.recover_entries,
+            self._worker,
+            min_idle_seconds=lease,
+            count=room,
+            least=WirePriority(least),
         )
         entries = self._contact.call("recover", recover)
         if len(entries) < room:
-            self._next_recovery = self._clock() + lease
+            # Those of worse classes are due when they were: there was no look at them.
+            seen = [level for level in Priority if level >= least]
+            self._next_recovery |= dict.fromkeys(seen, self._clock() + lease)
         self._metrics.redelivered.inc(min(len(entries), room))
         return entries[:room]
 

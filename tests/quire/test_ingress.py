@@ -2,6 +2,7 @@
 
 import threading
 import time
+from functools import partial
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -55,6 +56,39 @@ def test_between_a_flood_of_the_best_and_a_backlog_of_the_worst_the_middle_is_se
     classes = [entry.priority for entry in served]
     assert classes.count(Priority.LOW) >= 1
     assert classes.count(Priority.NORMAL) >= 1
+
+
+def test_who_has_room_for_better_classes_only_reads_no_other(broker):
+    broker.submit_many([make_request(id=level, priority=level) for level in
+        ("low", "normal", "high", "critical")])  # fmt: skip
+    read = partial(broker.read_ingress, "w", count=10, block_seconds=0.01)
+    ids = [[entry.request_id for entry in read(least=level)] for level in reversed(Priority)]
+    assert ids == [["critical"], ["high"], ["normal"], ["low"]]
+    recover = partial(broker.recover_entries, "other", min_idle_seconds=0, count=10)
+    ids = [[entry.request_id for entry in recover(least=level)] for level in reversed(Priority)]
+    assert ids == [["critical"], ["critical", "high"], ["critical", "high", "normal"],
+        ["critical", "high", "normal", "low"]]  # fmt: skip
+
+
+def test_reads_of_better_classes_only_take_no_turn_from_the_others(broker):
+    """Each class is first in turn in reads of its own, even if every other one is without it."""
+    broker.submit(make_request(id="patient", priority="low"))
+    seen = []
+    for _ in range(AGING_PERIOD):
+        broker.submit_many([make_request(priority="critical") for _ in range(2)])
+        seen += read_ids(broker, count=1)
+        broker.read_ingress("w", count=1, block_seconds=0, least=Priority.CRITICAL)
+    assert "patient" in seen
+
+
+def test_among_the_better_classes_the_middle_is_served_too(broker):
+    broker.submit_many([make_request(id=level, priority=level) for level in ("normal", "high")])
+    seen = []
+    for _ in range(2 * AGING_PERIOD):
+        broker.submit(make_request(priority="critical"))
+        entries = broker.read_ingress("w", count=1, block_seconds=0, least=Priority.HIGH)
+        seen += [entry.request_id for entry in entries]
+    assert ("high" in seen, "normal" in seen) == (True, False)
 
 
 @pytest.mark.parametrize("priority", list(Priority))
