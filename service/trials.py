@@ -37,17 +37,19 @@ class Trials:
         return min(room, 1) if self._is_careful else room
 
     @contextmanager
-    def beginning(self, attempts: Sequence[int]) -> Iterator[int]:
+    def beginning(self, attempts: Sequence[int], *, first: Priority) -> Iterator[int]:
         """How many of the requests just claimed may begin now; the others are given back.
 
         `attempts` has one item for each of them, in the order of their claims: 1 for a first
-        attempt. Those that may begin are the first ones: all before the first suspect, or that one
-        alone. None if it came first while another is on trial. They are to be opened inside
-        the context: other intakes wait until then, or two suspects could begin together.
+        attempt; `first` is the class of the first. Those that may begin are the first ones: all
+        before the first suspect, or that one alone. None if it came first while one like it or
+        better is on trial: what is more urgent does not wait here either, or a trial of bulk that
+        waits for a slot would keep it out. They are to be opened inside the context: other intakes
+        wait until then, or two suspects could begin together.
         """
         with self._outbox.trials:
             count = next((n for n, each in enumerate(attempts) if each > 1), len(attempts))
             self._is_careful = count < len(attempts)
-            if count == 0 and not self._outbox.has_trial(Priority.LOW):
+            if count == 0 and not self._outbox.has_trial(first):
                 count = 1
             yield count

@@ -33,9 +33,9 @@ def make_suspect(key: str = "a", *, priority: Priority = Priority.NORMAL) -> Del
     return delivery
 
 
-def begun(trials: Trials, attempts: Sequence[int]) -> int:
+def begun(trials: Trials, attempts: Sequence[int], first: Priority = Priority.NORMAL) -> int:
     """How many of a batch may begin; none of them is opened."""
-    with trials.beginning(attempts) as count:
+    with trials.beginning(attempts, first=first) as count:
         return count
 
 
@@ -82,6 +82,13 @@ def test_a_batch_begins_up_to_its_first_suspect_which_begins_alone(
     assert begun(trials, attempts) == beside_another
 
 
+def test_a_suspect_waits_for_one_like_it_or_better_and_not_for_a_worse_one():
+    outbox = Outbox()
+    outbox.open(make_suspect(priority=Priority.NORMAL))
+    counts = [begun(Trials(outbox), [2, 1], level) for level in Priority]
+    assert counts == [0, 0, 1, 1]
+
+
 def test_after_a_batch_with_a_suspect_requests_are_claimed_one_at_a_time():
     trials = Trials(Outbox())
     assert trials.limit(8) == 8
@@ -104,7 +111,7 @@ def test_two_intakes_do_not_begin_a_suspect_each():
     outbox, counts = Outbox(), []
     first, second = Trials(outbox), Trials(outbox)
     other = threading.Thread(target=lambda: counts.append(begun(second, [2])))
-    with first.beginning([2]) as count:
+    with first.beginning([2], first=Priority.NORMAL) as count:
         assert count == 1
         other.start()
         stays(lambda: counts == [])
@@ -115,15 +122,19 @@ def test_two_intakes_do_not_begin_a_suspect_each():
 
 def test_an_error_while_a_suspect_is_opened_keeps_no_other_from_beginning():
     outbox = Outbox()
-    with pytest.raises(ValueError, match="unexpected"), Trials(outbox).beginning([2]):
+    trials = Trials(outbox)
+    with (
+        pytest.raises(ValueError, match="unexpected"),
+        trials.beginning([2], first=Priority.NORMAL),
+    ):
         raise ValueError("unexpected")
     assert not outbox.trials.locked()
     assert begun(Trials(outbox), [2]) == 1
 
 
-def left_by_a_dead_worker(queue: Queue, number: int) -> list[str]:
+def left_by_a_dead_worker(queue: Queue, number: int, *, priority: str = "normal") -> list[str]:
     """Requests that a worker had claimed, and of which it had published nothing."""
-    ids = [queue.submit((n, 9), max_tokens=6) for n in range(1, 1 + number)]
+    ids = [queue.submit((n, 9), max_tokens=6, priority=priority) for n in range(1, 1 + number)]
     queue.broker.claim(queue.broker.read_ingress("dead", count=number, block_seconds=0.0))
     for request_id in ids:
         queue.take_away(request_id)
@@ -162,6 +173,21 @@ def test_beside_one_that_may_kill_it_a_worker_begins_only_what_is_more_urgent(qu
         assert queue.result(suspect).completion.attempts == 2
         assert queue.result(equal).completion.attempts == 1
         queue.result(urgent)
+
+
+def test_an_urgent_one_that_may_kill_its_worker_does_not_wait_for_bulk_that_may(queue: Queue):
+    (bulk,) = left_by_a_dead_worker(queue, 1, priority="low")
+    gate = StepGate(steps=0)
+    with WorkerThread(queue.settings(), before_run=gate):
+        gate.wait_for_arrival()
+        urgent = queue.submit((2, 9), max_tokens=3, priority="critical")
+        queue.wait_for_state(urgent, "running")
+        queue.take_away(urgent)
+        queue.wait_for_state(urgent, "running")
+        stays(lambda: queue.broker.status(urgent).state == "running")
+        gate.open()
+        assert queue.result(urgent).completion.attempts == 2
+        assert queue.result(bulk).completion.attempts == 2
 
 
 def test_a_burst_takes_over_what_a_dead_worker_has_left(queue: Queue):
