@@ -111,7 +111,8 @@ async def _reads(
     broker: AsyncBroker, following: Following
 ) -> AsyncIterator[Sequence[TokenChunk | Completion]]:
     """The chunks beyond the follower's place, read by read, and the completion, last."""
-    request_id, block = following.request_id, None
+    request_id = following.request_id
+    block: float | None = None
     while True:
         reads = await broker.read_output(following.position, block_seconds=block)
         read = reads.get(request_id)
@@ -125,7 +126,8 @@ async def _reads(
                 raise error
             if read.completion is not None:
                 return
-        block = following.patience.left(MAX_BLOCK_SECONDS)
+        left = following.patience.left(MAX_BLOCK_SECONDS)
+        block = None if following.must_find_the_end else left
 
 
 def _taken(

@@ -16,7 +16,7 @@ from typing import Any
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from quire.connection import longest_block_of
+from quire.connection import is_refused, longest_block_of
 from quire.errors import BrokerUnavailable, QuireError
 from quire.keys import Keys
 from quire.output_log import OutputRead, entries_by_stream, log_positions, logs_in_turns
@@ -27,6 +27,7 @@ from quire.waits import (
     WAKE_EXPIRY_MS,
     Wait,
     Waits,
+    each_alone,
 )
 
 #: How long `close` waits for the reading task before it is cancelled.
@@ -104,13 +105,24 @@ class AsyncReader:
 
     async def _read_once(self) -> bool:
         groups = self._waits.groups()
-        if len(groups) > 1:
-            replies = await self._retrying(partial(self._sweep, groups))
-        else:
-            replies = [await self._block(groups[0])]
+        try:
+            if len(groups) > 1:
+                replies = await self._retrying(partial(self._sweep, groups))
+            else:
+                replies = [await self._block(groups[0])]
+        except BrokerUnavailable as error:
+            if not is_refused(error):
+                raise
+            groups = each_alone(groups)
+            replies = [await self._read_alone(seen) for seen in groups]
         has_news = False
         for seen, reply in zip(groups, replies, strict=True):
-            if reads := dict(await logs_in_turns(reply, self._keys, seen)):
+            reads: dict[str, OutputRead | QuireError]
+            if isinstance(reply, QuireError):
+                reads = dict.fromkeys(seen, reply)
+            else:
+                reads = dict(await logs_in_turns(reply, self._keys, seen))
+            if reads:
                 self._waits.deliver(reads, seen)
                 has_news = True
         if not has_news and len(groups) > 1:
@@ -122,6 +134,16 @@ class AsyncReader:
             for seen in groups:
                 pipeline.xread(log_positions(self._keys, seen), count=MAX_ENTRIES_PER_STREAM)
             return list(await pipeline.execute())
+
+    async def _read_alone(self, seen: Mapping[str, int]) -> Any:
+        """The reply for one log, or the error that is its own."""
+        try:
+            (reply,) = await self._retrying(partial(self._sweep, [seen]))
+        except BrokerUnavailable as error:
+            if not is_refused(error):
+                raise
+            return error
+        return reply
 
     async def _block(self, seen: Mapping[str, int]) -> Any:
         after = log_positions(self._keys, seen)

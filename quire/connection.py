@@ -335,6 +335,12 @@ def _sentence(error: RedisError) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+def is_refused(error: QuireError) -> bool:
+    """Whether the server has answered so, and would again, as where a key has another type."""
+    cause = error.__cause__
+    return isinstance(cause, ResponseError) and not _may_pass(cause)
+
+
 def _may_pass(error: RedisError) -> bool:
     # To redis-py a refused password is a broken connection, too.
     may_pass = isinstance(error, TRANSIENT) and not isinstance(error, AuthenticationError)

@@ -76,6 +76,7 @@ class Following:
         ProtocolError for a gap, OutputRewound if it does not continue what was read before.
         """
         self.known = True
+        self._ends_without_entry = 0
         for chunk in read.chunks:
             if chunk.start != self.seen:
                 raise ProtocolError(f"{self.request_id}: the log has a gap at token {self.seen}")
@@ -90,7 +91,8 @@ class Following:
     def silent(self, status: RequestStatus | None) -> None:
         """Checks, after a read without news, the record of the request; None if there is none.
 
-        UnknownRequest, ResultExpired, OutputRewound; otherwise the reader should go on waiting.
+        UnknownRequest, ResultExpired, OutputRewound; otherwise the reader should go on waiting, or
+        look at once if it `must_find_the_end`.
         """
         if status is None:
             error = ResultExpired if self.known else UnknownRequest
@@ -108,6 +110,15 @@ class Following:
         self._ends_without_entry += status.state.is_terminal
         if self._ends_without_entry > 1:
             raise ResultExpired(self.request_id)
+
+    @property
+    def must_find_the_end(self) -> bool:
+        """Whether the next read has to be one that waits for nothing.
+
+        The request has ended, so all is there. A read that waits shares its way with others and may
+        return before it was made: what it does not bring is not lost.
+        """
+        return self._ends_without_entry > 0
 
     def _remember(self, token_ids: Sequence[int], prefix_hash: str) -> None:
         """Adds tokens to what was seen; OutputRewound if the log has other tokens before them."""

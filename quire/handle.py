@@ -114,7 +114,7 @@ def _end_of(broker: Broker, following: Following) -> Completion:
 
 def _follow(broker: Broker, following: Following) -> Iterator[TokenChunk | Completion]:
     """The chunks after the follower's place as they come; the completion is the last item."""
-    block = None
+    block: float | None = None
     while True:
         read = broker.read_output(following.position, block_seconds=block).get(following.request_id)
         if read is None:
@@ -123,7 +123,8 @@ def _follow(broker: Broker, following: Following) -> Iterator[TokenChunk | Compl
             yield from following.take(read)
             if read.completion is not None:
                 return
-        block = following.patience.left(MAX_BLOCK_SECONDS)
+        left = following.patience.left(MAX_BLOCK_SECONDS)
+        block = None if following.must_find_the_end else left
 
 
 def _status(broker: Broker, request_id: str) -> RequestStatus | None:

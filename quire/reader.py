@@ -22,7 +22,7 @@ import redis
 from redis.exceptions import RedisError
 
 from quire.broker import Broker
-from quire.connection import MAX_BLOCK_SECONDS, Retrying
+from quire.connection import MAX_BLOCK_SECONDS, Retrying, is_refused
 from quire.errors import BrokerUnavailable, QuireError
 from quire.keys import Keys
 from quire.output_log import (
@@ -39,6 +39,7 @@ from quire.waits import (
     WAKE_EXPIRY_MS,
     Wait,
     Waits,
+    each_alone,
 )
 
 #: Most short reads at a time; each takes a connection. Others wait for their turn.
@@ -169,12 +170,20 @@ class _Reader:
                 replies = [self._block(groups[0])]
             else:
                 replies = self._retrying(partial(self._sweep, groups))
+        except BrokerUnavailable as error:
+            if not is_refused(error):
+                raise
+            groups = each_alone(groups)
+            replies = [self._read_alone(seen) for seen in groups]
         finally:
             with self._changed:
                 self._is_blocked = False
-        reads, after = dict[str, Any](), dict[str, int]()
+        reads, after = dict[str, OutputRead | QuireError](), dict[str, int]()
         for seen, reply in zip(groups, replies, strict=True):
-            reads |= logs_in(reply, self._keys, seen)
+            if isinstance(reply, QuireError):
+                reads |= dict.fromkeys(seen, reply)
+            else:
+                reads |= logs_in(reply, self._keys, seen)
             after |= seen
         with self._changed:
             self._waits.deliver(reads, after)
@@ -185,6 +194,16 @@ class _Reader:
             for seen in groups:
                 pipeline.xread(log_positions(self._keys, seen), count=MAX_ENTRIES_PER_STREAM)
             return list(pipeline.execute())
+
+    def _read_alone(self, seen: Mapping[str, int]) -> Any:
+        """The reply for one log, or the error that is its own."""
+        try:
+            (reply,) = self._retrying(partial(self._sweep, [seen]))
+        except BrokerUnavailable as error:
+            if not is_refused(error):
+                raise
+            return error
+        return reply
 
     def _block(self, seen: Mapping[str, int]) -> Any:
         after = log_positions(self._keys, seen)

@@ -7,10 +7,10 @@ read for, so a slow one costs nothing and holds up nobody.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from quire.errors import ProtocolError, QuireError
+from quire.errors import QuireError
 from quire.output_log import OutputRead
 
 #: The most logs of one XREAD: some 60 microseconds of the server's one thread.
@@ -80,7 +80,7 @@ class Waits:
         ]
 
     def deliver(
-        self, reads: Mapping[str, OutputRead | ProtocolError], after: Mapping[str, int]
+        self, reads: Mapping[str, OutputRead | QuireError], after: Mapping[str, int]
     ) -> None:
         """Hands the news to those who wait for it, and ends their waits.
 
@@ -93,7 +93,7 @@ class Waits:
             for wait in self._by_request.get(request_id, ()):
                 if wait.seen[request_id] < after[request_id]:
                     continue
-                if isinstance(read, ProtocolError):
+                if isinstance(read, QuireError):
                     wait.error = _one_more(read)
                 elif news := _beyond(read, wait.seen[request_id]):
                     wait.news[request_id] = news
@@ -113,6 +113,11 @@ class Waits:
         for wait in waits:
             self.discard(wait)
             wait.wake()
+
+
+def each_alone(groups: Iterable[Mapping[str, int]]) -> list[dict[str, int]]:
+    """The same logs, each in a group of its own: who of them made a read fail, fails alone then."""
+    return [{request_id: seen} for group in groups for request_id, seen in group.items()]
 
 
 def _one_more(error: QuireError) -> QuireError:
