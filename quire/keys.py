@@ -62,6 +62,8 @@ Fields of the request record; all times are unix ms of Redis' own clock except `
     cancel              "1" once a caller asked for it
     prefix              hash of those tokens; absent before the first
     resumed_from        tokens published when it was claimed last: what is more, this claim has done
+    losses              claims in a row that were lost with their workers, each before it had
+                        published 64 tokens; absent before the first loss
     fingerprint         of the engine that first claimed it; from the first token on, of what
                         generated that, where its worker says so (see CommitItem)
     metadata            msgpack map, echoed in the terminal record; absent when empty

@@ -39,7 +39,7 @@ def claim_answer(request_id: str, owner: str, reply: Sequence[Any]) -> Claimed |
 
 
 def _claimed(request_id: str, owner: str, reply: Sequence[Any]) -> Claimed:
-    _, epoch, body, attempts, submitted_ms, fingerprint, cancel, entries = reply
+    _, epoch, body, attempts, submitted_ms, fingerprint, cancel, entries, trial_tokens = reply
     if body is None:
         raise ProtocolError("the message of the request is gone")
     log = [(entry_id, _pairs(fields)) for entry_id, fields in entries]
@@ -51,6 +51,7 @@ def _claimed(request_id: str, owner: str, reply: Sequence[Any]) -> Claimed:
         enqueued_ms=int(submitted_ms),
         fingerprint=fingerprint.decode() or None,
         cancel_requested=bool(cancel),
+        trial_tokens=int(trial_tokens),
     )
 
 

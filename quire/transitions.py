@@ -61,6 +61,8 @@ class Claimed:
 
     `published` are the chunks already in the log, in order and without gaps; the generation goes on
     after them. `fingerprint` is the one recorded at the first claim, None when this is the first.
+    `trial_tokens`: how many more it should publish before others begin beside it, as it may be what
+    its last workers died of; 0 for one that is no suspect.
     """
 
     claim: Claim
@@ -70,6 +72,7 @@ class Claimed:
     enqueued_ms: int
     fingerprint: str | None
     cancel_requested: bool
+    trial_tokens: int = 0
 
     @property
     def num_published(self) -> int:

@@ -46,6 +46,8 @@ class Origin:
     tenant: str = "default"
     kind: str = ""
     attempts: int = 1
+    #: How many tokens it has to publish before others begin beside it; 0 unless it is a suspect.
+    trial_tokens: int = 0
     #: The claim's fencing number: 1 for a request's first claim, greater for every later one.
     epoch: int = 1
     #: Reading of the worker's clock at the claim.

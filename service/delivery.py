@@ -85,13 +85,14 @@ class Delivery:
 
     @property
     def is_on_trial(self) -> bool:
-        """Earlier claims died with their workers, and this one has published nothing yet.
+        """Earlier claims died with their workers, and this one has not published enough yet.
 
         The request may be what killed those workers.
         """
-        if self.origin.attempts == 1 or self.is_ended:
+        origin = self.origin
+        if origin.trial_tokens == 0 or self.is_ended:
             return False
-        return self.published <= self.origin.num_resumed_tokens
+        return self.published < origin.num_resumed_tokens + origin.trial_tokens
 
     def recall(self, published: Sequence[TokenChunk]) -> None:
         """Take over what earlier claims have published. ProtocolError for a log with a gap."""

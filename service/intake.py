@@ -251,9 +251,9 @@ class Intake:
             # The read was under way when we were told to stop.
             self._give_back(claimed)
             return
-        attempts = [answer.attempts for _, answer in claimed]
+        trials = [answer.trial_tokens for _, answer in claimed]
         first = Priority(claimed[0][0].priority)
-        with self._trials.beginning(attempts, first=first) as count:
+        with self._trials.beginning(trials, first=first) as count:
             if count == 0:
                 # Read again at once, it would only be given back again.
                 self._next_better = self._clock() + BETTER_PAUSE_SECONDS

@@ -42,6 +42,7 @@ def origin_of(
         tenant=request.tenant if request else "default",
         kind=request.kind if request else "",
         attempts=claimed.attempts,
+        trial_tokens=claimed.trial_tokens,
         epoch=claimed.claim.epoch,
         received=received,
         # A request scheduled for later has waited since it was due.

@@ -3,7 +3,8 @@
 A process killed in a step does not say which request was to blame. If all that it ran began
 together again, the innocent would be charged with as many attempts as the culprit and be given up
 with it. So a request whose earlier claims died with their workers is tried: it begins alone, and
-the trial ends once it has published something or has ended; see `Delivery.is_on_trial`.
+the trial ends once it has ended or has published as much as CLAIM says: something, where an earlier
+claim had published nothing, and more where several got on for a while; see `Delivery.is_on_trial`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,19 +38,19 @@ class Trials:
         return min(room, 1) if self._is_careful else room
 
     @contextmanager
-    def beginning(self, attempts: Sequence[int], *, first: Priority) -> Iterator[int]:
+    def beginning(self, trials: Sequence[int], *, first: Priority) -> Iterator[int]:
         """How many of the requests just claimed may begin now; the others are given back.
 
-        `attempts` has one item for each of them, in the order of their claims: 1 for a first
-        attempt; `first` is the class of the first. Those that may begin are the first ones: all
-        before the first suspect, or that one alone. None if it came first while one like it or
-        better is on trial: what is more urgent does not wait here either, or a trial of bulk that
-        waits for a slot would keep it out. They are to be opened inside the context: other intakes
-        wait until then, or two suspects could begin together.
+        `trials` has the `trial_tokens` of each, in the order of their claims: 0 for no suspect;
+        `first` is the class of the first. Those that may begin are the first ones: all before the
+        first suspect, or that one alone. None if it came first while one like it or better is on
+        trial: what is more urgent does not wait here either, or a trial of bulk that waits for a
+        slot would keep it out. They are to be opened inside the context: other intakes wait until
+        then, or two suspects could begin together.
         """
         with self._outbox.trials:
-            count = next((n for n, each in enumerate(attempts) if each > 1), len(attempts))
-            self._is_careful = count < len(attempts)
+            count = next((n for n, each in enumerate(trials) if each > 0), len(trials))
+            self._is_careful = count < len(trials)
             if count == 0 and not self._outbox.has_trial(first):
                 count = 1
             yield count

@@ -2,9 +2,9 @@
 --
 -- KEYS  those of running.lua with one request, then the stream of the entry
 -- ARGV  id, entry id, owner (fresh, so that a repeated call is recognised), fingerprint or ''
--- Returns {'claimed', epoch, body, attempts, submitted, fingerprint before, cancel, log entries} or
--- {reason, 1 when this call ended the request}. The entry is acknowledged and deleted in any case:
--- it was delivered, so deleting it leaves the group's lag known.
+-- Returns {'claimed', epoch, body, attempts, submitted, fingerprint before, cancel, log entries,
+-- tokens on trial} or {reason, 1 when this call ended the request}. The entry is acknowledged and
+-- deleted in any case: it was delivered, so deleting it leaves the group's lag known.
 
 local id, entry_id, owner = ARGV[FIRST], ARGV[FIRST + 1], ARGV[FIRST + 2]
 local fingerprint = ARGV[FIRST + 3]
@@ -27,12 +27,14 @@ local SAID_OF = {
 }
 
 local record = fields_of(keys, 'state', 'epoch', 'owner', 'attempts', 'resumes', 'published',
-  'cancel', 'deadline_ms', 'submitted_ms', 'claimed_ms', 'fingerprint', 'prefix')
+  'cancel', 'deadline_ms', 'submitted_ms', 'claimed_ms', 'fingerprint', 'prefix',
+  'losses')
 
 local function answer(epoch, attempts)
   return { 'claimed', epoch, redis.call('GET', keys.body), attempts, record.submitted_ms,
     record.fingerprint or '', record.cancel == '1' and 1 or 0,
-    redis.call('XRANGE', keys.output, '-', '+') }
+    redis.call('XRANGE', keys.output, '-', '+'),
+    trial_of(tonumber(attempts), tonumber(record.losses or '0')) }
 end
 
 if record.state == 'running' and record.owner == owner then

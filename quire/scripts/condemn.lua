@@ -58,6 +58,7 @@ local FIELDS = {
   deadline_ms = { is_number, '0' },
   submitted_ms = { is_number, int(now) },
   resumed_from = { is_number, false },
+  losses = { is_number, false },
   claimed_ms = { is_number, false },
   first_token_ms = { is_number, false },
   prefix = { matches('^%d+%.%d+$'), false },

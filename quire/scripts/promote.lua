@@ -13,7 +13,7 @@ local function promote(keys, id)
   end
   redis.call('ZREM', DELAY, id)
   local record = fields_of(keys, 'state', 'epoch', 'attempts', 'priority', 'cancel', 'deadline_ms',
-    'published')
+    'published', 'losses')
   if not record.state then
     forget(keys, id)
   end

@@ -12,7 +12,7 @@ local function reap(keys, id)
     return ''
   end
   local record = fields_of(keys, 'state', 'epoch', 'attempts', 'priority', 'cancel', 'deadline_ms',
-    'published', 'resumed_from', 'prefix')
+    'published', 'resumed_from', 'prefix', 'losses')
   if record.state ~= 'running' then
     -- A lease without a running request (its keys are gone) guards nothing, nor does its place.
     redis.call('ZREM', LEASE, id)
@@ -23,6 +23,8 @@ local function reap(keys, id)
     return ''
   end
   agree(keys, record)
+  record.losses = int(losses_of(record))
+  redis.call('HSET', keys.record, 'losses', record.losses)
   return put_back(keys, id, record, attempts_of(record), stream_of(record), now)
 end
 

@@ -36,7 +36,8 @@ else
   redis.call('HSET', keys.record, 'published', '0', 'resumes', '0')
 end
 letter.published = redis.call('HGET', keys.record, 'published')
-redis.call('HDEL', keys.record, 'cancel', 'released', 'resumed_from', 'finished_ms', 'claimed_ms')
+redis.call('HDEL', keys.record, 'cancel', 'released', 'resumed_from', 'finished_ms', 'claimed_ms',
+  'losses')
 redis.call('HSET', keys.record, 'owner', '', 'attempts', '0',
   'submitted_ms', letter.submitted_ms or int(now),
   'epoch', int(tonumber(record.epoch or '0') + 1), 'priority', letter.priority,

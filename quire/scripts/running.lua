@@ -74,6 +74,29 @@ local function attempts_of(record)
   return attempts
 end
 
+-- A claim that published this many tokens before its worker was lost has acquitted its request.
+local ACQUITTED = 64
+-- One loss says little: machines die, and with them all that they run. So many in a row, without as
+-- many tokens in between, make a suspect of a request that gets on, too.
+local SUSPICIOUS = 2
+
+-- How many claims in a row were lost with their workers, once another one is.
+local function losses_of(record)
+  if tonumber(record.published) - tonumber(record.resumed_from) >= ACQUITTED then
+    return 0
+  end
+  return tonumber(record.losses or '0') + 1
+end
+
+-- How many tokens a request that is claimed may have to publish before others begin beside it: it
+-- may be what its workers died of.
+local function trial_of(attempts, losses)
+  if losses >= SUSPICIOUS then
+    return ACQUITTED
+  end
+  return attempts > 1 and 1 or 0
+end
+
 -- The end that is due before another attempt may begin, or nil. `attempts` are those already made.
 local function ending_due(record, attempts, now)
   local deadline = tonumber(record.deadline_ms)
@@ -102,9 +125,9 @@ local function resumed_of(priority)
 end
 
 -- The stream for a request that is not new. One with tokens goes first, as its reader waits for
--- more; one without may have killed its worker, and goes behind the others of its class.
+-- more; one that may have killed its workers goes behind the others of its class.
 local function stream_of(record)
-  if tonumber(record.published) > 0 then
+  if tonumber(record.published) > 0 and tonumber(record.losses or '0') < SUSPICIOUS then
     return resumed_of(record.priority)
   end
   return ingress_of(record.priority)

@@ -58,6 +58,79 @@ def test_a_request_that_stands_still_is_given_up_though_it_has_moved_before(make
     assert [letter.reason for letter in broker.dead_letters()] == ["attempts_spent"]
 
 
+def lost_after(broker, clockwork, *numbers):
+    """Claims and loses the next request again and again; returns how long each was on trial.
+
+    With so many new tokens published each time; None gives the claim back in place of losing it.
+    """
+    trials = []
+    for number in numbers:
+        claimed = claim_next(broker)
+        trials.append(claimed.trial_tokens)
+        if number is None:
+            assert broker.release([claimed.claim]) == [True]
+        else:
+            start = claimed.num_published
+            if number > 0:
+                broker.commit([make_item(claimed.claim, start, start + number)])
+            assert lose(broker, clockwork, claimed) is State.QUEUED
+    return trials
+
+
+#: The new tokens of claims that were lost one after the other, and the trial of each. None: it was
+#: given back.
+LOSSES = {
+    "nothing published": ([0, 0, 0, 0], [0, 1, 64, 64]),
+    "a little each time": ([2, 2, 2, 2], [0, 0, 64, 64]),
+    "nothing at first": ([0, 2, 2], [0, 1, 64]),
+    "acquitted in between": ([2, 64, 2, 2, 2], [0, 0, 0, 0, 64]),
+    "acquitted after all": ([2, 2, 64, 2], [0, 0, 64, 0]),
+    "not far enough": ([2, 63, 2], [0, 0, 64]),
+    "given back in between": ([2, None, 2, None, 2], [0, 0, 0, 64, 64]),
+}
+
+
+@pytest.mark.parametrize(("numbers", "trials"), LOSSES.values(), ids=LOSSES)
+def test_who_loses_its_workers_again_and_again_is_on_trial_though_it_gets_on(
+    broker, clockwork, numbers, trials
+):
+    broker.submit(make_request(id="a"))
+    assert lost_after(broker, clockwork, *numbers) == trials
+
+
+def test_who_got_on_twice_and_lost_its_worker_goes_behind_the_others_of_its_class(
+    broker, clockwork
+):
+    broker.submit(make_request(id="a"))
+    lost_after(broker, clockwork, 2)
+    broker.submit(make_request(id="b"))
+    # In front of it at first: one loss says little.
+    lost_after(broker, clockwork, 2)
+    broker.submit(make_request(id="c"))
+    assert read_ids(broker) == ["b", "a", "c"]
+
+
+def test_a_suspect_that_failed_comes_back_behind_the_others_of_its_class(broker, clockwork):
+    broker.submit(make_request(id="a"))
+    lost_after(broker, clockwork, 2, 2)
+    claimed = claim_next(broker)
+    assert broker.fail(claimed.claim, BROKEN, retry=BackOff()) is State.SCHEDULED
+    broker.submit(make_request(id="b"))
+    clockwork.expire_delay("a")
+    broker.promote()
+    assert read_ids(broker) == ["b", "a"]
+
+
+def test_a_new_life_of_a_dead_letter_is_no_suspect(make_broker, clockwork):
+    broker = make_broker(max_attempts=2)
+    broker.submit(make_request(id="a"))
+    lost_after(broker, clockwork, 2, 2, 0)
+    assert lose(broker, clockwork, claim_next(broker)) is State.FAILED
+    (letter,) = broker.dead_letters()
+    broker.requeue(letter, keep_tokens=True)
+    assert claim_next(broker).trial_tokens == 0
+
+
 def test_a_failed_attempt_that_moved_on_is_not_counted_either(make_broker, clockwork):
     broker = make_broker(max_attempts=1)
     broker.submit(make_request(id="a"))

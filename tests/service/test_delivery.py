@@ -110,13 +110,24 @@ def test_text_that_was_held_back_comes_with_the_last_token_or_else_with_the_end(
         assert (item.text, item.completion.tail) == ("", "<tail>")
 
 
-def test_one_that_was_claimed_again_is_on_trial_until_it_has_published_something_new():
+def test_a_suspect_is_on_trial_until_it_has_published_something_new():
     delivery = make_delivery()
     assert not delivery.is_on_trial
-    delivery.origin = replace(delivery.origin, attempts=2, num_resumed_tokens=1)
+    delivery.origin = replace(delivery.origin, trial_tokens=1, num_resumed_tokens=1)
     delivery.recall([TokenChunk(0, (7,), "<7>", 1)])
     assert delivery.is_on_trial
     delivery.append([8], "<8>")
     assert delivery.is_on_trial
     delivery.published = 2
+    assert not delivery.is_on_trial
+
+
+def test_a_suspect_that_got_on_before_is_on_trial_until_it_has_got_further_on():
+    delivery = make_delivery()
+    delivery.origin = replace(delivery.origin, trial_tokens=64, num_resumed_tokens=1)
+    delivery.recall([TokenChunk(0, (7,), "<7>", 1)])
+    assert delivery.is_on_trial
+    delivery.published = 64
+    assert delivery.is_on_trial
+    delivery.published = 65
     assert not delivery.is_on_trial

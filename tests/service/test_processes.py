@@ -20,7 +20,7 @@ from tests.service.builders import (
     expected_tokens,
     text_of,
 )
-from tests.service.fake_worker import POISON
+from tests.service.fake_worker import POISON, SLOW_POISON
 
 pytestmark = pytest.mark.processes
 
@@ -167,6 +167,30 @@ def test_a_request_that_kills_every_worker_is_given_up_without_those_it_ran_besi
     assert [letter.request_id for letter in queue.broker.dead_letters()] == [poison]
     for request_id, prompt in others.items():
         assert queue.result(request_id).token_ids == expected_tokens(prompt, max_tokens=30)
+
+
+def test_one_that_gets_on_and_kills_every_worker_costs_no_other_its_attempts(queue: Queue):
+    # Those that expire together are reaped in the order of their ids.
+    for n in (1, 2):
+        queue.submit((*SLOW_POISON, n), max_tokens=900, id=f"{n}-{queue.name}")
+    # Its first token takes many steps, and theirs take one.
+    prompt = (9,) * 900
+    other = queue.submit(prompt, max_tokens=4, id=f"9-{queue.name}")
+    num_killed = 0
+    flags = ("--max-attempts", "4", "--max-num-batched-tokens", "16", "--max-num-seqs", "4")
+    while not queue.broker.status(other).state.is_terminal:
+        with fake_worker(queue, *flags) as process:
+            eventually(
+                lambda process=process: (
+                    process.process.poll() is not None
+                    or queue.broker.status(other).state.is_terminal
+                ),
+                "a worker dies, or the other one is done",
+            )
+            num_killed += process.process.poll() is not None
+    assert queue.result(other).token_ids == expected_tokens(prompt, max_tokens=4)
+    assert num_killed > 0
+    assert queue.broker.dead_letters() == []
 
 
 def test_a_worker_that_wakes_up_after_its_lease_is_fenced_and_goes_on_with_other_work(queue: Queue):

@@ -29,13 +29,13 @@ from tests.service.test_outbox import output, take_item
 def make_suspect(key: str = "a", *, priority: Priority = Priority.NORMAL) -> Delivery:
     """A second attempt that has published nothing."""
     delivery = make_delivery(key, priority=priority)
-    delivery.origin = replace(delivery.origin, attempts=2)
+    delivery.origin = replace(delivery.origin, attempts=2, trial_tokens=1)
     return delivery
 
 
-def begun(trials: Trials, attempts: Sequence[int], first: Priority = Priority.NORMAL) -> int:
+def begun(trials: Trials, batch: Sequence[int], first: Priority = Priority.NORMAL) -> int:
     """How many of a batch may begin; none of them is opened."""
-    with trials.beginning(attempts, first=first) as count:
+    with trials.beginning(batch, first=first) as count:
         return count
 
 
@@ -59,42 +59,42 @@ def test_a_request_is_on_trial_until_it_has_published_something_or_has_ended():
     assert not outbox.has_trial(Priority.LOW)
 
 
-#: The attempts of a batch in the order of its claims, and how many of them may begin: while nothing
-#: is on trial, and while something is.
+#: The trial tokens of a batch in the order of its claims, and how many of them may begin: while
+#: nothing is on trial, and while something is.
 BATCHES: tuple[tuple[list[int], int, int], ...] = (
-    ([1, 1, 1], 3, 3),
-    ([1, 1, 2], 2, 2),
-    ([1, 2, 1], 1, 1),
-    ([2, 1, 1], 1, 0),
-    ([3, 2], 1, 0),
-    ([2], 1, 0),
+    ([0, 0, 0], 3, 3),
+    ([0, 0, 1], 2, 2),
+    ([0, 64, 0], 1, 1),
+    ([1, 0, 0], 1, 0),
+    ([64, 1], 1, 0),
+    ([1], 1, 0),
 )
 
 
-@pytest.mark.parametrize(("attempts", "alone", "beside_another"), BATCHES)
+@pytest.mark.parametrize(("batch", "alone", "beside_another"), BATCHES)
 def test_a_batch_begins_up_to_its_first_suspect_which_begins_alone(
-    attempts: list[int], alone: int, beside_another: int
+    batch: list[int], alone: int, beside_another: int
 ):
     outbox = Outbox()
     trials = Trials(outbox)
-    assert begun(trials, attempts) == alone
+    assert begun(trials, batch) == alone
     outbox.open(make_suspect())
-    assert begun(trials, attempts) == beside_another
+    assert begun(trials, batch) == beside_another
 
 
 def test_a_suspect_waits_for_one_like_it_or_better_and_not_for_a_worse_one():
     outbox = Outbox()
     outbox.open(make_suspect(priority=Priority.NORMAL))
-    counts = [begun(Trials(outbox), [2, 1], level) for level in Priority]
+    counts = [begun(Trials(outbox), [1, 0], level) for level in Priority]
     assert counts == [0, 0, 1, 1]
 
 
 def test_after_a_batch_with_a_suspect_requests_are_claimed_one_at_a_time():
     trials = Trials(Outbox())
     assert trials.limit(8) == 8
-    assert begun(trials, [1, 2]) == 1
+    assert begun(trials, [0, 1]) == 1
     assert [trials.limit(room) for room in (8, 1, 0, -3)] == [1, 1, 0, -3]
-    assert begun(trials, [1]) == 1
+    assert begun(trials, [0]) == 1
     assert trials.limit(8) == 8
 
 
@@ -110,8 +110,8 @@ def test_what_is_no_more_urgent_than_a_suspect_is_not_claimed_beside_it():
 def test_two_intakes_do_not_begin_a_suspect_each():
     outbox, counts = Outbox(), []
     first, second = Trials(outbox), Trials(outbox)
-    other = threading.Thread(target=lambda: counts.append(begun(second, [2])))
-    with first.beginning([2], first=Priority.NORMAL) as count:
+    other = threading.Thread(target=lambda: counts.append(begun(second, [1])))
+    with first.beginning([1], first=Priority.NORMAL) as count:
         assert count == 1
         other.start()
         stays(lambda: counts == [])
@@ -125,11 +125,11 @@ def test_an_error_while_a_suspect_is_opened_keeps_no_other_from_beginning():
     trials = Trials(outbox)
     with (
         pytest.raises(ValueError, match="unexpected"),
-        trials.beginning([2], first=Priority.NORMAL),
+        trials.beginning([1], first=Priority.NORMAL),
     ):
         raise ValueError("unexpected")
     assert not outbox.trials.locked()
-    assert begun(Trials(outbox), [2]) == 1
+    assert begun(Trials(outbox), [1]) == 1
 
 
 def left_by_a_dead_worker(queue: Queue, number: int, *, priority: str = "normal") -> list[str]:

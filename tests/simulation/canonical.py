@@ -28,6 +28,7 @@ from tests.simulation.model_state import (
     Request,
     Shard,
 )
+from tests.simulation.shared_parts import SUSPICIOUS
 from tests.simulation.world import EXPLICIT_EVENTS, NOTHING, Reader, Session, Worker, World
 
 #: A shard, or what stands for none where a server has nothing on its disk.
@@ -128,10 +129,11 @@ def plain_request(request: Request) -> Request:
         log += (End(end.at, end.epoch, end.reason, 0, 0),)
     if request.state not in OPEN:
         # A request that has ended makes no more attempts.
-        request = request._replace(attempts=0, cancel=False, released=NOBODY)
+        request = request._replace(attempts=0, cancel=False, released=NOBODY, losses=0)
     has_moved = request.published > request.resumed_from
     resumed_from = request.published - has_moved if request.state == "running" else 0
-    return request._replace(log=log, resumes=0, resumed_from=resumed_from)
+    losses = min(request.losses, SUSPICIOUS)
+    return request._replace(log=log, resumes=0, resumed_from=resumed_from, losses=losses)
 
 
 @cache

@@ -73,6 +73,7 @@ class Request(NamedTuple):
     cancel: bool = False
     released: int = NOBODY
     resumed_from: int = 0
+    losses: int = 0
     has_body: bool = True
     log: tuple[Chunk | End, ...] = ()
 

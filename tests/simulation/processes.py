@@ -193,7 +193,7 @@ class Processes:
     def _hear_claim(self, world: World, number: int, call: Call, *, reply: Any) -> World:
         worker = world.workers[number]._replace(asking=())
         if reply[0] == "claimed":
-            _, epoch, _, cancel, tokens = reply
+            _, epoch, _, cancel, tokens, _ = reply
             prefix = tokens if self.scenario.is_noise_stateful else ()
             session = Session(call.request, epoch, call.owner, len(tokens), prefix, cancel)
             worker = worker._replace(sessions=tuple(sorted((*worker.sessions, session))))

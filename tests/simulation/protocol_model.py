@@ -33,7 +33,7 @@ from tests.simulation.model_state import (
     with_wait,
     without_entry,
 )
-from tests.simulation.shared_parts import SharedParts, is_named
+from tests.simulation.shared_parts import SharedParts, is_named, trial_of
 
 #: The states that CLAIM names when it refuses; all others that are not queued are finished.
 SAID = ("running", "scheduled", "cancelled", "expired")
@@ -94,7 +94,7 @@ class Scripts(SharedParts):
     # What a worker calls.
 
     def claim(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
-        """Replies ("claimed", epoch, attempts, cancel, tokens) or (reason, whether it ended)."""
+        """Replies ("claimed", epoch, attempts, cancel, tokens, trial) or (reason, is ended)."""
         index, request = call.request, shard.requests[call.request]
         if request and request.state == "running" and request.owner == call.owner:
             return shard, claimed(request)
@@ -238,7 +238,9 @@ class Scripts(SharedParts):
         shard, _ = self.agreed(shard, index)
         request = shard.requests[index]
         attempts = self.attempts_of(request)
-        return self.put_back(shard, index, attempts, is_resumed=request.published > 0)
+        shard = changed(shard, index, losses=self.losses_of(request))
+        is_resumed = self.is_resumed(shard.requests[index])
+        return self.put_back(shard, index, attempts, is_resumed=is_resumed)
 
     def promote(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         """Replies the state after it, "" when there was nothing to do."""
@@ -252,7 +254,7 @@ class Scripts(SharedParts):
             return shard, ""
         if reason := self.ending_due(shard, index, request.attempts):
             return self.end_for(shard, index, reason)
-        return self.enqueue(shard, index, is_resumed=request.published > 0)
+        return self.enqueue(shard, index, is_resumed=self.is_resumed(request))
 
     def expire(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         """Replies the state after it, "" when there was nothing to do."""
@@ -340,4 +342,5 @@ class Scripts(SharedParts):
 
 
 def claimed(request: Request) -> tuple[Any, ...]:
-    return "claimed", request.epoch, request.attempts, request.cancel, request.tokens
+    trial = trial_of(request)
+    return "claimed", request.epoch, request.attempts, request.cancel, request.tokens, trial

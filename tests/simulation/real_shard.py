@@ -133,7 +133,8 @@ class RealShard:
         assert answer.claim.owner == owner_name(call.owner)
         tokens = tuple(token for chunk in answer.published for token in chunk.token_ids)
         claim = answer.claim
-        return "claimed", claim.epoch, answer.attempts, answer.cancel_requested, tokens
+        cancel, trial = answer.cancel_requested, answer.trial_tokens
+        return "claimed", claim.epoch, answer.attempts, cancel, tokens, trial
 
     def _commit(self, call: Call) -> Any:
         claim, completion = self._fence(call), None
@@ -341,6 +342,7 @@ class RealShard:
             cancel=record.get(b"cancel") == b"1",
             released=owner_number(record.get(b"released", b"")),
             resumed_from=int(record.get(b"resumed_from", 0)),
+            losses=int(record.get(b"losses", 0)),
             has_body=bool(body),
             log=tuple(log_entry(entry_id, fields) for entry_id, fields in entries),
         )

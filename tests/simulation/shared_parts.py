@@ -21,6 +21,11 @@ from tests.simulation.model_state import (
     with_letter,
 )
 
+#: A claim that published so many tokens has acquitted its request, whatever became of its worker.
+ACQUITTED = 64
+#: So many losses of workers in a row make a suspect of a request that publishes tokens.
+SUSPICIOUS = 2
+
 
 class SharedParts:
     """`max_attempts`: claims that may publish nothing until a request is given up."""
@@ -40,6 +45,14 @@ class SharedParts:
 
     def attempts_of(self, request: Request) -> int:
         return request.attempts - (request.published > request.resumed_from)
+
+    def losses_of(self, request: Request) -> int:
+        has_got_on = request.published - request.resumed_from >= ACQUITTED
+        return 0 if has_got_on else request.losses + 1
+
+    def is_resumed(self, request: Request) -> bool:
+        """Whether it goes before the new ones of its class when it comes back."""
+        return request.published > 0 and request.losses < SUSPICIOUS
 
     # Those that end something return the state after it, too.
 
@@ -84,6 +97,11 @@ class SharedParts:
         epoch = shard.requests[index].epoch + 1
         shard = changed(shard, index, owner=NOBODY, attempts=attempts, epoch=epoch)
         return self.enqueue(with_lease(shard, index, ""), index, is_resumed=is_resumed)
+
+
+def trial_of(request: Request) -> int:
+    """How many tokens a claimed request should publish before others begin beside it."""
+    return ACQUITTED if request.losses >= SUSPICIOUS else int(request.attempts > 1)
 
 
 def is_named(request: Request, call: Call) -> bool:
