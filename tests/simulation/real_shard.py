@@ -44,15 +44,12 @@ LONG_AGO = 1
 
 GROUP_NAME, TENANT, IDEMPOTENCY_KEY = "g", "default", "k"
 
+TOO_LATE = ErrorInfo("deadline_exceeded", "too late")
 #: What a worker writes at the end, by the reason in the model.
 ENDINGS = {
     "completed": (State.COMPLETED, FinishReason.LENGTH, None),
     "cancelled": (State.CANCELLED, FinishReason.CANCELLED, None),
-    "deadline_exceeded": (
-        State.EXPIRED,
-        FinishReason.DEADLINE,
-        ErrorInfo("deadline_exceeded", "too late"),
-    ),
+    "deadline_exceeded": (State.EXPIRED, FinishReason.DEADLINE, TOO_LATE),
 }
 
 
