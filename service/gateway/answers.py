@@ -1,7 +1,7 @@
 """Reads the output logs of all choices of a call, merged as tokens come; knows no HTTP.
 
 At most one read per choice is made ahead: the logs in Redis are the buffer, so a caller that reads
-slowly costs no memory here, and one that never comes back none at all.
+slowly costs no more here than what that brought, and one that never comes back nothing at all.
 """
 
 import asyncio
