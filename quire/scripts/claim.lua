@@ -27,8 +27,7 @@ local SAID_OF = {
 }
 
 local record = fields_of(keys, 'state', 'epoch', 'owner', 'attempts', 'resumes', 'published',
-  'cancel', 'deadline_ms', 'submitted_ms', 'claimed_ms', 'fingerprint', 'prefix',
-  'losses')
+  'cancel', 'deadline_ms', 'submitted_ms', 'claimed_ms', 'fingerprint', 'prefix', 'losses')
 
 local function answer(epoch, attempts)
   return { 'claimed', epoch, redis.call('GET', keys.body), attempts, record.submitted_ms,

@@ -49,7 +49,8 @@ local function trim_letters(total, now)
 end
 
 -- Writes a dead letter for a person to look at, with all that REQUEUE needs once the record is
--- gone, and the time by which it knows a later request of the same id. Call it before the end is written, which deletes the body.
+-- gone, and the time by which it knows a later request of the same id. Call it before the end is
+-- written, which deletes the body.
 local function bury(keys, id, reason, now)
   local record = fields_of(keys, 'attempts', 'priority', 'tenant', 'deadline_ms', 'metadata',
     'submitted_ms', 'asked')
