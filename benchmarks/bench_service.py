@@ -33,7 +33,7 @@ from benchmarks.bench_engine import (
 from benchmarks.figures import Figures, figures_of, machine, median_run, process_seconds
 from benchmarks.models import model_folder
 from benchmarks.workloads import Workload, make_workload
-from quire import Broker, Client, LocalRedis, connect
+from quire import Broker, Client, Completion, LocalRedis, connect
 
 READY_SECONDS = 180.0
 POLL_SECONDS = 0.1
@@ -127,12 +127,13 @@ def run_service(broker: Broker, workload: Workload) -> tuple[Figures, dict[str, 
         now = time.perf_counter() - started
         for request_id, output in news.items():
             name = names[request_id]
-            for chunk in output.chunks:
-                arrivals[name].append((now, len(chunk.token_ids)))
-                tokens[name].extend(chunk.token_ids)
-            pending[request_id] = len(tokens[name])
-            if output.completion is not None:
-                del pending[request_id]
+            for item in output:
+                if isinstance(item, Completion):
+                    del pending[request_id]
+                    continue
+                arrivals[name].append((now, len(item.token_ids)))
+                tokens[name].extend(item.token_ids)
+                pending[request_id] = len(tokens[name])
     return figures_of(arrivals), tokens
 
 

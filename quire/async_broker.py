@@ -32,12 +32,7 @@ from quire.grouping import (
 from quire.keys import Keys
 from quire.message import Message
 from quire.output import State
-from quire.output_log import (
-    OutputRead,
-    log_positions,
-    logs_in_turns,
-    reads_or_error,
-)
+from quire.output_log import OutputRead, log_positions, logs_in
 from quire.producing import Ask, cancelling, script_settings, submitting
 from quire.protocol import GenerationRequest
 from quire.replies import readable, status_of, worker_of
@@ -129,7 +124,7 @@ class AsyncBroker(AsyncShard):
         reply = await self._call(
             lambda: self._connection.xread(after, count=MAX_ENTRIES_PER_STREAM)
         )
-        return reads_or_error(await logs_in_turns(reply, self.keys, seen))
+        return logs_in(reply, self.keys, seen)
 
     async def workers(self) -> list[WorkerInfo]:
         """See `Broker.workers`."""

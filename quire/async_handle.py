@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 from quire.async_broker import AsyncBroker
 from quire.connection import MAX_BLOCK_SECONDS
 from quire.errors import OutputRewound, ProtocolError, QuireError, UnknownRequest
 from quire.following import MAX_READINGS, Following, joined, raise_unless_completed
 from quire.output import Completion, State, TokenChunk
-from quire.output_log import OutputRead
 from quire.transitions import RequestStatus
+from quire.turns import Turn
 
 
 class AsyncHandle:
@@ -43,7 +43,11 @@ class AsyncHandle:
     async def follow_reads(
         self, *, after: int = 0, prefix_hash: str = ""
     ) -> AsyncIterator[Sequence[TokenChunk | Completion]]:
-        """What `follow` gives, all that came with one read together; never nothing."""
+        """What `follow` gives, as much at a time as came together; never nothing.
+
+        Of what came, only what one turn takes apart at a time: who stops in between holds the rest
+        as it came.
+        """
         following = Following(
             self.request_id, after=after, known=self._known, prefix_hash=prefix_hash
         )
@@ -91,10 +95,11 @@ async def _read_whole(broker: AsyncBroker, request_id: str) -> Completion | None
                 return None
             following.silent(status)
             continue
-        for item in following.take(read):
-            if isinstance(item, Completion):
-                return joined(item, chunks)
-            chunks.append(item)
+        async for items in _turns(following.take(read)):
+            for item in items:
+                if isinstance(item, Completion):
+                    return joined(item, chunks)
+                chunks.append(item)
 
 
 async def _end_of(broker: AsyncBroker, following: Following) -> Completion:
@@ -110,7 +115,7 @@ async def _end_of(broker: AsyncBroker, following: Following) -> Completion:
 async def _reads(
     broker: AsyncBroker, following: Following
 ) -> AsyncIterator[Sequence[TokenChunk | Completion]]:
-    """The chunks beyond the follower's place, read by read, and the completion, last."""
+    """The chunks beyond the follower's place, turn by turn, and the completion, last."""
     request_id = following.request_id
     block: float | None = None
     while True:
@@ -119,29 +124,35 @@ async def _reads(
         if read is None:
             following.silent(await _status(broker, request_id))
         else:
-            items, error = _taken(following, read)
-            if items:
+            async for items in _turns(following.take(read)):
                 yield items
-            if error is not None:
-                raise error
-            if read.completion is not None:
-                return
+                if isinstance(items[-1], Completion):
+                    return
         left = following.patience.left(MAX_BLOCK_SECONDS)
         block = None if following.must_find_the_end else left
 
 
-def _taken(
-    following: Following, read: OutputRead
-) -> tuple[list[TokenChunk | Completion], QuireError | None]:
-    """What was read, and why no more of it can be taken; what came before that is good."""
-    items: list[TokenChunk | Completion] = []
-    taking = following.take(read)
-    try:
-        while (item := next(taking, None)) is not None:
-            items.append(item)
-    except QuireError as error:
-        return items, error
-    return items, None
+async def _turns(
+    taking: Iterator[TokenChunk | Completion],
+) -> AsyncIterator[list[TokenChunk | Completion]]:
+    """The items, as many together as one turn takes apart; those before an error are good."""
+    error: QuireError | None = None
+    while error is None:
+        items: list[TokenChunk | Completion] = []
+        try:
+            async with Turn() as turn:
+                for item in taking:
+                    items.append(item)
+                    if turn.is_over:
+                        await turn.next()
+                        break
+        except QuireError as found:
+            error = found
+        if items:
+            yield items
+        elif error is None:
+            return
+    raise error
 
 
 async def _status(broker: AsyncBroker, request_id: str) -> RequestStatus | None:

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 from quire.connection import is_refused, longest_block_of
 from quire.errors import BrokerUnavailable, QuireError
 from quire.keys import Keys
-from quire.output_log import OutputRead, entries_by_stream, log_positions, logs_in_turns
+from quire.output_log import OutputRead, entries_by_stream, log_positions, logs_in
 from quire.waits import (
     MAX_ENTRIES_PER_STREAM,
     RETURN_SECONDS,
@@ -57,7 +57,7 @@ class AsyncReader:
     async def read(self, seen: Mapping[str, int], *, timeout: float) -> dict[str, OutputRead]:
         """What comes to these logs within `timeout` seconds, beyond the tokens already seen.
 
-        ProtocolError when one of them cannot be read, BrokerUnavailable when none can.
+        BrokerUnavailable when one of them cannot be read.
         """
         news = asyncio.Event()
         wait = Wait(seen, news.set)
@@ -121,7 +121,7 @@ class AsyncReader:
             if isinstance(reply, QuireError):
                 reads = dict.fromkeys(seen, reply)
             else:
-                reads = dict(await logs_in_turns(reply, self._keys, seen))
+                reads = {**logs_in(reply, self._keys, seen)}
             if reads:
                 self._waits.deliver(reads, seen)
                 has_news = True

@@ -248,16 +248,7 @@ class BatchRun:
         if not group:
             return False
         seen = {request_id: self._open[request_id].following.seen for request_id in group}
-        try:
-            news = self._broker_of(group[0]).read_output(seen, block_seconds=block_seconds)
-        except ProtocolError as error:
-            # One log of the group cannot be read; it must not take the others with it.
-            if len(group) == 1:
-                self._fail_open(group[0], error)
-            else:
-                for request_id in group:
-                    self._read_group([request_id], block_seconds=None)
-            return True
+        news = self._broker_of(group[0]).read_output(seen, block_seconds=block_seconds)
         now = time.monotonic()
         for request_id in group:
             if request_id not in self._open:

@@ -73,20 +73,22 @@ class Following:
     def take(self, read: OutputRead) -> Iterator[TokenChunk | Completion]:
         """What was read, in order; the completion is the last item.
 
-        ProtocolError for a gap, OutputRewound if it does not continue what was read before.
+        ProtocolError for a gap and for what is not ours, OutputRewound if it does not continue what
+        was read before.
         """
         self.known = True
         self._ends_without_entry = 0
-        for chunk in read.chunks:
-            if chunk.start != self.seen:
+        for item in read:
+            if isinstance(item, Completion):
+                self._remember((), item.prefix_hash)
+                yield item
+                continue
+            if item.start != self.seen:
                 raise ProtocolError(f"{self.request_id}: the log has a gap at token {self.seen}")
-            self._remember(chunk.token_ids, chunk.prefix_hash)
+            self._remember(item.token_ids, item.prefix_hash)
             self._was_there = True
-            yield chunk
-            self.seen = chunk.end
-        if read.completion is not None:
-            self._remember((), read.completion.prefix_hash)
-            yield read.completion
+            yield item
+            self.seen = item.end
 
     def silent(self, status: RequestStatus | None) -> None:
         """Checks, after a read without news, the record of the request; None if there is none.

@@ -120,9 +120,10 @@ def _follow(broker: Broker, following: Following) -> Iterator[TokenChunk | Compl
         if read is None:
             following.silent(_status(broker, following.request_id))
         else:
-            yield from following.take(read)
-            if read.completion is not None:
-                return
+            for item in following.take(read):
+                yield item
+                if isinstance(item, Completion):
+                    return
         left = following.patience.left(MAX_BLOCK_SECONDS)
         block = None if following.must_find_the_end else left
 

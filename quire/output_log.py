@@ -2,33 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import redis
 
 from quire.errors import ProtocolError
 from quire.keys import Keys
-from quire.output import Completion, TokenChunk
-from quire.turns import Turn
+from quire.output import Completion, TokenChunk, split_entry_id
 
 #: The most entries of one log taken at once; the rest comes with the next read.
 MAX_ENTRIES_PER_READ = 1024
 
-#: Entries of a log: their ids and fields.
-Entries = Iterable[tuple[bytes, Mapping[bytes, bytes]]]
+#: Entries of a log, one at least: their ids and fields.
+Entries = Sequence[tuple[bytes, Mapping[bytes, bytes]]]
 
 # What redis-py takes: stream -> the id to read after.
 Positions = dict[str | bytes | memoryview, str | bytes | int | memoryview]
 
 
-@dataclass(frozen=True, slots=True)
 class OutputRead:
-    """What one read of a log gave: chunks trimmed to the reader, and the end if it came."""
+    """What one read of a log gave to a reader of `seen` tokens: iterate over it once or again.
 
-    chunks: tuple[TokenChunk, ...] = ()
-    completion: Completion | None = None
+    Entries are taken apart as they are reached: what nobody has come to yet is as small as it came.
+    Gives chunks trimmed to the reader, and the completion, if it came, as the last; ProtocolError
+    in the place of an entry that is not ours.
+    """
+
+    __slots__ = ("_entries", "_request_id", "_seen")
+
+    def __init__(self, request_id: str, entries: Entries, *, seen: int) -> None:
+        self._request_id = request_id
+        self._entries = entries
+        self._seen = seen
+
+    def __iter__(self) -> Iterator[TokenChunk | Completion]:
+        seen = self._seen
+        for entry_id, fields in self._entries:
+            if b"done" in fields:
+                yield Completion.from_entry(self._request_id, entry_id, fields=fields)
+                return
+            if b"ids" not in fields:
+                raise ProtocolError(f"log entry {entry_id!r} is neither tokens nor an end")
+            if chunk := TokenChunk.from_entry(entry_id, fields).after(seen):
+                seen = chunk.end
+                yield chunk
+
+    @property
+    def chunks(self) -> tuple[TokenChunk, ...]:
+        """All of them, taken apart each time."""
+        return tuple(item for item in self if isinstance(item, TokenChunk))
+
+    @property
+    def completion(self) -> Completion | None:
+        """The end if it came; everything is taken apart to get there."""
+        return next((item for item in self if isinstance(item, Completion)), None)
+
+    def beyond(self, seen: int) -> OutputRead | None:
+        """The same for a reader of more tokens; None if there is nothing new to it.
+
+        An end before the reader's place is no news for it: its log has lost a part. Entries that
+        are not ours are news, of the kind that raises.
+        """
+        last, _ = self._entries[-1]
+        with contextlib.suppress(ProtocolError):
+            if split_entry_id(last)[0] < seen:
+                return None
+        return OutputRead(self._request_id, self._entries, seen=seen)
 
 
 def read_logs(
@@ -37,14 +78,13 @@ def read_logs(
     """Reads what lies beyond `seen` (request id -> tokens the reader has) in each log.
 
     The first chunk of an answer may start beyond `seen` only if the log itself has a gap.
-    ProtocolError for entries that are not ours.
     """
     if not seen:
         return {}
     block_ms = None if block_seconds is None else max(1, int(block_seconds * 1000))
     after = log_positions(keys, seen)
     reply = connection.xread(after, count=MAX_ENTRIES_PER_READ, block=block_ms)
-    return reads_or_error(logs_in(reply, keys, seen))
+    return logs_in(reply, keys, seen)
 
 
 def log_positions(keys: Keys, seen: Mapping[str, int]) -> Positions:
@@ -58,53 +98,18 @@ def log_positions(keys: Keys, seen: Mapping[str, int]) -> Positions:
     }
 
 
-def reads_or_error(
-    logs: Iterable[tuple[str, OutputRead | ProtocolError]],
-) -> dict[str, OutputRead]:
-    """The logs of a reply when all can be read; otherwise raises the first error."""
-    reads: dict[str, OutputRead] = {}
-    for request_id, read in logs:
-        if isinstance(read, ProtocolError):
-            raise read
-        reads[request_id] = read
-    return reads
-
-
-def logs_in(
-    reply: Any, keys: Keys, seen: Mapping[str, int]
-) -> Iterator[tuple[str, OutputRead | ProtocolError]]:
-    """The logs in a reply to XREAD; streams that are not logs of `seen` are left out.
-
-    ProtocolError stands in the place of a log that has an entry which is not ours.
-    """
-    for request_id, entries in _logs(reply, keys, seen):
-        try:
-            yield request_id, read_entries(request_id, entries, seen=seen[request_id])
-        except ProtocolError as error:
-            yield request_id, error
-
-
-async def logs_in_turns(
-    reply: Any, keys: Keys, seen: Mapping[str, int]
-) -> list[tuple[str, OutputRead | ProtocolError]]:
-    """The same in an event loop, whose others get on meanwhile.
-
-    With all log-probabilities a thousand tokens take a tenth of a second to read.
-    """
-    found: list[tuple[str, OutputRead | ProtocolError]] = []
-    async with Turn() as turn:
-        for request_id, entries in _logs(reply, keys, seen):
-            items: list[TokenChunk | Completion] = []
-            try:
-                for item in _items(request_id, entries, seen=seen[request_id]):
-                    items.append(item)
-                    if turn.is_over:
-                        await turn.next()
-            except ProtocolError as error:
-                found.append((request_id, error))
-            else:
-                found.append((request_id, _read_of(items)))
-    return found
+def logs_in(reply: Any, keys: Keys, seen: Mapping[str, int]) -> dict[str, OutputRead]:
+    """The logs in a reply to XREAD; streams that are not logs of `seen` are left out."""
+    found = entries_by_stream(reply)
+    if not found:
+        # What most reads of many quiet logs bring.
+        return {}
+    ids = {keys.output(request_id).encode(): request_id for request_id in seen}
+    return {
+        request_id: OutputRead(request_id, entries, seen=seen[request_id])
+        for stream, entries in found
+        if (request_id := ids.get(stream))
+    }
 
 
 def entries_by_stream(reply: Any) -> list[tuple[bytes, Any]]:
@@ -115,38 +120,3 @@ def entries_by_stream(reply: Any) -> list[tuple[bytes, Any]]:
     if isinstance(reply, dict):
         return [(stream, entries) for stream, (entries,) in reply.items()]
     return [(stream, entries) for stream, entries in reply or []]
-
-
-def read_entries(request_id: str, entries: Entries, *, seen: int) -> OutputRead:
-    """Parses the entries of one log in order, leaving out what a reader of `seen` tokens has."""
-    return _read_of(list(_items(request_id, entries, seen=seen)))
-
-
-def _logs(reply: Any, keys: Keys, seen: Mapping[str, int]) -> Iterator[tuple[str, Entries]]:
-    found = entries_by_stream(reply)
-    if not found:
-        # What most reads of many quiet logs bring.
-        return
-    ids = {keys.output(request_id).encode(): request_id for request_id in seen}
-    for stream, entries in found:
-        if request_id := ids.get(stream):
-            yield request_id, entries
-
-
-def _items(request_id: str, entries: Entries, *, seen: int) -> Iterator[TokenChunk | Completion]:
-    """What a reader of `seen` tokens lacks, entry by entry; a completion is the last."""
-    for entry_id, fields in entries:
-        if b"done" in fields:
-            yield Completion.from_entry(request_id, entry_id, fields=fields)
-            return
-        if b"ids" not in fields:
-            raise ProtocolError(f"log entry {entry_id!r} is neither tokens nor an end")
-        if chunk := TokenChunk.from_entry(entry_id, fields).after(seen):
-            seen = chunk.end
-            yield chunk
-
-
-def _read_of(items: Sequence[TokenChunk | Completion]) -> OutputRead:
-    chunks = tuple(item for item in items if isinstance(item, TokenChunk))
-    completion = items[-1] if items and isinstance(items[-1], Completion) else None
-    return OutputRead(chunks, completion)

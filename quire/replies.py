@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from quire.errors import ProtocolError, QueueFull
 from quire.output import State
-from quire.output_log import read_entries
+from quire.output_log import OutputRead
 from quire.protocol import Priority
 from quire.transitions import (
     Backlog,
@@ -46,7 +46,7 @@ def _claimed(request_id: str, owner: str, reply: Sequence[Any]) -> Claimed:
     return Claimed(
         claim=Claim(request_id, int(epoch), owner),
         request_bytes=body,
-        published=read_entries(request_id, log, seen=0).chunks,
+        published=OutputRead(request_id, log, seen=0).chunks,
         attempts=int(attempts),
         enqueued_ms=int(submitted_ms),
         fingerprint=fingerprint.decode() or None,

@@ -95,7 +95,7 @@ class Waits:
                     continue
                 if isinstance(read, QuireError):
                     wait.error = _one_more(read)
-                elif news := _beyond(read, wait.seen[request_id]):
+                elif news := read.beyond(wait.seen[request_id]):
                     wait.news[request_id] = news
                 else:
                     continue
@@ -129,13 +129,3 @@ def _one_more(error: QuireError) -> QuireError:
     own = copy.copy(error)
     own.__cause__ = error.__cause__
     return own
-
-
-def _beyond(read: OutputRead, seen: int) -> OutputRead | None:
-    """The part of a read that is new to a reader of `seen` tokens, or None."""
-    chunks = [trimmed for chunk in read.chunks if (trimmed := chunk.after(seen))]
-    completion = read.completion
-    # An end before the reader's place is no news for it: its log has lost a part.
-    if completion is not None and completion.usage.completion_tokens < seen:
-        completion = None
-    return OutputRead(tuple(chunks), completion) if chunks or completion else None

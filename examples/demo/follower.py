@@ -60,9 +60,11 @@ class Follower:
             now = time.monotonic()
             for request_id, output in news.items():
                 request = self.requests[request_id]
-                for chunk in output.chunks:
-                    self._note(request, chunk, now)
-                request.completion = output.completion
+                for item in output:
+                    if isinstance(item, Completion):
+                        request.completion = item
+                    else:
+                        self._note(request, item, now)
             on_news()
 
     def _note(self, request: Followed, chunk: TokenChunk, now: float) -> None:

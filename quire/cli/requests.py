@@ -32,6 +32,7 @@ from quire.errors import (
     QuireError,
     RequestFailed,
 )
+from quire.output import Completion
 from quire.protocol import GenerationRequest
 from quire.sampling import SamplingParams
 
@@ -281,12 +282,14 @@ def _everything(broker: Broker, request_id: str, *, content: bool) -> dict[str, 
     found["log_entries"] = connection.xlen(output)
     expires_ms: Any = connection.pttl(record)
     found["expires_seconds"] = expires_ms / 1000
-    text, completion = "", None
-    seen = 0
+    text, seen = "", 0
+    completion: Completion | None = None
     while read := broker.read_output({request_id: seen}).get(request_id):
-        for chunk in read.chunks:
-            text, seen = text + chunk.text, chunk.end
-        completion = read.completion or completion
+        for item in read:
+            if isinstance(item, Completion):
+                completion = item
+            else:
+                text, seen = text + item.text, item.end
         if completion is not None:
             break
     found["completion"] = plain(completion)

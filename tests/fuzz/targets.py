@@ -16,7 +16,7 @@ from quire.batch_lines import BadLine, BatchLine, parse_line
 from quire.errors import InvalidRequest, ProtocolError
 from quire.logprobs import TokenLogprob, TopLogprob, pack_tokens
 from quire.output import Completion, FinishReason, State, TokenChunk, Usage
-from quire.output_log import read_entries
+from quire.output_log import OutputRead
 from quire.protocol import GenerationRequest
 from quire.replies import claim_answer, dead_letter_of, status_of, worker_of
 from quire.transitions import Claimed
@@ -61,7 +61,7 @@ def log_entry(data: bytes) -> None:
     """An output log of one entry, its id and fields taken from the bytes."""
     entry_id, fields = _entry(data)
     with contextlib.suppress(ProtocolError):
-        read = read_entries("r", [(entry_id, fields)], seen=0)
+        read = OutputRead("r", [(entry_id, fields)], seen=0)
         for chunk in read.chunks:
             _check_cuts(chunk)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from quire.errors import ProtocolError
 from quire.output import Completion
-from quire.output_log import read_entries
+from quire.output_log import OutputRead
 from quire.protocol import GenerationRequest
 from tests.fuzz import __main__ as command
 from tests.fuzz.mutation import mutated
@@ -100,7 +100,7 @@ def test_an_entry_with_one_field_changed_is_read_or_refused(
 
 def test_a_foreign_entry_in_a_log_is_an_error_that_names_it():
     with pytest.raises(ProtocolError, match="b'3-1'"):
-        read_entries("r", [(b"3-1", {b"hello": b"world"})], seen=0)
+        list(OutputRead("r", [(b"3-1", {b"hello": b"world"})], seen=0))
 
 
 def run_command(monkeypatch, capsys, *arguments: str) -> tuple[int, str]:

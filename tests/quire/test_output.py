@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from quire.errors import ProtocolError
 from quire.logprobs import TokenLogprob
 from quire.output import Completion, ErrorInfo, FinishReason, State, TokenChunk, Usage
-from quire.output_log import read_entries
+from quire.output_log import OutputRead
 from quire.wire import pack, pack_ids
 
 chunks = st.lists(st.text(max_size=3), min_size=1, max_size=8).flatmap(
@@ -109,7 +109,7 @@ def test_unknown_fields_of_a_completion_are_ignored():
 )
 def test_an_entry_that_is_not_ours_or_contradicts_its_id_is_a_protocol_error(entry_id, fields):
     with pytest.raises(ProtocolError):
-        read_entries("a", [(entry_id, fields)], seen=0)
+        list(OutputRead("a", [(entry_id, fields)], seen=0))
 
 
 def test_only_the_last_four_states_are_terminal():

@@ -1,13 +1,18 @@
 """Long works in one loop: how many of them have a turn before the loop comes round again."""
 
 import asyncio
+from collections.abc import Mapping
+from contextlib import aclosing
 
 import pytest
 
-from quire import turns
-from quire.output_log import logs_in, logs_in_turns
-from quire.testing import FakeQuire
+from quire import Client, ProtocolError, TokenChunk, turns
+from quire.aio import AsyncClient
 from quire.turns import Turn
+from tests.quire.builders import make_item, submit_and_claim
+from tests.quire.loop_face import async_twin
+
+NUM_ENTRIES = 20
 
 
 @pytest.fixture(autouse=True)
@@ -63,32 +68,59 @@ def test_a_work_that_is_cancelled_or_fails_gives_its_turn_back():
     asyncio.run(live())
 
 
-def test_what_a_loop_reads_of_many_logs_is_what_a_thread_reads_and_others_get_on():
-    with FakeQuire(answer=lambda request: request.body["prompt"]) as fake:
-        client = fake.client()
-        prompts = ["one", "two", "three"]
-        seen = dict[str, int]()
-        for prompt in prompts:
-            handle = client.submit(prompt)
-            handle.result(timeout=10)
-            seen[handle.request_id] = len(seen)
-        keys = fake.broker.keys
-        fake.connection.xadd(keys.output("damaged"), {"neither": "nor"}, id="1-1")
-        seen["damaged"] = 0
-        logs = {keys.output(request_id): "0-0" for request_id in [*seen, "of-others"]}
-        reply = fake.connection.xread(logs)
+@pytest.fixture
+def taken_apart(monkeypatch) -> list[bytes]:
+    """The ids of the entries of logs that somebody has come to."""
+    found, read = list[bytes](), TokenChunk.from_entry
 
-    async def rounds() -> int:
-        reading = asyncio.create_task(logs_in_turns(reply, keys, seen))
-        rounds = 0
-        while not reading.done():
-            await asyncio.sleep(0)
-            rounds += 1
-        found, expected = dict(await reading), dict(logs_in(reply, keys, seen))
-        assert str(found.pop("damaged")) == str(expected.pop("damaged"))
-        assert found == expected
-        assert [read.chunks[0].text for read in found.values()] == ["one", "wo", "ree"]
-        return rounds
+    def noted(entry_id: bytes, fields: Mapping[bytes, bytes]) -> TokenChunk:
+        found.append(entry_id)
+        return read(entry_id, fields)
 
-    # A round behind each entry, at least.
-    assert asyncio.run(rounds()) >= 6
+    monkeypatch.setattr(TokenChunk, "from_entry", noted)
+    return found
+
+
+def test_of_what_a_loop_has_read_only_what_its_readers_come_to_is_taken_apart(broker, taken_apart):
+    claimed = submit_and_claim(broker, id="a")
+    for number in range(NUM_ENTRIES):
+        broker.commit([make_item(claimed.claim, number, number + 1)])
+    broker.commit([make_item(claimed.claim, NUM_ENTRIES, NUM_ENTRIES, final=True)])
+    taken_apart.clear()
+
+    async def read() -> list[tuple[int, int]]:
+        client = AsyncClient(async_twin(broker._connection), queue=broker.keys.queue)
+        found = list[tuple[int, int]]()
+        async with client, aclosing(client.attach("a").follow_reads()) as reads:
+            async for items in reads:
+                # Others of the loop come and go meanwhile, and change nothing.
+                await asyncio.sleep(0)
+                found.append((len(items), len(taken_apart)))
+        return found
+
+    # The completion stands in an entry of its own.
+    chunks = [(1, number + 1) for number in range(NUM_ENTRIES)]
+    assert asyncio.run(read()) == [*chunks, (1, NUM_ENTRIES)]
+
+
+@pytest.mark.parametrize("turn_seconds", [0.0, 60.0])
+def test_what_stands_before_an_entry_that_is_not_ours_is_given(broker, monkeypatch, turn_seconds):
+    monkeypatch.setattr(turns, "TURN_SECONDS", turn_seconds)
+    claimed = submit_and_claim(broker, id="a")
+    broker.commit([make_item(claimed.claim, 0, 1)])
+    broker.commit([make_item(claimed.claim, 1, 3)])
+    broker._connection.xadd(broker.keys.output("a"), {"neither": "nor"}, id="9-9")
+    found = list[int]()
+
+    async def read() -> None:
+        client = AsyncClient(async_twin(broker._connection), queue=broker.keys.queue)
+        async with client:
+            async for chunk in client.stream("a"):
+                found.append(chunk.end)
+
+    with pytest.raises(ProtocolError, match="9-9"):
+        asyncio.run(read())
+    assert found == [1, 3]
+    with pytest.raises(ProtocolError, match="9-9"):
+        found.extend(chunk.end for chunk in Client(broker).stream("a"))
+    assert found == [1, 3, 1, 3]

@@ -5,9 +5,9 @@ import traceback
 import pytest
 
 from quire.errors import BrokerUnavailable, ProtocolError, QuireError
-from quire.output import TokenChunk
 from quire.output_log import OutputRead
 from quire.waits import MAX_STREAMS_PER_READ, Wait, Waits
+from quire.wire import pack_ids
 
 
 class Waiting:
@@ -26,8 +26,9 @@ class Waiting:
 
 
 def five_tokens(start: int) -> OutputRead:
-    ends = tuple(range(1, 6))
-    return OutputRead((TokenChunk(start, ends, "abcde", 1, text_ends=ends),), None)
+    ids = pack_ids([1, 2, 3, 4, 5])
+    fields = {b"from": b"%d" % start, b"ids": ids, b"text": b"abcde", b"ends": ids}
+    return OutputRead("a", [(b"%d-1" % (start + 4), fields)], seen=start)
 
 
 def test_a_log_is_read_for_the_one_who_has_least_of_it_and_each_gets_what_it_lacks():
