@@ -55,6 +55,11 @@ class Claim:
     owner: str
 
 
+def new_owner() -> str:
+    """The owner of a claim that is still to be made; for that one claim alone."""
+    return secrets.token_hex(16)
+
+
 @dataclass(frozen=True, slots=True)
 class Claimed:
     """A request that is now this worker's to run.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -38,6 +37,7 @@ from quire.transitions import (
     IngressEntry,
     NotClaimed,
     NotClaimedReason,
+    new_owner,
 )
 from quire.wire import pack
 
@@ -96,7 +96,11 @@ class Working(Shard):
         )
 
     def claim(
-        self, entries: Sequence[IngressEntry], *, fingerprint: str | None = None
+        self,
+        entries: Sequence[IngressEntry],
+        *,
+        fingerprint: str | None = None,
+        owners: Sequence[str] | None = None,
     ) -> list[Claimed | NotClaimed]:
         """Turns deliveries into claims, one answer per entry in the same order.
 
@@ -104,8 +108,12 @@ class Working(Shard):
         The entry is removed from the stream in both cases. `fingerprint` names the engine and is
         recorded at the first claim. A request with damaged keys, or one that the server refuses,
         fails alone, see NotClaimedReason; a refusal is raised only when nothing was claimed.
+
+        A call that raised BrokerUnavailable may have claimed all the same. Whoever may make it
+        again passes `owners` of its own, see `new_owner`, one per entry: the same ones again are
+        answered with what the first call has claimed.
         """
-        owners = [secrets.token_hex(16) for _ in entries]
+        owners = owners or [new_owner() for _ in entries]
         calls = [
             claim_call(self.keys, entry, owner=owner, fingerprint=fingerprint)
             for entry, owner in zip(entries, owners, strict=True)

@@ -7,16 +7,17 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
+from typing import TypeVar
 
 import structlog
 
 from engine.request import Priority
 from quire.broker import Broker
-from quire.errors import ProtocolError, QuireError
+from quire.errors import BrokerUnavailable, ProtocolError, QuireError
 from quire.protocol import Priority as WirePriority
-from quire.transitions import Claimed, IngressEntry, NotClaimed, NotClaimedReason
+from quire.transitions import Claimed, IngressEntry, NotClaimed, NotClaimedReason, new_owner
 from service.config import Settings
-from service.contact import LONGEST_PAUSE_SECONDS, UNAVAILABLE, Contact
+from service.contact import AWAY, LONGEST_PAUSE_SECONDS, UNAVAILABLE, Contact, kind_of, pauses
 from service.loop import EngineLoop
 from service.metrics import Metrics
 from service.outbox import Outbox
@@ -37,6 +38,7 @@ BURST_BLOCK_SECONDS = 0.02
 #: An entry of the ingress stream, and the reply to its claim.
 Taken = tuple[IngressEntry, Claimed]
 
+_Result = TypeVar("_Result")
 _log = structlog.get_logger("service.intake")
 
 
@@ -93,7 +95,7 @@ class Intake:
                 self._round()
             except QuireError as error:
                 # Entries that a lost reply delivered are found by the next recovery. Claims that it
-                # granted are renewed by nobody, and come back when their leases expire.
+                # granted, and that were asked for in vain, come back when their leases expire.
                 if not isinstance(error, UNAVAILABLE):
                     _log.exception("queue cannot be read")
                 self._stopping.wait(LONGEST_PAUSE_SECONDS)
@@ -243,8 +245,7 @@ class Intake:
     def _take_in(self, entries: list[IngressEntry]) -> None:
         if not entries:
             return
-        now_ms = self._contact.call("claim", self._broker.now_ms)
-        claimed = self._claim(entries)
+        now_ms, claimed = self._claim(entries)
         if not claimed:
             return
         if self._stopping.is_set():
@@ -280,22 +281,29 @@ class Intake:
             return
         claims = [answer.claim for _, answer in claimed]
         try:
-            self._contact.call("release", partial(self._broker.release, claims))
+            self._until_answered("release", partial(self._broker.release, claims))
         except QuireError as error:
             ids = [claim.request_id for claim in claims]
             _log.error("not given back", request_ids=ids, error=str(error))
 
-    def _claim(self, entries: list[IngressEntry]) -> list[Taken]:
-        """Claim the entries; returns those that this worker got."""
-        claim = partial(self._broker.claim, entries, fingerprint=self._fingerprint)
+    def _claim(self, entries: list[IngressEntry]) -> tuple[int, list[Taken]]:
+        """Claim the entries; returns when that was, and those that this worker got."""
+        # The same ones with each try, so that it is told what an earlier one has claimed unheard.
+        owners = [new_owner() for _ in entries]
+
+        def claim() -> tuple[int, Sequence[Claimed | NotClaimed]]:
+            now_ms = self._broker.now_ms()
+            fingerprint = self._fingerprint
+            return now_ms, self._broker.claim(entries, fingerprint=fingerprint, owners=owners)
+
         try:
-            answers = self._contact.call("claim", claim)
+            now_ms, answers = self._until_answered("claim", claim)
         except ProtocolError as error:
             # The reply is none that our scripts give. The entries stay pending, and what was
             # claimed comes back when its lease expires.
             ids = [entry.request_id for entry in entries]
             _log.error("not claimed", request_ids=ids, error=str(error))
-            return []
+            return 0, []
         claimed = []
         for entry, answer in zip(entries, answers, strict=True):
             if isinstance(answer, NotClaimed):
@@ -304,4 +312,21 @@ class Intake:
                     self._metrics.finished["deadline"].inc()
             else:
                 claimed.append((entry, answer))
-        return claimed
+        return now_ms, claimed
+
+    def _until_answered(self, operation: str, function: Callable[[], _Result]) -> _Result:
+        """Repeat an idempotent call while Redis is away: it may have done unheard what was asked.
+
+        A claim of which nobody knows ends with its lease, as if it had killed its worker, and its
+        request pays with an attempt. Raises what the last try did when stopped, and once all else
+        has been answered for the time of a lease: the claim may be another's by then.
+        """
+        for pause in self._vitals.each(self._thread, pauses()):
+            try:
+                return self._contact.call(operation, function)
+            except BrokerUnavailable as error:
+                is_away = kind_of(error) in AWAY
+                has_waited = self._contact.unbroken_seconds >= self._settings.lease_seconds
+                if not is_away or has_waited or self._stopping.wait(pause):
+                    raise
+        raise AssertionError("pauses never end")

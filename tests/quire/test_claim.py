@@ -5,7 +5,14 @@ import pytest
 from quire.calls import reap_call
 from quire.output import State
 from quire.protocol import Priority
-from quire.transitions import Claimed, HeartbeatReply, NotClaimed, NotClaimedReason, Reaped
+from quire.transitions import (
+    Claimed,
+    HeartbeatReply,
+    NotClaimed,
+    NotClaimedReason,
+    Reaped,
+    new_owner,
+)
 from tests.quire.builders import (
     claim_next,
     make_item,
@@ -44,12 +51,19 @@ def test_of_two_workers_with_the_same_entry_one_gets_the_request(broker):
     assert broker.heartbeat([first.claim]) == [HeartbeatReply(alive=True, cancel_requested=False)]
 
 
-def test_a_claim_whose_reply_was_lost_is_answered_again(broker, monkeypatch):
+def test_a_claim_whose_reply_was_lost_is_answered_again(broker):
+    broker.submit_many([make_request(), make_request()])
+    entries = broker.read_ingress("w", count=2, block_seconds=0)
+    owners = [new_owner() for _ in entries]
+    first, again = (broker.claim(entries, owners=owners) for _ in range(2))
+    assert again == first and [answer.claim.owner for answer in first] == owners
+
+
+def test_a_claim_that_is_made_anew_is_another_one(broker):
     broker.submit(make_request())
     entries = broker.read_ingress("w", count=1, block_seconds=0)
-    monkeypatch.setattr("quire.working.secrets.token_hex", lambda _: "ab" * 16)
     (first,), (again,) = broker.claim(entries), broker.claim(entries)
-    assert isinstance(first, Claimed) and again == first
+    assert isinstance(first, Claimed) and again.reason is NotClaimedReason.RUNNING
 
 
 def test_an_entry_of_an_unknown_request_is_dropped(broker, connection):

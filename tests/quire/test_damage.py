@@ -13,6 +13,7 @@ from quire.transitions import (
     NotClaimedReason,
     Promoted,
     Reaped,
+    new_owner,
 )
 from tests.quire.books import unbalanced
 from tests.quire.builders import claim_next, make_item, make_request, read_all, submit_and_claim
@@ -229,14 +230,15 @@ def test_an_end_that_was_told_before_the_books_were_found_spoilt_stands(
     assert unbalanced(connection, broker) == []
 
 
-def test_a_message_that_went_away_under_a_claim_is_noticed(broker, connection, monkeypatch):
+def test_a_message_that_went_away_under_a_claim_is_noticed(broker, connection):
     broker.submit(make_request(id="b"))
     entries = broker.read_ingress("w", count=1, block_seconds=0)
-    monkeypatch.setattr("quire.working.secrets.token_hex", lambda _: "ab" * 16)
-    broker.claim(entries)
+    owners = [new_owner()]
+    broker.claim(entries, owners=owners)
     connection.delete(broker.keys.body("b"))
     # The reply was lost, and the claim is made again.
-    assert broker.claim(entries) == [NotClaimed("b", NotClaimedReason.DAMAGED, ended=True)]
+    answers = broker.claim(entries, owners=owners)
+    assert answers == [NotClaimed("b", NotClaimedReason.DAMAGED, ended=True)]
     assert broker.status("b").state is State.FAILED
 
 

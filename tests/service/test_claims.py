@@ -3,7 +3,9 @@
 from dataclasses import replace
 
 import pytest
+import redis.exceptions
 
+from quire.connection import translated
 from quire.transitions import Claimed
 from quire.working import Working
 from tests.service.builders import Queue, StepGate, WorkerThread, eventually, expected_tokens
@@ -51,6 +53,72 @@ def test_a_claim_that_says_at_once_that_its_caller_has_given_up_is_not_run_to_it
     with WorkerThread(queue.settings()):
         completion = queue.result(request_id).completion
     assert (completion.state, completion.finish_reason) == ("cancelled", "cancelled")
+
+
+def test_a_claim_that_was_granted_unheard_costs_its_request_no_attempt(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+):
+    """Redis was away for longer than one call tries, and killed no worker."""
+    claim, unheard = Working.claim, [1, 2, 3]
+
+    def claim_unheard(self, entries, **options):
+        answers = claim(self, entries, **options)
+        if unheard:
+            unheard.pop()
+            raise translated(redis.exceptions.ConnectionError("gone"))
+        return answers
+
+    monkeypatch.setattr(Working, "claim", claim_unheard)
+    request_id = queue.submit((5, 6, 7), max_tokens=5)
+    with WorkerThread(queue.settings()):
+        output = queue.result(request_id)
+    assert (unheard, output.completion.attempts) == ([], 1)
+    assert output.token_ids == expected_tokens((5, 6, 7), max_tokens=5)
+    queue.assert_at_rest()
+
+
+def test_a_claim_that_is_never_answered_keeps_others_out_for_a_lease_and_no_longer(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+):
+    """As that of a request whose answer is more than some proxy lets through."""
+    claim = Working.claim
+
+    def claim_in_vain(self, entries, **options):
+        answers = claim(self, entries, **options)
+        if bad in [entry.request_id for entry in entries]:
+            raise translated(redis.exceptions.TimeoutError())
+        return answers
+
+    monkeypatch.setattr(Working, "claim", claim_in_vain)
+    bad = queue.submit((5, 6, 8), max_tokens=5)
+    with WorkerThread(queue.settings(max_attempts=1)):
+        queue.wait_for_state(bad, "running")
+        good = queue.submit((5, 6, 9), max_tokens=5)
+        assert queue.result(good).token_ids == expected_tokens((5, 6, 9), max_tokens=5)
+        queue.wait_for_state(bad, "failed")
+
+
+def test_a_claim_that_cannot_be_given_back_at_once_costs_its_request_no_attempt(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+):
+    release, unheard = Working.release, [1, 2, 3]
+
+    def release_in_vain(self, claims):
+        if unheard:
+            unheard.pop()
+            raise translated(redis.exceptions.ConnectionError("gone"))
+        return release(self, claims)
+
+    monkeypatch.setattr(Working, "release", release_in_vain)
+    suspect = queue.submit((5, 6, 7), max_tokens=5)
+    queue.broker.claim(queue.broker.read_ingress("dead", count=1, block_seconds=0.0))
+    before = queue.submit((5, 6, 8), max_tokens=5)
+    queue.take_away(suspect)
+    # Both are read at once, and the suspect begins alone, with the claim after.
+    with WorkerThread(queue.settings()):
+        assert queue.result(before).completion.attempts == 1
+        assert queue.result(suspect).completion.attempts == 2
+    assert unheard == []
 
 
 def test_what_a_read_brings_after_the_stop_is_given_back(queue: Queue):

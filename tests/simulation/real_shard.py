@@ -10,7 +10,6 @@ import contextlib
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
-from unittest import mock
 
 import redis
 
@@ -123,8 +122,7 @@ class RealShard:
         ids = {number: entry_id for entry_id, number in self._entries.items()}
         stream, entry_id = ids.get(call.entry, (self._streams[0], "1-1"))
         entry = IngressEntry(stream, entry_id, self.names[call.request], Priority.NORMAL, 0)
-        with mock.patch("quire.working.secrets.token_hex", return_value=owner_name(call.owner)):
-            (answer,) = self.broker.claim([entry])
+        (answer,) = self.broker.claim([entry], owners=[owner_name(call.owner)])
         if not isinstance(answer, Claimed):
             return str(answer.reason), answer.ended
         assert answer.claim.owner == owner_name(call.owner)
