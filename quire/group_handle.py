@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from quire.broker import Broker
 from quire.connection import MAX_BLOCK_SECONDS
 from quire.errors import ProtocolError, ResultExpired
-from quire.grouping import FIRST_POSITION, GroupEnd
+from quire.grouping import EndsPlace, GroupEnd
 from quire.handle import completion_of
 from quire.output import Completion, ErrorInfo, FinishReason, State
 from quire.patience import Patience
@@ -88,16 +88,16 @@ class GroupHandle:
     def _ends(self, *, timeout: float | None) -> Iterator[tuple[Broker, GroupEnd]]:
         """The ends of members as they come, until none is open."""
         patience = Patience(timeout, f"the group {self.group}")
-        places = dict.fromkeys(self._brokers, FIRST_POSITION)
+        places = {broker: EndsPlace() for broker in self._brokers}
         turn = MAX_BLOCK_SECONDS if len(places) == 1 else TURN_SECONDS
         while True:
             # Looked at before the ends: whatever ended before the look is found by the reads.
             waiting = {broker for broker in places if broker.num_open_members(self.group)}
             has_news = False
-            for broker, place in list(places.items()):
-                for end in broker.read_ends(self.group, after=place):
-                    places[broker] = end.position
-                    has_news = True
+            for broker, place in places.items():
+                ends = place.take(broker.read_ends(self.group, after=place.overlap))
+                has_news = has_news or ends is None or bool(ends)
+                for end in ends or ():
                     yield broker, end
             if has_news:
                 continue
@@ -105,7 +105,8 @@ class GroupHandle:
                 return
             for broker in waiting:
                 left = patience.left(turn)
-                if broker.read_ends(self.group, after=places[broker], block_seconds=left):
+                after = places[broker].position
+                if broker.read_ends(self.group, after=after, block_seconds=left):
                     break
 
 

@@ -19,6 +19,9 @@ FIRST_POSITION = "0-0"
 #: The most ends taken by one read.
 MAX_ENDS_PER_READ = 256
 
+#: The largest number of a position within its millisecond.
+_LAST_NUMBER = 2**64 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class GroupEnd:
@@ -27,6 +30,42 @@ class GroupEnd:
     position: str
     request_id: str
     state: State
+
+
+class EndsPlace:
+    """How far one reader of a group's ends has come in one shard.
+
+    Positions are times of Redis. One that lost its last ends, and whose clock is behind, as a
+    replica's may be, writes the next ones before the place of a reader that has seen those. So each
+    read begins at the last end that was seen: if another one stands there, all begins anew.
+    """
+
+    def __init__(self) -> None:
+        self._last: GroupEnd | None = None
+
+    @property
+    def position(self) -> str:
+        """Where to wait for the next end."""
+        return self._last.position if self._last else FIRST_POSITION
+
+    @property
+    def overlap(self) -> str:
+        """Where to read on, so that the last end that was seen comes again."""
+        if self._last is None:
+            return FIRST_POSITION
+        time_ms, number = map(int, self._last.position.split("-"))
+        return f"{time_ms}-{number - 1}" if number else f"{time_ms - 1}-{_LAST_NUMBER}"
+
+    def take(self, ends: Sequence[GroupEnd]) -> Sequence[GroupEnd] | None:
+        """What is new of that which was read from `overlap` on; None if all begins anew."""
+        if self._last is not None:
+            if not ends or ends[0] != self._last:
+                self._last = None
+                return None
+            ends = ends[1:]
+        if ends:
+            self._last = ends[-1]
+        return ends
 
 
 class Grouping(Shard):

@@ -78,6 +78,34 @@ def test_a_reader_that_waits_is_woken_by_each_end(client, broker):
     assert sorted(completion.request_id for completion in found) == ["g~a", "g~b"]
 
 
+@pytest.mark.parametrize("ahead_ms", [0, 3_600_000], ids=["the same clock", "a clock behind"])
+def test_ends_written_after_redis_lost_its_last_ones_are_told_whatever_its_clock_says(
+    client, broker, connection, ahead_ms
+):
+    """As by a replica that had not got them: a reader's place is beyond all it will write."""
+    group = client.submit_many(rows("a", "b", "c"), group="g")
+    claims = [claim_next(broker) for _ in range(3)]
+    for claimed in claims[:2]:
+        finish(broker, claimed)
+    _, _, ends = broker.keys.of_group("g")
+    (first, of_a), (last, of_b) = connection.xrange(ends)
+    ahead = f"{int(last.partition(b'-')[0]) + ahead_ms}-7"
+    written_anew(connection, ends, {first: of_a, ahead: of_b})
+    results = group.results(timeout=30)
+    told = [next(results).request_id for _ in range(2)]
+    written_anew(connection, ends, {first: of_a})
+    finish(broker, claims[2])
+    told += [completion.request_id for completion in results]
+    assert told == ["g~a", "g~b", "g~c"]
+
+
+def written_anew(connection, stream, entries):
+    connection.delete(stream)
+    for entry_id, fields in entries.items():
+        connection.xadd(stream, fields, id=entry_id)
+    connection.expire(stream, 60)
+
+
 def test_members_that_did_not_complete_are_among_the_results(client, broker):
     group = client.submit_many(rows("a", "b"), group="g")
     finish(broker, claim_next(broker))
