@@ -8,6 +8,8 @@ from typing import Any, cast
 
 from quire.calls import requeue_call
 from quire.errors import InvalidRequest, UnknownRequest
+from quire.inspection import MAX_PENDING_SEEN
+from quire.keys import GROUP
 from quire.output import State
 from quire.protocol import Priority
 from quire.replies import (
@@ -171,6 +173,26 @@ class Operating(Shard):
         key, now = self.keys.lease, self.now_ms()
         number: Any = self._retrying(lambda: self._connection.zcount(key, "-inf", now))
         return int(number)
+
+    def num_unheard(self, since_ms: int) -> int:
+        """Requests of whose worker nothing was heard since a moment on the broker's clock.
+
+        It was given them before that, and has not renewed their leases or claimed them since. It
+        may yet do so, at most a lease after that moment; else they can be taken over.
+        """
+        keys, idle_ms = self.keys, max(0, self.now_ms() - since_ms)
+        renewed = since_ms + int(self.lease_seconds * 1000)
+
+        def counts() -> Any:
+            with self._connection.pipeline(transaction=False) as pipeline:
+                pipeline.zcount(keys.lease, "-inf", renewed)
+                for stream in keys.all_ingress:
+                    pipeline.xpending_range(stream, GROUP, "-", "+", count=MAX_PENDING_SEEN)
+                return pipeline.execute()
+
+        num_leases, *streams = self._retrying(counts)
+        silences = [int(row["time_since_delivered"]) for rows in streams for row in rows]
+        return int(num_leases) + sum(silence >= idle_ms for silence in silences)
 
     def workers(self) -> list[WorkerInfo]:
         """The last word of every worker heard within a day, sorted by name."""

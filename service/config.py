@@ -101,9 +101,9 @@ class Settings(ProcessSettings):
     )
     burst: bool = setting(
         "Queue",
-        "Exit with 0 as soon as nothing can be claimed and all work is done, that of workers whose "
-        "leases have expired included. What is paused or scheduled for later stays, and the "
-        "log says so.",
+        "Exit with 0 as soon as nothing can be claimed and all work is done, that of workers "
+        "included that died: of each that holds requests a sign of life is awaited, for a lease at "
+        "most. What is paused or scheduled for later stays, and the log says so.",
         default=False,
     )
 

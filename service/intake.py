@@ -34,6 +34,8 @@ BETTER_PAUSE_SECONDS = 0.2
 MAX_ENDED_CLAIMS = 1024
 #: In a burst, how long one read may wait while the engine still has work.
 BURST_BLOCK_SECONDS = 0.02
+#: Pause of a burst that is done, between two looks whether others have left what it must take over.
+BURST_LOOK_SECONDS = 0.1
 
 #: An entry of the ingress stream, and the reply to its claim.
 Taken = tuple[IngressEntry, Claimed]
@@ -84,6 +86,8 @@ class Intake:
         self._clock = clock
         self._stopping = threading.Event()
         self._next_better = clock()
+        #: In a burst: since when there is nothing to take in, on the broker's clock.
+        self._done_ms: int | None = None
         #: When to look again for what nobody has claimed, of each class or better.
         self._next_recovery = dict.fromkeys(Priority, clock())
 
@@ -130,13 +134,19 @@ class Intake:
         self._recover(Priority.LOW)
         room = self.room()
         was_done = self._outbox.is_empty
+        # Looked at before the read, which then finds what was queued again until the look.
+        is_last = self._settings.burst and was_done and not self._awaits_others()
         if room > 0:
             entries = self._read(room, block_seconds=self._block_seconds(was_done=was_done))
         else:
             entries = self._read_better()
         self._take_in(entries)
-        if self._settings.burst and was_done and not entries:
+        if entries or not was_done:
+            self._done_ms = None
+        elif is_last:
             self._end_burst()
+        elif self._settings.burst:
+            self._stopping.wait(BURST_LOOK_SECONDS)
 
     def _read_better(self) -> list[IngressEntry]:
         """While the line is full, still read requests of a better class than those that fill it.
@@ -167,15 +177,24 @@ class Intake:
             return block
         return 0.0 if was_done else min(block, BURST_BLOCK_SECONDS)
 
-    def _end_burst(self) -> None:
-        """End the burst, unless leases have expired: the keeper has still to queue their requests.
+    def _awaits_others(self) -> bool:
+        """Whether a burst that is done may still have to take over what other workers hold.
 
-        It may do so only after it was in contact for the time of one lease, which is longer than
-        most bursts. If each burst left that to the next one, nobody would ever do it.
+        A lease that has expired is the keeper's to see to, which may do so only after it was in
+        contact for the time of one lease. That is longer than most bursts: if each left it to the
+        next one, nobody would ever do it. Who died within the last lease looks as if alive. So of
+        all who hold something a sign of life is awaited, as they give it every third of a lease.
         """
-        if self._contact.call("read", self._broker.num_expired_leases) > 0:
-            self._stopping.wait(FULL_SECONDS)
-            return
+
+        def look() -> bool:
+            broker = self._broker
+            if self._done_ms is None:
+                self._done_ms = broker.now_ms()
+            return broker.num_expired_leases() > 0 or broker.num_unheard(self._done_ms) > 0
+
+        return self._contact.call("read", look)
+
+    def _end_burst(self) -> None:
         self._say_what_is_left()
         self._stopping.set()
         self._on_queue_empty()

@@ -153,6 +153,7 @@ def test_a_worker_claims_commits_and_looks_after_the_others(as_role, real_broker
     broker.beat_worker("other", "serving", {})
     assert broker.queue_depth()[Priority.NORMAL] == 3
     assert (broker.num_scheduled(), broker.pause_reason()) == (0, None)
+    assert (broker.num_expired_leases(), broker.num_unheard(broker.now_ms())) == (0, 0)
     assert [info.name for info in broker.workers()] == ["other"]
 
 

@@ -7,7 +7,7 @@ from quire.errors import BrokerUnavailable
 from quire.inspection import IngressState, inspect_shards
 from quire.keys import GROUP, Keys
 from quire.protocol import Priority
-from tests.quire.builders import claim_next, make_item, make_request
+from tests.quire.builders import claim_next, make_item, make_request, pass_moment
 
 #: How far an age may be off: the tests of a busy machine run slowly.
 LEEWAY_SECONDS = 60.0
@@ -158,6 +158,25 @@ def test_an_expired_lease_is_told_from_a_live_one(broker, connection, clockwork)
 
     state = look(broker, connection)
     assert (state.num_leases, state.num_expired_leases) == (2, 1)
+
+
+def test_a_worker_that_has_claimed_or_renewed_since_is_told_from_one_of_which_nothing_was_heard(
+    broker,
+):
+    broker.submit_many([make_request(id=name) for name in "abcd"])
+    renewed, silent = claim_next(broker), claim_next(broker)
+    first, second = broker.read_ingress("w", count=2, block_seconds=0)
+    assert first.request_id == "c" and silent
+    since = broker.now_ms()
+    pass_moment(broker, since)
+    assert broker.num_unheard(since) == 4
+    broker.heartbeat([renewed.claim])
+    assert broker.num_unheard(since) == 3
+    broker.claim([first])
+    assert broker.num_unheard(since) == 2
+    broker.recover_entries("other", min_idle_seconds=0, count=1)
+    assert broker.num_unheard(since) == 1
+    assert broker.claim([second])
 
 
 def test_dead_letters_are_counted(broker, connection):

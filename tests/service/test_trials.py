@@ -10,6 +10,7 @@ import pytest
 from engine.batch import Batch
 from engine.request import Priority
 from quire.transitions import CommitReply, CommitStatus
+from quire.working import Working
 from service.completions import own_failure
 from service.delivery import Delivery
 from service.outbox import Outbox
@@ -199,3 +200,59 @@ def test_a_burst_takes_over_what_a_dead_worker_has_left(queue: Queue):
         assert worker.wait() == 0
     assert queue.broker.num_expired_leases() == 0
     assert queue.broker.status(request_id).state == "completed"
+
+
+def test_a_burst_takes_over_what_is_queued_again_right_after_its_last_look(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+):
+    request_id = queue.submit((4, 9), max_tokens=6)
+    queue.broker.claim(queue.broker.read_ingress("dead", count=1, block_seconds=0.0))
+    queue.connection.zadd(queue.keys.lease, {request_id: 1})
+    read = Working.read_ingress
+
+    def read_and_look_away(self, worker, **options):
+        entries = read(self, worker, **options)
+        queue.broker.reap()
+        return entries
+
+    monkeypatch.setattr(Working, "read_ingress", read_and_look_away)
+    with WorkerThread(queue.settings(burst=True)) as worker:
+        assert worker.wait() == 0
+    assert queue.broker.status(request_id).state == "completed"
+
+
+@pytest.mark.parametrize("has_claimed", [False, True], ids=["delivered", "claimed"])
+def test_a_burst_takes_over_what_a_worker_has_left_that_died_a_moment_ago(
+    queue: Queue, has_claimed: bool
+):
+    """As a job that is begun again right after it was killed: nobody else may ever come."""
+    request_id = queue.submit((4, 9), max_tokens=6)
+    entries = queue.broker.read_ingress("dead", count=1, block_seconds=0.0)
+    if has_claimed:
+        queue.broker.claim(entries)
+    with WorkerThread(queue.settings(burst=True)) as worker:
+        assert worker.wait() == 0
+    assert queue.broker.status(request_id).state == "completed"
+    queue.assert_at_rest()
+
+
+def test_a_burst_does_not_wait_for_the_end_of_what_a_living_worker_holds(queue: Queue):
+    gate = StepGate(steps=2)
+    request_id = queue.submit((4, 9), max_tokens=20)
+    with WorkerThread(queue.settings(), before_run=gate):
+        queue.wait_for_tokens(request_id, 2)
+        with WorkerThread(queue.settings(burst=True)) as worker:
+            assert worker.wait() == 0
+        assert queue.broker.status(request_id).state == "running"
+        gate.open()
+        assert queue.result(request_id).completion.attempts == 1
+
+
+def test_a_burst_does_not_wait_for_ever_for_an_entry_that_nobody_can_claim(queue: Queue):
+    request_id = queue.submit()
+    queue.broker.read_ingress("dead", count=1, block_seconds=0.0)
+    for key in (queue.keys.request(request_id), queue.keys.dead):
+        queue.connection.set(key, "nothing of ours", ex=60)
+    with WorkerThread(queue.settings(burst=True)) as worker:
+        assert worker.wait() == 0
+    assert sum(queue.broker.queue_depth().values()) == 1
