@@ -20,8 +20,9 @@ from quire.calls import (
     release_call,
 )
 from quire.commits import Extension
+from quire.connection import is_refused
 from quire.damage import condemn
-from quire.errors import ProtocolError, QuireError
+from quire.errors import BrokerUnavailable, ProtocolError, QuireError
 from quire.output import Completion, ErrorInfo, FinishReason, State
 from quire.protocol import Priority
 from quire.replies import claim_answer
@@ -277,6 +278,21 @@ class Working(Shard):
             self.keys, worker, state=state, load=data, memory_seconds=WORKER_MEMORY_SECONDS
         )
         return bool(self._scripts.run("beat_worker", call))
+
+    def seen_ms(self, worker: str) -> int:
+        """When the worker last signed the registry, on the broker's clock; 0 if Redis knows none.
+
+        ProtocolError where the registry is none.
+        """
+        look = partial(self._connection.hget, self.keys.workers, worker)
+        try:
+            word: Any = self._retrying(look)
+        except BrokerUnavailable as error:
+            if is_refused(error):
+                raise ProtocolError(f"the registry cannot be read: {error}") from error
+            raise
+        seen = (word or b"").partition(b" ")[0]
+        return int(seen) if seen.isdigit() else 0
 
     def _is_paused(self) -> bool:
         control = self.keys.control

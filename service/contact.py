@@ -49,9 +49,9 @@ class Contact:
     """The worker's books about Redis; shared by all threads.
 
     Contact is broken while a PULSE operation fails, when another operation begins to find Redis
-    away, and by more than `silence_seconds` without an answer: then this process stood still, and
-    what it knows of the other workers is out of date. Other refusals, and other operations that go
-    on failing while the pulse is answered, concern this worker alone.
+    away, when Redis has lost something, and by more than `silence_seconds` without an answer: then
+    this process stood still, and what it knows of the other workers is out of date. Other refusals,
+    and other operations that go on failing while the pulse is answered, concern this worker alone.
     """
 
     def __init__(
@@ -103,6 +103,14 @@ class Contact:
     def unbroken_seconds(self) -> float:
         """How long contact is unbroken: whoever is alive could renew its leases meanwhile."""
         return self._clock() - self._unbroken_since
+
+    def note_lapse(self) -> None:
+        """Redis has lost what it had confirmed, and so perhaps the last renewals of leases.
+
+        It was away for it, though so shortly that no call need have failed.
+        """
+        self._unbroken_since = self._clock()
+        _log.warning("redis came back with older data")
 
     def _note_outage(self, operation: str, *, kind: str, error: str) -> None:
         """Log that an operation fails when it begins to, and from time to time while it does.

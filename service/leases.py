@@ -156,6 +156,8 @@ class Housekeeper:
         self._lease_seconds = lease_seconds
         self._stopping = threading.Event()
         self._signed = ""
+        #: When this worker last signed each shard, on the broker's clock.
+        self._seen_ms: dict[Broker, int] = {}
         # Seeded by the system: workers started together must not stay together.
         self._random = random.SystemRandom()
 
@@ -183,8 +185,8 @@ class Housekeeper:
     def tidy(self) -> bool:
         """Sign the registry, then put what dead workers held back into the queue.
 
-        After an outage all leases have expired, though their owners may be alive: they get the time
-        of one lease to renew first. False when Redis did not answer.
+        After an outage all leases may have expired, though their owners are alive: they get the
+        time of one lease to renew first. False when Redis did not answer.
         """
         if not self._sign(self._vitals.state):
             return False
@@ -235,8 +237,13 @@ class Housekeeper:
         load, (model, adapters) = dict(self._load()), self._serves()
 
         def beat(broker: Broker) -> None:
+            # A server that dies and is there again at once may fail no call at all. If it is
+            # without its last seconds, its leases are older than those it had granted.
+            if broker.seen_ms(self._worker) < self._seen_ms.get(broker, 0):
+                self._contact.note_lapse()
             if broker.beat_worker(self._worker, state, load, model=model, adapters=adapters):
                 self._on_drain()
+            self._seen_ms[broker] = broker.seen_ms(self._worker)
 
         is_heard = self._in_every_shard("beat", beat)
         if is_heard:

@@ -17,6 +17,7 @@ from service.leases import Housekeeper
 from service.metrics import Metrics
 from service.model import ServedModel
 from service.vitals import Vitals
+from tests.quire.builders import pass_moment
 from tests.service.builders import (
     LEASE_SECONDS,
     Clock,
@@ -171,6 +172,45 @@ def test_a_keeper_reaps_only_when_the_others_had_a_lease_s_time_to_be_heard(
         assert keeper.tidy()
         reaped.append(queue.broker.status(orphan).state == "queued")
     assert reaped == [False, False, True]
+
+
+@pytest.mark.parametrize("is_gone", [False, True], ids=["an older word", "no word"])
+def test_a_keeper_whose_word_was_forgotten_gives_the_others_a_lease_s_time_to_be_heard(
+    queue: Queue,
+    clock: Clock,
+    contact: Contact,
+    keeper: Housekeeper,
+    orphan: str,
+    is_gone: bool,
+):
+    """A server that was back at once with old data: no call has failed, and no lease is certain."""
+    workers = queue.keys.workers
+    assert keeper.tidy()
+    before = queue.connection.hget(workers, "keeper")
+    pass_moment(queue.broker)
+    clock.now += 9.0
+    assert keeper.tidy()
+    if is_gone:
+        queue.connection.delete(workers)
+    else:
+        queue.connection.hset(workers, "keeper", before)
+    reaped = []
+    # A lease after its beginning, then not quite a lease later, and then after one.
+    for seconds in (1.0, 9.0, 1.0):
+        clock.now += seconds
+        assert keeper.tidy()
+        reaped.append(queue.broker.status(orphan).state == "queued")
+    assert reaped == [False, False, True]
+
+
+def test_a_registry_that_is_none_keeps_a_worker_from_no_housekeeping(
+    queue: Queue, clock: Clock, keeper: Housekeeper, orphan: str
+):
+    queue.connection.set(queue.keys.workers, "not a registry", ex=60)
+    for _ in range(2):
+        clock.now += 10.0
+        assert keeper.tidy()
+    assert queue.broker.status(orphan).state == "queued"
 
 
 @pytest.mark.parametrize("error", [REFUSED, AWAY], ids=["refused", "never through"])
