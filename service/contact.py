@@ -52,6 +52,8 @@ class Contact:
     away, when Redis has lost something, and by more than `silence_seconds` without an answer: then
     this process stood still, and what it knows of the other workers is out of date. Other refusals,
     and other operations that go on failing while the pulse is answered, concern this worker alone.
+    They go on failing, though some succeed in between, if Redis is found away again within
+    `silence_seconds`: else nobody would count as dead where connections are cut off now and then.
     """
 
     def __init__(
@@ -70,6 +72,8 @@ class Contact:
         self._outages: dict[str, _Outage] = {}
         #: When the log last said that an operation fails.
         self._said: dict[str, float] = {}
+        #: When any of them last found Redis away.
+        self._last_away = -inf
 
     def call(self, operation: str, function: Callable[[], _Result]) -> _Result:
         """What `function` returns. `operation` is one of the register's OPERATIONS.
@@ -121,6 +125,9 @@ class Contact:
         now = self._clock()
         outage = self._outages.setdefault(operation, _Outage(since=now))
         was_away, outage.is_away = outage.is_away, kind in AWAY
+        if outage.is_away:
+            was_away = was_away or now - self._last_away <= self._silence_seconds
+            self._last_away = now
         if operation in PULSE or (outage.is_away and not was_away):
             self._unbroken_since = now
         outage.calls += 1

@@ -230,6 +230,19 @@ def test_what_a_worker_alone_cannot_do_keeps_it_from_no_housekeeping(
     assert queue.broker.status(orphan).state == "queued"
 
 
+@pytest.mark.parametrize("seconds", [2.0, 10.0])
+def test_what_is_cut_off_now_and_then_keeps_a_worker_from_no_housekeeping(
+    queue: Queue, clock: Clock, contact: Contact, keeper: Housekeeper, orphan: str, seconds: float
+):
+    """As a read, where something between ends every connection that is some minutes old."""
+    for operation in ("read", "commit", "recover") * 2:
+        clock.now += seconds
+        fails(contact, operation, AWAY)
+        contact.call(operation, lambda: None)
+        assert keeper.tidy()
+    assert queue.broker.status(orphan).state == "queued"
+
+
 def test_what_is_refused_now_and_then_keeps_a_worker_from_no_housekeeping(
     queue: Queue, clock: Clock, contact: Contact, keeper: Housekeeper, orphan: str
 ):
