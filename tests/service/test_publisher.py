@@ -1,5 +1,6 @@
 """The publisher against a Redis that is slow, away, forgetful, or has given the claim to others."""
 
+import contextlib
 import socket
 import threading
 from collections.abc import Sequence
@@ -7,6 +8,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from quire.connection import connect
+from tests.quire.builders import port_of
+from tests.quire.proxy import wire_to
 from tests.service.builders import (
     Queue,
     StepGate,
@@ -106,6 +110,31 @@ def test_tokens_that_redis_lost_are_sent_again(queue: Queue):
         assert worker.metric("quire_publish_rewinds_total") == 1
     assert output.token_ids == expected_tokens((8, 1), max_tokens=50)
     assert output.text == text_of(output.token_ids)
+
+
+def test_a_worker_sends_again_what_a_replica_that_lagged_had_not_got_when_it_took_over():
+    """Its claim is there, and the first of its tokens; the other ones went with the master."""
+    gate, options = StepGate(steps=0), ("--repl-diskless-sync-delay", "0")
+    with contextlib.ExitStack() as stack:
+        master, replica = (stack.enter_context(private_redis(*options)) for _ in range(2))
+        wire, heir = stack.enter_context(wire_to(master.url)), connect(replica.url)
+        heir.execute_command("REPLICAOF", "127.0.0.1", port_of(master))
+        eventually(lambda: heir.info("replication")["master_link_status"] == "up")
+        queue = Queue.at(wire.url)
+        request_id = queue.submit((4, 4, 4), max_tokens=40)
+        worker = stack.enter_context(WorkerThread(queue.settings(), before_run=gate))
+        gate.step_until(lambda: queue.published(request_id) >= 3)
+        assert queue.connection.wait(1, 30_000) == 1
+        heir.execute_command("REPLICAOF", "NO", "ONE")
+        gate.step_until(lambda: queue.published(request_id) >= 9)
+        wire.lead_to(replica.url)
+        master.kill()
+        eventually(lambda: 3 <= queue.published(request_id) < 9)
+        gate.open()
+        output = queue.result(request_id)
+        assert worker.metric("quire_publish_rewinds_total") >= 1
+    assert output.token_ids == expected_tokens((4, 4, 4), max_tokens=40)
+    assert (output.completion.attempts, output.completion.resumes) == (1, 0)
 
 
 def test_a_claim_lost_to_another_worker_is_dropped_in_silence(queue: Queue):
