@@ -13,11 +13,11 @@ import structlog
 
 from engine.request import Priority
 from quire.broker import Broker
-from quire.errors import BrokerUnavailable, ProtocolError, QuireError
+from quire.errors import ProtocolError, QuireError
 from quire.protocol import Priority as WirePriority
 from quire.transitions import Claimed, IngressEntry, NotClaimed, NotClaimedReason, new_owner
 from service.config import Settings
-from service.contact import AWAY, LONGEST_PAUSE_SECONDS, UNAVAILABLE, Contact, kind_of, pauses
+from service.contact import LONGEST_PAUSE_SECONDS, UNAVAILABLE, Contact, kind_of, pauses
 from service.loop import EngineLoop
 from service.metrics import Metrics
 from service.outbox import Outbox
@@ -334,18 +334,19 @@ class Intake:
         return now_ms, claimed
 
     def _until_answered(self, operation: str, function: Callable[[], _Result]) -> _Result:
-        """Repeat an idempotent call while Redis is away: it may have done unheard what was asked.
+        """Repeat an idempotent call while Redis cannot serve: it may have done it all the same.
 
         A claim of which nobody knows ends with its lease, as if it had killed its worker, and its
-        request pays with an attempt. Raises what the last try did when stopped, and once all else
-        has been answered for the time of a lease: the claim may be another's by then.
+        request pays with an attempt; so does one that cannot be given back. Raises what the last
+        try did when stopped, and once all else has been answered for the time of a lease: the claim
+        may be another's by then.
         """
+        began, lease = self._clock(), self._settings.lease_seconds
         for pause in self._vitals.each(self._thread, pauses()):
             try:
                 return self._contact.call(operation, function)
-            except BrokerUnavailable as error:
-                is_away = kind_of(error) in AWAY
-                has_waited = self._contact.unbroken_seconds >= self._settings.lease_seconds
-                if not is_away or has_waited or self._stopping.wait(pause):
+            except UNAVAILABLE as error:
+                waited = min(self._clock() - began, self._contact.unbroken_seconds)
+                if kind_of(error) == "access" or waited >= lease or self._stopping.wait(pause):
                     raise
         raise AssertionError("pauses never end")

@@ -8,6 +8,7 @@ import redis.exceptions
 from quire.connection import translated
 from quire.transitions import Claimed
 from quire.working import Working
+from service.contact import Contact
 from tests.service.builders import Queue, StepGate, WorkerThread, eventually, expected_tokens
 
 #: Three blocks of tokens, so that there is something to share.
@@ -59,6 +60,8 @@ def test_a_claim_that_was_granted_unheard_costs_its_request_no_attempt(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ):
     """Redis was away for longer than one call tries, and killed no worker."""
+    # That all had been well for long says nothing of this call.
+    monkeypatch.setattr(Contact, "unbroken_seconds", 3600.0)
     claim, unheard = Working.claim, [1, 2, 3]
 
     def claim_unheard(self, entries, **options):
@@ -98,15 +101,21 @@ def test_a_claim_that_is_never_answered_keeps_others_out_for_a_lease_and_no_long
         queue.wait_for_state(bad, "failed")
 
 
+@pytest.mark.parametrize(
+    "error",
+    [redis.exceptions.ConnectionError("gone"), redis.exceptions.OutOfMemoryError("full")],
+    ids=["nobody there", "no memory"],
+)
 def test_a_claim_that_cannot_be_given_back_at_once_costs_its_request_no_attempt(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, error: redis.exceptions.RedisError
 ):
+    monkeypatch.setattr(Contact, "unbroken_seconds", 3600.0)
     release, unheard = Working.release, [1, 2, 3]
 
     def release_in_vain(self, claims):
         if unheard:
             unheard.pop()
-            raise translated(redis.exceptions.ConnectionError("gone"))
+            raise translated(error)
         return release(self, claims)
 
     monkeypatch.setattr(Working, "release", release_in_vain)
