@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -62,14 +61,10 @@ class OutputRead:
     def beyond(self, seen: int) -> OutputRead | None:
         """The same for a reader of more tokens; None if there is nothing new to it.
 
-        An end before the reader's place is no news for it: its log has lost a part. Entries that
-        are not ours are news, of the kind that raises.
+        An end before the reader's place is no news for it: its log has lost a part.
         """
-        last, _ = self._entries[-1]
-        with contextlib.suppress(ProtocolError):
-            if split_entry_id(last)[0] < seen:
-                return None
-        return OutputRead(self._request_id, self._entries, seen=seen)
+        last, _ = split_entry_id(self._entries[-1][0])
+        return OutputRead(self._request_id, self._entries, seen=seen) if last >= seen else None
 
 
 def read_logs(

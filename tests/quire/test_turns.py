@@ -6,10 +6,11 @@ from contextlib import aclosing
 
 import pytest
 
-from quire import Client, ProtocolError, TokenChunk, turns
+from quire import Client, Completion, ProtocolError, TokenChunk, turns
 from quire.aio import AsyncClient
+from quire.async_handle import completion_of
 from quire.turns import Turn
-from tests.quire.builders import make_item, submit_and_claim
+from tests.quire.builders import make_item, submit_and_claim, token_at
 from tests.quire.loop_face import async_twin
 
 NUM_ENTRIES = 20
@@ -93,14 +94,48 @@ def test_of_what_a_loop_has_read_only_what_its_readers_come_to_is_taken_apart(br
         found = list[tuple[int, int]]()
         async with client, aclosing(client.attach("a").follow_reads()) as reads:
             async for items in reads:
-                # Others of the loop come and go meanwhile, and change nothing.
-                await asyncio.sleep(0)
                 found.append((len(items), len(taken_apart)))
         return found
 
     # The completion stands in an entry of its own.
     chunks = [(1, number + 1) for number in range(NUM_ENTRIES)]
     assert asyncio.run(read()) == [*chunks, (1, NUM_ENTRIES)]
+
+
+@pytest.mark.parametrize("is_waited_for", [True, False], ids=["result", "of one that has ended"])
+def test_others_of_the_loop_get_on_while_a_log_is_taken_apart(broker, monkeypatch, is_waited_for):
+    claimed = submit_and_claim(broker, id="a")
+    for number in range(NUM_ENTRIES):
+        broker.commit([make_item(claimed.claim, number, number + 1)])
+    broker.commit([make_item(claimed.claim, NUM_ENTRIES, NUM_ENTRIES, final=True)])
+    rounds, read, taken_in = [0], TokenChunk.from_entry, list[int]()
+
+    def noted(entry_id: bytes, fields: Mapping[bytes, bytes]) -> TokenChunk:
+        taken_in.append(rounds[0])
+        return read(entry_id, fields)
+
+    async def count_rounds() -> None:
+        while True:
+            rounds[0] += 1
+            await asyncio.sleep(0)
+
+    async def whole() -> Completion | None:
+        client = AsyncClient(async_twin(broker._connection), queue=broker.keys.queue)
+        counting = asyncio.create_task(count_rounds())
+        try:
+            async with client:
+                if is_waited_for:
+                    return await client.attach("a").result()
+                return await completion_of(client._brokers[0], "a")
+        finally:
+            counting.cancel()
+
+    monkeypatch.setattr(TokenChunk, "from_entry", noted)
+    completion = asyncio.run(whole())
+    assert completion is not None
+    assert completion.token_ids == tuple(map(token_at, range(NUM_ENTRIES)))
+    # Each in a round of its own.
+    assert len(set(taken_in)) == len(taken_in) == NUM_ENTRIES
 
 
 @pytest.mark.parametrize("turn_seconds", [0.0, 60.0])

@@ -5,6 +5,7 @@ import traceback
 import pytest
 
 from quire.errors import BrokerUnavailable, ProtocolError, QuireError
+from quire.output import Completion, FinishReason, State
 from quire.output_log import OutputRead
 from quire.waits import MAX_STREAMS_PER_READ, Wait, Waits
 from quire.wire import pack_ids
@@ -47,6 +48,15 @@ def test_news_that_one_of_two_has_already_wakes_the_other_only():
     waits.deliver({"a": five_tokens(2)}, {"a": 2})
     assert (ahead.num_woken, behind.num_woken) == (0, 1)
     assert waits.groups() == [{"a": 7}]
+
+
+def test_an_end_before_a_readers_place_is_no_news_for_it():
+    waits = Waits()
+    beyond, there = Waiting(waits, a=4), Waiting(waits, a=3)
+    end = Completion("a", State.COMPLETED, FinishReason.LENGTH)
+    waits.deliver({"a": OutputRead("a", [(b"3-1", {b"done": end.encode()})], seen=3)}, {"a": 3})
+    assert (beyond.num_woken, there.num_woken) == (0, 1)
+    assert there.wait.news["a"].completion.usage.completion_tokens == 3
 
 
 def test_who_came_during_a_read_and_has_less_than_it_waits_for_the_next():
