@@ -13,7 +13,7 @@ from redis.backoff import NoBackoff
 
 from quire.async_reader import AsyncReader
 from quire.async_shard import AsyncShard, taking_turns
-from quire.calls import cancel_call, submit_call
+from quire.calls import MAX_ITEMS_PER_CALL, cancel_call, expire_call, submit_call
 from quire.connection import (
     MAX_BLOCK_SECONDS,
     connection_settings,
@@ -26,6 +26,7 @@ from quire.grouping import (
     GroupEnd,
     block_ms,
     counts_of,
+    ended_of,
     ends_of,
     states_of,
 )
@@ -35,7 +36,7 @@ from quire.output import State
 from quire.output_log import OutputRead, log_positions, logs_in
 from quire.producing import Ask, cancelling, script_settings, submitting
 from quire.protocol import GenerationRequest
-from quire.replies import readable, status_of, worker_of
+from quire.replies import ids_in, readable, status_of, worker_of
 from quire.sentinel import connect_through_sentinels, is_sentinel_url
 from quire.transitions import RequestStatus, Submitted, WorkerInfo
 from quire.waits import MAX_ENTRIES_PER_STREAM
@@ -105,12 +106,29 @@ class AsyncBroker(AsyncShard):
         """See `Broker.cancel`."""
         return await self._hold(cancelling(self.keys, request_id))
 
+    async def end_overdue(self, request_ids: Sequence[str]) -> dict[str, State]:
+        """See `Broker.end_overdue`."""
+        calls = [expire_call(self.keys, [request_id]) for request_id in request_ids]
+        return ended_of(request_ids, await self._run(Ask("expire", calls)))
+
+    async def overdue(self) -> list[str]:
+        """See `Broker.overdue`."""
+        now = await self.now_ms()
+
+        async def look() -> list[Any]:
+            async with self._connection.pipeline(transaction=False) as pipeline:
+                for times in (self.keys.wait, self.keys.lease):
+                    pipeline.zrangebyscore(times, "-inf", now, start=0, num=MAX_ITEMS_PER_CALL)
+                return list(await pipeline.execute())
+
+        return ids_in(await self._call(look))
+
     async def status(self, request_id: str) -> RequestStatus:
         """See `Broker.status`."""
-        place, fields = await self._call(partial(self._look, request_id))
+        place, fields, time = await self._call(partial(self._look, request_id))
         if not fields:
             raise UnknownRequest(request_id)
-        return status_of(request_id, fields, place=place)
+        return status_of(request_id, fields, place=place, time=time)
 
     async def read_output(
         self, seen: Mapping[str, int], *, block_seconds: float | None = None
@@ -181,4 +199,5 @@ class AsyncBroker(AsyncShard):
         async with self._connection.pipeline(transaction=False) as pipeline:
             pipeline.hget(self.keys.place, request_id)
             pipeline.hgetall(self.keys.request(request_id))
+            pipeline.time()
             return list(await pipeline.execute())

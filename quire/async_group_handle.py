@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
 from quire.async_broker import AsyncBroker
-from quire.async_handle import completion_of
+from quire.async_handle import completion_of, end_overdue
 from quire.connection import MAX_BLOCK_SECONDS
 from quire.errors import ProtocolError, ResultExpired
 from quire.group_handle import TURN_SECONDS, forgotten, unreadable
@@ -87,3 +87,6 @@ class AsyncGroupHandle:
                 after = places[broker].position
                 if await broker.read_ends(self.group, after=after, block_seconds=left):
                     break
+            else:
+                for broker in waiting:
+                    await end_overdue(broker)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 
 from quire.async_broker import AsyncBroker
@@ -123,6 +124,8 @@ async def _reads(
         read = reads.get(request_id)
         if read is None:
             following.silent(await _status(broker, request_id))
+            if following.is_overdue:
+                await end_overdue(broker, request_id)
         else:
             async for items in _turns(following.take(read)):
                 yield items
@@ -153,6 +156,12 @@ async def _turns(
         elif error is None:
             return
     raise error
+
+
+async def end_overdue(broker: AsyncBroker, request_id: str | None = None) -> None:
+    """See `quire.handle.end_overdue`."""
+    with contextlib.suppress(QuireError):
+        await broker.end_overdue([request_id] if request_id else await broker.overdue())
 
 
 async def _status(broker: AsyncBroker, request_id: str) -> RequestStatus | None:

@@ -18,6 +18,7 @@ from quire.async_durability import AsyncDurability
 from quire.connection import TRANSIENT, Attempts, is_of_replica, longest_block_of
 from quire.keys import Keys
 from quire.producing import Ask, Conversation
+from quire.replies import ms_of
 from quire.script_runner import (
     Argument,
     Call,
@@ -73,8 +74,7 @@ class AsyncShard:
 
     async def now_ms(self) -> int:
         """See `Broker.now_ms`."""
-        seconds, microseconds = await self._call(self._connection.time)
-        return int(seconds) * 1000 + int(microseconds) // 1000
+        return ms_of(await self._call(self._connection.time))
 
     async def _hold(self, conversation: Conversation[_Result]) -> _Result:
         replies: Any = None

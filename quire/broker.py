@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 
 import redis
 
+from quire.calls import MAX_ITEMS_PER_CALL, expire_call
 from quire.commits import CommitCalls
 from quire.connection import Retrying, longest_block_of
 from quire.durability import Durability
 from quire.errors import UnknownRequest
-from quire.grouping import Grouping
+from quire.grouping import Grouping, ended_of
 from quire.ingress import IngressReader
 from quire.keys import Keys
 from quire.message import Message
@@ -27,7 +28,7 @@ from quire.output import State
 from quire.output_log import OutputRead, read_logs
 from quire.producing import Conversation, cancelling, script_settings, submitting
 from quire.protocol import GenerationRequest
-from quire.replies import status_of
+from quire.replies import ids_in, status_of
 from quire.script_runner import ScriptRunner
 from quire.transitions import RequestStatus, Submitted
 from quire.working import Working
@@ -117,12 +118,33 @@ class Broker(Working, Moving, Operating, Grouping):
         """
         return self._hold(cancelling(self.keys, request_id))
 
+    def end_overdue(self, request_ids: Sequence[str]) -> dict[str, State]:
+        """Ends those whose time is over and which no worker holds; returns the states of these.
+
+        Their time is over when they are past their deadline, too long in the queue or, left behind
+        by a worker that is gone, cancelled. Whoever waits for them may call it at any time.
+        """
+        calls = [expire_call(self.keys, [request_id]) for request_id in request_ids]
+        return ended_of(request_ids, self._scripts.run_many("expire", calls))
+
+    def overdue(self) -> list[str]:
+        """The requests of any caller that it is worth to `end_overdue`: the longest overdue."""
+        now = self.now_ms()
+
+        def look() -> list[Any]:
+            with self._connection.pipeline(transaction=False) as pipeline:
+                for times in (self.keys.wait, self.keys.lease):
+                    pipeline.zrangebyscore(times, "-inf", now, start=0, num=MAX_ITEMS_PER_CALL)
+                return pipeline.execute()
+
+        return ids_in(self._retrying(look))
+
     def status(self, request_id: str) -> RequestStatus:
         """A snapshot of the request. UnknownRequest when there is none, or it has expired."""
-        place, fields = self._retrying(partial(self._look, request_id))
+        place, fields, time = self._retrying(partial(self._look, request_id))
         if not fields:
             raise UnknownRequest(request_id)
-        return status_of(request_id, fields, place=place)
+        return status_of(request_id, fields, place=place, time=time)
 
     def read_output(
         self, seen: Mapping[str, int], *, block_seconds: float | None = None
@@ -142,6 +164,7 @@ class Broker(Working, Moving, Operating, Grouping):
         with self._connection.pipeline(transaction=False) as pipeline:
             pipeline.hget(self.keys.place, request_id)
             pipeline.hgetall(self.keys.request(request_id))
+            pipeline.time()
             return pipeline.execute()
 
     def _hold(self, conversation: Conversation[_Result]) -> _Result:

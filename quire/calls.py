@@ -84,7 +84,10 @@ def promote_call(keys: Keys, request_ids: Sequence[str]) -> Call:
 
 def expire_call(keys: Keys, request_ids: Sequence[str]) -> Call:
     """For expire.lua."""
-    return Call(_names(keys, request_ids), request_ids)
+    names = [*keys.of_producers, keys.lease]
+    for request_id in request_ids:
+        names += keys.of_scripts(request_id)
+    return Call(names, request_ids)
 
 
 def condemn_call(

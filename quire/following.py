@@ -56,6 +56,8 @@ class Following:
         self.seen = after
         self.known = known
         self.patience = Patience(timeout, request_id)
+        #: Whether its time is over, and somebody has to end it.
+        self.is_overdue = False
         self._ends_without_entry = 0
         # Whether the log was certainly as long as the reader's place says.
         self._was_there = not after or bool(prefix_hash)
@@ -94,7 +96,8 @@ class Following:
         """Checks, after a read without news, the record of the request; None if there is none.
 
         UnknownRequest, ResultExpired, OutputRewound; otherwise the reader should go on waiting, or
-        look at once if it `must_find_the_end`.
+        look at once if it `must_find_the_end`. If the request `is_overdue`, the reader should see
+        to its end: with no worker alive nobody else does.
         """
         if status is None:
             error = ResultExpired if self.known else UnknownRequest
@@ -112,6 +115,8 @@ class Following:
         self._ends_without_entry += status.state.is_terminal
         if self._ends_without_entry > 1:
             raise ResultExpired(self.request_id)
+        self.is_overdue = not status.state.is_terminal and status.seconds_left == 0
+        self.patience.look_in(status.seconds_left)
 
     @property
     def must_find_the_end(self) -> bool:

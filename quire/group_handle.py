@@ -16,7 +16,7 @@ from quire.broker import Broker
 from quire.connection import MAX_BLOCK_SECONDS
 from quire.errors import ProtocolError, ResultExpired
 from quire.grouping import EndsPlace, GroupEnd
-from quire.handle import completion_of
+from quire.handle import completion_of, end_overdue
 from quire.output import Completion, ErrorInfo, FinishReason, State
 from quire.patience import Patience
 
@@ -108,6 +108,9 @@ class GroupHandle:
                 after = places[broker].position
                 if broker.read_ends(self.group, after=after, block_seconds=left):
                     break
+            else:
+                for broker in waiting:
+                    end_overdue(broker)
 
 
 def forgotten(end: GroupEnd) -> Completion:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.calls import cancel_call
+from quire.errors import QuireError
 from quire.output import State
 from quire.output_log import entries_by_stream
 from quire.replies import reading
@@ -136,3 +137,12 @@ def states_of(request_ids: Sequence[str], replies: Sequence[Any]) -> dict[str, S
         for request_id, reply in zip(request_ids, map(raise_if_error, replies), strict=True)
         if reply
     }
+
+
+def ended_of(request_ids: Sequence[str], replies: Sequence[Any]) -> dict[str, State]:
+    """Reads what EXPIRE answered, asked for one at a time; those it let be are missing.
+
+    Raises the first error.
+    """
+    states = [reply if isinstance(reply, QuireError) else reply[0] for reply in replies]
+    return states_of(request_ids, states)

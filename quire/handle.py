@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 from quire.broker import Broker
 from quire.connection import MAX_BLOCK_SECONDS
-from quire.errors import OutputRewound, ProtocolError, UnknownRequest
+from quire.errors import OutputRewound, ProtocolError, QuireError, UnknownRequest
 from quire.following import MAX_READINGS, Following, joined, raise_unless_completed
 from quire.output import Completion, State, TokenChunk
 from quire.transitions import RequestStatus
@@ -119,6 +120,8 @@ def _follow(broker: Broker, following: Following) -> Iterator[TokenChunk | Compl
         read = broker.read_output(following.position, block_seconds=block).get(following.request_id)
         if read is None:
             following.silent(_status(broker, following.request_id))
+            if following.is_overdue:
+                end_overdue(broker, following.request_id)
         else:
             for item in following.take(read):
                 yield item
@@ -126,6 +129,15 @@ def _follow(broker: Broker, following: Following) -> Iterator[TokenChunk | Compl
                     return
         left = following.patience.left(MAX_BLOCK_SECONDS)
         block = None if following.must_find_the_end else left
+
+
+def end_overdue(broker: Broker, request_id: str | None = None) -> None:
+    """Sees to the end of a request whose time is over; of any such, if none is named.
+
+    Whatever is wrong then is met by the next read. A user who may not do this waits for a worker.
+    """
+    with contextlib.suppress(QuireError):
+        broker.end_overdue([request_id] if request_id else broker.overdue())
 
 
 def _status(broker: Broker, request_id: str) -> RequestStatus | None:

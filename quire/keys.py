@@ -149,7 +149,10 @@ class Keys:
 
     @property
     def of_producers(self) -> tuple[str, ...]:
-        """The keys of the queue that SUBMIT and CANCEL take before those of requests."""
+        """The keys of the queue that SUBMIT, CANCEL and EXPIRE take before those of requests.
+
+        EXPIRE takes the lease set behind them.
+        """
         books = (self.open, self.counts, self.delay, self.control, self.wait)
         return (*books, *self.all_ingress[:NUM_PRIORITIES], self.place)
 

@@ -15,13 +15,21 @@ class Patience:
 
     def __init__(self, timeout: float | None, who: str) -> None:
         self._give_up = None if timeout is None else time.monotonic() + timeout
+        self._look_at: float | None = None
         self._who = who
+
+    def look_in(self, seconds: float | None) -> None:
+        """From now on a read that is waiting then comes back; None for no such moment."""
+        self._look_at = None if seconds is None else time.monotonic() + seconds
 
     def left(self, longest_seconds: float) -> float:
         """For how long the next read may wait, at most so long. WaitTimeout when time is up."""
+        now, left = time.monotonic(), longest_seconds
+        if self._look_at is not None and self._look_at > now:
+            left = min(left, self._look_at - now)
         if self._give_up is None:
-            return longest_seconds
-        left = min(longest_seconds, self._give_up - time.monotonic())
+            return left
+        left = min(left, self._give_up - now)
         if left <= 0:
             raise WaitTimeout(f"{self._who} has not ended yet")
         return left

@@ -55,16 +55,34 @@ def _claimed(request_id: str, owner: str, reply: Sequence[Any]) -> Claimed:
     )
 
 
+def ms_of(time: tuple[int, int]) -> int:
+    """Unix milliseconds of what TIME answers: seconds and microseconds."""
+    seconds, microseconds = time
+    return seconds * 1000 + microseconds // 1000
+
+
+def ids_in(rows: Iterable[Sequence[bytes]]) -> list[str]:
+    """The request ids of several answers, each once; what is no text is left out."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [name.decode() for name in names if name.isascii()]
+
+
 def status_of(
-    request_id: str, fields: Mapping[bytes, bytes], *, place: bytes | None = None
+    request_id: str,
+    fields: Mapping[bytes, bytes],
+    *,
+    place: bytes | None = None,
+    time: tuple[int, int] = (0, 0),
 ) -> RequestStatus:
     """Reads the fields of a request record, and its place. ProtocolError when they are not ours.
+
+    `time` is when they were read, as TIME says it.
 
     The place is to be read before the record. Then what is told never falls behind what was told
     before: whatever takes a place away has brought the record up to it.
     """
     with reading(f"the record of {request_id}"):
-        status = _status_of(request_id, fields)
+        status = replace(_status_of(request_id, fields), at_ms=ms_of(time))
         if place and status.state is State.RUNNING:
             *_, tokens, _, prefix = place.decode().split(" ")
             if int(tokens) > status.published:

@@ -37,6 +37,7 @@ _PARTS = ("common", "request", "running")
 _PARTS_OF = {
     "submit": _PARTS[:2],
     "cancel": _PARTS[:2],
+    "expire": _PARTS[:2],
     "extend": _PARTS[:1],
     "beat_worker": _PARTS[:1],
 }

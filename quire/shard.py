@@ -9,6 +9,7 @@ from quire.connection import Retrying
 from quire.durability import Durability
 from quire.ingress import IngressReader
 from quire.keys import Keys
+from quire.replies import ms_of
 from quire.script_runner import ScriptRunner
 
 
@@ -27,5 +28,4 @@ class Shard:
 
     def now_ms(self) -> int:
         """The broker's clock in unix milliseconds: the one deadlines are measured on."""
-        seconds, microseconds = self._retrying(self._connection.time)
-        return int(seconds) * 1000 + int(microseconds) // 1000
+        return ms_of(self._retrying(self._connection.time))

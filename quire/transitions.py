@@ -230,7 +230,7 @@ class BackOff:
 
 @dataclass(frozen=True, slots=True)
 class RequestStatus:
-    """A snapshot of the request record.
+    """A snapshot of the request record, taken `at_ms` on the broker's clock.
 
     `published` is the number of tokens in the log, `prefix_hash` their hash; see TokenChunk. Of a
     request that has ended the `metadata` is with its completion, and empty here.
@@ -249,6 +249,19 @@ class RequestStatus:
     prefix_hash: str = ""
     tenant: str = "default"
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    at_ms: int = 0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long until its time is over; 0 once a caller has cancelled it, None without an end.
+
+        An open one that has no time left is waiting for somebody to end it.
+        """
+        if self.cancel_requested:
+            return 0.0
+        if self.deadline_ms is None:
+            return None
+        return max(0, self.deadline_ms - self.at_ms) / 1000
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,10 +41,12 @@ if record.state == 'running' and record.owner == owner then
   return answer(record.epoch, record.attempts)
 elseif record.state and record.state ~= 'queued' then
   return refuse(SAID_OF[record.state] or 'finished', 0)
-elseif not record.state or redis.call('EXISTS', keys.body) == 0 then
+elseif not record.state then
   forget(keys, id)
   return refuse('missing', 0)
 end
+-- Evicted, or deleted by hand: see CONDEMN.
+assert(redis.call('EXISTS', keys.body) == 1, 'the message is gone')
 
 local newest = agree(keys, record)
 if newest.done then

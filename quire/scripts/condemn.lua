@@ -165,6 +165,9 @@ mend_group()
 mend_record(newest_epoch)
 local record = fields_of(keys, 'state', 'epoch', 'tenant')
 mend_books(record)
+if WAITS[record.state] ~= nil and not has_end and redis.call('EXISTS', keys.body) == 0 then
+  is_damaged = true
+end
 if not is_damaged then
   return 0
 end

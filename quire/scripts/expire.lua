@@ -1,30 +1,47 @@
--- EXPIRE: end the requests that have waited too long, without waiting for a worker to claim them.
+-- EXPIRE: end the requests whose time is over and which no worker holds.
 --
--- KEYS  those of running.lua with every request
--- ARGV  per request: id. The caller read them from the wait set; each is looked at again here.
+-- KEYS  those of request.lua, then lease, then the keys of every request
+-- ARGV  per request: id. Each is looked at here, whatever the caller knows of it.
 -- Returns per request its new state, '' when there was nothing to do. The ingress entry of a queued
 -- request is left for CLAIM to drop, as CANCEL leaves it.
 
+local LEASE = KEYS[next_key]
+next_key = next_key + 1
 local now = now_ms()
 
-local function expire(keys, id)
-  local latest = redis.call('ZSCORE', WAIT, id)
-  if not latest or tonumber(latest) > now then
-    return ''
+local function is_over(times, id)
+  local moment = redis.call('ZSCORE', times, id)
+  return moment and tonumber(moment) <= now
+end
+
+-- The ending that is due, or nil. A running request whose lease is over would be queued again by
+-- REAP, or get the same ending there.
+local function ending_of(id, record)
+  local deadline = tonumber(record.deadline_ms or '0')
+  local is_late = deadline > 0 and now >= deadline
+  if WAITS[record.state] and is_over(WAIT, id) then
+    return is_late and 'deadline' or 'queue_timeout'
+  elseif record.state == 'running' and is_over(LEASE, id) then
+    return record.cancel == '1' and 'cancelled' or is_late and 'deadline' or nil
   end
-  local record = fields_of(keys, 'state', 'epoch', 'deadline_ms')
-  if not WAITS[record.state] then
+  return nil
+end
+
+local function expire(keys, id)
+  local record = fields_of(keys, 'state', 'epoch', 'deadline_ms', 'cancel')
+  if not WAITS[record.state] and is_over(WAIT, id) then
     redis.call('ZREM', WAIT, id)
     if not record.state then
       forget(keys, id)
     end
+  end
+  local ending = ending_of(id, record)
+  if not ending then
     return ''
   end
-  local deadline = tonumber(record.deadline_ms)
-  local is_late = deadline > 0 and now >= deadline
   redis.call('ZREM', DELAY, id)
-  local ending = ENDINGS[is_late and 'deadline' or 'queue_timeout']
-  return end_without_worker(keys, id, record.epoch, ending, now)
+  redis.call('ZREM', LEASE, id)
+  return end_without_worker(keys, id, record.epoch, ENDINGS[ending], now)
 end
 
 local replies = {}

@@ -10,7 +10,7 @@ import quire
 from quire import Client, QueueLimits
 from quire.broker import Broker
 from quire.connection import connect
-from quire.errors import BrokerUnavailable, DurabilityUnavailable
+from quire.errors import BrokerUnavailable, DeadlineExceeded, DurabilityUnavailable
 from quire.inspection import inspect_memory, inspect_shards
 from quire.output import ErrorInfo, State
 from quire.protocol import Priority
@@ -114,9 +114,17 @@ def test_a_gateway_submits_cancels_reads_and_hears_of_models(as_role, real_broke
         refused(call)
 
 
-def test_a_producer_is_refused_the_work_and_the_operation(as_role, real_broker):
+@pytest.mark.parametrize("role", ["producer", "gateway"])
+def test_who_waits_may_see_to_an_end_that_is_due(as_role, real_broker, role):
+    handle = Client(as_role(role)).submit("x", deadline=0.01)
+    with pytest.raises(DeadlineExceeded):
+        handle.result(timeout=30)
+
+
+def test_a_producer_is_refused_the_work_and_the_operation(as_role, real_broker, real_connection):
     broker = as_role("producer")
     broker.submit(make_request(id="a"))
+    real_connection.zadd(broker.keys.lease, {"a": 1})
     for call in (
         lambda: broker.read_ingress("w", count=1, block_seconds=0),
         lambda: broker.claim([entry_of(broker, "a")]),

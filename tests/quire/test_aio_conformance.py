@@ -6,12 +6,26 @@ import pytest
 
 from quire import Client
 from quire.reader import SharedReadsBroker
-from tests.quire import test_choices, test_client, test_conflicts, test_groups, test_history
+from tests.quire import (
+    test_choices,
+    test_client,
+    test_conflicts,
+    test_groups,
+    test_history,
+    test_overdue,
+)
 from tests.quire.loop_face import blocking_client
 
 _SUITE = {
     name: test
-    for suite in (test_choices, test_client, test_conflicts, test_groups, test_history)
+    for suite in (
+        test_choices,
+        test_client,
+        test_conflicts,
+        test_groups,
+        test_history,
+        test_overdue,
+    )
     for name, test in vars(suite).items()
     if name.startswith("test_")
 }
@@ -40,6 +54,7 @@ _LEFT_OUT = {
         "test_the_hash_of_two_parts_follows_from_both",
         "test_the_numbers_are_exact_in_lua",
     },
+    test_overdue: {"test_who_may_only_read_waits_for_a_worker"},
 }
 _BORROWED = _SUITE.keys() - set().union(*_LEFT_OUT.values())
 

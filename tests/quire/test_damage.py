@@ -58,6 +58,7 @@ def _entry(entry_id, **fields):
 DAMAGES = {
     "a record of another type": _another_type("request"),
     "a message of another type": _another_type("body"),
+    "no message": lambda connection, keys: connection.delete(keys.body("b")),
     "a log of another type": _another_type("output"),
     "an epoch that is no number": _field("epoch", "many"),
     "no attempts": _field("attempts", None),

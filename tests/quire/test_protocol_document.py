@@ -56,7 +56,9 @@ class Foreign:
     def run(self, transition: str, request_ids, *arguments, stream: str = ""):
         queue = ["open", "counts", "delay", "control", "wait", "in:0", "in:1", "in:2", "in:3"]
         queue.append("place")
-        if transition not in ("submit", "cancel"):
+        if transition == "expire":
+            queue.append("lease")
+        elif transition not in ("submit", "cancel"):
             queue += [f"in:{level}:resumed" for level in range(4)] + ["lease", "dead"]
         keys = [self.key(name) for name in queue]
         for request_id in request_ids:

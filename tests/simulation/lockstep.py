@@ -95,7 +95,7 @@ class Lockstep:
             # The broker's promote looks after all that wait.
             shard, promoted = self._on_all(self.shard, call)
             return self._on_all(shard, call._replace(name="expire"))[0], promoted
-        if call.name in ("reap", "expire"):
+        if call.name == "reap" or (call.name == "expire" and not call.flag):
             return self._on_all(self.shard, call)
         shard, reply = self.scripts.run(self.shard, call._replace(holder=-1))
         if call.name == "submit" and reply[0] == "held":

@@ -114,7 +114,8 @@ class Call(NamedTuple):
     `entry`: the id of an ingress entry or of a dead letter. `done`: a reason of STATE_OF that a
     worker writes, "" for none. `holder`: the argument of SUBMIT of that name, -1 for none. `flag`:
     for SUBMIT that it is for later, for FAIL that it may be tried again, for REQUEUE that the
-    tokens are kept, for a torn file that the end is in the log.
+    tokens are kept, for a torn file that the end is in the log, for EXPIRE that a reader asks for
+    this one request.
     """
 
     name: str

@@ -162,7 +162,7 @@ OUTCOMES = frozenset(
         "dead_letter": "True False",
         "reap": "none queued failed cancelled expired",
         "promote": "none queued expired",
-        "expire": "none expired",
+        "expire": "none cancelled expired",
         "requeue": "queued superseded",
     }.items()
     for outcome in outcomes.split()

@@ -99,6 +99,10 @@ class Processes:
                 yield self._plain("time", world, Call("pass_deadline", index))
             if world.shard.leases[index]:
                 yield self._plain("reaper", world, Call("expire_lease", index), Call("reap", index))
+                if has_ending_due(world.shard, index):
+                    # With no worker left to reap, a reader does it.
+                    calls = Call("expire_lease", index), Call("expire", index, flag=True)
+                    yield self._plain("reader", world, *calls)
             if world.shard.delays[index]:
                 calls = Call("pass_delay", index), Call("promote", index)
                 yield self._plain("promoter", world, *calls)
@@ -285,6 +289,12 @@ def outcome_of(reply: Any) -> str:
     """The kind of an answer."""
     first = reply[0] if isinstance(reply, tuple) and reply else reply
     return first or "none" if isinstance(first, str) else str(bool(first))
+
+
+def has_ending_due(shard: Shard, index: int) -> bool:
+    """Whether a request that runs has to end as soon as its worker does not hold it any more."""
+    request = shard.requests[index]
+    return bool(request) and (request.cancel or index in shard.clock.late)
 
 
 def spent(world: World, what: str) -> World:

@@ -133,9 +133,9 @@ class Scripts(SharedParts):
         """Why a request that this owner does not run already cannot be claimed at all."""
         if not request:
             return "missing"
-        if request.state != "queued":
-            return request.state if request.state in SAID else "finished"
-        return "" if request.has_body else "missing"
+        if request.state == "queued":
+            return ""
+        return request.state if request.state in SAID else "finished"
 
     def commit(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         """Replies (status, tokens in the log, cancel)."""
@@ -260,13 +260,18 @@ class Scripts(SharedParts):
         """Replies the state after it, "" when there was nothing to do."""
         index, request = call.request, shard.requests[call.request]
         is_late = index in shard.clock.late
-        if not shard.waits[index] or (shard.waits[index] != "over" and not is_late):
-            return shard, ""
-        if not request or request.state not in WAITING:
+        has_waited = bool(shard.waits[index]) and (shard.waits[index] == "over" or is_late)
+        if has_waited and not (request and request.state in WAITING):
             shard = with_wait(shard, index, "")
-            return shard if request else struck_out(shard, index), ""
-        reason = "deadline_exceeded" if is_late else "queue_timeout"
-        return self.ended_without_worker(with_delay(shard, index, ""), index, reason)
+            shard = shard if request else struck_out(shard, index)
+        reason = ""
+        if request and request.state in WAITING and has_waited:
+            reason = "deadline_exceeded" if is_late else "queue_timeout"
+        elif request and request.state == "running" and shard.leases[index] == "over":
+            reason = "cancelled" if request.cancel else "deadline_exceeded" if is_late else ""
+        if not reason:
+            return shard, ""
+        return self.end_for(with_delay(shard, index, ""), index, reason)
 
     def requeue(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         """Replies the state after it, "superseded" when the letter is of an earlier request.

@@ -162,7 +162,10 @@ class RealShard:
         promoted = self.broker.promote()
         return tuple((self.names.index(p.request_id), str(p.state)) for p in promoted)
 
-    def _expire(self, _call: Call) -> Any:
+    def _expire(self, call: Call) -> Any:
+        if call.flag:
+            name = self.names[call.request]
+            return str(self.broker.end_overdue([name]).get(name, ""))
         return tuple((self.names.index(e.request_id), str(e.state)) for e in self.broker.expire())
 
     def _requeue(self, call: Call) -> Any:

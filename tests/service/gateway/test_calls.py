@@ -7,9 +7,10 @@ import pytest
 
 from quire.errors import UnknownRequest
 from quire.protocol import Priority
+from quire.testing import FakeQuire
 from quire.wire import MAX_MESSAGE_BYTES
 from service.gateway.asked import call_of
-from tests.service.gateway.builders import CHAT, COMPLETIONS
+from tests.service.gateway.builders import CHAT, COMPLETIONS, GatewayThread
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -300,6 +301,15 @@ def test_models_are_those_that_workers_serve_and_no_other_is_asked_of_them(gatew
 def test_where_no_worker_is_there_a_model_is_its_to_refuse(gateway, fake):
     fake.broker.beat_worker("w", "stopped", {}, model="fake")
     assert gateway.complete(model="whatever").body["model"] == "whatever"
+
+
+def test_a_deadline_is_kept_where_no_worker_is_alive():
+    soon = {"X_Quire_Deadline": "0.2"}
+    with FakeQuire() as fake, GatewayThread(fake.async_client) as gateway:
+        reply = gateway.complete(headers=soon)
+        assert (reply.status, reply.error["code"]) == (504, "deadline_exceeded")
+        # Nothing has been streamed, so the status can say it as well.
+        assert gateway.stream(headers=soon).status == 504
 
 
 def test_a_place_beyond_the_end_of_the_log_is_told_with_both_of_its_reasons(gateway):
