@@ -41,7 +41,13 @@ from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError
 
 from quire.errors import BrokerUnavailable, QueueFull, QuireError
-from quire.sentinel import connect_through_sentinels, is_sentinel_url, must_be_host, parts_of
+from quire.sentinel import (
+    SCHEMES,
+    connect_through_sentinels,
+    is_sentinel_url,
+    must_be_host,
+    parts_of,
+)
 
 try:
     from redis import maint_notifications
@@ -57,6 +63,9 @@ SOCKET_MARGIN_SECONDS = 3.0
 #: The most connections of one client: what a Redis takes from all of its clients, unless told. Each
 #: thread that waits in a blocking read has one, and redis-py would refuse the hundred and first.
 MAX_CONNECTIONS = 10_000
+
+#: What the url of a server may begin with.
+URL_SCHEMES = ("redis://", "rediss://", "unix://", *(f"{scheme}://" for scheme in SCHEMES))
 
 #: How long a TCP connect may take.
 CONNECT_SECONDS = 3.0
@@ -90,6 +99,9 @@ _SENTENCES: dict[type[RedisError], str] = {
 #: How OpenSSL says that the other side is not who it should be.
 _UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 
+#: How Redis says that it has no database of that number.
+_NO_DATABASE = "DB index is out of range"
+
 #: How Redis says that nobody has told it who is there.
 _NOTHING_GIVEN = ("HELLO must be called", "Authentication required", "NOAUTH")
 
@@ -101,6 +113,10 @@ _NO_NOTIFICATIONS = (
 )
 
 _Result = TypeVar("_Result")
+
+
+class UnknownScheme(ValueError):
+    """A url that begins with no scheme there is. The message has nothing of the url."""
 
 
 class UnusableFile(ValueError):
@@ -182,6 +198,8 @@ def connection_settings(url: str, block_seconds: float) -> dict[str, Any]:
 
 
 def _take_apart(url: str) -> None:
+    if not url.startswith(URL_SCHEMES):
+        raise UnknownScheme(f"the url must begin with one of {', '.join(URL_SCHEMES)}")
     try:
         parts = parts_of(url)
         if not is_sentinel_url(url):
@@ -303,6 +321,11 @@ def is_of_stranger(error: RedisError) -> bool:
     return _UNTRUSTED in str(error)
 
 
+def is_of_database(error: RedisError) -> bool:
+    """Whether the server has no database of the number in the url."""
+    return _NO_DATABASE in str(error)
+
+
 def translated(error: RedisError) -> QuireError:
     """Our error for one of redis-py's, which stays its cause."""
     if isinstance(error, MasterNotFoundError | AsyncMasterNotFoundError):
@@ -329,6 +352,8 @@ def _sentence(error: RedisError) -> str:
         return f"Redis wants another user or password: {error}"
     if is_of_stranger(error):
         return f"the certificate of Redis is not trusted, see `ssl_ca_certs`: {error}"
+    if is_of_database(error):
+        return f"the url names a database that Redis does not have: {error}"
     for kind, text in _SENTENCES.items():
         if isinstance(error, kind):
             return f"{text}: {error}"

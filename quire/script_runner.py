@@ -46,7 +46,7 @@ _PARTS_OF = {
 #: and so may be mended without us. Every other one is about the script and what it found.
 _OF_THE_SERVER = re.compile(
     r"\b(BUSY|CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|NOAUTH|NOPERM|NOREPLICAS|OOM|READONLY"
-    r"|UNKILLABLE)\b|The user executing the script|ACL failure in script"
+    r"|UNKILLABLE)\b|The user executing the script|ACL failure in script|DB index is out of range"
 )
 
 #: How Redis 6.2 tells what a command in a script was refused for, of which redis-py knows nothing.

@@ -34,9 +34,6 @@ from service.sources import (
     unknown_variables,
 )
 
-#: What the URL of a Redis begins with.
-URL_SCHEMES = ("redis://", "rediss://", "unix://", "redis+sentinel://", "rediss+sentinel://")
-
 #: Names a queue; the braces of a Redis key's hash tag must stay outside.
 QUEUE_PATTERN = r"^[A-Za-z0-9._-]{1,64}$"
 
@@ -96,17 +93,15 @@ class ProcessSettings(BaseSettings):
     @field_validator("redis_url")
     @classmethod
     def _can_be_right(cls, value: str) -> str:
-        # Nothing of the value is in these messages: it may hold a password.
-        if not value.startswith(URL_SCHEMES):
-            raise ValueError(f"must begin with one of {', '.join(URL_SCHEMES)}")
         # Only now: `--help` need not wait for the client of Redis.
-        from quire.connection import UnusableFile, connect, longest_block_of
+        from quire.connection import UnknownScheme, UnusableFile, connect, longest_block_of
 
         try:
             longest_block_of(connect(value))
-        except UnusableFile:
+        except (UnknownScheme, UnusableFile):
             raise
         except ValueError:
+            # Nothing of the value is in any of these messages: it may hold a password.
             raise ValueError("its host, port, path or an option cannot be right") from None
         return value
 

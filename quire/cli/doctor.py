@@ -23,7 +23,7 @@ from quire.cli import EXIT_ERROR, EXIT_OK
 from quire.cli.console import Console, add_server, brokers_of, few
 from quire.cli.schemes import scheme_hint
 from quire.cli.sources import known_model
-from quire.connection import is_of_stranger, translated
+from quire.connection import is_of_database, is_of_stranger, translated
 from quire.errors import QuireError
 from quire.transitions import WorkerInfo
 
@@ -126,6 +126,8 @@ def _advice(error: RedisError, url: str) -> str:
         return "set QUIRE_REDIS_PASSWORD, and put the user into the url unless it is the default"
     if is_of_stranger(error):
         return "name the file of who signed its certificate: `?ssl_ca_certs=<file>` in the url"
+    if is_of_database(error):
+        return "put another number, or none, behind the last `/` of the url"
     if isinstance(error, ResponseError):
         return "repair the server first; its log says more"
     return f"set --redis-url or QUIRE_REDIS_URL to a running server{scheme_hint(url, error)}"

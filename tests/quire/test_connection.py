@@ -174,7 +174,7 @@ def test_an_error_that_will_not_pass_is_raised_at_once():
         ),
         (NoPermissionError("xadd"), "Redis does not allow this user what was asked: xadd"),
         (InvalidResponse('got "<"'), 'what answers there is not Redis: got "<"'),
-        (ResponseError("DB index is out of range"), "Redis refused: DB index is out of range"),
+        (ResponseError("no such thing"), "Redis refused: no such thing"),
         (OutOfMemoryError("OOM"), "Redis has no memory left"),
     ],
 )

@@ -1,8 +1,12 @@
 """The hosts that a url names: those that no resolver can be asked for are refused at once."""
 
+from functools import partial
+
 import pytest
 
 from quire import connect, connect_async
+from quire.broker import Broker
+from quire.errors import BrokerUnavailable
 
 URLS = [
     "redis://:hush@{}:6379/0",
@@ -31,3 +35,23 @@ def test_a_host_that_no_resolver_can_be_asked_for_is_refused(make, url, host):
 )
 def test_any_other_host_is_taken(make, url, host):
     make(url.format(host))
+
+
+@pytest.mark.parametrize("make", [connect, connect_async])
+@pytest.mark.parametrize("url", ["localhost:6379", "http://hush", "redis:/hush", ""])
+def test_another_scheme_is_refused_with_all_that_there_are(make, url):
+    with pytest.raises(
+        ValueError, match=r"redis://, rediss://, unix://, redis\+sent.*, rediss\+"
+    ) as e:
+        make(url)
+    assert "hush" not in str(e.value)
+
+
+@pytest.mark.parametrize("as_a_script", [False, True])
+def test_a_database_that_is_not_there_is_no_damage(real_server, as_a_script):
+    """Neither a retry nor a look at the server's log helps: it is the url."""
+    with connect(f"{real_server.url.rpartition('/')[0]}/9999") as connection:
+        broker = Broker(connection)
+        call = partial(broker.cancel, "a") if as_a_script else partial(broker.status, "a")
+        with pytest.raises(BrokerUnavailable, match="the url names a database that Redis does not"):
+            call()
