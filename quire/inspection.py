@@ -35,8 +35,9 @@ class IngressState:
     """The requests of one class in its ingress streams, of new ones and of those that came back.
 
     One that came back counts from then on. `undelivered_seconds`: since the oldest undelivered
-    entry came into its stream. `pending_seconds`: since the delivery of the one that waits longest
-    for its claim. 0 where there is none.
+    entry came into its stream; where no request is queued, all entries are of ended ones, and their
+    age says nothing. `pending_seconds`: since the delivery of the one that waits longest for its
+    claim. 0 where there is none.
     """
 
     priority: Priority
@@ -178,16 +179,19 @@ def _ask_heads(pipeline: Any, shards: Sequence[Keys], sizes: Sequence[_Sizes], n
 
 
 def _read_heads(replies: Iterator[Any], known: _Sizes, *, now_ms: int) -> ShardState:
+    # The two were counted at neighbouring moments.
+    num_queued = max(0, known.num_waiting - known.num_scheduled)
     streams = [
-        _ingress_of(priority, group, next(replies), next(replies), now_ms=now_ms)
+        _ingress_of(
+            priority, group, next(replies), next(replies), now_ms=now_ms, is_ended=not num_queued
+        )
         for priority, group in zip(2 * list(Priority), known.groups, strict=True)
     ]
     new, resumed = streams[: len(Priority)], streams[len(Priority) :]
     return ShardState(
         ingress=tuple(map(_together, new, resumed)),
         is_paused=known.is_paused,
-        # The two were counted at neighbouring moments.
-        num_queued=max(0, known.num_waiting - known.num_scheduled),
+        num_queued=num_queued,
         num_scheduled=known.num_scheduled,
         num_due=int(next(replies)),
         num_leases=known.num_leases,
@@ -231,12 +235,13 @@ def _group_of(rows: Sequence[Mapping[str, Any]], length: int) -> _Group:
 
 
 def _ingress_of(
-    priority: Priority, group: _Group, waiting: Any, pending: Any, *, now_ms: int
+    priority: Priority, group: _Group, waiting: Any, pending: Any, *, now_ms: int, is_ended: bool
 ) -> IngressState:
     # Servers before 7.0 know no lag, others lose it when somebody deletes an entry. A claim removes
     # its entry, so what is in the stream and not pending is undelivered.
     lag = max(0, group.length - group.pending) if group.lag is None else group.lag
-    entered_ms = int(waiting[0][0].partition(b"-")[0]) if waiting else now_ms
+    has_age = waiting and not is_ended
+    entered_ms = int(waiting[0][0].partition(b"-")[0]) if has_age else now_ms
     idle_ms = max((int(row["time_since_delivered"]) for row in pending), default=0)
     return IngressState(
         priority=priority,

@@ -36,7 +36,7 @@ EXPORTER_REGISTER: tuple[Family, ...] = (
         "quire_queue_oldest_message_age_seconds",
         {**QUEUE, **BY_PRIORITY, "state": ("undelivered", "pending")},
         "Age of the oldest entry; undelivered: since it entered the stream, pending: since it "
-        "was read. 0 if there is none.",
+        "was read. 0 if there is none, undelivered also while no request is queued.",
     ),
     Family(
         "gauge",

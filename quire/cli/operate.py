@@ -21,7 +21,10 @@ from quire.cli.console import (
 )
 from quire.errors import UnknownRequest
 from quire.inspection import ShardState, inspect_shards
-from quire.transitions import DeadLetter
+from quire.transitions import LAST_STATES, DeadLetter
+
+#: A worker that was not seen for so long is not shown to a person any more.
+GONE_SECONDS = 600
 
 #: The most dead letters looked through for one id.
 MAX_LETTERS = 10_000
@@ -219,12 +222,17 @@ def _show(shards: Sequence[ShardState], console: Console) -> None:
         for number, shard in enumerate(shards):
             console.data({"shard": number} | plain(shard))
         return
+    sums = [
+        (number, s.num_queued, s.num_scheduled, s.num_leases, s.num_expired_leases,
+         s.num_dead_letters, "PAUSED" if s.is_paused else "no")
+        for number, s in enumerate(shards)
+    ]  # fmt: skip
+    console.table(
+        ("shard", "queued", "scheduled", "running", "expired_leases", "dead_letters", "paused"),
+        sums,
+    )
+    console.data(None, "")
     streams = [
-        (number, ingress)
-        for number, shard in enumerate(shards)
-        for ingress in reversed(shard.ingress)
-    ]
-    rows = [
         (
             number,
             ingress.priority.name.lower(),
@@ -232,32 +240,37 @@ def _show(shards: Sequence[ShardState], console: Console) -> None:
             ingress.num_pending,
             f"{max(ingress.undelivered_seconds, ingress.pending_seconds):.1f}",
         )
-        for number, ingress in streams
+        for number, shard in enumerate(shards)
+        for ingress in reversed(shard.ingress)
     ]
-    console.table(("shard", "priority", "waiting", "delivered", "oldest_s"), rows)
+    console.table(("shard", "priority", "unread", "delivered", "oldest_s"), streams)
     console.data(None, "")
-    sums = [
-        (number, s.num_scheduled, s.num_leases, s.num_expired_leases, s.num_dead_letters,
-         "PAUSED" if s.is_paused else "no")
-        for number, s in enumerate(shards)
-    ]  # fmt: skip
-    header = ("shard", "scheduled", "running", "expired_leases", "dead_letters", "paused")
-    console.table(header, sums)
-    console.data(None, "")
-    workers = [
+    _show_workers(shards, console)
+
+
+def _show_workers(shards: Sequence[ShardState], console: Console) -> None:
+    """Those who work, and those who did so lately."""
+    known = [
+        (number, worker)
+        for number, shard in enumerate(shards)
+        for worker in sorted(shard.workers, key=lambda worker: worker.name)
+    ]
+    shown = [
         (
             number,
             worker.name,
-            worker.state,
+            worker.state if worker.is_alive or worker.state in LAST_STATES else "silent",
             f"{worker.seen_seconds:.1f}",
             worker.model or "-",
             few(sorted(worker.adapters)) or "-",
             _load(worker.load),
         )
-        for number, shard in enumerate(shards)
-        for worker in sorted(shard.workers, key=lambda worker: worker.name)
+        for number, worker in known
+        if worker.seen_seconds <= GONE_SECONDS
     ]
-    console.table(("shard", "worker", "state", "seen_s", "model", "adapters", "load"), workers)
+    console.table(("shard", "worker", "state", "seen_s", "model", "adapters", "load"), shown)
+    if gone := len(known) - len(shown):
+        console.data(None, f"{gone} more, not seen for {GONE_SECONDS // 60} minutes")
 
 
 def _load(load: object) -> str:

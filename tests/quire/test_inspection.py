@@ -82,12 +82,13 @@ def test_requests_are_counted_by_class(broker, connection):
 
 
 def test_requests_that_came_before_the_first_worker_are_counted(connection):
-    stream = Keys("no-group-yet").ingress(Priority.NORMAL)
-    connection.xadd(stream, {"id": "a"}, id="1000-0")
+    keys = Keys("no-group-yet")
+    connection.xadd(keys.ingress(Priority.NORMAL), {"id": "a"}, id="1000-0")
+    connection.zadd(keys.wait, {"a": 1e13})
     try:
-        (state,) = inspect_shards(connection, [Keys("no-group-yet")])
+        (state,) = inspect_shards(connection, [keys])
     finally:
-        connection.delete(stream)
+        connection.delete(keys.ingress(Priority.NORMAL), keys.wait)
 
     assert counts(state.ingress[Priority.NORMAL]) == (1, 0)
     assert state.ingress[Priority.NORMAL].undelivered_seconds > LEEWAY_SECONDS

@@ -140,6 +140,7 @@ def test_a_request_is_counted_where_it_is_from_the_queue_to_its_lease(queue: Que
 def test_ages_are_told_by_what_the_oldest_request_waits_for(queue: Queue, start):
     entered_ms = queue.broker.now_ms() - 600_000
     queue.connection.xadd(queue.keys.ingress(0), {"id": "old"}, id=f"{entered_ms}-0")
+    queue.connection.zadd(queue.keys.wait, {"old": entered_ms + 86_400_000})
     exporter = start(queue.url, queue.name)
     name = "quire_queue_oldest_message_age_seconds"
     place = {"queue": queue.name, "priority": "low"}

@@ -177,24 +177,6 @@ def test_waiting_too_long_is_exit_code_1(quire, real_broker):
     assert (code, out) == (1, "") and "not ended" in err
 
 
-def test_status_and_top_show_what_waits_and_who_works(quire, real_broker):
-    real_broker.submit(make_request())
-    real_broker.beat_worker("w-1", "ready", {"running": 2.0})
-    (state,) = records(quire("status", "--json")[1])
-    waiting = {row["priority"]: row["num_undelivered"] for row in state["ingress"]}
-    assert waiting == {"low": 0, "normal": 1, "high": 0, "critical": 0}
-    assert state["workers"][0]["load"] == {"running": 2.0}
-    text = quire("status")[1]
-    assert "w-1" in text and "running=2" in text
-    assert "adapters" in text.splitlines()[-2] and " - " in text.splitlines()[-1]
-    adapters = dict.fromkeys(("d", "c", "b", "a", "e"), "abc")
-    real_broker.beat_worker("w-1", "ready", {"running": 2.0}, model="m", adapters=adapters)
-    (state,) = records(quire("status", "--json")[1])
-    assert state["workers"][0]["adapters"] == adapters
-    assert "  m      a, b, c, d and 1 more  running=2" in quire("status")[1]
-    assert len(records(quire("top", "--json", "--count", "2", "--interval", "0")[1])) == 2
-
-
 def test_a_queue_is_paused_and_resumed(quire, real_broker):
     assert quire("queue", "pause", "rebuild")[1].split() == [
         real_broker.keys.queue, "paused", "rebuild",
