@@ -16,6 +16,7 @@ from typing import Any
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from quire.async_shard import heeding_cancels
 from quire.connection import is_refused, longest_block_of
 from quire.errors import BrokerUnavailable, QuireError
 from quire.keys import Keys
@@ -174,4 +175,4 @@ class AsyncReader:
             async with self._connection.pipeline(transaction=False) as pipeline:
                 pipeline.xadd(self._wake_stream, {"more": "1"}, maxlen=1, approximate=False)
                 pipeline.pexpire(self._wake_stream, WAKE_EXPIRY_MS)
-                await pipeline.execute()
+                await heeding_cancels(pipeline.execute())

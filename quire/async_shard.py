@@ -48,6 +48,22 @@ async def taking_turns(items: Iterable[_Result]) -> list[_Result]:
     return made
 
 
+async def heeding_cancels(awaitable: Awaitable[_Result]) -> _Result:
+    """Awaits it; CancelledError where it has swallowed one.
+
+    redis-py sends by `asyncio.wait_for`, and that of Python 3.11 drops a cancellation that comes
+    just when all is sent. Who was cancelled would go on: a timeout would have no effect.
+    """
+    task = asyncio.current_task()
+    assert task is not None, "only a task awaits"
+    before = task.cancelling()
+    try:
+        return await awaitable
+    finally:
+        if task.cancelling() > before:
+            raise asyncio.CancelledError
+
+
 class AsyncShard:
     """The base of AsyncBroker. `settings` are the arguments every transition begins with."""
 
@@ -139,7 +155,7 @@ class AsyncShard:
         attempts = Attempts(self._retry_seconds, wait_seconds=wait_seconds)
         while True:
             try:
-                return await operation()
+                return await heeding_cancels(operation())
             except RedisError as error:
                 if is_of_replica(error):
                     await self._connection.connection_pool.disconnect(inuse_connections=False)
