@@ -3,12 +3,11 @@
 import sys
 from collections.abc import Sequence
 
-from quire.cli.sources import KEYS
+from quire.cli.sources import KEYS, SHARED_KEYS
 from service.config import Settings
 from service.exporter_settings import ExporterSettings
 from service.gateway.config import SHARED_WITH_WORKER, GatewaySettings
 from service.settings import markdown_tables
-from service.sources import SHARED_KEYS
 
 
 def render_markdown() -> str:

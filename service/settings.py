@@ -22,12 +22,10 @@ from pydantic_settings import (
 )
 
 from quire.arguments import MAX_SECONDS, MIN_KEPT_SECONDS
-from quire.cli.sources import ENV_PREFIX, with_password
+from quire.cli.sources import DEFAULT_FILE, ENV_PREFIX, SHARED_KEYS, with_password
 from quire.cli.usage import Parser
 from quire.refusals import reason_of
 from service.sources import (
-    DEFAULT_FILE,
-    SHARED_KEYS,
     ConfigurationError,
     read_environment,
     read_file,

@@ -10,18 +10,18 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from quire.cli.sources import ENV_PREFIX, setting_of, values_of_variables
+from quire.cli.sources import (
+    DEFAULT_FILE,
+    ENV_PREFIX,
+    TABLES,
+    setting_of,
+    values_of_variables,
+)
 from quire.errors import InvalidRequest
 from quire.refusals import nearest
 
 #: Variables of these prefixes are read by other parts of Quire.
 FOREIGN_PREFIXES = ("QUIRE_EXPORTER_", "QUIRE_GATEWAY_", "QUIRE_KERNEL_", "QUIRE_TEST_")
-#: Read when no file is named and it exists in the working directory.
-DEFAULT_FILE = "quire.toml"
-#: The tables of the file, one for each part of Quire.
-TABLES = frozenset({"client", "exporter", "gateway", "worker"})
-#: Keys of the file that may also stand above all tables.
-SHARED_KEYS = frozenset({"redis_url", "queue", "shards", "log_level", "log_format"})
 
 
 class ConfigurationError(Exception):

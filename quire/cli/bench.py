@@ -10,6 +10,7 @@ import asyncio
 import json
 import math
 import random
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,14 @@ from typing import Any
 from quire.aio import AsyncClient
 from quire.arguments import RequestArguments
 from quire.cli import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL
-from quire.cli.console import Console, add_server, async_client_of, not_negative, positive
+from quire.cli.console import (
+    Console,
+    add_server,
+    async_client_of,
+    flags_of,
+    not_negative,
+    positive,
+)
 from quire.errors import InvalidRequest, QuireError
 
 #: The metrics by the names vLLM's benchmark gives them, in milliseconds.
@@ -239,6 +247,8 @@ async def _run(
     turns = asyncio.Semaphore(arguments.max_concurrency or len(requests))
     began = time.monotonic()
     samples: list[Sample] = []
+    tasks: list[asyncio.Task[None]] = []
+    group = f"bench-{secrets.token_hex(4)}"
 
     async def one(request: RequestArguments) -> None:
         async with turns:
@@ -247,19 +257,41 @@ async def _run(
         console.progress(f"{len(samples)}/{len(requests)} requests")
 
     try:
-        tasks = []
         source = random.Random(arguments.seed)  # noqa: S311 (repeatable on purpose)
         due = began
-        for request in requests:
+        for number, request in enumerate(requests):
             await asyncio.sleep(max(0.0, due - time.monotonic()))
-            tasks.append(asyncio.create_task(one(request)))
+            named = request | {"request_id": f"{group}~{number}"}
+            tasks.append(asyncio.create_task(one(named)))
             if math.isfinite(arguments.request_rate):
                 shape = arguments.burstiness
                 due += source.gammavariate(shape, 1 / (arguments.request_rate * shape))
         await asyncio.gather(*tasks)
         return samples, time.monotonic() - began
     finally:
+        await _stop(tasks)
+        await _cancel_rest(client, group, console, flags=flags_of(arguments))
         await client.close()
+
+
+async def _stop(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Ends tasks of which none may submit anything after this."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _cancel_rest(client: AsyncClient, group: str, console: Console, *, flags: str) -> None:
+    """Cancels what nobody measures any more, and would be in the way of others."""
+    try:
+        num_open = await client.attach_group(group).cancel()
+    except (QuireError, asyncio.CancelledError):
+        console.complain(
+            f"some requests may go on; to end them: quire cancel --group {group}{flags}"
+        )
+        raise
+    if num_open:
+        console.complain(f"{num_open} requests that had not ended were cancelled")
 
 
 async def _measure(client: AsyncClient, request: RequestArguments, *, timeout: float) -> Sample:

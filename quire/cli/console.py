@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
@@ -16,7 +17,12 @@ from typing import Any, TypeVar
 from quire.aio import AsyncClient
 from quire.arguments import MAX_AHEAD_SECONDS, QueueSettings
 from quire.broker import Broker
-from quire.cli.sources import known_settings, with_password
+from quire.cli.sources import (
+    known_settings,
+    misspelt_variables,
+    with_password,
+    without_password,
+)
 from quire.client import DEFAULT_URL, Client
 from quire.connection import connect
 from quire.errors import InvalidRequest
@@ -95,6 +101,8 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 def add_server(parser: argparse.ArgumentParser) -> None:
     """The flags that say where the queue is. InvalidRequest for a wrong file of settings."""
     known = known_settings(os.environ)
+    for clause in misspelt_variables(os.environ):
+        sys.stderr.write(f"warning: {clause}\n")
     url = known.get("redis_url", DEFAULT_URL)
     help_ = "[QUIRE_REDIS_URL], its password [QUIRE_REDIS_PASSWORD]"
     parser.add_argument("--redis-url", default=url, metavar="URL", help=help_)
@@ -202,6 +210,21 @@ def async_client_of(arguments: argparse.Namespace) -> AsyncClient:
 def url_of(arguments: argparse.Namespace) -> str:
     """The server's url, with the password of environment or file unless the url has its own."""
     return with_password(arguments.redis_url, arguments.redis_password)
+
+
+def flags_of(arguments: argparse.Namespace) -> str:
+    """The flags that name this queue again in another command line; empty where none has to.
+
+    Not the password of the url, which the terminal would keep: that is asked for by Redis.
+    """
+    known = known_settings(os.environ)
+    flags = {
+        "--redis-url": (without_password(arguments.redis_url), known.get("redis_url", DEFAULT_URL)),
+        "--queue": (arguments.queue, known.get("queue", "default")),
+        "--shards": (arguments.shards, known.get("shards", "1")),
+    }
+    needed = {flag: str(value) for flag, (value, told) in flags.items() if str(value) != told}
+    return "".join(f" {flag} {shlex.quote(value)}" for flag, value in needed.items())
 
 
 def _made(kind: Callable[..., _Client], arguments: argparse.Namespace) -> _Client:

@@ -17,6 +17,7 @@ from quire.cli.console import (
     Console,
     add_server,
     client_of,
+    flags_of,
     json_map,
     not_negative,
     plain,
@@ -107,8 +108,16 @@ def run_submit(arguments: argparse.Namespace, console: Console) -> int:
             console.data({"request_id": handle.request_id}, handle.request_id)
         return EXIT_OK
     _note_if_nobody_works(client, console)
-    show = _tail if arguments.follow else _result
-    return _exit_code([show(handle, console) for handle in handles])
+    show, flags = _tail if arguments.follow else _result, flags_of(arguments)
+    good = []
+    for number, handle in enumerate(handles):
+        try:
+            good.append(show(handle, console, flags=flags))
+        except (BrokerUnavailable, KeyboardInterrupt):
+            for other in handles[number + 1 :]:
+                _say_how_to_go_on(f"quire result {other.request_id}{flags}")
+            raise
+    return _exit_code(good)
 
 
 def add_tail(parser: argparse.ArgumentParser) -> None:
@@ -122,7 +131,8 @@ def run_tail(arguments: argparse.Namespace, console: Console) -> int:
     """Prints chunks; with --json one record each, and the request's end as the last."""
     client = client_of(arguments)
     _note_if_nobody_works(client, console)
-    return _exit_code([_tail(client.attach(arguments.id), console, after=arguments.after)])
+    handle, flags = client.attach(arguments.id), flags_of(arguments)
+    return _exit_code([_tail(handle, console, after=arguments.after, flags=flags)])
 
 
 def add_result(parser: argparse.ArgumentParser) -> None:
@@ -136,7 +146,8 @@ def run_result(arguments: argparse.Namespace, console: Console) -> int:
     """Prints the text, or the whole completion with --json."""
     client = client_of(arguments)
     _note_if_nobody_works(client, console)
-    return _exit_code([_result(client.attach(arguments.id), console, timeout=arguments.timeout)])
+    handle, flags = client.attach(arguments.id), flags_of(arguments)
+    return _exit_code([_result(handle, console, timeout=arguments.timeout, flags=flags)])
 
 
 def add_inspect(parser: argparse.ArgumentParser) -> None:
@@ -206,7 +217,7 @@ def _note_if_nobody_works(client: Client, console: Console) -> None:
             console.note("no worker of this queue is alive; waiting for one")
 
 
-def _tail(handle: Handle, console: Console, *, after: int = 0) -> bool:
+def _tail(handle: Handle, console: Console, *, after: int = 0, flags: str) -> bool:
     ends_line, seen = True, after
     try:
         for chunk in handle.stream(after=after):
@@ -219,7 +230,7 @@ def _tail(handle: Handle, console: Console, *, after: int = 0) -> bool:
     except (BrokerUnavailable, KeyboardInterrupt):
         if not ends_line:
             console.piece("\n")
-        _say_how_to_go_on(f"quire tail {handle.request_id} --after {seen}")
+        _say_how_to_go_on(f"quire tail {handle.request_id} --after {seen}{flags}")
         raise
     except RequestFailed as error:
         if not ends_line:
@@ -233,11 +244,11 @@ def _tail(handle: Handle, console: Console, *, after: int = 0) -> bool:
     return True
 
 
-def _result(handle: Handle, console: Console, *, timeout: float | None = None) -> bool:
+def _result(handle: Handle, console: Console, *, timeout: float | None = None, flags: str) -> bool:
     try:
         completion = handle.result(timeout=timeout)
     except (BrokerUnavailable, KeyboardInterrupt):
-        _say_how_to_go_on(f"quire result {handle.request_id}")
+        _say_how_to_go_on(f"quire result {handle.request_id}{flags}")
         raise
     except RequestFailed as error:
         _report(handle, error, console)

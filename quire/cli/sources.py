@@ -9,13 +9,15 @@ in that of a variable with this ending.
 
 from __future__ import annotations
 
+import difflib
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from quire.errors import InvalidRequest
+from quire.refusals import nearest
 
 #: Read when QUIRE_CONFIG_FILE names no other and it exists in the working directory.
 DEFAULT_FILE = "quire.toml"
@@ -31,6 +33,15 @@ KEYS = (
     "redis_url", "redis_password", "queue", "shards", "max_queue_seconds", "retention_seconds",
 )  # fmt: skip
 
+#: The tables of the file, one for each part of Quire.
+TABLES = frozenset({"client", "exporter", "gateway", "worker"})
+
+#: Keys of the file that may also stand above all tables.
+SHARED_KEYS = frozenset({"redis_url", "queue", "shards", "log_level", "log_format"})
+
+#: A name as like as this to one of KEYS is that one misspelt; no other setting of Quire is.
+MISSPELT = 0.8
+
 #: Bytes of a file that a variable names; a longer one is a mistake.
 MAX_SECRET_BYTES = 65_536
 
@@ -38,11 +49,29 @@ MAX_SECRET_BYTES = 65_536
 def known_settings(environ: Mapping[str, str]) -> dict[str, str]:
     """What variables and file say, as text; a key nobody has set is missing.
 
-    InvalidRequest for a file that cannot be read, a key of `[client]` that nobody knows, or a
-    setting that two variables give.
+    InvalidRequest for a file that cannot be read, a key of `[client]` or above all tables that
+    nobody knows, or a setting that two variables give.
     """
     found = {key: str(value) for key, value in _file(environ).items()}
     return found | values_of_variables(environ, KEYS)
+
+
+def misspelt_variables(environ: Mapping[str, str]) -> list[str]:
+    """One clause for each variable that was probably meant for a setting of the command.
+
+    Other parts of Quire have variables of their own, which are not known here.
+    """
+    found = []
+    foreign = tuple(f"{ENV_PREFIX}{table.upper()}_" for table in TABLES)
+    for variable in sorted(environ):
+        if variable.startswith(foreign):
+            continue
+        name, from_file = setting_of(variable, KEYS, prefix=ENV_PREFIX)
+        if variable.startswith(ENV_PREFIX) and name not in KEYS:
+            for key in difflib.get_close_matches(name, KEYS, n=1, cutoff=MISSPELT):
+                meant = f"{ENV_PREFIX}{key.upper()}{FILE_SUFFIX if from_file else ''}"
+                found.append(f"unknown variable {variable}; did you mean {meant}?")
+    return found
 
 
 def known_model(environ: Mapping[str, str]) -> str | None:
@@ -96,15 +125,33 @@ def with_password(url: str, password: str | None) -> str:
     return parts._replace(netloc=f"{user}:{quote(password, safe='')}@{hosts}").geturl()
 
 
+def without_password(url: str) -> str:
+    """The url as it may be shown."""
+    from quire.sentinel import parts_of
+
+    parts = parts_of(url)
+    if parts.password is None:
+        return url
+    user, _, hosts = parts.netloc.rpartition("@")
+    name = user.partition(":")[0]
+    return parts._replace(netloc=f"{name}@{hosts}" if name else hosts).geturl()
+
+
 def _file(environ: Mapping[str, str]) -> dict[str, Any]:
     tables = _tables(environ)
     client = tables.get("client", {})
-    if unknown := sorted(set(client) - set(KEYS)):
-        path = environ.get("QUIRE_CONFIG_FILE") or DEFAULT_FILE
-        raise InvalidRequest(path, f"[client] has no setting {', '.join(unknown)}")
+    path = environ.get("QUIRE_CONFIG_FILE") or DEFAULT_FILE
+    _refuse_unknown(set(tables) - TABLES, SHARED_KEYS, place=path)
+    _refuse_unknown(client, KEYS, place=f"[client] of {path}")
     # What the worker was told of the queue holds for its clients, too, in the worker's order.
     shared = {**tables, **tables.get("worker", {}), **client}
     return {key: shared[key] for key in KEYS if key in shared}
+
+
+def _refuse_unknown(names: Iterable[str], known: Collection[str], *, place: str) -> None:
+    for name in sorted(names):
+        if name not in known:
+            raise InvalidRequest(place, f"unknown key {name!r}{nearest(name, known)}")
 
 
 def _tables(environ: Mapping[str, str]) -> dict[str, Any]:

@@ -8,7 +8,16 @@ import pytest
 from quire import InvalidRequest
 from quire.cli import EXIT_USAGE, main
 from quire.cli.console import add_server, url_of
-from quire.cli.sources import KEYS, MAX_SECRET_BYTES, known_settings, with_password
+from quire.cli.sources import (
+    KEYS,
+    MAX_SECRET_BYTES,
+    known_settings,
+    misspelt_variables,
+    with_password,
+)
+from service.config import Settings
+from service.exporter_settings import ExporterSettings
+from service.gateway.config import GatewaySettings
 from service.sources import ConfigurationError, read_environment
 
 
@@ -85,7 +94,16 @@ def test_a_password_goes_with_the_server_that_a_flag_names(monkeypatch):
 
 @pytest.mark.parametrize(
     "text",
-    ["[client]\nqueues = 1\n", "queue = \n", "client = 5\n", "client = [1]\n", "worker = 5\n"],
+    [
+        "[client]\nqueues = 1\n",
+        "queue = \n",
+        "client = 5\n",
+        "client = [1]\n",
+        "worker = 5\n",
+        "queeue = 'z'\n",
+        "[bogus]\n",
+        "model = 'x'\n",
+    ],
 )
 def test_a_file_that_cannot_be_right_is_wrong_usage(tmp_path, capsys, text):
     (tmp_path / "quire.toml").write_text(text)
@@ -94,6 +112,33 @@ def test_a_file_that_cannot_be_right_is_wrong_usage(tmp_path, capsys, text):
     assert main(["status"]) == EXIT_USAGE
     captured = capsys.readouterr()
     assert captured.out == "" and "quire.toml" in captured.err
+
+
+def test_a_misspelt_key_is_refused_with_what_it_may_have_meant(tmp_path):
+    (tmp_path / "quire.toml").write_text("queeue = 'z'\nlog_level = 'debug'\n")
+    with pytest.raises(InvalidRequest, match=r"unknown key .queeue.; did you mean queue\?"):
+        known_settings({})
+
+
+def test_a_misspelt_variable_is_warned_of(monkeypatch, capsys):
+    monkeypatch.setenv("QUIRE_REDIS_URLL_FILE", "x")
+    monkeypatch.setenv("QUIRE_QUEEUE", "x")
+    assert main(["status", "--redis-url", "redis://127.0.0.1:1/0"]) == 1
+    assert capsys.readouterr().err.splitlines()[:2] == [
+        "warning: unknown variable QUIRE_QUEEUE; did you mean QUIRE_QUEUE?",
+        "warning: unknown variable QUIRE_REDIS_URLL_FILE; did you mean QUIRE_REDIS_URL_FILE?",
+    ]
+
+
+def test_no_variable_of_another_part_of_quire_is_taken_for_a_misspelt_one():
+    kinds = (Settings, GatewaySettings, ExporterSettings)
+    names = {
+        kind.model_config["env_prefix"] + name.upper()
+        for kind in kinds
+        for name in kind.model_fields
+    }
+    assert len(names) > 60
+    assert misspelt_variables(dict.fromkeys(names, "x")) == []
 
 
 def test_a_secret_that_cannot_be_read_is_wrong_usage(tmp_path):
