@@ -8,7 +8,13 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from quire.connection import TRANSIENT
-from quire.durability import Durability, require_unknown_command, require_write_through
+from quire.durability import (
+    MARK_MS,
+    Durability,
+    require_unknown_command,
+    require_write_through,
+    requiring_the_mark,
+)
 from quire.keys import Keys
 
 
@@ -33,6 +39,8 @@ class AsyncDurability(Durability):
         except RedisError as error:
             require_unknown_command(error)
         else:
+            with requiring_the_mark(self._mark):
+                await self._server.set(self._mark, "", px=MARK_MS)
             self._waits = True
             return
         try:

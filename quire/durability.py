@@ -9,11 +9,12 @@ every such call, and refused otherwise: nobody shall believe in a promise that i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import redis
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from quire.connection import TRANSIENT
 from quire.errors import BrokerUnavailable, DurabilityUnavailable
@@ -23,7 +24,7 @@ from quire.keys import Keys
 SYNC_SECONDS = 2.0
 
 #: How long the key of the marking write lives.
-_MARK_MS = 1000
+MARK_MS = 1000
 
 #: The settings of a server that say when it writes to its disk.
 _SETTINGS = "append*"
@@ -55,7 +56,7 @@ class Durability:
             return
         # A repeated call may find its work done and write nothing, and WAITAOF waits only for what
         # its own connection wrote: so something is written behind whatever there was before.
-        pipeline.set(self._mark, "", px=_MARK_MS)
+        pipeline.set(self._mark, "", px=MARK_MS)
         pipeline.execute_command("WAITAOF", 1, 0, self._timeout_ms)
 
     def check(self, replies: list[Any]) -> None:
@@ -96,6 +97,8 @@ class Durability:
         except RedisError as error:
             require_unknown_command(error)
         else:
+            with requiring_the_mark(self._mark):
+                self._connection.set(self._mark, "", px=MARK_MS)
             return True
         try:
             found = self._connection.config_get(_SETTINGS)
@@ -105,6 +108,18 @@ class Durability:
             found = {}
         require_write_through(found)
         return False
+
+
+@contextlib.contextmanager
+def requiring_the_mark(mark: str) -> Iterator[None]:
+    """DurabilityUnavailable where the user may not write the mark: each wait would be refused."""
+    try:
+        yield
+    except NoPermissionError as error:
+        right = f"(~{mark} +set)"
+        raise DurabilityUnavailable(
+            f"this user of Redis lacks the right {right}: a durable write is followed by a mark"
+        ) from error
 
 
 def require_unknown_command(error: RedisError) -> None:
