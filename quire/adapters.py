@@ -67,7 +67,7 @@ def adapter_of(body: Mapping[str, Any], *, model: str) -> Adapter | None:
         raise InvalidRequest("body.model", "must be a string")
     owner, _, suffix = asked.rpartition(ADAPTER_SEPARATOR)
     if owner != model or not is_adapter_name(suffix):
-        raise InvalidRequest("body.model", f"this queue serves {model!r}, not {asked!r}")
+        raise InvalidRequest("body.model", f"this worker serves {model!r}, not {asked!r}")
     if name not in (None, suffix):
         raise InvalidRequest("body.adapter", f"the model already names the adapter {suffix!r}")
     return Adapter(suffix, "body.model")

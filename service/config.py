@@ -84,8 +84,8 @@ class Settings(ProcessSettings):
     )
     worker_name: str = setting(
         "Queue",
-        "Name in the worker registry and of the stream consumer; keep it stable over restarts. "
-        "Unset: host name and process id.",
+        "Name in the worker registry and of the stream consumer; keep it stable over restarts, and "
+        "give no two workers of a queue the same. Unset: host name and process id.",
         default="",
     )
     claim_batch: int = setting(

@@ -9,6 +9,7 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from math import inf
 from time import monotonic
 from typing import Protocol, TypeVar
 
@@ -118,6 +119,10 @@ class Heartbeat:
         return [reply for claim in claims for reply in self._renew(broker, [claim])]
 
 
+#: For how long after such a sign two workers are said to have one name.
+TWIN_SECONDS = 60.0
+
+
 class Housekeeper:
     """Reaps expired leases, queues what is due, signs the worker registry.
 
@@ -158,6 +163,10 @@ class Housekeeper:
         self._signed = ""
         #: When this worker last signed each shard, on the broker's clock.
         self._seen_ms: dict[Broker, int] = {}
+        #: Where that is certain: no reply was lost since.
+        self._is_certain: set[Broker] = set()
+        #: When another worker was last seen to sign by our name.
+        self._twin_seen = -inf
         # Seeded by the system: workers started together must not stay together.
         self._random = random.SystemRandom()
 
@@ -231,24 +240,59 @@ class Housekeeper:
     def _sign_a_new_state(self) -> bool:
         """Sign at once when the worker's state has changed. False when Redis did not answer."""
         state = self._vitals.state
-        return state == self._signed or self._sign(state)
+        if state == self._signed:
+            return True
+        if state is WorkerState.READY:
+            self._in_every_shard("beat", self._warn_of_other_models)
+        return self._sign(state)
+
+    def _warn_of_other_models(self, broker: Broker) -> None:
+        model, _ = self._serves()
+        others = [info for info in broker.workers() if info.is_alive and info.name != self._worker]
+        for info in others:
+            if info.model not in ("", model):
+                _log.warning(
+                    "another worker of this queue serves another model: who asks for none gets "
+                    "either, and who asks for one is refused by the other",
+                    worker=info.name, model=info.model, shard=broker.keys.shard,
+                )  # fmt: skip
 
     def _sign(self, state: str) -> bool:
-        load, (model, adapters) = dict(self._load()), self._serves()
+        model, adapters = self._serves()
 
         def beat(broker: Broker) -> None:
-            # A server that dies and is there again at once may fail no call at all. If it is
-            # without its last seconds, its leases are older than those it had granted.
-            if broker.seen_ms(self._worker) < self._seen_ms.get(broker, 0):
-                self._contact.note_lapse()
+            self._compare(broker.seen_ms(self._worker), broker)
+            self._is_certain.discard(broker)
+            load = {**self._load(), **({"twins": 1} if self._has_twin else {})}
             if broker.beat_worker(self._worker, state, load, model=model, adapters=adapters):
                 self._on_drain()
             self._seen_ms[broker] = broker.seen_ms(self._worker)
+            self._is_certain.add(broker)
 
         is_heard = self._in_every_shard("beat", beat)
         if is_heard:
             self._signed = state
         return is_heard
+
+    def _compare(self, seen_ms: int, broker: Broker) -> None:
+        """Hold what the registry says of this worker against what it has signed itself."""
+        own_ms = self._seen_ms.get(broker, 0)
+        if seen_ms < own_ms:
+            # A server that dies and is there again at once may fail no call at all. If it is
+            # without its last seconds, its leases are older than those it had granted.
+            self._contact.note_lapse()
+        elif seen_ms > own_ms and broker in self._is_certain:
+            if not self._has_twin:
+                _log.error(
+                    "another worker has this name: the registry shows one of the two, and `quire "
+                    "drain` may end one; give each a name of its own",
+                    worker=self._worker,
+                )
+            self._twin_seen = self._clock()
+
+    @property
+    def _has_twin(self) -> bool:
+        return self._clock() - self._twin_seen < TWIN_SECONDS
 
     def _in_every_shard(self, operation: str, act: Callable[[Broker], None]) -> bool:
         """Do it once for each shard. False when Redis did not answer.

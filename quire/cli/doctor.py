@@ -208,9 +208,31 @@ def _workers(broker: Broker) -> Iterator[Finding]:
     yield Finding("workers", Verdict.OK, f"{len(alive)} {where}: {named}")
     # One that loads its model cannot say yet what it is able to do, and one that drains takes none.
     ready = [info for info in alive if info.state == "ready"]
+    yield from _twins(ready, where)
+    yield from _models(ready, where)
     yield from _constraints(ready, where)
     yield from _lengths(ready, where)
     yield from _adapters(ready, where)
+
+
+def _twins(workers: Sequence[WorkerInfo], where: str) -> Iterator[Finding]:
+    """Whether one line of the registry stands for several workers."""
+    if names := _those_with(workers, "twins", 1):
+        detail = f"several workers {where} have the name {few(names)}"
+        advice = "give each a name of its own, or leave worker_name unset"
+        yield Finding("names", Verdict.FAIL, detail, advice)
+
+
+def _models(workers: Sequence[WorkerInfo], where: str) -> Iterator[Finding]:
+    """Whether it depends on the worker which model answers."""
+    models = sorted({info.model for info in workers if info.model})
+    if len(models) > 1:
+        parts = [
+            f"{model!r} by {few([info.name for info in workers if info.model == model])}"
+            for model in models
+        ]
+        advice = "give each model a queue of its own: a worker takes whatever its queue has"
+        yield Finding("models", Verdict.FAIL, f"served {where}: {', '.join(parts)}", advice)
 
 
 def _constraints(workers: Sequence[WorkerInfo], where: str) -> Iterator[Finding]:

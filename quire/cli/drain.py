@@ -90,6 +90,8 @@ class _Watch:
         elif end := _end_of([known[shard][name] for shard in shards]):
             self.tell(name, end)
         else:
+            if any(known[shard][name].load.get("twins") for shard in shards):
+                self.console.complain(f"{name} is the name of several workers; this may end one")
             for shard in shards:
                 self.brokers[shard].drain(name)
             self.asked[name] = shards

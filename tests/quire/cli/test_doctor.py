@@ -130,6 +130,22 @@ def test_doctor_warns_of_workers_that_would_not_serve_the_same_requests(quire, r
     assert "lengths" not in found()
 
 
+def test_doctor_fails_where_workers_have_one_name_or_serve_several_models(quire, real_broker):
+    def found():
+        lines = records(quire("doctor", "--no-torch", "--json")[1])
+        checks = ("models", "names")
+        return [(one["verdict"], one["detail"]) for one in lines if one["check"] in checks]
+
+    where = f"on shard 0 of queue {real_broker.keys.queue!r}"
+    real_broker.beat_worker("a", "ready", {}, model="m")
+    real_broker.beat_worker("b", "loading", {}, model="other")
+    assert found() == []
+    real_broker.beat_worker("b", "ready", {}, model="other")
+    assert found() == [("fail", f"served {where}: 'm' by a, 'other' by b")]
+    real_broker.beat_worker("b", "ready", {"twins": 1}, model="m")
+    assert found() == [("fail", f"several workers {where} have the name b")]
+
+
 def test_doctor_tells_of_adapters_that_depend_on_the_worker(quire, real_broker):
     def found():
         lines = records(quire("doctor", "--no-torch", "--json")[1])

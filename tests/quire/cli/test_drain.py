@@ -57,6 +57,12 @@ def test_a_worker_that_drains_is_waited_for(drain, real_broker):
         assert still.state == "ready"
 
 
+def test_a_name_of_several_workers_is_said_to_be_that(drain, real_broker, capsys):
+    real_broker.beat_worker("a", "ready", {"twins": 1})
+    assert main(["drain", "a", "--no-wait"]) == 0
+    assert "a is the name of several workers" in capsys.readouterr().err
+
+
 def test_all_is_every_worker_that_lives(drain, real_broker, real_connection):
     real_broker.beat_worker("gone", "stopped", {})
     silent = b"%d ready \x80" % (real_broker.now_ms() - 90_000)
