@@ -57,8 +57,8 @@ class ServedModel:
     def abilities(self) -> dict[str, float]:
         """What decides which requests it can serve; in the registry, as workers may differ."""
         has_grammars = not isinstance(self.grammars, NoGrammars)
-        max_model_len = self.engine.config.max_model_len
-        return {"grammars": float(has_grammars), "max_model_len": float(max_model_len)}
+        longest = self.engine.config.max_request_tokens
+        return {"grammars": float(has_grammars), "max_model_len": float(longest)}
 
 
 def load_model(settings: Settings) -> ServedModel:
@@ -107,6 +107,7 @@ def load_model(settings: Settings) -> ServedModel:
         eos_token_ids=facts.eos_token_ids,
         adapters=facts.adapters,
     )
+    _warn_of_lengths(settings, config, model_reads=facts.max_model_len)
     tokenizer = ModelTokenizer.load(str(facts.tokenizer_folder))
     served = ServedModel(
         engine=Engine(config, runner),
@@ -119,6 +120,23 @@ def load_model(settings: Settings) -> ServedModel:
     )
     _keep_out_of_collections()
     return served
+
+
+def _warn_of_lengths(settings: Settings, config: EngineConfig, *, model_reads: int) -> None:
+    """Say where requests have to be shorter than somebody may believe."""
+    if (settings.max_model_len or 0) > model_reads:
+        _log.warning(
+            "the model reads less than max_model_len says",
+            asked=settings.max_model_len,
+            max_model_len=model_reads,
+        )
+    if config.max_request_tokens < config.max_model_len:
+        _log.warning(
+            "the KV cache holds no request as long as the model reads; raise num_blocks",
+            num_blocks=config.num_blocks,
+            longest_request=config.max_request_tokens,
+            max_model_len=config.max_model_len,
+        )
 
 
 def _keep_out_of_collections() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import redis
-from redis.exceptions import AuthenticationError, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
 from quire.broker import Broker
 from quire.cli import EXIT_ERROR, EXIT_OK
@@ -188,6 +188,9 @@ def _memory(info: dict[str, Any]) -> Finding:
 def _scripts(connection: redis.Redis) -> Finding:
     try:
         connection.eval("return 1", 0)
+    except NoPermissionError:
+        advice = "right for one who only watches; all others need EVAL, EVALSHA and SCRIPT"
+        return Finding("redis scripts", Verdict.WARN, "not allowed to this user", advice)
     except RedisError as error:
         advice = "every transition is a script: allow EVAL, EVALSHA and SCRIPT"
         return Finding("redis scripts", Verdict.FAIL, str(error), advice)
@@ -198,7 +201,11 @@ def _workers(broker: Broker) -> Iterator[Finding]:
     try:
         alive = [info for info in broker.workers() if info.is_alive]
     except QuireError as error:
-        yield Finding("workers", Verdict.FAIL, str(error))
+        if isinstance(error.__cause__, NoPermissionError):
+            detail = "this user may not look at their registry"
+            yield Finding("workers", Verdict.WARN, detail, "right for a producer; ask as another")
+        else:
+            yield Finding("workers", Verdict.FAIL, str(error))
         return
     where = f"on shard {broker.keys.shard} of queue {broker.keys.queue!r}"
     if not alive:

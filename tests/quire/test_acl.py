@@ -9,6 +9,7 @@ import redis
 import quire
 from quire import Client, QueueLimits
 from quire.broker import Broker
+from quire.cli import main
 from quire.connection import connect
 from quire.errors import BrokerUnavailable, DeadlineExceeded, DurabilityUnavailable
 from quire.inspection import inspect_memory, inspect_shards
@@ -288,6 +289,37 @@ def test_an_observer_sees_everything_and_changes_nothing(as_role, real_broker):
     assert broker.status("a").state is State.QUEUED
     refused(lambda: broker.cancel("a"))
     refused(broker.pause)
+
+
+@pytest.fixture
+def run_as(as_role, real_server, capsys):
+    """Runs the `quire` command as one of the document's users; returns exit code and output."""
+
+    def run(role: str, *arguments: str) -> tuple[int, str]:
+        queue = as_role(role).keys.queue
+        url = f"redis://{role}-{queue}:change-me@{real_server.url.partition('://')[2]}"
+        code = main([*arguments, "--redis-url", url, "--queue", queue])
+        return code, capsys.readouterr().out
+
+    return run
+
+
+@pytest.mark.parametrize("role", list(ROLES))
+def test_doctor_finds_nothing_wrong_with_a_role(run_as, role):
+    code, out = run_as(role, "doctor", "--no-torch")
+    assert (code, "fail" in out) == (0, False), out
+
+
+def test_doctor_finds_fault_with_a_user_of_no_role(run_as, monkeypatch):
+    rules = ["on", ">change-me", "resetkeys", "-@all", "+@connection"]
+    monkeypatch.setitem(ROLES, "nobody", rules)
+    assert run_as("nobody", "doctor", "--no-torch")[0] == 1
+
+
+def test_who_submits_may_look_at_a_request(run_as, real_broker):
+    real_broker.submit(make_request(id="a"))
+    code, out = run_as("producer", "inspect", "a")
+    assert code == 0 and "queued" in out
 
 
 @pytest.mark.parametrize("role", ["producer", "worker", "operator", "observer"])

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from engine.errors import ModelRefused
 from service.config import EMBEDDED_MODEL
@@ -24,6 +25,21 @@ def test_what_was_loaded_is_never_looked_through_for_garbage_again():
     served = load_model(make_settings("redis://nowhere", "queue", num_blocks=16))
     assert served.tokenizer.encode_prompt("1+2=")
     assert gc.get_freeze_count() > 10 * len(gc.get_objects())
+
+
+@pytest.mark.usefixtures("unfrozen")
+def test_it_is_said_where_requests_are_shorter_than_somebody_may_believe():
+    settings = make_settings("redis://nowhere", "queue", num_blocks=2, max_model_len=100_000)
+    with capture_logs() as said:
+        served = load_model(settings)
+    reads, holds = served.engine.config.max_model_len, 2 * settings.block_size
+    too_long, too_few = (line for line in said if line["log_level"] == "warning")
+    assert (too_long["asked"], too_long["max_model_len"]) == (100_000, reads)
+    assert (too_few["longest_request"], too_few["max_model_len"]) == (holds, reads)
+    assert served.abilities["max_model_len"] == holds
+    with capture_logs() as said:
+        load_model(make_settings("redis://nowhere", "queue", num_blocks=1 + reads // 16))
+    assert not [line for line in said if line["log_level"] == "warning"]
 
 
 @pytest.mark.usefixtures("unfrozen")
