@@ -83,12 +83,14 @@ def build_request(
         raise InvalidRequest("request", "must be a GenerationRequest or a map of arguments")
     for name in arguments:
         if name not in _ARGUMENTS:
-            raise InvalidRequest(name, f"unknown argument{nearest(name, _ARGUMENTS)}")
+            raise InvalidRequest(name, f"unknown argument{_meant_by(name)}")
     kind, body = _subject(arguments.get("prompt"), arguments.get("messages"))
     sampling = arguments.get("sampling")
     if not isinstance(sampling, SamplingParams):
         if not isinstance(sampling, Mapping | None):
             raise InvalidRequest("sampling", "must be a SamplingParams or a map of its fields")
+        if "n" in (sampling or {}):
+            raise InvalidRequest("sampling.n", f"unknown field{_meant_by('n')}")
         sampling = validated(SamplingParams, sampling or {}, prefix="sampling.")
     body |= sampling.to_body()
     # A generation that is resumed elsewhere must go on with the same noise.
@@ -151,6 +153,15 @@ def _subject(
 def _is_sequence(value: object) -> bool:
     """Whether this is one of several things. Of bytes the items would pass for token ids."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+
+
+def _meant_by(name: str) -> str:
+    """A clause that says where what somebody wants is to be had; empty where nobody knows."""
+    if name == "n":
+        return "; submit_choices asks for several answers"
+    if name in SamplingParams.model_fields:
+        return "; it is a field of sampling"
+    return nearest(name, _ARGUMENTS)
 
 
 def _times(arguments: RequestArguments, *, now_ms: int | None) -> dict[str, int]:

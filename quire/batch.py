@@ -62,7 +62,7 @@ def run_batch(
     source, output = Path(input_path), Path(output_path)
     if not output.name:
         raise BatchFileError(f"{output}: is a directory")
-    errors = Path(errors_path) if errors_path else output.with_suffix(".errors.jsonl")
+    errors = Path(errors_path) if errors_path else _failures_beside(output)
     # Before files for results are made that there will be none for.
     must_be_source(source, output, errors)
     options = BatchOptions(
@@ -96,3 +96,9 @@ def _priority(priority: str | int | Priority) -> Priority:
         return Priority.parse(priority)
     except ValueError as error:
         raise InvalidRequest("priority", str(error)) from None
+
+
+def _failures_beside(output: Path) -> Path:
+    if output.exists() and not (output.is_file() or output.is_dir()):
+        raise BatchFileError(f"{output} is no plain file: say as well where the failures go")
+    return output.with_suffix(".errors.jsonl")

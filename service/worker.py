@@ -235,6 +235,8 @@ class Worker:
             http_port=self.http_port,
             max_model_len=served.engine.config.max_model_len,
             adapters=len(served.adapters),
+            # Without it nothing comes yet, though all is loaded; the reason stands in a warning.
+            redis_answers=self.vitals.seconds_since_contact is not None,
             **served.sizes,
         )
 

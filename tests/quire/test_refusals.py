@@ -44,6 +44,12 @@ def test_a_field_that_is_missing_is_told_as_missing():
     ("arguments", "told"),
     [
         ({"samplin": {}}, "samplin: unknown argument; did you mean sampling?"),
+        ({"temperature": 0}, "temperature: unknown argument; it is a field of sampling"),
+        ({"n": 4}, "n: unknown argument; submit_choices asks for several answers"),
+        (
+            {"sampling": {"n": 4}},
+            "sampling.n: unknown field; submit_choices asks for",
+        ),
         ({"request_id": "a b"}, "request_id: must match pattern"),
         ({"sampling": {"top_q": 1}}, "sampling.top_q: unknown field; did you mean top_p?"),
     ],

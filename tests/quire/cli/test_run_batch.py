@@ -127,3 +127,9 @@ def test_a_second_interruption_does_not_wait_for_a_queue_that_is_away(quire, sou
     before = signal.getsignal(signal.SIGINT)
     assert quire("run-batch", "-i", str(source), "-o", str(output)) == (130, "", "")
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_beside_a_device_no_file_of_failures_is_made(quire, source):
+    code, _, err = quire("run-batch", "-i", str(source), "-o", os.devnull)
+    assert code == 2 and "no plain file" in err
+    assert not Path(f"{os.devnull}.errors.jsonl").exists()
