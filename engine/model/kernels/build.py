@@ -188,7 +188,9 @@ def _run(*command: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise KernelsUnavailable(f"the compiler could not be run: {error}") from error
     if finished.returncode != 0:
-        lines = [line for line in finished.stderr.splitlines() if "error" in line]
+        lines = [line for line in finished.stderr.splitlines() if "error" in line or "fail" in line]
+        # That of the driver only says that the linker failed, which has said why before.
+        lines.sort(key=lambda line: line.startswith("collect2"))
         raise KernelsUnavailable(f"the compiler failed: {next(iter(lines), 'no reason given')}")
     return finished.stdout
 

@@ -1,6 +1,7 @@
 """The compiled kernels: what they promise beyond the right logits, and how they are built."""
 
 import os
+import re
 import stat
 import subprocess
 from collections.abc import Sequence
@@ -267,13 +268,26 @@ def test_a_machine_without_a_compiler_takes_what_was_built_elsewhere(tmp_path, m
         library_path(best_variant())
 
 
-def test_a_compiler_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("a.cpp: note\nerror: no", "error: no"),
+        ("ld: final link failed: full\ncollect2: error: ld", "ld: final link failed: full"),
+        ("collect2: error: ld returned 1", "collect2: error: ld returned 1"),
+        ("Bus", "no reason given"),
+    ],
+)
+def test_a_compiler_that_fails_leaves_nothing_behind_but_its_reason(
+    tmp_path, monkeypatch, said, reason
+):
     compiler = tmp_path / "broken"
-    compiler.write_text("#!/bin/sh\n[ $1 = --version ] || { echo error: no >&2; exit 1; }\n")
+    compiler.write_text(
+        f"#!/bin/sh\n[ $1 = --version ] || {{ cat >&2 <<END; exit 1; }}\n{said}\nEND\n"
+    )
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("QUIRE_KERNEL_CACHE", str(tmp_path / "kernels"))
-    with pytest.raises(KernelsUnavailable, match="the compiler failed: error: no"):
+    with pytest.raises(KernelsUnavailable, match=f"the compiler failed: {re.escape(reason)}$"):
         library_path(best_variant())
     assert list((tmp_path / "kernels").iterdir()) == []
 
