@@ -25,6 +25,7 @@ from quire.broker import Broker
 from quire.connection import MAX_BLOCK_SECONDS, Retrying, is_refused
 from quire.errors import BrokerUnavailable, QuireError
 from quire.keys import Keys
+from quire.output import State
 from quire.output_log import (
     OutputRead,
     entries_by_stream,
@@ -42,7 +43,7 @@ from quire.waits import (
     each_alone,
 )
 
-#: Most short reads at a time; each takes a connection. Others wait for their turn.
+#: Most short calls of readers at a time; each takes a connection. Others wait for their turn.
 MAX_CALLS = 8
 
 #: How long the reading thread stays when nobody waits any more.
@@ -79,6 +80,11 @@ class SharedReadsBroker(Broker):
         """See `Broker.status`."""
         with self._turns:
             return super().status(request_id)
+
+    def end_overdue(self, request_ids: Sequence[str]) -> dict[str, State]:
+        """See `Broker.end_overdue`: the deadlines of a thousand readers may be one."""
+        with self._turns:
+            return super().end_overdue(request_ids)
 
 
 class _Reader:

@@ -1,10 +1,14 @@
 """Where no worker is alive, those who wait for an end that is due see to it themselves."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from quire import Client
+from quire.connection import connect
 from quire.errors import BrokerUnavailable, Cancelled, DeadlineExceeded, WaitTimeout
 from quire.output import State
+from quire.reader import SharedReadsBroker
 from quire.transitions import NotClaimed, NotClaimedReason
 from tests.quire.builders import claim_next, make_item, read_and_claim, token_at
 
@@ -101,3 +105,19 @@ def test_who_may_only_read_waits_for_a_worker(client, broker, monkeypatch, group
         handle.wait(timeout=0.5) if grouped else handle.result(timeout=0.5)
     monkeypatch.undo()
     handle.wait(timeout=TIMEOUT) if grouped else list(handle.follow())
+
+
+@pytest.mark.real_redis
+def test_a_hundred_deadlines_at_once_take_a_few_connections(real_server, real_broker):
+    def code_of(handle):
+        with pytest.raises(DeadlineExceeded) as caught:
+            handle.result(timeout=TIMEOUT)
+        return caught.value.completion.error.code
+
+    with connect(real_server.url) as connection:
+        client = Client(SharedReadsBroker(connection, queue=real_broker.keys.queue))
+        handles = client.submit_many([{"prompt": "x", "deadline": 0.5}] * 100)
+        before = len(real_broker._connection.client_list())
+        with ThreadPoolExecutor(100) as threads:
+            assert set(threads.map(code_of, handles)) == {"deadline_exceeded"}
+        assert len(real_broker._connection.client_list()) - before <= 12
