@@ -20,7 +20,7 @@ from engine.model.decoder_weights import DecoderWeights, read_weights
 from engine.model.fused_decoder import FusedDecoder
 from engine.model.kernels.build import KernelsUnavailable, best_variant
 from engine.model.native_decoder import NativeDecoder
-from engine.model.probe import TOLERANCES
+from engine.model.probe import TOLERANCES, relative_errors
 from engine.model.rehearsal import prompt_of, reference_rehearsal
 from engine.model.transformers_model import TransformersModel
 
@@ -149,7 +149,7 @@ def _compare(
         for one in (served, model)
     )
     distances = (found - expected).norm(dim=-1)
-    errors = distances / expected.norm(dim=-1)
+    errors = relative_errors(distances, expected)
     error, worst = float(errors.median()), float(errors.max())
     if not (error <= TOLERANCES[dtype] and worst <= WORST_TOLERANCES[dtype]):
         raise WrongLogits(

@@ -124,12 +124,21 @@ def check_adapter(served: TransformersModel, adapter: str) -> None:
     )
     for prompt, name, found in zip(prompts, (adapter, None), together, strict=True):
         (alone,) = rehearsal.logits(served, [prompt], [[len(prompt)]], adapters=(name,))
-        error = float(((found - alone).norm(dim=-1) / alone.norm(dim=-1)).median())
+        error = float(relative_errors((found - alone).norm(dim=-1), alone).median())
         if not error <= TOLERANCES[model.dtype]:
             raise ModelRefused(
                 f"{type(model).__name__} takes no adapters: beside another one, a prompt gets "
                 f"something else of its own (off by {error:.1%})"
             )
+
+
+def relative_errors(distances: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Each token's distance from the `expected` logits, relative to their norm, [tokens].
+
+    Logits may be all zero, as behind a padding token alone, whose embedding is; then zeros are
+    right, and anything else is infinitely far off.
+    """
+    return torch.where(distances == 0, 0.0, distances / expected.norm(dim=-1))
 
 
 class _Recorder:
@@ -265,9 +274,9 @@ def _check_against_own_attention(model: PreTrainedModel, served: TransformersMod
     rest = [len(prompt) - start for prompt, start in zip(prompts, first, strict=True)]
     steps = [step for step in (first, rest) if any(step)]
     found = rehearsal.logits(served, [prompt.tolist() for prompt in prompts], steps)
-    difference = torch.cat(found).float() - torch.cat(expected).float()
-    errors = difference.norm(dim=-1) / torch.cat(expected).float().norm(dim=-1)
-    error = float(errors.median())
+    wanted = torch.cat(expected).float()
+    distances = (torch.cat(found).float() - wanted).norm(dim=-1)
+    error = float(relative_errors(distances, wanted).median())
     if not error <= TOLERANCES[model.dtype]:
         raise ModelRefused(
             f"{type(model).__name__} computes something else with paged attention than with its "

@@ -1,6 +1,7 @@
 """The fast path in all its forms: fast == wide == transformers' own generation."""
 
 import logging
+import math
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from engine.model.fast_path import choose_model
 from engine.model.kernels.build import KernelsUnavailable
 from engine.model.loader import load_model
 from engine.model.native_decoder import NativeDecoder
-from engine.model.probe import probe
+from engine.model.probe import probe, relative_errors
 from engine.model.transformers_model import TransformersModel
 from tests.engine.model.builders import (
     _GROUPED,
@@ -210,6 +211,26 @@ def test_a_form_that_is_wrong_for_a_single_token_is_left_out(dtype, tmp_path, mo
     wide = served(FAMILIES["llama"], tmp_path, dtype=dtype)
     assert isinstance(choose_model(wide), Decoder)
     assert "in one token by" in caplog.text
+
+
+@pytest.mark.parametrize("padding", [5, 7, 18, 21, 48])
+def test_a_token_without_an_embedding_refuses_no_model_and_no_form(padding, tmp_path):
+    """That of a padding token is zero for life.
+
+    Where a checked prompt begins with it, so are the first logits.
+    """
+    config = transformers.LlamaConfig(**(_GROUPED | {"pad_token_id": padding}))
+    loaded = load_model(save_model(config, tmp_path))
+    assert not loaded.model.get_input_embeddings().weight[padding].any()
+    wide = probe(loaded.model, max_model_len=loaded.max_model_len)
+    assert isinstance(choose_model(wide), NativeDecoder)
+
+
+def test_of_zeros_nothing_but_zeros_is_right():
+    expected = torch.tensor([[0.0, 0.0], [0.0, 0.0], [3.0, 4.0], [3.0, 4.0]])
+    distances = torch.tensor([0.0, 1e-9, 0.5, torch.nan])
+    errors = relative_errors(distances, expected).tolist()
+    assert errors[:3] == [0.0, math.inf, pytest.approx(0.1)] and math.isnan(errors[3])
 
 
 def test_with_every_form_left_out_the_wide_path_serves(tmp_path, monkeypatch):
