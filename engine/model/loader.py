@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -48,9 +47,6 @@ DECIDING_FILES = (
 #: The fingerprint of a weight file covers so many pieces of so many bytes, evenly spread: training
 #: changes nearly all of them, and reading the whole file would take as long as loading it.
 NUM_PIECES, PIECE_BYTES = 256, 4096
-
-#: What transformers raises for a folder it cannot load, whatever the reason.
-_LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +167,10 @@ def _config(folder: Path) -> PreTrainedConfig:
         raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelRefused(f"config.json cannot be read: {_first_line(error)}") from error
+    if not isinstance(raw, dict):
+        raise ModelRefused("config.json is no JSON object")
     model_type = raw.get("model_type")
-    if model_type not in CONFIG_MAPPING:
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         if raw.get("auto_map"):
             raise ModelRefused(
                 f"a model of type {model_type!r} brings its own code, which is never run here"
@@ -180,7 +178,8 @@ def _config(folder: Path) -> PreTrainedConfig:
         raise ModelRefused(f"transformers {transformers.__version__} knows no type {model_type!r}")
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
-    except _LOAD_ERRORS as error:
+    except Exception as error:
+        # A class of its own for a field of the wrong type, and whatever follows from a wrong value.
         raise ModelRefused(f"config.json is not usable: {_first_line(error)}") from error
     return config
 
@@ -210,7 +209,7 @@ def _read_weights(path: str | Path, dtype: str) -> PreTrainedModel:
             trust_remote_code=False,
             output_loading_info=True,
         )
-    except _LOAD_ERRORS as error:
+    except Exception as error:
         if isinstance(error, KeyError) and ATTENTION_NAME in error.args:
             # Its layers are picked from a table of their own by the name of the attention.
             raise ModelRefused(
@@ -298,4 +297,6 @@ def _processor(device: torch.device) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    """What an error says first, and what comes after that if it is a heading."""
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
+    return " ".join(lines[: 1 + lines[0].endswith(":")])

@@ -89,10 +89,13 @@ def probe(model: PreTrainedModel, *, max_model_len: int) -> TransformersModel:
                 use_cache=False,
                 return_dict=True,
             ).logits
-    except RuntimeError as error:
+    except ModelRefused:
+        raise
+    except Exception as error:
         if is_device_failure(error):
             raise
-        # A product may be missing for this type and these sizes, or there is no memory for it.
+        # A product may be missing for this type and these sizes, or there is no memory for it; or
+        # the fields of the config contradict each other.
         raise ModelRefused(
             f"{type(model).__name__} cannot be computed in {model.dtype} on {model.device}: "
             f"{cause_of(error)}"
