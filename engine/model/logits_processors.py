@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from engine.model.token_bitmask import Constrained, apply_token_bitmasks
 from engine.model.transfer import index_on, to_device
@@ -91,10 +92,13 @@ def penalize(logits: torch.Tensor, rows: Sequence[Processed]) -> None:
     for index, row in enumerate(rows):
         if not row.sampling.has_penalties:
             continue
-        output = np.fromiter(row.output_token_ids, dtype=np.int64)
-        prompt = np.fromiter(row.prompt_token_ids, dtype=np.int64)
-        seen = np.unique(np.concatenate((prompt, output)))
-        generated, times = np.unique(output, return_counts=True)
+        generated, times = np.unique(_as_array(row.output_token_ids), return_counts=True)
+        # A long prompt's tokens are marked: to sort them would take several times as long.
+        occurs = np.zeros(logits.shape[1], dtype=np.bool_)
+        occurs[generated] = True
+        if row.sampling.repetition_penalty != 1.0:
+            occurs[_as_array(row.prompt_token_ids)] = True
+        seen = occurs.nonzero()[0]
         discount = np.zeros(len(seen))
         discount[np.searchsorted(seen, generated)] = (
             row.sampling.frequency_penalty * times + row.sampling.presence_penalty
@@ -114,3 +118,7 @@ def penalize(logits: torch.Tensor, rows: Sequence[Processed]) -> None:
     scores = logits[where, which]
     scores = torch.where(scores > 0, scores / factor, scores * factor)
     logits[where, which] = scores - discount_all
+
+
+def _as_array(token_ids: Sequence[int]) -> NDArray[np.int64]:
+    return np.array(token_ids, dtype=np.int64)
