@@ -128,13 +128,12 @@ class Engine:
         if request.request_id in self._scheduler.requests:
             raise DuplicateRequest(request.request_id)
         refuse_if_never_servable(request, self.config)
+        reason = self._replay(request) if request.output_token_ids else None
         self._scheduler.add(request)
         if request.deadline is not None:
             self._watch_deadline(request.request_id, request.deadline)
-        if request.output_token_ids:
-            reason = self._replay(request)
-            if reason is not None:
-                self._finish(request, reason, now=request.arrival_time)
+        if reason is not None:
+            self._finish(request, reason, now=request.arrival_time)
 
     def abort(
         self,
@@ -335,11 +334,14 @@ class Engine:
             heapq.heapify(self._deadlines)
 
     def _replay(self, request: Request) -> FinishReason | None:
-        """Feed the published tokens to the text; the reason if they end the generation."""
+        """Feed the published tokens to the text; the reason if they end the generation.
+
+        Where another tokenizer than ours decoded them, a stop string may be complete before the
+        last one.
+        """
         stop_string_found = False
         if request.text is not None:
-            for token_id in request.output_token_ids:
-                stop_string_found = request.text.append(token_id)
+            stop_string_found = any(map(request.text.append, request.output_token_ids))
             request.text.take_text(final=False)
         return finish_reason_of(request, self.config, stop_string_found=stop_string_found)
 
