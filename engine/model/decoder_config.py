@@ -133,7 +133,7 @@ def read_config(served: TransformersModel) -> DecoderConfig:
         NotCommon: something about it is not understood here.
     """
     config = served.model.config
-    _check_fields(config)
+    fields = _checked_fields(config)
     (shape,) = set(served.layer_shapes) if len(set(served.layer_shapes)) == 1 else (None,)
     if shape is None or shape.key_dim != shape.value_dim:
         raise NotCommon("its layers keep keys and values of different shapes")
@@ -158,14 +158,15 @@ def read_config(served: TransformersModel) -> DecoderConfig:
         rotary_scaling=float(rotary.attention_scaling),
         norms_whole_projections=config.model_type == "olmo2",
         windows=tuple(layer.sliding_window for layer in served.layers),
-        rotates=tuple(map(bool, getattr(config, "no_rope_layers", None) or [True] * num_layers)),
-        embedding_multiplier=float(getattr(config, "embedding_multiplier", 1.0)),
-        residual_multiplier=float(getattr(config, "residual_multiplier", 1.0)),
-        logits_divisor=float(getattr(config, "logits_scaling", 1.0)),
+        rotates=tuple(map(bool, fields.get("no_rope_layers") or [True] * num_layers)),
+        embedding_multiplier=float(fields.get("embedding_multiplier", 1.0)),
+        residual_multiplier=float(fields.get("residual_multiplier", 1.0)),
+        logits_divisor=float(fields.get("logits_scaling", 1.0)),
     )
 
 
-def _check_fields(config: PreTrainedConfig) -> None:
+def _checked_fields(config: PreTrainedConfig) -> dict[str, Any]:
+    """The fields that the model's code reads, all of them understood."""
     if config.model_type not in FAMILIES:
         raise NotCommon(f"the family {config.model_type} is not described")
     values = config.to_dict()
@@ -178,6 +179,7 @@ def _check_fields(config: PreTrainedConfig) -> None:
             raise NotCommon(f"its config has {name} = {values[name]!r}")
     if values.get("quantization_config"):
         raise NotCommon("its weights are quantized")
+    return {name: value for name, value in values.items() if name in own}
 
 
 def _rotary(served: TransformersModel) -> Any:

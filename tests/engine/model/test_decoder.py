@@ -1,5 +1,6 @@
 """The fast path in all its forms: fast == wide == transformers' own generation."""
 
+import json
 import logging
 import math
 
@@ -148,6 +149,16 @@ def test_a_field_nobody_has_described_is_not_ignored(tmp_path, monkeypatch):
     monkeypatch.setattr(transformers.LlamaConfig, "to_dict", lambda self: fields)
     with pytest.raises(NotCommon, match="'attention_sinks'"):
         read_config(wide)
+
+
+@pytest.mark.parametrize("field", [{"no_rope_layers": [0, 0]}, {"logits_scaling": 4.0}], ids=str)
+def test_a_field_of_another_family_means_nothing(field, tmp_path):
+    folder = save_model(CONFIGS["qwen3"], tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | field))
+    loaded = load_model(folder)
+    wide = probe(loaded.model, max_model_len=loaded.max_model_len)
+    assert isinstance(choose_model(wide), NativeDecoder)
 
 
 def test_a_tensor_with_no_place_is_not_ignored(tmp_path, caplog):
