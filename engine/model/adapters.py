@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,7 +163,7 @@ class _Reader:
     def _config(self, text: bytes) -> dict[str, Any]:
         try:
             config = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._refused(f"{CONFIG_NAME} is no JSON: {error}") from error
         if not isinstance(config, dict):
             raise self._refused(f"{CONFIG_NAME} is no JSON object")
@@ -217,6 +218,8 @@ class _Reader:
             linear = self._linears[name]
             shapes = {"A": (rank, linear.in_features), "B": (linear.out_features, rank)}
             for side, shape in shapes.items():
+                if tensors[side].is_complex():
+                    raise self._refused(f"lora_{side} of {name} has complex numbers")
                 if tuple(tensors[side].shape) != shape:
                     raise self._refused(
                         f"lora_{side} of {name} is {tuple(tensors[side].shape)}, and {shape} "
@@ -247,7 +250,7 @@ class _Reader:
         if (
             isinstance(value, bool)
             or not isinstance(value, int | float)
-            or not math.isfinite(value)
+            or not abs(value) <= sys.float_info.max
         ):
             raise self._refused(f"{CONFIG_NAME} has {where} = {value!r}")
         return float(value)

@@ -165,7 +165,7 @@ def _check_files(folder: Path, path: str | Path) -> None:
 def _config(folder: Path) -> PreTrainedConfig:
     try:
         raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelRefused(f"config.json cannot be read: {_first_line(error)}") from error
     if not isinstance(raw, dict):
         raise ModelRefused("config.json is no JSON object")

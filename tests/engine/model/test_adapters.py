@@ -126,6 +126,8 @@ def test_its_fingerprint_changes_with_config_and_weights_and_with_nothing_else(
         ({"lora_alpha": "24"}, "lora_alpha = '24'"),
         ({"lora_alpha": None}, "lora_alpha = None"),
         ({"lora_alpha": math.inf}, "lora_alpha = inf"),
+        ({"lora_alpha": math.nan}, "lora_alpha = nan"),
+        ({"lora_alpha": 10**400}, "lora_alpha = 1000"),
         ({"r": 0}, "r = 0"),
         ({"r": 2048}, r"r = 2048\S* for .* is not in 1 .. 1024"),
         ({"r": 4}, r"lora_A of .* is \(8, 64\), and \(4, 64\) would fit"),
@@ -262,6 +264,10 @@ def of(module: str, side: str, *shape: int) -> dict:
             {f"{PREFIX}{Q_PROJ}.lora_A.weight": torch.full((8, 64), math.nan)},
             f"{Q_PROJ} has numbers that are none in torch.float32",
         ),
+        (
+            {f"{PREFIX}{Q_PROJ}.lora_A.weight": torch.full((8, 64), 1j)},
+            f"lora_A of {Q_PROJ} has complex numbers",
+        ),
     ],
 )
 def test_tensors_that_do_not_fit_the_model_refuse_it(model, folder, changes, reason):
@@ -280,6 +286,10 @@ def test_numbers_that_the_models_type_cannot_hold_refuse_it(model_folder, folder
 
 def break_config(folder):
     (folder / "adapter_config.json").write_text("{")
+
+
+def nest_config(folder):
+    (folder / "adapter_config.json").write_text("[" * 100_000)
 
 
 def list_config(folder):
@@ -304,6 +314,7 @@ def pickle_weights(folder):
         (lambda folder: (folder / "adapter_config.json").unlink(), "adapter_config.json cannot be"),
         (lambda folder: (folder / "adapter_model.safetensors").unlink(), "safetensors cannot be"),
         (break_config, "adapter_config.json is no JSON"),
+        (nest_config, "adapter_config.json is no JSON: maximum recursion"),
         (list_config, "adapter_config.json is no JSON object"),
         (break_weights, "is not in safetensors format"),
         (empty_weights, "adapter_model.safetensors has no tensors"),

@@ -47,6 +47,13 @@ def test_what_is_no_object_is_no_config(tmp_path):
         load_model(folder)
 
 
+def test_what_is_nested_too_deeply_is_not_read(tmp_path):
+    folder = save_model(CONFIGS["llama"], tmp_path)
+    (folder / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ModelRefused, match=r"config\.json cannot be read: maximum recursion"):
+        load_model(folder)
+
+
 def test_fields_that_contradict_each_other_are_noticed_by_the_probe(tmp_path):
     folder = save_model(FAMILIES["qwen3, window in some layers"], tmp_path)
     loaded = load_model(spoil(folder, {"sliding_window": None}))
