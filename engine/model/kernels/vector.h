@@ -52,7 +52,6 @@ inline void store(void* to, const V& value) {
 }
 
 inline Vector broadcast(float value) { return value - Vector{}; }
-inline Words broadcast_word(uint32_t value) { return value - Words{}; }
 
 // Combines all lanes by a fixed tree: the same result whatever the target.
 template <class Combine>
