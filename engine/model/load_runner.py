@@ -20,6 +20,7 @@ from engine.model.kv_pool import KVPool
 from engine.model.loader import load_model
 from engine.model.memory import free_memory_bytes, memory_share, release_memory
 from engine.model.model_runner import ConfigFacts, Limits, ModelRunner
+from engine.model.native_decoder import NativeDecoder
 from engine.model.pool_size import StepSize, blocks_in, memory_for_blocks, useful_blocks
 
 #: Default of `max_num_batched_tokens`. On a CPU larger steps brought no more tokens a second (see
@@ -235,6 +236,9 @@ def _facts(
     chosen: Chosen, kv_pool: KVPool, graphs: DecodeGraphs | None, limits: Limits
 ) -> ConfigFacts:
     path = [chosen.weights_fingerprint, chosen.model.name, chosen.backend.name, chosen.device.type]
+    if isinstance(chosen.model, NativeDecoder):
+        # Other kernels, and other compilers of them, round differently.
+        path.append(chosen.model.build)
     if chosen.multiple > 1:
         path.append(f"multiples-of-{chosen.multiple}")
     if graphs is not None:

@@ -23,6 +23,7 @@ from engine.model.kernels.library import (
     LinearStruct,
     ModelStruct,
     StepStruct,
+    build_of,
     load_library,
 )
 from engine.model.kv_pool import KVPool, LayerShape
@@ -71,6 +72,8 @@ class NativeDecoder:
         shape = LayerShape(config.num_kv_heads, config.head_dim, config.head_dim)
         self.layer_shapes: Sequence[LayerShape] = (shape,) * config.num_layers
         self._library = load_library(variant)
+        #: Part of the engine's fingerprint.
+        self.build = build_of(self._library)
         self.embedding = weights.embedding.contiguous()
         self._slabs: list[torch.Tensor] = []
         self._room = 0

@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+from pathlib import Path
 from typing import Any
 
 from engine.model.kernels.build import KernelsUnavailable, Variant, library_path
@@ -97,3 +98,9 @@ def load_library(variant: Variant) -> ctypes.CDLL:
     library.quire_step.restype = ctypes.c_int64
     library.quire_step.argtypes = [ctypes.c_void_p, ctypes.POINTER(StepStruct)]
     return library
+
+
+def build_of(library: ctypes.CDLL) -> str:
+    """What a loaded library was made of: digests of the sources and of the compiler."""
+    _, _, digests = Path(library._name).stem.split("-", 2)
+    return digests

@@ -12,7 +12,7 @@ from engine.errors import DeviceFailed, ModelRefused
 from engine.model import load_runner as loading
 from engine.model.chosen import choose
 from engine.model.device_errors import is_device_failure
-from engine.model.kernels.build import KernelsUnavailable
+from engine.model.kernels.build import KernelsUnavailable, best_variant, library_path
 from engine.model.kv_pool import KVPool, bytes_per_block
 from engine.model.loader import load_model
 from engine.model.model_runner import Limits
@@ -198,6 +198,15 @@ def test_the_fingerprint_names_what_computes_the_model_and_its_attention(model_f
         for name in ("auto", "cpu", "reference")
     }
     assert len(fingerprints) == 3
+
+
+def test_the_fingerprint_names_the_kernels_and_their_compiler(model_folder):
+    """Either may change where the last bits of a sum are rounded away."""
+    _, sources, compiler = library_path(best_variant()).stem.removeprefix("quire-").split("-")
+    fingerprint = make_runner(model_folder("llama")).config_facts.fingerprint
+    assert sources in fingerprint and compiler in fingerprint
+    without = make_runner(model_folder("llama"), attention_backend="cpu").config_facts.fingerprint
+    assert sources not in without and compiler not in without
 
 
 def test_the_pool_is_as_large_as_the_memory_it_may_take(model_folder):
