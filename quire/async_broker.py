@@ -23,11 +23,13 @@ from quire.errors import UnknownRequest
 from quire.grouping import (
     FIRST_POSITION,
     MAX_ENDS_PER_READ,
+    MAX_LEASES,
     GroupEnd,
     block_ms,
     counts_of,
     ended_of,
     ends_of,
+    overdue_in,
     states_of,
 )
 from quire.keys import Keys
@@ -36,7 +38,7 @@ from quire.output import State
 from quire.output_log import OutputRead, log_positions, logs_in
 from quire.producing import Ask, cancelling, script_settings, submitting
 from quire.protocol import GenerationRequest
-from quire.replies import ids_in, readable, status_of, worker_of
+from quire.replies import readable, status_of, worker_of
 from quire.sentinel import connect_through_sentinels, is_sentinel_url
 from quire.transitions import RequestStatus, Submitted, WorkerInfo
 from quire.waits import MAX_ENTRIES_PER_STREAM
@@ -111,17 +113,20 @@ class AsyncBroker(AsyncShard):
         calls = [expire_call(self.keys, [request_id]) for request_id in request_ids]
         return ended_of(request_ids, await self._run(Ask("expire", calls)))
 
-    async def overdue(self) -> list[str]:
+    async def overdue(self, group: str) -> list[str]:
         """See `Broker.overdue`."""
         now = await self.now_ms()
 
         async def look() -> list[Any]:
             async with self._connection.pipeline(transaction=False) as pipeline:
-                for times in (self.keys.wait, self.keys.lease):
-                    pipeline.zrangebyscore(times, "-inf", now, start=0, num=MAX_ITEMS_PER_CALL)
+                for times, most in (
+                    (self.keys.wait, MAX_ITEMS_PER_CALL),
+                    (self.keys.lease, MAX_LEASES),
+                ):
+                    pipeline.zrangebyscore(times, "-inf", now, start=0, num=most)
                 return list(await pipeline.execute())
 
-        return ids_in(await self._call(look))
+        return overdue_in(await self._call(look), group)
 
     async def status(self, request_id: str) -> RequestStatus:
         """See `Broker.status`."""

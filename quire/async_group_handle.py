@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
 from quire.async_broker import AsyncBroker
-from quire.async_handle import completion_of, end_overdue
+from quire.async_handle import completion_of
 from quire.connection import MAX_BLOCK_SECONDS
-from quire.errors import ProtocolError, ResultExpired
+from quire.errors import ProtocolError, QuireError, ResultExpired
 from quire.group_handle import TURN_SECONDS, forgotten, unreadable
 from quire.grouping import EndsPlace, GroupEnd
 from quire.output import Completion, State
@@ -89,4 +90,6 @@ class AsyncGroupHandle:
                     break
             else:
                 for broker in waiting:
-                    await end_overdue(broker)
+                    # What is wrong then is met by the next read; see `end_overdue` of handles.
+                    with contextlib.suppress(QuireError):
+                        await broker.end_overdue(await broker.overdue(self.group))

@@ -158,10 +158,10 @@ async def _turns(
     raise error
 
 
-async def end_overdue(broker: AsyncBroker, request_id: str | None = None) -> None:
+async def end_overdue(broker: AsyncBroker, request_id: str) -> None:
     """See `quire.handle.end_overdue`."""
     with contextlib.suppress(QuireError):
-        await broker.end_overdue([request_id] if request_id else await broker.overdue())
+        await broker.end_overdue([request_id])
 
 
 async def _status(broker: AsyncBroker, request_id: str) -> RequestStatus | None:

@@ -18,7 +18,7 @@ from quire.commits import CommitCalls
 from quire.connection import Retrying, longest_block_of
 from quire.durability import Durability
 from quire.errors import UnknownRequest
-from quire.grouping import Grouping, ended_of
+from quire.grouping import MAX_LEASES, Grouping, ended_of, overdue_in
 from quire.ingress import IngressReader
 from quire.keys import Keys
 from quire.message import Message
@@ -28,7 +28,7 @@ from quire.output import State
 from quire.output_log import OutputRead, read_logs
 from quire.producing import Conversation, cancelling, script_settings, submitting
 from quire.protocol import GenerationRequest
-from quire.replies import ids_in, status_of
+from quire.replies import status_of
 from quire.script_runner import ScriptRunner
 from quire.transitions import RequestStatus, Submitted
 from quire.working import Working
@@ -127,17 +127,24 @@ class Broker(Working, Moving, Operating, Grouping):
         calls = [expire_call(self.keys, [request_id]) for request_id in request_ids]
         return ended_of(request_ids, self._scripts.run_many("expire", calls))
 
-    def overdue(self) -> list[str]:
-        """The requests of any caller that it is worth to `end_overdue`: the longest overdue."""
+    def overdue(self, group: str) -> list[str]:
+        """What a reader of a group should `end_overdue`.
+
+        Members that a worker has left behind, and whatever has waited too long: that ends at once,
+        so it is in nobody's way the next time.
+        """
         now = self.now_ms()
 
         def look() -> list[Any]:
             with self._connection.pipeline(transaction=False) as pipeline:
-                for times in (self.keys.wait, self.keys.lease):
-                    pipeline.zrangebyscore(times, "-inf", now, start=0, num=MAX_ITEMS_PER_CALL)
+                for times, most in (
+                    (self.keys.wait, MAX_ITEMS_PER_CALL),
+                    (self.keys.lease, MAX_LEASES),
+                ):
+                    pipeline.zrangebyscore(times, "-inf", now, start=0, num=most)
                 return pipeline.execute()
 
-        return ids_in(self._retrying(look))
+        return overdue_in(self._retrying(look), group)
 
     def status(self, request_id: str) -> RequestStatus:
         """A snapshot of the request. UnknownRequest when there is none, or it has expired."""

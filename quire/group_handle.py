@@ -9,14 +9,15 @@ The group is its name: any process that knows it can look at it with `Client.att
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from quire.broker import Broker
 from quire.connection import MAX_BLOCK_SECONDS
-from quire.errors import ProtocolError, ResultExpired
+from quire.errors import ProtocolError, QuireError, ResultExpired
 from quire.grouping import EndsPlace, GroupEnd
-from quire.handle import completion_of, end_overdue
+from quire.handle import completion_of
 from quire.output import Completion, ErrorInfo, FinishReason, State
 from quire.patience import Patience
 
@@ -110,7 +111,9 @@ class GroupHandle:
                     break
             else:
                 for broker in waiting:
-                    end_overdue(broker)
+                    # What is wrong then is met by the next read; see `end_overdue` of handles.
+                    with contextlib.suppress(QuireError):
+                        broker.end_overdue(broker.overdue(self.group))
 
 
 def forgotten(end: GroupEnd) -> Completion:

@@ -8,6 +8,7 @@ from typing import Any
 
 from quire.calls import cancel_call
 from quire.errors import QuireError
+from quire.keys import GROUP_SEPARATOR
 from quire.output import State
 from quire.output_log import entries_by_stream
 from quire.replies import reading
@@ -19,6 +20,9 @@ FIRST_POSITION = "0-0"
 
 #: The most ends taken by one read.
 MAX_ENDS_PER_READ = 256
+
+#: The most leases that are over of which one look finds out whose they are: a millisecond.
+MAX_LEASES = 4096
 
 #: The largest number of a position within its millisecond.
 _LAST_NUMBER = 2**64 - 1
@@ -146,3 +150,10 @@ def ended_of(request_ids: Sequence[str], replies: Sequence[Any]) -> dict[str, St
     """
     states = [reply if isinstance(reply, QuireError) else reply[0] for reply in replies]
     return states_of(request_ids, states)
+
+
+def overdue_in(rows: Sequence[Sequence[bytes]], group: str) -> list[str]:
+    """The ids for `Broker.overdue`: of those that waited too long, and of leases that are over."""
+    waiting, running = ([name.decode() for name in row if name.isascii()] for row in rows)
+    own = f"{group}{GROUP_SEPARATOR}"
+    return waiting + [name for name in running if name.startswith(own)]

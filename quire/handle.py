@@ -131,13 +131,13 @@ def _follow(broker: Broker, following: Following) -> Iterator[TokenChunk | Compl
         block = None if following.must_find_the_end else left
 
 
-def end_overdue(broker: Broker, request_id: str | None = None) -> None:
-    """Sees to the end of a request whose time is over; of any such, if none is named.
+def end_overdue(broker: Broker, request_id: str) -> None:
+    """Sees to the end of a request whose time is over.
 
     Whatever is wrong then is met by the next read. A user who may not do this waits for a worker.
     """
     with contextlib.suppress(QuireError):
-        broker.end_overdue([request_id] if request_id else broker.overdue())
+        broker.end_overdue([request_id])
 
 
 def _status(broker: Broker, request_id: str) -> RequestStatus | None:

@@ -61,12 +61,6 @@ def ms_of(time: tuple[int, int]) -> int:
     return seconds * 1000 + microseconds // 1000
 
 
-def ids_in(rows: Iterable[Sequence[bytes]]) -> list[str]:
-    """The request ids of several answers, each once; what is no text is left out."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    return [name.decode() for name in names if name.isascii()]
-
-
 def status_of(
     request_id: str,
     fields: Mapping[bytes, bytes],

@@ -76,10 +76,11 @@ def test_what_a_worker_holds_is_left_to_it(client, broker, clockwork):
 
 
 def test_a_lease_that_is_over_is_no_reason_by_itself(client, broker, clockwork):
-    handle = client.submit("x", deadline=60)
+    group = client.submit_many([{"prompt": "x", "deadline": 60, "request_id": "a"}], group="g")
     lost_in_a_worker(broker, clockwork)
-    assert broker.overdue() == [handle.request_id]
-    assert broker.end_overdue(broker.overdue()) == {}
+    assert (broker.overdue("g"), broker.overdue("other")) == (["g~a"], [])
+    assert broker.end_overdue(broker.overdue("g")) == {}
+    assert group.counts() == {State.RUNNING: 1}
     assert [reaped.state for reaped in broker.reap()] == [State.QUEUED]
 
 
