@@ -5,6 +5,7 @@ is the token that would have been chosen anyway, so speculation never changes an
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 from engine.batch import Batch, BatchRow
 from engine.config import EngineConfig
@@ -51,7 +52,7 @@ class Speculation:
             # The step yields one token more than are drafted.
             wanted = limit_of(request, config) - request.num_tokens - 1
             most = min(wanted, room, config.num_speculative_tokens)
-            draft = draft_of(request, most=most) if most > 0 else ()
+            draft = draft_of(request, most=most, vocab_size=config.vocab_size) if most > 0 else ()
             end = request.num_tokens + len(draft)
             if draft and self._kv_cache.grow(request.request_id, end):
                 yield request, draft
@@ -64,7 +65,7 @@ class Speculation:
             request.lookup.learn(row.draft, num_right=num_right)
 
 
-def draft_of(request: Request, *, most: int) -> Sequence[int]:
+def draft_of(request: Request, *, most: int, vocab_size: int) -> Sequence[int]:
     """A draft for a request, at most `most` tokens and often none."""
     if request.lookup is None:
         request.lookup = PromptLookup()
@@ -72,5 +73,8 @@ def draft_of(request: Request, *, most: int) -> Sequence[int]:
     lookup.extend(request.token_ids_between(lookup.num_known, request.num_tokens))
     guess: Sequence[int] = lookup.guess(most=most)
     if request.constraint is not None:
-        guess = request.constraint.draft(request.output_token_ids, guess)
+        told = request.constraint.draft(request.output_token_ids, guess)
+        # A tokenizer may have tokens that the model has not: it would look one up behind the end of
+        # its embedding.
+        guess = list(takewhile(lambda token_id: token_id < vocab_size, told))
     return guess[:most]

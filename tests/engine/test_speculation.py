@@ -7,6 +7,7 @@ from engine.fake_runner import fake_logprobs
 from engine.request import FinishReason
 from tests.engine.builders import (
     EOS,
+    VOCAB_SIZE,
     Machine,
     Residues,
     expected_under,
@@ -192,6 +193,18 @@ def test_a_constraint_may_say_more_than_there_is_room_for():
     machine.add(make_request("c", max_tokens=9, constraint=Talkative()))
     machine.run()
     assert max(drafts(machine)) == 4
+
+
+def test_a_token_that_the_model_has_not_is_not_fed_to_it_however_sure_a_constraint_is():
+    class Foreign(Residues):
+        def draft(self, output_token_ids, guess):
+            return [*self.may_come(output_token_ids)[:1], VOCAB_SIZE, 1]
+
+    machine = speculating()
+    machine.add(make_request("c", max_tokens=9, constraint=Foreign()))
+    machine.run()
+    assert set(drafts(machine)) == {0, 1}
+    assert machine.tokens("c") == expected_under(Foreign(), make_request("c", max_tokens=9))
 
 
 def test_a_step_with_room_for_guesses_is_never_launched_ahead():
