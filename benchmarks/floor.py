@@ -9,12 +9,18 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from benchmarks.workloads import SHARED_PREFIX_TOKENS, Workload
+
+if TYPE_CHECKING:
+    import torch
 
 BYTES_PER_VALUE = {"bf16": 2, "fp32": 4}
 #: Rows and columns of the product that is the peak.
 PEAK_SIZE = 2048
+#: The same of one that only shows which arithmetic is the faster.
+PROBE_SIZE = 256
 #: How often peak and bandwidth are measured; the best counts.
 ATTEMPTS = 12
 #: How long each of the two is repeated to see what the machine keeps up.
@@ -102,17 +108,19 @@ def work_of(workload: Workload, shape: dict[str, int], *, dtype: str) -> Work:
 def measure_limits(shape: dict[str, int], *, dtype: str) -> tuple[Limits, Limits]:
     """The best of some attempts, on all cores, in the arithmetic of `dtype`; and what is kept up.
 
-    The two are apart where a processor is as fast as it can be for moments only.
+    The two are apart where a processor is as fast as it can be for moments only. What is in
+    bfloat16 can be multiplied in float32 as well: the faster arithmetic is the limit.
     """
     import torch
 
-    kind = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
-    left = torch.randn(PEAK_SIZE, PEAK_SIZE).to(kind)
-    right = torch.randn(PEAK_SIZE, PEAK_SIZE).to(kind)
+    kinds = {"bf16": (torch.bfloat16, torch.float32), "fp32": (torch.float32,)}[dtype]
+    # A product in bfloat16 takes a thousand times as long on a processor that has none.
+    kind = min(kinds, key=lambda kind: _seconds(_product(PROBE_SIZE, kind)))
+    product = _product(PEAK_SIZE, kind)
     num_bytes = sum(weights_per_token(shape)) * BYTES_PER_VALUE[dtype]
     words = torch.ones(num_bytes // 8, dtype=torch.int64)
     times = max(1, BYTES_PER_ATTEMPT // num_bytes)
-    products = _seconds_of_each(lambda: left @ right)
+    products = _seconds_of_each(product)
     readings = _seconds_of_each(lambda: [words.sum() for _ in range(times)])
 
     def limits(product: float, reading: float) -> Limits:
@@ -123,6 +131,13 @@ def measure_limits(shape: dict[str, int], *, dtype: str) -> tuple[Limits, Limits
 
     best = limits(min(products[:ATTEMPTS]), min(readings[:ATTEMPTS]))
     return best, limits(statistics.mean(products), statistics.mean(readings))
+
+
+def _product(size: int, kind: "torch.dtype") -> Callable[[], object]:
+    import torch
+
+    left, right = (torch.randn(size, size).to(kind) for _ in range(2))
+    return lambda: left @ right
 
 
 def _seconds_of_each(compute: Callable[[], object]) -> list[float]:

@@ -31,7 +31,7 @@ class OpenVINOEngine:
         properties = {
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": num_cores(),
-            **PROPERTIES[dtype],
+            **PROPERTIES[dtype if dtype == "fp32" or _has_bfloat16() else "fp32"],
         }
         folder = workspace / f"{model.name}-{WEIGHTS[dtype]}"
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(
@@ -74,6 +74,13 @@ class OpenVINOEngine:
                 yield index, list(output.generated_ids)
             elif handle.get_status() != GenerationStatus.RUNNING:
                 del self._handles[index]
+
+
+def _has_bfloat16() -> bool:
+    """Whether the plug-in computes in it; where not, it refuses a cache in it as well."""
+    import openvino
+
+    return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 if __name__ == "__main__":
