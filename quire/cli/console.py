@@ -219,11 +219,13 @@ def flags_of(arguments: argparse.Namespace) -> str:
     """
     known = known_settings(os.environ)
     flags = {
-        "--redis-url": (without_password(arguments.redis_url), known.get("redis_url", DEFAULT_URL)),
+        "--redis-url": (arguments.redis_url, known.get("redis_url", DEFAULT_URL)),
         "--queue": (arguments.queue, known.get("queue", "default")),
         "--shards": (arguments.shards, known.get("shards", "1")),
     }
     needed = {flag: str(value) for flag, (value, told) in flags.items() if str(value) != told}
+    if "--redis-url" in needed:
+        needed["--redis-url"] = without_password(needed["--redis-url"])
     return "".join(f" {flag} {shlex.quote(value)}" for flag, value in needed.items())
 
 

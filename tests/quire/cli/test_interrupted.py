@@ -90,3 +90,11 @@ def test_no_password_is_shown_and_no_flag_that_nobody_needs(monkeypatch):
     assert flags_of(arguments) == " --redis-url redis://me@host:1/0"
     assert without_password("redis://:hush@host:1/0") == "redis://host:1/0"
     assert without_password("redis://host:1/0") == "redis://host:1/0"
+
+
+def test_a_url_that_the_environment_tells_with_its_password_needs_no_flag(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = "redis://me:hush@host:1/0"
+    monkeypatch.setenv("QUIRE_REDIS_URL", url)
+    assert flags_of(argparse.Namespace(redis_url=url, queue="default", shards=1)) == ""
