@@ -130,6 +130,11 @@ def without_password(url: str) -> str:
     from quire.sentinel import parts_of
 
     parts = parts_of(url)
+    options = parts.query.split("&")
+    shown = [option for option in options if not option.partition("=")[0].endswith("password")]
+    if shown != options:
+        parts = parts._replace(query="&".join(shown))
+        url = parts.geturl()
     if parts.password is None:
         return url
     user, _, hosts = parts.netloc.rpartition("@")

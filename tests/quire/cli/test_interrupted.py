@@ -98,3 +98,8 @@ def test_a_url_that_the_environment_tells_with_its_password_needs_no_flag(
     url = "redis://me:hush@host:1/0"
     monkeypatch.setenv("QUIRE_REDIS_URL", url)
     assert flags_of(argparse.Namespace(redis_url=url, queue="default", shards=1)) == ""
+
+
+def test_a_password_among_the_options_of_a_url_is_not_shown() -> None:
+    url = "redis://host:1/0?password=hush&db=1&ssl_password=hush"
+    assert without_password(url) == "redis://host:1/0?db=1"
