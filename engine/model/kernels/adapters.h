@@ -54,11 +54,12 @@ struct AdaptedRows {
 
 // to[s] = values[s] + row[first of up s] . up s, for S strips of as many words.
 template <class T, int S>
-inline void add_strips(const uint32_t* row, const QuireUp* ups, int64_t words, const float* values,
-                       float* to) {
+inline void add_strips(const typename T::RowWord* row, const QuireUp* ups, int64_t words,
+                       const float* values, float* to) {
   // Words in turns for two sums, where there are registers enough: one would wait for itself.
   constexpr int WIDTH = S * PARTS, TURNS = PARTS == 1 ? 2 : 1;
-  const uint32_t *rows[S], *packed[S];
+  const typename T::RowWord* rows[S];
+  const uint32_t* packed[S];
   for (int s = 0; s < S; s++) {
     rows[s] = row + ups[s].first;
     packed[s] = (const uint32_t*)ups[s].packed;
@@ -68,7 +69,11 @@ inline void add_strips(const uint32_t* row, const QuireUp* ups, int64_t words, c
 #pragma GCC unroll 16
     for (int p = 0; p < WIDTH; p++) {
       const uint32_t* const from = packed[p / PARTS] + k * LANES + p % PARTS * PART_LANES;
-      total[turn][p] = T::dot(total[turn][p], rows[p / PARTS][k], load<PartWords>(from));
+      const PartWords words = load<PartWords>(from);
+#pragma GCC unroll 2
+      for (int i = 0; i < T::FACTORS; i++)
+        total[turn][p] = T::multiply(total[turn][p], T::factor(rows[p / PARTS][k], i),
+                                     T::columns(words, i));
     }
   };
   int64_t k = 0;
@@ -86,7 +91,8 @@ inline void add_strips(const uint32_t* row, const QuireUp* ups, int64_t words, c
 // What the adapters of a step add to one product.
 template <class T>
 class Additions {
-  typedef typename T::Element Element;
+  typedef typename T::Row Row;
+  typedef typename Row::Element Element;
 
  public:
   // The most rows of one adapter that are multiplied by `down` at once, and the fewest where there
@@ -117,7 +123,7 @@ class Additions {
 
   // One thread's part of the rows times `down`. Rows that do not lie together are gathered first,
   // in `gathered`, which has room for UNIT_ROWS of them.
-  void reduce(const Rounded<T>& from, int64_t inputs, Team& team, int member, Element* gathered,
+  void reduce(const Rounded<Row>& from, int64_t inputs, Team& team, int member, Element* gathered,
               float* sums) const {
     const int64_t each = (int64_t)rows_->rows.size() / (UNITS_EACH * team.size());
     const int64_t height = std::clamp(each, FEW_ROWS, UNIT_ROWS);
@@ -142,7 +148,7 @@ class Additions {
     const int64_t place = rows_->places[row];
     const QuireAddition& addition = of(rows_->adapters[place]);
     if (addition.down == nullptr) return values;
-    const uint32_t* const reduced = (const uint32_t*)(reduced_ + place * reduced_stride_);
+    const auto* const reduced = (const typename T::RowWord*)(reduced_ + place * reduced_stride_);
     const QuireUp* const ups = addition.ups + strip;
     fetch(row + AHEAD_ROWS, strip, count);
     if (addition.words >= 0 && count == TILE_STRIPS)
@@ -195,7 +201,7 @@ class Additions {
         __builtin_prefetch((const uint32_t*)addition.ups[s].packed + k * LANES);
   }
 
-  void reduce_unit(const Unit& unit, const Rounded<T>& from, int64_t inputs, const Ahead& next,
+  void reduce_unit(const Unit& unit, const Rounded<Row>& from, int64_t inputs, const Ahead& next,
                    Element* gathered, float* sums) const {
     const int64_t* const rows = rows_->rows.data() + unit.place;
     const Element* at = from.values + rows[0] * from.stride;
@@ -209,9 +215,9 @@ class Additions {
       const int64_t column = strip * LANES;
       Element* const to = reduced_ + (unit.place + row) * reduced_stride_ + column;
       for (int64_t i = 0; i < num_strips * LANES; i += LANES)
-        T::narrow16(to + i, load<Vector>(values + i) * load<Vector>(scales + column + i));
+        Row::narrow16(to + i, load<Vector>(values + i) * load<Vector>(scales + column + i));
     };
-    multiply<T>(Rows{(const uint32_t*)at, from.stride / T::PER_WORD, unit.count},
+    multiply<T>(Rows<T>{(const typename T::RowWord*)at, from.stride / T::PER_WORD, unit.count},
                 (const uint32_t*)unit.addition->down, inputs / T::PER_WORD, unit.strip, unit.last,
                 next, sums, done);
   }
@@ -227,7 +233,8 @@ class Additions {
 // All adapters of a model, and their rows in one step.
 template <class T>
 class Adapters {
-  typedef typename T::Element Element;
+  typedef typename T::Row Row;
+  typedef typename Row::Element Element;
 
  public:
   explicit Adapters(const QuireModel& model)
@@ -254,10 +261,10 @@ class Adapters {
   // One thread's part of rows times a product, and what is added; `number` is its place in the order
   // of the products, and done(row, strip, values, count) as in multiply().
   template <class Done>
-  void multiply(const Product& product, int64_t number, const Rounded<T>& from, int64_t count,
+  void multiply(const Product& product, int64_t number, const Rounded<Row>& from, int64_t count,
                 Team& team, int member, float* sums, const Done& done) const {
-    const Rows rows{(const uint32_t*)from.values, from.stride / T::PER_WORD, count,
-                    (const uint32_t*)from.rest};
+    typedef const typename T::RowWord* Words;
+    const Rows<T> rows{(Words)from.values, from.stride / T::PER_WORD, count, (Words)from.rest};
     const Additions<T> additions = of(number);
     if (additions.any()) {
       additions.reduce(from, product.linear.inputs, team, member,

@@ -18,6 +18,8 @@ namespace quire {
 template <class T>
 class SpanWorker {
   typedef typename T::Element Element;
+  typedef typename T::Row Row;
+  typedef typename T::RowWord RowWord;
   // Words of sixteen values of a column.
   static constexpr int64_t WORDS = LANES / T::PER_WORD;
   // Keys whose weighted values are summed in one step of a tile, in an order of its own.
@@ -35,7 +37,7 @@ class SpanWorker {
     width_ = padded(cache.head_dim);
     const int64_t rows = max_rows(group);
     scores_ = memory;
-    weights_ = (Element*)(scores_ + rows * SPAN);
+    weights_ = (typename Row::Element*)(scores_ + rows * SPAN);
     values_ = (uint32_t*)(scores_ + 2 * rows * SPAN);
     gathered_ = values_ + width_ * SPAN;
     part_ = (float*)(gathered_ + width_ * SPAN);
@@ -52,7 +54,7 @@ class SpanWorker {
   // `queries` are the first head's, one token's query heads after the other, and `head_stride`
   // elements further the next head's. `next` is what this thread will do afterwards, if it is known:
   // the first of its keys are fetched.
-  void attend(const Unit& unit, const AttentionRow* rows, const Place<T>& queries,
+  void attend(const Unit& unit, const AttentionRow* rows, const Place<Row>& queries,
               int64_t head_stride, int64_t window, const Unit* next, const Partial& sum) {
     const int64_t num_rows = unit.num_rows(group_), rows_of_head = num_rows / unit.num_heads;
     const int64_t first_position = rows[unit.row].start() + unit.first_token;
@@ -79,7 +81,7 @@ class SpanWorker {
       for (int64_t r = 0; r < num_rows; r++)
         part.highest[r] = highest_of(scores_ + r * SPAN, visible(r), num_keys) * scaling_;
       for (int64_t r = 0; r < num_rows; r++)
-        part.total[r] = soften<T>(scores_ + r * SPAN, visible(r), num_keys, scaling_,
+        part.total[r] = soften<Row>(scores_ + r * SPAN, visible(r), num_keys, scaling_,
                                   part.highest[r], weights_ + r * SPAN);
       weigh(rows_of_head, keys, part);
       if (begun) fold(sum, more, num_rows, width_);
@@ -116,7 +118,7 @@ class SpanWorker {
     return {pieces_->places(piece + TILE_STRIPS), TILE_STRIPS, begin};
   }
 
-  void score(int64_t rows, const Place<T>& queries, int64_t head_stride, const Keys& keys) {
+  void score(int64_t rows, const Place<Row>& queries, int64_t head_stride, const Keys& keys) {
     for (int64_t first = 0; first < keys.num_strips(); first += TILE_STRIPS) {
       const int64_t count = std::min<int64_t>(TILE_STRIPS, keys.num_strips() - first);
       for (int64_t head = 0; head < keys.num_heads; head++)
@@ -124,18 +126,18 @@ class SpanWorker {
     }
   }
 
-  void score_strips(int64_t rows, const Place<T>& queries, const Keys& keys, int64_t head,
+  void score_strips(int64_t rows, const Place<Row>& queries, const Keys& keys, int64_t head,
                     int64_t first, int64_t count) {
     const int64_t inner = cache_.head_dim / T::PER_WORD;
     const int64_t number = first * keys.num_heads + head * count;
     const uint32_t* at[TILE_STRIPS];
     for (int64_t s = 0; s < count; s++) at[s] = key_strip(keys, head, first + s, number + s, s);
     float* const scores = scores_ + head * rows * SPAN + first * LANES;
-    for (const Element* part : {queries.values, queries.rest}) {
+    for (const auto* part : {queries.values, queries.rest}) {
       if (part == nullptr) continue;
       for_each_tile(rows, Tiles<T>::ROWS, [&](int64_t r, int64_t n) {
         const bool first_tile = r == 0 && part == queries.values;
-        Tiles<T>::multiply(n, (const uint32_t*)part + r * inner, inner,
+        Tiles<T>::multiply(n, (const RowWord*)part + r * inner, inner,
                            {at, count, 1, inner, first_tile ? beside(number) : Fetch()},
                            scores + r * SPAN, SPAN, part != queries.values);
       });
@@ -201,8 +203,8 @@ class SpanWorker {
                       const Partial& part) {
     const int64_t stride = SPAN / T::PER_WORD, num_strips = width_ / LANES;
     const uint32_t* at[SPAN / LANES * TILE_STRIPS];
-    const uint32_t* const weights =
-        (const uint32_t*)weights_ + head * rows * stride + first * WORDS;
+    const RowWord* const weights =
+        (const RowWord*)weights_ + head * rows * stride + first * WORDS;
     for (int64_t strip = 0; strip < num_strips; strip += TILE_STRIPS) {
       const int64_t width = std::min<int64_t>(TILE_STRIPS, num_strips - strip);
       for (int64_t i = 0; i < segments.count; i++)
@@ -285,7 +287,7 @@ class SpanWorker {
   const float scaling_;
   int64_t width_;
   float* scores_;
-  Element* weights_;
+  typename Row::Element* weights_;
   uint32_t *values_, *gathered_;
   float* part_;
   Pieces<T> listed_[2], *pieces_ = &listed_[0], *next_pieces_ = &listed_[1];

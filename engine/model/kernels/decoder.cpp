@@ -1,8 +1,9 @@
 // One step of a decoder over all its layers, in one parallel region. Knows no request.
 //
 // The residual stream is float32 whatever the model's type; what is multiplied is rounded to the
-// type of the weights. Every phase is cut into shares or pieces of work, and the team meets at a
-// barrier between two phases: a parallel region per phase would cost several times as much.
+// type of the weights where that makes products faster. Every phase is cut into shares or pieces of
+// work, and the team meets at a barrier between two phases: a parallel region per phase would cost
+// several times as much.
 #include "decoder.h"
 
 #include <omp.h>
@@ -35,6 +36,7 @@ class AnyDecoder {
 template <class T>
 class Decoder : public AnyDecoder {
   typedef typename T::Element Element;
+  typedef typename T::Row Row;
 
  public:
   explicit Decoder(const QuireModel& model)
@@ -115,10 +117,10 @@ class Decoder : public AnyDecoder {
     adapters_.lay_out(workspace_, activated_.stride, attended_.stride, normed_.stride);
     // The matrix unit reads rows that are not there.
     const int64_t longest = std::max({normed_.stride, attended_.stride, activated_.stride});
-    workspace_.reserve(UNIT_HEIGHT * longest * (int64_t)sizeof(Element));
+    workspace_.reserve(UNIT_HEIGHT * longest * (int64_t)sizeof(typename Row::Element));
   }
 
-  void add_rows(Rounded<T>& rows, int64_t count) {
+  void add_rows(Rounded<Row>& rows, int64_t count) {
     workspace_.add(&rows.values, count * rows.stride);
     workspace_.add(&rows.rest, count * rows.stride);
   }
@@ -131,9 +133,9 @@ class Decoder : public AnyDecoder {
       const QuireLayer& layer = model_.layers[i];
       const Product& qkv = products_[4 * i];
       const Product &output = *qkv.next, &gate_up = *output.next, &down = *gate_up.next;
-      const bool fine = T::PER_WORD > 1 && i < FINE_LAYERS, last = i + 1 == model_.num_layers;
-      const Rounded<T> normed = normed_.kept(fine), queries = queries_.kept(fine);
-      const Rounded<T> attended = attended_.kept(fine);
+      const bool fine = Row::PER_WORD > 1 && i < FINE_LAYERS, last = i + 1 == model_.num_layers;
+      const Rounded<Row> normed = normed_.kept(fine), queries = queries_.kept(fine);
+      const Rounded<Row> attended = attended_.kept(fine);
       norm(all_, layer.attention_norm, normed, team, member);
       project(qkv, normed, all_.count, team, member);
       if (layer.query_norm != nullptr && model_.norms_whole_projections)
@@ -174,7 +176,8 @@ class Decoder : public AnyDecoder {
       std::copy_n(all_.rows + step_->logit_rows[i] * size, size, due_.rows + i * size);
   }
 
-  void norm(const Stream& from, const float* weight, const Rounded<T>& to, Team& team, int member) {
+  void norm(const Stream& from, const float* weight, const Rounded<Row>& to, Team& team,
+            int member) {
     const int64_t size = model_.hidden_size;
     const Share mine(from.count, member, team.size());
     for (int64_t t = mine.first; t < mine.last; t++)
@@ -184,26 +187,26 @@ class Decoder : public AnyDecoder {
 
   // One thread's part of a product; done(row, strip, values, count) as in multiply().
   template <class Done>
-  void multiply_share(const Product& product, const Rounded<T>& from, int64_t count, Team& team,
+  void multiply_share(const Product& product, const Rounded<Row>& from, int64_t count, Team& team,
                       int member, const Done& done) {
     adapters_.multiply(product, &product - products_.data(), from, count, team, member,
                        sums_ + member * SUMS_SIZE, done);
   }
 
   template <class Write>
-  void write_outputs(const Product& product, const Rounded<T>& from, int64_t count, Team& team,
+  void write_outputs(const Product& product, const Rounded<Row>& from, int64_t count, Team& team,
                      int member, const Write& write) {
     const Outputs<Write> outputs{product.linear.bias, product.linear.outputs, write};
     multiply_share(product, from, count, team, member, outputs);
   }
 
-  void project(const Product& product, const Rounded<T>& from, int64_t count, Team& team,
+  void project(const Product& product, const Rounded<Row>& from, int64_t count, Team& team,
                int member) {
     write_outputs(product, from, count, team, member, Assign{projected_, projected_stride_, 1.0f});
     team.barrier();
   }
 
-  void add_to_residual(const Stream& to, const Product& product, const Rounded<T>& from,
+  void add_to_residual(const Stream& to, const Product& product, const Rounded<Row>& from,
                        const float* post_norm, Team& team, int member) {
     const int64_t size = model_.hidden_size;
     if (post_norm == nullptr) {
@@ -235,7 +238,7 @@ class Decoder : public AnyDecoder {
     team.barrier();
   }
 
-  void rotate_and_store(const QuireLayer& layer, int64_t index, const Rounded<T>& queries,
+  void rotate_and_store(const QuireLayer& layer, int64_t index, const Rounded<Row>& queries,
                         Team& team, int member) {
     const int64_t kv_heads = model_.num_kv_heads, dim = model_.head_dim;
     Element* const keys = (Element*)step_->key_caches[index];
@@ -271,7 +274,7 @@ class Decoder : public AnyDecoder {
   }
 
   void attend(const QuireLayer& layer, int64_t index, const AttentionPlan& plan,
-              const Rounded<T>& queries, const Rounded<T>& attended, Team& team, int member) {
+              const Rounded<Row>& queries, const Rounded<Row>& attended, Team& team, int member) {
     SpanWorker<T> worker(cache_, (const Element*)step_->key_caches[index],
                          (const Element*)step_->value_caches[index], group_, model_.scaling,
                          scratch_ + member * scratch_stride_);
@@ -306,7 +309,7 @@ class Decoder : public AnyDecoder {
   }
 
   void finish(const AttentionPlan& plan, const Unit& unit, const Partial& sum,
-              const Rounded<T>& attended) {
+              const Rounded<Row>& attended) {
     const int64_t dim = model_.head_dim;
     const int64_t first = plan.rows[unit.row].output + unit.first_token;
     const int64_t tokens = unit.num_tokens();
@@ -323,7 +326,7 @@ class Decoder : public AnyDecoder {
   // A strip of gates and the strip of ups beside it become one strip of activations.
   void activate(const Product& product, int64_t count, Team& team, int member) {
     const auto done = [&](int64_t row, int64_t strip, const float* values, int64_t num_strips) {
-      const Place<T> to = activated_.at(row, strip / 2 * LANES);
+      const Place<Row> to = activated_.at(row, strip / 2 * LANES);
       for (int64_t s = 0; s < num_strips; s += 2, values += 2 * LANES)
         to.vector(s / 2 * LANES, gated(load<Vector>(values), load<Vector>(values + LANES)));
     };
@@ -333,7 +336,7 @@ class Decoder : public AnyDecoder {
 
   // Or only which of them is the largest.
   void compute_logits(Team& team, int member) {
-    const Rounded<T> normed = normed_.kept(false);
+    const Rounded<Row> normed = normed_.kept(false);
     const Product& head = products_.back();
     const float factor = 1.0f / model_.logits_divisor;
     norm(due_, model_.final_norm, normed, team, member);
@@ -363,7 +366,7 @@ class Decoder : public AnyDecoder {
   Workspace workspace_;
   int64_t projected_stride_, scratch_stride_, partial_stride_;
   float *projected_, *cosines_, *sines_, *sums_, *scratch_, *partials_, *likeliest_;
-  Rounded<T> normed_, attended_, activated_, queries_;
+  Rounded<Row> normed_, attended_, activated_, queries_;
 };
 
 }  // namespace

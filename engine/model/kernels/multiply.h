@@ -34,13 +34,14 @@ struct Ahead {
   bool same = false;
 };
 
+template <class T>
 struct Rows {
-  const uint32_t* words;
+  const typename T::RowWord* words;
   int64_t stride;  // In words.
   int64_t count;
   // What rounding took from `words`, rounded itself, in the same places; null to leave it out. Its
   // product is added: rows of bfloat16 have twice the bits then, at twice the price.
-  const uint32_t* rest = nullptr;
+  const typename T::RowWord* rest = nullptr;
   int64_t number = 0;  // Of the first row.
 
   Rows part(const Share& share) const {
@@ -88,8 +89,8 @@ struct Outcome {
 // The cuts are at multiples of four strips from `first`, so an even range never cuts a pair.
 // While the last strips are multiplied `next` is fetched.
 template <class T, class Done>
-void multiply(const Rows& rows, const uint32_t* packed, int64_t inner, int64_t first, int64_t last,
-              const Ahead& next, float* sums, const Done& done) {
+void multiply(const Rows<T>& rows, const uint32_t* packed, int64_t inner, int64_t first,
+              int64_t last, const Ahead& next, float* sums, const Done& done) {
   constexpr int64_t WIDTH = TILE_STRIPS * LANES;
   // Sums that go on later have a place for every row; others share the nearest lines.
   const bool go_on = rows.rest != nullptr || inner > INNER_BLOCK;
@@ -112,7 +113,7 @@ void multiply(const Rows& rows, const uint32_t* packed, int64_t inner, int64_t f
       const int64_t lines = lines_of(ahead, cut, passes * inner);
       const char* fetch = (const char*)ahead.at;
       const char* const fetched = (const char*)(ahead.at + ahead.words);
-      for (const uint32_t* words : {rows.words, rows.rest}) {
+      for (const auto* words : {rows.words, rows.rest}) {
         if (words == nullptr) continue;
         const bool first_part = words == rows.words;
         const bool last_part = !first_part || rows.rest == nullptr;

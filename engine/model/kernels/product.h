@@ -81,14 +81,14 @@ inline Ahead first_strips(const Product& product, int64_t rows, int member, int 
 
 // One thread's part of rows times a product; done(row, strip, values, count) as in multiply().
 template <class T, class Done>
-void multiply_part(const Product& product, const Rows& rows, Team& team, int member, float* sums,
+void multiply_part(const Product& product, const Rows<T>& rows, Team& team, int member, float* sums,
                    const Done& done) {
   const Ahead then = first_strips<T>(*product.next, rows.count, member, team.size());
-  const auto compute = [&](const Rows& rows, int64_t first, int64_t last, const Ahead& next) {
+  const auto compute = [&](const Rows<T>& rows, int64_t first, int64_t last, const Ahead& next) {
     multiply<T>(rows, product.packed(), product.linear.inputs / T::PER_WORD, first, last, next,
                 sums, done);
   };
-  const auto compute_group = [&](const Rows& rows, int64_t group, const Ahead& next) {
+  const auto compute_group = [&](const Rows<T>& rows, int64_t group, const Ahead& next) {
     const int64_t first = group * TILE_STRIPS;
     compute(rows, first, std::min(first + TILE_STRIPS, product.num_strips()), next);
   };

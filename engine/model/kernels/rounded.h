@@ -1,11 +1,11 @@
-// Rows on their way into a product, in the type of the weights. Knows no layer.
+// Rows on their way into a product, in the type in which they are multiplied. Knows no layer.
 #pragma once
 
 #include "vector.h"
 
 namespace quire {
 
-// Where a row goes that is rounded to the type of the weights.
+// Where a row goes that is rounded to a type, if that takes anything.
 template <class T>
 struct Place {
   typedef typename T::Element Element;

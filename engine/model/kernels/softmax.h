@@ -83,17 +83,17 @@ inline float highest_of(const float* scores, const Visible& visible, int64_t num
 }
 
 // A row's weights, 2^(score * scaling - highest), and their total: zero for keys that do not count.
-template <class T>
+template <class Row>
 float soften(const float* scores, const Visible& visible, int64_t num_keys, float scaling,
-             float highest, typename T::Element* weights) {
+             float highest, typename Row::Element* weights) {
   Vector total = Vector{};
   const auto weight_at = [&](int64_t key) {
-    return T::power(load<Vector>(scores + key) * scaling - highest);
+    return Row::power(load<Vector>(scores + key) * scaling - highest);
   };
   const auto masked = [&](int64_t key) {
     const Vector weight = visible.at(key) ? weight_at(key) : Vector{};
     total += weight;
-    T::narrow16(weights + key, weight);
+    Row::narrow16(weights + key, weight);
   };
   int64_t key = 0;
   for (; key < visible.whole; key += LANES) masked(key);
@@ -101,7 +101,7 @@ float soften(const float* scores, const Visible& visible, int64_t num_keys, floa
     const Vector weight = weight_at(key), next = weight_at(key + LANES);
     total += weight;
     total += next;
-    T::narrow32(weights + key, weight, next);
+    Row::narrow32(weights + key, weight, next);
   }
   for (; key < num_keys; key += LANES) masked(key);
   return sum_of(total);

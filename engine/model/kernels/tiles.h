@@ -52,10 +52,38 @@ inline int64_t lines_before(const Strips& strips, int64_t segment) {
   return segment % TILE_STRIPS * strips.inner;
 }
 
+// total[r][p] += factor(r) * columns(p), and what there are fewer of is kept in registers.
+template <class T, int R, int WIDTH, class Factor, class Columns>
+inline void multiply_word(PartVector (&total)[R][WIDTH], const Factor& factor,
+                          const Columns& columns) {
+  if constexpr (PARTS > 1 && R > 1 && R < WIDTH) {
+    uint32_t factors[R];
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) factors[r] = factor(r);
+#pragma GCC unroll 8
+    for (int p = 0; p < WIDTH; p++) {
+      const PartWords column = columns(p);
+#pragma GCC unroll 12
+      for (int r = 0; r < R; r++) total[r][p] = T::multiply(total[r][p], factors[r], column);
+    }
+  } else {
+    PartWords kept[WIDTH];
+#pragma GCC unroll 8
+    for (int p = 0; p < WIDTH; p++) kept[p] = columns(p);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) {
+      const uint32_t word = factor(r);
+#pragma GCC unroll 8
+      for (int p = 0; p < WIDTH; p++) total[r][p] = T::multiply(total[r][p], word, kept[p]);
+    }
+  }
+}
+
 // sums[r][s] (+)= rows[r] . strips[first + s], all of them in registers.
 template <class T, int R, int S>
-void multiply_block(const uint32_t* rows, int64_t stride, const Strips& strips, int64_t first,
-                    const Fetch& fetch, float* sums, int64_t sums_stride, bool add) {
+void multiply_block(const typename T::RowWord* rows, int64_t stride, const Strips& strips,
+                    int64_t first, const Fetch& fetch, float* sums, int64_t sums_stride,
+                    bool add) {
   constexpr int WIDTH = S * PARTS;
   const int64_t inner = strips.inner, places = fetch.places;
   PartVector total[R][WIDTH];
@@ -72,10 +100,6 @@ void multiply_block(const uint32_t* rows, int64_t stride, const Strips& strips, 
       later[i] = places_of(fetch, segment)[i] + fetch.begin + lines_before(strips, segment) * 64;
     const uint32_t* on = at[0] + NEAR * LANES;
     for (int64_t k = 0; k < inner; k++) {
-      PartWords columns[WIDTH];
-#pragma GCC unroll 8
-      for (int p = 0; p < WIDTH; p++)
-        columns[p] = load<PartWords>(at[p / PARTS] + k * LANES + p % PARTS * PART_LANES);
       if (fetch.on != nullptr) {
         if (k + NEAR == inner) on = fetch.on + (at[0] - strips.at[0]);
 #pragma GCC unroll 4
@@ -88,11 +112,14 @@ void multiply_block(const uint32_t* rows, int64_t stride, const Strips& strips, 
         __builtin_prefetch(later[2] + k * 64, 0, 3);
         __builtin_prefetch(later[3] + k * 64, 0, 3);
       }
-#pragma GCC unroll 12
-      for (int r = 0; r < R; r++) {
-        const uint32_t word = rows[r * stride + k];
-#pragma GCC unroll 8
-        for (int p = 0; p < WIDTH; p++) total[r][p] = T::dot(total[r][p], word, columns[p]);
+#pragma GCC unroll 2
+      for (int i = 0; i < T::FACTORS; i++) {
+        const auto columns = [&](int p) {
+          return T::columns(
+              load<PartWords>(at[p / PARTS] + k * LANES + p % PARTS * PART_LANES), i);
+        };
+        const auto factor = [&](int r) { return T::factor(rows[r * stride + k], i); };
+        multiply_word<T, R, WIDTH>(total, factor, columns);
       }
     }
   }
@@ -103,43 +130,49 @@ void multiply_block(const uint32_t* rows, int64_t stride, const Strips& strips, 
       store(sums + r * sums_stride + p * PART_LANES, total[r][p]);
 }
 
-// The same for any tile: strip by strip where the target has too few registers for all of it.
+// The same for any tile: strips by half, and then rows, where the target has too few registers.
 template <class T, int R, int S>
-void multiply_tile(const uint32_t* rows, int64_t stride, const Strips& strips, float* sums,
-                   int64_t sums_stride, bool add) {
-  constexpr int SUMS = REGISTERS / 4 * 3, HEIGHT = SUMS / PARTS;
-  if constexpr (R * S * PARTS <= SUMS) {
-    multiply_block<T, R, S>(rows, stride, strips, 0, strips.fetch, sums, sums_stride, add);
+void multiply_blocks(const typename T::RowWord* rows, int64_t stride, const Strips& strips,
+                     int64_t first, const Fetch& fetch, float* sums, int64_t sums_stride,
+                     bool add) {
+  constexpr int WIDTH = S * PARTS, HALF = (S + 1) / 2, HEIGHT = REGISTERS / 4 * 3 / PARTS;
+  constexpr int TAKEN = R * WIDTH + std::min(R, WIDTH) + T::FACTORS;
+  if constexpr (TAKEN <= REGISTERS || (S == 1 && R <= HEIGHT)) {
+    multiply_block<T, R, S>(rows, stride, strips, first, fetch, sums, sums_stride, add);
+  } else if constexpr (S > 1) {
+    multiply_blocks<T, R, HALF>(rows, stride, strips, first, fetch, sums, sums_stride, add);
+    Fetch own;  // What is needed later was fetched beside the first half.
+    own.on = fetch.on;
+    multiply_blocks<T, R, S - HALF>(rows, stride, strips, first + HALF, own, sums + HALF * LANES,
+                                    sums_stride, add);
   } else {
-    Fetch fetch = strips.fetch;
-    for (int s = 0; s < S; s++) {
-      fetch.on = strips.fetch.on;
-      int r = 0;
-      for (; r + HEIGHT <= R; r += HEIGHT, fetch = Fetch())  // Fetched once.
-        multiply_block<T, HEIGHT, 1>(rows + r * stride, stride, strips, s, fetch,
-                                     sums + r * sums_stride + s * LANES, sums_stride, add);
-      if constexpr (R % HEIGHT != 0)
-        multiply_block<T, R % HEIGHT, 1>(rows + r * stride, stride, strips, s, fetch,
-                                         sums + r * sums_stride + s * LANES, sums_stride, add);
-      fetch = Fetch();
-    }
+    multiply_block<T, HEIGHT, 1>(rows, stride, strips, first, fetch, sums, sums_stride, add);
+    multiply_blocks<T, R - HEIGHT, 1>(rows + HEIGHT * stride, stride, strips, first, Fetch(),
+                                      sums + HEIGHT * sums_stride, sums_stride, add);
   }
 }
 
-typedef void (*Tile)(const uint32_t*, int64_t, const Strips&, float*, int64_t, bool);
+template <class T, int R, int S>
+void multiply_tile(const typename T::RowWord* rows, int64_t stride, const Strips& strips,
+                   float* sums, int64_t sums_stride, bool add) {
+  multiply_blocks<T, R, S>(rows, stride, strips, 0, strips.fetch, sums, sums_stride, add);
+}
+
+template <class T>
+using Tile = void (*)(const typename T::RowWord*, int64_t, const Strips&, float*, int64_t, bool);
 
 // What does not fit in the registers is not made.
 template <class T, int R, int S>
-constexpr Tile tile() {
+constexpr Tile<T> tile() {
   if constexpr (R * S <= TILE_ROWS * TILE_STRIPS) return multiply_tile<T, R, S>;
   return nullptr;
 }
 
 template <class T>
-inline Tile tile_of(int64_t rows, int64_t strips) {
+inline Tile<T> tile_of(int64_t rows, int64_t strips) {
 #define QUIRE_TILES(R) \
   { tile<T, R, 1>(), tile<T, R, 2>(), tile<T, R, 3>(), tile<T, R, 4>() }
-  static constexpr Tile tiles[TALL_ROWS][TILE_STRIPS] = {
+  static constexpr Tile<T> tiles[TALL_ROWS][TILE_STRIPS] = {
       QUIRE_TILES(1), QUIRE_TILES(2),  QUIRE_TILES(3),  QUIRE_TILES(4),
       QUIRE_TILES(5), QUIRE_TILES(6),  QUIRE_TILES(7),  QUIRE_TILES(8),
       QUIRE_TILES(9), QUIRE_TILES(10), QUIRE_TILES(11), QUIRE_TILES(12)};
@@ -179,8 +212,8 @@ struct Tiles {
   }
 
   // sums[r][s] (+)= rows[r] . strips[s] for `count` rows and all strips.
-  static void multiply(int64_t count, const uint32_t* rows, int64_t stride, const Strips& strips,
-                       float* sums, int64_t sums_stride, bool add) {
+  static void multiply(int64_t count, const typename T::RowWord* rows, int64_t stride,
+                       const Strips& strips, float* sums, int64_t sums_stride, bool add) {
     tile_of<T>(count, strips.count)(rows, stride, strips, sums, sums_stride, add);
   }
 };

@@ -2,7 +2,7 @@
 //
 // A word is 32 bits of a row: one float, or two bfloat16 that lie next to each other. Everything is
 // laid out and counted in words, so that both types run through the same code. The compiler lowers
-// the vectors to whatever the target has; only the dot product of bfloat16 pairs names instructions.
+// the vectors to whatever the target has; what it does badly names instructions.
 #pragma once
 
 #include <cstdint>
@@ -136,14 +136,26 @@ inline Vector exponential(Vector x) {
   return power_of_two(n, rest * LOG2_E);
 }
 
+// Words of a type are multiplied with rows of its type Row, which have a RowWord for each word.
+// That takes FACTORS steps: in each, factor(row word, i) times columns(words, i) is added to a sum.
 struct Float32 {
   typedef float Element;
-  static constexpr int PER_WORD = 1;
+  typedef Float32 Row;
+  typedef uint32_t RowWord;
+  static constexpr int PER_WORD = 1, FACTORS = 1;
 
-  static PartVector dot(PartVector sum, uint32_t word, PartWords words) {
+  static uint32_t factor(const RowWord& word, int) { return word; }
+  static PartWords columns(PartWords words, int) { return words; }
+  static PartVector multiply(PartVector sum, uint32_t factor, PartWords columns) {
     float value;
-    std::memcpy(&value, &word, sizeof value);
-    return sum + value * (PartVector)words;
+    std::memcpy(&value, &factor, sizeof value);
+#if defined(__FMA__) && !defined(__AVX512F__)
+    // In place: the compiler moves sums from register to register, and there is none left for that.
+    asm("vfmadd231ps %1, %2, %0" : "+x"(sum) : "x"((PartVector)columns), "x"(value - PartVector{}));
+    return sum;
+#else
+    return sum + value * (PartVector)columns;
+#endif
   }
   static float widen(Element value) { return value; }
   static Vector widen16(const Element* from) { return load<Vector>(from); }
@@ -167,16 +179,43 @@ struct BFloat16 {
   typedef uint16_t Element;
   static constexpr int PER_WORD = 2;
 
-  static PartVector dot(PartVector sum, uint32_t word, PartWords words) {
 #if defined(__AVX512BF16__)
-    return (PartVector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32((int)word),
-                                    (__m512bh)(__m512i)words);
+  typedef BFloat16 Row;
+  typedef uint32_t RowWord;
+  static constexpr int FACTORS = 1;
+
+  static uint32_t factor(const RowWord& word, int) { return word; }
+  static PartWords columns(PartWords words, int) { return words; }
+  static PartVector multiply(PartVector sum, uint32_t factor, PartWords columns) {
+    return (PartVector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32((int)factor),
+                                        (__m512bh)(__m512i)columns);
+  }
 #else
-    const PartWords both = word - PartWords{};
-    sum += (PartVector)(both << 16) * (PartVector)(words << 16);
-    return sum + (PartVector)(both & 0xffff0000u) * (PartVector)(words & 0xffff0000u);
+  // Without an instruction for pairs both sides have to become float32 first. Rows are read again
+  // for every strip, so they stay float32, and are not rounded at all.
+  typedef Float32 Row;
+  typedef struct {
+    uint32_t of[2];
+  } RowWord;
+  static constexpr int FACTORS = 2;
+
+  static uint32_t factor(const RowWord& word, int i) { return word.of[i]; }
+  static PartWords columns(PartWords words, int i) {
+    if (i == 0) return words << 16;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    // The mask stays in memory: a sum needs the register that the compiler would keep it in.
+    static const PartWords mask = 0xffff0000u - PartWords{};
+    PartWords second;
+    asm("vpand %1, %2, %0" : "=x"(second) : "m"(mask), "x"(words));
+    return second;
+#else
+    return words & 0xffff0000u;
 #endif
   }
+  static PartVector multiply(PartVector sum, uint32_t factor, PartWords columns) {
+    return Float32::multiply(sum, factor, columns);
+  }
+#endif
   static float widen(Element value) {
     const uint32_t bits = (uint32_t)value << 16;
     float result;

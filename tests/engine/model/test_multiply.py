@@ -22,7 +22,8 @@ void product(const void* rows, const void* rest, int64_t stride, int64_t count,
              const void* packed, int64_t inner, int64_t strips, float* to) {
   const MatrixUnit unit;
   const std::unique_ptr<float[]> sums(new float[SUMS_SIZE]);
-  multiply<T>(Rows{(const uint32_t*)rows, stride, count, (const uint32_t*)rest},
+  typedef const typename T::RowWord* Words;
+  multiply<T>(Rows<T>{(Words)rows, stride, count, (Words)rest},
               (const uint32_t*)packed, inner, 0, strips, Ahead{(const uint32_t*)packed, LANES},
               sums.get(), [&](int64_t row, int64_t strip, const float* values, int64_t num) {
                 std::copy_n(values, num * LANES, to + (row * strips + strip) * LANES);
@@ -32,7 +33,8 @@ void product(const void* rows, const void* rest, int64_t stride, int64_t count,
   extern "C" void NAME(const void* rows, const void* rest, int64_t stride, int64_t count,         \\
                        const void* packed, int64_t inner, int64_t strips, float* to) {            \\
     product<TYPE>(rows, rest, stride, count, packed, inner, strips, to);                          \\
-  }
+  }                                                                                               \\
+  extern "C" int64_t NAME##_row_bytes() { return sizeof(typename TYPE::Row::Element); }
 QUIRE_PRODUCT(float32, Float32)
 QUIRE_PRODUCT(bfloat16, BFloat16)
 """
@@ -54,12 +56,16 @@ def multiply(request, library):
     """rows [rows, inner] and what rounding took from them, times weight [outputs, inner]."""
     dtype = getattr(torch, request.param)
     function = getattr(library, request.param)
+    # Where pairs of bfloat16 are not multiplied by one instruction, rows are float32.
+    row_bytes = getattr(library, f"{request.param}_row_bytes")()
+    row_dtype = dtype if row_bytes == dtype.itemsize else torch.float32
 
     def compute(rows, weight, rest=None):
         count, inner = rows.shape
         packed, per_word = pack(weight.to(dtype)), PER_WORD[dtype]
         # Rows lie further apart than they are long, and behind them is what nobody may use.
-        memory = torch.full((2, count + MISSING_ROWS, inner + 2 * LANES), torch.nan, dtype=dtype)
+        shape = (2, count + MISSING_ROWS, inner + 2 * LANES)
+        memory = torch.full(shape, torch.nan, dtype=row_dtype)
         memory[0, :count, :inner] = rows
         if rest is not None:
             memory[1, :count, :inner] = rest
