@@ -242,8 +242,6 @@ class Housekeeper:
         state = self._vitals.state
         if state == self._signed:
             return True
-        if state is WorkerState.READY:
-            self._in_every_shard("beat", self._warn_of_other_models)
         return self._sign(state)
 
     def _warn_of_other_models(self, broker: Broker) -> None:
@@ -259,6 +257,8 @@ class Housekeeper:
 
     def _sign(self, state: str) -> bool:
         model, adapters = self._serves()
+        if state is WorkerState.READY and state != self._signed:
+            self._in_every_shard("beat", self._warn_of_other_models)
 
         def beat(broker: Broker) -> None:
             self._compare(broker.seen_ms(self._worker), broker)

@@ -79,11 +79,16 @@ def test_a_worker_is_no_twin_of_itself(queue: Queue, make: Make, monkeypatch):
     assert twins(queue) == [0]
 
 
-def test_a_worker_warns_of_those_that_serve_another_model(queue: Queue, make: Make):
+@pytest.mark.parametrize("signs_first", [Housekeeper._sign_a_new_state, Housekeeper.tidy])
+def test_a_worker_warns_of_those_that_serve_another_model(
+    queue: Queue, make: Make, signs_first: Callable[[Housekeeper], bool]
+):
     sign(queue, make("a"), make("b", model="other"))
     queue.broker.beat_worker("gone", "stopped", {}, model="third")
     queue.broker.beat_worker("new", "loading", {})
     with capture_logs() as said:
-        assert make("c")._sign_a_new_state()
+        keeper = make("c")
+        assert signs_first(keeper)
+        assert signs_first(keeper)
     warned = [line for line in said if line["log_level"] == "warning"]
     assert [(line["worker"], line["model"]) for line in warned] == [("b", "other")]
