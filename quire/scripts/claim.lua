@@ -45,14 +45,15 @@ elseif not record.state then
   forget(keys, id)
   return refuse('missing', 0)
 end
--- Evicted, or deleted by hand: see CONDEMN.
-assert(redis.call('EXISTS', keys.body) == 1, 'the message is gone')
 
 local newest = agree(keys, record)
 if newest.done then
   local state = settle(keys, id, record.epoch, newest.state, now)
   return refuse(SAID_OF[state] or 'finished', 0)
 end
+
+-- Evicted, or deleted by hand: see CONDEMN, which finds the keys sound if the log has its end.
+assert(redis.call('EXISTS', keys.body) == 1, 'the message is gone')
 
 local reason = ending_due(record, tonumber(record.attempts), now)
 if not reason and now >= tonumber(redis.call('ZSCORE', WAIT, id) or 'inf') then

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from quire.errors import ProtocolError
-from quire.output import State
+from quire.output import Completion, FinishReason, State
 from quire.transitions import (
     Claimed,
     Expired,
@@ -274,3 +274,13 @@ def test_keys_of_the_queue_that_are_spoilt_end_nobody(broker, connection):
     connection.delete(broker.keys.counts)
     connection.restore(broker.keys.counts, 0, kept)
     assert broker.status("a").state in (State.QUEUED, State.RUNNING)
+
+
+def test_a_log_that_has_its_end_needs_no_message(broker, connection):
+    broker.submit(make_request(id="b"))
+    done = Completion("b", State.COMPLETED, FinishReason.STOP).encode()
+    connection.xadd(broker.keys.output("b"), {"done": done, "state": "completed"}, id="0-1")
+    connection.expire(broker.keys.output("b"), 600)
+    connection.delete(broker.keys.body("b"))
+    broker.claim(broker.read_ingress("w", count=3, block_seconds=0))
+    assert broker.status("b").state is State.COMPLETED
