@@ -116,7 +116,8 @@ class Following:
         if self._ends_without_entry > 1:
             raise ResultExpired(self.request_id)
         self.is_overdue = not status.state.is_terminal and status.seconds_left == 0
-        self.patience.look_in(status.seconds_left)
+        # Who is overdue has been looked at, and waits for a worker.
+        self.patience.look_in(status.seconds_left or None)
 
     @property
     def must_find_the_end(self) -> bool:

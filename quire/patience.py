@@ -6,6 +6,10 @@ import time
 
 from quire.errors import WaitTimeout
 
+#: For how long a read waits, in seconds, when the moment to look has passed: to Redis, no time is
+#: for ever.
+AT_ONCE = 0.001
+
 
 class Patience:
     """Runs out `timeout` seconds after it was made; that of None never does.
@@ -25,8 +29,8 @@ class Patience:
     def left(self, longest_seconds: float) -> float:
         """For how long the next read may wait, at most so long. WaitTimeout when time is up."""
         now, left = time.monotonic(), longest_seconds
-        if self._look_at is not None and self._look_at > now:
-            left = min(left, self._look_at - now)
+        if self._look_at is not None:
+            left = min(left, max(self._look_at - now, AT_ONCE))
         if self._give_up is None:
             return left
         left = min(left, self._give_up - now)
