@@ -52,29 +52,33 @@ inline int64_t lines_before(const Strips& strips, int64_t segment) {
   return segment % TILE_STRIPS * strips.inner;
 }
 
-// total[r][p] += factor(r) * columns(p), and what there are fewer of is kept in registers.
-template <class T, int R, int WIDTH, class Factor, class Columns>
-inline void multiply_word(PartVector (&total)[R][WIDTH], const Factor& factor,
-                          const Columns& columns) {
-  if constexpr (PARTS > 1 && R > 1 && R < WIDTH) {
-    uint32_t factors[R];
+// total[r][p] += row r's word * words(p): what there are fewer of is kept, the others come and go.
+template <class T, int R, int WIDTH, class Words>
+inline void multiply_word(PartVector (&total)[R][WIDTH], const typename T::RowWord* row,
+                          int64_t stride, const Words& words) {
+#pragma GCC unroll 2
+  for (int i = 0; i < T::FACTORS; i++) {
+    if constexpr (PARTS > 1 && R > 1 && R < WIDTH) {
+      uint32_t factors[R];
 #pragma GCC unroll 12
-    for (int r = 0; r < R; r++) factors[r] = factor(r);
+      for (int r = 0; r < R; r++) factors[r] = T::factor(row[r * stride], i);
 #pragma GCC unroll 8
-    for (int p = 0; p < WIDTH; p++) {
-      const PartWords column = columns(p);
+      for (int p = 0; p < WIDTH; p++) {
+        const PartWords columns = T::columns(words(p), i);
 #pragma GCC unroll 12
-      for (int r = 0; r < R; r++) total[r][p] = T::multiply(total[r][p], factors[r], column);
-    }
-  } else {
-    PartWords kept[WIDTH];
+        for (int r = 0; r < R; r++) total[r][p] = T::multiply(total[r][p], factors[r], columns);
+      }
+    } else {
+      PartWords columns[WIDTH];
 #pragma GCC unroll 8
-    for (int p = 0; p < WIDTH; p++) kept[p] = columns(p);
+      for (int p = 0; p < WIDTH; p++) columns[p] = T::columns(words(p), i);
 #pragma GCC unroll 12
-    for (int r = 0; r < R; r++) {
-      const uint32_t word = factor(r);
+      for (int r = 0; r < R; r++) {
+        const uint32_t factor = T::factor(row[r * stride], i);
 #pragma GCC unroll 8
-      for (int p = 0; p < WIDTH; p++) total[r][p] = T::multiply(total[r][p], word, kept[p]);
+        for (int p = 0; p < WIDTH; p++)
+          total[r][p] = T::multiply(total[r][p], factor, columns[p]);
+      }
     }
   }
 }
@@ -99,7 +103,7 @@ void multiply_block(const typename T::RowWord* rows, int64_t stride, const Strip
     for (int64_t i = 0; i < places; i++)
       later[i] = places_of(fetch, segment)[i] + fetch.begin + lines_before(strips, segment) * 64;
     const uint32_t* on = at[0] + NEAR * LANES;
-    for (int64_t k = 0; k < inner; k++) {
+    const auto fetch_lines = [&](int64_t k) {
       if (fetch.on != nullptr) {
         if (k + NEAR == inner) on = fetch.on + (at[0] - strips.at[0]);
 #pragma GCC unroll 4
@@ -112,14 +116,21 @@ void multiply_block(const typename T::RowWord* rows, int64_t stride, const Strip
         __builtin_prefetch(later[2] + k * 64, 0, 3);
         __builtin_prefetch(later[3] + k * 64, 0, 3);
       }
-#pragma GCC unroll 2
-      for (int i = 0; i < T::FACTORS; i++) {
-        const auto columns = [&](int p) {
-          return T::columns(
-              load<PartWords>(at[p / PARTS] + k * LANES + p % PARTS * PART_LANES), i);
-        };
-        const auto factor = [&](int r) { return T::factor(rows[r * stride + k], i); };
-        multiply_word<T, R, WIDTH>(total, factor, columns);
+    };
+    for (int64_t k = 0; k < inner; k++) {
+      const auto words = [&](int p) {
+        return load<PartWords>(at[p / PARTS] + k * LANES + p % PARTS * PART_LANES);
+      };
+      // The order in which the compiler has registers left for its pointers, too.
+      if constexpr (PARTS == 1) {
+        PartWords loaded[WIDTH];
+#pragma GCC unroll 8
+        for (int p = 0; p < WIDTH; p++) loaded[p] = words(p);
+        fetch_lines(k);
+        multiply_word<T>(total, rows + k, stride, [&](int p) { return loaded[p]; });
+      } else {
+        multiply_word<T>(total, rows + k, stride, words);
+        fetch_lines(k);
       }
     }
   }
