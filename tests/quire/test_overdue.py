@@ -8,7 +8,6 @@ from quire import Client
 from quire.connection import connect
 from quire.errors import BrokerUnavailable, Cancelled, DeadlineExceeded, WaitTimeout
 from quire.output import State
-from quire.patience import Patience
 from quire.reader import SharedReadsBroker
 from quire.transitions import NotClaimed, NotClaimedReason
 from tests.quire.builders import claim_next, make_item, read_and_claim, token_at
@@ -93,18 +92,6 @@ def test_the_members_of_a_group_end_at_their_time(client, broker, clockwork):
     assert set(ended) == {"g~a", "g~b", "g~c"}
     assert {completion.state for completion in ended.values()} == {State.EXPIRED}
     assert ended["g~a"].token_ids == (token_at(0), token_at(1))
-
-
-def test_who_loses_its_turn_when_it_has_to_look_looks_at_once(monkeypatch):
-    now = 100.0
-    monkeypatch.setattr("quire.patience.time.monotonic", lambda: now)
-    patience = Patience(None, "r")
-    patience.look_in(0.5)
-    assert patience.left(2.0) == 0.5
-    now += 1.0
-    assert 0 < patience.left(2.0) < 0.1
-    patience.look_in(None)
-    assert patience.left(2.0) == 2.0
 
 
 @pytest.mark.parametrize("grouped", [False, True])
