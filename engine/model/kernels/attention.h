@@ -82,7 +82,7 @@ class SpanWorker {
         part.highest[r] = highest_of(scores_ + r * SPAN, visible(r), num_keys) * scaling_;
       for (int64_t r = 0; r < num_rows; r++)
         part.total[r] = soften<Row>(scores_ + r * SPAN, visible(r), num_keys, scaling_,
-                                  part.highest[r], weights_ + r * SPAN);
+                                    part.highest[r], weights_ + r * SPAN);
       weigh(rows_of_head, keys, part);
       if (begun) fold(sum, more, num_rows, width_);
       begun = true;
