@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 BYTES_PER_VALUE = {"bf16": 2, "fp32": 4}
 #: Rows and columns of the product that is the peak.
 PEAK_SIZE = 2048
-#: The same of one that only shows which arithmetic is the faster.
+#: The same of one that only shows which arithmetic is the faster, and how often it is tried: the
+#: first product of a type takes ten times as long, since its code is made then.
 PROBE_SIZE = 256
+PROBE_ATTEMPTS = 5
 #: How often peak and bandwidth are measured; the best counts.
 ATTEMPTS = 12
 #: How long each of the two is repeated to see what the machine keeps up.
@@ -115,7 +117,8 @@ def measure_limits(shape: dict[str, int], *, dtype: str) -> tuple[Limits, Limits
 
     kinds = {"bf16": (torch.bfloat16, torch.float32), "fp32": (torch.float32,)}[dtype]
     # A product in bfloat16 takes a thousand times as long on a processor that has none.
-    kind = min(kinds, key=lambda kind: _seconds(_product(PROBE_SIZE, kind)))
+    probes = {kind: _product(PROBE_SIZE, kind) for kind in kinds}
+    kind = min(kinds, key=lambda kind: min(_seconds(probes[kind]) for _ in range(PROBE_ATTEMPTS)))
     product = _product(PEAK_SIZE, kind)
     num_bytes = sum(weights_per_token(shape)) * BYTES_PER_VALUE[dtype]
     words = torch.ones(num_bytes // 8, dtype=torch.int64)
