@@ -4,8 +4,9 @@
         [--shapes 1x1,8x1,64x1,1x128] [--context 256] [--rounds 9]
 
 Forms are `native`, `torch`, `wide`, and the kernels for lesser processors by their names:
-`avx512_bf16`, `avx512`, `avx2`, `portable`. What torch does on one of those, it does under its own
-switches:
+`avx512_bf16`, `avx512`, `avx2`, `portable`. `fetch-1` and `fetch-2` are `native` where what is
+needed later goes to the first-level cache, or to the second. What torch does on a lesser processor,
+it does under its own switches:
 
     ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
         python -m benchmarks.profile_step --models SMALL --forms avx2,torch
@@ -19,6 +20,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -31,7 +33,7 @@ from engine.model.decoder import Decoder
 from engine.model.decoder_config import read_config
 from engine.model.decoder_weights import read_weights
 from engine.model.fast_path import check_against
-from engine.model.kernels.build import VARIANTS, best_variant
+from engine.model.kernels.build import FETCH_LEVELS, VARIANTS, best_variant
 from engine.model.kv_pool import KVPool
 from engine.model.loader import load_model
 from engine.model.native_decoder import NativeDecoder
@@ -50,7 +52,9 @@ def make_forms(model: str, names: Sequence[str], *, dtype: str) -> dict[str, Cau
     wide = probe(loaded.model, max_model_len=loaded.max_model_len)
     config = read_config(wide)
     weights = read_weights(config, loaded.model.state_dict())
-    variants = {"native": best_variant()} | {variant.name: variant for variant in VARIANTS}
+    best = best_variant()
+    variants = {"native": best} | {variant.name: variant for variant in VARIANTS}
+    variants |= {f"fetch-{level}": replace(best, fetch_level=level) for level in FETCH_LEVELS}
     others: dict[str, CausalModel] = {"torch": Decoder(config, weights), "wide": wide}
     forms = {
         name: others.get(name) or NativeDecoder(config, weights, variant=variants[name])

@@ -6,13 +6,14 @@ on one machine and runs on others builds every variant: `python -m engine.model.
 
 import ctypes
 import hashlib
+import itertools
 import logging
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,6 +24,10 @@ COMPILE_TIMEOUT_SECONDS = 300
 #: Mode bits that let the group or everyone write.
 OTHERS_WRITE = 0o022
 CPUINFO = Path("/proc/cpuinfo")
+#: Caches that what is needed later can be fetched into: the second where the first has no more
+#: bytes than this.
+FETCH_LEVELS = (1, 2)
+SMALL_CACHE_BYTES = 32 << 10
 #: A system call of x86-64, a request, and what is requested: registers for matrices.
 ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18
 
@@ -48,12 +53,20 @@ class Variant:
 
     Args:
         features: what a processor must offer, as /proc/cpuinfo names it.
-        flags: of the compiler.
+        flags: of the compiler, for these instructions.
+        fetch_level: of the cache that what is needed later is fetched into. How fast a processor
+            is depends on it, and no result does.
     """
 
     name: str
     features: frozenset[str]
     flags: tuple[str, ...]
+    fetch_level: int = 1
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """All that the compiler is told of the variant."""
+        return (*self.flags, f"-DQUIRE_FETCH_LEVEL={self.fetch_level}")
 
 
 _AVX2 = frozenset({"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm"})
@@ -75,9 +88,10 @@ VARIANTS = (
 
 
 def best_variant() -> Variant:
-    """The first variant that this processor can run."""
+    """The first variant that this processor can run, as its caches want it."""
     features = _processor_features()
-    return next(variant for variant in VARIANTS if variant.features <= features)
+    runnable = next(variant for variant in VARIANTS if variant.features <= features)
+    return replace(runnable, fetch_level=_fetch_level())
 
 
 def library_path(variant: Variant, *, instead_of: Path | None = None) -> Path:
@@ -92,7 +106,7 @@ def library_path(variant: Variant, *, instead_of: Path | None = None) -> Path:
         raise KernelsUnavailable(f"the kernels are not built on {platform.system()}")
     try:
         folder = _cache_folder()
-        name = f"quire-{variant.name}-{_digest_of_sources(variant)}"
+        name = f"quire-{variant.name}.{variant.fetch_level}-{_digest_of_sources(variant)}"
         compiler = _compiler()
         if compiler is None:
             return _built_elsewhere(folder, name)
@@ -109,6 +123,15 @@ def _built_elsewhere(folder: Path, name: str) -> Path:
     for path in sorted(folder.glob(f"{name}-*.so")):
         return path
     raise KernelsUnavailable("there is no C++ compiler (g++) on this machine")
+
+
+def _fetch_level() -> int:
+    """The first where nobody can tell how large it is."""
+    try:
+        size = os.sysconf("SC_LEVEL1_DCACHE_SIZE")
+    except (ValueError, OSError):
+        return 1
+    return 2 if 0 < size <= SMALL_CACHE_BYTES else 1
 
 
 def _processor_features() -> frozenset[str]:
@@ -167,7 +190,7 @@ def _compile(compiler: str, variant: Variant, target: Path) -> None:
     handle, name = tempfile.mkstemp(dir=target.parent, suffix=".so")
     os.close(handle)
     try:
-        _run(compiler, *_FLAGS, *variant.flags, str(SOURCES / "decoder.cpp"), "-o", name)
+        _run(compiler, *_FLAGS, *variant.options, str(SOURCES / "decoder.cpp"), "-o", name)
         with Path(name).open("rb") as written:
             os.fsync(written)
         # Readers see the whole library or none.
@@ -196,6 +219,6 @@ def _run(*command: str) -> str:
 
 
 if __name__ == "__main__":
-    for each in VARIANTS:
+    for each, level in itertools.product(VARIANTS, FETCH_LEVELS):
         if platform.machine() == "x86_64" or not each.features:
-            library_path(each)
+            library_path(replace(each, fetch_level=level))

@@ -286,7 +286,7 @@ class Decoder : public AnyDecoder {
       if (unit.piece < 0) finish(plan, unit, sum, attended);
     };
     const int64_t tokens = plan.num_outputs();
-    const auto own = [&](int share) { return own_rows<T>(tokens, share, team.size()); };
+    const auto own = [&](int share) { return Share(tokens, share, team.size()); };
     if (has_own_rows<T>(tokens, team.size()))
       take_own_units(plan, team, member, own, attend_for);
     else

@@ -63,11 +63,6 @@ inline bool has_own_rows(int64_t rows, int size) {
   return Tiles<T>::OWN_ROWS > 0 && rows >= Tiles<T>::OWN_ROWS * size;
 }
 
-template <class T>
-inline Share own_rows(int64_t rows, int member, int size) {
-  return Share(rows, member, size, Tiles<T>::ROWS);
-}
-
 // Those that a member of a team will begin with.
 template <class T>
 inline Ahead first_strips(const Product& product, int64_t rows, int member, int size) {
@@ -99,7 +94,7 @@ void multiply_part(const Product& product, const Rows<T>& rows, Team& team, int 
     take_shares(
         team, member, [&](int) { return product.num_groups(); },
         [&](int share, int64_t group, int64_t next) {
-          compute_group(rows.part(own_rows<T>(rows.count, share, team.size())), group,
+          compute_group(rows.part(Share(rows.count, share, team.size())), group,
                         next != Team::NONE ? strips_of_group(next) : then);
         });
     return;

@@ -14,9 +14,14 @@ namespace quire {
 constexpr int TILE_ROWS = 6, TILE_STRIPS = 4;
 constexpr int TALL_ROWS = 12, TALL_STRIPS = 2;
 
-// What is fetched while a tile is multiplied, into the first-level cache even where it is more than
-// that holds: to fetch into the second is slower (docs/performance.md). Lines fetched together lie
-// in several places, so that the processor's own fetching gets ahead in all of them.
+// The cache that what is needed later is fetched into: QUIRE_FETCH_LEVEL says the first or the second
+// (docs/performance.md). The first where it is large, even for more than it holds.
+inline void fetch_line(const void* at) {
+  __builtin_prefetch(at, 0, QUIRE_FETCH_LEVEL == 1 ? 3 : 2);
+}
+
+// What is fetched while a tile is multiplied. Lines fetched together lie in several places, so that
+// the processor's own fetching gets ahead in all of them.
 struct Fetch {
   // Where what is needed later lies; with each word one line of each of `places` places is fetched:
   // none, one, two or TILE_STRIPS. It is the same places for so many segments as there are strips
@@ -107,14 +112,14 @@ void multiply_block(const typename T::RowWord* rows, int64_t stride, const Strip
       if (fetch.on != nullptr) {
         if (k + NEAR == inner) on = fetch.on + (at[0] - strips.at[0]);
 #pragma GCC unroll 4
-        for (int s = 0; s < S; s++) __builtin_prefetch(on + (at[s] - at[0]), 0, 3);
+        for (int s = 0; s < S; s++) fetch_line(on + (at[s] - at[0]));
         on += LANES;
       }
-      if (places > 0) __builtin_prefetch(later[0] + k * 64, 0, 3);
-      if (places > 1) __builtin_prefetch(later[1] + k * 64, 0, 3);
+      if (places > 0) fetch_line(later[0] + k * 64);
+      if (places > 1) fetch_line(later[1] + k * 64);
       if (places == TILE_STRIPS) {
-        __builtin_prefetch(later[2] + k * 64, 0, 3);
-        __builtin_prefetch(later[3] + k * 64, 0, 3);
+        fetch_line(later[2] + k * 64);
+        fetch_line(later[3] + k * 64);
       }
     };
     for (int64_t k = 0; k < inner; k++) {
@@ -206,9 +211,9 @@ struct Tiles {
   static constexpr int64_t ROWS = TILE_ROWS, WORDS = LANES / T::PER_WORD;
   // Whether vectors are free meanwhile.
   static constexpr bool LEAVES_VECTORS = false;
-  static constexpr int64_t FEW_ROWS = 18;
+  static constexpr int64_t FEW_ROWS = QUIRE_FETCH_LEVEL == 1 ? 18 : 16;
   // From so many rows for each thread on everyone multiplies its own; never where this is 0.
-  static constexpr int64_t OWN_ROWS = 24;
+  static constexpr int64_t OWN_ROWS = QUIRE_FETCH_LEVEL == 1 ? 24 : FEW_ROWS + 1;
 
   // So few rows that they wait for memory are one tile, or two tall ones: the fewer strips at once
   // and the fewer tiles, the more evenly memory is read. More rows wait for arithmetic, and read
@@ -216,7 +221,7 @@ struct Tiles {
   static Cut cut(int64_t num_rows) {
     const bool tall = num_rows > TILE_ROWS && num_rows <= FEW_ROWS;
     const int64_t rows = tall ? TALL_ROWS : TILE_ROWS, strips = tall ? TALL_STRIPS : TILE_STRIPS;
-    const int64_t lines = std::max<int64_t>(1, strips / ((num_rows + rows - 1) / rows));
+    const int64_t tiles = (num_rows + rows - 1) / rows, lines = (strips + tiles - 1) / tiles;
     // Tall tiles of pairs are slower by it (docs/performance.md).
     const bool near = num_rows <= rows && (!tall || T::PER_WORD == 1);
     return {rows, strips, lines, near};

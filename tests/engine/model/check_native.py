@@ -55,7 +55,7 @@ def check_warnings(compiler: str) -> None:
     source = str(build.SOURCES / "decoder.cpp")
     with tempfile.TemporaryDirectory() as folder:
         for variant in build.VARIANTS:
-            flags = [*build._FLAGS, *variant.flags, *WARNINGS]
+            flags = [*build._FLAGS, *variant.options, *WARNINGS]
             print(f"check-native: {variant.name}: {Path(compiler).name} {' '.join(flags)}")
             output = str(Path(folder) / f"{variant.name}.so")
             subprocess.run([compiler, *flags, source, "-o", output], check=True)

@@ -17,7 +17,7 @@ def compile_shim(source: str, variant: Variant, folder: Path) -> ctypes.CDLL:
         pytest.skip(f"this processor cannot run {variant.name}")
     (folder / "shim.cpp").write_text(source)
     library = folder / "shim.so"
-    flags = [*build._FLAGS, *variant.flags, f"-I{build.SOURCES}"]
+    flags = [*build._FLAGS, *variant.options, f"-I{build.SOURCES}"]
     compiler = build._compiler()
     assert compiler is not None
     command = [compiler, *flags, str(folder / "shim.cpp"), "-o", str(library)]

@@ -15,7 +15,13 @@ import transformers
 from engine.model.attention.reference import ReferenceAttention
 from engine.model.decoder_config import NotCommon
 from engine.model.kernels import build
-from engine.model.kernels.build import VARIANTS, KernelsUnavailable, best_variant, library_path
+from engine.model.kernels.build import (
+    FETCH_LEVELS,
+    VARIANTS,
+    KernelsUnavailable,
+    best_variant,
+    library_path,
+)
 from engine.model.kernels.library import ABI, load_library
 from engine.model.kv_pool import KVPool
 from engine.model.native_decoder import ALIGNMENT, LENT_BYTES, LentMemory
@@ -141,6 +147,26 @@ def test_long_contexts_are_those_of_the_wide_path(long_config, threads, tmp_path
     assert float(((found - expected).norm(dim=-1) / expected.norm(dim=-1)).max()) < 5e-5
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_fetched_into_which_cache_changes_no_result_bit_for_bit(dtype, threads, tmp_path):
+    """Steps of 15, 35 and 37 tokens: rows are cut and shared out by that, too."""
+    steps = [[560, 0, 0], [30, 5, 0], [10, 20, 7], [0, 15, 0]]
+    first, second = (
+        forms_of(
+            LONG_LLAMA,
+            tmp_path,
+            dtype=dtype,
+            variant=replace(best_variant(), fetch_level=level),
+        ).native
+        for level in FETCH_LEVELS
+    )
+    assert first._library._name != second._library._name
+    assert first.build == second.build
+    kind = getattr(torch, dtype)
+    expected, found = (run_steps(native, PROMPTS, steps, dtype=kind) for native in (first, second))
+    assert all(map(torch.equal, found, expected))
+
+
 def runnable(variant) -> bool:
     return variant.features <= build._processor_features()
 
@@ -244,6 +270,23 @@ def test_the_matrix_unit_is_used_only_where_the_system_permits_it(tmp_path, monk
         assert best_variant().name == name
 
 
+@pytest.mark.parametrize(
+    ("size", "level"), [(32 << 10, 2), (48 << 10, 1), (64 << 10, 1), (0, 1), (-1, 1)]
+)
+def test_what_is_needed_later_goes_to_the_nearest_cache_if_that_is_large(size, level, monkeypatch):
+    """A size of 0 or less is what a system says that does not know it."""
+    monkeypatch.setattr(build.os, "sysconf", {"SC_LEVEL1_DCACHE_SIZE": size}.__getitem__)
+    assert best_variant().fetch_level == level
+
+
+def test_where_nobody_can_ask_how_large_the_nearest_cache_is_it_is_taken_for_large(monkeypatch):
+    def refuse(name: str) -> int:
+        raise ValueError("unrecognized configuration name")
+
+    monkeypatch.setattr(build.os, "sysconf", refuse)
+    assert best_variant().fetch_level == 1
+
+
 def test_a_library_is_compiled_once_and_kept_where_only_its_owner_writes(tmp_path, monkeypatch):
     cache = tmp_path / "kernels"
     monkeypatch.setenv("QUIRE_KERNEL_CACHE", str(cache))
@@ -340,6 +383,6 @@ def test_the_sources_compile_without_a_warning(tmp_path):
     assert compiler is not None
     command = [compiler, "-Wall", "-Wextra", "-Werror", *build._FLAGS]
     source = build.SOURCES / "decoder.cpp"
-    flags = [*best_variant().flags, str(source), "-o", str(tmp_path / "library.so")]
+    flags = [*best_variant().options, str(source), "-o", str(tmp_path / "library.so")]
     finished = subprocess.run([*command, *flags], capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr

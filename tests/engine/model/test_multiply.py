@@ -164,7 +164,7 @@ def test_the_sanitizer_sees_what_the_matrix_unit_reads(tmp_path):
         pytest.skip(f"this processor cannot run {variant.name}")
     (tmp_path / "read.cpp").write_text(READ)
     names = {"REQUEST": build.ARCH_REQ_XCOMP_PERM, "FEATURE": build.XFEATURE_XTILEDATA}
-    flags = [*variant.flags, *(f"-D{name}={value}" for name, value in names.items())]
+    flags = [*variant.options, *(f"-D{name}={value}" for name, value in names.items())]
     compiler, program = build._compiler(), str(tmp_path / "read")
     assert compiler is not None
     # A compiler that has no such file says its name again.
