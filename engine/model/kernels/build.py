@@ -24,10 +24,12 @@ COMPILE_TIMEOUT_SECONDS = 300
 #: Mode bits that let the group or everyone write.
 OTHERS_WRITE = 0o022
 CPUINFO = Path("/proc/cpuinfo")
-#: Caches that what is needed later can be fetched into: the second where the first has no more
-#: bytes than this.
+#: Caches that what is needed later can be fetched into: the second where the first has no more KiB
+#: than this.
 FETCH_LEVELS = (1, 2)
-SMALL_CACHE_BYTES = 32 << 10
+SMALL_CACHE_KIB = 32
+#: What Linux tells of the caches of a core, those for data and instructions each in a folder.
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 #: A system call of x86-64, a request, and what is requested: registers for matrices.
 ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18
 
@@ -126,12 +128,18 @@ def _built_elsewhere(folder: Path, name: str) -> Path:
 
 
 def _fetch_level() -> int:
-    """The first where nobody can tell how large it is."""
-    try:
-        size = os.sysconf("SC_LEVEL1_DCACHE_SIZE")
-    except (ValueError, OSError):
-        return 1
-    return 2 if 0 < size <= SMALL_CACHE_BYTES else 1
+    """The first where nobody tells how large it is."""
+    for cache in CACHES.glob("index*"):
+        try:
+            level, kind, size = (
+                (cache / name).read_text().strip() for name in ("level", "type", "size")
+            )
+        except OSError:
+            continue
+        if level == "1" and kind != "Instruction":
+            kib = size.removesuffix("K")
+            return 2 if kib.isdecimal() and int(kib) <= SMALL_CACHE_KIB else 1
+    return 1
 
 
 def _processor_features() -> frozenset[str]:
