@@ -20,7 +20,7 @@ BYTES_PER_VALUE = {"bf16": 2, "fp32": 4}
 #: Rows and columns of the product that is the peak.
 PEAK_SIZE = 2048
 #: The same of one that only shows which arithmetic is the faster, and how often it is tried: the
-#: first product of a type takes ten times as long, since its code is made then.
+#: first product of a type takes many times as long, since its code is made then.
 PROBE_SIZE = 256
 PROBE_ATTEMPTS = 5
 #: How often peak and bandwidth are measured; the best counts.
