@@ -47,12 +47,6 @@ class Plan:
         self.rows[request.request_id] = row, request
         self.budget -= len(row.token_ids)
 
-    def drop(self, request_id: str) -> None:
-        """Remove a preempted request's row, if it has one, and return its tokens to the budget."""
-        if request_id in self.rows:
-            row, _ = self.rows.pop(request_id)
-            self.budget += len(row.token_ids)
-
     def as_batch(self, step: int, decodes: DecodeRows) -> Batch:
         """The finished plan."""
         return Batch(

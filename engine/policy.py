@@ -1,9 +1,13 @@
 """Who comes first. Knows no blocks, no budget and no clock beyond a request's own arrival time.
 
-A policy gives each request one rank, in seconds, when it is added: the lower, the sooner. A rank is
-the arrival time plus or minus a bounded number of seconds, and later arrivals have later times. So
-a constant rank already ages: a request is overtaken only by those that arrive within a bounded time
-after it, nothing starves, and the queue never has to be sorted again.
+A policy gives each request a standing when it is added: a bounded number of seconds, the lower, the
+better. Two orders follow from it, and neither ever has to be computed again.
+
+- Requests that wait are ordered by rank: arrival time plus standing. Later arrivals have later
+  times, so a constant rank already ages: a request is overtaken only by those that arrive within a
+  bounded time after it, and nothing starves.
+- Requests that run are ordered by standing first, and by rank only among equals. Age helps a
+  request to begin; it gives no right to go on while a better one waits.
 """
 
 from collections.abc import Callable
@@ -15,27 +19,27 @@ Policy = Callable[[Request, EngineConfig], float]
 
 
 def first_come_first_served(request: Request, config: EngineConfig) -> float:  # noqa: ARG001
-    """Order of arrival."""
-    return request.arrival_time
+    """Order of arrival: nobody stands better than another."""
+    return 0.0
 
 
 def shortest_job_first(request: Request, config: EngineConfig) -> float:
     """Small jobs overtake large ones that arrived at most `aging_seconds` before them."""
     size = request.num_prompt_tokens + request.sampling.max_tokens
-    return request.arrival_time + config.aging_seconds * min(1.0, size / config.max_model_len)
+    return config.aging_seconds * min(1.0, size / config.max_model_len)
 
 
 def priority_with_aging(request: Request, config: EngineConfig) -> float:
     """Each class is worth `aging_seconds` of waiting."""
-    return request.arrival_time - config.aging_seconds * request.priority
+    return -config.aging_seconds * request.priority
 
 
 def adaptive(request: Request, config: EngineConfig) -> float:
-    """Shortest job or nearest deadline, whichever ranks better, and then the priority class."""
-    rank = shortest_job_first(request, config)
+    """Shortest job or nearest deadline, whichever stands better, and then the priority class."""
+    standing = shortest_job_first(request, config)
     if request.deadline is not None:
-        rank = min(rank, request.deadline - config.aging_seconds)
-    return rank - config.aging_seconds * request.priority
+        standing = min(standing, request.deadline - request.arrival_time - config.aging_seconds)
+    return standing - config.aging_seconds * request.priority
 
 
 POLICIES: dict[PolicyName, Policy] = {

@@ -2,12 +2,13 @@
 
 Knows no queue, no plan and no time: the Scheduler asks it for victims and sends them back to wait.
 
-A waiting request takes only from requests of strictly lower classes and worse ranks, and only if
-that is enough; a decode that lacks a block takes it from the worst rank, its own class included.
-Nobody gives way twice without a token in between: two requests would take turns and never get on.
+A waiting request takes only from requests of strictly lower classes that stand worse, and only if
+that is enough. It does not matter for how long they have run: age counts for those that wait. A
+decode that lacks a block takes it from the one that stands worst, its own class included. Nobody
+gives way twice without a token in between: two requests would take turns and never get on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from engine.batch import BlockCopy
 from engine.config import EngineConfig
@@ -29,12 +30,16 @@ class Preemption:
         self._stats = stats
         self._watermark_blocks = int(config.watermark * config.num_blocks)
 
-    def victims_for(self, waiting: Request) -> Sequence[Request] | None:
+    def victims_for(
+        self, waiting: Request, *, planned: Container[str] = (), least: int = 0
+    ) -> Sequence[Request] | None:
         """Whom to preempt to admit a request; nobody if there is room, None if it must wait.
 
-        There is room where a slot is free, and blocks for all its known tokens.
+        There is room where a slot is free, and blocks for all its known tokens. Those `planned` in
+        this step came before it and stay. `least` is the smallest number of victims: where it is
+        1, free room alone does not do.
         """
-        if self._num_victims(waiting, ()) == 0:
+        if not least and self._num_victims(waiting, ()) == 0:
             return ()
         if not self._running.has_class_below(waiting.priority):
             return None
@@ -42,19 +47,22 @@ class Preemption:
             request
             for request in self._running.requests.values()
             if request.priority < waiting.priority
-            and request.rank > waiting.rank
+            and request.standing > waiting.standing
+            and request.request_id not in planned
             and may_give_way(request)
         ]
-        worse.sort(key=lambda request: request.rank, reverse=True)
+        worse.sort(key=lambda request: request.order, reverse=True)
         num_victims = self._num_victims(waiting, worse)
-        return None if num_victims is None else worse[:num_victims]
+        if num_victims is None or len(worse) < least:
+            return None
+        return worse[: max(least, num_victims)]
 
     def victim_beside(self, request: Request) -> Request:
-        """Whom to preempt first when a decode lacks a block: itself if its rank is the worst."""
+        """Whom to preempt first when a decode lacks a block: itself if it stands worst."""
         running = self._running.requests.values()
         return max(
             (other for other in running if other is request or may_give_way(other)),
-            key=lambda candidate: candidate.rank,
+            key=lambda candidate: candidate.order,
         )
 
     def vacate(self, victim: Request) -> list[BlockCopy]:

@@ -130,8 +130,10 @@ class Request:
     #: Prompt tokens found in the prefix cache at first admission.
     num_cached_tokens: int = 0
     num_preemptions: int = 0
-    #: Place in the queue, lower is sooner; given once by the Scheduler, so that preemption keeps
-    #: it.
+    #: What the policy adds to the arrival time, in seconds; the lower, the better.
+    standing: float = 0.0
+    #: Place in the queue, lower is sooner: arrival time plus standing, and a number that orders
+    #: equals. Given once by the Scheduler, so that preemption keeps it.
     rank: tuple[float, int] = (0.0, 0)
     #: Length when last admitted; a victim must have grown since, or two requests could thrash.
     num_tokens_at_admission: int = 0
@@ -159,6 +161,11 @@ class Request:
     def num_tokens(self) -> int:
         """Prompt and output, an expected token included; the KV of the last is not computed yet."""
         return len(self.prompt_token_ids) + len(self.output_token_ids) + self.expects_token
+
+    @property
+    def order(self) -> tuple[float, tuple[float, int]]:
+        """Place among the running requests: the higher, the sooner it gives way."""
+        return self.standing, self.rank
 
     @property
     def output_index(self) -> int:

@@ -23,7 +23,15 @@ from engine.kv_cache import KVCache
 from engine.plan import Plan
 from engine.policy import POLICIES
 from engine.preemption import Preemption
-from engine.request import FinishReason, Progress, Request, RequestState, Run, take_text
+from engine.request import (
+    FinishReason,
+    Priority,
+    Progress,
+    Request,
+    RequestState,
+    Run,
+    take_text,
+)
 from engine.running_set import RunningSet
 from engine.speculation import Speculation
 from engine.stats import SchedulerStats
@@ -76,12 +84,13 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request under the rank that the policy gives it now, once and for all."""
         assert request.request_id not in self.requests
-        request.rank = (self._policy(request, self.config), next(self._sequence))
+        request.standing = self._policy(request, self.config)
+        request.rank = (request.arrival_time + request.standing, next(self._sequence))
         self.requests[request.request_id] = request
         self._waiting.push(request)
 
     def schedule(self, *, now: float, after: Batch | None = None) -> Batch:
-        """Plan one step: decodes first, then the requests that have to catch up, best rank first.
+        """Plan one step: decodes first, then the requests that have to catch up, the best first.
 
         `after` is the batch in flight, if any: launched, and its tokens not applied yet.
         """
@@ -150,26 +159,31 @@ class Scheduler:
                 self._make_room_to_grow(request, plan)
 
     def _plan_catch_up(self, plan: Plan) -> None:
-        """Chunks for requests that catch up, running or waiting: whichever has the better rank."""
-        running = sorted(self.running.catching_up.values(), key=lambda one: one.rank, reverse=True)
-        head_is_blocked = False
+        """Chunks for requests that catch up, running or waiting, whichever comes first.
+
+        Each running one that is still to be planned keeps one token of the budget, so that it gets
+        on in this step whatever the better ones ask for.
+        """
+        running = sorted(self.running.catching_up.values(), key=lambda one: one.order, reverse=True)
+        blocked: Priority | None = None
         while plan.budget > 0:
-            waiting = None if head_is_blocked else self._waiting.peek()
-            if waiting is not None and (not running or waiting.rank < running[-1].rank):
-                if self._admit(waiting, plan):
-                    self._plan_row(waiting, plan)
+            waiting = self._waiting.peek(above=blocked) if plan.budget > len(running) else None
+            if waiting is not None and (not running or comes_before(waiting, running[-1])):
+                if self._admit(waiting, plan, above=blocked):
+                    self._plan_row(waiting, plan, num_behind=len(running))
                 else:
-                    # Nobody overtakes a blocked head, or a large request would starve.
-                    head_is_blocked = True
+                    # Nobody of its class or a lower one overtakes it: a large one would starve.
+                    blocked = waiting.priority
             elif running:
                 request = running.pop()
                 if request.state is RequestState.RUNNING:
-                    self._plan_row(request, plan)
+                    self._plan_row(request, plan, num_behind=len(running))
             else:
                 break
 
-    def _plan_row(self, request: Request, plan: Plan) -> None:
-        length = min(request.num_pending_tokens, plan.budget, self.config.max_tokens_per_row)
+    def _plan_row(self, request: Request, plan: Plan, *, num_behind: int) -> None:
+        budget = plan.budget - num_behind
+        length = min(request.num_pending_tokens, budget, self.config.max_tokens_per_row)
         end = request.num_computed_tokens + length
         grown = self.kv_cache.grow(request.request_id, end)
         assert grown, "admission promised these blocks"
@@ -185,17 +199,23 @@ class Scheduler:
 
     # -- admission --------------------------------------------------------------------------------
 
-    def _admit(self, request: Request, plan: Plan) -> bool:
-        """Move the head of the queue to RUNNING, preempting lower classes for it if it must."""
+    def _admit(self, request: Request, plan: Plan, *, above: Priority | None) -> bool:
+        """Move the head of the queue to RUNNING, preempting lower classes for it if it must.
+
+        With `above` it is the head of the classes above, and overtakes requests that are blocked.
+        It must preempt somebody then: the room that is free is kept for those it overtakes, and
+        they are overtaken no more often than there are lower classes that run.
+        """
         # Preempted by this very plan, its last token may still be in flight.
         if request.request_id in plan.preempted_ids:
             return False
-        victims = self._preemption.victims_for(request)
+        least = 0 if above is None else 1
+        victims = self._preemption.victims_for(request, planned=plan.rows, least=least)
         if victims is None:
             return False
+        self._waiting.pop(above)
         for victim in victims:
             self._preempt(victim, plan)
-        self._waiting.pop()
         request.times.end_preemption(plan.now)
         if self.kv_cache.is_swapped(request.request_id):
             plan.swap_in += self.kv_cache.swap_in(request)
@@ -214,7 +234,7 @@ class Scheduler:
     # -- preemption -------------------------------------------------------------------------------
 
     def _make_room_to_grow(self, request: Request, plan: Plan) -> None:
-        """Get a block for a decode by preempting the worst ranks, itself if it is the worst."""
+        """Get a block for a decode by preempting those that stand worst, itself if it does."""
         while not self.kv_cache.grow(request.request_id, request.num_tokens):
             victim = self._preemption.victim_beside(request)
             self._preempt(victim, plan)
@@ -223,9 +243,8 @@ class Scheduler:
 
     def _preempt(self, victim: Request, plan: Plan) -> None:
         """Move a running request back to the queue; it keeps its rank, and so its place there."""
-        if victim.request_id in self.running.catching_up:
-            plan.drop(victim.request_id)
-        else:
+        assert victim.request_id not in plan.rows
+        if victim.request_id not in self.running.catching_up:
             plan.budget += 1
         self.running.leave(victim)
         plan.swap_out += self._preemption.vacate(victim)
@@ -303,3 +322,11 @@ class Scheduler:
         reason = finish_reason_of(request, self.config, stop_string_found=stop_string_found)
         if reason is not None:
             self.finish(request, reason, now=now)
+
+
+def comes_before(waiting: Request, running: Request) -> bool:
+    """Whether a waiting request is planned before a running one that catches up.
+
+    By its age, as it would otherwise wait for ever; or by its standing, however old the other is.
+    """
+    return waiting.rank < running.rank or waiting.standing < running.standing

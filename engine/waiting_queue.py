@@ -2,27 +2,29 @@
 
 import heapq
 
-from engine.request import Request, RequestState
+from engine.request import Priority, Request, RequestState
 
 #: States of the requests that wait; heap entries of any other are dead.
 WAITING_STATES = frozenset({RequestState.WAITING, RequestState.PREEMPTED})
-#: Dead entries tolerated before the heap is rebuilt, so that many aborts cannot make it grow.
+#: Dead entries tolerated before the heaps are rebuilt, so that many aborts cannot make them grow.
 MAX_DEAD_ENTRIES = 64
+
+_Entry = tuple[tuple[float, int], Request]
 
 
 class WaitingQueue:
-    """A heap with lazy deletion: an aborted request stays until it is on top or at a rebuild.
+    """A heap per class, with lazy deletion: an aborted request stays until it is on top, or longer.
 
     Each waiting or preempted request has exactly one entry, so a rank never has to be searched for.
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[float, int], Request]] = []
+        self._heaps: dict[int, list[_Entry]] = {level: [] for level in Priority}
         self._num_dead = 0
         self._preempted_ids: set[str] = set()
 
     def __len__(self) -> int:
-        return len(self._heap) - self._num_dead
+        return self._num_entries - self._num_dead
 
     @property
     def num_preempted(self) -> int:
@@ -31,22 +33,21 @@ class WaitingQueue:
 
     def push(self, request: Request) -> None:
         assert request.state in WAITING_STATES
-        heapq.heappush(self._heap, (request.rank, request))
+        heapq.heappush(self._heaps[request.priority], (request.rank, request))
         if request.state is RequestState.PREEMPTED:
             self._preempted_ids.add(request.request_id)
 
-    def peek(self) -> Request | None:
-        """The request that comes next, left in place."""
-        while self._heap and self._heap[0][1].state not in WAITING_STATES:
-            heapq.heappop(self._heap)
-            self._num_dead -= 1
-        return self._heap[0][1] if self._heap else None
+    def peek(self, above: int | None = None) -> Request | None:
+        """The request that comes next, left in place; only of classes better than `above`."""
+        heaps = [heap for level, heap in self._heaps.items() if above is None or level > above]
+        tops = [heap[0] for heap in heaps if self._has_top(heap)]
+        return min(tops)[1] if tops else None
 
-    def pop(self) -> Request:
-        """Remove and return the request that comes next; its state is the caller's to change."""
-        request = self.peek()
+    def pop(self, above: int | None = None) -> Request:
+        """Remove and return what `peek` returns; its state is the caller's to change."""
+        request = self.peek(above)
         assert request is not None
-        heapq.heappop(self._heap)
+        heapq.heappop(self._heaps[request.priority])
         self._preempted_ids.discard(request.request_id)
         return request
 
@@ -54,7 +55,19 @@ class WaitingQueue:
         """Note that a queued request has just left the waiting states without being popped."""
         self._preempted_ids.discard(request.request_id)
         self._num_dead += 1
-        if self._num_dead > max(MAX_DEAD_ENTRIES, len(self._heap) // 2):
-            self._heap = [entry for entry in self._heap if entry[1].state in WAITING_STATES]
-            heapq.heapify(self._heap)
+        if self._num_dead > max(MAX_DEAD_ENTRIES, self._num_entries // 2):
+            for heap in self._heaps.values():
+                heap[:] = [entry for entry in heap if entry[1].state in WAITING_STATES]
+                heapq.heapify(heap)
             self._num_dead = 0
+
+    @property
+    def _num_entries(self) -> int:
+        return sum(map(len, self._heaps.values()))
+
+    def _has_top(self, heap: list[_Entry]) -> bool:
+        """Drop the dead entries on top of a heap; whether an entry is left."""
+        while heap and heap[0][1].state not in WAITING_STATES:
+            heapq.heappop(heap)
+            self._num_dead -= 1
+        return bool(heap)

@@ -258,9 +258,19 @@ class Settings(ProcessSettings):
     max_speculative_step_tokens: int = setting(
         "Scheduler", "Tokens of a step up to which it is filled with guesses.", default=32, ge=0
     )
-    policy: PolicyName = setting("Scheduler", "Who runs first.", default="priority")
+    policy: PolicyName = setting(
+        "Scheduler",
+        "Who runs first. `priority`: the better class, and of one class the earlier request. "
+        "`adaptive`: that, and the smaller job or the nearer deadline. Both preempt lower classes "
+        "for better ones. `fcfs`: the earlier request, whatever its class. `sjf`: the smaller job.",
+        default="priority",
+    )
     aging_seconds: float = setting(
-        "Scheduler", "Seconds of waiting that are worth one priority class.", default=30.0, gt=0.0
+        "Scheduler",
+        "Seconds of waiting that are worth one priority class; under `sjf`, the most that a small "
+        "job gains. Age counts for requests that wait, and protects none that runs.",
+        default=30.0,
+        gt=0.0,
     )
     preemption_mode: PreemptionMode = setting(
         "Scheduler", "What becomes of the KV of a preempted request.", default="auto"

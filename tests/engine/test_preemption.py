@@ -4,6 +4,7 @@ import pytest
 
 from engine.batch import BlockCopy
 from engine.kv_cache import KVCache
+from engine.policy import POLICIES
 from engine.preemption import Preemption, may_give_way
 from engine.request import Priority, Request
 from engine.running_set import RunningSet
@@ -29,17 +30,23 @@ class Room:
         )
         self.stats = SchedulerStats()
         for place, request in enumerate(requests):
-            request.rank = (float(place), place)
+            self._give_rank(request, (float(place), place))
             self.cache.admit(request)
             self.cache.grow(request.request_id, request.num_tokens)
             request.num_computed_tokens = request.num_tokens - 1
             self.running.join(request)
         self.preemption = Preemption(self.config, self.running, self.cache, self.stats)
 
-    def victims_for(self, request: Request, *, rank: float = -1.0) -> list[str] | None:
-        request.rank = (rank, 99)
-        victims = self.preemption.victims_for(request)
+    def victims_for(
+        self, request: Request, *, rank: float = -1.0, least: int = 0
+    ) -> list[str] | None:
+        self._give_rank(request, (rank, 99))
+        victims = self.preemption.victims_for(request, least=least)
         return None if victims is None else [victim.request_id for victim in victims]
+
+    def _give_rank(self, request: Request, rank: tuple[float, int]) -> None:
+        request.standing = POLICIES[self.config.policy](request, self.config)
+        request.rank = rank
 
 
 def low(name: str, **others) -> Request:
@@ -74,12 +81,35 @@ def test_it_waits_where_all_that_may_give_way_would_not_be_enough():
 
 @pytest.mark.parametrize(
     ("priority", "rank", "victims"),
-    [(NORMAL, -1.0, None), (HIGH, -1.0, ["a"]), (HIGH, 1.0, None)],
+    [(NORMAL, -1.0, None), (HIGH, -1.0, ["a"]), (HIGH, 1.0, ["a"])],
     ids=["the same class", "a better class", "a better class of a worse rank"],
 )
-def test_only_a_better_class_of_a_better_rank_is_given_way_to(priority, rank, victims):
+def test_only_a_better_class_is_given_way_to_whatever_the_ranks(priority, rank, victims):
     room = Room(make_request("a", priority=NORMAL), max_num_seqs=1)
     assert room.victims_for(make_request("waiting", priority=priority), rank=rank) == victims
+
+
+@pytest.mark.parametrize(
+    ("policy", "prompt", "victims"),
+    [("fcfs", 1, None), ("sjf", 1, ["a"]), ("sjf", 9, None), ("adaptive", 9, ["a"])],
+)
+def test_a_better_class_is_given_way_to_where_the_policy_lets_it_stand_better(
+    policy, prompt, victims
+):
+    room = Room(make_request("a", prompt=5), max_num_seqs=1, policy=policy)
+    assert room.victims_for(high(prompt=prompt), rank=1.0) == victims
+
+
+def test_the_lowest_class_gives_way_first_and_of_it_the_worst_rank():
+    others = [low("a"), low("b"), make_request("c"), make_request("d", priority=HIGH)]
+    room = Room(*others, max_num_seqs=4)
+    assert room.victims_for(high()) == ["b"]
+
+
+def test_one_that_overtakes_takes_the_place_of_another_even_if_there_is_room():
+    room = Room(low("a"), low("b"), make_request("c", priority=HIGH))
+    assert room.victims_for(high(), least=1) == ["b"]
+    assert Room(make_request("c", priority=HIGH)).victims_for(high(), least=1) is None
 
 
 def test_one_that_was_preempted_gives_way_again_only_when_it_has_grown():
@@ -102,11 +132,11 @@ def test_alone_a_request_may_fill_the_pool():
     assert Room(num_blocks=10, watermark=0.25).victims_for(high(prompt=40)) == []
 
 
-def test_a_decode_gets_a_block_from_the_worst_rank_whatever_its_class():
+def test_a_decode_gets_a_block_from_the_worst_rank_of_the_lowest_class():
     a, b, c = low("a"), make_request("b", priority=HIGH), make_request("c", priority=HIGH)
-    room = Room(a, b, c)
-    assert room.preemption.victim_beside(a) is c
-    assert room.preemption.victim_beside(b) is c
+    assert Room(a, b, c).preemption.victim_beside(b) is a
+    assert Room(a, b, c).preemption.victim_beside(a) is a
+    assert Room(b, c).preemption.victim_beside(b) is c
 
 
 def test_a_decode_of_the_worst_rank_gives_way_itself_even_if_it_has_not_grown():

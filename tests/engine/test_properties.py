@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from engine.batch import UNKNOWN_TOKEN, Batch, DecodeRows
 from engine.config import EngineConfig
 from engine.decode_set import limit_of
-from engine.request import FinishReason, Priority, Progress, Request
+from engine.request import FinishReason, Priority, Progress, Request, RequestState
 from tests.engine.builders import (
     EOS,
     VOCAB_SIZE,
@@ -213,19 +213,37 @@ def test_decodes_planned_as_one_set_are_planned_as_if_each_were_alone(
 @settings(max_examples=60, deadline=None)
 @given(
     config=configs,
-    prompts=st.lists(st.integers(1, 12), min_size=2, max_size=8),
+    prompts=st.lists(
+        st.tuples(st.integers(1, 12), st.sampled_from(Priority), st.integers(0, 6)),
+        min_size=2,
+        max_size=8,
+    ),
     ahead=st.booleans(),
 )
-def test_between_two_preemptions_of_one_request_it_gains_a_token(config, prompts, ahead):
+def test_every_request_gets_on_in_each_step_and_between_two_preemptions(config, prompts, ahead):
+    """One that runs is computed in each step; one that was preempted gains a token before the next.
+
+    Whatever arrives of whatever class, and whatever age is worth.
+    """
     machine = Machine(config, runs_ahead=ahead)
-    for index, prompt in enumerate(prompts):
-        if prompt < config.max_request_tokens:
-            machine.add(make_request(f"r{index}", prompt=prompt, max_tokens=12))
+    arrivals = [
+        (make_request(f"r{index}", prompt=prompt, max_tokens=12, priority=priority), gap)
+        for index, (prompt, priority, gap) in enumerate(prompts)
+        if prompt < config.max_request_tokens
+    ]
     scheduler = machine.engine._scheduler
     length_at_preemption: dict[str, tuple[int, int]] = {}
-    while machine.engine.has_work():
+    while arrivals or machine.engine.has_work():
         assert machine.now < 3000, "livelock"
+        while arrivals and machine.now >= arrivals[0][1]:
+            request, _ = arrivals.pop(0)
+            request.arrival_time = machine.now
+            machine.add(request)
+        running = dict(scheduler.running.requests)
         machine.step()
+        planned = {row.request_id for row in machine.batches[-1].rows} if running else set()
+        for name, request in running.items():
+            assert name in planned or request.state is not RequestState.RUNNING
         for name, request in scheduler.requests.items():
             count, length = length_at_preemption.get(name, (0, -1))
             if request.num_preemptions > count:

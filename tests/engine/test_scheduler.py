@@ -178,6 +178,103 @@ def test_what_a_preempted_decode_would_have_taken_goes_to_the_one_it_gives_way_t
     ]
 
 
+@pytest.mark.parametrize("running", list(Priority))
+@pytest.mark.parametrize("waiting", list(Priority))
+@pytest.mark.parametrize("age", [0, 1000])
+def test_at_any_age_a_request_gives_way_to_every_better_class_and_to_no_other(
+    running, waiting, age
+):
+    machine = Machine(make_config(max_num_seqs=1, aging_seconds=30.0))
+    machine.add(make_request("bulk", max_tokens=9, priority=running, arrival=-age))
+    machine.step()
+    machine.add(make_request("other", max_tokens=1, priority=waiting, arrival=machine.now))
+    machine.step()
+    first = "other" if waiting > running else "bulk"
+    assert [row.request_id for row in machine.batches[-1].rows] == [first]
+    machine.run()
+    assert len(machine.tokens("bulk")) == 9
+
+
+def test_old_bulk_gives_way_comes_back_to_its_place_and_gains_a_token_each_time():
+    """Two urgent requests at once: the second one overtakes what gave way to the first."""
+    machine = Machine(make_config(max_num_seqs=2, aging_seconds=1.0, enable_prefix_caching=False))
+    for name in ("a", "b"):
+        machine.add(make_request(name, prompt=2, max_tokens=6, priority=Priority.LOW, arrival=-9))
+    machine.step()
+    for name in ("x", "y", "z"):
+        machine.add(
+            make_request(name, prompt=1, max_tokens=2, priority=Priority.HIGH, arrival=machine.now)
+        )
+    assert trace(machine) == [
+        "x:1 y:1 | w1 p2 f62",
+        "x:1 y:1 | w1 p2 f64",
+        # By their age a and b come first; z waits until one of them has gained a token.
+        "a:3 b:3 | w1 p0 f62",
+        "a:1 z:1 | w0 p1 f62",
+        "a:1 z:1 | w0 p1 f62",
+        "a:1 b:4 | w0 p0 f61",
+        "a:1 b:1 | w0 p0 f62",
+        "b:1 | w0 p0 f62",
+        "b:1 | w0 p0 f64",
+    ]
+
+
+def test_small_urgent_requests_do_not_starve_a_large_old_one_that_waits_for_memory():
+    """They overtake it only in the place of bulk that runs, which gains a token each time."""
+    low, high = Priority.LOW, Priority.HIGH
+    machine = Machine(make_config(num_blocks=6, aging_seconds=1.0))
+    machine.add(make_request("a", prompt=4, max_tokens=4, priority=low, arrival=-20))
+    machine.step()
+    machine.add(make_request("large", prompt=23, max_tokens=1, priority=low, arrival=-10))
+    rows = []
+    for index in range(8):
+        name = f"u{index}"
+        machine.add(make_request(name, prompt=1, max_tokens=2, priority=high, arrival=machine.now))
+        machine.step()
+        rows.append(
+            " ".join(f"{r.request_id}:{len(r.token_ids)}" for r in machine.batches[-1].rows)
+        )
+    assert rows == [
+        "u0:1",
+        "u0:1 a:1",
+        "u1:1",
+        "u1:1 a:2",
+        "u2:1",
+        "u2:1 a:3",
+        "large:23",
+        "u3:1 u4:1 u5:1 u6:1 u7:1",
+    ]
+
+
+def test_a_decode_of_old_bulk_takes_no_block_from_an_urgent_request():
+    machine = Machine(make_config(num_blocks=4, aging_seconds=1.0))
+    machine.add(make_request("bulk", prompt=7, max_tokens=6, priority=Priority.LOW, arrival=-9))
+    machine.step()
+    machine.add(make_request("urgent", prompt=7, max_tokens=2, priority=Priority.HIGH, arrival=1))
+    assert trace(machine) == [
+        "bulk:1 urgent:7 | w0 p0 f0",
+        "urgent:1 | w0 p1 f4",
+        "bulk:1 | w0 p0 f1",
+        "bulk:1 | w0 p0 f1",
+        "bulk:1 | w0 p0 f1",
+        "bulk:1 | w0 p0 f4",
+    ]
+
+
+def test_an_urgent_prompt_goes_before_a_long_old_one_which_gets_on_all_the_same():
+    machine = Machine(make_config(max_num_batched_tokens=8, aging_seconds=1.0))
+    machine.add(make_request("bulk", prompt=30, max_tokens=1, priority=Priority.LOW, arrival=-9))
+    machine.step()
+    machine.add(make_request("urgent", prompt=15, max_tokens=2, priority=Priority.HIGH, arrival=1))
+    assert trace(machine) == [
+        "urgent:7 bulk:1 | w0 p0 f59",
+        "urgent:7 bulk:1 | w0 p0 f57",
+        "urgent:1 bulk:7 | w0 p0 f55",
+        "urgent:1 bulk:7 | w0 p0 f58",
+        "bulk:6 | w0 p0 f64",
+    ]
+
+
 def test_one_that_was_preempted_gains_a_token_before_it_gives_way_again():
     config = make_config(max_num_seqs=1, max_num_batched_tokens=4, enable_prefix_caching=False)
     machine = Machine(config)

@@ -359,7 +359,7 @@ def test_b62_a_finished_request_leaves_nothing_behind():
     assert not scheduler.requests
     assert not scheduler.running
     assert not scheduler.kv_cache._tables
-    assert not scheduler._waiting._heap
+    assert not scheduler._waiting._num_entries
 
 
 def test_b65_every_request_of_a_large_batch_has_its_own_right_length_and_tokens():

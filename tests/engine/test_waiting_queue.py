@@ -1,12 +1,12 @@
 """The queue of those that wait: its order, what is counted of it, and how it forgets the dead."""
 
-from engine.request import Request, RequestState
+from engine.request import Priority, Request, RequestState
 from engine.waiting_queue import MAX_DEAD_ENTRIES, WaitingQueue
 from tests.engine.builders import make_request
 
 
-def ranked(name: str, rank: float = 0.0, *, preempted: bool = False) -> Request:
-    request = make_request(name)
+def ranked(name: str, rank: float = 0.0, *, preempted: bool = False, **others) -> Request:
+    request = make_request(name, **others)
     request.rank = (rank, 0)
     if preempted:
         request.transition(RequestState.RUNNING)
@@ -31,6 +31,20 @@ def test_the_best_rank_comes_next_and_stays_until_it_is_popped():
     assert queue.peek().request_id == "a"
     assert [queue.pop().request_id for _ in range(3)] == ["a", "b", "c"]
     assert queue.peek() is None
+
+
+def test_of_the_better_classes_alone_the_best_rank_comes_next():
+    queue = make_queue(
+        ranked("low", 1.0, priority=Priority.LOW),
+        ranked("normal", 2.0),
+        ranked("high", 3.0, priority=Priority.HIGH),
+        ended := ranked("critical", 0.0, priority=Priority.CRITICAL),
+    )
+    end(queue, ended)
+    names = [queue.peek(above=level) for level in Priority]
+    assert [name and name.request_id for name in names] == ["normal", "high", None, None]
+    assert queue.pop(above=Priority.LOW).request_id == "normal"
+    assert queue.pop().request_id == "low"
 
 
 def test_one_that_ended_while_it_waited_is_passed_over_and_not_counted():
@@ -58,4 +72,4 @@ def test_the_dead_are_swept_out_before_they_are_many():
         queue.push(request)
     for request in dead:
         end(queue, request)
-    assert len(queue) == len(queue._heap) == 1
+    assert len(queue) == queue._num_entries == 1

@@ -77,3 +77,12 @@ def test_what_nobody_claims_hides_no_other_class_that_has_room_in_the_line(queue
         deliver(queue, Priority.CRITICAL, to="another")
         for level in ("normal", "high"):
             queue.wait_for_state(queue.submit((8, 8), max_tokens=3, priority=level), "running")
+
+
+@pytest.mark.parametrize("level", ["normal", "high", "critical"])
+def test_bulk_gives_way_to_every_better_class_however_long_it_has_run(queue: Queue, level: str):
+    gate = StepGate(steps=0)
+    with busy(queue, gate, aging_seconds=0.001):
+        urgent = queue.submit((7, 7), max_tokens=3, priority=level)
+        gate.step_until(lambda: queue.broker.status(urgent).state.is_terminal)
+        assert queue.result(urgent).token_ids == expected_tokens((7, 7), max_tokens=3)
