@@ -20,6 +20,9 @@ MAX_ADAPTERS = 512
 #: Separates engine and adapter in a fingerprint; neither contains it.
 _SEPARATOR = " "
 
+#: Ends the fingerprint of a chat with control text; no revision of an adapter is called so.
+_CHAT_MARK = "chat=text"
+
 
 def adapters_in(folder: Path | None) -> dict[str, Path]:
     """The adapters in a folder by name: its subfolders with a CONFIG_FILE, except hidden ones.
@@ -83,7 +86,27 @@ def is_same_adapter(one: str, other: str) -> bool:
     return _adapter_in(one) == _adapter_in(other)
 
 
+def with_chat_mark(fingerprint: str) -> str:
+    """The fingerprint for a chat whose messages contain the text of control tokens.
+
+    Earlier versions made control tokens of that text: for them, the chat is another prompt. They
+    take the mark for another adapter, and so end such a request and do not continue it.
+    """
+    return f"{fingerprint}{_SEPARATOR}{_CHAT_MARK}"
+
+
+def is_same_chat(one: str, other: str) -> bool:
+    """Whether two fingerprints are of chats that were encoded by the same rule."""
+    return _without_chat_mark(one)[1] == _without_chat_mark(other)[1]
+
+
+def _without_chat_mark(fingerprint: str) -> tuple[str, bool]:
+    rest = fingerprint.removesuffix(f"{_SEPARATOR}{_CHAT_MARK}")
+    return rest, rest != fingerprint
+
+
 def _adapter_in(fingerprint: str) -> str | None:
     """`<adapter>=<revision>`; None if the fingerprint is that of an engine alone."""
-    name, is_adapter, revision = fingerprint.rpartition(_SEPARATOR)[2].partition("=")
+    engine, _ = _without_chat_mark(fingerprint)
+    name, is_adapter, revision = engine.rpartition(_SEPARATOR)[2].partition("=")
     return f"{name}={revision}" if is_adapter and is_adapter_name(name) else None

@@ -13,6 +13,7 @@ from engine.request import Priority
 from quire.adapters import name_with
 from quire.errors import InvalidRequest
 from quire.protocol import Completion, ErrorInfo, FinishReason, State, Usage
+from service.adapters import is_same_chat
 
 #: State and finish reason on the wire for the engine's finish reasons; RELEASED has no record.
 ENDS = {
@@ -134,14 +135,17 @@ def own_failure(origin: Origin, *, error: Exception) -> Completion:
 
 
 def not_resumable(origin: Origin) -> Completion:
-    """The record of a request whose tokens do not come from its adapter as it is here.
+    """The record of a request whose tokens come from another adapter or prompt than it has here.
 
-    They come from another revision of it or from none; or from an adapter, where the name that the
-    request asks for is that of a model here.
+    They come from another revision of the adapter or from none; or from an adapter, where the name
+    that the request asks for is that of a model here; or from another version of Quire, in which
+    the chat was another prompt.
     """
     message = f"its tokens do not come from this revision of the adapter {origin.adapter!r}"
     if origin.adapter is None:
         message = f"its tokens come from an adapter, but {origin.model!r} names a model here"
+    if not is_same_chat(origin.other_fingerprint or "", origin.fingerprint):
+        message = "its tokens come from a version that makes control tokens of text in messages"
     return _failed(origin, FinishReason.ERROR, ErrorInfo("not_resumable", message))
 
 

@@ -9,10 +9,11 @@ from engine.request import Request
 from engine.sampling_params import SamplingParams as EngineSampling
 from quire.adapters import adapter_of
 from quire.constraints import CONSTRAINTS
-from quire.protocol import GenerationRequest, ParsedBody, SamplingParams
+from quire.protocol import GenerationRequest, SamplingParams
 from service.config import Settings
 from service.delivery import Delivery
 from service.model import ServedModel
+from service.origins import with_control_text
 from service.text import ModelTokenizer
 
 
@@ -27,7 +28,8 @@ def engine_request(
     """The engine's Request for one that was claimed at `now_ms` on the broker's clock.
 
     A request taken over goes on from the published ids in `delivery`: the engine replays them
-    through stop conditions and text, and first checks whether they are complete already.
+    through stop conditions and text, and first checks whether they are complete already. The
+    Origin in `delivery` is told if the chat is another prompt than in earlier versions.
 
     Raises:
         InvalidRequest: it can never be served; the field is named.
@@ -37,7 +39,14 @@ def engine_request(
     if asked is not None and asked.name not in served.adapters:
         raise asked.refusal(served.adapters)
     sampling = engine_sampling(body.sampling, request_id=request.id)
-    prompt_ids = _prompt_ids(body, served.tokenizer, created_ms=request.created_ms)
+    if body.messages is None:
+        prompt_ids = _prompt_ids(body.prompt, served.tokenizer)
+    else:
+        prompt_ids, holds_control_text = served.tokenizer.encode_chat(
+            body.messages, created_ms=request.created_ms
+        )
+        if holds_control_text:
+            delivery.origin = with_control_text(delivery.origin)
     constraint = None
     if body.constraint is not None:
         constraint = served.grammars.constraint(body.constraint, delivery.token_ids)
@@ -77,10 +86,8 @@ def engine_sampling(wire: SamplingParams, *, request_id: str) -> EngineSampling:
     return EngineSampling(**fields | {"seed": seed, "logit_bias": biases})
 
 
-def _prompt_ids(body: ParsedBody, tokenizer: ModelTokenizer, *, created_ms: int) -> list[int]:
-    if body.messages is not None:
-        return tokenizer.encode_chat(body.messages, created_ms=created_ms)
-    if isinstance(body.prompt, str):
-        return tokenizer.encode_prompt(body.prompt)
-    assert body.prompt is not None
-    return body.prompt
+def _prompt_ids(prompt: str | list[int] | None, tokenizer: ModelTokenizer) -> list[int]:
+    if isinstance(prompt, str):
+        return tokenizer.encode_prompt(prompt)
+    assert prompt is not None
+    return prompt

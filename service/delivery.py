@@ -35,7 +35,8 @@ WireLogprob = Callable[[int, Logprobs], TokenLogprob]
 class Delivery:
     """What one claim has to publish. Once it is open, only the Outbox changes it, under its lock.
 
-    The exceptions are `request`, set by intake before the engine has it, and `last_token_time`.
+    The exceptions are `last_token_time`, and `origin` and `request`, which intake sets before the
+    engine has the request.
 
     `key` names the claim inside this worker, and is the engine's request id: a request that was
     lost and claimed again must not receive the outputs of its former claim.

@@ -9,6 +9,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from pathlib import Path
 
 import structlog
 
@@ -108,7 +109,7 @@ def load_model(settings: Settings) -> ServedModel:
         adapters=facts.adapters,
     )
     _warn_of_lengths(settings, config, model_reads=facts.max_model_len)
-    tokenizer = ModelTokenizer.load(str(facts.tokenizer_folder))
+    tokenizer = _tokenizer_in(facts.tokenizer_folder)
     served = ServedModel(
         engine=Engine(config, runner),
         tokenizer=tokenizer,
@@ -182,6 +183,13 @@ def engine_config(
         watermark=settings.watermark,
         check_invariants=settings.check_invariants,
     )
+
+
+def _tokenizer_in(folder: Path) -> ModelTokenizer:
+    tokenizer = ModelTokenizer.load(str(folder))
+    if tokenizer.why_no_chat is not None:
+        _log.info("no chats", reason=tokenizer.why_no_chat)
+    return tokenizer
 
 
 def _grammars_for(tokenizer: ModelTokenizer, config: EngineConfig) -> Grammars:

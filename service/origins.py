@@ -3,11 +3,19 @@
 Knows no queue and no thread: all follows from the claim, the request and the model.
 """
 
+from dataclasses import replace
+
 from engine.request import Priority
 from quire.errors import InvalidRequest
 from quire.protocol import GenerationRequest
 from quire.transitions import Claim, Claimed
-from service.adapters import fingerprint_with, is_same_adapter, known_adapter
+from service.adapters import (
+    fingerprint_with,
+    is_same_adapter,
+    is_same_chat,
+    known_adapter,
+    with_chat_mark,
+)
 from service.completions import Origin
 from service.logs import trace_ids
 from service.model import ServedModel
@@ -63,10 +71,23 @@ def decoded(data: bytes) -> tuple[GenerationRequest | None, InvalidRequest | Non
         return None, error
 
 
+def with_control_text(origin: Origin) -> Origin:
+    """The Origin of a chat whose messages contain the text of control tokens."""
+    fingerprint, before = with_chat_mark(origin.fingerprint), None
+    if origin.num_resumed_tokens > 0:
+        before = origin.other_fingerprint
+        before = origin.fingerprint if before is None else before
+    other = None if before == fingerprint else before
+    return replace(origin, fingerprint=fingerprint, other_fingerprint=other)
+
+
 def is_resumable(origin: Origin) -> bool:
-    """Whether its tokens can be continued: another engine's can, another adapter revision's not."""
-    before = origin.other_fingerprint
-    return before is None or is_same_adapter(before, origin.fingerprint)
+    """Whether its tokens can be continued: those of another engine can.
+
+    Those of another revision of the adapter cannot, nor those of a chat that was another prompt.
+    """
+    before, here = origin.other_fingerprint, origin.fingerprint
+    return before is None or (is_same_adapter(before, here) and is_same_chat(before, here))
 
 
 def key_of(claim: Claim) -> str:

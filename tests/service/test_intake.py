@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from engine.request import Priority
 from quire.wire import MAX_MESSAGE_BYTES
+from service.control_tokens import ChatPrompt
 from service.text import Messages, ModelTokenizer
 from tests.service.builders import (
     MAX_MODEL_LEN,
@@ -108,9 +109,9 @@ def test_a_chat_for_a_model_without_a_template_is_rejected(queue: Queue):
 class DatedTokenizer(ModelTokenizer):
     """One whose chats consist of the time for which they are rendered."""
 
-    def encode_chat(self, messages: Messages, *, created_ms: int) -> list[int]:
+    def encode_chat(self, messages: Messages, *, created_ms: int) -> ChatPrompt:
         del messages
-        return [3 + created_ms % 64]
+        return ChatPrompt([3 + created_ms % 64], holds_control_text=False)
 
 
 def test_a_chat_is_rendered_for_the_time_of_its_submit_whenever_it_is_claimed(queue: Queue):

@@ -82,7 +82,7 @@ def test_a_template_that_tells_the_date_tells_that_of_the_chat(tmp_path: Path):
         (0, "01 January 1970 00:00"),
         (1_600_000_020_000, "13 September 2020 12:27"),
     ):
-        ids = model.encode_chat(hello, created_ms=created_ms)
+        ids = model.encode_chat(hello, created_ms=created_ms).token_ids
         assert ids == byte_tokenizer().encode(f"{date}|hello", add_special_tokens=False).ids
 
 

@@ -1,0 +1,184 @@
+"""Rewrites a chat template so that its own text can be told from the text of the messages.
+
+Each control token in the template's own text becomes a mark; see `control_tokens`. What a message
+brings stays as it is, so that a template may test, cut and split it. Knows no tokenizer.
+"""
+
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from functools import reduce
+from typing import Any
+
+from jinja2 import Environment, nodes
+from jinja2.runtime import Undefined
+from jinja2.visitor import NodeTransformer
+
+#: Values that complete a control token which a template writes in pieces, as in
+#: `'<|' + message.role + '|>'`. All of a message but these words is data, its role too.
+KNOWN_ROLES = frozenset(
+    {"system", "developer", "user", "assistant", "model", "tool", "function", "observation"}
+)
+
+#: The name of the function that a rewritten template calls.
+JOIN = "quire_joined"
+
+#: Methods of texts whose arguments are looked for in the text, and never written.
+_SEARCHES = frozenset(
+    {"split", "rsplit", "partition", "rpartition", "startswith", "endswith", "strip", "lstrip"}
+    | {"rstrip", "removeprefix", "removesuffix", "find", "rfind", "index", "rindex", "count"}
+)
+#: Methods and filters whose first argument is looked for and whose second one is written.
+_REPLACES = frozenset({"replace"})
+#: Filters that compare with their arguments.
+_COMPARES = frozenset({"select", "reject", "selectattr", "rejectattr", "trim"})
+
+#: Turns a template's own text into text with marks.
+Marked = Callable[[str], str]
+
+
+def own_text(environment: Environment, source: str) -> str:
+    """All text that the template itself may write."""
+    tree = environment.parse(source)
+    texts = [node.data for node in tree.find_all(nodes.TemplateData)]
+    texts += [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
+    return "\0".join(texts)
+
+
+def rewritten(environment: Environment, source: str, marked: Marked) -> nodes.Template:
+    """The syntax tree of the template, with marks where its own text has control tokens.
+
+    It needs `joined(marked)` under the name JOIN among its globals.
+    """
+    tree = environment.parse(source)
+    _Marking(marked).visit(tree)
+    tree.set_environment(environment)
+    return tree
+
+
+def joined(marked: Marked) -> Callable[..., Any]:
+    """The function that joins texts of the template with values.
+
+    It is called with the kind of the join, a letter for each operand (`t` for a text of the
+    template, `v` for a value), and the operands. A control token is looked for in texts that follow
+    each other without a value between them, where a known role counts as a text.
+    """
+
+    def join(kind: str, letters: str, *operands: Any) -> Any:
+        if kind == "+" and not all(isinstance(one, str) for one in operands):
+            # Adds numbers or lists, or fails as the template would.
+            return reduce(operator.add, operands)
+        own, parts = "", []
+        for letter, operand in zip(letters, operands, strict=True):
+            text = operand if isinstance(operand, str) else str(operand)
+            if letter == "t" or (text in KNOWN_ROLES and not isinstance(operand, Undefined)):
+                own += text
+                continue
+            parts += [marked(own), text]
+            own = ""
+        return "".join([*parts, marked(own)])
+
+    return join
+
+
+class _Marking(NodeTransformer):
+    """Marks the template's own text, except where it is only compared with other text."""
+
+    def __init__(self, marked: Marked) -> None:
+        self._marked = marked
+
+    def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:  # noqa: N802
+        return nodes.TemplateData(self._marked(node.data), lineno=node.lineno)
+
+    def visit_Const(self, node: nodes.Const) -> nodes.Node:  # noqa: N802
+        if not isinstance(node.value, str):
+            return node
+        return nodes.Const(self._marked(node.value), lineno=node.lineno)
+
+    def visit_Output(self, node: nodes.Output) -> nodes.Node:  # noqa: N802
+        if len(node.nodes) < 2:
+            return self.generic_visit(node)
+        operands = [
+            nodes.Const(one.data, lineno=one.lineno) if isinstance(one, nodes.TemplateData) else one
+            for one in node.nodes
+        ]
+        return nodes.Output([self._join("~", operands, node)], lineno=node.lineno)
+
+    def visit_Add(self, node: nodes.Add) -> nodes.Node:  # noqa: N802
+        operands = list(_added(node))
+        if not any(isinstance(one, nodes.Const) and isinstance(one.value, str) for one in operands):
+            return self.generic_visit(node)
+        return self._join("+", operands, node)
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
+        return self._join("~", node.nodes, node)
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
+        node.expr = self._unless_text(node.expr)
+        for operand in node.ops:
+            operand.expr = self._unless_text(operand.expr)
+        return node
+
+    def visit_Test(self, node: nodes.Test) -> nodes.Node:  # noqa: N802
+        node.node = self._unless_text(node.node)
+        node.args = [self._unless_text(one) for one in node.args]
+        return node
+
+    def visit_Filter(self, node: nodes.Filter) -> nodes.Node:  # noqa: N802
+        if node.node is not None:
+            node.node = self.visit(node.node)
+        self._visit_arguments(node, node.name)
+        return node
+
+    def visit_Call(self, node: nodes.Call) -> nodes.Node:  # noqa: N802
+        node.node = self.visit(node.node)
+        self._visit_arguments(node, node.node.attr if isinstance(node.node, nodes.Getattr) else "")
+        return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
+        node.node, node.arg = self.visit(node.node), self._unless_text(node.arg)
+        return node
+
+    def _visit_arguments(self, node: nodes.Call | nodes.Filter, name: str) -> None:
+        searched = 0
+        if name in _SEARCHES or name in _COMPARES:
+            searched = len(node.args)
+        elif name in _REPLACES:
+            searched = 1
+        for index, argument in enumerate(node.args):
+            node.args[index] = (
+                self._unless_text(argument) if index < searched else self.visit(argument)
+            )
+        for keyword in node.kwargs:
+            keyword.value = self.visit(keyword.value)
+
+    def _unless_text(self, node: nodes.Expr) -> Any:
+        """The node, visited unless it is a text to compare with, or a list of such texts."""
+        if isinstance(node, nodes.Const):
+            return node
+        if isinstance(node, nodes.List | nodes.Tuple):
+            node.items = [self._unless_text(one) for one in node.items]
+            return node
+        return self.visit(node)
+
+    def _join(self, kind: str, operands: Iterable[nodes.Expr], node: nodes.Node) -> nodes.Call:
+        letters, arguments = "", []
+        for one in operands:
+            is_text = isinstance(one, nodes.Const) and isinstance(one.value, str)
+            letters += "t" if is_text else "v"
+            # The texts are marked when they are joined.
+            arguments.append(one if is_text else self.visit(one))
+        told = [nodes.Const(kind), nodes.Const(letters), *arguments]
+        function = nodes.Name(JOIN, "load")
+        call = nodes.Call(function, told, [], None, None)
+        call.set_lineno(node.lineno)
+        return call
+
+
+def _added(node: nodes.Expr) -> Iterator[nodes.Expr]:
+    """The operands of a chain of additions; jinja reads `a + b + c` as `(a + b) + c`."""
+    chain = []
+    while isinstance(node, nodes.Add):
+        chain.append(node.right)
+        node = node.left
+    yield node
+    yield from reversed(chain)
