@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.errors import QuireError
+from service.gateway.connection import with_close
 from service.gateway.life import Life
 from service.gateway.metrics import GatewayMetrics
 from service.gateway.refusals import Refusal, Refused, refusal_of, unavailable
@@ -89,8 +90,7 @@ class LastCalls:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def closing(message: Message) -> None:
             if message["type"] == "http.response.start" and self._life.is_draining:
-                kept = [pair for pair in message["headers"] if pair[0].lower() != b"connection"]
-                message = {**message, "headers": [*kept, (b"connection", b"close")]}
+                message = with_close(message)
             await send(message)
 
         await self._app(scope, receive, closing)

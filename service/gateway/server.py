@@ -14,6 +14,7 @@ from quire.aio import AsyncClient
 from service.gateway.app import Gateway
 from service.gateway.callers import ApiKeys
 from service.gateway.config import GatewaySettings
+from service.gateway.connection import Connection
 from service.gateway.life import Life
 from service.sources import ConfigurationError
 
@@ -147,7 +148,7 @@ class _Uvicorn(uvicorn.Server):
 def _uvicorn_config(gateway: Gateway) -> uvicorn.Config:
     return uvicorn.Config(
         gateway.app,
-        http="h11",
+        http=Connection,
         ws="none",
         lifespan="off",
         log_config=None,
