@@ -2,7 +2,7 @@
 
 POST /v1/chat/completions, /v1/completions   a call; plain, or `stream: true`
 GET  /v1/requests/{id}                       its whole answer, once more or after a crash
-GET  /v1/requests/{id}/events                its stream, behind `Last-Event-ID`
+GET  /v1/requests/{id}/events                its stream after `Last-Event-ID`; 204 at its end
 POST /v1/requests/{id}/cancel
 GET  /v1/models, /v1/models/{name}
 GET  /livez, /readyz, /metrics
@@ -35,7 +35,8 @@ from service.gateway.door import Admission, Door, Handler, LastCalls, log_reason
 from service.gateway.life import Life
 from service.gateway.metrics import GatewayMetrics
 from service.gateway.models import Models
-from service.gateway.places import LAST_EVENT_ID, Place, places_of
+from service.gateway.pages import REQUEST_ID, for_pages_of
+from service.gateway.places import LAST_EVENT_ID, LastEvent, last_event_of
 from service.gateway.queue import USUAL_TENANT, Queue
 from service.gateway.refusals import Refused, moved, refusal_of, unknown_model, with_headers
 from service.gateway.streams import EventStream
@@ -44,9 +45,6 @@ from service.gateway.wholes import WholeAnswer
 
 #: How long a readiness check waits for Redis.
 READY_SECONDS = 1.0
-
-#: The header that names the request; OpenAI's clients show it as `_request_id`.
-REQUEST_ID = "X-Request-ID"
 
 _log = structlog.get_logger("service.gateway")
 
@@ -67,7 +65,7 @@ class Gateway:
             num_open=lambda: life.num_open, max_open=settings.max_open_answers
         )
         routes = Starlette(routes=self._routes(), exception_handlers={HTTPException: no_route})
-        self.app = LastCalls(routes, life=life)
+        self.app = LastCalls(for_pages_of(settings.allowed_origins, routes), life=life)
 
     def _routes(self) -> list[Route]:
         def get(path: str, route: str, handler: Handler, admit: Admission | None = None) -> Route:
@@ -119,7 +117,7 @@ class Gateway:
         return self._stream(
             asked,
             # A repeated call may have received a part of the answer before.
-            places=None if treatment.key is None else self._places(request, asked),
+            last=None if treatment.key is None else self._last_event(request, asked),
             include_usage=telling.include_usage,
             elsewhere=elsewhere,
             on_first_token=lambda: self.metrics.first_token_seconds.observe(monotonic() - began),
@@ -132,7 +130,7 @@ class Gateway:
         asked = await self._found(request)
         return self._stream(
             asked,
-            places=self._places(request, asked),
+            last=self._last_event(request, asked),
             include_usage=request.query_params.get("include_usage") == "true",
         )
 
@@ -179,14 +177,10 @@ class Gateway:
         """The call whose id is in the path."""
         return await self._queue.find(request.path_params["id"], self._caller(request))
 
-    def _places(self, request: Request, asked: Asked) -> list[Place] | None:
-        """Where the caller stands; None for one that has nothing yet."""
+    def _last_event(self, request: Request, asked: Asked) -> LastEvent | None:
+        """What the caller has; None for one that has nothing yet."""
         last = request.headers.get(LAST_EVENT_ID)
-        if last is None:
-            return None
-        places = places_of(last, asked.num_choices)
-        self.metrics.streams_resumed.inc()
-        return places
+        return None if last is None else last_event_of(last, asked.num_choices)
 
     # `elsewhere` is given for calls without an idempotency key, whose answer nobody can ask for
     # once this caller has gone: the path, relative to the call's, at which any gateway has it.
@@ -215,16 +209,25 @@ class Gateway:
         self,
         asked: Asked,
         *,
-        places: list[Place] | None,
+        last: LastEvent | None,
         include_usage: bool,
         elsewhere: str | None = None,
         on_first_token: Callable[[], None] = lambda: None,
     ) -> EventStream:
         if elsewhere is not None:
             elsewhere += "/events?include_usage=true" if include_usage else "/events"
+        has_all = last is not None and last.has_all(include_usage=include_usage)
+        if last is not None and not has_all:
+            self.metrics.streams_resumed.inc()
         return EventStream(
-            Answer(self._client, asked, closing=self._life.closing, places=places),
-            is_resumed=places is not None,
+            Answer(
+                self._client,
+                asked,
+                closing=self._life.closing,
+                places=None if last is None else last.places,
+            ),
+            is_resumed=last is not None,
+            has_all=has_all,
             include_usage=include_usage,
             patience_seconds=self._settings.patience_seconds,
             headers={REQUEST_ID: asked.request_id},

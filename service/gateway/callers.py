@@ -8,12 +8,13 @@ dump's strings nor the time of a lookup tells anything about a key. They are nev
 import hashlib
 import ipaddress
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from quire.protocol import TENANT_PATTERN, Priority, is_tenant_name
+from service.gateway.pages import is_allowed
 from service.gateway.refusals import Refusal, Refused
 from service.sources import ConfigurationError
 
@@ -47,14 +48,15 @@ class Caller:
 
 
 class ApiKeys:
-    """The keys of a gateway; without a file everybody is let in.
+    """The keys of a gateway; without a file everybody is let in, but for pages of other origins.
 
     Raises:
         ConfigurationError: the file cannot be read, or a line of it cannot be right.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, *, allowed_origins: Sequence[str] = ()) -> None:
         self._path = path
+        self._allowed_origins = allowed_origins
         self._secret = secrets.token_bytes(32)
         self._callers: dict[bytes, Caller] = {}
         self.reload()
@@ -91,7 +93,8 @@ class ApiKeys:
     def caller(self, headers: Mapping[str, str]) -> Caller:
         """Who sends these headers. Refused for a stranger."""
         if not self.are_asked_for:
-            refuse_foreign_page(headers.get("Origin"), headers.get("Host", ""))
+            if not is_allowed(headers.get("Origin"), self._allowed_origins):
+                refuse_foreign_page(headers.get("Origin"), headers.get("Host", ""))
             return Caller()
         authorization = headers.get("Authorization", "")
         scheme, _, key = authorization.strip().partition(" ")
@@ -123,7 +126,7 @@ def refuse_foreign_page(origin: str | None, host: str) -> None:
     except ValueError:
         address = None
     if address is None or not (address.is_loopback or name == _name_in(f"//{host}")):
-        message = "without keys this gateway serves no pages of other origins"
+        message = "without keys this gateway serves pages of `allowed_origins` only"
         raise Refused(Refusal(403, "origin_not_allowed", message))
 
 

@@ -6,11 +6,13 @@ Imports nothing of the worker, and so nothing of the engine.
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from quire.cli.sources import ENV_PREFIX
+from service.gateway.pages import ORIGIN_PATTERN
 from service.settings import (
     LOG_FORMAT_TEXT,
     LOG_LEVEL_TEXT,
@@ -21,6 +23,7 @@ from service.settings import (
     load,
     make_parser,
     setting,
+    split_list,
 )
 from service.sources import read_environment
 
@@ -77,6 +80,13 @@ class GatewaySettings(ProcessSettings):
         "everybody is let in.",
         default=None,
     )
+    allowed_origins: tuple[Annotated[str, Field(pattern=ORIGIN_PATTERN)], ...] = setting(
+        "Callers",
+        "Origins whose pages may call and read, as `https://page.example`, parted by commas; `*` "
+        "is every origin. Unset: pages of other origins can read nothing.",
+        default=(),
+        max_length=64,
+    )
     max_body_bytes: int = setting("Callers", "Longest body of a call.", default=4 << 20, ge=1)
     max_open_answers: int = setting(
         "Callers", "Answers under way at once; more are refused with 503.", default=1000, ge=1
@@ -115,6 +125,11 @@ class GatewaySettings(ProcessSettings):
     )
     log_level: LogLevel = setting("Observability", LOG_LEVEL_TEXT, default="info")
     log_format: LogFormat = setting("Observability", LOG_FORMAT_TEXT, default="auto")
+
+    @field_validator("allowed_origins", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return () if value == "" else split_list(value)
 
     @classmethod
     def read_variables(cls, environ: Mapping[str, str]) -> dict[str, str]:

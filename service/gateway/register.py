@@ -7,8 +7,8 @@ ROUTES = ("chat.completions", "completions", "models", "requests", "events", "ca
 
 #: Every status that it answers with. 499: the caller had gone before there was an answer.
 STATUSES = (
-    *("200", "303", "400", "401", "403", "404", "405", "408", "409", "413", "422", "429", "499"),
-    *("500", "503", "504"),
+    *("200", "204", "303", "400", "401", "403", "404", "405", "408", "409", "413", "422", "429"),
+    *("499", "500", "503", "504"),
 )
 
 GATEWAY_REGISTER: tuple[Family, ...] = (

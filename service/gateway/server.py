@@ -45,7 +45,7 @@ class Server:
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
-        self._keys = ApiKeys(settings.keys_file)
+        self._keys = ApiKeys(settings.keys_file, allowed_origins=settings.allowed_origins)
         self._socket = _listening(
             settings.http_host, settings.http_port, patience_seconds=settings.patience_seconds
         )

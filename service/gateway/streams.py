@@ -56,8 +56,9 @@ class EventStream(Response):
 
     An error within FIRST_WORD_SECONDS is raised before anything is sent, as the Refused that
     `untold` makes of it; a later one is sent as the last event, with `error` in it. `on_error` is
-    awaited for both. `on_first_token` is called once. When the caller disconnects, or takes nothing
-    for `patience_seconds`, `on_hang_up` is awaited and HungUp raised.
+    awaited for both. `on_first_token` is called once. A caller that `has_all` of an answer that has
+    ended gets 204: a browser's EventSource would come back to a 200 for ever. When the caller
+    disconnects, or takes nothing for `patience_seconds`, `on_hang_up` is awaited and HungUp raised.
     """
 
     media_type = "text/event-stream"
@@ -67,6 +68,7 @@ class EventStream(Response):
         answer: Answer,
         *,
         is_resumed: bool,
+        has_all: bool,
         include_usage: bool,
         patience_seconds: float,
         headers: Mapping[str, str],
@@ -80,6 +82,7 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._answer = answer
         self._is_resumed = is_resumed
+        self._has_all = has_all
         self._include_usage = include_usage
         self._patience_seconds = patience_seconds
         self._on_first_token = on_first_token
@@ -99,15 +102,35 @@ class EventStream(Response):
 
     async def _respond(self, send: Send) -> None:
         async with aclosing(self._answer.news(silence_seconds=SILENCE_SECONDS)) as news:
-            first = asyncio.ensure_future(anext(news))
+            heard: list[News] = []
+            if self._has_all and await self._is_over(news, heard):
+                await self._tell_no_more(send)
+                return
+            following = again(heard, news) if heard else news
+            first = asyncio.ensure_future(anext(following))
             try:
                 await asyncio.wait({first}, timeout=FIRST_WORD_SECONDS)
                 if first.done():
                     first.result()
-                await self._tell(first, news, send)
+                await self._tell(first, following, send)
             finally:
                 await end(first)
         # The last await: once the response has ended, the server no longer reports a hang-up.
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _is_over(self, news: AsyncIterator[News | None], heard: list[News]) -> bool:
+        """Whether the answer has ended without anything the caller lacks; adds what it reads."""
+        async for item in news:
+            if item is None:
+                return False
+            heard.append(item)
+            if not all(isinstance(one, Completion) for one in item[1]):
+                return False
+        return True
+
+    async def _tell_no_more(self, send: Send) -> None:
+        headers = [pair for pair in self.raw_headers if pair[0] != b"content-type"]
+        await send({"type": "http.response.start", "status": 204, "headers": headers})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _tell(
@@ -135,7 +158,7 @@ class EventStream(Response):
                 for body in joined(self._events(*item, ends)):
                     yield body
         except (QuireError, Refused) as error:
-            yield _written(refusal_of(error).body, self._answer.places)
+            yield _written(refusal_of(error).body, event_id(self._answer.places))
             await self._on_error(error)
             return
         for body in joined(self._last_events(ends)):
@@ -168,17 +191,27 @@ class EventStream(Response):
         if self._include_usage:
             completions = [ends[choice] for choice in sorted(ends)]
             usage = usage_piece(asked.heading, completions, num_prompts=asked.num_prompts)
-            yield self._event(usage)
+            yield self._event(usage, has_usage=True)
         yield _DONE
 
-    def _event(self, body: dict[str, Any]) -> bytes:
+    def _event(self, body: dict[str, Any], *, has_usage: bool = False) -> bytes:
         if self._include_usage:
             body.setdefault("usage", None)
-        return _written(body, self._answer.places)
+        return _written(body, event_id(self._answer.places, has_usage=has_usage))
 
     def _note_first_token(self) -> None:
         told, self._on_first_token = self._on_first_token, _nothing
         told()
+
+
+async def again(
+    heard: Sequence[News], rest: AsyncIterator[News | None]
+) -> AsyncGenerator[News | None, None]:
+    """What was read already, and then the rest."""
+    for item in heard:
+        yield item
+    async for other in rest:
+        yield other
 
 
 async def chained(
@@ -202,8 +235,8 @@ def joined(events: Iterable[bytes]) -> Iterator[bytes]:
         yield bytes(body)
 
 
-def _written(body: Mapping[str, Any], places: Sequence[Place]) -> bytes:
-    return f"id: {event_id(places)}\ndata: {json.dumps(body)}\n\n".encode()
+def _written(body: Mapping[str, Any], last: str) -> bytes:
+    return f"id: {last}\ndata: {json.dumps(body)}\n\n".encode()
 
 
 def _nothing() -> None:

@@ -51,13 +51,6 @@ def test_without_a_place_a_stream_is_told_from_its_beginning(gateway):
         assert again.next().text == "one "
 
 
-def test_who_has_the_end_is_told_it_no_second_time(gateway):
-    with gateway.stream(stream_options={"include_usage": True}) as stream:
-        *_, end, usage, done = stream.rest()
-    path = f"/v1/requests/{stream.request_id}/events?include_usage=true"
-    assert gateway.get(path, Last_Event_ID=end.id).events == [usage, done]
-
-
 def test_events_that_are_ready_at_once_are_sent_together_each_with_its_own_id(gateway, monkeypatch):
     bodies: list[bytes] = []
     plain = EventStream._send
