@@ -294,6 +294,22 @@ class Settings(ProcessSettings):
         default=False,
     )
 
+    constraint_compile_seconds: float = setting(
+        "Constraints",
+        "CPU time that compiling one constraint (a schema, a pattern, a grammar) may take, in a "
+        "process of its own; one that takes more is refused. The same for every worker of a queue, "
+        "or it depends on the worker what is refused.",
+        default=1.0,
+        ge=0.05,
+        le=60.0,
+    )
+    constraint_compile_bytes: int = setting(
+        "Constraints",
+        "Memory that compiling one constraint may take, in bytes; one that takes more is refused.",
+        default=1 << 26,
+        ge=1 << 23,
+    )
+
     http_host: str = setting("Observability", "Address of the health server.", default="127.0.0.1")
     http_port: int = setting(
         "Observability",

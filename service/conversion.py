@@ -8,7 +8,7 @@ import hashlib
 from engine.request import Request
 from engine.sampling_params import SamplingParams as EngineSampling
 from quire.adapters import adapter_of
-from quire.constraints import CONSTRAINTS
+from quire.constraints import CONSTRAINTS, Constraint
 from quire.protocol import GenerationRequest, SamplingParams
 from service.config import Settings
 from service.delivery import Delivery
@@ -24,12 +24,13 @@ def engine_request(
     served: ServedModel,
     settings: Settings,
     now_ms: int,
-) -> Request:
-    """The engine's Request for one that was claimed at `now_ms` on the broker's clock.
+) -> tuple[Request, Constraint | None]:
+    """The engine's Request for one that was claimed at `now_ms`, and the constraint it wants.
 
-    A request taken over goes on from the published ids in `delivery`: the engine replays them
-    through stop conditions and text, and first checks whether they are complete already. The
-    Origin in `delivery` is told if the chat is another prompt than in earlier versions.
+    The Request has no constraint yet: to compile it takes time, see `service.compiling`. A request
+    taken over goes on from the published ids in `delivery`: the engine replays them through stop
+    conditions and text, and first checks whether they are complete already. The Origin in
+    `delivery` is told if the chat is another prompt than in earlier versions.
 
     Raises:
         InvalidRequest: it can never be served; the field is named.
@@ -47,13 +48,10 @@ def engine_request(
         )
         if holds_control_text:
             delivery.origin = with_control_text(delivery.origin)
-    constraint = None
-    if body.constraint is not None:
-        constraint = served.grammars.constraint(body.constraint, delivery.token_ids)
     origin, deadline = delivery.origin, None
     if request.deadline_ms is not None:
         deadline = origin.received + (request.deadline_ms - now_ms) / 1000
-    return Request(
+    converted = Request(
         request_id=delivery.key,
         prompt_token_ids=prompt_ids,
         sampling=sampling,
@@ -67,8 +65,8 @@ def engine_request(
         cache_salt=request.tenant,
         adapter=asked.name if asked is not None else None,
         text=served.tokenizer.text_stream(sampling, prompt=prompt_ids),
-        constraint=constraint,
     )
+    return converted, body.constraint
 
 
 def engine_sampling(wire: SamplingParams, *, request_id: str) -> EngineSampling:

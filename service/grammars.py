@@ -1,19 +1,17 @@
 """Compiles constraints to the tokens that may come next; the only user of llguidance.
 
-Knows no requests. A constraint is compiled once, in the intake thread, and cached for later
-requests that ask for the same; each generation gets a matcher of its own. All matchers of one
+Knows no requests. A constraint is compiled once, in the compiler thread, and only if a process of
+its own could do so within bounds (see `service.probe`); it is cached for later requests that ask
+for the same. Each generation gets a matcher of its own. All matchers of one
 compilation share the states of its lexer, which are limited: a matcher that reaches the limit,
 perhaps because others have used it up, gets a compilation of its own.
 """
 
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future
 from functools import partial
 from itertools import takewhile
-from threading import Lock, Thread, stack_size
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -22,15 +20,16 @@ from engine.constraint import Constraint as EngineConstraint
 from engine.constraint import TokenBitmask
 from quire.constraints import Constraint, Kind
 from quire.errors import InvalidRequest
+from service.deep_stack import on_deep_stack
+from service.grammar_cache import GrammarCache
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
     Matcher: TypeAlias = LLMatcher
 
-#: The most compiled constraints in the cache; the least recently used are dropped.
-MAX_COMPILED = 64
-#: What one constraint may cost. The first two bound compiling it, to some tenths of a second; the
+#: What one constraint may cost, as the library counts. The first two bound what it counts of
+#: compiling it, to some tenths of a second; `service.probe` bounds the rest. The
 #: others bound each step, to some hundredths of a second for one that was made to be slow, and its
 #: memory, to some megabytes. They count operations, not time, so a busy machine does not matter.
 MAX_GRAMMAR_SIZE = 200_000
@@ -39,10 +38,6 @@ MAX_STEP_FUEL = 50_000
 MAX_STEP_ITEMS = 5_000
 MAX_ROW_ITEMS = 5_000
 MAX_LEXER_STATES = 10_000
-#: Stack size of the thread that compiles. The library resolves names recursively, the 64 KiB of a
-#: constraint have room for thousands of them, and an overflow ends the process. The worst case
-#: found needed a quarter of this. Only what is touched takes memory, until the thread ends.
-COMPILE_STACK_BYTES = 1 << 28
 #: How many tokens a generation has to get with its own compilation before it may have another.
 RENEWED_TOKENS = 16
 #: White space between two parts of a JSON value: enough to indent with, but bounded, as some models
@@ -59,11 +54,6 @@ MAX_REASON_LENGTH = 300
 #: How to install the library.
 GRAMMARS_EXTRA = "the extra `grammars`: pip install -c constraints.txt -e '.[grammars]'"
 
-#: Held while the stack size for new threads, which is global, is changed.
-_STACK_SIZE = Lock()
-
-_Result = TypeVar("_Result")
-
 
 class Grammars(Protocol):
     """A worker's ability to constrain outputs."""
@@ -78,6 +68,10 @@ class Grammars(Protocol):
         """
         ...
 
+    def is_ready(self, wanted: Constraint, /) -> bool:
+        """Whether `constraint` answers at once: what is wanted is compiled, or nothing ever is."""
+        ...
+
 
 class NoGrammars:
     """Refuses every constraint, for a reason."""
@@ -88,6 +82,10 @@ class NoGrammars:
     def constraint(self, wanted: Constraint, _: Sequence[int], /) -> EngineConstraint:
         """See `Grammars`."""
         raise InvalidRequest(wanted.field, f"this worker has no grammars: {self.reason}")
+
+    def is_ready(self, _: Constraint, /) -> bool:
+        """See `Grammars`."""
+        return True
 
 
 class CompiledGrammars:
@@ -106,6 +104,7 @@ class CompiledGrammars:
         import llguidance
 
         self._library = llguidance
+        self._described = partial(_description, tokenizer, vocab_size, tuple(eos_token_ids))
         known = 1 + max(tokenizer.get_vocab().values())
         described, ends_known = tokenizer.to_str(), [id_ for id_ in eos_token_ids if id_ < known]
         if not ends_known:
@@ -125,23 +124,17 @@ class CompiledGrammars:
         )
         ends = {id_ for id_ in eos_token_ids if id_ < vocab_size}
         self._ends = {id_: id_ in ends for id_ in ends.union(self._tokenizer.eos_tokens)}
-        self._compiled: OrderedDict[str, Matcher] = OrderedDict()
-        self._lock = Lock()
+        self._compiled: GrammarCache[Matcher] = GrammarCache()
 
     def constraint(
         self, wanted: Constraint, output_token_ids: Sequence[int], /
     ) -> EngineConstraint:
         """See `Grammars`."""
-        key = f"{wanted.kind} {json.dumps(wanted.value)}"
-        with self._lock:
-            matcher = self._compiled.get(key)
+        key = _key_of(wanted)
+        matcher = self._compiled.get(key)
         if matcher is None:
-            matcher = self._compile(wanted)
-        with self._lock:
-            self._compiled[key] = matcher
-            self._compiled.move_to_end(key)
-            while len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
+            matcher = self.compile(wanted)
+            self._compiled.put(key, matcher)
         constraint = GrammarConstraint(
             matcher.deep_copy(), ends=self._ends, renew=partial(self._compile_anew, wanted, key=key)
         )
@@ -149,8 +142,25 @@ class CompiledGrammars:
         constraint.is_complete(output_token_ids)
         return constraint
 
-    def _compile(self, wanted: Constraint) -> "Matcher":
-        """A matcher that nobody advances, its first step computed: each copy of it has that."""
+    def is_ready(self, wanted: Constraint, /) -> bool:
+        """See `Grammars`."""
+        return _key_of(wanted) in self._compiled
+
+    def weigh(self, wanted: Constraint, *, num_bytes: int) -> None:
+        """Tell how much memory a compiled constraint holds; the cache keeps less if it is much."""
+        self._compiled.weigh(_key_of(wanted), num_bytes)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What another process needs to compile for the same tokens, as JSON."""
+        return self._described()
+
+    def compile(self, wanted: Constraint) -> "Matcher":
+        """A matcher that nobody advances, its first step computed: each copy of it has that.
+
+        Raises:
+            InvalidRequest: it cannot be compiled.
+        """
         try:
             grammar = self._grammar(wanted.kind, wanted.value)
         except ValueError as error:
@@ -174,9 +184,8 @@ class CompiledGrammars:
 
     def _compile_anew(self, wanted: Constraint, *, key: str) -> "Matcher":
         """A matcher that shares nothing; and the next who asks the same gets another one."""
-        with self._lock:
-            self._compiled.pop(key, None)
-        return self._compile(wanted)
+        self._compiled.drop(key)
+        return self.compile(wanted)
 
     def _grammar(self, kind: Kind, value: Any) -> str:
         """What the library compiles."""
@@ -311,6 +320,17 @@ def load_grammars(
         return NoGrammars(shortened(f"its tokenizer cannot be read: {error}"))
 
 
+def _description(
+    tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]
+) -> dict[str, Any]:
+    sizes = {"vocab_size": vocab_size, "eos_token_ids": list(eos_token_ids)}
+    return {"tokenizer": tokenizer.to_str(), **sizes}
+
+
+def _key_of(wanted: Constraint) -> str:
+    return f"{wanted.kind} {json.dumps(wanted.value)}"
+
+
 def with_special_token(described: str, token_id: int) -> str:
     """A tokenizer, as JSON, with one token more, which is no text and which no model has."""
     fields = json.loads(described)
@@ -318,27 +338,6 @@ def with_special_token(described: str, token_id: int) -> str:
     token = {"id": token_id, "content": f"<end {token_id}>", "special": True, **flags}
     fields["added_tokens"].append(token)
     return json.dumps(fields)
-
-
-def on_deep_stack(call: Callable[[], _Result]) -> _Result:
-    """What `call` returns or raises, from a thread of its own with COMPILE_STACK_BYTES of stack."""
-    found: Future[_Result] = Future()
-
-    def run() -> None:
-        try:
-            found.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - raised where it is waited for.
-            found.set_exception(error)
-
-    thread = Thread(target=run, name="compile")
-    with _STACK_SIZE:
-        # A thread that another one starts meanwhile gets as much, of which it will touch little.
-        before = stack_size(COMPILE_STACK_BYTES)
-        try:
-            thread.start()
-        finally:
-            stack_size(before)
-    return found.result()
 
 
 def shortened(reason: str) -> str:

@@ -16,6 +16,7 @@ from quire.broker import Broker
 from quire.errors import ProtocolError, QuireError
 from quire.protocol import Priority as WirePriority
 from quire.transitions import Claimed, IngressEntry, NotClaimed, NotClaimedReason, new_owner
+from service.compiling import Compiling
 from service.config import Settings
 from service.contact import LONGEST_PAUSE_SECONDS, UNAVAILABLE, Contact, kind_of, pauses
 from service.loop import EngineLoop
@@ -61,6 +62,7 @@ class Intake:
         shard: int = 0,
         num_intakes: int = 1,
         loop: EngineLoop,
+        compiling: Compiling,
         settings: Settings,
         vitals: Vitals,
         contact: Contact,
@@ -77,6 +79,7 @@ class Intake:
         self._thread = f"intake-{shard}"
         self._num_intakes = num_intakes
         self._loop = loop
+        self._compiling = compiling
         self._settings = settings
         self._worker = settings.worker
         self._vitals = vitals
@@ -114,7 +117,8 @@ class Intake:
         The rule: of each class and all better ones together, at most one batch waits in front of
         the engine. Every step with a free slot and free blocks shortens that line, so slots fill as
         fast as they free, and what cannot run here yet stays where any worker can claim it. Running
-        requests are counted as the best ones held: if they are not, they can be preempted.
+        requests are counted as the best ones held: if they are not, they can be preempted. Those
+        whose constraints are compiled are in a line of their own, of the same length.
 
         None while a trial forbids it (see Trials), or too many ended claims cannot be committed.
         """
@@ -122,7 +126,8 @@ class Intake:
         most = settings.max_num_seqs + settings.claim_batch + MAX_ENDED_CLAIMS
         if self._trials.forbid(least) or outbox.num_claims >= most:
             return 0
-        held = outbox.num_open(least)
+        compiling = min(self._compiling.num_waiting(least), settings.claim_batch)
+        held = outbox.num_open(least) - compiling
         room = settings.claim_batch - max(0, held - self._loop.num_running)
         return self._trials.limit(-(-room // self._num_intakes))
 

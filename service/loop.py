@@ -24,8 +24,9 @@ from service.vitals import Vitals
 #: How long an idle engine sleeps at most before it shows a sign of life.
 IDLE_SECONDS = 1.0
 
-#: A request to add, one to abort (its key and why), or None to wake the loop up.
-Mail = Request | tuple[str, FinishReason] | None
+#: A request to add, one to abort (its key and why), one to add and abort before any step, or None
+#: to wake the loop up.
+Mail = Request | tuple[str | Request, FinishReason] | None
 
 _log = structlog.get_logger("service.loop")
 
@@ -73,6 +74,10 @@ class EngineLoop:
     def add(self, request: Request) -> None:
         """Hand a request to the engine; its delivery must be open in the outbox."""
         self._mailbox.put(request)
+
+    def add_aborted(self, request: Request, reason: FinishReason) -> None:
+        """Hand over a request that is to end at once: the engine computes nothing for it."""
+        self._mailbox.put((request, reason))
 
     def abort(self, key: str, reason: FinishReason) -> None:
         """Abort a request, in any state; unknown keys are ignored.
@@ -126,8 +131,11 @@ class EngineLoop:
                 self._outbox.end(mail.request_id, partial(own_failure, error=error))
                 engine.abort(mail.request_id, FinishReason.ERROR)
         elif mail is not None:
-            key, reason = mail
-            engine.abort(key, reason)
+            one, reason = mail
+            if isinstance(one, Request):
+                self._read(engine, one)
+                one = one.request_id
+            engine.abort(one, reason)
 
     def _step(self, engine: Engine) -> None:
         outputs = engine.step(self._clock)

@@ -11,6 +11,7 @@ import redis
 
 from quire.broker import Broker
 from service.adapters import announced_adapters
+from service.compiling import Compiling
 from service.config import TRY_SECONDS, Settings
 from service.contact import Contact
 from service.events import DrainAsked, Event, ModelLoaded, OutboxEmpty, ShardEmpty
@@ -61,10 +62,13 @@ class Parts:
             metrics=self.metrics,
             on_loaded=lambda served: report(ModelLoaded(served)),
         )
+        self.compiling = Compiling(
+            self.outbox, engine=self.loop, vitals=self.vitals, settings=settings
+        )
         self.publisher = Publisher(
             self.brokers,
             self.outbox,
-            engine=self.loop,
+            engine=self.compiling,
             vitals=self.vitals,
             contact=self._contact,
             metrics=self.metrics,
@@ -88,6 +92,7 @@ class Parts:
         From now on the metrics and the worker registry show that model.
         """
         self._served = served
+        self.compiling.serve(served.grammars)
         self.metrics.describe(build=served.build, sizes=served.sizes)
         if served.read_memory is not None:
             self.metrics.watch_memory(served.build.get("device", ""), served.read_memory)
@@ -102,6 +107,7 @@ class Parts:
             self.outbox,
             shard=shard,
             loop=self.loop,
+            compiling=self.compiling,
             served=served,
             settings=self._settings,
             contact=self._contact,
@@ -115,6 +121,7 @@ class Parts:
             shard=shard,
             num_intakes=len(self.reading_brokers),
             loop=self.loop,
+            compiling=self.compiling,
             settings=self._settings,
             vitals=self.vitals,
             contact=self._contact,

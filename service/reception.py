@@ -16,6 +16,7 @@ from quire.broker import Broker
 from quire.errors import InvalidRequest, ProtocolError, QuireError, UnsupportedVersion
 from quire.protocol import GenerationRequest
 from quire.transitions import Claim, Claimed, IngressEntry
+from service.compiling import Compiling
 from service.completions import Origin, not_resumable, own_failure, rejection, short_error
 from service.config import Settings
 from service.contact import Contact
@@ -51,6 +52,7 @@ class Reception:
         *,
         shard: int,
         loop: EngineLoop,
+        compiling: Compiling,
         served: ServedModel,
         settings: Settings,
         contact: Contact,
@@ -61,6 +63,7 @@ class Reception:
         self._outbox = outbox
         self._shard = shard
         self._loop = loop
+        self._compiling = compiling
         self._served = served
         self._settings = settings
         self._contact = contact
@@ -83,7 +86,7 @@ class Reception:
         """Hand one open request to the engine, or end it with a typed error."""
         claimed, delivery, request = opened
         try:
-            converted = engine_request(
+            converted, wanted = engine_request(
                 request, delivery, served=self._served, settings=self._settings, now_ms=now_ms
             )
         except InvalidRequest as error:
@@ -97,11 +100,14 @@ class Reception:
                 return
             self._note_resume(delivery.origin)
             delivery.request = converted
-            self._loop.add(converted)
+            if wanted is None:
+                self._loop.add(converted)
+            else:
+                self._compiling.begin(converted, wanted)
             # If the claim was lost after it was opened, the abort came before the request, and the
             # engine would run it to its end for nobody.
             if claimed.cancel_requested or not self._outbox.holds(delivery.key):
-                self._loop.abort(delivery.key, FinishReason.CANCELLED)
+                self._compiling.abort(delivery.key, FinishReason.CANCELLED)
 
     def _open(self, entry: IngressEntry, claimed: Claimed, *, now_ms: int) -> Opened | None:
         label = entry.priority.name.lower()

@@ -17,7 +17,7 @@ LOOP_TURN_SECONDS = 30.0
 THREAD_TURN_SECONDS = 180.0
 
 #: The threads that show signs of life. Those of several shards have names like `intake-0`.
-THREADS = ("main", "engine", "intake", "publisher", "heartbeat", "keeper")
+THREADS = ("main", "engine", "intake", "compiler", "publisher", "heartbeat", "keeper")
 
 _Item = TypeVar("_Item")
 

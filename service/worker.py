@@ -3,6 +3,7 @@
     main      waits for a signal, a drain, the end of a burst, or the death of a thread
     engine    service.loop       owns torch and the Engine
     intake-n  service.intake     reads, claims, tokenizes; one for each shard
+    compiler  service.compiling  compiles constraints, behind a process that tries them first
     publisher service.publisher  commits
     heartbeat service.leases     renews leases
     keeper    service.leases     reaps expired leases, queues what is due, signs the registry
@@ -26,6 +27,7 @@ from engine.errors import ModelRefused
 from quire.connection import connect as connect_redis
 from quire.errors import DurabilityUnavailable
 from quire.protocol import ErrorInfo
+from service import compiling
 from service.config import Settings
 from service.disk import require_durability
 from service.events import DrainAsked, Event, ModelLoaded, ShardEmpty, StopAsked
@@ -156,6 +158,8 @@ class Worker:
 
     def _release(self) -> None:
         """Give unfinished requests back to the queue, with every token they have."""
+        # What waits for a constraint is released by the engine, too.
+        self._parts.compiling.stop()
         # The engine ends first, so that its last outputs and the releases are in the outbox. The
         # publisher commits the tokens of a claim before it gives the claim back.
         self._parts.loop.stop()
@@ -173,6 +177,8 @@ class Worker:
         end, so that a drain can be watched.
         """
         self._ending.set()
+        self._parts.compiling.stop()
+        self._join(compiling.THREAD, JOIN_SECONDS)
         self._parts.heartbeat.stop()
         self._join("heartbeat", JOIN_SECONDS)
         self._parts.keeper.stop()
@@ -222,6 +228,7 @@ class Worker:
     def _open(self, served: ServedModel) -> None:
         """Start an intake for each shard, now that the model is loaded."""
         self._intakes = self._parts.complete(served)
+        self._launch(compiling.THREAD, self._parts.compiling.run)
         for name, intake in self._intakes.items():
             self._launch(name, intake.run)
         self.vitals.state = WorkerState.READY

@@ -15,7 +15,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from quire.constraints import Constraint
 from quire.errors import InvalidRequest
-from service import grammars
+from service import grammar_cache, grammars
+from service.grammar_cache import GrammarCache
 from service.grammars import CompiledGrammars, GrammarConstraint, NoGrammars, load_grammars
 from tests.service.walks import (
     EOS_ID,
@@ -214,18 +215,37 @@ def test_tokens_that_no_such_rule_lets_come_leave_nothing_and_a_reason():
 def test_what_is_asked_again_is_not_compiled_again_and_little_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(grammars, "MAX_COMPILED", 2)
+    monkeypatch.setattr(grammar_cache, "MAX_ITEMS", 2)
     found = load_grammars(pair_tokenizer(), vocab_size=vocab_size(), eos_token_ids={EOS_ID})
     compiled_texts: list[str] = []
-    compile_ = CompiledGrammars._compile
+    compile_ = CompiledGrammars.compile
     monkeypatch.setattr(
         CompiledGrammars,
-        "_compile",
+        "compile",
         lambda self, wanted: (compiled_texts.append(wanted.value), compile_(self, wanted))[1],
     )
     for value in ("a", "b", "a", "c", "a", "b"):
         found.constraint(Constraint("regex", value, "body.regex"), [])
     assert compiled_texts == ["a", "b", "c", "b"]
+
+
+def test_what_holds_much_memory_is_kept_less_long(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(grammar_cache, "MAX_BYTES", 100)
+    cache = GrammarCache[str]()
+    for key, size in {"a": 40, "b": 40, "c": 40}.items():
+        cache.put(key, key.upper())
+        cache.weigh(key, size)
+    assert [cache.get(key) for key in "abc"] == [None, "B", "C"]
+    cache.put("d", "D")
+    cache.weigh("d", 101)
+    assert [key in cache for key in "bcd"] == [False, False, False]
+    # What was dropped weighs nothing, also when it is told its size afterwards.
+    cache.weigh("b", 100)
+    cache.put("e", "E")
+    cache.weigh("e", 100)
+    assert cache.get("e") == "E"
+    cache.drop("e")
+    assert "e" not in cache
 
 
 def test_a_schema_whose_properties_stand_in_another_order_is_another_one():
@@ -309,7 +329,7 @@ def test_states_that_others_have_used_up_are_no_reason_to_fail(monkeypatch: pyte
         for seed in range(12):
             rule = found.constraint(wanted, [])
             if not share:
-                found._compiled.clear()
+                found._compiled = GrammarCache()
             outputs.append(walk(rule, seed=seed, longest=25))
         return outputs
 

@@ -8,6 +8,7 @@ import pytest
 from engine.request import FinishReason, Request
 from quire.errors import BrokerUnavailable
 from quire.transitions import Claimed, IngressEntry
+from service.compiling import Compiling
 from service.contact import Contact
 from service.loop import EngineLoop, Mail
 from service.metrics import Metrics
@@ -70,6 +71,7 @@ def desk(queue: Queue) -> Desk:
         outbox,
         shard=0,
         loop=loop,
+        compiling=Compiling(outbox, engine=loop, vitals=vitals, settings=settings),
         served=fake_model(settings),
         settings=settings,
         contact=Contact(vitals, metrics, silence_seconds=settings.lease_seconds),

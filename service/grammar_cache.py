@@ -1,0 +1,57 @@
+"""Keeps what was compiled lately, within a number and a size. Knows no grammar and no library."""
+
+from collections import OrderedDict
+from threading import Lock
+from typing import Generic, TypeVar
+
+_Item = TypeVar("_Item")
+
+#: The most items; the least recently used are dropped.
+MAX_ITEMS = 64
+#: The most bytes of all items together, as far as their sizes were told.
+MAX_BYTES = 1 << 28
+
+
+class GrammarCache(Generic[_Item]):
+    """Items by key, the least recently used dropped first. Safe for several threads at once."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._items: OrderedDict[str, _Item] = OrderedDict()
+        self._sizes: dict[str, int] = {}
+
+    def __contains__(self, key: str) -> bool:
+        with self._lock:
+            return key in self._items
+
+    def get(self, key: str) -> _Item | None:
+        """The item, which now counts as used; None without one."""
+        with self._lock:
+            if key in self._items:
+                self._items.move_to_end(key)
+            return self._items.get(key)
+
+    def put(self, key: str, item: _Item) -> None:
+        """Keep an item, of size 0 until another is told."""
+        with self._lock:
+            self._items[key] = item
+            self._items.move_to_end(key)
+            self._shrink()
+
+    def weigh(self, key: str, num_bytes: int) -> None:
+        """Tell the size of an item; it may be dropped for it at once."""
+        with self._lock:
+            if key in self._items:
+                self._sizes[key] = num_bytes
+                self._shrink()
+
+    def drop(self, key: str) -> None:
+        """Keep it no longer, if it is there."""
+        with self._lock:
+            self._items.pop(key, None)
+            self._sizes.pop(key, None)
+
+    def _shrink(self) -> None:
+        while len(self._items) > MAX_ITEMS or sum(self._sizes.values()) > MAX_BYTES:
+            oldest, _ = self._items.popitem(last=False)
+            self._sizes.pop(oldest, None)
