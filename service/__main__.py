@@ -42,14 +42,16 @@ def _run(signals: StopSignals) -> int:
     try:
         settings = load_settings()
         # `--help` and mistakes are answered without loading the rest.
-        from service.logs import configure_logs, warn_of_variables
+        from service.combinations import without_effect
+        from service.logs import configure_logs, warn_of_settings
         from service.watch import Watch
         from service.worker import Worker
 
         if signals.were_heard:
             return EXIT_OK
         configure_logs(level=settings.log_level, style=settings.log_format, worker=settings.worker)
-        warn_of_variables(settings.unknown_variables(os.environ))
+        warn_of_settings(settings.unknown_variables(os.environ))
+        warn_of_settings(without_effect(settings))
         worker = Worker(settings)
     except ConfigurationError as error:
         sys.stderr.write(f"configuration: {error}\n")

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from engine.config import PolicyName, PreemptionMode
+from service.combinations import refusal
 from service.settings import (
     LOG_FORMAT_TEXT,
     LOG_LEVEL_TEXT,
@@ -42,9 +43,6 @@ TRY_SECONDS = 0.5
 MIN_LEASE_SECONDS = TRY_SECONDS * BEATS_PER_LEASE / (BEATS_PER_LEASE - 1)
 #: The longest lease: so long the requests of a worker that died wait for another.
 MAX_LEASE_SECONDS = 3600.0
-#: For how many leases the keys of a request are kept at least. They are renewed once half of that
-#: is over. So the half is left when a worker dies: its lease, and one more in which others look.
-KEPT_LEASES = 4
 #: The longest name of a worker, in characters.
 MAX_NAME_LENGTH = 128
 #: The shortest time without a step that may count as a stall.
@@ -229,7 +227,10 @@ class Settings(ProcessSettings):
         ge=1,
     )
     num_host_blocks: int = setting(
-        "KV cache", "Blocks in host memory for requests preempted by swap.", default=0, ge=0
+        "KV cache",
+        "Blocks in host memory for requests preempted by swap; with 0, nothing is swapped.",
+        default=0,
+        ge=0,
     )
     enable_prefix_caching: bool = setting(
         "KV cache", "Share the blocks of equal prompt beginnings within a tenant.", default=True
@@ -273,7 +274,11 @@ class Settings(ProcessSettings):
         gt=0.0,
     )
     preemption_mode: PreemptionMode = setting(
-        "Scheduler", "What becomes of the KV of a preempted request.", default="auto"
+        "Scheduler",
+        "What becomes of the KV of a preempted request. `recompute` drops it, `swap` copies it to "
+        "host memory where it fits there (needs `num_host_blocks`), `auto` does so from "
+        "`swap_min_tokens` on, if there are `num_host_blocks`.",
+        default="auto",
     )
     swap_min_tokens: int = setting(
         "Scheduler",
@@ -345,17 +350,8 @@ class Settings(ProcessSettings):
 
     @model_validator(mode="after")
     def _agree(self) -> "Settings":
-        if len(set(self.served_shards)) < len(self.served_shards):
-            raise ValueError("served_shards names a shard twice")
-        if any(shard >= self.shards for shard in self.served_shards):
-            raise ValueError(f"served_shards: the shards are 0 to {self.shards - 1}")
-        if self.num_blocks is not None and self.kv_cache_memory_bytes is not None:
-            raise ValueError("set num_blocks or kv_cache_memory_bytes, not both")
-        if self.max_queue_seconds + self.retention_seconds < KEPT_LEASES * self.lease_seconds:
-            raise ValueError(
-                f"max_queue_seconds and retention_seconds together must be {KEPT_LEASES} times "
-                "lease_seconds or more: a request could be gone before it is taken over"
-            )
+        if (reason := refusal(self)) is not None:
+            raise ValueError(reason)
         return self
 
     @property

@@ -34,7 +34,7 @@ from service.exporter_register import exporter_families
 from service.exporter_settings import ExporterSettings, load_exporter_settings
 from service.families import PRIORITIES
 from service.health import ProbeServer
-from service.logs import configure_logs, warn_of_variables
+from service.logs import configure_logs, warn_of_settings
 from service.sources import ConfigurationError
 from service.vitals import WorkerState
 
@@ -206,7 +206,7 @@ def main() -> int:
     try:
         settings = load_exporter_settings()
         configure_logs(level=settings.log_level, style=settings.log_format)
-        warn_of_variables(settings.unknown_variables(os.environ))
+        warn_of_settings(settings.unknown_variables(os.environ))
         exporter = Exporter(settings)
     except ConfigurationError as error:
         sys.stderr.write(f"configuration: {error}\n")

@@ -107,7 +107,7 @@ def trace_ids(headers: Mapping[str, str]) -> dict[str, str]:
     return {} if found is None else {"trace_id": found[1], "span_id": found[2]}
 
 
-def warn_of_variables(clauses: Iterable[str]) -> None:
-    """One warning for each variable of the environment that looks like ours and is none."""
+def warn_of_settings(clauses: Iterable[str]) -> None:
+    """One warning for each clause about what a process was told at start."""
     for clause in clauses:
         structlog.get_logger("service.settings").warning(clause)

@@ -94,7 +94,7 @@ def load_model(settings: Settings) -> ServedModel:
         model_path=settings.model_path,
         deterministic=settings.deterministic,
         async_scheduling=settings.async_scheduling,
-        adapters=adapters_in(settings.adapters),
+        adapters=_find_adapters(settings.adapters),
         now=time.monotonic,
     )
     facts = runner.config_facts
@@ -121,6 +121,13 @@ def load_model(settings: Settings) -> ServedModel:
     )
     _keep_out_of_collections()
     return served
+
+
+def _find_adapters(folder: Path | None) -> dict[str, Path]:
+    found = adapters_in(folder)
+    if folder is not None and not found:
+        _log.warning("there is no adapter in the folder of adapters", folder=str(folder))
+    return found
 
 
 def _warn_of_lengths(settings: Settings, config: EngineConfig, *, model_reads: int) -> None:

@@ -39,10 +39,10 @@ def _run() -> int:
         settings = load_gateway_settings()
         # `--help` and mistakes are answered without loading the rest.
         from service.gateway.server import Server
-        from service.logs import configure_logs, warn_of_variables
+        from service.logs import configure_logs, warn_of_settings
 
         configure_logs(level=settings.log_level, style=settings.log_format)
-        warn_of_variables(GatewaySettings.unknown_variables(os.environ))
+        warn_of_settings(GatewaySettings.unknown_variables(os.environ))
         server = Server(settings)
     except ConfigurationError as error:
         sys.stderr.write(f"configuration: {error}\n")

@@ -11,7 +11,8 @@ from quire.broker import Broker
 from quire.calls import MAX_ITEMS_PER_CALL
 from quire.connection import translated
 from quire.errors import BrokerUnavailable
-from service.config import KEPT_LEASES, Settings
+from service.combinations import KEPT_LEASES
+from service.config import Settings
 from service.contact import Contact
 from service.leases import Housekeeper
 from service.metrics import Metrics
