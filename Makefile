@@ -32,7 +32,7 @@ TORCH_REQUIREMENT := $(if $(filter cpu,$(TORCH)),torch==2.13.0+cpu,torch==2.13.0
 INSTALL := $(BIN)/python -m pip install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check lint types imports format requests bench bench-peers profile bench-protocol bench-gateway bench-scheduler soak soak-service modelcheck sim fuzz chaos up down clean check-native test-gpu bench-gpu
+.PHONY: help env demo test check lint types imports format requests bench bench-peers bench-neighbours profile bench-protocol bench-gateway bench-scheduler soak soak-service modelcheck sim fuzz chaos up down clean check-native test-gpu bench-gpu
 
 help: ## print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -117,6 +117,9 @@ bench: $(VENV)/demo.installed ## engine alone and end to end, W1 and W2, and wha
 bench-peers: $(VENV)/demo.installed ## other engines beside ours (PEERS= WORKLOADS= MODELS= ROUNDS= BENCH_JSON=file)
 	$(BIN)/python -m benchmarks.peers.install $(subst $(comma), ,$(PEERS))
 	$(BIN)/python -m benchmarks.bench_peers $(if $(PEERS),--peers $(PEERS)) $(BENCH_SELECTION)
+
+bench-neighbours: $(VENV)/demo.installed ## the engine while other processes use its cores (ROUNDS= BENCH_JSON=file)
+	$(BIN)/python -m benchmarks.bench_neighbours $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(BENCH_JSON),--json $(BENCH_JSON)) $(ARGS)
 
 profile: $(VENV)/demo.installed ## where the time of a step goes, or of a whole workload, against the floor (WORKLOAD=W1 ARGS="--models SMALL")
 	$(BIN)/python -m benchmarks.$(if $(WORKLOAD),profile_workload --workload $(WORKLOAD),profile_parts) $(ARGS)

@@ -118,6 +118,10 @@ class Metrics:
         for kind, gauge in gauges.items():
             gauge.set_function(partial(bytes_of, kind))
 
+    def watch_threads(self, read: Callable[[], int]) -> None:
+        """Export how many threads compute a step, as it is at each scrape."""
+        self._bind("quire_engine_threads").set_function(lambda: float(read()))
+
     def describe(self, *, build: Mapping[str, str], sizes: Mapping[str, int]) -> None:
         """Export what is running, and with which sizes."""
         labels = dict.fromkeys(families()["quire_build_info"].labels, "unknown") | dict(build)

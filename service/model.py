@@ -6,7 +6,7 @@ function, so that `--help` and the tests of the service never pay for it.
 
 import gc
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -41,6 +41,7 @@ class ServedModel:
     #: Labels of quire_build_info: torch, device, dtype.
     build: Mapping[str, str] = field(default_factory=dict)
     read_memory: MemoryReader | None = None
+    read_threads: Callable[[], int] | None = None
     adapters: Mapping[str, str] = field(default_factory=dict)
     grammars: Grammars = field(default_factory=lambda: NoGrammars("none were loaded"))
 
@@ -116,6 +117,7 @@ def load_model(settings: Settings) -> ServedModel:
         fingerprint=facts.fingerprint,
         build={"torch": version("torch"), "device": facts.device, "dtype": facts.dtype},
         read_memory=runner.device_memory,
+        read_threads=runner.num_threads,
         adapters=facts.adapters,
         grammars=_grammars_for(tokenizer, config),
     )

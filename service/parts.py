@@ -96,6 +96,8 @@ class Parts:
         self.metrics.describe(build=served.build, sizes=served.sizes)
         if served.read_memory is not None:
             self.metrics.watch_memory(served.build.get("device", ""), served.read_memory)
+        if served.read_threads is not None:
+            self.metrics.watch_threads(served.read_threads)
         return {
             f"intake-{shard}": self._intake(shard, broker, served=served)
             for shard, broker in self.reading_brokers.items()

@@ -196,6 +196,12 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
             {"device": (), "kind": ("allocated", "reserved", "total")},
             "Memory of the device; 0 where the device does not tell.",
         ),
+        Family(
+            "gauge",
+            "quire_engine_threads",
+            MODEL,
+            "Threads that compute a step on a CPU: fewer while others use the cores; 0 on a GPU.",
+        ),
     ),
     "Publishing": (
         Family(

@@ -1,5 +1,6 @@
 """Our own engine as one of the children: loaded and measured the way the others are."""
 
+import os
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -34,6 +35,8 @@ class QuireEngine:
             kv_cache_memory_bytes=KV_CACHE_BYTES,
             now=time.perf_counter,
         )
+        if "QUIRE_BENCH_FIXED_THREADS" in os.environ:
+            runner.threads = None
         loaded = time.perf_counter()
         runner.kv_pool.make(range(runner.kv_pool.num_blocks))
         made = time.perf_counter()

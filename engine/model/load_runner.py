@@ -22,6 +22,7 @@ from engine.model.memory import free_memory_bytes, memory_share, release_memory
 from engine.model.model_runner import ConfigFacts, Limits, ModelRunner
 from engine.model.native_decoder import NativeDecoder
 from engine.model.pool_size import StepSize, blocks_in, memory_for_blocks, useful_blocks
+from engine.model.step_threads import StepThreads
 
 #: Default of `max_num_batched_tokens`. On a CPU larger steps brought no more tokens a second (see
 #: docs/performance-around-the-model.md), and the smaller a step, the sooner other requests get
@@ -229,6 +230,7 @@ def _runner(
         multiple=chosen.multiple,
         graphs=graphs,
         runs_ahead=async_scheduling and chosen.device.type == "cuda",
+        threads=StepThreads(torch.get_num_threads()) if chosen.device.type == "cpu" else None,
     )
 
 

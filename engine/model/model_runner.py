@@ -23,6 +23,7 @@ from engine.model.graphs import DecodeGraphs
 from engine.model.kv_pool import KVPool
 from engine.model.sampler import Drawn, Draws, Sampler, take_likeliest
 from engine.model.step import Fed, compute_logits, feed_of, lay_out
+from engine.model.step_threads import StepThreads
 from engine.model.transfer import ToHost
 
 
@@ -84,6 +85,8 @@ class ModelRunner:
         graphs: captured steps of this model over this pool.
         runs_ahead: whether `launch` returns while the step is in flight, so that the next one can
             be launched.
+        threads: adjusts the number of threads after each step on a CPU; None, which may also be set
+            later, keeps it.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class ModelRunner:
         multiple: int = 1,
         graphs: DecodeGraphs | None = None,
         runs_ahead: bool = False,
+        threads: StepThreads | None = None,
     ) -> None:
         self.config_facts = facts
         self.kv_pool = kv_pool
@@ -109,6 +113,7 @@ class ModelRunner:
         self._multiple = multiple
         self._graphs = graphs
         self._runs_ahead = runs_ahead
+        self.threads = threads
 
     def launch(self, batch: Batch, *, after: LaunchedStep | None = None) -> LaunchedStep:
         """Compute a batch, or queue it on a device that runs ahead.
@@ -134,6 +139,8 @@ class ModelRunner:
         except Exception as error:
             tell_from_device_failure(error, batch)
             raise
+        if self.threads is not None:
+            self.threads.adjust()
         return ComputedStep(result_of(batch, due, chosen, logprobs))
 
     def run(self, batch: Batch) -> dict[str, int]:
@@ -156,6 +163,10 @@ class ModelRunner:
         free, total = torch.cuda.mem_get_info(self._device)
         allocated = torch.cuda.memory_allocated(self._device)
         return {"allocated": allocated, "reserved": total - free, "total": total}
+
+    def num_threads(self) -> int:
+        """Threads that compute the next step on a CPU; 0 where their number is not adjusted."""
+        return 0 if self.threads is None else self.threads.count
 
     @torch.inference_mode()
     def draw(self, batch: Batch, due: Sequence[Drawn], fed: Fed | None) -> Draws:

@@ -98,10 +98,11 @@ WORKER_ROW = Row(
         ),
         Panel(
             title="Processor",
-            description="Cores in use by each worker process.",
+            description="Cores in use by each worker process, and threads that compute a step.",
             unit="short",
             targets=[
                 Target(rate("process_cpu_seconds_total", "instance", WORKERS), "{{instance}}"),
+                Target(total("quire_engine_threads", "instance", WORKERS), "threads {{instance}}"),
             ],
         ),
         Panel(

@@ -21,6 +21,7 @@ def metrics() -> Metrics:
     metrics = Metrics(model="abacus", queue="default", registry=CollectorRegistry())
     metrics.watch_state(Vitals(stall_timeout_seconds=1.0))
     metrics.watch_memory("cpu", dict)
+    metrics.watch_threads(lambda: 2)
     sizes = {"max_num_seqs": 1, "block_size": 2, "num_blocks": 3}
     metrics.describe(build={"device": "cpu"}, sizes=sizes)
     return metrics
