@@ -1,13 +1,25 @@
 """Which tokens may come next in a constrained generation. Knows no grammar and no library."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 #: A bit per token of the vocabulary: that of token `id` is bit `id % 8` of byte `id // 8`.
 TokenBitmask = NDArray[np.uint8]
+
+
+class Failure(NamedTuple):
+    """Why a constraint allows no token.
+
+    Args:
+        message: one sentence for the author of the request.
+        field: of the request, if it is at fault; None if the output does not keep to it here.
+    """
+
+    message: str
+    field: str | None = None
 
 
 class Constraint(Protocol):
@@ -17,6 +29,11 @@ class Constraint(Protocol):
     preempted request and one taken over from a dead worker. Nobody reports new tokens: each call
     passes the whole output, which begins with that of the call before.
     """
+
+    @property
+    def field(self) -> str:
+        """The field of the request that asked for it."""
+        ...
 
     def allowed(self, output_token_ids: Sequence[int]) -> TokenBitmask:
         """The tokens that may come next.
@@ -46,7 +63,7 @@ class Constraint(Protocol):
         ...
 
     @property
-    def failure(self) -> str | None:
+    def failure(self) -> Failure | None:
         """Why no token may follow the output of the last call, if something went wrong."""
         ...
 
@@ -60,4 +77,5 @@ def why_no_token(constraint: Constraint | None) -> str:
     """The error message for a row for which no token could be chosen."""
     if constraint is None:
         return "no finite logit to choose from"
-    return constraint.failure or "no token with a finite logit may come next"
+    failure = constraint.failure
+    return failure.message if failure else "no token with a finite logit may come next"

@@ -24,9 +24,10 @@ from engine.batch import (
     StepResult,
 )
 from engine.config import EngineConfig
-from engine.errors import DeviceFailed, DuplicateRequest, RequestRejected
+from engine.errors import DeviceFailed, DuplicateRequest
 from engine.invariants import violations
 from engine.logprobs import Logprobs
+from engine.refusals import fault_of, refuse_if_never_servable
 from engine.request import FinishReason, Progress, Request, Run, take_text
 from engine.scheduler import Scheduler
 from engine.stats import EngineSnapshot, StepKind, StepStats
@@ -118,8 +119,8 @@ class Engine:
         """Queue a request, or reject it.
 
         One that arrives with published tokens may be complete already: its worker may have died
-        between the last token and the terminal record. Then the next `step()` reports its end,
-        without a token.
+        between the last token and the terminal record. So may one whose constraint allows only an
+        empty output. Then the next `step()` reports its end, without a token.
 
         Raises:
             RequestRejected: it can never be served; the field and the reason are named.
@@ -128,7 +129,7 @@ class Engine:
         if request.request_id in self._scheduler.requests:
             raise DuplicateRequest(request.request_id)
         refuse_if_never_servable(request, self.config)
-        reason = self._replay(request) if request.output_token_ids else None
+        reason = self._replay(request)
         self._scheduler.add(request)
         if request.deadline is not None:
             self._watch_deadline(request.request_id, request.deadline)
@@ -244,8 +245,17 @@ class Engine:
         for request in batch.requests if result.failures else ():
             error = result.failures.get(request.request_id)
             if error is not None and not request.is_finished:
-                self._finish(request, FinishReason.ERROR, now=clock(), error=error)
+                self._fail(request, error, now=clock())
         return result
+
+    def _fail(self, request: Request, error: str, *, now: float) -> None:
+        """End a request whose row has failed: refused where its own fields left no token."""
+        fault = fault_of(request, self.config)
+        if fault is None:
+            self._finish(request, FinishReason.ERROR, now=now, error=error)
+        else:
+            reason = FinishReason.REFUSED
+            self._finish(request, reason, now=now, error=fault.message, faulty_field=fault.field)
 
     def _run_one_by_one(self, batch: Batch) -> StepResult:
         """Run each row alone, to tell those that fail; the runner has already done the swaps."""
@@ -304,10 +314,16 @@ class Engine:
             self._outputs += outputs_of(run, logprobs.get(run.request.request_id, ()))
 
     def _finish(
-        self, request: Request, reason: FinishReason, *, now: float, error: str | None = None
+        self,
+        request: Request,
+        reason: FinishReason,
+        *,
+        now: float,
+        error: str | None = None,
+        faulty_field: str | None = None,
     ) -> None:
         """End a request outside of `apply` and report it, without a token."""
-        self._scheduler.finish(request, reason, now=now, error=error)
+        self._scheduler.finish(request, reason, now=now, error=error, faulty_field=faulty_field)
         # Whoever resumes a released request replays its tokens, and so the held-back text.
         text = "" if reason is FinishReason.RELEASED else take_text(request, final=True)
         output = RequestOutput(request, request.num_output_tokens, (), text, reason, error)
@@ -344,30 +360,6 @@ class Engine:
             stop_string_found = any(map(request.text.append, request.output_token_ids))
             request.text.take_text(final=False)
         return finish_reason_of(request, self.config, stop_string_found=stop_string_found)
-
-
-def refuse_if_never_servable(request: Request, config: EngineConfig) -> None:
-    """Raise RequestRejected, naming the field, if no amount of waiting would help."""
-    if not request.prompt_token_ids:
-        raise RequestRejected("prompt", "the prompt is empty")
-    if request.adapter is not None and request.adapter not in config.adapters:
-        raise RequestRejected("adapter", f"there is no adapter {request.adapter!r} here")
-    for field, token_ids in (
-        ("prompt", request.token_ids_between(0, request.num_tokens)),
-        ("allowed_token_ids", request.sampling.allowed_token_ids),
-        ("logit_bias", [token_id for token_id, _ in request.sampling.logit_bias]),
-    ):
-        outside = next((id_ for id_ in token_ids if not 0 <= id_ < config.vocab_size), None)
-        if outside is not None:
-            message = f"token id {outside} is outside the vocabulary of {config.vocab_size}"
-            raise RequestRejected(field, message)
-    num_tokens = request.num_prompt_tokens
-    if num_tokens >= config.max_model_len:
-        message = f"{num_tokens} tokens leave no room in a model length of {config.max_model_len}"
-        raise RequestRejected("prompt", message)
-    if num_tokens >= config.max_request_tokens:
-        message = f"{num_tokens} tokens do not fit a KV cache of {config.max_request_tokens} tokens"
-        raise RequestRejected("prompt", message)
 
 
 def outputs_of(run: Run, logprobs: Sequence[Logprobs]) -> Iterator[RequestOutput]:

@@ -41,6 +41,8 @@ class FinishReason(StrEnum):
     CANCELLED = "cancelled"
     DEADLINE = "deadline"
     ERROR = "error"
+    #: The request's own fields left no token to choose; `Request.faulty_field` names the one.
+    REFUSED = "refused"
     #: The engine gave the request up unfinished (drain); another engine may go on from its tokens.
     RELEASED = "released"
 
@@ -123,6 +125,8 @@ class Request:
     state: RequestState = RequestState.WAITING
     finish_reason: FinishReason | None = None
     error: str | None = None
+    #: The field of the request that is at fault; only where the reason is REFUSED.
+    faulty_field: str | None = None
     #: Tokens whose KV is not computed: 1 while it decodes, more while it catches up.
     num_pending_tokens: int = field(init=False)
     #: A launched step will bring another token, which `num_tokens` counts already.

@@ -130,7 +130,13 @@ class Scheduler:
         return progress
 
     def finish(
-        self, request: Request, reason: FinishReason, *, now: float, error: str | None = None
+        self,
+        request: Request,
+        reason: FinishReason,
+        *,
+        now: float,
+        error: str | None = None,
+        faulty_field: str | None = None,
     ) -> None:
         """End a request, whatever its state, and free all its blocks."""
         if request.state is RequestState.RUNNING:
@@ -141,6 +147,7 @@ class Scheduler:
             request.transition(RequestState.FINISHED)
             self._waiting.mark_dead(request)
         request.finish_reason, request.error = reason, error
+        request.faulty_field = faulty_field
         request.times.finished = now
         self._last_end = self._last_step
         self.kv_cache.free(request.request_id)

@@ -23,6 +23,7 @@ ENDS = {
     EngineReason.CANCELLED: (State.CANCELLED, FinishReason.CANCELLED),
     EngineReason.DEADLINE: (State.EXPIRED, FinishReason.DEADLINE),
     EngineReason.ERROR: (State.FAILED, FinishReason.ERROR),
+    EngineReason.REFUSED: (State.FAILED, FinishReason.REJECTED),
 }
 #: The longest error message in a record, in characters; some libraries write pages.
 MAX_MESSAGE_LENGTH = 500
@@ -92,6 +93,8 @@ def completion_of(origin: Origin, output: RequestOutput) -> Completion:
     if reason is FinishReason.ERROR:
         message = output.error or "the engine gave no reason"
         error = short_error("engine_error", message)
+    elif reason is FinishReason.REJECTED:
+        error = short_error("invalid_request", output.error or "", f"body.{request.faulty_field}")
     return Completion(
         request_id=origin.request_id,
         state=state,

@@ -8,20 +8,19 @@ perhaps because others have used it up, gets a compilation of its own.
 """
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-import numpy as np
 from tokenizers import Tokenizer
 
 from engine.constraint import Constraint as EngineConstraint
-from engine.constraint import TokenBitmask
 from quire.constraints import Constraint, Kind
 from quire.errors import InvalidRequest
 from service.deep_stack import on_deep_stack
 from service.grammar_cache import GrammarCache
+from service.matching import GrammarConstraint, shortened
+from service.spelling import Speller, without_forced_text
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -38,8 +37,6 @@ MAX_STEP_FUEL = 50_000
 MAX_STEP_ITEMS = 5_000
 MAX_ROW_ITEMS = 5_000
 MAX_LEXER_STATES = 10_000
-#: How many tokens a generation has to get with its own compilation before it may have another.
-RENEWED_TOKENS = 16
 #: White space between two parts of a JSON value: enough to indent with, but bounded, as some models
 #: would otherwise generate it without end.
 JSON_SPACE = r"[ \n\r\t]{1,32}"
@@ -49,8 +46,6 @@ JSON_SPACE = r"[ \n\r\t]{1,32}"
 JSON_ESCAPES = 'nrbtf\\"'
 #: The schema of `json_object`.
 ANY_OBJECT = {"type": "object"}
-#: The longest reason for refusing a constraint, in characters; the library quotes what it refuses.
-MAX_REASON_LENGTH = 300
 #: How to install the library.
 GRAMMARS_EXTRA = "the extra `grammars`: pip install -c constraints.txt -e '.[grammars]'"
 
@@ -113,17 +108,9 @@ class CompiledGrammars:
         self._tokenizer = llguidance.LLTokenizer(
             described, n_vocab=max(vocab_size, known + 1), eos_token=ends_known
         )
-        self._limits = llguidance.LLParserLimits(
-            max_grammar_size=MAX_GRAMMAR_SIZE,
-            initial_lexer_fuel=MAX_COMPILE_FUEL,
-            step_lexer_fuel=MAX_STEP_FUEL,
-            step_max_items=MAX_STEP_ITEMS,
-            max_items_in_row=MAX_ROW_ITEMS,
-            max_lexer_states=MAX_LEXER_STATES,
-            verbose_errors=False,
-        )
         ends = {id_ for id_ in eos_token_ids if id_ < vocab_size}
         self._ends = {id_: id_ in ends for id_ in ends.union(self._tokenizer.eos_tokens)}
+        self._speller = Speller(self._tokenizer, ends=self._ends)
         self._compiled: GrammarCache[Matcher] = GrammarCache()
 
     def constraint(
@@ -136,7 +123,11 @@ class CompiledGrammars:
             matcher = self.compile(wanted)
             self._compiled.put(key, matcher)
         constraint = GrammarConstraint(
-            matcher.deep_copy(), ends=self._ends, renew=partial(self._compile_anew, wanted, key=key)
+            matcher.deep_copy(),
+            field=wanted.field.removeprefix("body."),
+            ends=self._ends,
+            speller=self._speller,
+            renew=partial(self._compile_anew, wanted, key=key),
         )
         # What was published is replayed here, and not in the engine's thread.
         constraint.is_complete(output_token_ids)
@@ -165,7 +156,11 @@ class CompiledGrammars:
             grammar = self._grammar(wanted.kind, wanted.value)
         except ValueError as error:
             raise InvalidRequest(wanted.field, shortened(str(error))) from error
-        matcher = on_deep_stack(partial(self._started, grammar))
+        # A text has a state for each of its bytes, however harmless it is.
+        num_bytes = len(grammar) if wanted.kind == "choice" else 0
+        matcher = on_deep_stack(
+            partial(self._started, grammar, max_lexer_states=MAX_LEXER_STATES + num_bytes)
+        )
         reason = matcher.get_error()
         if reason.startswith("NoExtension"):
             reason = "no output can be so"
@@ -173,10 +168,19 @@ class CompiledGrammars:
             raise InvalidRequest(wanted.field, shortened(reason))
         return matcher
 
-    def _started(self, grammar: str) -> "Matcher":
+    def _started(self, grammar: str, *, max_lexer_states: int) -> "Matcher":
         """A matcher with the answer of its first step, or with an error."""
+        limits = self._library.LLParserLimits(
+            max_grammar_size=MAX_GRAMMAR_SIZE,
+            initial_lexer_fuel=MAX_COMPILE_FUEL,
+            step_lexer_fuel=MAX_STEP_FUEL,
+            step_max_items=MAX_STEP_ITEMS,
+            max_items_in_row=MAX_ROW_ITEMS,
+            max_lexer_states=max_lexer_states,
+            verbose_errors=False,
+        )
         matcher = self._library.LLMatcher(
-            self._tokenizer, grammar, limits=self._limits, log_level=0
+            self._tokenizer, without_forced_text(grammar), limits=limits, log_level=0
         )
         if not matcher.is_error():
             matcher.compute_bitmask()
@@ -207,105 +211,8 @@ class CompiledGrammars:
             return matcher.grammar_from_regex(value)
         if kind == "choice":
             # A string of Lark is one of JSON.
-            return matcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, value)))
-        return matcher.grammar_from_lark(value)
-
-
-class GrammarConstraint:
-    """One generation's matcher, brought to where its output is by every question.
-
-    Args:
-        ends: which of the tokens that the matcher or the model takes for an end of sequence are
-            one; whether one may come is said here.
-        renew: makes a matcher that shares nothing; None if this one has to do.
-    """
-
-    def __init__(
-        self, matcher: "Matcher", *, ends: dict[int, bool], renew: Callable[[], "Matcher"] | None
-    ) -> None:
-        self._matcher = matcher
-        self._ends = ends
-        self._renew = renew
-        self._num_consumed = 0
-        self._renewable_from = 0
-
-    def allowed(self, output_token_ids: Sequence[int]) -> TokenBitmask:
-        """See `engine.constraint.Constraint`."""
-        self._consume(output_token_ids)
-        found = self._matcher.compute_bitmask()
-        if self._is_renewed():
-            self._consume(output_token_ids)
-            found = self._matcher.compute_bitmask()
-        bits = np.frombuffer(found, dtype=np.uint8).copy()
-        if self._matcher.is_error():
-            bits[:] = 0
-            return bits
-        may_end = self._matcher.is_accepting()
-        for token_id, is_end in self._ends.items():
-            bit = np.uint8(1 << token_id % 8)
-            if may_end and is_end:
-                bits[token_id // 8] |= bit
-            else:
-                bits[token_id // 8] &= ~bit
-        return bits
-
-    def is_complete(self, output_token_ids: Sequence[int]) -> bool:
-        """See `engine.constraint.Constraint`."""
-        self._consume(output_token_ids)
-        return self._matcher.is_stopped() and not self._matcher.is_error()
-
-    def draft(self, output_token_ids: Sequence[int], guess: Sequence[int]) -> Sequence[int]:
-        """See `engine.constraint.Constraint`."""
-        self._consume(output_token_ids)
-        if self._matcher.is_error():
-            return ()
-        if forced := self._matcher.compute_ff_tokens():
-            return forced
-        # Behind an end there is nothing to guess.
-        guess = list(takewhile(lambda token_id: token_id not in self._ends, guess))
-        return guess[: self._matcher.validate_tokens(guess)]
-
-    def assuming(
-        self, output_token_ids: Sequence[int], draft: Sequence[int]
-    ) -> "GrammarConstraint":
-        """See `engine.constraint.Constraint`."""
-        del draft  # The question will bring it.
-        self._consume(output_token_ids)
-        ahead = GrammarConstraint(self._matcher.deep_copy(), ends=self._ends, renew=None)
-        ahead._num_consumed = self._num_consumed
-        return ahead
-
-    @property
-    def failure(self) -> str | None:
-        """See `engine.constraint.Constraint`."""
-        reason = self._matcher.get_error()
-        return f"its constraint cannot go on: {shortened(reason)}" if reason else None
-
-    def _consume(self, output_token_ids: Sequence[int]) -> None:
-        assert len(output_token_ids) >= self._num_consumed, "an output has become shorter"
-        new = list(output_token_ids[self._num_consumed :])
-        self._num_consumed = len(output_token_ids)
-        if new:
-            # What it does not accept makes it an error, for ever.
-            self._matcher.consume_tokens(new)
-            if self._is_renewed():
-                self._consume(output_token_ids)
-
-    def _is_renewed(self) -> bool:
-        """Whether the matcher had come upon a limit of its lexer, and another one has its place.
-
-        One that has seen nothing but these tokens fails where there is no other way.
-        """
-        if "lexer" not in self._matcher.get_error() or self._num_consumed < self._renewable_from:
-            return False
-        if self._renew is None:
-            return False
-        self._renewable_from = self._num_consumed + RENEWED_TOKENS
-        try:
-            self._matcher, self._num_consumed = self._renew(), 0
-        except Exception:  # noqa: BLE001 - it costs this generation, and not the engine that asks.
-            return False
-        return True
+            value = "start: " + " | ".join(map(json.dumps, value))
+        return json.dumps({"grammars": [{"lark_grammar": value}]})
 
 
 def load_grammars(
@@ -338,9 +245,3 @@ def with_special_token(described: str, token_id: int) -> str:
     token = {"id": token_id, "content": f"<end {token_id}>", "special": True, **flags}
     fields["added_tokens"].append(token)
     return json.dumps(fields)
-
-
-def shortened(reason: str) -> str:
-    """A reason of the library in one line."""
-    line = " ".join(reason.replace("<non-verbose/>", "").split())
-    return line if len(line) <= MAX_REASON_LENGTH else f"{line[: MAX_REASON_LENGTH - 1]}…"

@@ -24,7 +24,8 @@ from tokenizers import Tokenizer
 from quire.constraints import Constraint
 from quire.errors import InvalidRequest
 from service.deep_stack import STACK_BYTES
-from service.grammars import CompiledGrammars, shortened
+from service.grammars import CompiledGrammars
+from service.matching import shortened
 
 #: Steps that this process' nice value is above its parent's: the engine comes first.
 NICE = 5

@@ -7,6 +7,7 @@ import numpy as np
 
 from engine.batch import Batch
 from engine.config import EngineConfig
+from engine.constraint import Failure
 from engine.engine import Engine, RequestOutput
 from engine.fake_runner import FakeRunner, fake_generation, fake_next_token
 from engine.request import Priority, Request
@@ -65,7 +66,8 @@ class Residues:
     After `length` tokens the output is complete; at number `stuck_at` nothing may come.
     """
 
-    failure: str | None = None
+    failure: Failure | None = None
+    field = "residues"
 
     def __init__(self, *, length: int = 1000, stuck_at: int | None = None) -> None:
         self.length = length
@@ -80,7 +82,7 @@ class Residues:
     def allowed(self, output_token_ids: Sequence[int]):
         bits = np.zeros(VOCAB_SIZE, dtype=np.uint8)
         bits[(found := self.may_come(output_token_ids))] = 1
-        self.failure = None if found else "a rule without a way out"
+        self.failure = None if found else Failure("a rule without a way out", self.field)
         return np.packbits(bits, bitorder="little")
 
     def is_complete(self, output_token_ids: Sequence[int]) -> bool:

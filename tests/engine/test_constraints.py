@@ -159,5 +159,6 @@ def test_where_nothing_may_come_the_request_fails_alone_and_says_why(runs_ahead)
     machine.run()
     assert len(machine.tokens("bad")) == 4
     end = [output for output in machine.outputs if output.request_id == "bad"][-1]
-    assert (end.finish_reason, end.error) == (FinishReason.ERROR, "a rule without a way out")
+    assert (end.finish_reason, end.error) == (FinishReason.REFUSED, "a rule without a way out")
+    assert end.request.faulty_field == "residues"
     assert machine.tokens("good") == expected_under(Residues(), good)

@@ -17,7 +17,8 @@ from quire.constraints import Constraint
 from quire.errors import InvalidRequest
 from service import grammar_cache, grammars
 from service.grammar_cache import GrammarCache
-from service.grammars import CompiledGrammars, GrammarConstraint, NoGrammars, load_grammars
+from service.grammars import CompiledGrammars, NoGrammars, load_grammars
+from service.matching import GrammarConstraint
 from tests.service.walks import (
     EOS_ID,
     OTHER_EOS_ID,
@@ -205,7 +206,8 @@ def test_generations_that_ask_the_same_do_not_move_one_another():
 def test_tokens_that_no_such_rule_lets_come_leave_nothing_and_a_reason():
     rule = constraint("regex", "[0-9]+", output=pair_tokenizer().encode("no").ids)
     assert may_come(rule, pair_tokenizer().encode("no").ids) == []
-    assert "cannot go on" in (rule.failure or "")
+    # Nothing of the request is at fault.
+    assert rule.failure == ("its output so far does not keep to its constraint here", None)
     assert not rule.is_complete(pair_tokenizer().encode("no").ids)
 
 
@@ -335,8 +337,8 @@ def test_states_that_others_have_used_up_are_no_reason_to_fail(monkeypatch: pyte
 
     assert walks(share=True) == walks(share=False)
     # The control: where a matcher is not renewed, one that came late has nothing left.
-    monkeypatch.setattr(grammars.GrammarConstraint, "_is_renewed", lambda rule: False)
-    with pytest.raises(AssertionError, match="too many states"):
+    monkeypatch.setattr(GrammarConstraint, "_is_renewed", lambda rule: False)
+    with pytest.raises(AssertionError, match="too complex"):
         walks(share=True)
 
 
@@ -349,9 +351,16 @@ def test_where_there_is_no_new_compilation_the_generation_fails_and_nobody_else(
         raise RuntimeError("can't start new thread")
 
     matcher = LLMatcher(compiled()._tokenizer, grammar, limits=tight, log_level=0)
-    rule = GrammarConstraint(matcher, ends={EOS_ID: True}, renew=refuse)
-    with pytest.raises(AssertionError, match=r"its constraint cannot go on: .*too many states"):
+    rule = GrammarConstraint(
+        matcher,
+        field="regex",
+        ends={EOS_ID: True},
+        speller=compiled()._speller,
+        renew=refuse,
+    )
+    with pytest.raises(AssertionError, match=r"is too complex to go on after \d+ tokens"):
         walk(rule, seed=1)
+    assert rule.failure is not None and rule.failure.field == "regex"
     output = pair_tokenizer().encode("abc").ids
     assert not rule.is_complete(output * 100)
     assert may_come(rule, output * 100) == []

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from engine.constraint import Constraint as EngineConstraint
 from quire.constraints import MAX_CONSTRAINT_BYTES
 from quire.errors import InvalidRequest
-from service.grammars import MAX_REASON_LENGTH
+from service.matching import MAX_REASON_LENGTH
 from tests.service.walks import EOS_ID, OTHER_EOS_ID, constraint, may_come, vocab_size
 
 #: What any one call may take, on whatever threads, in seconds of a core: some tenths are usual.

@@ -1,0 +1,80 @@
+"""Which requests cannot be served, and which of their fields is at fault. Knows no wire."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.config import EngineConfig
+from engine.constraint import Failure
+from engine.errors import RequestRejected
+from engine.request import Request
+
+
+class Fault(NamedTuple):
+    """The field of a request that leaves no token to choose, and why, in one sentence."""
+
+    field: str
+    message: str
+
+
+def refuse_if_never_servable(request: Request, config: EngineConfig) -> None:
+    """Raise RequestRejected, naming the field, if no amount of waiting would help."""
+    if not request.prompt_token_ids:
+        raise RequestRejected("prompt", "the prompt is empty")
+    if request.adapter is not None and request.adapter not in config.adapters:
+        raise RequestRejected("adapter", f"there is no adapter {request.adapter!r} here")
+    for field, token_ids in (
+        ("prompt", request.token_ids_between(0, request.num_tokens)),
+        ("allowed_token_ids", request.sampling.allowed_token_ids),
+        ("logit_bias", [token_id for token_id, _ in request.sampling.logit_bias]),
+    ):
+        outside = next((id_ for id_ in token_ids if not 0 <= id_ < config.vocab_size), None)
+        if outside is not None:
+            message = f"token id {outside} is outside the vocabulary of {config.vocab_size}"
+            raise RequestRejected(field, message)
+    num_tokens = request.num_prompt_tokens
+    if num_tokens >= config.max_model_len:
+        message = f"{num_tokens} tokens leave no room in a model length of {config.max_model_len}"
+        raise RequestRejected("prompt", message)
+    if num_tokens >= config.max_request_tokens:
+        message = f"{num_tokens} tokens do not fit a KV cache of {config.max_request_tokens} tokens"
+        raise RequestRejected("prompt", message)
+
+
+def fault_of(request: Request, config: EngineConfig) -> Fault | None:
+    """Which field of a request leaves no token to come next; None if some token is left.
+
+    Asked only after a row has failed: a token that its parameters leave has a finite logit in every
+    model that works. A constraint that failed by itself is a fault only if its `Failure` says so.
+    """
+    sampling, constraint = request.sampling, request.constraint
+    place = request.num_output_tokens
+    left = np.ones(config.vocab_size, dtype=np.bool_)
+    if constraint is not None:
+        bits = constraint.allowed(request.output_token_ids)
+        failure = constraint.failure
+        if failure is not None:
+            return _fault_of_constraint(failure)
+        allowed = np.unpackbits(bits, count=config.vocab_size, bitorder="little")
+        left &= allowed.astype(np.bool_)
+        if not left.any():
+            message = f"allows only tokens that the model does not have, after {place} tokens"
+            return Fault(constraint.field, message)
+    if sampling.allowed_token_ids:
+        listed = np.zeros_like(left)
+        listed[list(sampling.allowed_token_ids)] = True
+        left &= listed
+        if not left.any():
+            message = f"has no token that the constraint allows after {place} tokens"
+            return Fault("allowed_token_ids", message)
+    if place < sampling.min_tokens:
+        banned = config.eos_token_ids.union(sampling.stop_token_ids)
+        left[[token_id for token_id in banned if token_id < config.vocab_size]] = False
+        if not left.any():
+            message = f"only tokens that end the output are left after {place} tokens"
+            return Fault("min_tokens", message)
+    return None
+
+
+def _fault_of_constraint(failure: Failure) -> Fault | None:
+    return None if failure.field is None else Fault(failure.field, failure.message)

@@ -1,0 +1,125 @@
+"""Spells text that a constraint forces in the tokens that the tokenizer would choose.
+
+Knows no request. The library can force text itself, but not exactly: where the text is that of a
+control token, as `<s>`, it takes the control token, which no text may contain; and of a grammar
+that never ends it forces text until it comes upon a limit. So that is switched off, and done here.
+"""
+
+import json
+from collections.abc import Collection, Iterator, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.constraint import TokenBitmask, allows
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+#: How far one looks ahead for forced text, in bytes: far enough for most words to be whole.
+MAX_FORCED_BYTES = 32
+#: The same for drafts.
+MAX_DRAFTED_BYTES = 2 * MAX_FORCED_BYTES
+#: Beside any other grammar, it makes the library force nothing; nothing else refers to it.
+_FORCES_NOTHING = {"lark_grammar": '%llguidance {"no_forcing": true}\nstart: ""'}
+
+
+class Speller:
+    """Spells forced text in ordinary tokens, whatever control tokens it may resemble.
+
+    Every answer is a function of what the matcher has seen. A limit of the library that is reached
+    while looking ahead is found in the matcher that is returned.
+
+    Args:
+        ends: tokens that are an end of sequence, whatever the tokenizer says of them.
+    """
+
+    def __init__(self, tokenizer: "LLTokenizer", *, ends: Collection[int]) -> None:
+        self._tokenizer = tokenizer
+        self._texts: list[bytes] = [
+            b"" if id_ in ends or tokenizer.is_special_token(id_) else tokenizer.decode_bytes([id_])
+            for id_ in range(tokenizer.vocab_size)
+        ]
+        first = np.array([text[0] if text else -1 for text in self._texts], dtype=np.int16)
+        padded = np.full(-(-len(first) // 32) * 32, -1, dtype=np.int16)
+        padded[: len(first)] = first
+        #: For each byte, the bits of the tokens that do not begin with it.
+        self._others = [np.packbits(padded != byte, bitorder="little") for byte in range(256)]
+        self._of_one_byte = {text: id_ for id_, text in enumerate(self._texts) if len(text) == 1}
+
+    def keep_to_spelling(self, bits: TokenBitmask, matcher: "LLMatcher") -> "LLMatcher":
+        """Leave one token in `bits`, in place, if they are all beginnings of forced text.
+
+        Otherwise there is a choice, and the model has it. Returns the matcher that looked ahead.
+        """
+        if not 1 < int.from_bytes(bits.tobytes()).bit_count() <= MAX_FORCED_BYTES:
+            return matcher
+        ids = np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist()
+        longest = max((self._texts[token_id] for token_id in ids), key=len)
+        if not all(self._begins(longest, token_id) for token_id in ids):
+            return matcher
+        text, ahead = self._forced_text(matcher, bits, most=MAX_FORCED_BYTES)
+        first = self._spelled(text)
+        if first and allows(bits, first[0]) and text.startswith(longest):
+            bits[:] = 0
+            bits[first[0] // 8] = 1 << first[0] % 8
+        return ahead
+
+    def draft(self, matcher: "LLMatcher") -> list[int]:
+        """Tokens of forced text; each is the one that `keep_to_spelling` would leave there.
+
+        The last is left out: where the text behind it is not forced, the model has the choice.
+        """
+        bits = np.frombuffer(matcher.deep_copy().compute_bitmask(), dtype=np.uint8)
+        if matcher.is_accepting():
+            return []
+        text, _ = self._forced_text(matcher, bits, most=MAX_DRAFTED_BYTES)
+        found = list(self._spelled_one_by_one(text))[:-1]
+        return found[: matcher.deep_copy().validate_tokens(found)]
+
+    def _forced_text(
+        self, matcher: "LLMatcher", bits: TokenBitmask, *, most: int
+    ) -> tuple[bytes, "LLMatcher"]:
+        """The text that has to come, up to `most` bytes, and the matcher that looked ahead."""
+        ahead, text = matcher.deep_copy(), b""
+        while len(text) < most:
+            ids = np.flatnonzero(bits)[:1]
+            if not len(ids):
+                break
+            place = int(ids[0]) * 8 + (int(bits[ids[0]]) & -int(bits[ids[0]])).bit_length() - 1
+            byte = self._texts[place][:1]
+            if not byte or np.any(bits & self._others[byte[0]][: len(bits)]):
+                break
+            text += byte
+            if byte not in self._of_one_byte or not ahead.consume_token(self._of_one_byte[byte]):
+                break
+            if ahead.is_stopped() or ahead.is_accepting():
+                break
+            bits = np.frombuffer(ahead.compute_bitmask(), dtype=np.uint8)
+        return text, ahead
+
+    def _spelled(self, text: bytes) -> Sequence[int]:
+        """The tokens of a text, up to what resembles a control token."""
+        token_ids: Sequence[int] = self._tokenizer.tokenize_bytes(text)
+        return list(takewhile(lambda token_id: self._texts[token_id], token_ids))
+
+    def _spelled_one_by_one(self, text: bytes) -> Iterator[int]:
+        """The tokens of which each is the first of the text from there on, as far as is seen."""
+        is_cut = len(text) == MAX_DRAFTED_BYTES
+        while text and not (is_cut and len(text) < MAX_FORCED_BYTES):
+            first = self._spelled(text[:MAX_FORCED_BYTES])[:1]
+            if not first:
+                break
+            yield first[0]
+            text = text[len(self._texts[first[0]]) :]
+
+    def _begins(self, text: bytes, token_id: int) -> bool:
+        return bool(self._texts[token_id]) and text.startswith(self._texts[token_id])
+
+
+def without_forced_text(grammar: str) -> str:
+    """A grammar of the library, as JSON, that leaves forced text to a `Speller`."""
+    described: dict[str, Any] = json.loads(grammar)
+    described["grammars"].append(_FORCES_NOTHING)
+    return json.dumps(described)
