@@ -99,7 +99,7 @@ def fields_of_response_format(body: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "text":
         return {}
     for name in CONSTRAINTS:
-        if body.get(name):
+        if body.get(name) not in (None, False):
             raise InvalidRequest("body.response_format", f"cannot be combined with {name}")
     if kind == "json_object":
         return {"json_object": True}

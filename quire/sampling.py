@@ -77,12 +77,12 @@ class SamplingParams(BaseModel):
     repetition_penalty: _Float = Field(default=1.0, ge=MIN_REPETITION_PENALTY, le=2.0)
     presence_penalty: _Float = Field(default=0.0, ge=-2.0, le=2.0)
     frequency_penalty: _Float = Field(default=0.0, ge=-2.0, le=2.0)
-    #: Nothing but these comes; empty, anything may.
+    #: Nothing but these comes; left out, anything may.
     allowed_token_ids: tuple[_TokenId, ...] = Field(default=(), max_length=MAX_ALLOWED_TOKEN_IDS)
     #: What is added to the logits of tokens by id; a body's keys are decimal strings.
     logit_bias: dict[_TokenId, _Bias] = Field(default_factory=dict, max_length=MAX_BIASED_TOKENS)
     #: What the output has to be; at most one of the five. A grammar is written as for Lark.
-    json_schema: dict[str, Any] | None = Field(default=None, min_length=1)
+    json_schema: dict[str, Any] | None = None
     json_object: _Bool = False
     regex: _Text | None = None
     choice: tuple[_Text, ...] = Field(default=(), max_length=MAX_CHOICES)
@@ -124,6 +124,16 @@ class SamplingParams(BaseModel):
     def _within_max_tokens(cls, value: int, info: ValidationInfo) -> int:
         if value > info.data.get("max_tokens", value):
             raise ValueError("min_tokens is greater than max_tokens")
+        return value
+
+    @field_validator(
+        "allowed_token_ids", "choice", "json_schema", "regex", "grammar", mode="before"
+    )
+    @classmethod
+    def _restricts_to_something(cls, value: object) -> object:
+        # A caller whose list came out empty must not get anything at all.
+        if isinstance(value, str | list | tuple | Mapping) and not value:
+            raise ValueError("must not be empty; to restrict nothing, leave it out")
         return value
 
     @field_validator(*CONSTRAINTS)

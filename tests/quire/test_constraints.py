@@ -65,7 +65,7 @@ def test_a_schema_keeps_the_order_of_its_properties():
     assert constraint is not None and list(constraint.value["properties"]) == ["b", "a"]
 
 
-@pytest.mark.parametrize("body", [{}, {"json_object": False}, {"choice": []}, {"regex": None}])
+@pytest.mark.parametrize("body", [{}, {"json_object": False}, {"choice": None}, {"regex": None}])
 def test_who_asks_for_nothing_has_no_constraint(body):
     assert parsed(body).constraint is None
 
@@ -195,3 +195,55 @@ def test_a_line_of_a_batch_says_it_in_openais_words():
     bad = parse_line(line(response_format={"type": "xml"}), number=7, batch="b")
     assert isinstance(bad, BadLine)
     assert (bad.code, "body.response_format.type" in bad.message) == ("invalid_request", True)
+
+
+RESTRICTING = {
+    "choice": [],
+    "allowed_token_ids": [],
+    "json_schema": {},
+    "regex": "",
+    "grammar": "",
+}
+EMPTY = "must not be empty; to restrict nothing, leave it out"
+
+
+@pytest.mark.parametrize(("name", "value"), RESTRICTING.items())
+def test_what_restricts_and_is_empty_is_refused_and_not_ignored(name, value):
+    """In a body, as the gateway and a batch line have it, and in a client's parameters."""
+    for others in ({}, {"response_format": {"type": "text"}}):
+        with pytest.raises(InvalidRequest) as refused:
+            parsed({name: value} | others)
+        assert (refused.value.field, refused.value.message) == (f"body.{name}", EMPTY)
+    fields = {"custom_id": "a", "method": "POST", "url": "/v1/completions"}
+    line = parse_line(
+        json.dumps(fields | {"body": {"prompt": "a", name: value}}), number=1, batch="b"
+    )
+    assert isinstance(line, BadLine) and f"body.{name}: {EMPTY}" in line.message
+    with FakeQuire(lambda request: "yes") as fake, fake.client() as client:
+        with pytest.raises(InvalidRequest, match=rf"sampling\.{name}: must not be empty"):
+            client.submit("a", sampling={name: value})
+        assert fake.requests == []
+
+
+@pytest.mark.parametrize("name", [*RESTRICTING, "json_object", "stop", "stop_token_ids"])
+def test_null_restricts_nothing(name):
+    assert parsed({name: None}).sampling == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("stop", []), ("stop_token_ids", []), ("logit_bias", {}), ("json_object", False)],
+)
+def test_an_empty_list_of_what_ends_or_biases_is_none(name, value):
+    assert parsed({name: value}).sampling == SamplingParams()
+
+
+@pytest.mark.parametrize("value", ["", [""], ["a", ""]])
+def test_an_empty_stop_string_is_refused(value):
+    with pytest.raises(InvalidRequest, match=r"body\.stop"):
+        parsed({"stop": value})
+
+
+def test_an_empty_schema_beside_a_format_is_not_read_over():
+    with pytest.raises(InvalidRequest, match="cannot be combined with json_schema"):
+        parsed({"json_schema": {}, "response_format": {"type": "json_object"}})

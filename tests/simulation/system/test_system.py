@@ -22,7 +22,7 @@ from quire.broker import Broker
 from quire.output import TokenChunk
 from quire.protocol import GenerationRequest
 from service.delivery import Delivery
-from service.grammars import GrammarConstraint
+from service.matching import GrammarConstraint
 from tests.simulation.system import __main__ as command
 from tests.simulation.system import audit
 from tests.simulation.system.__main__ import CONTROL_SEEDS, Figures, catches, play_all, replay
