@@ -27,6 +27,7 @@ def refuse_if_never_servable(request: Request, config: EngineConfig) -> None:
         ("prompt", request.token_ids_between(0, request.num_tokens)),
         ("allowed_token_ids", request.sampling.allowed_token_ids),
         ("logit_bias", [token_id for token_id, _ in request.sampling.logit_bias]),
+        ("stop_token_ids", request.sampling.stop_token_ids),
     ):
         outside = next((id_ for id_ in token_ids if not 0 <= id_ < config.vocab_size), None)
         if outside is not None:

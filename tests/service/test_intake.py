@@ -42,6 +42,7 @@ BAD_REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
     "an id beyond the vocabulary": ({"prompt": (1, VOCAB_SIZE)}, "body.prompt"),
     "an allowed id beyond it": ({"allowed_token_ids": [1, VOCAB_SIZE]}, "body.allowed_token_ids"),
     "a biased id beyond it": ({"logit_bias": {str(VOCAB_SIZE): 1.0}}, "body.logit_bias"),
+    "a stop id beyond it": ({"stop_token_ids": [1, VOCAB_SIZE]}, "body.stop_token_ids"),
     "a bias for no token": ({"logit_bias": {"yes": 1.0}}, "body.logit_bias"),
     "two constraints": ({"regex": "a", "choice": ["b"]}, "body.choice"),
     "a regex that is none": ({"regex": "(a"}, "body.regex"),
