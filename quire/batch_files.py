@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import stat
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +17,10 @@ from typing import Any
 
 from quire.batch_lines import CANCELLED, EXPIRED, BadLine, BatchLine, parse_line
 from quire.errors import QuireError
+
+#: The white space of JSON. A line of nothing else is blank, and no request.
+BLANKS = " \t\r\n"
+_BLANK_BYTES = BLANKS.encode()
 
 
 class BatchFileError(QuireError):
@@ -117,9 +123,10 @@ def lines_of(source: Path, name: str) -> Iterator[BatchLine | BadLine]:
     """The lines of the file as those of this batch. A repeated `custom_id` is a bad line."""
     taken: set[bytes] = set()
     # Some editors put a mark before the first line. Bytes that are no text come as surrogates.
-    with source.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
+    # A line ends at LF, or at CR and LF: a lone CR is white space of JSON.
+    with source.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n") as lines:
         for number, text in enumerate(lines, start=1):
-            if not text.strip():
+            if not text.strip(BLANKS):
                 continue
             line = _parsed(text, number=number, batch=name)
             if line.custom_id is not None:
@@ -156,7 +163,8 @@ def count_lines(source: Path) -> int:
     """The lines of the file that are not blank. BatchFileError when it cannot be read."""
     try:
         with source.open("rb") as lines:
-            return sum(1 for line in lines if line.strip())
+            first = next(lines, b"").removeprefix(BOM_UTF8)
+            return sum(1 for line in itertools.chain([first], lines) if line.strip(_BLANK_BYTES))
     except OSError as error:
         raise BatchFileError(f"{source}: {error.strerror}") from error
 
@@ -237,7 +245,7 @@ def _cut_torn_line(descriptor: int) -> None:
 
 def _results(path: Path, *, have_failed: bool) -> Iterator[dict[str, Any]]:
     """The lines of a file of results. BatchFileError for one that is not of this file."""
-    with path.open(encoding="utf-8", errors="replace") as lines:
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as lines:
         for number, line in enumerate(lines, start=1):
             try:
                 result = json.loads(line)

@@ -15,8 +15,9 @@ from typing import Any
 
 from quire.choices import id_of
 from quire.errors import InvalidRequest
+from quire.json_text import read_object
 from quire.openai_answers import Heading, response
-from quire.openai_requests import KINDS, OpenAIRequest, parse_object
+from quire.openai_requests import KINDS, OpenAIRequest
 from quire.output import Completion
 from quire.protocol import GenerationRequest
 
@@ -85,9 +86,12 @@ class BadLine:
 def parse_line(text: str, *, number: int, batch: str) -> BatchLine | BadLine:
     """Reads line `number` of the batch named `batch`. The body is looked into at the end."""
     try:
-        fields = parse_object(text)
+        fields, fault = read_object(text)
     except InvalidRequest as error:
         return BadLine(number, None, "invalid_json", f"line {number}: {error.message}")
+    if fault is not None and fault.path == "custom_id":
+        message = f"line {number}: custom_id {fault.message}"
+        return BadLine(number, None, "invalid_custom_id", message)
     custom_id = fields.get("custom_id")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID_LENGTH:
         wanted = f"a string of 1 to {MAX_CUSTOM_ID_LENGTH} characters"
@@ -97,6 +101,10 @@ def parse_line(text: str, *, number: int, batch: str) -> BatchLine | BadLine:
     def bad(code: str, message: str) -> BadLine:
         return BadLine(number, custom_id, code, f"line {number}: {message}")
 
+    if fault is not None:
+        is_of_body = fault.path.startswith("body.")
+        code = "invalid_request" if is_of_body else "invalid_json"
+        return bad(code, f"{fault.path}: {fault.message}")
     if fields.get("method", "POST") != "POST":
         return bad("invalid_method", "method must be POST")
     url, body = fields.get("url"), fields.get("body")

@@ -5,13 +5,13 @@ Pure: JSON in, messages out. Which fields a body may have, and what they mean, i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from quire.choices import MAX_CHOICES, check_number, choice_of, id_of
 from quire.errors import InvalidRequest
+from quire.json_text import read_object
 from quire.protocol import MAX_REQUEST_ID_LENGTH, GenerationRequest, Kind
 from quire.sampling import validated
 
@@ -88,13 +88,13 @@ class OpenAIRequest:
         request = validated(GenerationRequest, fields | envelope)
         try:
             request.parse_body()
+            request = choice_of(request, choice, n=num_choices, seeded_as=seeded_as)
+            # The cap is looked at here, too: over it, one message would stop its whole submit.
+            request.encode()
         except InvalidRequest as error:
             if self._is_list and error.field == "body.prompt":
                 raise InvalidRequest(f"body.prompt.{prompt}", error.message) from None
             raise
-        request = choice_of(request, choice, n=num_choices, seeded_as=seeded_as)
-        # The cap is looked at here, too: over it, one message would stop its whole submit.
-        request.encode()
         return request
 
     @property
@@ -129,13 +129,12 @@ class OpenAIRequest:
         return True
 
 
-def parse_object(text: str | bytes) -> dict[str, Any]:
-    """The object that is written there. InvalidRequest for any other text."""
-    try:
-        value = json.loads(text)
-    # Nesting without end is an error of its own kind.
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest("body", f"is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise InvalidRequest("body", "is not an object")
-    return value
+def parse_body(text: str | bytes) -> dict[str, Any]:
+    """The body that is written there. InvalidRequest for any other text.
+
+    What JSON does not allow in it (see `json_text`) is named by its path: `body.logit_bias.52`.
+    """
+    body, fault = read_object(text)
+    if fault is not None:
+        raise InvalidRequest(f"body.{fault.path}", fault.message)
+    return body

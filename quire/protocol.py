@@ -27,8 +27,9 @@ from quire.output import (
     TokenChunk,
     Usage,
 )
+from quire.refusals import FaultWithin
 from quire.sampling import Kind, ParsedBody, SamplingParams, parse_body, validated
-from quire.wire import pack, unpack_map
+from quire.wire import Unsendable, pack, unpack_map, unsendable
 
 #: The major version written into `v`. A reader refuses every other one.
 PROTOCOL_VERSION: Final = 1
@@ -77,7 +78,7 @@ class Priority(IntEnum):
         """Reads a name in any case, or the number. ValueError for anything else."""
         if isinstance(value, str) and value.upper() in cls.__members__:
             return cls[value.upper()]
-        if isinstance(value, int) and not isinstance(value, bool):
+        if isinstance(value, int) and not isinstance(value, bool) and value in set(cls):
             return cls(value)
         raise ValueError(f"must be one of {', '.join(p.name.lower() for p in cls)}")
 
@@ -126,12 +127,16 @@ class GenerationRequest(BaseModel):
         fields |= self.model_dump(exclude_none=True, exclude={"body"})
         # The dump must not drop nulls inside the caller's own maps.
         fields |= {"metadata": self.metadata, "priority": int(self.priority)}
-        data = pack(fields, field="body")
+        try:
+            data = pack(fields, field="body")
+        except Unsendable as error:
+            raise InvalidRequest(error.path or "body", error.message) from error
         # The codec writes maps that no reader takes; a worker could only bury such a request.
         try:
             unpack_map(data)
         except ProtocolError as error:
-            raise InvalidRequest("body", f"cannot be sent: {error}") from error
+            found = unsendable(fields, field="")
+            raise InvalidRequest(found.path or "body", found.message) from error
         return data
 
     @classmethod
@@ -156,10 +161,13 @@ class GenerationRequest(BaseModel):
 def _within(value: dict[str, Any], max_bytes: int) -> dict[str, Any]:
     try:
         unpack_map(pack(value, max_bytes=max_bytes))
+    except Unsendable as error:
+        raise FaultWithin(error.path, error.message) from error
     except InvalidRequest as error:
         raise ValueError(error.message) from error
     except ProtocolError as error:
-        raise ValueError(f"cannot be sent: {error}") from error
+        found = unsendable(value, field="")
+        raise FaultWithin(found.path, found.message) from error
     return value
 
 

@@ -25,10 +25,28 @@ _SUBJECT = re.compile(r"^[A-Z]\w* should ")
 
 #: Errors whose sentence is another one altogether.
 _SENTENCES: Mapping[str, str] = {
+    "string_unicode": "holds half a surrogate pair, which no UTF-8 text can hold",
     "extra_forbidden": "unknown field",
     "missing": "is missing",
     "tuple_type": "must be a list",
 }
+
+
+class FaultWithin(ValueError):
+    """What a validator finds wrong with a part of its field; `path` is the place within it."""
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+def path_of(detail: ErrorDetails) -> str:
+    """The path of the field that is at fault, or of the part of it."""
+    path = [str(part) for part in detail["loc"]]
+    error = detail.get("ctx", {}).get("error")
+    if isinstance(error, FaultWithin) and error.path:
+        path.append(error.path)
+    return ".".join(path)
 
 
 def reason_of(detail: ErrorDetails, *, known: Collection[str] = ()) -> str:

@@ -26,7 +26,7 @@ from quire.constraints import (
 )
 from quire.errors import InvalidRequest
 from quire.logprobs import MAX_TOP_LOGPROBS
-from quire.refusals import nearest, reason_of
+from quire.refusals import nearest, path_of, reason_of
 from quire.wire import MAX_ARRAY_LENGTH, MAX_TOKEN_ID, is_token_ids
 
 #: The most stop strings, and the longest of them in characters: each is searched at every token.
@@ -67,11 +67,11 @@ class SamplingParams(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    max_tokens: _Int = Field(default=256, ge=1)
-    min_tokens: _Int = Field(default=0, ge=0)
+    max_tokens: _Int = Field(default=256, ge=1, lt=1 << 63)
+    min_tokens: _Int = Field(default=0, ge=0, lt=1 << 63)
     temperature: _Float = Field(default=1.0, ge=0.0, le=MAX_TEMPERATURE)
     #: 0 keeps every token; -1 is accepted as the same.
-    top_k: _Int = Field(default=0, ge=-1)
+    top_k: _Int = Field(default=0, ge=-1, lt=1 << 63)
     top_p: _Float = Field(default=1.0, gt=0.0, le=1.0)
     min_p: _Float = Field(default=0.0, ge=0.0, le=1.0)
     repetition_penalty: _Float = Field(default=1.0, ge=MIN_REPETITION_PENALTY, le=2.0)
@@ -112,7 +112,13 @@ class SamplingParams(BaseModel):
     def _keys_are_token_ids(cls, value: object) -> object:
         if not isinstance(value, Mapping):
             return value
-        return {_token_id(key): bias for key, bias in value.items()}
+        biases: dict[int, object] = {}
+        for key, bias in value.items():
+            token_id = _token_id(key)
+            if token_id in biases:
+                raise ValueError(f"names token {token_id} twice")
+            biases[token_id] = bias
+        return biases
 
     @field_validator("top_k")
     @classmethod
@@ -161,8 +167,11 @@ class SamplingParams(BaseModel):
 
 
 def _token_id(key: object) -> int:
-    """A key of `logit_bias`: bodies have strings there."""
-    if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= MAX_DIGITS:
+    """A key of `logit_bias`: bodies have strings there, and each id has one spelling."""
+    if isinstance(key, str):
+        is_number = key.isascii() and key.isdigit() and len(key) <= MAX_DIGITS
+        if not is_number or key != str(int(key)):
+            raise ValueError("every key must be a token id, in digits without leading zeros")
         key = int(key)
     if type(key) is int and 0 <= key <= MAX_TOKEN_ID:
         return key
@@ -237,9 +246,15 @@ def parse_body(kind: Kind, body: Mapping[str, Any]) -> ParsedBody:
     if body.get("n") not in (None, 1) or isinstance(body.get("n"), bool):
         raise InvalidRequest("body.n", "must be 1; each choice is a request of its own")
     model = body.get("model")
-    if model is not None and not isinstance(model, str):
-        raise InvalidRequest("body.model", "must be a string")
-    sampling = validated(SamplingParams, _sampling_fields(kind, body), prefix="body.")
+    if model is not None and not (isinstance(model, str) and model):
+        raise InvalidRequest("body.model", "must be a non-empty string")
+    try:
+        sampling = validated(SamplingParams, _sampling_fields(kind, body), prefix="body.")
+    except InvalidRequest as error:
+        # The caller knows the field that was written.
+        if error.field == "body.max_tokens" and body.get("max_tokens") is None:
+            raise InvalidRequest("body.max_completion_tokens", error.message) from None
+        raise
     return ParsedBody(
         prompt=None if subject == "messages" else _prompt(kind, body.get("prompt")),
         messages=_messages(body.get("messages")) if subject == "messages" else None,
@@ -280,7 +295,7 @@ def validated(
         return model.model_validate(dict(fields), context=context)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        path = ".".join(str(part) for part in first["loc"])
+        path = path_of(first)
         reason = reason_of(first, known=model.model_fields)
         raise InvalidRequest(f"{prefix}{path}" or model.__name__, reason) from None
 

@@ -26,15 +26,42 @@ MAX_MAP_LENGTH = 1024
 MAX_TOKEN_ID = (1 << 31) - 1
 
 
+#: The most levels of maps and lists in which the place of a fault is looked for.
+MAX_PATH_LENGTH = 16
+
+
+class Unsendable(InvalidRequest):
+    """A value that no message can carry. `path` is its place within the value that was packed."""
+
+    def __init__(self, field: str, path: str, message: str) -> None:
+        super().__init__(".".join(filter(None, (field, path))), message)
+        self.path = path
+
+
 def pack(value: object, *, field: str = "message", max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
-    """Encodes a caller's value. InvalidRequest(field) when it cannot be sent or is over the cap."""
+    """Encodes a caller's value.
+
+    InvalidRequest(field) when it is over the cap, Unsendable when a part of it cannot be sent.
+    """
     try:
         data: bytes = msgpack.packb(value, use_bin_type=True)
     except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidRequest(field, f"cannot be encoded: {error}") from error
+        raise unsendable(value, field=field) from error
     if len(data) > max_bytes:
         raise InvalidRequest(field, f"takes {len(data)} bytes, the cap is {max_bytes}")
     return data
+
+
+def unsendable(value: object, *, field: str) -> Unsendable:
+    """Names the part of a value, which cannot be sent, that is at fault."""
+    path, message = list[str](), _why_unsendable(value) or "cannot be sent"
+    while len(path) < MAX_PATH_LENGTH:
+        found = _part_at_fault(value)
+        if found is None:
+            break
+        name, value, message = found
+        path.append(str(name))
+    return Unsendable(field, ".".join(path), message)
 
 
 def unpack(data: bytes) -> Any:
@@ -42,17 +69,7 @@ def unpack(data: bytes) -> Any:
     if len(data) > MAX_MESSAGE_BYTES:
         raise ProtocolError(f"message takes {len(data)} bytes, the cap is {MAX_MESSAGE_BYTES}")
     try:
-        return msgpack.unpackb(
-            data,
-            raw=False,
-            strict_map_key=True,
-            ext_hook=_refuse_extension,
-            max_str_len=MAX_MESSAGE_BYTES,
-            max_bin_len=MAX_MESSAGE_BYTES,
-            max_array_len=MAX_ARRAY_LENGTH,
-            max_map_len=MAX_MAP_LENGTH,
-            max_ext_len=0,
-        )
+        return _decoded(data)
     except ProtocolError:
         raise
     # The codec raises a dozen types, some of them bare ValueErrors, RecursionError among the rest.
@@ -98,6 +115,61 @@ def is_token_ids(value: object) -> bool:
 def is_token_id(value: object) -> bool:
     """Whether `value` is the id of a token."""
     return is_token_ids([value])
+
+
+def _decoded(data: bytes) -> Any:
+    return msgpack.unpackb(
+        data,
+        raw=False,
+        strict_map_key=True,
+        ext_hook=_refuse_extension,
+        max_str_len=MAX_MESSAGE_BYTES,
+        max_bin_len=MAX_MESSAGE_BYTES,
+        max_array_len=MAX_ARRAY_LENGTH,
+        max_map_len=MAX_MAP_LENGTH,
+        max_ext_len=0,
+    )
+
+
+def _why_unsendable(value: object) -> str | None:
+    """Why a value cannot be sent, or not be read again; None if it can."""
+    try:
+        _decoded(msgpack.packb(value, use_bin_type=True))
+    except UnicodeEncodeError:
+        return "holds half a surrogate pair, which no UTF-8 text can hold"
+    except OverflowError:
+        return "holds an integer that does not fit into 64 bits"
+    # The codec raises a dozen types, some of them bare ValueErrors, RecursionError among the rest.
+    except Exception as error:  # noqa: BLE001
+        return f"cannot be sent: {error}"
+    return None
+
+
+def _part_at_fault(value: object) -> tuple[object, object, str] | None:
+    """Name, value and fault of a part that cannot be sent; None if only the whole cannot.
+
+    Halves are tried, not single parts: there may be hundreds of thousands.
+    """
+    if isinstance(value, dict):
+        parts = list[tuple[object, object]](value.items())
+    elif isinstance(value, list | tuple):
+        parts = list(enumerate(value))
+    else:
+        return None
+    while len(parts) > 1:
+        half = parts[: len(parts) // 2]
+        other = parts[len(parts) // 2 :]
+        if _why_unsendable([one for _, one in half]) is not None:
+            parts = half
+        elif _why_unsendable([one for _, one in other]) is not None:
+            parts = other
+        else:
+            return None
+    for name, part in parts:
+        message = _why_unsendable(part)
+        if message is not None:
+            return name, part, message
+    return None
 
 
 def _refuse_extension(code: int, _data: bytes) -> NoReturn:

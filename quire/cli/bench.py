@@ -230,7 +230,8 @@ def _requests(arguments: argparse.Namespace) -> list[RequestArguments]:
 
 def _dataset(path: Path) -> list[dict[str, Any]]:
     try:
-        lines = [json.loads(line) for line in path.read_text().splitlines() if line]
+        # A line ends at LF only: texts may hold what else Python takes for the end of a line.
+        lines = [json.loads(line) for line in path.read_bytes().split(b"\n") if line.strip()]
     except (OSError, ValueError) as error:
         raise InvalidRequest("dataset", str(error)) from error
     if not lines:

@@ -26,6 +26,7 @@ from quire.cli.sources import (
 from quire.client import DEFAULT_URL, Client
 from quire.connection import connect
 from quire.errors import InvalidRequest
+from quire.json_text import read_object
 
 #: The most names shown of a list.
 MAX_NAMES = 4
@@ -144,11 +145,11 @@ def positive(text: str) -> int:
 def json_map(text: str) -> dict[str, Any]:
     """The type of a flag that is an object of JSON."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError("not a JSON object")
+        value, fault = read_object(text)
+    except InvalidRequest as error:
+        raise argparse.ArgumentTypeError(error.message.removeprefix("is ")) from error
+    if fault is not None:
+        raise argparse.ArgumentTypeError(f"{fault.path}: {fault.message}")
     return value
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import os
 import sys
@@ -94,9 +95,7 @@ def add_submit(parser: argparse.ArgumentParser) -> None:
 def run_submit(arguments: argparse.Namespace, console: Console) -> int:
     """Prints the ids, or with --follow and --wait the output."""
     # What `echo` writes behind it, or an editor, was not meant for the model.
-    prompts = [
-        sys.stdin.read().removesuffix("\n") if text == "-" else text for text in arguments.prompt
-    ]
+    prompts = [_from_stdin() if text == "-" else text for text in arguments.prompt]
     named = arguments.id is not None or arguments.idempotency_key is not None
     if named and len(prompts) > 1:
         raise InvalidRequest("id", "an id or a key can only be given to one prompt")
@@ -181,6 +180,15 @@ def _add_constraints(parser: argparse.ArgumentParser) -> None:
     one.add_argument("--choice", action="append", metavar="TEXT", help=choice_text)
     grammar_text = "the output follows the Lark grammar in FILE"
     one.add_argument("--grammar", type=text_file, metavar="FILE", help=grammar_text)
+
+
+def _from_stdin() -> str:
+    """All of stdin but the line end at its end: LF, or CR and LF."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        # Otherwise each CR would be read as another character, LF.
+        sys.stdin.reconfigure(newline="")
+    text = sys.stdin.read()
+    return text.removesuffix("\r\n") if text.endswith("\r\n") else text.removesuffix("\n")
 
 
 def _request_of(arguments: argparse.Namespace, prompt: str) -> RequestArguments:

@@ -24,7 +24,7 @@ from starlette.routing import Route
 from quire.aio import AsyncClient
 from quire.errors import BrokerUnavailable, QuireError, RequestFailed, ResultExpired
 from quire.openai_answers import written_response
-from quire.openai_requests import KINDS, parse_object
+from quire.openai_requests import KINDS, parse_body
 from quire.protocol import Kind
 from service.gateway.answers import Answer, in_turns
 from service.gateway.asked import Asked, call_of
@@ -93,7 +93,7 @@ class Gateway:
     async def _call(self, kind: Kind, request: Request) -> Response:
         began = monotonic()
         caller, treatment = self._caller(request), treatment_of(request)
-        body = parse_object(
+        body = parse_body(
             await body_of(
                 request,
                 max_bytes=self._settings.max_body_bytes,

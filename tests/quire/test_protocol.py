@@ -118,18 +118,18 @@ def test_a_wrong_envelope_is_refused_by_the_name_of_the_field(field, value):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("field", "value", "path"),
     [
-        ("metadata", {"scores": {1: 0.5}}),
-        ("metadata", {"ids": ExtType(1, b"")}),
-        ("metadata", dict.fromkeys(map(str, range(MAX_MAP_LENGTH + 1)))),
-        ("headers", dict.fromkeys(map(str, range(MAX_MAP_LENGTH + 1)), "")),
+        ("metadata", {"scores": {1: 0.5}}, "metadata.scores"),
+        ("metadata", {"ids": ExtType(1, b"")}, "metadata.ids"),
+        ("metadata", dict.fromkeys(map(str, range(MAX_MAP_LENGTH + 1))), "metadata"),
+        ("headers", dict.fromkeys(map(str, range(MAX_MAP_LENGTH + 1)), ""), "headers"),
     ],
 )
-def test_what_no_reader_could_decode_is_refused_where_it_is_made(field, value):
+def test_what_no_reader_could_decode_is_refused_where_it_is_made(field, value, path):
     with pytest.raises(InvalidRequest, match="cannot be sent") as caught:
         validated(GenerationRequest, {"kind": "tokens", "body": {"prompt": [1]}, field: value})
-    assert caught.value.field == field
+    assert caught.value.field == path
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
@@ -145,17 +145,20 @@ def test_a_number_that_json_has_not_is_refused_in_new_metadata_and_read_in_recor
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "field"),
     [
-        {"prompt": [1], "logit_bias": {5: 1.0}},
-        {"messages": [{"role": "user"} | dict.fromkeys(map(str, range(MAX_MAP_LENGTH)))]},
-        {"prompt": [1], "user": ExtType(1, b"")},
+        ({"prompt": [1], "logit_bias": {5: 1.0}}, "body.logit_bias"),
+        (
+            {"messages": [{"role": "user"} | dict.fromkeys(map(str, range(MAX_MAP_LENGTH)))]},
+            "body.messages.0",
+        ),
+        ({"prompt": [1], "user": ExtType(1, b"")}, "body.user"),
     ],
 )
-def test_a_body_that_no_reader_could_decode_is_not_encoded(body):
+def test_a_body_that_no_reader_could_decode_is_not_encoded(body, field):
     with pytest.raises(InvalidRequest, match="cannot be sent") as caught:
         make_request(body=body).encode()
-    assert caught.value.field == "body"
+    assert caught.value.field == field
 
 
 @pytest.mark.parametrize("value", ["high", "HIGH", 2, Priority.HIGH])
@@ -254,6 +257,17 @@ def test_log_probabilities_are_asked_for_as_in_openais_bodies(kind, fields, want
         ("tokens", {"prompt": [1], "logit_bias": [1]}, "body.logit_bias"),
         ("tokens", {"prompt": [1], "logit_bias": {"five": 1}}, "body.logit_bias"),
         ("tokens", {"prompt": [1], "logit_bias": {"-5": 1}}, "body.logit_bias"),
+        ("tokens", {"prompt": [1], "logit_bias": {"052": 100, "52": -100}}, "body.logit_bias"),
+        ("tokens", {"prompt": [1], "logit_bias": {"052": 100}}, "body.logit_bias"),
+        ("tokens", {"prompt": [1], "logit_bias": {52: 100, "52": -100}}, "body.logit_bias"),
+        ("tokens", {"prompt": [1], "logit_bias": {"00": 100}}, "body.logit_bias"),
+        ("tokens", {"prompt": [1], "max_tokens": 1 << 64}, "body.max_tokens"),
+        ("tokens", {"prompt": [1], "max_completion_tokens": 1 << 64},
+         "body.max_completion_tokens"),
+        ("tokens", {"prompt": [1], "max_completion_tokens": 0}, "body.max_completion_tokens"),
+        ("tokens", {"prompt": [1], "min_tokens": 1 << 64}, "body.min_tokens"),
+        ("tokens", {"prompt": [1], "top_k": 1 << 64}, "body.top_k"),
+        ("tokens", {"prompt": [1], "model": ""}, "body.model"),
         ("tokens", {"prompt": [1], "logit_bias": {"9" * 5000: 1}}, "body.logit_bias"),
         ("tokens", {"prompt": [1], "logit_bias": {"5": 101}}, "body.logit_bias.5"),
         ("tokens", {"prompt": [1], "logit_bias": dict.fromkeys(range(MAX_BIASED_TOKENS + 1), 1)},

@@ -1,6 +1,8 @@
 """The codec: whatever the bytes are, they are a plain value or a ProtocolError."""
 
 import contextlib
+import pickle
+import time
 
 import msgpack
 import pytest
@@ -99,8 +101,30 @@ def test_a_message_over_the_cap_is_refused_with_the_cap_in_the_sentence():
     assert caught.value.field == "body"
 
 
-@pytest.mark.parametrize("value", [object(), 1 << 64, {"key": {1, 2}}])
-def test_a_value_that_cannot_travel_is_refused_by_its_field(value):
+@pytest.mark.parametrize(
+    ("value", "field"),
+    [
+        (object(), "metadata"),
+        (1 << 64, "metadata"),
+        ("\ud83d", "metadata"),
+        ({"key": {1, 2}}, "metadata.key"),
+        ({"a": 1, "b": [0, 0, {"c": "\udc00"}], "d": 2}, "metadata.b.2.c"),
+        ([*range(1000), -(1 << 63) - 1, *range(1000)], "metadata.1000"),
+        ({"a": {"\ud83d": 1}}, "metadata.a"),
+    ],
+)
+def test_a_value_that_cannot_travel_is_refused_by_the_path_of_the_part(value, field):
     with pytest.raises(InvalidRequest) as caught:
         pack(value, field="metadata")
-    assert caught.value.field == "metadata"
+    assert caught.value.field == field
+    assert pickle.loads(pickle.dumps(caught.value)).field == field
+
+
+def test_the_part_at_fault_is_found_soon_in_a_long_value():
+    value = {"rows": [{"text": "x" * 20}] * 20_000 + ["\ud83d"]}
+    began = time.process_time()
+    with pytest.raises(InvalidRequest) as caught:
+        pack(value)
+    # Each half is packed once: with every part on its own, or all of it for each, it would be more.
+    assert time.process_time() - began < 2.0
+    assert caught.value.field == "message.rows.20000"

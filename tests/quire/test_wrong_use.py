@@ -1,5 +1,6 @@
 """What a caller can get wrong: each is told as a typed error that names the culprit, at once."""
 
+import asyncio
 import pickle
 import uuid
 from datetime import UTC, datetime
@@ -26,6 +27,7 @@ from quire import (
 )
 from quire.connection import Retrying
 from quire.output import Completion, FinishReason, State
+from quire.testing import FakeQuire
 
 CANCELLED = Completion("r", State.CANCELLED, FinishReason.CANCELLED, text="to here")
 
@@ -61,13 +63,40 @@ ERRORS = [
         ({"prompt": "x", "not_before": datetime(9000, 1, 1, tzinfo=UTC)}, "not_before"),
         ({"prompt": "x", "request_id": uuid.uuid4()}, "request_id"),
         ({"prompt": "x", "max_tokens": 5}, "max_tokens"),
-        ({"prompt": "\ud800"}, "body"),
+        ({"prompt": "\ud800"}, "body.prompt"),
+        ({"prompt": "x", "model": "\ud800"}, "body.model"),
+        ({"prompt": "x", "metadata": {"rows": [{"a": "\ud800"}]}}, "metadata.rows.0.a"),
+        ({"prompt": "x", "metadata": {"rows": [1 << 64]}}, "metadata.rows.0"),
+        ({"prompt": "x", "headers": {"a": "\ud800"}}, "headers.a"),
+        ({"prompt": "x", "priority": 1 << 64}, "priority"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "body.messages.0.content"),
+        (
+            {"messages": [{"role": "user", "content": "x", "name": {"a": [0, 1 << 64]}}]},
+            "body.messages.0.name.a.1",
+        ),
+        ({"prompt": "x", "sampling": {"logit_bias": {"052": 1, "52": 2}}}, "sampling.logit_bias"),
+        ({"prompt": "x", "sampling": {"max_tokens": 1 << 64}}, "sampling.max_tokens"),
     ],
 )
 def test_an_argument_of_the_wrong_kind_is_refused_by_its_name(broker, options, field):
     with pytest.raises(InvalidRequest) as caught:
         Client(broker).submit(**options)
     assert caught.value.field == field
+
+
+def test_a_client_of_a_loop_names_the_same_paths():
+    async def submit(fake, **options):
+        async with fake.async_client() as client:
+            await client.submit(**options)
+
+    for options, field in (
+        ({"prompt": "\ud800"}, "body.prompt"),
+        ({"prompt": "x", "metadata": {"rows": [1 << 64]}}, "metadata.rows.0"),
+        ({"prompt": "x", "sampling": {"logit_bias": {"052": 1}}}, "sampling.logit_bias"),
+    ):
+        with FakeQuire() as fake, pytest.raises(InvalidRequest) as caught:
+            asyncio.run(submit(fake, **options))
+        assert caught.value.field == field
 
 
 def test_what_is_neither_a_request_nor_its_arguments_is_refused(broker):

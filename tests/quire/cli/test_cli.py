@@ -149,6 +149,19 @@ def test_the_trace_of_the_caller_goes_with_the_request(quire, real_broker, monke
     assert found["request"]["headers"] == {"traceparent": header}
 
 
+@pytest.mark.parametrize(
+    ("piped", "prompt"),
+    [(b"a\rb\r\nc\r\n", "a\rb\r\nc"), (b"a\r\n", "a"), (b"a\r", "a\r"), (b"a\n\n", "a\n")],
+)
+def test_a_prompt_from_stdin_keeps_its_characters_but_for_the_line_end_behind_it(
+    quire, monkeypatch, piped, prompt
+):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(piped), encoding="utf-8"))
+    code, out, _ = quire("submit", "-")
+    found = json.loads(quire("inspect", out.strip(), "--content", "--json")[1])
+    assert (code, found["request"]["body"]["prompt"]) == (0, prompt)
+
+
 def test_submit_reads_stdin_follows_and_waits(quire, worker, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("from stdin"))
     assert quire("submit", "-", "--follow") == (0, "from stdin\n", "")
@@ -214,6 +227,13 @@ def test_bench_measures_a_queue(quire, worker, tmp_path):
     assert figures["prompt_tokens"] == 20 * 32
     assert 0 < figures["ttft"]["p50"] <= figures["e2el"]["p99"]
     assert json.loads(saved.read_text()) == figures
+
+
+def test_a_line_of_a_dataset_ends_at_a_line_feed_only(quire, worker, tmp_path):
+    dataset = tmp_path / "prompts.jsonl"
+    dataset.write_bytes('{"prompt":\r "a\u2028\x85b"}\r\n\n{"prompt": "c"}'.encode())
+    code, out, _ = quire("bench", "--num-prompts", "2", "--dataset", str(dataset), "--json")
+    assert (code, json.loads(out)["completed"]) == (0, 2)
 
 
 def test_bench_says_how_many_failed(quire, worker, tmp_path):

@@ -15,7 +15,29 @@ pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(60)]
 def test_metadata_that_json_cannot_say_are_not_submitted(quire, real_broker, number):
     code, out, err = quire("submit", "x", "--metadata", f'{{"rows": [{number}]}}')
     assert (code, out) == (2, "")
-    assert err == "error: metadata: must not hold NaN or Infinity: JSON has neither\n"
+    assert err.endswith(
+        "argument --metadata: rows.0: must be a finite number: JSON has no NaN and no Infinity\n"
+    )
+    assert not any(real_broker.queue_depth().values())
+
+
+def test_a_name_that_comes_twice_in_metadata_is_refused(quire, real_broker):
+    code, out, err = quire("submit", "x", "--metadata", '{"a": {"b": 1, "b": 2}}')
+    assert (code, out) == (2, "") and "--metadata: a.b: comes twice in its object" in err
+    assert not any(real_broker.queue_depth().values())
+
+
+def test_what_cannot_be_sent_is_named_by_its_path(quire, real_broker):
+    for argument, flags, field in (
+        ("caf\udce9", [], "body.prompt"),
+        ("caf\udce9", ["--chat"], "body.messages.0.content"),
+        ("x", ["--metadata", '{"a": ["\\ud83d"]}'], "metadata.a.0"),
+        ("x", ["--metadata", '{"a": 18446744073709551616}'], "metadata.a"),
+        ("x", ["--model", "\udce9"], "body.model"),
+        ("x", ["--max-tokens", "18446744073709551616"], "sampling.max_tokens"),
+    ):
+        code, out, err = quire("submit", argument, *flags)
+        assert (code, out) == (2, "") and err.startswith(f"error: {field}: "), err
     assert not any(real_broker.queue_depth().values())
 
 
