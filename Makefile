@@ -21,12 +21,15 @@ ROUNDS ?=
 #: The file that the benchmarks add their results to.
 BENCH_JSON ?=
 
-comma := ,
 BENCH_SELECTION = $(if $(WORKLOADS),--workloads $(WORKLOADS)) $(if $(MODELS),--models $(MODELS)) \
 	$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(BENCH_JSON),--json $(BENCH_JSON)) $(ARGS)
 
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+ifneq ($(filter-out cpu cuda,$(TORCH)),)
+$(error there is no TORCH=$(TORCH); it is `cpu`, `cuda` or empty)
+endif
 
 TORCH_REQUIREMENT := $(if $(filter cpu,$(TORCH)),torch==2.13.0+cpu,torch==2.13.0)
 INSTALL := $(BIN)/python -m pip install --quiet
@@ -115,8 +118,7 @@ bench: $(VENV)/demo.installed ## engine alone and end to end, W1 and W2, and wha
 	$(BIN)/python -m benchmarks.bench_deterministic
 
 bench-peers: $(VENV)/demo.installed ## other engines beside ours (PEERS= WORKLOADS= MODELS= ROUNDS= BENCH_JSON=file)
-	$(BIN)/python -m benchmarks.peers.install $(subst $(comma), ,$(PEERS))
-	$(BIN)/python -m benchmarks.bench_peers $(if $(PEERS),--peers $(PEERS)) $(BENCH_SELECTION)
+	$(BIN)/python -m benchmarks.bench_peers --install $(if $(PEERS),--peers $(PEERS)) $(BENCH_SELECTION)
 
 bench-neighbours: $(VENV)/demo.installed ## the engine while other processes use its cores (ROUNDS= BENCH_JSON=file)
 	$(BIN)/python -m benchmarks.bench_neighbours $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(BENCH_JSON),--json $(BENCH_JSON)) $(ARGS)
@@ -140,10 +142,13 @@ soak-service: $(VENV)/demo.installed ## the same through Redis and a worker proc
 	$(BIN)/python -m benchmarks.bench_service_soak --requests $(or $(REQUESTS),20000)
 
 up: ## the whole stack in containers (PROFILE=cpu or gpu)
+	@$(if $(filter-out cpu gpu,$(PROFILE)),$(error there is no PROFILE=$(PROFILE); it is `cpu` or `gpu`))
+	@sh ops/check-docker.sh
 	sh ops/make-secrets.sh
 	docker compose --profile $(or $(PROFILE),cpu) up --build --detach --wait
 
 down: ## stop the stack
+	@sh ops/check-docker.sh
 	docker compose --profile cpu --profile gpu --profile gateway down
 
 clean: ## remove the environment and all caches

@@ -16,11 +16,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from benchmarks.arguments import names_of, step_shapes
 from benchmarks.bench_engine import BenchedEngine, check
 from benchmarks.figures import machine
+from benchmarks.models import SHAPES
 from benchmarks.profile_parts import greedy_rows
 from benchmarks.workloads import Workload, make_workload
 from engine.batch import Batch
+from quire.cli.console import positive
 
 CONTEXT = 256
 #: Steps of each side before the clock starts.
@@ -111,18 +114,18 @@ def costs(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default="TINY")
+    parser.add_argument("--models", type=names_of("model", SHAPES), default="TINY")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    parser.add_argument("--shapes", default="1x1,64x1,1x128")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--shapes", type=step_shapes, default="1x1,64x1,1x128")
+    parser.add_argument("--rounds", type=positive, default=9)
     parser.add_argument("--json", type=Path, help="write the figures to this file as well")
     arguments = parser.parse_args()
     shapes = [
         (int(rows), int(tokens))
-        for rows, _, tokens in (shape.partition("x") for shape in arguments.shapes.split(","))
+        for rows, _, tokens in (shape.partition("x") for shape in arguments.shapes)
     ]
     record: dict[str, object] = {"machine": machine()}
-    for model in arguments.models.split(","):
+    for model in arguments.models:
         print(f"\n{model} {arguments.dtype}, context {CONTEXT}, ms a step: plain, deterministic")
         for name, found in costs(
             model, dtype=arguments.dtype, shapes=shapes, rounds=arguments.rounds

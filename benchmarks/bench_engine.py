@@ -13,15 +13,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arguments import names_of
 from benchmarks.figures import Figures, figures_of, machine, median_run
-from benchmarks.models import model_folder
-from benchmarks.workloads import Workload, make_workload
+from benchmarks.models import SHAPES, model_folder
+from benchmarks.workloads import NAMES, Workload, make_workload
 from engine.batch import ModelRunner
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.model.load_runner import load_runner
 from engine.request import Request
 from engine.sampling_params import SamplingParams
+from quire.cli.console import positive
 
 MAX_NUM_SEQS = 64
 MAX_NUM_BATCHED_TOKENS = 256
@@ -104,18 +106,18 @@ def check(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default="TINY,SMALL")
-    parser.add_argument("--workloads", default="W1,W2")
+    parser.add_argument("--models", type=names_of("model", SHAPES), default="TINY,SMALL")
+    parser.add_argument("--workloads", type=names_of("workload", NAMES), default="W1,W2")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--runs", type=positive, default=3)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     record: dict[str, object] = {"machine": machine()}
-    for model in arguments.models.split(","):
+    for model in arguments.models:
         engine = BenchedEngine(model, dtype=arguments.dtype)
         print(f"\n{model} {arguments.dtype}, loaded in {engine.load_seconds:.1f} s")
         print(Figures.header())
-        for name in arguments.workloads.split(","):
+        for name in arguments.workloads:
             workload = make_workload(name, vocab_size=engine.vocab_size)
             runs = []
             for _ in range(arguments.runs):

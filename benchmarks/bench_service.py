@@ -23,6 +23,7 @@ from pathlib import Path
 
 from redis import Redis
 
+from benchmarks.arguments import names_of
 from benchmarks.bench_engine import (
     KV_CACHE_BYTES,
     MAX_NUM_BATCHED_TOKENS,
@@ -31,9 +32,10 @@ from benchmarks.bench_engine import (
     check,
 )
 from benchmarks.figures import Figures, figures_of, machine, median_run, process_seconds
-from benchmarks.models import model_folder
-from benchmarks.workloads import Workload, make_workload
+from benchmarks.models import SHAPES, model_folder
+from benchmarks.workloads import NAMES, Workload, make_workload
 from quire import Broker, Client, Completion, LocalRedis, connect
+from quire.cli.console import positive
 
 READY_SECONDS = 180.0
 POLL_SECONDS = 0.1
@@ -175,15 +177,15 @@ def compare(model: str, workload_name: str, *, dtype: str, runs: int) -> dict[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default="TINY,SMALL")
-    parser.add_argument("--workloads", default="W1,W2")
+    parser.add_argument("--models", type=names_of("model", SHAPES), default="TINY,SMALL")
+    parser.add_argument("--workloads", type=names_of("workload", NAMES), default="W1,W2")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--runs", type=positive, default=3)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     record: dict[str, object] = {"machine": machine()}
-    for model in arguments.models.split(","):
-        for name in arguments.workloads.split(","):
+    for model in arguments.models:
+        for name in arguments.workloads:
             figures = compare(model, name, dtype=arguments.dtype, runs=arguments.runs)
             record[f"{model}-{arguments.dtype}-{name}"] = figures
     if arguments.json:

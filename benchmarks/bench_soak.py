@@ -27,6 +27,7 @@ from engine.engine import Engine, RequestOutput
 from engine.fake_runner import FakeRunner, fake_generation
 from engine.request import FinishReason, Priority, Request
 from engine.sampling_params import SamplingParams
+from quire.cli.console import positive
 
 #: Growth of the process over the last half that is no leak: this much, or so much per request.
 MAX_GROWTH_BYTES = 1 << 20
@@ -231,7 +232,7 @@ def run_command(
     `soak` takes the number of requests, by default `num_requests`, and a seed.
     """
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--requests", type=int, default=num_requests)
+    parser.add_argument("--requests", type=positive, default=num_requests)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the figures to this file as well")
     arguments = parser.parse_args()

@@ -14,11 +14,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
+from benchmarks.arguments import names_of
 from benchmarks.bench_engine import BenchedEngine
+from benchmarks.models import SHAPES
 from engine.engine import Engine
 from engine.prompt_lookup import PromptLookup
 from engine.request import Request
 from engine.sampling_params import SamplingParams
+from quire.cli.console import positive
 
 NUM_PROMPT_TOKENS, NUM_OUTPUT_TOKENS = 256, 96
 NUM_REQUESTS = (1, 2, 4, 8, 16)
@@ -70,11 +73,11 @@ def generate(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default="TINY,SMALL")
-    parser.add_argument("--tokens", type=int, default=4, help="guessed at once")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--models", type=names_of("model", SHAPES), default="TINY,SMALL")
+    parser.add_argument("--tokens", type=positive, default=4, help="guessed at once")
+    parser.add_argument("--rounds", type=positive, default=5)
     arguments = parser.parse_args()
-    for model in arguments.models.split(","):
+    for model in arguments.models:
         benched = BenchedEngine(model, dtype="bfloat16")
         plain = Engine(benched.config, benched.runner)
         guessing = Engine(

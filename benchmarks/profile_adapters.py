@@ -16,8 +16,9 @@ from collections.abc import Sequence
 
 import torch
 
+from benchmarks.arguments import names_of, numbers, step_shapes
 from benchmarks.figures import machine
-from benchmarks.models import model_folder
+from benchmarks.models import SHAPES, model_folder
 from benchmarks.profile_step import BLOCK_SIZE, WARM_UP_ROUNDS, compute, make_pool, make_rows
 from engine.batch import BatchRow
 from engine.model.adapters import Adapter, LowRank
@@ -29,6 +30,7 @@ from engine.model.kernels.build import best_variant
 from engine.model.loader import load_model
 from engine.model.native_decoder import NativeDecoder
 from engine.model.probe import probe
+from quire.cli.console import positive
 
 
 def random_adapters(model: torch.nn.Module, *, rank: int, count: int) -> list[Adapter]:
@@ -94,21 +96,21 @@ def measure(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default="SMALL")
+    parser.add_argument("--models", type=names_of("model", SHAPES), default="SMALL")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    parser.add_argument("--ranks", default="8,64")
-    parser.add_argument("--shapes", default="1x1,16x1,64x1,1x256")
-    parser.add_argument("--most", type=int, default=64)
-    parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--ranks", type=numbers, default="8,64")
+    parser.add_argument("--shapes", type=step_shapes, default="1x1,16x1,64x1,1x256")
+    parser.add_argument("--most", type=positive, default=64)
+    parser.add_argument("--context", type=positive, default=256)
+    parser.add_argument("--rounds", type=positive, default=15)
     arguments = parser.parse_args()
     print(machine())
-    for model in arguments.models.split(","):
-        for rank in map(int, arguments.ranks.split(",")):
+    for model in arguments.models:
+        for rank in arguments.ranks:
             forms = make_forms(model, dtype=arguments.dtype, rank=rank, count=arguments.most)
             print(f"\n{model} {arguments.dtype}, rank {rank}, context {arguments.context}")
             print(f"{'rows x tokens':16}" + "".join(f"{name:>10}" for name in forms) + "   ratios")
-            for shape in arguments.shapes.split(","):
+            for shape in arguments.shapes:
                 num_rows, num_tokens = map(int, shape.split("x"))
                 medians = measure(
                     forms,

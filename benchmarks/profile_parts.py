@@ -14,6 +14,7 @@ import statistics
 import time
 from dataclasses import dataclass
 
+from benchmarks.arguments import names_of, step_shapes
 from benchmarks.floor import (
     BYTES_PER_VALUE,
     Limits,
@@ -29,6 +30,7 @@ from engine.batch import Batch, BatchRow
 from engine.model.load_runner import load_runner
 from engine.model.model_runner import ModelRunner
 from engine.sampling_params import SamplingParams
+from quire.cli.console import positive
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +94,13 @@ def greedy_rows(num_rows: int, num_tokens: int, *, context: int) -> list[BatchRo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default="TINY,SMALL")
+    parser.add_argument("--models", type=names_of("model", SHAPES), default="TINY,SMALL")
     parser.add_argument("--dtype", default="bf16", choices=sorted(DTYPES))
-    parser.add_argument("--shapes", default="1x1,8x1,64x1,1x256")
-    parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--shapes", type=step_shapes, default="1x1,8x1,64x1,1x256")
+    parser.add_argument("--context", type=positive, default=256)
+    parser.add_argument("--rounds", type=positive, default=15)
     arguments = parser.parse_args()
-    for name in arguments.models.split(","):
+    for name in arguments.models:
         runner = load_runner(
             model_folder(name),
             dtype=DTYPES[arguments.dtype],
@@ -109,7 +111,7 @@ def main() -> None:
         limits, _ = measure_limits(SHAPES[name], dtype=arguments.dtype)
         print(f"\n{name} {arguments.dtype}, context {arguments.context}, {limits.rounded()}")
         print(f"{'ms (floor)':14}" + "".join(f"{part:>20}" for part in Parts.__slots__))
-        for shape in arguments.shapes.split(","):
+        for shape in arguments.shapes:
             sizes = [int(size) for size in shape.split("x")]
             context = max(arguments.context, sizes[1])
             found = measure(runner, *sizes, context=context, rounds=arguments.rounds)

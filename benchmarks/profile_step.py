@@ -24,8 +24,9 @@ from dataclasses import replace
 
 import torch
 
+from benchmarks.arguments import names_of, step_shapes
 from benchmarks.figures import machine
-from benchmarks.models import model_folder
+from benchmarks.models import SHAPES, model_folder
 from engine.batch import BatchRow
 from engine.model.attention.cpu import CpuAttention
 from engine.model.causal_model import CausalModel
@@ -40,8 +41,15 @@ from engine.model.native_decoder import NativeDecoder
 from engine.model.probe import probe
 from engine.model.step import lay_out
 from engine.sampling_params import SamplingParams
+from quire.cli.console import positive
 
 BLOCK_SIZE = 16
+#: What `--forms` may name.
+FORMS = (
+    *("native", "torch", "wide"),
+    *(variant.name for variant in VARIANTS),
+    *(f"fetch-{level}" for level in FETCH_LEVELS),
+)
 #: Steps of a form before the clock starts.
 WARM_UP_ROUNDS = 2
 
@@ -118,20 +126,20 @@ def measure(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default="TINY,SMALL")
+    parser.add_argument("--models", type=names_of("model", SHAPES), default="TINY,SMALL")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    parser.add_argument("--forms", default="native,wide")
-    parser.add_argument("--shapes", default="1x1,8x1,64x1,1x128")
-    parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--forms", type=names_of("form", FORMS), default="native,wide")
+    parser.add_argument("--shapes", type=step_shapes, default="1x1,8x1,64x1,1x128")
+    parser.add_argument("--context", type=positive, default=256)
+    parser.add_argument("--rounds", type=positive, default=9)
     arguments = parser.parse_args()
     print(machine())
-    names = arguments.forms.split(",")
-    for model in arguments.models.split(","):
+    names = arguments.forms
+    for model in arguments.models:
         forms = make_forms(model, names, dtype=arguments.dtype)
         print(f"\n{model} {arguments.dtype}, context {arguments.context}, ms a step")
         print(f"{'rows x tokens':16}" + "".join(f"{name:>10}" for name in names) + "   ratios")
-        for shape in arguments.shapes.split(","):
+        for shape in arguments.shapes:
             num_rows, num_tokens = map(int, shape.split("x"))
             rows = make_rows(num_rows, num_tokens, context=arguments.context)
             medians = measure(

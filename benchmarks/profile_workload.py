@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from benchmarks.arguments import names_of
 from benchmarks.bench_engine import MAX_NUM_BATCHED_TOKENS, BenchedEngine
 from benchmarks.floor import (
     BYTES_PER_VALUE,
@@ -27,8 +28,9 @@ from benchmarks.floor import (
 )
 from benchmarks.models import SHAPES
 from benchmarks.peers.quire_engine import DTYPES
-from benchmarks.workloads import Workload, make_workload
+from benchmarks.workloads import NAMES, Workload, make_workload
 from engine.batch import Batch, LaunchedStep, ModelRunner
+from quire.cli.console import positive
 
 #: Steps of so many tokens at most are one line of the table.
 BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, MAX_NUM_BATCHED_TOKENS)
@@ -111,12 +113,12 @@ def print_run(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default="SMALL")
-    parser.add_argument("--workload", default="W1")
+    parser.add_argument("--models", type=names_of("model", SHAPES), default="SMALL")
+    parser.add_argument("--workload", choices=NAMES, default="W1")
     parser.add_argument("--dtype", default="bf16", choices=sorted(DTYPES))
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--runs", type=positive, default=3)
     arguments = parser.parse_args()
-    for model in arguments.models.split(","):
+    for model in arguments.models:
         case = Case(model, arguments.dtype)
         engine = BenchedEngine(model, dtype=DTYPES[case.dtype])
         # As in comparisons: how fast the system makes memory is another question.

@@ -7,16 +7,17 @@ decide another's. What cannot be installed is named with the last line of its lo
 go on.
 """
 
+import argparse
 import os
 import shutil
 import subprocess
-import sys
 import venv
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from benchmarks.arguments import names_of
 from benchmarks.models import model_folder
-from benchmarks.peers.register import PEERS_FOLDER, ROOT
+from benchmarks.peers.register import PEERS, PEERS_FOLDER, ROOT
 
 HERE = Path(__file__).resolve().parent
 LLAMA_CPP = "llama-cpp-python==0.3.36"
@@ -171,14 +172,22 @@ CONVERTERS: dict[str, Callable[[str, str], None]] = {
 }
 
 
-def main() -> None:
-    for name in sys.argv[1:] or INSTALLERS:
-        if name not in INSTALLERS:
+def install_all(names: Sequence[str]) -> None:
+    """Install those of `names` that need it; what cannot be installed is printed."""
+    for name in INSTALLERS:
+        if name not in names:
             continue
         try:
             install(name)
         except (InstallFailed, OSError) as error:
             print(f"{name} cannot be installed: {error}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("peers", nargs="*", type=names_of("peer", PEERS), metavar="peer")
+    named = [name for names in parser.parse_args().peers for name in names]
+    install_all(named or list(INSTALLERS))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from pathlib import Path
 from examples.demo.audit import Ended, audit
 from examples.demo.fleet import LEASE_SECONDS, Fleet, FleetFailed
 from examples.demo.follower import Followed, Follower
-from examples.demo.report import Display, figures, print_table, write_json
+from examples.demo.report import Display, figures, mistakes, print_table, write_json
 from examples.make_requests import REQUESTS_FILE
 from models.abacus.tasks import answer
 from quire import Broker, Client, LocalRedis, connect
@@ -71,7 +71,9 @@ def run(redis: LocalRedis, folder: Path) -> dict:
                 def on_news() -> None:
                     fleet.check()
                     if not fleet.killed and follower.num_tokens >= half:
-                        display.say(f"SIGKILL for {fleet.kill_busiest()}, half-way")
+                        display.say(
+                            f"SIGKILL for {fleet.kill_busiest()}: half of all tokens are there"
+                        )
                         display.say(f"  its leases run out in {LEASE_SECONDS:g} s")
                     if (resumed := follower.first_resumed()) is not None:
                         display.say(f"  {fleet.alive()} goes on with its requests: {resumed}")
@@ -85,8 +87,8 @@ def run(redis: LocalRedis, folder: Path) -> dict:
             if request.completion is not None
         ]
         verdict = audit(ended, connection, Keys(queue, 0))
-    for request in verdict.wrong:
-        print(f"the model is wrong: {request.prompt} {request.text!r}", file=sys.stderr)
+    for line in mistakes(verdict):
+        print(line, file=sys.stderr)
     return figures(follower, verdict, killed=len(fleet.killed), seconds=seconds)
 
 
@@ -114,6 +116,10 @@ def demonstrate() -> int:
             print(failure, file=sys.stderr)
             return 1
     print_table(values)
+    print(
+        "times are of 200 requests at once, and the longest are of those that waited for the lease "
+        "of the killed worker"
+    )
     if path := os.environ.get("DEMO_JSON"):
         write_json(values, Path(path))
     is_good = (

@@ -114,6 +114,16 @@ QUEUE_ROW = Row(
             thresholds=((None, "green"), (1, "orange")),
         ),
         Panel(
+            title="Memory of Redis",
+            description="What Redis uses, and its maxmemory; a limit of 0 is none. Queued requests "
+            "store prompts, finished ones outputs for their retention. When it is full, Redis "
+            "refuses writes.",
+            unit="bytes",
+            targets=[
+                Target("max by (job, kind) (quire_redis_memory_bytes)", "{{job}} {{kind}}"),
+            ],
+        ),
+        Panel(
             title="Claimed requests",
             description="Requests taken from the queue per second, by priority.",
             unit="reqps",

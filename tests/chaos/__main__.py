@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from itertools import count, islice
 from pathlib import Path
 
+from benchmarks.arguments import natural
+from quire.cli.console import not_negative, positive
 from tests.chaos.company import CONTROL, INTACT, SCHEDULE, Company, Play, Report
 from tests.chaos.controls import LIVE
 from tests.chaos.plants import PLANTS
@@ -122,12 +124,14 @@ def _write(path: Path, figures: Counter[str], failed: Sequence[Report]) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("--schedules", type=int, default=20, help="how many to play")
+    parser.add_argument("--schedules", type=natural, default=20, help="how many to play")
     parser.add_argument(
-        "--real", type=int, default=0, help="how many to play with the embedded model besides"
+        "--real", type=natural, default=0, help="how many to play with the embedded model besides"
     )
-    parser.add_argument("--jobs", type=int, default=4, help="how many to play at once")
-    parser.add_argument("--seconds", type=float, default=0.0, help="start none after so long")
+    parser.add_argument("--jobs", type=positive, default=4, help="how many to play at once")
+    parser.add_argument(
+        "--seconds", type=not_negative, default=0.0, help="start none after so long"
+    )
     parser.add_argument("--first", type=int, help="the first seed; drawn when unset")
     parser.add_argument("--seed", type=int, help="play this one alone")
     parser.add_argument("--control", choices=LIVE, help="play this one alone, broken and intact")

@@ -3,16 +3,19 @@
 import json
 import subprocess
 import sys
+from dataclasses import fields, replace
+from types import SimpleNamespace
+from typing import cast
 
 import msgpack
 import pytest
 
-from examples.demo.audit import count_faults
+from examples.demo.audit import Ended, Verdict, count_faults
 from examples.demo.follower import Followed, Follower
-from examples.demo.report import percentile
+from examples.demo.report import mistakes, percentile
 from examples.make_requests import NUM_REQUESTS, REQUESTS_FILE, make_lines
 from models.abacus.tasks import answer, is_held_out
-from quire import Client
+from quire import Client, Completion, State
 from quire.testing import FakeQuire
 from tests.quire.builders import claim_next, make_item
 
@@ -80,3 +83,23 @@ def test_every_request_has_a_checkable_answer_that_training_never_saw():
 def test_percentiles_are_values_that_occurred():
     assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert percentile([3.0, 1.0, 2.0], 0.99) == 3.0
+
+
+def test_a_wrong_answer_is_told_as_the_model_s_and_a_failure_as_a_failure():
+    def ended(prompt: str, text: str, state: State) -> Ended:
+        completion = SimpleNamespace(state=state)
+        return Ended("id", prompt, text, cast("Completion", completion))
+
+    verdict = Verdict(
+        **dict.fromkeys((field.name for field in fields(Verdict)), 0)
+        | {"wrong": (ended("9982+9818=", "19700", State.COMPLETED),)}
+    )
+    told = mistakes(verdict)
+    assert told[0] == "'9982+9818=' was answered '19700', and '19800' is right"
+    assert "the model's: it is small and errs" in told[1]
+    assert "no token was lost" in told[2]
+    assert "lost" not in " ".join(mistakes(replace(verdict, lost_tokens=1)))
+    failed = replace(verdict, wrong=(ended("1+1=", "", State.FAILED),))
+    assert mistakes(failed)[0] == "'1+1=' ended as failed"
+    assert "the model's" not in " ".join(mistakes(failed))
+    assert mistakes(replace(verdict, wrong=())) == []

@@ -19,6 +19,7 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire.cli.console import not_negative
 from tests.fuzz.mutation import mutated
 from tests.fuzz.targets import SEEDS, TARGETS
 
@@ -43,7 +44,9 @@ class Result:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--seconds", type=float, default=60.0, help="for all targets together")
+    parser.add_argument(
+        "--seconds", type=not_negative, default=60.0, help="for all targets together"
+    )
     parser.add_argument("--target", choices=TARGETS, help="this one only")
     parser.add_argument("--plain", action="store_true", help="without atheris")
     options = parser.parse_args()

@@ -9,7 +9,7 @@ from ops.grafana import generate
 from service.exporter_register import exporter_families
 from service.gateway.register import gateway_families
 from service.register import families
-from tests.ops.checkout import load_dashboard, panel_queries, panels
+from tests.ops.checkout import alerts, load_dashboard, panel_queries, panels
 from tests.ops.promql import RATE_INTERVAL, family_name, matchers, nodes, parse, selectors
 
 DASHBOARD = load_dashboard()
@@ -60,11 +60,25 @@ def forgets_the_choice(expr: str) -> bool:
 
     def wanted_of(name: str) -> set[tuple[str, str, str]]:
         if name in exporter_families():
-            return queues
+            return queues if "queue" in exporter_families()[name].labels else set()
         return gateways if name.startswith("quire_gateway_") else workers
 
     chosen = [(wanted_of(selector.name), set(matchers(selector))) for selector in selectors(expr)]
     return not chosen or any(wanted - present for wanted, present in chosen)
+
+
+def test_every_metric_of_an_alert_on_redis_has_a_panel():
+    """Who is told that Redis is full wants to see since when."""
+    asked = {
+        selector.name
+        for rule in alerts()
+        if rule["alert"].startswith("Redis")
+        for selector in selectors(rule["expr"])
+    }
+    shown = {selector.name for _, expr in QUERIES for selector in selectors(expr)}
+    assert "quire_redis_memory_bytes" in asked
+    # While the exporter cannot read, its panels have a gap.
+    assert asked - {"quire_exporter_up"} <= shown
 
 
 def test_the_file_is_what_the_generator_writes():

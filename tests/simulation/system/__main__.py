@@ -33,6 +33,7 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
+from quire.cli.console import positive
 from tests.simulation.system.controls import CONTROLS, Control
 from tests.simulation.system.schedule import Outcome, play
 from tests.simulation.system.seams import installed
@@ -185,12 +186,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--seed", type=int, help="play this schedule alone, and tell all of it")
-    parser.add_argument("--runs", type=int, default=DEFAULT_RUNS, help="schedules to play")
+    parser.add_argument("--runs", type=positive, default=DEFAULT_RUNS, help="schedules to play")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument(
         "--catches", type=int, default=CONTROL_CATCHES, help="how often a control must be caught"
     )
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that play")
+    parser.add_argument("--jobs", type=positive, default=os.cpu_count(), help="processes that play")
     return parser
 
 

@@ -1,0 +1,48 @@
+"""Types of the flags of benchmarks: a name that nobody knows is refused before anything is made."""
+
+import argparse
+import re
+from collections.abc import Callable, Collection
+
+from quire.cli.console import positive
+
+_SHAPE = re.compile(r"[1-9]\d{0,6}x[1-9]\d{0,6}")
+
+
+def names_of(kind: str, known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
+    """The type of a flag that lists some of `known`, with commas between; `kind` is the noun."""
+
+    def names(text: str) -> tuple[str, ...]:
+        found = tuple(part.strip() for part in text.split(","))
+        for name in found:
+            if name not in known:
+                raise argparse.ArgumentTypeError(
+                    f"there is no {kind} {name!r}; known are {', '.join(known)}"
+                )
+        return found
+
+    return names
+
+
+def step_shapes(text: str) -> tuple[str, ...]:
+    """The type of a flag that lists steps as `<rows>x<tokens of each>`."""
+    found = tuple(part.strip() for part in text.split(","))
+    for shape in found:
+        if not _SHAPE.fullmatch(shape):
+            raise argparse.ArgumentTypeError(f"{shape!r} is not <rows>x<tokens>, as 8x1")
+    return found
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """The type of a flag that lists numbers, each one at least."""
+    return tuple(positive(part.strip()) for part in text.split(","))
+
+
+def numbers_or_none(text: str) -> tuple[int, ...]:
+    """The type of a flag that lists numbers, each of which may be 0."""
+    return tuple(natural(part.strip()) for part in text.split(","))
+
+
+def natural(text: str) -> int:
+    """The type of a flag that is a number of things, or 0."""
+    return 0 if text == "0" else positive(text)
