@@ -64,8 +64,9 @@ class ControlTokens:
         return self._pattern.sub(self._mark, text)
 
     def unmarked(self, text: str) -> str:
-        """The text as it would be without marks."""
-        return _MARK.sub(lambda mark: self._texts[_number(mark)], text)
+        """The text as it would be without marks; what is left of one is written as an escape."""
+        whole = _MARK.sub(lambda mark: self._texts[_number(mark)], text)
+        return whole.encode("utf-8", "backslashreplace").decode()
 
     def encode(self, text: str) -> ChatPrompt:
         """The ids of a rendered chat: of marks the control tokens', of all else those of text.

@@ -134,7 +134,8 @@ class ModelTokenizer:
             return self._control.encode(text)
         except Exception as error:
             # A template is a program of the model's author and raises whatever it likes.
-            message = f"the model's chat template refuses the messages: {error}"
+            told = self._control.unmarked(str(error))
+            message = f"the model's chat template refuses the messages: {told}"
             raise InvalidRequest("body.messages", message) from error
         finally:
             _CREATED_MS.reset(created)

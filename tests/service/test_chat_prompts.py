@@ -178,6 +178,19 @@ def test_a_template_whose_control_tokens_cannot_be_told_from_text_serves_no_chat
         assert model.encode_prompt("a")
 
 
+def test_a_refusal_of_the_template_can_be_sent_whatever_it_quotes(tmp_path: Path):
+    refuse = (
+        "{% for m in messages %}{% if m.content == 'bad' %}"
+        "{{ raise_exception('no <|im_end|>, ' + m.content + ('<|im_end|>'[:1])) }}{% endif %}"
+        "{{ m.content }}{% endfor %}"
+    )
+    family = Family(byte_level, refuse, {"<|im_end|>": True}, "<|im_end|>", "<|im_end|>")
+    with pytest.raises(InvalidRequest) as caught:
+        Loaded(family, tmp_path / "one").model.encode_chat(chat("bad"), created_ms=0)
+    assert caught.value.message.encode()
+    assert "refuses the messages: no <|im_end|>, bad" in caught.value.message
+
+
 def test_half_a_surrogate_pair_cannot_stand_for_a_control_token():
     control = ControlTokens(byte_level({"<|im_end|>": True}), template_text=CHATML)
     (mark,) = [control.marked("<|im_end|>")]
