@@ -1,16 +1,14 @@
-"""The register: every metric of the worker, and the page of all. Knows no metrics library.
+"""The register: every metric of the worker. Knows no metrics library.
 
 Those of the exporter and of the gateway are in `exporter_register` and `gateway.register`.
-docs/metrics.md is generated from all three, dashboards and alerts are compared with them, and
+`metrics_page` makes docs/metrics.md of all three, dashboards and alerts are compared with them, and
 neither `service.metrics` nor `service.exporter` builds a metric that is not in them. Label values
-are closed sets; no label ever names a request, a tenant or the text of an error: such facts belong
+are closed sets. No label ever names a request, a tenant or the text of an error: such facts belong
 in the log.
 """
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from service.exporter_register import EXPORTER_REGISTER
 from service.families import (
     BY_PHASE,
     BY_PRIORITY,
@@ -28,7 +26,6 @@ from service.families import (
     SIZES,
     Family,
 )
-from service.gateway.register import GATEWAY_REGISTER
 from service.vitals import THREADS, WorkerState
 
 #: The register. docs/metrics.md is this table.
@@ -279,51 +276,3 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
 def families() -> dict[str, Family]:
     """The worker's metrics by name."""
     return {family.name: family for section in REGISTER.values() for family in section}
-
-
-def render_markdown() -> str:
-    """docs/metrics.md, whole."""
-    lines = [
-        "# Metrics",
-        "",
-        "Generated from `service/register.py` by `python -m service.register`; do not edit.",
-        "",
-        "Served at `/metrics`. Every label value exists from the first scrape.",
-        "",
-        "## Worker",
-    ]
-    for section, members in REGISTER.items():
-        lines += ["", f"### {section}", "", *_table(members)]
-    lines += [
-        "",
-        "## Exporter",
-        "",
-        "What is true of a queue as a whole, read from Redis at each scrape by one process,",
-        "`python -m service.exporter`. If every worker exported it, a sum over workers would",
-        "count the same backlog many times.",
-        "",
-        *_table(EXPORTER_REGISTER),
-        "",
-        "## Gateway",
-        "",
-        "Exported by each `python -m service.gateway` about itself.",
-        "",
-        *_table(GATEWAY_REGISTER),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _table(members: Sequence[Family]) -> list[str]:
-    lines = ["| name | type | labels | meaning |", "|---|---|---|---|"]
-    for family in members:
-        labels = ", ".join(_label_text(*item) for item in family.labels.items())
-        lines.append(f"| `{family.name}` | {family.kind} | {labels} | {family.meaning} |")
-    return lines
-
-
-def _label_text(label: str, values: Sequence[str]) -> str:
-    return f"`{label}` ({', '.join(values)})" if values else f"`{label}`"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(render_markdown())

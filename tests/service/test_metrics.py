@@ -5,7 +5,7 @@ import re
 import pytest
 from prometheus_client import CollectorRegistry
 
-from service import register
+from service import metrics_page, register
 from service.config_page import render_markdown
 from service.families import PHASES
 from service.metrics import Metrics
@@ -70,7 +70,7 @@ def test_names_follow_the_rules_of_prometheus():
 
 def test_the_metrics_page_of_the_documentation_is_the_register():
     documented = (CHECKOUT / "docs" / "metrics.md").read_text()
-    assert documented == register.render_markdown(), "run: python -m service.register"
+    assert documented == metrics_page.render_markdown(), "run: python -m service.metrics_page"
 
 
 def test_the_configuration_page_of_the_documentation_is_the_settings():
