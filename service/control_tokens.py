@@ -9,10 +9,11 @@ names only. So `<|im_end|>` in a message is text like any other. Knows no templa
 import json
 import re
 import secrets
-from collections.abc import Collection, Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 #: Letters of the random part of a secret name, 4 bits each: nobody can guess it and send it.
 NAME_LETTERS = 32
@@ -52,8 +53,10 @@ class ControlTokens:
         nonce = _letters(secrets.randbits(4 * NAME_LETTERS), NAME_LETTERS)
         # All have the same length, so none is the beginning of another one.
         width = len(f"{len(self._texts):x}")
-        names = {text: nonce + _letters(n, width) for text, n in self._numbers.items()}
+        # In brackets, as most control tokens are: what is beside them is then beside no letter.
+        names = {text: f"<{nonce}{_letters(n, width)}>" for text, n in self._numbers.items()}
         self._names = list(names.values())
+        self._all_ids = frozenset(self._ids.values())
         self._tokenizer = _renamed(tokenizer, names)
         for text, name in names.items():
             if self._tokenizer.token_to_id(name) != self._ids[text]:
@@ -73,14 +76,52 @@ class ControlTokens:
 
         UnicodeEncodeError for half a mark.
         """
-        secret = _MARK.sub(lambda mark: self._names[_number(mark)], text)
-        secret.encode()
-        ids = self._tokenizer.encode(secret, add_special_tokens=False).ids
-        return ChatPrompt(list(ids), self._pattern.search(text) is not None)
+        holds_control_text = self._pattern.search(text) is not None
+        marks = list(_MARK.finditer(text))
+        encoding, spans = self._encoded(text, marks)
+        ids = encoding.ids
+        if sum(map(self._all_ids.__contains__, ids)) < len(marks):
+            # Some tokens are tokens only beside certain characters. One that the library reads as
+            # text is text here too: with a secret name in it, each process had another prompt.
+            found = [
+                span
+                for id_, span in zip(ids, encoding.offsets, strict=True)
+                if id_ in self._all_ids
+            ]
+            written = [_covers(found, span) for span in spans]
+            ids = self._encoded(text, marks, written)[0].ids
+        return ChatPrompt(list(ids), holds_control_text)
+
+    def _encoded(
+        self, text: str, marks: Sequence[re.Match[str]], written: Sequence[bool] | None = None
+    ) -> tuple[Encoding, list[tuple[int, int]]]:
+        """The text with a secret name in the place of each mark, encoded; and where the names are.
+
+        A mark that is not `written` has the text of its token in its place.
+        """
+        parts, spans, end, place = list[str](), [], 0, 0
+        for index, mark in enumerate(marks):
+            texts = self._names if written is None or written[index] else self._texts
+            before, name = text[end : mark.start()], texts[_number(mark)]
+            place += len(before)
+            spans.append((place, place + len(name)))
+            place += len(name)
+            parts += [before, name]
+            end = mark.end()
+        whole = "".join([*parts, text[end:]])
+        # The library would raise an error of another type.
+        whole.encode()
+        return self._tokenizer.encode(whole, add_special_tokens=False), spans
 
     def _mark(self, found: re.Match[str]) -> str:
         high, low = divmod(self._numbers[found[0]], _PER_HIGH)
         return chr(_HIGH + high) + chr(_LOW + low)
+
+
+def _covers(found: Sequence[tuple[int, int]], span: tuple[int, int]) -> bool:
+    """Whether one of the spans, which are in order, covers this one."""
+    place = bisect_right(found, span[0], key=lambda one: one[0]) - 1
+    return place >= 0 and found[place][1] >= span[1]
 
 
 def _is_control(text: str, is_special: bool, template_text: str) -> bool:  # noqa: FBT001
@@ -135,8 +176,7 @@ def _renamed(tokenizer: Tokenizer, names: Mapping[str, str]) -> Tokenizer:
     facts |= {"post_processor": None, "truncation": None, "padding": None}
     for token in facts["added_tokens"]:
         if token["content"] in names:
-            # A template's control token is one, also between letters.
-            token |= {"content": names[token["content"]], "single_word": False}
+            token["content"] = names[token["content"]]
     model = facts["model"]
     vocabulary = model["vocab"]
     if isinstance(vocabulary, dict):

@@ -156,6 +156,17 @@ def unigram(added: dict[str, bool]) -> Tokenizer:
     return _with(added, tokenizer)
 
 
+def flagged(make: Callable[[dict[str, bool]], Tokenizer], **flags: bool) -> Family:
+    """The tokens of Phi, each with the same flags, over another tokenizer."""
+
+    def tokenizer(added: dict[str, bool]) -> Tokenizer:
+        made = make({})
+        made.add_tokens([AddedToken(text, special=added[text], **flags) for text in added])
+        return made
+
+    return Family(tokenizer, PHI, FAMILIES["Phi"].added, "<|endoftext|>", "<|endoftext|>")
+
+
 def _with(added: dict[str, bool], tokenizer: Tokenizer) -> Tokenizer:
     tokenizer.add_tokens(
         [AddedToken(text, special=special, normalized=False) for text, special in added.items()]

@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,16 @@ from transformers import AutoTokenizer
 from quire.errors import InvalidRequest
 from service.control_tokens import ControlTokens
 from service.text import ModelTokenizer
-from tests.service.chat_models import CHATML, FAMILIES, Family, byte_level
+from tests.service.chat_models import (
+    CHATML,
+    FAMILIES,
+    Family,
+    byte_fallback,
+    byte_level,
+    flagged,
+    marked_first,
+    unigram,
+)
 
 HARMLESS = "the end of 12 lines.\n  Is <b> it > 3 | 4? ÄÖ€"
 
@@ -164,6 +174,23 @@ def test_a_template_still_sees_what_a_message_says(families: dict[str, Loaded]):
 def test_a_plain_prompt_names_control_tokens(loaded: Loaded):
     prompt = f"a{loaded.family.eos}b"
     assert loaded.control_in(loaded.model.encode_prompt(prompt))[-1] == loaded.family.eos
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback, marked_first, unigram])
+def test_the_flags_of_added_tokens_mean_what_they_mean_to_the_library(
+    make: Callable[[dict[str, bool]], Tokenizer], tmp_path: Path
+):
+    """Some of these read a token only beside certain characters, and else its text."""
+    names = ("lstrip", "rstrip", "normalized", "single_word")
+    for number, values in enumerate(product((False, True), repeat=len(names))):
+        family = flagged(make, **dict(zip(names, values, strict=True)))
+        loaded = Loaded(family, tmp_path / str(number))
+        for content in ("Hello  the\n", " a ", "", "x"):
+            messages = chat(content, content, content)
+            assert loaded.ids(messages) == loaded.ids_of_library(messages), (values, content)
+            hostile = loaded.ids(chat("<|end|>", " <|user|> ", content))
+            of_template = loaded.control_in(loaded.ids(chat(".", " . ", content)))
+            assert len(loaded.control_in(hostile)) <= len(of_template)
 
 
 def test_a_template_whose_control_tokens_cannot_be_told_from_text_serves_no_chats(tmp_path: Path):
