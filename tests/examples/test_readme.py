@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -57,6 +58,23 @@ def test_every_verb_of_the_command_is_named():
         block for block in README.split("```") if block.lstrip().startswith("quire submit")
     )
     assert {verb.name for verb in VERBS} <= set(re.findall(r"[a-z-]+", block))
+
+
+def test_the_environment_of_the_demo_has_what_the_readme_goes_on_to_use():
+    extras = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    (whole,) = [each for each in extras["demo"] if each.startswith("quire[")]
+    assert "the gateway and grammars are in" in README
+    for command, extra in (
+        ("python -m service ", "worker"),
+        ("python -m service.gateway", "gateway"),
+        ("json_schema", "grammars"),
+        ("redis-server", "local"),
+    ):
+        assert command in README
+        assert extra in whole.removeprefix("quire[").removesuffix("]").split(",")
+    assert '-e ".[demo]"' in (CHECKOUT / "Makefile").read_text()
 
 
 def test_the_worker_is_started_by_flags_it_has():
