@@ -17,9 +17,11 @@ from tokenizers import Tokenizer
 from engine.constraint import Constraint as EngineConstraint
 from quire.constraints import Constraint, Kind
 from quire.errors import InvalidRequest
+from service.compile_reasons import reason_of
 from service.deep_stack import on_deep_stack
 from service.grammar_cache import GrammarCache
 from service.matching import GrammarConstraint, shortened
+from service.schemas import SchemaRefused, reworked
 from service.spelling import Speller, without_forced_text
 
 if TYPE_CHECKING:
@@ -154,18 +156,16 @@ class CompiledGrammars:
         """
         try:
             grammar = self._grammar(wanted.kind, wanted.value)
-        except ValueError as error:
+        except SchemaRefused as error:
             raise InvalidRequest(wanted.field, shortened(str(error))) from error
         # A text has a state for each of its bytes, however harmless it is.
         num_bytes = len(grammar) if wanted.kind == "choice" else 0
         matcher = on_deep_stack(
             partial(self._started, grammar, max_lexer_states=MAX_LEXER_STATES + num_bytes)
         )
-        reason = matcher.get_error()
-        if reason.startswith("NoExtension"):
-            reason = "no output can be so"
-        if reason:
-            raise InvalidRequest(wanted.field, shortened(reason))
+        said = matcher.get_error()
+        if said:
+            raise InvalidRequest(wanted.field, reason_of(wanted.kind, said))
         return matcher
 
     def _started(self, grammar: str, *, max_lexer_states: int) -> "Matcher":
@@ -195,7 +195,7 @@ class CompiledGrammars:
         """What the library compiles."""
         matcher = self._library.LLMatcher
         if kind in ("json_schema", "json_object"):
-            schema = json.dumps(ANY_OBJECT if kind == "json_object" else value)
+            schema = json.dumps(ANY_OBJECT if kind == "json_object" else reworked(value))
             # A schema may say otherwise to the library, and would then be kept to by half.
             return matcher.grammar_from_json_schema(
                 schema,

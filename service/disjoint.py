@@ -1,0 +1,143 @@
+"""Whether two JSON schemas exclude each other, as far as that is plain to see. Knows no library."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+#: How many schemas within schemas are looked at.
+MAX_DEPTH = 8
+
+_ALL_TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
+
+
+def first_overlap(root: Mapping[str, Any], branches: Sequence[Any]) -> tuple[int, int] | None:
+    """The first two branches that one value may keep to; None if all exclude one another."""
+    for (first, one), (second, other) in combinations(enumerate(branches), 2):
+        if not _exclude(root, one, other, depth=MAX_DEPTH):
+            return first, second
+    return None
+
+
+def resolved(root: Mapping[str, Any], reference: str) -> Any:
+    """What a reference within `root` refers to; None if nothing is there."""
+    found: Any = root
+    for part in reference[1:].split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, Mapping) and key in found:
+            found = found[key]
+        elif isinstance(found, list | tuple) and key.isdecimal() and int(key) < len(found):
+            found = found[int(key)]
+        else:
+            return None
+    return found if isinstance(found, Mapping | bool) else None
+
+
+def _exclude(root: Mapping[str, Any], one: Any, other: Any, *, depth: int) -> bool:
+    if one is False or other is False:
+        return True
+    if depth == 0 or not isinstance(one, Mapping) or not isinstance(other, Mapping):
+        return False
+    if _any_part_excludes(root, one, other, depth=depth):
+        return True
+    if _any_part_excludes(root, other, one, depth=depth):
+        return True
+    if not _types(one) & _types(other):
+        return True
+    values, others = _values(one), _values(other)
+    if values is not None and others is not None:
+        return not values & others
+    if _types(one) == _types(other) == {"object"}:
+        return _exclude_by_property(root, one, other, depth=depth)
+    return False
+
+
+def _any_part_excludes(
+    root: Mapping[str, Any], one: Mapping[str, Any], other: Any, *, depth: int
+) -> bool:
+    """Whether what holds beside `one`, or each of its alternatives, excludes the other."""
+    if any(_exclude(root, part, other, depth=depth - 1) for part in _conjuncts(root, one)):
+        return True
+    alternatives = [one.get(name) for name in ("anyOf", "oneOf")]
+    return any(
+        all(_exclude(root, each, other, depth=depth - 1) for each in branches)
+        for branches in alternatives
+        if isinstance(branches, list | tuple) and branches
+    )
+
+
+def _exclude_by_property(
+    root: Mapping[str, Any], one: Mapping[str, Any], other: Mapping[str, Any], *, depth: int
+) -> bool:
+    """Whether a property that one of them requires cannot be right for both."""
+    properties, others = one.get("properties", {}), other.get("properties", {})
+    if not isinstance(properties, Mapping) or not isinstance(others, Mapping):
+        return False
+    required = {*_texts(one.get("required")), *_texts(other.get("required"))}
+    return any(
+        name in required and _exclude(root, value, others[name], depth=depth - 1)
+        for name, value in properties.items()
+        if name in others
+    )
+
+
+def _conjuncts(root: Mapping[str, Any], schema: Mapping[str, Any]) -> Iterator[Any]:
+    """Schemas that hold as well where this one does."""
+    if isinstance(schema.get("$ref"), str):
+        yield resolved(root, schema["$ref"])
+    inner = schema.get("allOf")
+    yield from inner if isinstance(inner, list | tuple) else ()
+
+
+def _types(schema: Mapping[str, Any]) -> frozenset[str]:
+    """The types of the values that may keep to it; a whole number is a number."""
+    values = _given_values(schema)
+    if values is not None:
+        return frozenset(map(_type_of, values))
+    given = schema.get("type")
+    named = [given] if isinstance(given, str) else _texts(given) or sorted(_ALL_TYPES)
+    return frozenset("number" if name == "integer" else name for name in named)
+
+
+def _texts(value: object) -> list[str]:
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list | tuple) else []
+
+
+def _values(schema: Mapping[str, Any]) -> set[str] | None:
+    """The only values that keep to it, in a form to compare; None if it names none."""
+    values = _given_values(schema)
+    return None if values is None else {_comparable(value) for value in values}
+
+
+def _given_values(schema: Mapping[str, Any]) -> list[Any] | None:
+    if "const" in schema:
+        return [schema["const"]]
+    values = schema.get("enum")
+    return list(values) if isinstance(values, list | tuple) else None
+
+
+def _comparable(value: Any) -> str:
+    return json.dumps(_whole(value), sort_keys=True)
+
+
+def _whole(value: Any) -> Any:
+    """The value with 1 for 1.0, which are the same number in JSON."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        return {key: _whole(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_whole(one) for one in value]
+    return value
+
+
+def _type_of(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, str):
+        return "string"
+    if isinstance(value, int | float):
+        return "number"
+    return "object" if isinstance(value, Mapping) else "array"
