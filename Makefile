@@ -103,8 +103,9 @@ modelcheck: $(VENV)/dev.installed ## explore every state of the protocol's model
 sim: $(VENV)/dev.installed ## play seeded schedules of the whole system on virtual time (RUNS=10000, SEED=n)
 	$(BIN)/python -m tests.simulation.system $(if $(SEED),--seed $(SEED),--runs $(or $(RUNS),10000))
 
-fuzz: $(VENV)/fuzz.installed ## feed bad bytes to everything that reads from Redis (SECONDS=60)
+fuzz: $(VENV)/fuzz.installed ## feed bad bytes to everything that reads from Redis (SECONDS=60), and time hard inputs
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60)
+	$(BIN)/python -m tests.fuzz.growth
 
 chaos: $(VENV)/dev.installed ## kill, freeze and cut off real workers, clients and Redis (SCHEDULES=20, REAL=0, JOBS=4, SEED=n)
 	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED),--schedules $(or $(SCHEDULES),20) --real $(or $(REAL),0) --jobs $(or $(JOBS),4))

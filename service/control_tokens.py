@@ -13,7 +13,9 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
+
+from service.encoding import encoded, offsets_of
 
 #: Letters of the random part of a secret name, 4 bits each: nobody can guess it and send it.
 NAME_LETTERS = 32
@@ -78,24 +80,22 @@ class ControlTokens:
         """
         holds_control_text = self._pattern.search(text) is not None
         marks = list(_MARK.finditer(text))
-        encoding, spans = self._encoded(text, marks)
-        ids = encoding.ids
+        whole, spans = self._named(text, marks)
+        ids = encoded(self._tokenizer, whole, add_special_tokens=False)
         if sum(map(self._all_ids.__contains__, ids)) < len(marks):
             # Some tokens are tokens only beside certain characters. One that the library reads as
             # text is text here too: with a secret name in it, each process had another prompt.
-            found = [
-                span
-                for id_, span in zip(ids, encoding.offsets, strict=True)
-                if id_ in self._all_ids
-            ]
+            offsets = offsets_of(self._tokenizer, whole)
+            found = [span for id_, span in zip(ids, offsets, strict=True) if id_ in self._all_ids]
             written = [_covers(found, span) for span in spans]
-            ids = self._encoded(text, marks, written)[0].ids
-        return ChatPrompt(list(ids), holds_control_text)
+            whole, _ = self._named(text, marks, written)
+            ids = encoded(self._tokenizer, whole, add_special_tokens=False)
+        return ChatPrompt(ids, holds_control_text)
 
-    def _encoded(
+    def _named(
         self, text: str, marks: Sequence[re.Match[str]], written: Sequence[bool] | None = None
-    ) -> tuple[Encoding, list[tuple[int, int]]]:
-        """The text with a secret name in the place of each mark, encoded; and where the names are.
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """The text with a secret name in the place of each mark, and where the names are.
 
         A mark that is not `written` has the text of its token in its place.
         """
@@ -111,7 +111,7 @@ class ControlTokens:
         whole = "".join([*parts, text[end:]])
         # The library would raise an error of another type.
         whole.encode()
-        return self._tokenizer.encode(whole, add_special_tokens=False), spans
+        return whole, spans
 
     def _mark(self, found: re.Match[str]) -> str:
         high, low = divmod(self._numbers[found[0]], _PER_HIGH)

@@ -116,20 +116,22 @@ class CompiledGrammars:
         self._compiled: GrammarCache[Matcher] = GrammarCache()
 
     def constraint(
-        self, wanted: Constraint, output_token_ids: Sequence[int], /
+        self, wanted: Constraint, output_token_ids: Sequence[int], /, *, is_slow: bool = False
     ) -> EngineConstraint:
-        """See `Grammars`."""
+        """See `Grammars`. One that is slow to compile is compiled for this generation alone."""
         key = _key_of(wanted)
-        matcher = self._compiled.get(key)
+        matcher = None if is_slow else self._compiled.get(key)
         if matcher is None:
             matcher = self.compile(wanted)
-            self._compiled.put(key, matcher)
+            if not is_slow:
+                self._compiled.put(key, matcher)
         constraint = GrammarConstraint(
             matcher.deep_copy(),
             field=wanted.field.removeprefix("body."),
             ends=self._ends,
             speller=self._speller,
-            renew=partial(self._compile_anew, wanted, key=key),
+            # It would be compiled in the engine's thread, between two steps of all requests.
+            renew=None if is_slow else partial(self._compile_anew, wanted, key=key),
         )
         # What was published is replayed here, and not in the engine's thread.
         constraint.is_complete(output_token_ids)

@@ -27,6 +27,9 @@ from service.grammars import CompiledGrammars
 
 #: The most verdicts that are remembered; the least recently used are dropped.
 MAX_VERDICTS = 4096
+#: The longest compilation, in CPU time, that generations share. One that uses up the shared states
+#: of the lexer is compiled anew by the engine's thread, where all running requests wait for it.
+SHARED_SECONDS = 0.3
 #: How many times the bounds a request gets that has tokens already: it was within them on the
 #: worker that began it, and this machine may be slower.
 TAKEOVER_FACTOR = 4.0
@@ -245,7 +248,10 @@ class Probe:
 
 
 class ProbedGrammars:
-    """Compiles what a probe has found to be within the bounds. See `Grammars`."""
+    """Compiles what a probe has found to be within the bounds. See `Grammars`.
+
+    For one thread, but for `is_ready` and for what is ready.
+    """
 
     def __init__(self, grammars: CompiledGrammars, probe: Probe) -> None:
         self._grammars = grammars
@@ -265,7 +271,8 @@ class ProbedGrammars:
         verdict = self._probe.judge(wanted, factor=factor)
         if verdict.refusal:
             raise InvalidRequest(wanted.field, verdict.refusal)
-        found = self._grammars.constraint(wanted, output_token_ids)
+        is_slow = verdict.cpu_seconds > SHARED_SECONDS
+        found = self._grammars.constraint(wanted, output_token_ids, is_slow=is_slow)
         self._grammars.weigh(wanted, num_bytes=verdict.num_bytes)
         return found
 

@@ -21,6 +21,7 @@ from quire.errors import InvalidRequest
 from quire.logprobs import TokenLogprob, TopLogprob
 from service.chat_template import JOIN, joined, own_text, rewritten
 from service.control_tokens import ChatPrompt, ControlTokens
+from service.encoding import encoded
 
 #: Text before a token whose own text is wanted: many tokens decode differently at the beginning.
 BEFORE = "a"
@@ -111,7 +112,7 @@ class ModelTokenizer:
 
     def encode_prompt(self, prompt: str) -> list[int]:
         """Ids of a plain prompt, with the special tokens the tokenizer adds itself."""
-        return list(self._tokenizer.encode(prompt).ids)
+        return encoded(self._tokenizer, prompt)
 
     def encode_chat(self, messages: Messages, *, created_ms: int) -> ChatPrompt:
         """Ids of a chat as the model's template renders it, ready for the answer.

@@ -201,6 +201,19 @@ def cpu_seconds_of(process_id: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def test_a_slow_compilation_is_shared_with_nobody_as_the_engine_could_not_repeat_it(
+    make_probe, monkeypatch
+):
+    grammars = make_grammars()
+    probed = ProbedGrammars(grammars, make_probe(cpu_seconds=LONG_SECONDS))
+    assert probed.constraint(LIGHT, [])._renew is not None
+    monkeypatch.setattr("service.probe.SHARED_SECONDS", 0.0)
+    other = Constraint("regex", "[a-z]{1,4}", "body.regex")
+    assert probed.constraint(other, [])._renew is None
+    assert not probed.is_ready(other)
+    assert probed.is_ready(LIGHT)
+
+
 def test_grammars_compile_only_what_the_process_could(make_probe, monkeypatch):
     grammars = make_grammars()
     compiled: list[Any] = []

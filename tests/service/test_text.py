@@ -1,6 +1,7 @@
 """What a token says by itself, and what prompts and chats become that a model's files describe."""
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from engine.detokenizer import REPLACEMENT
 from engine.logprobs import Logprobs
 from quire.logprobs import TokenLogprob, TopLogprob
+from service.encoding import encoded
 from service.text import ModelTokenizer
-from tests.service.fake_model import EOS_ID, VOCAB_SIZE, byte_tokenizer
+from tests.service.fake_model import EOS_ID, VOCAB_SIZE, byte_tokenizer, eventually
 
 
 def words(*vocabulary: str) -> dict[str, int]:
@@ -93,3 +95,34 @@ def test_a_prompt_is_taken_whole_whatever_lengths_the_tokenizer_was_trained_with
     model = ModelTokenizer.load(folder_of(tmp_path, trained))
     for prompt in ("a" * 100, "a"):
         assert model.encode_prompt(prompt) == byte_tokenizer().encode(prompt).ids
+
+
+LONG_TEXT = "count 9 " * (1 << 15)
+
+
+@pytest.mark.parametrize("text", ["", "a", " a  b\n", "<eos>", "\u00e9\U0001f642", LONG_TEXT[:999]])
+@pytest.mark.parametrize("special", [True, False])
+def test_the_ids_of_a_text_are_those_that_the_library_gives_one_text(text: str, special: bool):
+    tokenizer = byte_tokenizer()
+    found = encoded(tokenizer, text, add_special_tokens=special)
+    assert found == tokenizer.encode(text, add_special_tokens=special).ids
+
+
+def test_other_threads_go_on_while_a_long_prompt_is_encoded():
+    turns, stop = [0], threading.Event()
+
+    def turn() -> None:
+        while not stop.wait(0.001):
+            turns[0] += 1
+
+    tokenizer = ModelTokenizer(byte_tokenizer())
+    thread = threading.Thread(target=turn)
+    thread.start()
+    eventually(lambda: turns[0] > 0)
+    before = turns[0]
+    tokenizer.encode_prompt(LONG_TEXT)
+    found = turns[0] - before
+    stop.set()
+    thread.join()
+    # With the interpreter's lock kept there are one or two, however long it takes.
+    assert found >= 10
