@@ -29,6 +29,7 @@ from engine.batch import BatchRow
 from engine.fake_runner import FakeRunner
 from engine.request import Request
 from quire import script_runner
+from quire.constraints import Constraint
 from quire.protocol import GenerationRequest
 from service.delivery import Delivery
 from service.model import ServedModel
@@ -286,12 +287,20 @@ def _lose_in_silence(publisher: Publisher, key: str, *, unless_ended: bool = Fal
         publisher._metrics.finished["lost"].inc()
 
 
-def _without(field: str, make: Callable[..., Request]) -> Callable[..., Request]:
+#: The engine's request, and the constraint that it wants.
+_Converted = tuple[Request, Constraint | None]
+
+
+def _without(field: str, make: Callable[..., _Converted]) -> Callable[..., _Converted]:
     """Makes the engine's requests, those that are taken over as if they had nothing there."""
 
-    def make_and_forget(request: GenerationRequest, delivery: Delivery, **where: Any) -> Request:
-        made = make(request, delivery, **where)
-        return dataclasses.replace(made, **{field: None}) if delivery.token_ids else made
+    def make_and_forget(request: GenerationRequest, delivery: Delivery, **where: Any) -> _Converted:
+        made, wanted = make(request, delivery, **where)
+        if not delivery.token_ids:
+            return made, wanted
+        if field == "constraint":
+            return made, None
+        return dataclasses.replace(made, **{field: None}), wanted
 
     return make_and_forget
 

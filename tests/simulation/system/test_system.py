@@ -19,6 +19,7 @@ import pytest
 import service.reception
 from engine.request import Request
 from quire.broker import Broker
+from quire.constraints import Constraint
 from quire.output import TokenChunk
 from quire.protocol import GenerationRequest
 from service.delivery import Delivery
@@ -163,9 +164,11 @@ def test_a_constraint_that_forgets_the_tokens_of_a_life_before_is_caught(monkeyp
 def test_a_takeover_that_forgets_the_adapter_is_caught(monkeypatch):
     make = service.reception.engine_request
 
-    def forgetful(request: GenerationRequest, delivery: Delivery, **where: Any) -> Request:
-        made = make(request, delivery, **where)
-        return replace(made, adapter=None) if delivery.token_ids else made
+    def forgetful(
+        request: GenerationRequest, delivery: Delivery, **where: Any
+    ) -> tuple[Request, Constraint | None]:
+        made, wanted = make(request, delivery, **where)
+        return (replace(made, adapter=None) if delivery.token_ids else made), wanted
 
     monkeypatch.setattr("service.reception.engine_request", forgetful)
     assert catches(Control("forgetful", "I1", plague="kill a worker"), enough=1) > 0
