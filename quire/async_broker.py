@@ -11,6 +11,7 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 
+from quire.absence import absence_in, ask_absence
 from quire.async_reader import AsyncReader
 from quire.async_shard import AsyncShard, taking_turns
 from quire.calls import MAX_ITEMS_PER_CALL, cancel_call, expire_call, submit_call
@@ -155,6 +156,16 @@ class AsyncBroker(AsyncShard):
         now_ms = await self.now_ms()
         found = readable(partial(worker_of, now_ms=now_ms), rows.items())
         return sorted(found, key=lambda info: info.name)
+
+    async def absence(self) -> str | None:
+        """See `Broker.absence`."""
+
+        async def look() -> list[Any]:
+            async with self._connection.pipeline(transaction=False) as pipeline:
+                ask_absence(pipeline, self.keys)
+                return list(await pipeline.execute(raise_on_error=False))
+
+        return absence_in(await self._call(look), self.keys)
 
     async def close(self) -> None:
         """Ends the reads; BrokerUnavailable for those that wait. The connection stays open."""

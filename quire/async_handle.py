@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
 
 from quire.async_broker import AsyncBroker
 from quire.connection import MAX_BLOCK_SECONDS
-from quire.errors import OutputRewound, ProtocolError, QuireError, UnknownRequest
+from quire.errors import (
+    BrokerUnavailable,
+    OutputRewound,
+    ProtocolError,
+    QuireError,
+    UnknownRequest,
+)
 from quire.following import MAX_READINGS, Following, joined, raise_unless_completed
 from quire.output import Completion, State, TokenChunk
+from quire.output_log import OutputRead
+from quire.patience import Patience
 from quire.transitions import RequestStatus
 from quire.turns import Turn
+
+_Result = TypeVar("_Result")
 
 
 class AsyncHandle:
@@ -42,15 +55,20 @@ class AsyncHandle:
                 yield item
 
     async def follow_reads(
-        self, *, after: int = 0, prefix_hash: str = ""
+        self, *, after: int = 0, prefix_hash: str = "", explains: bool = True
     ) -> AsyncIterator[Sequence[TokenChunk | Completion]]:
         """What `follow` gives, as much at a time as came together; never nothing.
 
         Of what came, only what one turn takes apart at a time: who stops in between holds the rest
-        as it came.
+        as it came. Unless it `explains`, nothing is logged where no worker is alive.
         """
         following = Following(
-            self.request_id, after=after, known=self._known, prefix_hash=prefix_hash
+            self.request_id,
+            after=after,
+            known=self._known,
+            prefix_hash=prefix_hash,
+            outage_seconds=self._broker.outage_seconds,
+            explains=explains,
         )
         async for items in _reads(self._broker, following):
             self._known = True
@@ -58,7 +76,12 @@ class AsyncHandle:
 
     async def result(self, *, timeout: float | None = None) -> Completion:
         """See `Handle.result`."""
-        following = Following(self.request_id, known=self._known, timeout=timeout)
+        following = Following(
+            self.request_id,
+            known=self._known,
+            timeout=timeout,
+            outage_seconds=self._broker.outage_seconds,
+        )
         completion = await _end_of(self._broker, following)
         raise_unless_completed(completion)
         return completion
@@ -117,22 +140,61 @@ async def _reads(
     broker: AsyncBroker, following: Following
 ) -> AsyncIterator[Sequence[TokenChunk | Completion]]:
     """The chunks beyond the follower's place, turn by turn, and the completion, last."""
-    request_id = following.request_id
-    block: float | None = None
+    patience, request_id = following.patience, following.request_id
+    waits = False
+
+    async def read_on() -> OutputRead | None:
+        block = patience.left(MAX_BLOCK_SECONDS) if waits else None
+        return (await broker.read_output(following.position, block_seconds=block)).get(request_id)
+
     while True:
-        reads = await broker.read_output(following.position, block_seconds=block)
-        read = reads.get(request_id)
+        read = await bearing(patience, read_on)
         if read is None:
-            following.silent(await _status(broker, request_id))
+            following.silent(await bearing(patience, partial(_status, broker, request_id)))
             if following.is_overdue:
                 await end_overdue(broker, request_id)
+            elif following.is_queued:
+                await explain(patience, broker)
         else:
             async for items in _turns(following.take(read)):
                 yield items
                 if isinstance(items[-1], Completion):
                     return
-        left = following.patience.left(MAX_BLOCK_SECONDS)
-        block = None if following.must_find_the_end else left
+        # WaitTimeout also if the next read has nothing to wait for.
+        patience.left(MAX_BLOCK_SECONDS)
+        waits = not following.must_find_the_end
+
+
+async def bearing(patience: Patience, read: Callable[[], Awaitable[_Result]]) -> _Result:
+    """See `quire.handle.bearing`. A server that is frozen does not hold it longer than patience."""
+    while True:
+        try:
+            result = await _within(patience, read)
+        except BrokerUnavailable as error:
+            pause = patience.bear(error)
+        else:
+            patience.answered()
+            return result
+        await asyncio.sleep(pause)
+
+
+async def _within(patience: Patience, read: Callable[[], Awaitable[_Result]]) -> _Result:
+    """The result of a read that may last as long as patience. WaitTimeout."""
+    try:
+        async with asyncio.timeout(patience.longest_call):
+            return await read()
+    except TimeoutError:
+        patience.left(0.0)
+        raise
+
+
+async def explain(patience: Patience, broker: AsyncBroker) -> None:
+    """See `quire.handle.explain`."""
+    if patience.is_to_explain:
+        reason = None
+        with contextlib.suppress(QuireError):
+            reason = await broker.absence()
+        patience.explain(reason)
 
 
 async def _turns(

@@ -17,6 +17,7 @@ from redis.exceptions import NoScriptError, RedisError
 from quire.async_durability import AsyncDurability
 from quire.connection import TRANSIENT, Attempts, is_of_replica, longest_block_of
 from quire.keys import Keys
+from quire.patience import OUTAGE_RETRIES
 from quire.producing import Ask, Conversation
 from quire.replies import ms_of
 from quire.script_runner import (
@@ -80,6 +81,8 @@ class AsyncShard:
         self._connection = connection
         self._settings = tuple(settings)
         self._retry_seconds = retry_seconds
+        #: For how long a wait without a timeout bears that Redis does not answer.
+        self.outage_seconds = OUTAGE_RETRIES * retry_seconds
         self._longest_block = longest_block_of(connection)
         self._durability = (
             AsyncDurability(connection, keys, longest_seconds=self._longest_block)

@@ -26,7 +26,8 @@ from quire.protocol import Priority
 
 __all__ = ["DEFAULT_MAX_INFLIGHT", "BatchProgress", "run_batch"]
 
-#: How long a run that was given a url waits for a Redis that is away.
+#: How long a run that was given a url waits for a Redis that is away. One that was given a client
+#: or a broker waits as long as a wait of theirs without a timeout.
 OUTAGE_SECONDS = 60.0
 
 
@@ -83,11 +84,26 @@ def run_batch(
                     Broker(connection, queue=queue, shard=shard, **settings)
                     for shard in range(shards)
                 ]
-                run = BatchRun(owned, source, files, options=options, stop=stop)
+                run = BatchRun(
+                    owned,
+                    source,
+                    files,
+                    options=options,
+                    stop=stop,
+                    # Each of its calls is repeated for as long already.
+                    outage_seconds=0.0,
+                )
                 return run.until_it_ends(on_progress)
         # A client is a face of its brokers; a batch needs the logs of many requests in one read.
         brokers = broker._brokers if isinstance(broker, Client) else [broker]
-        run = BatchRun(brokers, source, files, options=options, stop=stop)
+        run = BatchRun(
+            brokers,
+            source,
+            files,
+            options=options,
+            stop=stop,
+            outage_seconds=brokers[0].outage_seconds,
+        )
         return run.until_it_ends(on_progress)
 
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from quire.arguments import must_be_ahead
@@ -26,8 +27,10 @@ from quire.batch_lines import (
 from quire.broker import Broker
 from quire.errors import InvalidRequest, OutputRewound, ProtocolError, QueueFull, UnknownRequest
 from quire.following import Following
+from quire.handle import bearing, explain
 from quire.output import Completion, State, TokenChunk
 from quire.output_log import OutputRead
+from quire.patience import Patience
 from quire.protocol import TENANT_PATTERN, Priority, is_tenant_name
 from quire.routing import Parting, shard_of
 from quire.transitions import Submitted
@@ -115,11 +118,15 @@ class BatchRun:
         *,
         options: BatchOptions,
         stop: threading.Event | None,
+        outage_seconds: float,
     ) -> None:
         self._brokers = brokers
         self._files = files
         self._options = options
         self._stop = stop or threading.Event()
+        self._patience = Patience(
+            None, f"the batch {options.name}", outage_seconds=outage_seconds, has_answered=True
+        )
         self._began = time.monotonic()
         self._deadline_ms: int | None = None
         if options.deadline_seconds is not None:
@@ -192,7 +199,8 @@ class BatchRun:
             answers: dict[str, Submitted] = {}
             for shard, share in Parting(requests, len(self._brokers)).parts():
                 try:
-                    submitted = self._brokers[shard].submit_many(share)
+                    submit = partial(self._brokers[shard].submit_many, share)
+                    submitted = bearing(self._patience, submit)
                 except QueueFull as full:
                     answers |= {name: _accepted(name) for name in full.accepted}
                     self._submit_after = time.monotonic() + FULL_PAUSE_SECONDS
@@ -248,7 +256,13 @@ class BatchRun:
         if not group:
             return False
         seen = {request_id: self._open[request_id].following.seen for request_id in group}
-        news = self._broker_of(group[0]).read_output(seen, block_seconds=block_seconds)
+        broker = self._broker_of(group[0])
+        look = partial(broker.read_output, seen, block_seconds=block_seconds)
+        news = bearing(self._patience, look)
+        if news:
+            self._patience.has_news()
+        else:
+            explain(self._patience, broker)
         now = time.monotonic()
         for request_id in group:
             if request_id not in self._open:
@@ -306,7 +320,8 @@ class BatchRun:
                 continue
             open_.heard = now
             try:
-                open_.following.silent(self._broker_of(request_id).status(request_id))
+                status = partial(self._broker_of(request_id).status, request_id)
+                open_.following.silent(bearing(self._patience, status))
             except OutputRewound:
                 _read_anew(open_)
             except ProtocolError as error:

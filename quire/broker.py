@@ -26,6 +26,7 @@ from quire.moving import Moving
 from quire.operating import Operating
 from quire.output import State
 from quire.output_log import OutputRead, read_logs
+from quire.patience import OUTAGE_RETRIES
 from quire.producing import Conversation, cancelling, script_settings, submitting
 from quire.protocol import GenerationRequest
 from quire.replies import status_of
@@ -72,6 +73,8 @@ class Broker(Working, Moving, Operating, Grouping):
         self.lease_seconds = lease_seconds
         self._connection = connection
         self._retrying = Retrying(retry_seconds, connection)
+        #: For how long a wait without a timeout bears that Redis does not answer.
+        self.outage_seconds = OUTAGE_RETRIES * retry_seconds
         self._durability = (
             Durability(connection, self.keys, longest_seconds=self._longest_block)
             if durable

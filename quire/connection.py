@@ -366,6 +366,12 @@ def is_refused(error: QuireError) -> bool:
     return isinstance(cause, ResponseError) and not _may_pass(cause)
 
 
+def may_pass(error: QuireError) -> bool:
+    """Whether it tells of an outage of Redis, which may end without anybody's help."""
+    cause = error.__cause__
+    return isinstance(cause, RedisError) and _may_pass(cause)
+
+
 def _may_pass(error: RedisError) -> bool:
     # To redis-py a refused password is a broken connection, too.
     may_pass = isinstance(error, TRANSIENT) and not isinstance(error, AuthenticationError)

@@ -35,8 +35,8 @@ class Following:
 
     `after` is the number of tokens the reader has, `known` whether the request is known to have
     existed, `timeout` after how many seconds its `patience` runs out; None for never. `prefix_hash`
-    is that of the tokens the reader has, if it kept it: see history.py. InvalidRequest for a place
-    that no log can have.
+    is that of the tokens the reader has, if it kept it: see history.py. `outage_seconds` and
+    `explains` see Patience. InvalidRequest for a place that no log can have.
     """
 
     def __init__(
@@ -47,6 +47,8 @@ class Following:
         known: bool = False,
         timeout: float | None = None,
         prefix_hash: str = "",
+        outage_seconds: float = 0.0,
+        explains: bool = True,
     ) -> None:
         if after < 0:
             raise InvalidRequest("after", "must not be negative")
@@ -55,7 +57,15 @@ class Following:
         self.request_id = request_id
         self.seen = after
         self.known = known
-        self.patience = Patience(timeout, request_id)
+        self.patience = Patience(
+            timeout,
+            request_id,
+            outage_seconds=outage_seconds,
+            has_answered=known,
+            explains=explains,
+        )
+        #: Whether it waits for a worker, as far as is known.
+        self.is_queued = False
         #: Whether its time is over, and somebody has to end it.
         self.is_overdue = False
         self._ends_without_entry = 0
@@ -80,6 +90,7 @@ class Following:
         """
         self.known = True
         self._ends_without_entry = 0
+        self.patience.has_news()
         for item in read:
             if isinstance(item, Completion):
                 self._remember((), item.prefix_hash)
@@ -103,6 +114,7 @@ class Following:
             error = ResultExpired if self.known else UnknownRequest
             raise error(self.request_id)
         self.known = True
+        self.is_queued = status.state in (State.QUEUED, State.SCHEDULED)
         if status.published < self.seen or self._is_rewritten(status):
             raise OutputRewound(
                 self.request_id,

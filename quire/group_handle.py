@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from quire.broker import Broker
 from quire.connection import MAX_BLOCK_SECONDS
 from quire.errors import ProtocolError, QuireError, ResultExpired
 from quire.grouping import EndsPlace, GroupEnd
-from quire.handle import completion_of
+from quire.handle import bearing, completion_of, explain
 from quire.output import Completion, ErrorInfo, FinishReason, State
 from quire.patience import Patience
 
@@ -57,13 +58,14 @@ class GroupHandle:
         after that. WaitTimeout when `timeout` seconds pass. Begins with those that have ended
         before.
         """
-        told = set[str]()
-        for broker, end in self._ends(timeout=timeout):
+        patience, told = self._patience(timeout), set[str]()
+        for broker, end in self._ends(patience):
             if end.request_id in told:
                 continue
             completion: Completion | None
             try:
-                completion = completion_of(broker, end.request_id)
+                look = partial(completion_of, broker, end.request_id)
+                completion = bearing(patience, look)
             except ResultExpired:
                 completion = forgotten(end)
             except ProtocolError as error:
@@ -75,9 +77,10 @@ class GroupHandle:
 
     def wait(self, *, timeout: float | None = None) -> dict[State, int]:
         """Waits until all members have ended; returns their counts. WaitTimeout."""
-        for _ in self._ends(timeout=timeout):
+        patience = self._patience(timeout)
+        for _ in self._ends(patience):
             pass
-        return self.counts()
+        return bearing(patience, self.counts)
 
     def cancel(self) -> int:
         """Asks for the end of every open member; returns how many were open."""
@@ -86,34 +89,53 @@ class GroupHandle:
             num_open += len(broker.cancel_many(broker.open_members(self.group)))
         return num_open
 
-    def _ends(self, *, timeout: float | None) -> Iterator[tuple[Broker, GroupEnd]]:
+    def _patience(self, timeout: float | None) -> Patience:
+        outage_seconds = self._brokers[0].outage_seconds
+        return Patience(timeout, f"the group {self.group}", outage_seconds=outage_seconds)
+
+    def _ends(self, patience: Patience) -> Iterator[tuple[Broker, GroupEnd]]:
         """The ends of members as they come, until none is open."""
-        patience = Patience(timeout, f"the group {self.group}")
         places = {broker: EndsPlace() for broker in self._brokers}
-        turn = MAX_BLOCK_SECONDS if len(places) == 1 else TURN_SECONDS
         while True:
             # Looked at before the ends: whatever ended before the look is found by the reads.
-            waiting = {broker for broker in places if broker.num_open_members(self.group)}
+            waiting = [
+                broker
+                for broker in places
+                if bearing(patience, partial(broker.num_open_members, self.group))
+            ]
             has_news = False
             for broker, place in places.items():
-                ends = place.take(broker.read_ends(self.group, after=place.overlap))
+                read = partial(broker.read_ends, self.group, after=place.overlap)
+                ends = place.take(bearing(patience, read))
                 has_news = has_news or ends is None or bool(ends)
                 for end in ends or ():
                     yield broker, end
             if has_news:
+                patience.has_news()
                 continue
             if not waiting:
                 return
-            for broker in waiting:
-                left = patience.left(turn)
-                after = places[broker].position
-                if broker.read_ends(self.group, after=after, block_seconds=left):
-                    break
-            else:
+            if not self._has_come(waiting, places, patience):
                 for broker in waiting:
                     # What is wrong then is met by the next read; see `end_overdue` of handles.
                     with contextlib.suppress(QuireError):
                         broker.end_overdue(broker.overdue(self.group))
+                explain(patience, waiting[0])
+
+    def _has_come(
+        self, waiting: Sequence[Broker], places: Mapping[Broker, EndsPlace], patience: Patience
+    ) -> bool:
+        """Waits for an end at each shard in turn; returns whether one has come."""
+        turn = MAX_BLOCK_SECONDS if len(places) == 1 else TURN_SECONDS
+        for broker in waiting:
+
+            def wait(broker: Broker = broker) -> list[GroupEnd]:
+                after, left = places[broker].position, patience.left(turn)
+                return broker.read_ends(self.group, after=after, block_seconds=left)
+
+            if bearing(patience, wait):
+                return True
+        return False
 
 
 def forgotten(end: GroupEnd) -> Completion:

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TypeVar
 
 from quire.broker import Broker
 from quire.connection import MAX_BLOCK_SECONDS
-from quire.errors import OutputRewound, ProtocolError, QuireError, UnknownRequest
+from quire.errors import (
+    BrokerUnavailable,
+    OutputRewound,
+    ProtocolError,
+    QuireError,
+    UnknownRequest,
+)
 from quire.following import MAX_READINGS, Following, joined, raise_unless_completed
 from quire.output import Completion, State, TokenChunk
+from quire.output_log import OutputRead
+from quire.patience import Patience
 from quire.transitions import RequestStatus
+
+_Result = TypeVar("_Result")
 
 
 class Handle:
@@ -29,10 +42,12 @@ class Handle:
 
         A reader that stops reading changes nothing for the request: to end it, `cancel` it.
 
-        Ends silently when the request completed. Otherwise raises Cancelled, DeadlineExceeded or
-        RequestFailed after the last chunk; UnknownRequest or ResultExpired when the request is
-        gone; OutputRewound when Redis lost tokens this reader had, even if others have come in
-        their place, or never had as many as `after` says. That should be the `end` of a chunk; with
+        While Redis does not answer it waits on, for up to a minute (30 times the `retry_seconds` of
+        the client), and then raises BrokerUnavailable. Ends silently when the request completed.
+        Otherwise raises Cancelled, DeadlineExceeded or RequestFailed after the last chunk;
+        UnknownRequest or ResultExpired when the request is gone; OutputRewound when Redis lost
+        tokens this reader had, even if others have come in their place, or never had as many as
+        `after` says. That should be the `end` of a chunk; with
         the `prefix_hash` of that chunk a reader in another process notices a rewind, too.
         """
         for item in self.follow(after=after, prefix_hash=prefix_hash):
@@ -48,7 +63,11 @@ class Handle:
         or rewound, and not for one that failed.
         """
         following = Following(
-            self.request_id, after=after, known=self._known, prefix_hash=prefix_hash
+            self.request_id,
+            after=after,
+            known=self._known,
+            prefix_hash=prefix_hash,
+            outage_seconds=self._broker.outage_seconds,
         )
         for item in _follow(self._broker, following):
             self._known = True
@@ -57,10 +76,17 @@ class Handle:
     def result(self, *, timeout: float | None = None) -> Completion:
         """Waits for the end and returns the completion with all text and tokens joined.
 
-        WaitTimeout after `timeout` seconds; the request goes on. For a request that did not
-        complete the same errors as `stream`, carrying the completion.
+        WaitTimeout after `timeout` seconds; the request goes on. An outage of Redis does not end
+        the wait before; one without a timeout ends after a minute of it, as `stream`. A wait of
+        more than a second without a worker that could end it is logged as a warning, once. For a
+        request that did not complete the same errors as `stream`, carrying the completion.
         """
-        following = Following(self.request_id, known=self._known, timeout=timeout)
+        following = Following(
+            self.request_id,
+            known=self._known,
+            timeout=timeout,
+            outage_seconds=self._broker.outage_seconds,
+        )
         completion = _end_of(self._broker, following)
         raise_unless_completed(completion)
         return completion
@@ -115,20 +141,54 @@ def _end_of(broker: Broker, following: Following) -> Completion:
 
 def _follow(broker: Broker, following: Following) -> Iterator[TokenChunk | Completion]:
     """The chunks after the follower's place as they come; the completion is the last item."""
-    block: float | None = None
+    patience, request_id = following.patience, following.request_id
+    waits = False
+
+    def read_on() -> OutputRead | None:
+        block = patience.left(MAX_BLOCK_SECONDS) if waits else None
+        return broker.read_output(following.position, block_seconds=block).get(request_id)
+
     while True:
-        read = broker.read_output(following.position, block_seconds=block).get(following.request_id)
+        read = bearing(patience, read_on)
         if read is None:
-            following.silent(_status(broker, following.request_id))
+            following.silent(bearing(patience, partial(_status, broker, request_id)))
             if following.is_overdue:
-                end_overdue(broker, following.request_id)
+                end_overdue(broker, request_id)
+            elif following.is_queued:
+                explain(patience, broker)
         else:
             for item in following.take(read):
                 yield item
                 if isinstance(item, Completion):
                     return
-        left = following.patience.left(MAX_BLOCK_SECONDS)
-        block = None if following.must_find_the_end else left
+        # WaitTimeout also if the next read has nothing to wait for.
+        patience.left(MAX_BLOCK_SECONDS)
+        waits = not following.must_find_the_end
+
+
+def bearing(patience: Patience, read: Callable[[], _Result]) -> _Result:
+    """The result of a read, which is made again while Redis does not answer and patience lasts.
+
+    Only for what may be repeated. BrokerUnavailable, WaitTimeout; see `Patience.bear`.
+    """
+    while True:
+        try:
+            result = read()
+        except BrokerUnavailable as error:
+            time.sleep(patience.bear(error))
+        else:
+            patience.answered()
+            return result
+
+
+def explain(patience: Patience, broker: Broker) -> None:
+    """Looks once, when it is time, why nothing comes from this shard."""
+    if patience.is_to_explain:
+        reason = None
+        # It says why another call fails, at most; that one will say so itself.
+        with contextlib.suppress(QuireError):
+            reason = broker.absence()
+        patience.explain(reason)
 
 
 def end_overdue(broker: Broker, request_id: str) -> None:

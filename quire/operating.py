@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
+from quire.absence import absence_in, ask_absence
 from quire.calls import requeue_call
 from quire.errors import InvalidRequest, UnknownRequest
 from quire.inspection import MAX_PENDING_SEEN
@@ -201,6 +202,20 @@ class Operating(Shard):
         now = self.now_ms()
         found = readable(partial(worker_of, now_ms=now), rows.items())
         return sorted(found, key=lambda info: info.name)
+
+    def absence(self) -> str | None:
+        """Why a request of this shard may be waiting for nothing, as a clause; None if it is not.
+
+        No worker is alive, workers serve another number of shards, or the shard is paused. One
+        round trip. None where this user may not look.
+        """
+
+        def look() -> list[Any]:
+            with self._connection.pipeline(transaction=False) as pipeline:
+                ask_absence(pipeline, self.keys)
+                return list(pipeline.execute(raise_on_error=False))
+
+        return absence_in(self._retrying(look), self.keys)
 
     def _change(self, write: Callable[[Any], object]) -> None:
         """Changes what operators set, in one step.

@@ -81,6 +81,11 @@ class SharedReadsBroker(Broker):
         with self._turns:
             return super().status(request_id)
 
+    def absence(self) -> str | None:
+        """See `Broker.absence`."""
+        with self._turns:
+            return super().absence()
+
     def end_overdue(self, request_ids: Sequence[str]) -> dict[str, State]:
         """See `Broker.end_overdue`: the deadlines of a thousand readers may be one."""
         with self._turns:

@@ -120,7 +120,9 @@ class FakeQuire:
     def make_broker(self, *, queue: str | None = None, **settings: Any) -> Broker:
         """A broker of this queue with settings of its own, such as `max_backlog`."""
         queue = queue or self.broker.keys.queue
-        return Broker(self.connection, queue=queue, **{"retry_seconds": RETRY_SECONDS} | settings)
+        broker = Broker(self.connection, queue=queue, **{"retry_seconds": RETRY_SECONDS} | settings)
+        broker.outage_seconds = RETRY_SECONDS
+        return broker
 
     def client(self, *, tenant: str = "default", max_backlog: int | None = None) -> Client:
         """A client of this queue."""
@@ -134,7 +136,10 @@ class FakeQuire:
 
         connection = fakeredis.FakeAsyncRedis(server=self._server)
         queue = self.broker.keys.queue
-        return AsyncClient(connection, queue=queue, tenant=tenant, max_backlog=max_backlog)
+        client = AsyncClient(connection, queue=queue, tenant=tenant, max_backlog=max_backlog)
+        for broker in client._brokers:
+            broker.outage_seconds = RETRY_SECONDS
+        return client
 
     @contextlib.contextmanager
     def outage(self) -> Iterator[None]:

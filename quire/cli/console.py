@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
+import logging
 import math
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -92,6 +94,29 @@ class Console:
         self.end_progress()
         mark = "\x1b[31merror:\x1b[0m" if self.has_color else "error:"
         sys.stderr.write(f"{mark} {error}\n")
+
+
+class Notes(logging.Handler):
+    """Writes what the library warns of to stderr, as lines of their own."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.WARNING)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._console.end_progress()
+        sys.stderr.write(f"{record.getMessage()}\n")
+
+
+@contextlib.contextmanager
+def telling_warnings(console: Console) -> Iterator[None]:
+    """While it lasts, a person hears of the warnings of the library, terminal or not."""
+    log, notes = logging.getLogger("quire"), Notes(console)
+    log.addHandler(notes)
+    try:
+        yield
+    finally:
+        log.removeHandler(notes)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import io
 import json
 import os
@@ -25,13 +24,12 @@ from quire.cli.console import (
     schema_file,
     text_file,
 )
-from quire.client import Client, Handle
+from quire.client import Handle
 from quire.constraints import CONSTRAINTS
 from quire.errors import (
     BrokerUnavailable,
     InvalidRequest,
     ProtocolError,
-    QuireError,
     RequestFailed,
 )
 from quire.output import Completion
@@ -106,7 +104,6 @@ def run_submit(arguments: argparse.Namespace, console: Console) -> int:
         for handle in handles:
             console.data({"request_id": handle.request_id}, handle.request_id)
         return EXIT_OK
-    _note_if_nobody_works(client, console)
     show, flags = _tail if arguments.follow else _result, flags_of(arguments)
     good = []
     for number, handle in enumerate(handles):
@@ -129,7 +126,6 @@ def add_tail(parser: argparse.ArgumentParser) -> None:
 def run_tail(arguments: argparse.Namespace, console: Console) -> int:
     """Prints chunks; with --json one record each, and the request's end as the last."""
     client = client_of(arguments)
-    _note_if_nobody_works(client, console)
     handle, flags = client.attach(arguments.id), flags_of(arguments)
     return _exit_code([_tail(handle, console, after=arguments.after, flags=flags)])
 
@@ -144,7 +140,6 @@ def add_result(parser: argparse.ArgumentParser) -> None:
 def run_result(arguments: argparse.Namespace, console: Console) -> int:
     """Prints the text, or the whole completion with --json."""
     client = client_of(arguments)
-    _note_if_nobody_works(client, console)
     handle, flags = client.attach(arguments.id), flags_of(arguments)
     return _exit_code([_result(handle, console, timeout=arguments.timeout, flags=flags)])
 
@@ -214,15 +209,6 @@ def _request_of(arguments: argparse.Namespace, prompt: str) -> RequestArguments:
         "headers": {"traceparent": arguments.traceparent} if arguments.traceparent else None,
     }
     return subject
-
-
-def _note_if_nobody_works(client: Client, console: Console) -> None:
-    """Tells a person who is about to wait; who may not look at the registry is told nothing."""
-    if not console.has_terminal:
-        return
-    with contextlib.suppress(QuireError):
-        if not any(info.is_alive for broker in client._brokers for info in broker.workers()):
-            console.note("no worker of this queue is alive; waiting for one")
 
 
 def _tail(handle: Handle, console: Console, *, after: int = 0, flags: str) -> bool:

@@ -109,11 +109,13 @@ def _guarded(
 ) -> int:
     from redis.exceptions import RedisError
 
+    from quire.cli.console import telling_warnings
     from quire.connection import translated
     from quire.errors import InvalidRequest, QuireError
 
     try:
-        code = run(arguments, console)
+        with telling_warnings(console):
+            code = run(arguments, console)
         sys.stdout.flush()
     except InvalidRequest as error:
         console.complain(error)

@@ -91,7 +91,10 @@ class Answer:
         handle = self._client.attach(self.asked.member_ids[choice])
         try:
             async for news in handle.follow_reads(
-                after=place.num_tokens, prefix_hash=place.prefix_hash
+                after=place.num_tokens,
+                prefix_hash=place.prefix_hash,
+                # A caller is told in its stream; the log would have a line for each of them.
+                explains=False,
             ):
                 *pieces, last = news
                 if isinstance(last, Completion) and last.state is not State.COMPLETED:

@@ -231,6 +231,7 @@ class Gateway:
             include_usage=include_usage,
             patience_seconds=self._settings.patience_seconds,
             headers={REQUEST_ID: asked.request_id},
+            is_served=self._models.are_served,
             on_first_token=on_first_token,
             on_error=partial(self._stream_broke, asked),
             untold=partial(self._untold, asked, elsewhere),

@@ -1,10 +1,12 @@
 """Which models a queue has, and with which adapters, from the registry of its workers."""
 
+import contextlib
 from collections.abc import Callable
 from time import monotonic
 
 from quire.adapters import is_adapter_name, name_with
 from quire.aio import AsyncClient
+from quire.errors import QuireError
 from quire.refusals import nearest
 from service.gateway.refusals import Refused, unknown_model
 
@@ -37,6 +39,17 @@ class Models:
         self._names = list(names)
         self._looked = self._clock()
         return self._names
+
+    async def are_served(self) -> bool:
+        """Whether some live worker serves a model, as far as is known; asked every FRESH_SECONDS.
+
+        A Redis that does not answer says nothing about workers.
+        """
+        with contextlib.suppress(QuireError):
+            if self._clock() - self._looked > FRESH_SECONDS:
+                await self.names()
+            return bool(self._models)
+        return True
 
     async def name_for(self, model: object, adapter: object) -> str:
         """The model name that an answer shows. Refused for a model that no worker serves.

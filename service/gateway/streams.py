@@ -48,6 +48,8 @@ _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 #: Without a blank line: that would end an event without data, which OpenAI's Python client takes
 #: for a real one as soon as it has seen an `id`.
 _COMMENT = b": the answer goes on\n"
+#: The same where the registry has no live worker.
+_NOBODY = b": no worker of this queue is alive; the request waits for one\n"
 _DONE = b"data: [DONE]\n\n"
 
 
@@ -57,7 +59,8 @@ class EventStream(Response):
     An error within FIRST_WORD_SECONDS is raised before anything is sent, as the Refused that
     `untold` makes of it; a later one is sent as the last event, with `error` in it. `on_error` is
     awaited for both. `on_first_token` is called once. A caller that `has_all` of an answer that has
-    ended gets 204: a browser's EventSource would come back to a 200 for ever. When the caller
+    ended gets 204: a browser's EventSource would come back to a 200 for ever. While nothing comes,
+    comments say that the answer goes on, or that it waits for a worker. When the caller
     disconnects, or takes nothing for `patience_seconds`, `on_hang_up` is awaited and HungUp raised.
     """
 
@@ -72,6 +75,7 @@ class EventStream(Response):
         include_usage: bool,
         patience_seconds: float,
         headers: Mapping[str, str],
+        is_served: Callable[[], Awaitable[bool]],
         on_first_token: Callable[[], None],
         on_error: Callable[[QuireError | Refused], Awaitable[None]],
         untold: Callable[[QuireError | Refused], Refused],
@@ -85,6 +89,7 @@ class EventStream(Response):
         self._has_all = has_all
         self._include_usage = include_usage
         self._patience_seconds = patience_seconds
+        self._is_served = is_served
         self._on_first_token = on_first_token
         self._on_error = on_error
         self._untold = untold
@@ -110,9 +115,12 @@ class EventStream(Response):
             first = asyncio.ensure_future(anext(following))
             try:
                 await asyncio.wait({first}, timeout=FIRST_WORD_SECONDS)
+                comment = b""
                 if first.done():
                     first.result()
-                await self._tell(first, following, send)
+                elif not await self._is_served():
+                    comment = _NOBODY
+                await self._tell(first, following, send, comment=comment)
             finally:
                 await end(first)
         # The last await: once the response has ended, the server no longer reports a hang-up.
@@ -134,9 +142,16 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _tell(
-        self, first: Awaitable[News | None], news: AsyncIterator[News | None], send: Send
+        self,
+        first: Awaitable[News | None],
+        news: AsyncIterator[News | None],
+        send: Send,
+        *,
+        comment: bytes,
     ) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        if comment:
+            await self._send(comment, send)
         async with aclosing(self._bodies(chained(first, news))) as bodies:
             async for body in bodies:
                 await self._send(body, send)
@@ -153,7 +168,7 @@ class EventStream(Response):
                 yield body
             async for item in news:
                 if item is None:
-                    yield _COMMENT
+                    yield _COMMENT if await self._is_served() else _NOBODY
                     continue
                 for body in joined(self._events(*item, ends)):
                     yield body

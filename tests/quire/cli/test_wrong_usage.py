@@ -1,5 +1,7 @@
 """What goes wrong around the command: each is one sentence and the exit code for it."""
 
+import json
+
 import pytest
 
 from quire.broker import Broker
@@ -115,17 +117,55 @@ def test_an_interruption_while_modules_are_loaded_leaves_no_traceback(monkeypatc
     assert main(["status"]) == 130
 
 
-def test_a_person_who_waits_is_told_that_nobody_works(quire, real_broker, monkeypatch):
+def test_who_waits_is_told_once_that_nobody_works(quire, real_broker, monkeypatch):
+    monkeypatch.setattr("quire.patience.NOTE_SECONDS", 0.05)
     request_id = quire("submit", "x")[1].strip()
-    wait = ("result", request_id, "--timeout", "0.05")
-    assert "no worker" not in quire(*wait)[2], "only people are told"
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    code, _, err = quire(*wait)
-    assert code == 1 and "no worker of this queue" in err
+    wait = ("result", request_id, "--timeout", "0.3")
+    nobody = f"no worker is alive on queue '{real_broker.keys.queue}'"
+    code, out, err = quire(*wait)
+    note, error = err.splitlines()
+    assert (code, out) == (1, "")
+    assert note.startswith(f"{request_id} waits: {nobody}")
+    assert error.startswith(f"error: {request_id} has not ended yet: {nobody}")
+    # A wait that is shorter than the moment of the note is told at its end.
+    monkeypatch.setattr("quire.patience.NOTE_SECONDS", 60)
+    (error,) = quire(*wait)[2].splitlines()
+    assert error.startswith(f"error: {request_id} has not ended yet: {nobody}")
     real_broker.beat_worker("w", "ready", {})
     assert "no worker" not in quire(*wait)[2]
     real_broker.beat_worker("w", "stopped", {})
-    assert "no worker of this queue" in quire(*wait)[2]
+    assert "the last one was w (stopped, " in quire(*wait)[2]
+    real_broker.pause("later")
+    assert "is paused (later)" in quire(*wait)[2]
+    real_broker.resume()
+
+
+@pytest.mark.parametrize(
+    "verb", [("submit", "x", "--follow"), ("submit", "x", "--wait"), ("tail",)]
+)
+def test_who_follows_what_nobody_computes_is_told_its_id_and_why(
+    quire, real_broker, monkeypatch, verb
+):
+    monkeypatch.setattr("quire.patience.NOTE_SECONDS", 0.05)
+    soon = ("--deadline", "0.5", "--id", "r")
+    if verb == ("tail",):
+        quire("submit", "x", *soon)
+        verb, soon = ("tail", "r"), ()
+    code, out, err = quire(*verb, *soon)
+    assert (code, out) == (1, "")
+    note, error = err.splitlines()
+    assert note.startswith(f"r waits: no worker is alive on queue '{real_broker.keys.queue}'")
+    assert error.startswith("error: r: deadline_exceeded")
+
+
+def test_a_batch_that_nobody_computes_says_so_once(quire, real_broker, monkeypatch, tmp_path):
+    monkeypatch.setattr("quire.patience.NOTE_SECONDS", 0.05)
+    line = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
+    (tmp_path / "in.jsonl").write_text(json.dumps(line) + "\n")
+    files = ("-i", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl"))
+    _, _, err = quire("run-batch", *files, "--deadline", "1")
+    told = f"the batch in waits: no worker is alive on queue '{real_broker.keys.queue}'"
+    assert err.count(told) == 1
 
 
 @pytest.mark.parametrize("error", [BrokerUnavailable("Redis cannot be reached"), KeyboardInterrupt])

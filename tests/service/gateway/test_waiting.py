@@ -1,0 +1,69 @@
+"""Callers whose answer does not come yet: Redis restarts, or no worker is there."""
+
+import pytest
+
+from quire.aio import AsyncClient
+from quire.broker import Broker
+from quire.connection import connect
+from quire.patience import Patience
+from quire.testing import FakeQuire
+from service.gateway import streams
+from tests.quire.builders import claim_next, make_item
+from tests.quire.waiting import Reading
+from tests.service.builders import eventually, private_redis
+from tests.service.gateway.builders import COMPLETIONS, GatewayThread
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(streams, "FIRST_WORD_SECONDS", 0.05)
+    monkeypatch.setattr(streams, "SILENCE_SECONDS", 0.1)
+
+
+@pytest.mark.real_redis
+@pytest.mark.timeout(120)
+def test_streams_and_whole_answers_outlast_a_restart_of_redis(monkeypatch, quick):
+    borne = []
+    plain = Patience.bear
+    monkeypatch.setattr(Patience, "bear", lambda *call: borne.append(1) or plain(*call))
+    with private_redis() as server:
+        broker = Broker(connect(server.url))
+        broker.ensure_groups()
+
+        def client():
+            return AsyncClient(server.url, retry_seconds=0.1)
+
+        with GatewayThread(client) as gateway, gateway.stream() as stream:
+            whole = Reading(gateway.complete)
+            eventually(lambda: sum(broker.backlog().tenants.values()) == 2, "both are queued")
+            server.kill()
+            eventually(lambda: len(borne) > 3, "both have met the outage and waited on")
+            server.restart()
+            for _ in range(2):
+                broker.commit([make_item(claim_next(broker).claim, 0, 2, final=True)])
+            *_, end, done = stream.rest()
+            assert (end.choice["finish_reason"], done.data) == ("length", "[DONE]")
+            assert whole.result().status == 200
+
+
+def first_comment(gateway):
+    """The first line of a stream that has nothing else to say yet."""
+    connection = gateway.send("POST", COMPLETIONS, {"prompt": "x", "stream": True})
+    try:
+        return connection.getresponse().readline()
+    finally:
+        connection.close()
+
+
+def test_a_caller_of_a_queue_without_a_worker_is_told_so_in_its_stream(quick):
+    told = b": no worker of this queue is alive; the request waits for one\n"
+    with FakeQuire() as fake, GatewayThread(fake.async_client) as gateway:
+        assert first_comment(gateway) == told
+        fake.broker.beat_worker("w", "stopped", {}, model="fake")
+        assert first_comment(gateway) == told
+
+
+def test_a_caller_of_a_queue_with_a_worker_is_told_that_its_answer_goes_on(quick):
+    with FakeQuire() as fake, GatewayThread(fake.async_client) as gateway:
+        fake.broker.beat_worker("w", "ready", {}, model="fake")
+        assert first_comment(gateway) == b": the answer goes on\n"
