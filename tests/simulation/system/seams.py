@@ -88,7 +88,7 @@ class EventLog:
     def bind(self, **_: Any) -> EventLog:
         return self
 
-    def log(self, event: str, **facts: Any) -> None:
+    def log(self, event: str, *_: Any, **facts: Any) -> None:
         facts.pop("exc_info", None)
         active().note(event, str(facts.pop("request_id", "")), **facts)
 
