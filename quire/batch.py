@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Unpack
 
+import redis
+
 from quire.arguments import QueueSettings
 from quire.batch_files import BatchFileError, ResultFiles, lines_of, must_be_source
 from quire.batch_run import DEFAULT_MAX_INFLIGHT, BatchOptions, BatchProgress, BatchRun
@@ -79,32 +81,25 @@ def run_batch(
     with ResultFiles(output, errors, resume=resume, lines=lines) as files:
         if isinstance(broker, str):
             with connect(broker) as connection:
-                settings.setdefault("retry_seconds", OUTAGE_SECONDS)
-                owned = [
-                    Broker(connection, queue=queue, shard=shard, **settings)
-                    for shard in range(shards)
-                ]
-                run = BatchRun(
-                    owned,
-                    source,
-                    files,
-                    options=options,
-                    stop=stop,
-                    # Each of its calls is repeated for as long already.
-                    outage_seconds=0.0,
-                )
+                owned = _brokers_of(connection, queue=queue, shards=shards, settings=settings)
+                run = BatchRun(owned, source, files, options=options, stop=stop)
                 return run.until_it_ends(on_progress)
         # A client is a face of its brokers; a batch needs the logs of many requests in one read.
         brokers = broker._brokers if isinstance(broker, Client) else [broker]
-        run = BatchRun(
-            brokers,
-            source,
-            files,
-            options=options,
-            stop=stop,
-            outage_seconds=brokers[0].outage_seconds,
-        )
+        run = BatchRun(brokers, source, files, options=options, stop=stop)
         return run.until_it_ends(on_progress)
+
+
+def _brokers_of(
+    connection: redis.Redis, *, queue: str, shards: int, settings: QueueSettings
+) -> list[Broker]:
+    """The brokers of a run that was given a url; each of their calls is repeated for long."""
+    settings.setdefault("retry_seconds", OUTAGE_SECONDS)
+    brokers = [Broker(connection, queue=queue, shard=shard, **settings) for shard in range(shards)]
+    for broker in brokers:
+        # A wait of several such calls would bear an outage for as much longer.
+        broker.outage_seconds = 0.0
+    return brokers
 
 
 def _priority(priority: str | int | Priority) -> Priority:

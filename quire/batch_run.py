@@ -118,14 +118,16 @@ class BatchRun:
         *,
         options: BatchOptions,
         stop: threading.Event | None,
-        outage_seconds: float,
     ) -> None:
         self._brokers = brokers
         self._files = files
         self._options = options
         self._stop = stop or threading.Event()
         self._patience = Patience(
-            None, f"the batch {options.name}", outage_seconds=outage_seconds, has_answered=True
+            None,
+            f"the batch {options.name}",
+            outage_seconds=brokers[0].outage_seconds,
+            has_answered=True,
         )
         self._began = time.monotonic()
         self._deadline_ms: int | None = None
