@@ -82,6 +82,19 @@ def promote_call(keys: Keys, request_ids: Sequence[str]) -> Call:
     return Call(_names(keys, request_ids), request_ids)
 
 
+def restore_call(keys: Keys, request_ids: Sequence[str]) -> Call:
+    """For restore.lua."""
+    return Call(_names(keys, request_ids), request_ids)
+
+
+def survey_call(
+    keys: Keys, *, count: int, pause_ms: int, rest_ms: int, is_at_once: bool = False
+) -> Call:
+    """For survey.lua."""
+    arguments = (count, pause_ms, rest_ms, int(is_at_once))
+    return Call((keys.open, keys.counts, keys.survey), arguments)
+
+
 def expire_call(keys: Keys, request_ids: Sequence[str]) -> Call:
     """For expire.lua."""
     names = [*keys.of_producers, keys.lease]

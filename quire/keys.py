@@ -37,6 +37,8 @@ hash tag, so that a whole shard lies in one slot and every transition can be one
     g:<group>           hash     state -> number of the group's requests in it.
     gm:<group>          set      the group's requests that have not ended.
     ge:<group>          stream   the group's ends in the order they came: id, state.
+    survey              hash     `cursor` and `due_ms`: how far the comparison of the open requests
+                                 with the streams has come, and when it goes on. Lives for a day.
     w                   hash     worker -> last seen, state and load (msgpack), parted by spaces.
                                  The load may name the `model` that the worker serves, and its
                                  `adapters`: name -> fingerprint, empty until it is read.
@@ -67,6 +69,9 @@ Fields of the request record; all times are unix ms of Redis' own clock except `
     fingerprint         of the engine that first claimed it; from the first token on, of what
                         generated that, where its worker says so (see CommitItem)
     metadata            msgpack map, echoed in the terminal record; absent when empty
+    entry               while it is queued: `<epoch> <entry id>`, and ` resumed` for the stream of
+                        what came back. It counts only while the epoch is that of the record: an
+                        older worker queues a request and records no entry
     released            the owner that gave it back last, so that RELEASE can be repeated
 
 Every per-request key has an expiry from birth: the longest time in the queue plus the retention,
@@ -196,6 +201,11 @@ class Keys:
     @property
     def dead(self) -> str:
         return f"{self.prefix}:dead"
+
+    @property
+    def survey(self) -> str:
+        """How far the comparison of the open requests with the streams has come."""
+        return f"{self.prefix}:survey"
 
     @property
     def workers(self) -> str:

@@ -11,14 +11,32 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from quire.calls import MAX_ITEMS_PER_CALL, expire_call, in_parts, promote_call, reap_call
+from quire.calls import (
+    MAX_ITEMS_PER_CALL,
+    expire_call,
+    in_parts,
+    promote_call,
+    reap_call,
+    restore_call,
+    survey_call,
+)
 from quire.damage import condemn
 from quire.errors import ProtocolError
 from quire.keys import Keys
 from quire.output import State
 from quire.script_runner import Call
 from quire.shard import Shard
-from quire.transitions import Expired, Promoted, Reaped
+from quire.transitions import Expired, Lost, Promoted, Reaped, Restored
+
+#: How many open requests one turn of `restore` looks at, or a few more: four calls of RESTORE, and
+#: about 20 ms of the server.
+OPEN_PER_TURN = 1000
+
+#: The shortest time between two turns of `restore`, whoever takes them: 0.5 % of the server.
+TURN_MS = 4000
+
+#: The time from the end of one pass over all open requests to the beginning of the next one.
+REST_MS = 30_000
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +83,30 @@ class Moving(Shard):
             for moved in self._move("expire", expire_call, times=self.keys.wait, limit=limit)
         ]
 
+    def restore(self, *, is_at_once: bool = False) -> list[Restored]:
+        """One turn of comparing the open requests with the streams and sets that hold them.
+
+        Streams can be trimmed or deleted, and keys evicted; then nobody would look at a request
+        any more. It gets back what was lost. Any worker may call it at any time. A turn looks at
+        the next OPEN_PER_TURN open requests. All workers share one place, and take a turn every
+        TURN_MS at most; after a whole pass there is a rest. `is_at_once` does not wait for that:
+        it is for one that has just found something.
+        """
+        survey = survey_call(
+            self.keys,
+            count=OPEN_PER_TURN,
+            pause_ms=TURN_MS,
+            rest_ms=REST_MS,
+            is_at_once=is_at_once,
+        )
+        # An id is text; what else somebody wrote among the open requests is no request.
+        names = [row.decode(errors="ignore") for row in self._scripts.run("survey", survey)]
+        replies = self._run_on([name for name in names if name], "restore", restore_call)
+        # A damaged one has ended instead.
+        return [
+            Restored(request_id, Lost(lost)) for request_id, lost in replies if lost in set(Lost)
+        ]
+
     def _move(
         self,
         transition: str,
@@ -79,14 +121,24 @@ class Moving(Shard):
             lambda: self._connection.zrangebyscore(times, "-inf", now, start=0, num=limit)
         )
         # The script checks each time again, as it may have changed since.
-        for part in in_parts(self._ids_in(times, rows)):
+        for request_id, state in self._run_on(self._ids_in(times, rows), transition, call):
+            yield request_id, State(state)
+
+    def _run_on(
+        self,
+        request_ids: Sequence[str],
+        transition: str,
+        call: Callable[[Keys, Sequence[str]], Call],
+    ) -> Iterator[tuple[str, str]]:
+        """Runs a transition on many requests; its answers but for the empty ones."""
+        for part in in_parts(request_ids):
             try:
-                states = self._scripts.run(transition, call(self.keys, part))
+                replies = self._scripts.run(transition, call(self.keys, part))
             except ProtocolError as error:
-                states = self._move_alone(transition, call, part, error=error)
-            for request_id, state in zip(part, states, strict=True):
-                if state:
-                    yield request_id, State(state.decode())
+                replies = self._move_alone(transition, call, part, error=error)
+            for request_id, reply in zip(part, replies, strict=True):
+                if reply:
+                    yield request_id, reply.decode()
 
     def _ids_in(self, times: str, rows: Sequence[bytes]) -> list[str]:
         """The requests in a sorted set; a member that is no id is removed from it."""

@@ -40,6 +40,7 @@ _PARTS_OF = {
     "expire": _PARTS[:2],
     "extend": _PARTS[:1],
     "beat_worker": _PARTS[:1],
+    "survey": _PARTS[:1],
 }
 
 #: What an error reply to a script says when it is about the server, or about what its user may do,

@@ -200,6 +200,28 @@ class Expired:
     state: State
 
 
+class Lost(StrEnum):
+    """What Redis had lost of the queue around an open request.
+
+    ENTRY: its entry in an ingress stream. DELAY, LEASE, WAIT: its time in the set of that name.
+    RECORD: the request itself, so that only its place in the counts was left.
+    """
+
+    ENTRY = "entry"
+    DELAY = "delay"
+    LEASE = "lease"
+    WAIT = "wait"
+    RECORD = "record"
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """An open request that was given back what Redis had lost of it; see Lost."""
+
+    request_id: str
+    lost: Lost
+
+
 @dataclass(frozen=True, slots=True)
 class BackOff:
     """How long to wait before the next attempt: the first pause, doubling up to the longest.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quire.protocol import Priority
+from quire.transitions import Lost
 
 #: Seconds a request can spend somewhere.
 LONG = (
@@ -38,12 +39,14 @@ OUTCOMES = (
 PHASES = ("prefill", "decode", "mixed")
 OPERATIONS = (
     *("read", "recover", "claim", "bury", "commit", "release", "fail"),
-    *("heartbeat", "reap", "promote", "beat"),
+    *("heartbeat", "reap", "promote", "restore", "beat"),
 )
 ERROR_KINDS = (
     *("connection", "timeout", "access", "read_only"),
     *("memory", "disk", "protocol", "other"),
 )
+#: What Redis may have lost of the queue around an open request.
+LOST = tuple(map(str, Lost))
 DEAD_REASONS = ("undecodable", "unsupported_version", "broken_log")
 
 NONE: Mapping[str, Sequence[str]] = {}

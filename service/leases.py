@@ -7,8 +7,10 @@ claims.
 
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import count
 from math import inf
 from time import monotonic
 from typing import Protocol, TypeVar
@@ -18,7 +20,7 @@ import structlog
 from quire.broker import Broker
 from quire.errors import ProtocolError
 from quire.output import State
-from quire.transitions import Claim, Expired, HeartbeatReply, Promoted, Reaped
+from quire.transitions import Claim, Expired, HeartbeatReply, Promoted, Reaped, Restored
 from service.config import BEATS_PER_LEASE
 from service.contact import UNAVAILABLE, Contact
 from service.metrics import Metrics
@@ -29,8 +31,10 @@ from service.vitals import Vitals, WorkerState
 PROMOTE_SECONDS = 1.0
 #: How long the keeper may go on with one transition, when it has many requests to move.
 BUSY_SECONDS = 1.0
+#: The most requests that a line of the log names.
+MAX_NAMED = 20
 
-_Moved = TypeVar("_Moved", Reaped, Promoted, Expired)
+_Moved = TypeVar("_Moved", Reaped, Promoted, Expired, Restored)
 _log = structlog.get_logger("service.leases")
 
 
@@ -124,7 +128,7 @@ TWIN_SECONDS = 60.0
 
 
 class Housekeeper:
-    """Reaps expired leases, queues what is due, signs the worker registry.
+    """Reaps expired leases, queues what is due, restores what is lost, signs the registry.
 
     Every worker does this, at jittered times and without a leader: the transitions are idempotent.
     `run` is a thread's work.
@@ -192,7 +196,7 @@ class Housekeeper:
         self._stopping.set()
 
     def tidy(self) -> bool:
-        """Sign the registry, then put what dead workers held back into the queue.
+        """Sign the registry, then put back what dead workers held, and what Redis has lost.
 
         After an outage all leases may have expired, though their owners are alive: they get the
         time of one lease to renew first. False when Redis did not answer.
@@ -201,7 +205,11 @@ class Housekeeper:
             return False
         if self._contact.unbroken_seconds < self._lease_seconds:
             return True
-        return self._in_every_shard("reap", self._reap)
+        is_heard = self._in_every_shard("reap", self._reap)
+        if is_heard:
+            # Its failure does not matter here: a user of Redis may be without the right to it.
+            self._in_every_shard("restore", self._restore)
+        return is_heard
 
     def promote(self) -> bool:
         """Queue what is due, and end what has waited too long. False when Redis did not answer."""
@@ -212,6 +220,19 @@ class Housekeeper:
             self._count_late(reaped)
             self._metrics.reaped.inc(len(reaped))
             _log.info("leases reaped", request_ids=[item.request_id for item in reaped])
+
+    def _restore(self, broker: Broker) -> None:
+        # Seldom one part of many. Where something is lost, much is: then go on at once.
+        turns = count()
+        for restored in self._parts(lambda: broker.restore(is_at_once=next(turns) > 0)):
+            for lost, number in Counter(item.lost for item in restored).items():
+                self._metrics.restored[lost].inc(number)
+            _log.warning(
+                "redis had lost what leads to these requests, and has it again",
+                request_ids=[item.request_id for item in restored[:MAX_NAMED]],
+                requests=len(restored),
+                lost=sorted({item.lost for item in restored}),
+            )
 
     def _promote(self, broker: Broker) -> None:
         for promoted in self._parts(partial(broker.promote, ends_late=False)):

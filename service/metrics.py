@@ -53,6 +53,7 @@ class Metrics:
         self.redis_errors = bind("quire_redis_errors_total")
         self.redelivered = bind("quire_messages_redelivered_total")
         self.reaped = bind("quire_leases_reaped_total")
+        self.restored = bind("quire_requests_restored_total")
         self.dead_lettered = bind("quire_messages_dead_lettered_total")
         self._prompt_tokens = bind("quire_prompt_tokens_total")
         self._generation_tokens = bind("quire_generation_tokens_total")

@@ -17,6 +17,7 @@ from service.families import (
     FILL,
     FIRST_TOKEN,
     LONG,
+    LOST,
     MODEL,
     NONE,
     OPERATIONS,
@@ -242,6 +243,13 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
             "quire_leases_reaped_total",
             QUEUE,
             "Expired leases of any worker that this one put back into the queue or ended.",
+        ),
+        Family(
+            "counter",
+            "quire_requests_restored_total",
+            {**QUEUE, "lost": LOST},
+            "Open requests to which this worker gave back what Redis had lost of the queue around "
+            "them: an entry in a stream, or a time in a set; record: only the counts were left.",
         ),
         Family(
             "counter",

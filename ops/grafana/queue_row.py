@@ -153,11 +153,15 @@ QUEUE_ROW = Row(
         Panel(
             title="Taken over",
             description="Entries whose reader went away before the claim, and expired leases put "
-            "back. Both mean that a worker died or hung.",
+            "back: a worker died or hung. What is restored had been lost by Redis: a stream was "
+            "trimmed, or a key was evicted.",
             unit="cps",
             targets=[
                 Target(rate("quire_messages_redelivered_total", "", WORKERS), "redelivered"),
                 Target(rate("quire_leases_reaped_total", "", WORKERS), "leases reaped"),
+                Target(
+                    rate("quire_requests_restored_total", "lost", WORKERS), "restored: {{lost}}"
+                ),
             ],
         ),
         Panel(

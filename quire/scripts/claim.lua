@@ -27,7 +27,7 @@ local SAID_OF = {
 }
 
 local record = fields_of(keys, 'state', 'epoch', 'owner', 'attempts', 'resumes', 'published',
-  'cancel', 'deadline_ms', 'submitted_ms', 'claimed_ms', 'fingerprint', 'prefix', 'losses')
+  'cancel', 'deadline_ms', 'submitted_ms', 'claimed_ms', 'fingerprint', 'prefix', 'losses', 'priority')
 
 local function answer(epoch, attempts)
   return { 'claimed', epoch, redis.call('GET', keys.body), attempts, record.submitted_ms,
@@ -67,7 +67,7 @@ end
 if redis.call('HEXISTS', CONTROL, 'paused') == 1 then
   -- Delivered just before the pause. Back into the stream, once however often this is called.
   if drop_entry() == 1 then
-    redis.call('XADD', stream, '*', 'id', id)
+    add_entry(keys, id, record.epoch, stream, stream == resumed_of(record.priority))
   end
   return { 'paused', 0 }
 end

@@ -28,6 +28,50 @@ local function ingress_of(priority)
   return KEYS[6 + tonumber(priority)]
 end
 
+-- Adds the entry of a queued request to a stream, and records which one it is: the epoch at which
+-- the request was queued, the id of the entry, and `resumed` for a stream of what came back.
+local function add_entry(keys, id, epoch, stream, is_resumed)
+  local entry_id = redis.call('XADD', stream, '*', 'id', id)
+  local kind = is_resumed and ' resumed' or ''
+  redis.call('HSET', keys.record, 'entry', epoch .. ' ' .. entry_id .. kind)
+end
+
+-- Whether a stream has an entry of a request. A stream that was deleted may give its id again in the
+-- same millisecond. XREAD, because all who may call SUBMIT have the right to it, and because
+-- XREVRANGE would go through the whole stream for an id that is below all others.
+local function has_entry(stream, entry_id, id)
+  local ms, number = string.match(entry_id, '^(%d+)-(%d+)$')
+  local before = ms .. '-' .. int(tonumber(number) - 1)
+  if number == '0' then
+    before = int(tonumber(ms) - 1) .. '-18446744073709551615'
+  end
+  local found = redis.call('XREAD', 'COUNT', 1, 'STREAMS', stream, before)
+  local entry = found and found[1] and found[1][2][1]
+  return entry and entry[1] == entry_id and table_of(entry[2]).id == id
+end
+
+-- The stream that has lost the entry of a queued request; nil if the entry is there, or may be.
+-- `new` and `resumed` are the streams of its class; a caller without access to the second one
+-- leaves it out. The record must have the fields epoch and entry.
+local function losing_stream(id, record, new, resumed)
+  local epoch, entry_id, kind = string.match(record.entry or '', '^(%d+) (%d+%-%d+) ?(%a*)$')
+  if epoch == record.epoch then
+    local stream = new
+    if kind == 'resumed' then
+      stream = resumed
+    end
+    return stream and not has_entry(stream, entry_id, id) and stream or nil
+  end
+  -- A script of an older version has queued it, and recorded no entry. The entry is certainly lost
+  -- only if both streams are empty.
+  for _, stream in ipairs(resumed and { new, resumed } or {}) do
+    if redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1] then
+      return nil
+    end
+  end
+  return resumed and new
+end
+
 -- The wanted fields of a record by name; a missing field is false.
 local function fields_of(keys, ...)
   local values = redis.call('HMGET', keys.record, ...)

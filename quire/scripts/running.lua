@@ -134,12 +134,12 @@ local function stream_of(record)
   return ingress_of(record.priority)
 end
 
--- Puts a request at the end of a stream.
+-- Puts a request at the end of a stream. `record` has the epoch at which it is queued.
 local function enqueue(keys, id, record, stream, now)
   enter(keys, id, 'queued')
   wait_from(id, now, tonumber(record.deadline_ms))
   live_for(keys, SPAN_MS)
-  redis.call('XADD', stream, '*', 'id', id)
+  add_entry(keys, id, record.epoch, stream, stream == resumed_of(record.priority))
   return 'queued'
 end
 
@@ -151,8 +151,8 @@ local function put_back(keys, id, record, attempts, stream, now)
   if reason then
     return end_for(reason, keys, id, record, now)
   end
-  redis.call('HSET', keys.record, 'owner', '', 'attempts', int(attempts),
-    'epoch', int(tonumber(record.epoch) + 1))
+  record.epoch = int(tonumber(record.epoch) + 1)
+  redis.call('HSET', keys.record, 'owner', '', 'attempts', int(attempts), 'epoch', record.epoch)
   redis.call('ZREM', LEASE, id)
   return enqueue(keys, id, record, stream, now)
 end

@@ -19,9 +19,19 @@ local KEY_RESERVE_MS = 7 * 86400000
 local keys = take_keys(id)
 local idempotency_key, holder_key = KEYS[next_key], KEYS[next_key + 1]
 
-local found = fields_of(keys, 'state', 'asked')
+-- Gives a request that is known already another entry, if it waits and its own is gone. Whether one
+-- that came back has lost its entry is for RESTORE to find: producers may not look there.
+local function find_again(its, its_id, found)
+  local stream = ingress_of(found.priority or '0')
+  if found.state == 'queued' and losing_stream(its_id, found, stream) then
+    add_entry(its, its_id, found.epoch, stream, false)
+  end
+end
+
+local found = fields_of(keys, 'state', 'asked', 'epoch', 'entry', 'priority')
 local state = found.state
 if state then
+  find_again(keys, id, found)
   return { 'known', id, state, found.asked or '' }
 end
 
@@ -31,9 +41,11 @@ if idempotency_key then
     if held ~= holder then
       return { 'held', held, '' }
     end
-    local held_state = redis.call('HGET', holder_key, 'state')
-    if held_state then
-      return { 'known', held, held_state }
+    local its = { record = holder_key }
+    local other = fields_of(its, 'state', 'epoch', 'entry', 'priority')
+    if other.state then
+      find_again(its, held, other)
+      return { 'known', held, other.state }
     end
     -- The record of the holder is gone, so the key is free again.
   end
@@ -98,6 +110,6 @@ live_for(keys, life)
 if state == 'scheduled' then
   redis.call('ZADD', DELAY, int(start), id)
 else
-  redis.call('XADD', ingress_of(priority), '*', 'id', id)
+  add_entry(keys, id, '0', ingress_of(priority), false)
 end
 return { 'created', id, state }

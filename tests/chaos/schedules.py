@@ -63,16 +63,7 @@ CONSTRAINED_SHARE = 0.3
 #: How many are from an adapter, half of them asked for in OpenAI's way.
 ADAPTED_SHARE = 0.4
 #: Transitions whose reply may be lost on the way.
-LOSABLE = (
-    "submit",
-    "claim",
-    "commit",
-    "extend",
-    "extend",
-    "heartbeat",
-    "release",
-    "reap",
-)
+LOSABLE = ("submit", "claim", "commit", "extend", "extend", "heartbeat", "release", "reap")
 #: The most that a crash of Redis takes from its log; a schedule writes some hundred thousand bytes.
 MOST_LOST_BYTES = 12_000
 
@@ -112,6 +103,8 @@ FAULTS = {
     "submit_again": 2,
 }
 NUM_FAULTS = (4, 9)
+#: How many schedules have their streams trimmed or deleted once, too.
+TRIMMED_SHARE = 0.3
 
 
 def is_real(seed: int) -> bool:
@@ -125,6 +118,10 @@ def draw_plan(seed: int) -> Plan:
     kinds = random_.choices(
         list(FAULTS), weights=list(FAULTS.values()), k=random_.randint(*NUM_FAULTS)
     )
+    # Apart from the other draws, as constraints are.
+    apart = random.Random(f"trimming {seed}")
+    if apart.random() < TRIMMED_SHARE:
+        kinds.insert(apart.randrange(len(kinds) + 1), "trim")
     # Few attempts make dead letters; many let all that can be completed be completed.
     cast = Cast(
         flags=(REAL_FLAGS if has_model else FAKE_FLAGS) + GUESSES * (seed % 2),
@@ -245,6 +242,9 @@ class _Play:
     def _keep(self, size: int) -> int:
         """How much of its log a crash leaves to Redis."""
         return size - self._random.randrange(0, min(MOST_LOST_BYTES, size // 2) + 1)
+
+    def _trim(self) -> None:
+        self._stage.trim(is_deletion=self._random.random() < 0.5)
 
     def _cancel(self) -> None:
         # Redis may have lost the submit, or its caller has not come to say it yet.

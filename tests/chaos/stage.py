@@ -221,6 +221,17 @@ class Stage:
 
     # -- Redis ----------------------------------------------------------------------------------
 
+    def trim(self, *, is_deletion: bool) -> None:
+        """Somebody empties the ingress streams, or deletes them with their groups."""
+        keys = self.broker.keys
+        for stream in keys.all_ingress:
+            if is_deletion:
+                self.connection.delete(stream)
+            elif self.connection.exists(stream):
+                self.connection.xtrim(stream, maxlen=0, approximate=False)
+        # Whoever looks next begins a pass; a schedule has no time for the rest between two.
+        self.connection.delete(keys.survey)
+
     def crash_redis(self, keep: Callable[[int], int]) -> None:
         """Kills Redis, cuts its log to the size that `keep` makes of its own, and restarts it."""
         self.server.kill()

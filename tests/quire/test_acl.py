@@ -166,6 +166,30 @@ def test_a_worker_claims_commits_and_looks_after_the_others(as_role, real_broker
     assert [info.name for info in broker.workers()] == ["other"]
 
 
+@pytest.mark.parametrize("role", ["producer", "gateway"])
+def test_who_submits_again_puts_back_a_lost_entry(as_role, real_broker, real_connection, role):
+    broker = as_role(role)
+    broker.submit(make_request(id="a"))
+    real_connection.xtrim(broker.keys.ingress(1), maxlen=0, approximate=False)
+    assert broker.submit(make_request(id="a")).created is False
+    assert claim_next(real_broker).claim.request_id == "a"
+
+
+def test_a_worker_puts_back_what_is_lost_if_it_has_the_right(as_role, real_broker, real_connection):
+    broker = as_role("worker")
+    real_broker.submit_many([make_request(id=f"g~{n}") for n in range(3)])
+    claim = claim_next(real_broker).claim
+    keys = broker.keys
+    real_connection.delete(keys.lease, keys.wait, *keys.all_ingress)
+    real_connection.delete(*keys.of_request("g~2"))
+    lost = {restored.request_id: restored.lost for restored in broker.restore()}
+    assert lost == {claim.request_id: "lease", "g~1": "entry", "g~2": "record"}
+    user = f"worker-{keys.queue}"
+    real_connection.execute_command("ACL", "SETUSER", user, "-hscan")
+    refused(lambda: broker.restore(is_at_once=True))
+    assert [reply.alive for reply in broker.heartbeat([claim])] == [True]
+
+
 def test_a_worker_extends_what_it_has_begun(as_role, real_broker, real_connection):
     broker = as_role("worker")
     real_broker.submit_many([make_request(id=f"g~{n}") for n in range(20)])

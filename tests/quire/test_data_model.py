@@ -117,6 +117,24 @@ def go_through_everything(broker, clockwork):
         "r0": "completed", "r1": "queued", "r2": "queued", "r3": "queued", "r4": "cancelled",
         "key": "running",
     }  # fmt: skip
+    go_through_losses(broker, clockwork.connection)
+
+
+def go_through_losses(broker, connection):
+    broker.submit(make_request(id="lost", idempotency_key="lost"))
+    broker.submit(make_request(id="g~gone"))
+    keys = broker.keys
+    connection.delete(*keys.of_request("g~gone"))
+    connection.delete(keys.delay, keys.lease, keys.wait, *keys.all_ingress)
+    for name in ("lost", "other"):
+        broker.submit(make_request(id=name, idempotency_key="lost"))
+        connection.delete(*keys.all_ingress)
+    lost = {restored.request_id: restored.lost for restored in broker.restore()}
+    assert lost == {
+        "r1": "entry", "r2": "entry", "r3": "entry", "lost": "entry", "g~gone": "record",
+        "g~2": "delay", "g~3": "delay", "key": "lease",
+    }  # fmt: skip
+    assert broker.restore(is_at_once=True) == []
 
 
 def go_through_delays(broker, clockwork):
@@ -185,7 +203,7 @@ def test_a_server_in_cluster_mode_runs_every_script(monkeypatch):
 def test_every_transition_of_the_protocol_has_its_script():
     assert TRANSITIONS == [
         "beat_worker", "cancel", "claim", "commit", "condemn", "dead_letter", "expire", "extend",
-        "fail", "heartbeat", "promote", "reap", "release", "requeue", "submit",
+        "fail", "heartbeat", "promote", "reap", "release", "requeue", "restore", "submit", "survey",
     ]  # fmt: skip
 
 
@@ -236,7 +254,7 @@ def test_what_a_request_leaves_behind_is_what_the_data_model_says(broker, connec
     record = connection.hgetall(broker.keys.request("a"))
     assert {name.decode() for name in record} == {
         "state", "priority", "tenant", "epoch", "attempts", "resumes", "published", "owner",
-        "deadline_ms", "resumed_from", "submitted_ms", "claimed_ms", "metadata", "asked",
+        "deadline_ms", "resumed_from", "submitted_ms", "claimed_ms", "metadata", "asked", "entry",
     }  # fmt: skip
     broker.commit([make_item(claimed.claim, 0, 1, final=True)])
     left = connection.hgetall(broker.keys.request("a"))

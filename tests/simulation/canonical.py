@@ -179,9 +179,16 @@ def rank(entry_id: int, ids: tuple[int, ...]) -> int:
 
 
 def ranked_shard(shard: Shard, ids: tuple[int, ...]) -> Shard:
+    def with_ranked(request: Request) -> Request:
+        if not request.entry:
+            return request
+        entry_id, is_resumed = request.entry
+        return request._replace(entry=(rank(entry_id, ids), is_resumed))
+
+    requests = tuple(request and with_ranked(request) for request in shard.requests)
     ingress = tuple(e._replace(entry_id=rank(e.entry_id, ids)) for e in shard.ingress)
     clock = shard.clock._replace(last_entry=len(ids))
-    return shard._replace(ingress=ingress, clock=clock)
+    return shard._replace(requests=requests, ingress=ingress, clock=clock)
 
 
 def with_ranked_entries(worker: Worker, ids: tuple[int, ...]) -> Worker:

@@ -75,8 +75,15 @@ class ReplaysWritten(Scripts):
         return super().commit(shard, call._replace(start=request.published))
 
 
-class BooksForgotten(Scripts):
-    """A request whose keys have expired stays in the books."""
+class NeverRestored(Scripts):
+    """What has lost its entry waits until its time is over."""
+
+    def restore(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        return shard, ""
+
+
+class BooksForgotten(NeverRestored):
+    """A request whose keys have expired stays in the books; RESTORE would strike it out."""
 
     def reap(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         after, reply = super().reap(shard, call)
@@ -106,8 +113,8 @@ class TokensTakenBack(Scripts):
         return super().put_back(shard, index, attempts, is_resumed=is_resumed)
 
 
-class ReapedAndLost(Scripts):
-    """A request whose lease has expired gets no entry in the ingress."""
+class ReapedAndLost(NeverRestored):
+    """A request whose lease has expired gets no entry in the ingress; RESTORE would see to it."""
 
     def reap(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         after, reply = super().reap(shard, call)
@@ -143,6 +150,26 @@ class MovesCounted(Scripts):
 class NeverExpired(Scripts):
     def expire(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         return shard, ""
+
+
+class RestoredUnrecorded(Scripts):
+    """The record of a request that got another entry still tells of the lost one."""
+
+    def restore(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        after, lost = super().restore(shard, call)
+        if lost != "entry":
+            return after, lost
+        return changed(after, call.request, entry=shard.requests[call.request].entry), lost
+
+
+class RestoredWhileRunning(Scripts):
+    """A request that is claimed counts as one that has lost its entry."""
+
+    def restore(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        request = shard.requests[call.request]
+        if not request or request.state != "running":
+            return super().restore(shard, call)
+        return self.enqueue(shard, call.request, is_resumed=False)
 
 
 class SubmittedTwice(Scripts):
@@ -200,7 +227,12 @@ CONTROLS = (
     Control(Scenario("replays written"), "I2", ReplaysWritten),
     Control(Scenario("fence open after the end"), "I3", FenceOpenAfterTheEnd),
     Control(Scenario("reaped and lost"), "I5", ReapedAndLost),
-    Control(Scenario("ids given again", num_requests=2, num_rollbacks=1, may_reuse_ids=True), "I5"),
+    # RESTORE would find what was lost with another entry's id.
+    Control(
+        Scenario("ids given again", num_requests=2, num_rollbacks=1, may_reuse_ids=True),
+        "I5",
+        NeverRestored,
+    ),
     Control(Scenario("never promoted", may_schedule=True), "I6", NeverPromoted),
     Control(Scenario("refused and kept", may_cancel=True), "I6", RefusedAndKept),
     Control(Scenario("attempts uncounted"), "I7", AttemptsUncounted),
@@ -208,6 +240,9 @@ CONTROLS = (
     Control(Scenario("moves counted"), "I7", MovesCounted),
     Control(Scenario("never expired", may_be_late=True), "I5", NeverExpired),
     Control(Scenario("log unread", num_rollbacks=1, may_be_torn=True), "I2", LogUnread),
+    Control(Scenario("never restored", num_losses=1), "I5", NeverRestored),
+    Control(Scenario("restored unrecorded", num_losses=1), "I6", RestoredUnrecorded),
+    Control(Scenario("restored while running"), "I4", RestoredWhileRunning),
     Control(Scenario("submitted twice"), "I8", SubmittedTwice),
     Control(
         Scenario("old letter taken", num_expiries=1, num_requeues=1, num_tokens=0, max_attempts=1),

@@ -36,6 +36,7 @@ def broken_by_step(old_shard: Shard, calls: tuple[Call, ...], new_shard: Shard) 
     """Laws about what operations that led from one shard to another may change."""
     yield from broken_by_waiting(new_shard, calls=calls)
     yield from broken_by_old_letter(old_shard, calls, new_shard)
+    yield from broken_by_restoring(old_shard, calls, new_shard)
     if old_shard is new_shard or any(call.name in TAKING_BACK for call in calls):
         return
     for old, new in zip(old_shard.requests, new_shard.requests, strict=True):
@@ -44,7 +45,8 @@ def broken_by_step(old_shard: Shard, calls: tuple[Call, ...], new_shard: Shard) 
         if old.state not in OPEN and new != old:
             law = "I9" if (old.state, old.owner) == ("cancelled", NOBODY) else "I3"
             yield f"{law}: a request that was {old.state} is {new.state} or was changed"
-        if calls[0].name == "submit":
+        if calls[0].name == "submit" and new != old._replace(entry=new.entry):
+            # A lost entry it may put back: see broken_by_restoring.
             yield "I8: a submit has changed a request that was there"
         if new.tokens[: len(old.tokens)] != old.tokens:
             yield "I1: published tokens were changed"
@@ -72,6 +74,30 @@ def broken_by_old_letter(
     for call in calls:
         if call.name == "requeue" and call.entry in old_letters and old_shard != new_shard:
             yield f"I8: letter {call.entry} of an earlier request has changed a later one"
+
+
+def broken_by_restoring(
+    old_shard: Shard, calls: tuple[Call, ...], new_shard: Shard
+) -> Iterator[str]:
+    """What is put back was lost, and is there afterwards."""
+    for call in calls:
+        if call.name not in ("restore", "submit"):
+            continue
+        old, new = old_shard.requests[call.request], new_shard.requests[call.request]
+        is_new = len(new_shard.ingress) > len(old_shard.ingress)
+        law = "I8" if call.name == "submit" else "I6"
+        if old and is_new and has_entry(old_shard, old):
+            yield f"{law}: a request that has its entry was given another one"
+        is_queued = call.name == "restore" and new and new.state == "queued"
+        # One that an older version has queued may be any of those that are there.
+        is_untold = is_queued and not new.entry and new_shard.ingress
+        if is_queued and not is_untold and not has_entry(new_shard, new):
+            yield "I6: the record of a request that was restored does not tell its entry"
+
+
+def has_entry(shard: Shard, request: Request) -> bool:
+    """Whether the entry that the request's record tells is there."""
+    return any(request.entry[:1] == (entry.entry_id,) for entry in shard.ingress)
 
 
 def broken_by_waiting(shard: Shard, *, calls: tuple[Call, ...]) -> Iterator[str]:
@@ -108,7 +134,7 @@ def broken_in_record(
     its_own = [lt for lt in shard.letters if lt.request == index and not lt.is_old]
     if is_lettered and not its_own:
         yield f"I7: a request ended with {request.end.reason} and left no dead letter"
-    if not scenario.num_expiries:
+    if not scenario.num_expiries and not scenario.num_losses:
         if bool(shard.leases[index]) != (state == "running"):
             yield f"I5: a {state} request has the lease {shard.leases[index]!r}"
         if bool(shard.delays[index]) != (state == "scheduled"):
@@ -178,7 +204,8 @@ def broken_for_reader(world: World, *, scenario: Scenario) -> Iterator[str]:
     """I1: a reader is contradicted only by what takes back, and is told so."""
     reader, request, full = world.reader, world.shard.requests[0], Left.of(scenario)
     nothing_was_taken_back = (
-        world.left._replace(releases=full.releases, late_calls=full.late_calls) == full
+        world.left._replace(releases=full.releases, late_calls=full.late_calls, losses=full.losses)
+        == full
     )
     if reader.told == "misled":
         yield f"I1: a reader of {reader.seen} took more of another log"
@@ -266,6 +293,13 @@ class Closings:
                 # Not for one that is there: that it will be told it is too late is no consolation.
                 calls = Call("pass_queue_time", index), Call("expire", index)
                 return processes.run(world, *calls)[0]
+        return self._restored(world)
+
+    def _restored(self, world: World) -> World | None:
+        for index in range(self._processes.scenario.num_requests):
+            after, lost = self._processes.run(world, Call("restore", index))
+            if lost:
+                return after
         return None
 
 

@@ -28,6 +28,9 @@ WEIGHTS = {
     "submit": 2.0,
 }
 
+#: What the server loses, and what was never recorded.
+LOSSES = ("lose_entry", "lose_delay", "lose_lease", "lose_wait", "lose_note")
+
 #: Kinds of steps that bring a walk to an early end or make it forget where it was. In each walk
 #: some of them are rarer by this factor.
 RARER = 0.02
@@ -37,6 +40,7 @@ DISRUPTIVE = {
     "dead_letter": 0.3,
     "fail": 0.5,
     "forget": 0.1,
+    **dict.fromkeys(LOSSES, 0.3),
     "gives up": 0.5,
     "pass_deadline": 0.005,
     "pass_queue_time": 0.05,
@@ -46,7 +50,10 @@ DISRUPTIVE = {
 }
 
 #: Operations that are not calls of a client, and so are not repeated.
-NOT_REPEATED = ("deliver", "recover", "snapshot", "rollback", "tear", "forget", "pass_deadline")
+NOT_REPEATED = (
+    *("deliver", "recover", "snapshot", "rollback", "tear", "forget", "pass_deadline"),
+    *LOSSES,
+)
 
 
 class Divergence(AssertionError):

@@ -62,7 +62,11 @@ class End(NamedTuple):
 
 
 class Request(NamedTuple):
-    """The keys of one request: its record, its log, and whether its body is there."""
+    """The keys of one request: its record, its log, and whether its body is there.
+
+    `entry`: the id of the ingress entry that is recorded as its own while it is queued, and whether
+    that is in the stream of what came back; empty where none is recorded.
+    """
 
     state: str = ""
     epoch: int = 0
@@ -74,6 +78,7 @@ class Request(NamedTuple):
     released: int = NOBODY
     resumed_from: int = 0
     losses: int = 0
+    entry: tuple[int, bool] | tuple[()] = ()
     has_body: bool = True
     log: tuple[Chunk | End, ...] = ()
 
@@ -246,7 +251,9 @@ def torn(disk: Shard, shard: Shard, index: int, *, has_end: bool) -> Shard | Non
 
 
 def with_entry(shard: Shard, index: int, *, is_resumed: bool = False) -> Shard:
+    """A queued request has one more entry in the ingress, which its record tells."""
     entry = Entry(shard.clock.last_entry + 1, index, is_resumed=is_resumed)
+    shard = changed(shard, index, entry=(entry.entry_id, is_resumed))
     clock = shard.clock._replace(last_entry=entry.entry_id)
     return shard._replace(ingress=(*shard.ingress, entry), clock=clock)
 
@@ -275,7 +282,7 @@ def entered(shard: Shard, index: int, state: str) -> Shard:
     """Brings a request into another state; what is not in the books stays out of them."""
     if shard.books.open[index]:
         shard = booked(shard, index, shard.books.open[index], state)
-    return changed(shard, index, state=state)
+    return changed(shard, index, state=state, entry=())
 
 
 def struck_out(shard: Shard, index: int) -> Shard:

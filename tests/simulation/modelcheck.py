@@ -60,6 +60,9 @@ SMALL_SCENARIOS = (
     Scenario("another life", num_expiries=1, num_requeues=1, num_tokens=0, max_attempts=1),
     Scenario("a pause", may_pause=True, num_tokens=1, max_attempts=1),
     Scenario(
+        "a loss", num_losses=1, num_tokens=1, max_attempts=1, may_schedule=True, may_be_older=True
+    ),
+    Scenario(
         "one key for two",
         num_requests=2,
         num_tokens=0,
@@ -115,6 +118,36 @@ SCENARIOS = (
     Scenario("expiry, a rollback", num_expiries=1, num_rollbacks=1, num_tokens=0, max_attempts=1),
     Scenario("expiry, another life", num_expiries=1, num_requeues=1, num_tokens=1, max_attempts=1),
     Scenario("expiry, late calls", num_expiries=1, num_late_calls=1, num_tokens=1, max_attempts=1),
+    Scenario(
+        "losses",
+        num_losses=2,
+        num_tokens=1,
+        max_attempts=1,
+        num_releases=1,
+        may_cancel=True,
+        may_schedule=True,
+        may_be_older=True,
+    ),
+    Scenario(
+        "a loss, retries",
+        num_losses=1,
+        num_tokens=1,
+        may_be_late=True,
+        may_fail=True,
+        may_schedule=True,
+    ),
+    Scenario("losses, late calls", num_losses=2, num_late_calls=1, num_tokens=1, max_attempts=1),
+    Scenario("losses, a pause", num_losses=2, num_tokens=0, may_pause=True, may_be_older=True),
+    Scenario("a loss, a rollback", num_losses=1, num_rollbacks=1, num_tokens=0, max_attempts=1),
+    Scenario(
+        "a loss, another life",
+        num_losses=1,
+        num_expiries=1,
+        num_requeues=1,
+        num_tokens=0,
+        max_attempts=1,
+    ),
+    Scenario("two, losses", num_requests=2, num_losses=2, num_tokens=0, max_attempts=1),
     Scenario("two, late calls", num_requests=2, num_tokens=1, max_attempts=1, num_late_calls=1),
     Scenario("two, cancelled", num_requests=2, num_tokens=1, max_attempts=1, may_cancel=True),
     # Where it would be too many, two requests have empty answers: they meet in the ingress and the
@@ -164,6 +197,7 @@ OUTCOMES = frozenset(
         "promote": "none queued expired",
         "expire": "none cancelled expired",
         "requeue": "queued superseded",
+        "restore": "none entry delay lease wait record",
     }.items()
     for outcome in outcomes.split()
 )

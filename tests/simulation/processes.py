@@ -110,6 +110,8 @@ class Processes:
             if world.shard.waits[index] and (self.scenario.may_be_late or has_gone):
                 calls = Call("pass_queue_time", index), Call("expire", index)
                 yield self._plain("sweeper", world, *calls)
+            if world.shard.books.open[index]:
+                yield self._plain("sweeper", world, Call("restore", index))
             if world.left.expiries and world.shard.requests[index]:
                 yield self._plain("time", spent(world, "expiries"), Call("forget", index))
 
@@ -118,6 +120,7 @@ class Processes:
             rest = world.network[:place] + world.network[place + 1 :]
             after, _ = self.run(world._replace(network=rest), call)
             yield Step("network", "delivers", (call,), after)
+        yield from self._losses(world)
         if world.left.rollbacks and world.disk == NOTHING:
             yield Step("server", "", (Call("snapshot"),), world._replace(disk=world.shard))
         if world.disk != NOTHING:
@@ -128,6 +131,22 @@ class Processes:
                 shard = with_late_waits(memory._replace(clock=clock))
                 after = spent(world, "rollbacks")._replace(shard=shard, disk=NOTHING)
                 yield Step("server", "", (call,), after)
+
+    def _losses(self, world: World) -> Iterator[Step]:
+        """What somebody trims or deletes, or the server evicts, and what was never recorded."""
+        shard = world.shard
+        if world.left.losses:
+            before = spent(world, "losses")
+            for entry in shard.ingress:
+                call = Call("lose_entry", entry.request, entry.entry_id)
+                yield self._plain("server", before, call)
+            for what in ("lease", "delay", "wait"):
+                for index in self._requests:
+                    if getattr(shard, f"{what}s")[index]:
+                        yield self._plain("server", before, Call(f"lose_{what}", index))
+        for index, request in enumerate(shard.requests):
+            if self.scenario.may_be_older and request and request.entry:
+                yield self._plain("server", world, Call("lose_note", index))
 
     def _memories(self, world: World) -> Iterator[tuple[Call, Shard]]:
         """What the server may come back with."""

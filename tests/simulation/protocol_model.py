@@ -61,12 +61,12 @@ class Scripts(SharedParts):
         """Replies (outcome, request, state) with outcome created, known, full or held."""
         index, holder = call.request, shard.key_holder
         if known := shard.requests[index]:
-            return shard, ("known", index, known.state)
+            return self.found_again(shard, index), ("known", index, known.state)
         if index in self.keyed and holder not in (-1, index):
             if holder != call.holder:
                 return shard, ("held", holder, "")
             if known := shard.requests[holder]:
-                return shard, ("known", holder, known.state)
+                return self.found_again(shard, holder), ("known", holder, known.state)
         shard = struck_out(shard, index)
         if 0 < self.max_backlog <= sum(bool(wait) for wait in shard.waits):
             return shard, ("full", index, "requests")
@@ -78,6 +78,13 @@ class Scripts(SharedParts):
         if call.flag:
             return with_delay(shard, index, "live"), ("created", index, state)
         return with_entry(shard, index), ("created", index, state)
+
+    def found_again(self, shard: Shard, index: int) -> Shard:
+        """A request that is known already gets a lost entry back."""
+        is_queued = shard.requests[index].state == "queued"
+        if not is_queued or self.losing_stream(shard, index, sees_resumed=False) is None:
+            return shard
+        return with_entry(shard, index)
 
     def cancel(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         """Replies the state after it, "" for an unknown request."""
@@ -273,6 +280,24 @@ class Scripts(SharedParts):
             return shard, ""
         return self.end_for(with_delay(shard, index, ""), index, reason)
 
+    def restore(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        """Replies what the request had lost, "" for nothing."""
+        index, request = call.request, shard.requests[call.request]
+        if not request:
+            return struck_out(shard, index), "record" if shard.books.open[index] else ""
+        state, lost = request.state, ""
+        if state == "queued":
+            is_resumed = self.losing_stream(shard, index)
+            if is_resumed is not None:
+                shard, lost = with_entry(shard, index, is_resumed=is_resumed), "entry"
+        elif state == "scheduled" and not shard.delays[index]:
+            shard, lost = with_delay(shard, index, "live"), "delay"
+        elif state == "running" and not shard.leases[index]:
+            shard, lost = with_lease(shard, index, "live"), "lease"
+        if state in WAITING and not shard.waits[index]:
+            shard, lost = waiting_anew(shard, index), lost or "wait"
+        return shard, lost
+
     def requeue(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         """Replies the state after it, "superseded" when the letter is of an earlier request.
 
@@ -339,6 +364,23 @@ class Scripts(SharedParts):
     def pass_deadline(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         late = tuple(sorted({*shard.clock.late, call.request}))
         return with_late_waits(shard._replace(clock=shard.clock._replace(late=late))), None
+
+    def lose_entry(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        """An entry is trimmed or deleted, read or not; who has read it may still claim with it."""
+        return without_entry(shard, call.entry), None
+
+    def lose_delay(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        return with_delay(shard, call.request, ""), None
+
+    def lose_lease(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        return with_lease(shard, call.request, ""), None
+
+    def lose_wait(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        return with_wait(shard, call.request, ""), None
+
+    def lose_note(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        """The record does not tell of its entry, as when an older version has queued it."""
+        return changed(shard, call.request, entry=()), None
 
     def forget(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         """The keys of a request expire; its lease, its times and its place in the books do not."""

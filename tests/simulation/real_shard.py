@@ -14,26 +14,25 @@ from typing import Any
 import redis
 
 from quire.broker import Broker
+from quire.calls import restore_call
 from quire.errors import QueueFull, UnknownRequest
 from quire.keys import GROUP
-from quire.output import Completion, ErrorInfo, FinishReason, State, TokenChunk
+from quire.output import Completion, ErrorInfo
 from quire.protocol import GenerationRequest, Priority
 from quire.sizes import estimated_tokens
 from quire.transitions import BackOff, Claim, Claimed, CommitItem, DeadLetter, IngressEntry
 from tests.quire.builders import Snapshot, make_request, pass_moment, queue_keys
 from tests.simulation.model_state import (
     MISSING,
-    NOBODY,
     Books,
     Call,
-    Chunk,
     Clock,
-    End,
     Entry,
     Letter,
     Request,
     Shard,
 )
+from tests.simulation.naming import ENDINGS, log_entry, number, owner_name, owner_number
 
 #: Seconds no test lasts: of leases, and of pauses between attempts.
 LONG_SECONDS = 100_000.0
@@ -42,14 +41,6 @@ LONG_SECONDS = 100_000.0
 LONG_AGO = 1
 
 GROUP_NAME, TENANT, IDEMPOTENCY_KEY = "g", "default", "k"
-
-TOO_LATE = ErrorInfo("deadline_exceeded", "too late")
-#: What a worker writes at the end, by the reason in the model.
-ENDINGS = {
-    "completed": (State.COMPLETED, FinishReason.LENGTH, None),
-    "cancelled": (State.CANCELLED, FinishReason.CANCELLED, None),
-    "deadline_exceeded": (State.EXPIRED, FinishReason.DEADLINE, TOO_LATE),
-}
 
 
 @contextlib.contextmanager
@@ -85,6 +76,8 @@ class RealShard:
         self._streams = self.broker.keys.ingress(normal), self.broker.keys.resumed(normal)
         self._entries: dict[tuple[str, str], int] = {}
         self._letters: dict[bytes, int] = {}
+        #: Entries that were deleted. Their deliveries stay pending until a worker looks.
+        self._lost: set[bytes] = set()
         self._disk: Snapshot | None = None
 
     def run(self, call: Call, *, late: tuple[int, ...]) -> Any:
@@ -168,6 +161,10 @@ class RealShard:
             return str(self.broker.end_overdue([name]).get(name, ""))
         return tuple((self.names.index(e.request_id), str(e.state)) for e in self.broker.expire())
 
+    def _restore(self, call: Call) -> Any:
+        restore = restore_call(self.broker.keys, [self.names[call.request]])
+        return self.broker._scripts.run("restore", restore)[0].decode()
+
     def _requeue(self, call: Call) -> Any:
         ids = {number: letter_id for letter_id, number in self._letters.items()}
         letter_id = ids.get(call.entry, b"1-1").decode()
@@ -202,6 +199,21 @@ class RealShard:
 
     def _pass_deadline(self, _call: Call) -> None:
         """Nothing here: `run` dates back the deadlines of all that are late."""
+
+    def _lose_entry(self, call: Call) -> None:
+        ids = {number: entry_id for entry_id, number in self._entries.items()}
+        stream, entry_id = ids[call.entry]
+        self._connection.xdel(stream, entry_id)
+        self._lost.add(entry_id.encode())
+
+    def _lose_time(self, call: Call) -> None:
+        times = getattr(self.broker.keys, call.name.removeprefix("lose_"))
+        self._connection.zrem(times, self.names[call.request])
+
+    _lose_delay = _lose_lease = _lose_wait = _lose_time
+
+    def _lose_note(self, call: Call) -> None:
+        self._connection.hdel(self.broker.keys.request(self.names[call.request]), "entry")
 
     def _forget(self, call: Call) -> None:
         self._connection.delete(*self.broker.keys.of_request(self.names[call.request]))
@@ -262,11 +274,11 @@ class RealShard:
             books = self._ask_books(pipeline)
             new, new_pending, old, old_pending, *found = pipeline.execute()
         letters, leases, delays, waits, holder, paused, places, *rest = found
+        ingress = [*self._stream(0, new, new_pending), *self._stream(1, old, old_pending)]
         requests = [
             self._request_of(*rest[3 * n : 3 * n + 3], place=places.get(name.encode(), b""))
             for n, name in enumerate(self.names)
         ]
-        ingress = [*self._stream(0, new, new_pending), *self._stream(1, old, old_pending)]
         return Shard(
             requests=tuple(requests),
             leases=self._times(leases),
@@ -291,7 +303,8 @@ class RealShard:
 
     def _stream(self, place: int, entries: list[Any], pending: list[Any]) -> Iterator[Entry]:
         is_pending = {item["message_id"] for item in pending}
-        assert is_pending <= {entry_id for entry_id, _ in entries}, "pending without an entry"
+        there = {entry_id for entry_id, _ in entries}
+        assert is_pending <= there | self._lost, "pending without an entry"
         for entry_id, fields in entries:
             name = self._streams[place], entry_id.decode()
             yield Entry(
@@ -341,9 +354,17 @@ class RealShard:
             released=owner_number(record.get(b"released", b"")),
             resumed_from=int(record.get(b"resumed_from", 0)),
             losses=int(record.get(b"losses", 0)),
+            entry=self._recorded(record),
             has_body=bool(body),
             log=tuple(log_entry(entry_id, fields) for entry_id, fields in entries),
         )
+
+    def _recorded(self, record: Mapping[bytes, bytes]) -> tuple[int, bool] | tuple[()]:
+        """The entry that a record of a queued request tells, unless it is of an earlier epoch."""
+        epoch, entry_id, *kind = record.get(b"entry", b"- -").decode().split()
+        if record[b"state"] != b"queued" or epoch != record[b"epoch"].decode():
+            return ()
+        return self._entries[self._streams[bool(kind)], entry_id], bool(kind)
 
     def _ask_books(self, pipeline: Any) -> Callable[..., Books]:
         """Asks for the books; returns what makes them of the answers."""
@@ -375,26 +396,3 @@ class RealShard:
             )
 
         return books
-
-
-def log_entry(entry_id: bytes, fields: Mapping[bytes, bytes]) -> Chunk | End:
-    if b"done" not in fields:
-        chunk = TokenChunk.from_entry(entry_id, fields)
-        return Chunk(chunk.start, chunk.token_ids, chunk.epoch)
-    at, epoch = (int(part) for part in entry_id.split(b"-"))
-    completion = Completion.from_entry("", entry_id, fields=fields)
-    reason = completion.error.code if completion.error else str(completion.state)
-    return End(at, epoch, reason, completion.attempts, completion.resumes)
-
-
-def owner_name(owner: int) -> str:
-    return f"{owner:032x}" if owner != NOBODY else ""
-
-
-def owner_number(name: bytes) -> int:
-    return int(name, 16) if name else NOBODY
-
-
-def number(numbers: dict[Any, int], entry_id: Any) -> int:
-    """The number of an id; one that was never seen gets the next."""
-    return numbers.setdefault(entry_id, len(numbers) + 1)

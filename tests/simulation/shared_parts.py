@@ -54,6 +54,19 @@ class SharedParts:
         """Whether it goes before the new ones of its class when it comes back."""
         return request.published > 0 and request.losses < SUSPICIOUS
 
+    def losing_stream(self, shard: Shard, index: int, *, sees_resumed: bool = True) -> bool | None:
+        """Which stream has lost the entry of a queued request: True for that of what came back.
+
+        None if the entry is there, or may be. `sees_resumed`: the caller may look into both.
+        """
+        request = shard.requests[index]
+        if request.entry:
+            entry_id, is_resumed = request.entry
+            is_there = any(entry.entry_id == entry_id for entry in shard.ingress)
+            return None if is_there or (is_resumed and not sees_resumed) else is_resumed
+        # An older version has queued it and recorded nothing.
+        return None if shard.ingress or not sees_resumed else False
+
     # Those that end something return the state after it, too.
 
     def end_for(self, shard: Shard, index: int, reason: str) -> tuple[Shard, str]:

@@ -52,6 +52,21 @@ WILD_SCENARIOS = (
     Scenario("wild, a small queue", **_WILD, max_attempts=3),
 )
 
+#: What a server may lose of two requests, one after the other, and how they come back.
+LOSSES = (
+    *(Call("submit", 0), Call("restore", 0), Call("lose_entry", 0, 1), Call("submit", 0)),
+    *(Call("restore", 0), Call("lose_entry", 0, 2), Call("restore", 0), Call("restore", 0)),
+    *(Call("deliver"), Call("claim", 0, 3, owner=1), Call("restore", 0), Call("submit", 0)),
+    *(Call("lose_lease", 0), Call("restore", 0), Call("release", 0, epoch=1, owner=1)),
+    *(Call("lose_note", 0), Call("restore", 0), Call("lose_entry", 0, 4), Call("submit", 0)),
+    *(Call("restore", 0), Call("deliver"), Call("claim", 0, 5, owner=2)),
+    *(Call("expire_lease", 0), Call("reap", 0), Call("lose_wait", 0), Call("restore", 0)),
+    *(Call("lose_entry", 0, 6), Call("restore", 0)),
+    *(Call("submit", 1, flag=True), Call("restore", 1), Call("lose_delay", 1), Call("restore", 1)),
+    *(Call("lose_wait", 1), Call("restore", 1), Call("forget", 1), Call("restore", 1)),
+    Call("restore", 1),
+)
+
 #: The most that may wait in a small queue.
 SMALL_BACKLOG = 1
 
@@ -133,8 +148,24 @@ def test_a_full_queue_is_full_on_both_sides(real_connection):
         assert lockstep.run(Call("submit", 1)) == ("full", 1, "requests")
 
 
+def lose(connection, **doctored) -> list:
+    """Loses what there is, and puts it back; returns what the calls of RESTORE replied."""
+    with fresh_queue(connection) as make:
+        lockstep = lockstep_of(connection, make, Scenario("losses", num_requests=2), **doctored)
+        replies = [(call.name, lockstep.run(call)) for call in LOSSES]
+    return [reply for name, reply in replies if name == "restore"]
+
+
+def test_what_a_server_loses_comes_back_on_both_sides(real_connection):
+    assert lose(real_connection) == [
+        *("", "", "entry", "", "", "lease", "", "entry", "wait", "entry"),
+        *("", "delay", "wait", "record", ""),
+    ]
+
+
 def is_found_out(connection, paths, **doctored) -> bool:
     try:
+        lose(connection, **doctored)
         for scenario, path in paths.values():
             take(connection, scenario, path, **doctored)
         for seed in range(NUM_CONTROL_WALKS):
@@ -177,6 +208,12 @@ def test_a_doctored_model_is_found_out(real_connection, paths, name):
         ("extend", "places[number] == ARGV[at] and ", ""),
         ("requeue", "redis.call('XDEL', DEAD, letter_id)", ""),
         ("submit", "forget(keys, id)\n\n", "\n"),
+        ("submit", "  find_again(keys, id, found)\n", ""),
+        ("restore", "return stream and not has_entry(stream, entry_id, id) and", "return"),
+        ("restore", "return resumed and new", "return nil"),
+        ("restore", "if not redis.call('ZSCORE', DELAY, id) then", "if false then"),
+        ("restore", "if not redis.call('ZSCORE', LEASE, id) then", "if false then"),
+        ("reap", "redis.call('HSET', keys.record, 'entry', epoch .. ' ' .. entry_id .. kind)", ""),
     ],
 )
 def test_a_doctored_script_is_found_out(real_connection, paths, script, text, doctored):

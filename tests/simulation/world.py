@@ -26,7 +26,9 @@ class Scenario:
 
     `num_late_calls`: calls that reach the server late, once more, or only late. `num_rollbacks`:
     times the server forgets its recent past. `num_requeues`: dead letters given another life.
-    `num_expiries`: requests whose keys expire. `is_noise_stateful`: a token depends on who drew it;
+    `num_expiries`: requests whose keys expire. `num_losses`: entries, or times in a set, that the
+    server loses. `may_be_older`: requests are queued by a version that records no entry.
+    `is_noise_stateful`: a token depends on who drew it;
     `may_contradict`: a reader may then be contradicted, if it is told. `has_hashes`: readers
     compare the hash of their past with that of the log. `may_reuse_ids`: the server's clock goes
     back with its memory, so that the id of a forgotten entry is given again. `may_be_torn`: a
@@ -42,6 +44,8 @@ class Scenario:
     num_rollbacks: int = 0
     num_requeues: int = 0
     num_expiries: int = 0
+    num_losses: int = 0
+    may_be_older: bool = False
     may_cancel: bool = False
     may_be_late: bool = False
     may_be_poison: bool = False
@@ -99,6 +103,7 @@ class Left(NamedTuple):
     rollbacks: int
     requeues: int
     expiries: int
+    losses: int
 
     @classmethod
     def of(cls, scenario: Scenario) -> Left:

@@ -27,7 +27,7 @@ class Control:
     def check(self) -> None:
         """A control that changes nothing proves nothing. AssertionError."""
         for text in self.sabotage:
-            scripts = ("submit", "claim", "commit", "cancel", "release", "reap", "fail")
+            scripts = ("submit", "claim", "commit", "cancel", "release", "reap", "fail", "restore")
             assert any(text in load_source(name) for name in scripts), f"no script has {text!r}"
 
 
@@ -54,6 +54,12 @@ CONTROLS = (
         "a commit that accepts a gap leaves one",
         "I2",
         {"if item.start > published then": "if false then"},
+    ),
+    Control(
+        "what is not put back waits until its time is over",
+        "I5",
+        {"  replies[#replies + 1] = restore(": "  replies[#replies + 1] = tostring("},
+        plague="trim the streams",
     ),
     Control(
         "a claim past the books unbalances them",

@@ -55,6 +55,10 @@ FAULTS = {
     "requeue the dead": 1,
 }
 
+#: What else may befall one schedule in five, drawn apart from the rest: the server loses a part of
+#: the queue.
+LOSSES = ("trim the streams", "lose the queue")
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -103,12 +107,13 @@ def draw_plan(seed: int, *, plague: str = "") -> Plan:
     if draw.random() < 0.15:
         wanted = (*wanted[:-1], _poisoned(wanted[-1]))
     kinds = draw.choices(list(FAULTS), list(FAULTS.values()), k=draw.randint(3, 12))
-    kinds += [plague] * PLAGUE_FAULTS if plague else []
+    kinds += [plague] * PLAGUE_FAULTS if plague in FAULTS else []
     # Most while most is going on.
     moments = [draw.triangular(0, HORIZON_SECONDS, 0.5) for _ in kinds]
     faults = [
         Fault(moment, kind, draw.random()) for moment, kind in zip(moments, kinds, strict=True)
     ]
+    faults += _losses(seed, plague=plague)
     weather = draw.choice(
         [
             {},
@@ -140,6 +145,14 @@ def draw_plan(seed: int, *, plague: str = "") -> Plan:
             "num_speculative_tokens": draw.choice([0, 1, 5]),
         },
     )
+
+
+def _losses(seed: int, *, plague: str) -> list[Fault]:
+    """Apart from the other draws, so that older schedules keep the rest of what they were."""
+    draw = random.Random(f"losses {seed}")
+    kinds = draw.choices(LOSSES, k=draw.randint(1, 3)) if draw.random() < 0.2 else []
+    kinds += [plague] * PLAGUE_FAULTS if plague in LOSSES else []
+    return [Fault(draw.uniform(0, HORIZON_SECONDS), kind, draw.random()) for kind in kinds]
 
 
 def _draw_wanted(draw: random.Random, seed: int, number: int) -> Wanted:

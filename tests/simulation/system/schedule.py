@@ -225,8 +225,20 @@ class _Schedule:
             "submit again": lambda: self._soon(lambda: caller.submit(caller.client())),
             "pause the queue": lambda: self._soon(lambda: self._pause_queue(seconds=size)),
             "requeue the dead": lambda: self._soon(self._requeue),
+            "trim the streams": self._trim,
+            "lose the queue": self._lose_queue,
         }
         befall[fault.kind]()
+
+    def _trim(self) -> None:
+        for stream in self._onlooker.keys.all_ingress:
+            self._server.execute([b"XTRIM", stream.encode(), b"MAXLEN", b"0"])
+
+    def _lose_queue(self) -> None:
+        """As where somebody deletes keys, or the server evicts them; requests keep theirs."""
+        keys = self._onlooker.keys
+        for key in (*keys.all_ingress, keys.lease, keys.delay):
+            self._server.execute([b"DEL", key.encode()])
 
     def _write_to_disk(self) -> None:
         while True:

@@ -58,6 +58,7 @@ COMMANDS = st.one_of(
     command("HGET", ANY, NAMES),
     command("HMGET", "h", "a", "b"),
     command("HGETALL", ANY),
+    command("HSCAN", ANY, "0", "COUNT", "100"),
     command("HKEYS", "h"),
     command("HLEN", "h"),
     command("HEXISTS", "h", NAMES),
@@ -85,6 +86,7 @@ COMMANDS = st.one_of(
     command("XRANGE", STREAM, BOUNDS, BOUNDS),
     command("XRANGE", STREAM, "-", "+", "COUNT", COUNT),
     command("XREVRANGE", STREAM, "+", "-", "COUNT", COUNT),
+    command("XREVRANGE", STREAM, BOUNDS, BOUNDS, "COUNT", "1"),
     command("XREAD", "COUNT", COUNT, "STREAMS", "x1", "x2", IDS, IDS),
     command("XGROUP", "CREATE", STREAM, GROUP, st.sampled_from(["0", "$", "1-1"])),
     command("XGROUP", "CREATE", STREAM, GROUP, "0", "MKSTREAM"),
@@ -112,6 +114,8 @@ def answer(ask: Any, words: tuple[Any, ...]) -> Any:
     except (ReplyError, ResponseError):
         # Its text is nobody's contract.
         return "error"
+    if words[0] == "HSCAN":
+        return reply[0], sorted(reply[1])
     return sorted(reply) if words[0] in UNORDERED else reply
 
 
