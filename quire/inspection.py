@@ -68,6 +68,15 @@ class ShardState:
     num_dead_letters: int
     workers: tuple[WorkerInfo, ...]
 
+    @property
+    def num_lost(self) -> int:
+        """Queued requests that have no entry in any stream: at least so many.
+
+        An entry of a request that has ended may stand for one that is lost.
+        """
+        num_entries = sum(each.num_undelivered + each.num_pending for each in self.ingress)
+        return max(0, self.num_queued - num_entries)
+
 
 def models_of(workers: Iterable[WorkerInfo]) -> list[str]:
     """The names of the models that workers who are there say they serve, sorted."""

@@ -10,8 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +19,14 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError,
 from quire.broker import Broker
 from quire.cli import EXIT_ERROR, EXIT_OK
 from quire.cli.console import Console, add_server, brokers_of, few
+from quire.cli.findings import Finding, Verdict
 from quire.cli.schemes import scheme_hint
+from quire.cli.server_checks import examined_server
 from quire.cli.sources import known_model
 from quire.connection import is_of_database, is_of_stranger, translated
 from quire.errors import QuireError
-from quire.transitions import WorkerInfo
-
-#: The oldest server whose commands suffice.
-MIN_REDIS = (6, 2)
+from quire.losses import Losses, inspect_losses
+from quire.transitions import Lost, WorkerInfo
 
 #: The oldest interpreter.
 MIN_PYTHON = (3, 11)
@@ -39,29 +37,15 @@ MAX_CLOCK_SKEW_SECONDS = 5.0
 #: What a worker loads that is told no other model: that of the checkout around this file.
 EMBEDDED_MODEL = Path(__file__).resolve().parents[2] / "models" / "abacus"
 
-#: What Redis says of the last time it wrote its files.
-_WRITTEN = ("aof_last_write_status", "rdb_last_bgsave_status")
+#: What to do about requests that nothing leads to any more.
+LOST_ADVICE = (
+    "a worker puts them back within a minute, or later where many thousands are open; without one "
+    "they wait until their time is over. A submit under the same id puts an entry back at once. "
+    "Find out who trims or deletes streams, or whether Redis evicts keys"
+)
 
 #: How long torch may take to load.
 TORCH_SECONDS = 120.0
-
-
-class Verdict(StrEnum):
-    """How a check came out; only FAIL makes the exit code 1."""
-
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "fail"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One check and what it found; `advice` where something should be done."""
-
-    check: str
-    verdict: Verdict
-    detail: str
-    advice: str = ""
 
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:
@@ -108,16 +92,14 @@ def _redis(brokers: Sequence[Broker], *, url: str) -> Iterator[Finding]:
     yield Finding("redis", Verdict.OK, f"answers in {milliseconds:.1f} ms")
     info = _info(connection)
     if info:
-        yield _version(info)
-        yield _role(info)
-        yield _persistence(info)
-        yield _memory(info)
+        yield from examined_server(info)
     yield _scripts(connection)
     skew = abs(brokers[0].now_ms() / 1000 - time.time())
     verdict = Verdict.OK if skew <= MAX_CLOCK_SKEW_SECONDS else Verdict.WARN
     yield Finding("clock", verdict, f"{skew:.1f} s between Redis and this machine")
     for broker in brokers:
         yield from _workers(broker)
+        yield from _losses(broker)
 
 
 def _advice(error: RedisError, url: str) -> str:
@@ -142,49 +124,6 @@ def _info(connection: redis.Redis) -> dict[str, Any]:
     return dict(info)
 
 
-def _version(info: dict[str, Any]) -> Finding:
-    name = "valkey" if "valkey_version" in info else "redis"
-    version = str(info.get(f"{name}_version", "unknown"))
-    parts = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if parts >= MIN_REDIS:
-        return Finding("redis version", Verdict.OK, f"{name} {version}")
-    advice = f"needs {'.'.join(map(str, MIN_REDIS))} or later"
-    return Finding("redis version", Verdict.FAIL, f"{name} {version}", advice)
-
-
-def _role(info: dict[str, Any]) -> Finding:
-    role = str(info.get("role", "unknown"))
-    if role != "slave":
-        return Finding("redis role", Verdict.OK, role)
-    advice = "a replica takes no writes: use the url of its master, or of its sentinels"
-    return Finding("redis role", Verdict.FAIL, role, advice)
-
-
-def _persistence(info: dict[str, Any]) -> Finding:
-    failing = [name for name in _WRITTEN if info.get(name, "ok") != "ok"]
-    if failing:
-        advice = "its disk is full or broken: see RedisDiskFailing in the runbook"
-        return Finding("redis persistence", Verdict.FAIL, f"{', '.join(failing)} err", advice)
-    if info.get("aof_enabled"):
-        return Finding("redis persistence", Verdict.OK, "append-only file")
-    advice = "set appendonly yes, or requests are lost when the server dies"
-    return Finding("redis persistence", Verdict.WARN, "no append-only file", advice)
-
-
-def _memory(info: dict[str, Any]) -> Finding:
-    policy, limit = str(info.get("maxmemory_policy", "unknown")), int(info.get("maxmemory", 0))
-    used = int(info.get("used_memory", 0))
-    detail = f"{used} bytes used, maxmemory {limit or 'unlimited'}, policy {policy}"
-    if limit and used >= limit:
-        advice = "raise maxmemory, or shorten the retention: see RedisOutOfMemory in the runbook"
-        return Finding("redis memory", Verdict.FAIL, f"full, {detail}", advice)
-    if policy == "noeviction":
-        return Finding("redis memory", Verdict.OK, detail)
-    verdict = Verdict.FAIL if limit else Verdict.WARN
-    advice = "set maxmemory-policy noeviction, or requests vanish when memory is short"
-    return Finding("redis memory", verdict, detail, advice)
-
-
 def _scripts(connection: redis.Redis) -> Finding:
     try:
         connection.eval("return 1", 0)
@@ -195,6 +134,30 @@ def _scripts(connection: redis.Redis) -> Finding:
         advice = "every transition is a script: allow EVAL, EVALSHA and SCRIPT"
         return Finding("redis scripts", Verdict.FAIL, str(error), advice)
     return Finding("redis scripts", Verdict.OK, "allowed")
+
+
+def _losses(broker: Broker) -> Iterator[Finding]:
+    """Whether something leads to every open request; nothing where this user may not look."""
+    try:
+        losses = inspect_losses(broker._connection, broker.keys)
+    except QuireError as error:
+        if not isinstance(error.__cause__, NoPermissionError):
+            yield Finding("open requests", Verdict.FAIL, str(error))
+        return
+    where = f"on shard {broker.keys.shard} of queue {broker.keys.queue!r}"
+    seen = f"{losses.num_seen} {where}"
+    if losses.num_seen < losses.num_open:
+        seen = f"{losses.num_seen} of {losses.num_open} {where}"
+    if not losses.lost:
+        yield Finding("open requests", Verdict.OK, f"{seen}, none of them lost")
+        return
+    yield Finding("open requests", Verdict.FAIL, f"{seen}, {_told(losses)}", LOST_ADVICE)
+
+
+def _told(losses: Losses) -> str:
+    request_id, what = next(iter(losses.lost.items()))
+    gone = "its record" if what is Lost.RECORD else f"its {what} in Redis"
+    return f"{len(losses.lost)} of them lost: {request_id}, for instance, lacks {gone}"
 
 
 def _workers(broker: Broker) -> Iterator[Finding]:

@@ -220,7 +220,7 @@ def _look(brokers: Sequence[Broker]) -> list[ShardState]:
 def _show(shards: Sequence[ShardState], console: Console) -> None:
     if console.is_json:
         for number, shard in enumerate(shards):
-            console.data({"shard": number} | plain(shard))
+            console.data({"shard": number} | plain(shard) | {"num_lost": shard.num_lost})
         return
     sums = [
         (number, s.num_queued, s.num_scheduled, s.num_leases, s.num_expired_leases,
@@ -244,6 +244,10 @@ def _show(shards: Sequence[ShardState], console: Console) -> None:
         for ingress in reversed(shard.ingress)
     ]
     console.table(("shard", "priority", "unread", "delivered", "oldest_s"), streams)
+    for number, shard in enumerate(shards):
+        if shard.num_lost:
+            told = "queued requests are lost, for no stream has their entries: see `quire doctor`"
+            console.data(None, f"shard {number}: at least {shard.num_lost} {told}")
     console.data(None, "")
     _show_workers(shards, console)
 

@@ -1,0 +1,101 @@
+"""What `quire doctor` makes of what a Redis server tells of itself (INFO)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from quire.cli.findings import Finding, Verdict
+
+#: The oldest server whose commands suffice.
+MIN_REDIS = (6, 2)
+
+#: What Redis says of the last time it wrote its files.
+_WRITTEN = ("aof_last_write_status", "rdb_last_bgsave_status")
+
+#: From this share on a limit is near.
+NEAR_SHARE = 0.8
+
+EVICTION_ADVICE = "set maxmemory-policy noeviction, or requests vanish when memory is short"
+MEMORY_ADVICE = "raise maxmemory, or shorten the retention: see RedisOutOfMemory in the runbook"
+EVICTED_ADVICE = (
+    "parts of requests or results may be gone: `open requests` below tells what is lost now. The "
+    "number stays until the server is restarted, or CONFIG RESETSTAT"
+)
+
+
+def examined_server(info: dict[str, Any]) -> Iterator[Finding]:
+    """The findings about a server that told this."""
+    yield _version(info)
+    yield _role(info)
+    yield _persistence(info)
+    yield _memory(info)
+    yield from _evictions(info)
+    yield from _clients(info)
+
+
+def _version(info: dict[str, Any]) -> Finding:
+    name = "valkey" if "valkey_version" in info else "redis"
+    version = str(info.get(f"{name}_version", "unknown"))
+    parts = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if parts >= MIN_REDIS:
+        return Finding("redis version", Verdict.OK, f"{name} {version}")
+    advice = f"needs {'.'.join(map(str, MIN_REDIS))} or later"
+    return Finding("redis version", Verdict.FAIL, f"{name} {version}", advice)
+
+
+def _role(info: dict[str, Any]) -> Finding:
+    role = str(info.get("role", "unknown"))
+    if role != "slave":
+        return Finding("redis role", Verdict.OK, role)
+    advice = "a replica takes no writes: use the url of its master, or of its sentinels"
+    return Finding("redis role", Verdict.FAIL, role, advice)
+
+
+def _persistence(info: dict[str, Any]) -> Finding:
+    failing = [name for name in _WRITTEN if info.get(name, "ok") != "ok"]
+    if failing:
+        advice = "its disk is full or broken: see RedisDiskFailing in the runbook"
+        return Finding("redis persistence", Verdict.FAIL, f"{', '.join(failing)} err", advice)
+    if info.get("aof_enabled"):
+        return Finding("redis persistence", Verdict.OK, "append-only file")
+    advice = "set appendonly yes, or requests are lost when the server dies"
+    return Finding("redis persistence", Verdict.WARN, "no append-only file", advice)
+
+
+def _memory(info: dict[str, Any]) -> Finding:
+    policy, limit = str(info.get("maxmemory_policy", "unknown")), int(info.get("maxmemory", 0))
+    # What Redis itself compares with the limit.
+    used = int(info.get("used_memory", 0)) - int(info.get("mem_not_counted_for_evict", 0))
+    share = used / limit if limit else 0.0
+    detail = f"{used} bytes used, maxmemory {limit or 'unlimited'}, policy {policy}"
+    if limit and policy != "noeviction":
+        return Finding("redis memory", Verdict.FAIL, detail, EVICTION_ADVICE)
+    if limit and used >= limit:
+        return Finding("redis memory", Verdict.FAIL, f"full, {detail}", MEMORY_ADVICE)
+    if share >= NEAR_SHARE:
+        detail = f"{share:.0%} of maxmemory, {detail}"
+        return Finding("redis memory", Verdict.WARN, detail, f"before it is full: {MEMORY_ADVICE}")
+    if policy != "noeviction":
+        return Finding("redis memory", Verdict.WARN, detail, EVICTION_ADVICE)
+    whole = int(info.get("total_system_memory", 0))
+    if not limit and whole and used >= NEAR_SHARE * whole:
+        detail = f"{used / whole:.0%} of the machine's memory, {detail}"
+        advice = "set maxmemory: without it the system kills Redis when memory is short"
+        return Finding("redis memory", Verdict.WARN, detail, advice)
+    return Finding("redis memory", Verdict.OK, detail)
+
+
+def _evictions(info: dict[str, Any]) -> Iterator[Finding]:
+    """Nothing where no key was evicted: what could do it is told with the memory."""
+    if number := int(info.get("evicted_keys", 0)):
+        detail = f"{number} keys since the server was started"
+        yield Finding("redis evictions", Verdict.WARN, detail, EVICTED_ADVICE)
+
+
+def _clients(info: dict[str, Any]) -> Iterator[Finding]:
+    """Nothing where there is room for more connections."""
+    number, limit = int(info.get("connected_clients", 0)), int(info.get("maxclients", 0))
+    if limit and number >= NEAR_SHARE * limit:
+        advice = "raise maxclients: at the limit nobody can connect any more"
+        yield Finding("redis clients", Verdict.WARN, f"{number} of {limit}", advice)
