@@ -33,6 +33,8 @@ endif
 
 TORCH_REQUIREMENT := $(if $(filter cpu,$(TORCH)),torch==2.13.0+cpu,torch==2.13.0)
 INSTALL := $(BIN)/python -m pip install --quiet
+#: The version of the project, from its one source.
+VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo test check lint types imports format requests bench bench-peers bench-neighbours profile bench-protocol bench-gateway bench-scheduler soak soak-service modelcheck sim fuzz chaos up down clean check-native test-gpu bench-gpu
@@ -146,7 +148,7 @@ up: ## the whole stack in containers (PROFILE=cpu or gpu)
 	@$(if $(filter-out cpu gpu,$(PROFILE)),$(error there is no PROFILE=$(PROFILE); it is `cpu` or `gpu`))
 	@sh ops/check-docker.sh
 	sh ops/make-secrets.sh
-	docker compose --profile $(or $(PROFILE),cpu) up --build --detach --wait
+	VERSION=$(VERSION) docker compose --profile $(or $(PROFILE),cpu) up --build --detach --wait
 
 down: ## stop the stack
 	@sh ops/check-docker.sh

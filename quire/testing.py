@@ -39,7 +39,8 @@ try:
     import fakeredis
 except ImportError as missing:
     raise ImportError(
-        "quire.testing needs fakeredis with Lua, the extra `local`: pip install '.[local]'"
+        "quire.testing needs fakeredis with Lua, the extra `local`: "
+        "pip install 'quire-inference[local]'"
     ) from missing
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
 from engine.stats import EngineSnapshot
+from quire.version import quire_version
 from service.instruments import build_instrument
 from service.register import families
 from service.vitals import Vitals, WorkerState
@@ -125,8 +126,9 @@ class Metrics:
 
     def describe(self, *, build: Mapping[str, str], sizes: Mapping[str, int]) -> None:
         """Export what is running, and with which sizes."""
-        labels = dict.fromkeys(families()["quire_build_info"].labels, "unknown") | dict(build)
-        self._bind("quire_build_info", **labels).set(1)
+        labels = dict.fromkeys(families()["quire_build_info"].labels, "unknown")
+        known = {"version": quire_version(), **build}
+        self._bind("quire_build_info", **(labels | known)).set(1)
         texts = {name: str(value) for name, value in sizes.items()}
         self._bind("quire_engine_config_info", **texts).set(1)
 

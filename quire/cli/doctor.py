@@ -287,7 +287,9 @@ def _torch() -> Finding:
         return Finding("torch", Verdict.FAIL, f"did not load within {TORCH_SECONDS:.0f} s")
     except subprocess.CalledProcessError as error:
         last = (error.stderr.strip().splitlines() or ["no message"])[-1]
-        advice = "only workers need it: pip install -e '.[worker]'"
+        advice = (
+            "only workers need it; in a checkout: pip install -c constraints.txt -e '.[worker]'"
+        )
         return Finding("torch", Verdict.WARN, last, advice)
     version, cuda, device, threads = json.loads(done.stdout.splitlines()[-1])
     build = f"CUDA {cuda}" if cuda else "no CUDA"

@@ -52,8 +52,8 @@ def _become(module: str, arguments: argparse.Namespace, console: Console) -> int
     if found is None or found.origin is None or not _is_ours(Path(found.origin)):
         console.complain(
             f"`{package}` is not importable here: workers, gateways and the demo are run from a "
-            "checkout of Quire or its image (pip install -e '.[worker]' or '.[gateway]'), not from "
-            "the installed client"
+            "checkout of Quire (pip install -c constraints.txt -e '.[worker]' or '.[gateway]') or "
+            "its image, not from the installed client"
         )
         return EXIT_ERROR
     os.environ["PYTHONPATH"] = os.pathsep.join(

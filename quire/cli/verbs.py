@@ -182,10 +182,7 @@ class _Version(argparse.Action):
     """Prints the version; looked up only when it is asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from importlib.metadata import PackageNotFoundError, version
+        from quire.version import quire_version
 
-        try:
-            found = version("quire")
-        except PackageNotFoundError:
-            found = "(not installed)"
-        parser.exit(message=f"quire {found}\n")
+        sys.stdout.write(f"quire {quire_version()}\n")
+        parser.exit()

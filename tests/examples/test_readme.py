@@ -64,7 +64,7 @@ def test_the_environment_of_the_demo_has_what_the_readme_goes_on_to_use():
     extras = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
-    (whole,) = [each for each in extras["demo"] if each.startswith("quire[")]
+    (whole,) = [each for each in extras["demo"] if each.startswith("quire-inference[")]
     assert "the gateway and grammars are in" in README
     for command, extra in (
         ("python -m service ", "worker"),
@@ -73,7 +73,7 @@ def test_the_environment_of_the_demo_has_what_the_readme_goes_on_to_use():
         ("redis-server", "local"),
     ):
         assert command in README
-        assert extra in whole.removeprefix("quire[").removesuffix("]").split(",")
+        assert extra in whole.removeprefix("quire-inference[").removesuffix("]").split(",")
     assert '-e ".[demo]"' in (CHECKOUT / "Makefile").read_text()
 
 

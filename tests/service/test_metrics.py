@@ -1,6 +1,7 @@
 """The register against what is exported and what is documented; then what a workload counts."""
 
 import re
+import tomllib
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -38,6 +39,12 @@ def exported(metrics: Metrics) -> dict[str, object]:
 
 def test_every_metric_of_the_register_is_exported_and_no_other(metrics: Metrics):
     assert exported(metrics).keys() == register.families().keys()
+
+
+def test_the_build_has_the_version_of_the_project(metrics: Metrics):
+    (sample,) = exported(metrics)["quire_build_info"].samples
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    assert sample.labels["version"] == project["version"]
 
 
 def test_kinds_and_meanings_are_those_of_the_register(metrics: Metrics):
