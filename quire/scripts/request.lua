@@ -50,6 +50,9 @@ local function has_entry(stream, entry_id, id)
   return entry and entry[1] == entry_id and table_of(entry[2]).id == id
 end
 
+-- The streams of new requests that were found empty, with those of what came back to their class.
+local is_empty = {}
+
 -- The stream that has lost the entry of a queued request; nil if the entry is there, or may be.
 -- `new` and `resumed` are the streams of its class; a caller without access to the second one
 -- leaves it out. The record must have the fields epoch and entry.
@@ -63,12 +66,13 @@ local function losing_stream(id, record, new, resumed)
     return stream and not has_entry(stream, entry_id, id) and stream or nil
   end
   -- A script of an older version has queued it, and recorded no entry. The entry is certainly lost
-  -- only if both streams are empty.
-  for _, stream in ipairs(resumed and { new, resumed } or {}) do
+  -- only if both streams are empty, but for what this call has put there itself since.
+  for _, stream in ipairs(resumed and not is_empty[new] and { new, resumed } or {}) do
     if redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1] then
       return nil
     end
   end
+  is_empty[new] = resumed ~= nil
   return resumed and new
 end
 

@@ -161,6 +161,17 @@ def test_what_an_older_worker_has_queued_is_put_back_when_nothing_else_waits(
     assert claim_next(broker).claim.request_id == "a"
 
 
+def test_all_that_an_older_worker_has_queued_is_put_back_together(broker, connection):
+    """What one of them gets back does not look like the entries of the others."""
+    names = [f"r{number}" for number in range(20)]
+    broker.submit_many([make_request(id=name, priority=len(name)) for name in names])
+    for name in names:
+        connection.hdel(broker.keys.request(name), "entry")
+    lose_entries(connection, broker, "trimmed")
+    assert restore(broker) == dict.fromkeys(names, Lost.ENTRY)
+    assert restore(broker) == {}
+
+
 @pytest.mark.parametrize("recorded", [True, False])
 def test_a_producer_leaves_to_workers_what_may_have_come_back(broker, connection, recorded):
     """It may not look into the streams of what came back."""
