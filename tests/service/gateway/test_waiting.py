@@ -31,7 +31,8 @@ def test_streams_and_whole_answers_outlast_a_restart_of_redis(monkeypatch, quick
         broker.ensure_groups()
 
         def client():
-            return AsyncClient(server.url, retry_seconds=0.1)
+            # Half a minute of patience, in which a busy machine starts a Redis.
+            return AsyncClient(server.url, retry_seconds=1.0)
 
         with GatewayThread(client) as gateway, gateway.stream() as stream:
             whole = Reading(gateway.complete)
