@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from benchmarks.arguments import names_of, step_shapes
 from benchmarks.bench_engine import BenchedEngine, check
-from benchmarks.figures import machine
-from benchmarks.models import SHAPES
+from benchmarks.common.arguments import names_of, step_shapes
+from benchmarks.common.figures import machine
+from benchmarks.common.models import SHAPES
+from benchmarks.common.workloads import Workload, make_workload
 from benchmarks.profile_parts import greedy_rows
-from benchmarks.workloads import Workload, make_workload
 from engine.batch import Batch
 from quire.cli.console import positive
 

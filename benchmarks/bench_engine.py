@@ -13,14 +13,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arguments import names_of
-from benchmarks.figures import Figures, figures_of, machine, median_run
-from benchmarks.models import SHAPES, model_folder
-from benchmarks.workloads import NAMES, Workload, make_workload
+from benchmarks.common.arguments import names_of
+from benchmarks.common.figures import Figures, figures_of, machine, median_run
+from benchmarks.common.models import SHAPES, model_folder
+from benchmarks.common.workloads import NAMES, Workload, make_workload
 from engine.batch import ModelRunner
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.model.load_runner import load_runner
+from engine.model.load.load_runner import load_runner
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from quire.cli.console import positive

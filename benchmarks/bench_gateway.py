@@ -36,10 +36,10 @@ from benchmarks.bench_streams import (
     read_in_a_loop,
     write,
 )
-from benchmarks.figures import machine, process_seconds
+from benchmarks.common.figures import machine, process_seconds
 from quire import Broker, connect
 from quire.cli.console import positive
-from quire.transitions import Claimed
+from quire.transitions.values import Claimed
 
 _Found = TypeVar("_Found")
 

@@ -30,15 +30,15 @@ from typing import Any
 
 import torch
 
-from benchmarks.arguments import names_of, numbers
+from benchmarks.common.arguments import names_of, numbers
 from engine.batch import Batch, BatchRow
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.model.attention.reference import ReferenceAttention
-from engine.model.fast_path import WORST_TOLERANCES
-from engine.model.load_runner import load_runner
-from engine.model.model_runner import ModelRunner
-from engine.model.probe import TOLERANCES
+from engine.model.checks.probe import TOLERANCES
+from engine.model.load.fast_path import WORST_TOLERANCES
+from engine.model.load.load_runner import load_runner
+from engine.model.run.model_runner import ModelRunner
 from engine.model.step import HostStep, compute_logits, lay_out
 from engine.request import Request
 from engine.sampling_params import SamplingParams

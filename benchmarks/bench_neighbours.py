@@ -24,12 +24,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import commit, machine
-from benchmarks.models import SHAPES, model_folder
+from benchmarks.common.figures import commit, machine
+from benchmarks.common.models import SHAPES, model_folder
+from benchmarks.common.workloads import Workload, make_workload
 from benchmarks.peers.child import Generation
 from benchmarks.peers.process import PeerFailed, PeerProcess
 from benchmarks.peers.register import OURS, PEERS, PEERS_FOLDER, Peer
-from benchmarks.workloads import Workload, make_workload
 
 FIXED = {"QUIRE_BENCH_FIXED_THREADS": "1"}
 ONE_THREAD = replace(

@@ -5,8 +5,8 @@
         [--resume] [--install]
 
 Measuring writes one line per run, tokens included, into `build/peers/runs`; judging checks the
-tokens, and turns what passed into medians (`benchmarks.judge`). `--measure` and `--judge` do one of
-the two; `--resume` adds rounds to those of earlier calls.
+tokens, and turns what passed into medians (`benchmarks.common.judge`). `--measure` and `--judge` do
+one of the two; `--resume` adds rounds to those of earlier calls.
 
 A round runs every engine once, in an order that moves on from round to round; the others are
 stopped meanwhile. Prompts change with the round. An engine that cannot start or fails is named with
@@ -23,17 +23,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arguments import names_of
-from benchmarks.figures import Figures, commit, figures_of, machine
-from benchmarks.floor import measure_limits
-from benchmarks.judge import judge
-from benchmarks.models import SHAPES, model_folder
+from benchmarks.common.arguments import names_of
+from benchmarks.common.figures import Figures, commit, figures_of, machine
+from benchmarks.common.floor import measure_limits
+from benchmarks.common.judge import judge
+from benchmarks.common.models import SHAPES, model_folder
+from benchmarks.common.results import write_cells
+from benchmarks.common.workloads import ARRIVALS_PER_SECOND, NAMES, Workload, make_workload
 from benchmarks.peers.child import Generation
 from benchmarks.peers.install import InstallFailed, install_all, prepare
 from benchmarks.peers.process import PeerFailed, PeerProcess
 from benchmarks.peers.register import OURS, PEERS, PEERS_FOLDER
-from benchmarks.results import write_cells
-from benchmarks.workloads import ARRIVALS_PER_SECOND, NAMES, Workload, make_workload
 from quire.cli.console import positive
 
 RUNS_FOLDER = PEERS_FOLDER / "runs"

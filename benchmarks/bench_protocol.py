@@ -22,14 +22,14 @@ from pathlib import Path
 
 import redis
 
-from benchmarks.arguments import names_of
 from benchmarks.bench_streams import measure_streams
-from benchmarks.queue_loader import QueueLoader, request_id_of
+from benchmarks.common.arguments import names_of
+from benchmarks.common.queue_loader import QueueLoader, request_id_of
 from quire import Broker, LocalRedis, connect
 from quire.cli.console import positive
-from quire.output_log import read_logs
-from quire.transitions import Claim, Claimed, CommitItem, CommitStatus
-from quire.wire import pack_ids
+from quire.transitions.output_log import read_logs
+from quire.transitions.values import Claim, Claimed, CommitItem, CommitStatus
+from quire.wire.codec import pack_ids
 
 #: Requests of one commit, and commits of one round.
 NUM_ROWS, NUM_TICKS = 64, 60

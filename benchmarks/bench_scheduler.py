@@ -17,8 +17,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.arguments import numbers, numbers_or_none
-from benchmarks.figures import machine, percentile
+from benchmarks.common.arguments import numbers, numbers_or_none
+from benchmarks.common.figures import machine, percentile
 from engine.batch import Batch, ComputedStep, LaunchedStep, StepResult
 from engine.config import EngineConfig
 from engine.engine import Engine

@@ -23,7 +23,6 @@ from pathlib import Path
 
 from redis import Redis
 
-from benchmarks.arguments import names_of
 from benchmarks.bench_engine import (
     KV_CACHE_BYTES,
     MAX_NUM_BATCHED_TOKENS,
@@ -31,9 +30,10 @@ from benchmarks.bench_engine import (
     BenchedEngine,
     check,
 )
-from benchmarks.figures import Figures, figures_of, machine, median_run, process_seconds
-from benchmarks.models import SHAPES, model_folder
-from benchmarks.workloads import NAMES, Workload, make_workload
+from benchmarks.common.arguments import names_of
+from benchmarks.common.figures import Figures, figures_of, machine, median_run, process_seconds
+from benchmarks.common.models import SHAPES, model_folder
+from benchmarks.common.workloads import NAMES, Workload, make_workload
 from quire import Broker, Client, Completion, LocalRedis, connect
 from quire.cli.console import positive
 

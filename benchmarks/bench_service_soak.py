@@ -28,12 +28,12 @@ from benchmarks.bench_service import worker
 from benchmarks.bench_soak import SoakFailed, growth_of_last_half, run_command
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.model.load_runner import load_runner
+from engine.model.load.load_runner import load_runner
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from models.abacus import tasks
 from quire import Broker, Client, LocalRedis, connect
-from quire.output_log import OutputRead
+from quire.transitions.output_log import OutputRead
 
 MODEL = Path(__file__).resolve().parent.parent / "models" / "abacus"
 NUM_QUESTIONS = 400

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import machine
+from benchmarks.common.figures import machine
 from engine.config import EngineConfig
 from engine.engine import Engine, RequestOutput
 from engine.fake_runner import FakeRunner, fake_generation

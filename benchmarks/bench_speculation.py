@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
-from benchmarks.arguments import names_of
 from benchmarks.bench_engine import BenchedEngine
-from benchmarks.models import SHAPES
+from benchmarks.common.arguments import names_of
+from benchmarks.common.models import SHAPES
 from engine.engine import Engine
 from engine.prompt_lookup import PromptLookup
 from engine.request import Request

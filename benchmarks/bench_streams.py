@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 
 import redis
 
-from benchmarks.figures import percentile
-from benchmarks.queue_loader import QueueLoader
+from benchmarks.common.figures import percentile
+from benchmarks.common.queue_loader import QueueLoader
 from quire import AsyncClient, Broker, Client, Completion, FinishReason, State, connect
-from quire.async_broker import connect_async
-from quire.reader import SharedReadsBroker
-from quire.transitions import Claimed, CommitItem
+from quire.broker.async_broker import connect_async
+from quire.client.reader import SharedReadsBroker
+from quire.transitions.values import Claimed, CommitItem
 
 #: Streams read at once, and the tokens of each.
 NUM_STREAMS, NUM_TOKENS = 1_000, 32

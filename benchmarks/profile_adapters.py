@@ -16,20 +16,20 @@ from collections.abc import Sequence
 
 import torch
 
-from benchmarks.arguments import names_of, numbers, step_shapes
-from benchmarks.figures import machine
-from benchmarks.models import SHAPES, model_folder
+from benchmarks.common.arguments import names_of, numbers, step_shapes
+from benchmarks.common.figures import machine
+from benchmarks.common.models import SHAPES, model_folder
 from benchmarks.profile_step import BLOCK_SIZE, WARM_UP_ROUNDS, compute, make_pool, make_rows
 from engine.batch import BatchRow
 from engine.model.adapters import Adapter, LowRank
-from engine.model.decoder_adapters import place_adapter
-from engine.model.decoder_config import read_config
-from engine.model.decoder_weights import read_weights
-from engine.model.fast_path import check_against
+from engine.model.checks.probe import probe
+from engine.model.decoder.decoder_adapters import place_adapter
+from engine.model.decoder.decoder_config import read_config
+from engine.model.decoder.decoder_weights import read_weights
+from engine.model.decoder.native_decoder import NativeDecoder
 from engine.model.kernels.build import best_variant
-from engine.model.loader import load_model
-from engine.model.native_decoder import NativeDecoder
-from engine.model.probe import probe
+from engine.model.load.fast_path import check_against
+from engine.model.wide.loader import load_model
 from quire.cli.console import positive
 
 

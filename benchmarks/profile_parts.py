@@ -14,8 +14,8 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from benchmarks.arguments import names_of, step_shapes
-from benchmarks.floor import (
+from benchmarks.common.arguments import names_of, step_shapes
+from benchmarks.common.floor import (
     BYTES_PER_VALUE,
     Limits,
     Work,
@@ -23,12 +23,12 @@ from benchmarks.floor import (
     measure_limits,
     weights_per_token,
 )
-from benchmarks.models import SHAPES, model_folder
+from benchmarks.common.models import SHAPES, model_folder
 from benchmarks.peers.quire_engine import DTYPES, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
 from benchmarks.profile_step import BLOCK_SIZE, WARM_UP_ROUNDS, make_rows
 from engine.batch import Batch, BatchRow
-from engine.model.load_runner import load_runner
-from engine.model.model_runner import ModelRunner
+from engine.model.load.load_runner import load_runner
+from engine.model.run.model_runner import ModelRunner
 from engine.sampling_params import SamplingParams
 from quire.cli.console import positive
 

@@ -24,22 +24,22 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks.arguments import names_of, step_shapes
-from benchmarks.figures import machine
-from benchmarks.models import SHAPES, model_folder
+from benchmarks.common.arguments import names_of, step_shapes
+from benchmarks.common.figures import machine
+from benchmarks.common.models import SHAPES, model_folder
 from engine.batch import BatchRow
 from engine.model.attention.cpu import CpuAttention
 from engine.model.causal_model import CausalModel
-from engine.model.decoder import Decoder
-from engine.model.decoder_config import read_config
-from engine.model.decoder_weights import read_weights
-from engine.model.fast_path import check_against
+from engine.model.checks.probe import probe
+from engine.model.decoder.decoder import Decoder
+from engine.model.decoder.decoder_config import read_config
+from engine.model.decoder.decoder_weights import read_weights
+from engine.model.decoder.native_decoder import NativeDecoder
+from engine.model.device.kv_pool import KVPool
 from engine.model.kernels.build import FETCH_LEVELS, VARIANTS, best_variant
-from engine.model.kv_pool import KVPool
-from engine.model.loader import load_model
-from engine.model.native_decoder import NativeDecoder
-from engine.model.probe import probe
+from engine.model.load.fast_path import check_against
 from engine.model.step import lay_out
+from engine.model.wide.loader import load_model
 from engine.sampling_params import SamplingParams
 from quire.cli.console import positive
 

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from benchmarks.arguments import names_of
 from benchmarks.bench_engine import MAX_NUM_BATCHED_TOKENS, BenchedEngine
-from benchmarks.floor import (
+from benchmarks.common.arguments import names_of
+from benchmarks.common.floor import (
     BYTES_PER_VALUE,
     Limits,
     Work,
@@ -26,9 +26,9 @@ from benchmarks.floor import (
     weights_per_token,
     work_of,
 )
-from benchmarks.models import SHAPES
+from benchmarks.common.models import SHAPES
+from benchmarks.common.workloads import NAMES, Workload, make_workload
 from benchmarks.peers.quire_engine import DTYPES
-from benchmarks.workloads import NAMES, Workload, make_workload
 from engine.batch import Batch, LaunchedStep, ModelRunner
 from quire.cli.console import positive
 

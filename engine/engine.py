@@ -15,23 +15,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from engine.batch import (
-    UNKNOWN_TOKEN,
-    Batch,
-    ComputedStep,
-    LaunchedStep,
-    ModelRunner,
-    StepResult,
-)
+from engine.batch import UNKNOWN_TOKEN, Batch, ComputedStep, LaunchedStep, ModelRunner, StepResult
 from engine.config import EngineConfig
 from engine.errors import DeviceFailed, DuplicateRequest
 from engine.invariants import violations
 from engine.logprobs import Logprobs
+from engine.output.stopping import finish_reason_of
 from engine.refusals import fault_of, refuse_if_never_servable
 from engine.request import FinishReason, Progress, Request, Run, take_text
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
 from engine.stats import EngineSnapshot, StepKind, StepStats
-from engine.stopping import finish_reason_of
 
 logger = logging.getLogger(__name__)
 

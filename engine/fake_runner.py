@@ -12,13 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from engine.batch import (
-    UNKNOWN_TOKEN,
-    Batch,
-    BatchRow,
-    LaunchedStep,
-    StepResult,
-)
+from engine.batch import UNKNOWN_TOKEN, Batch, BatchRow, LaunchedStep, StepResult
 from engine.constraint import allows, why_no_token
 from engine.logprobs import Logprobs
 

@@ -5,7 +5,7 @@ a broken law is logged and counted but never crashes a worker.
 """
 
 from engine.request import Request, RequestState
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
 
 
 def violations(scheduler: Scheduler) -> list[str]:

@@ -58,7 +58,7 @@ LEGAL_TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
 class TextStream(Protocol):
     """Turns output token ids into text, one at a time.
 
-    `engine.detokenizer.Detokenizer` is the real one.
+    `engine.output.detokenizer.Detokenizer` is the real one.
     """
 
     def append(self, token_id: int) -> bool:

@@ -1,4 +1,4 @@
-"""How the next token is chosen, and when to stop. Does not know the wire: see `service.conversion`.
+"""How the next token is chosen, and when to stop. Knows no wire: see `service.incoming.conversion`.
 
 Values arrive validated; the assertions here catch our own mistakes, not a caller's.
 """

@@ -1,4 +1,4 @@
-"""What the engine counts about itself. Knows no metrics library; `service.metrics` reads it."""
+"""What the engine counts about itself. `service.observe.metrics` reads it."""
 
 from dataclasses import dataclass
 from typing import Literal

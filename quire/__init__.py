@@ -16,12 +16,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from quire.aio import AsyncClient, AsyncGroupHandle, AsyncHandle
-    from quire.arguments import RequestArguments
-    from quire.async_broker import connect_async
-    from quire.broker import Broker
-    from quire.client import Client, Handle
-    from quire.connection import connect
+    from quire.broker.async_broker import connect_async
+    from quire.broker.broker import Broker
+    from quire.client.async_client import AsyncClient, AsyncGroupHandle, AsyncHandle
+    from quire.client.client import Client, Handle
+    from quire.client.group_handle import GroupHandle
     from quire.errors import (
         BrokerUnavailable,
         Cancelled,
@@ -39,10 +38,12 @@ if TYPE_CHECKING:
         UnsupportedVersion,
         WaitTimeout,
     )
-    from quire.group_handle import GroupHandle
-    from quire.local_redis import LocalRedis
-    from quire.logprobs import TokenLogprob, TopLogprob
-    from quire.protocol import (
+    from quire.transitions.values import QueueLimits, RequestStatus
+    from quire.transport.connection import connect
+    from quire.transport.local_redis import LocalRedis
+    from quire.wire.arguments import RequestArguments
+    from quire.wire.logprobs import TokenLogprob, TopLogprob
+    from quire.wire.protocol import (
         PROTOCOL_VERSION,
         Completion,
         ErrorInfo,
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
         TokenChunk,
         Usage,
     )
-    from quire.transitions import QueueLimits, RequestStatus
 
 __all__ = [
     "PROTOCOL_VERSION",
@@ -103,12 +103,12 @@ __all__ = [
 
 #: module -> the public names in it, once more for those who run and do not check types.
 _NAMES_OF = {
-    "aio": ("AsyncClient", "AsyncGroupHandle", "AsyncHandle"),
-    "arguments": ("RequestArguments",),
-    "async_broker": ("connect_async",),
-    "broker": ("Broker",),
-    "client": ("Client", "Handle"),
-    "connection": ("connect",),
+    "client.async_client": ("AsyncClient", "AsyncGroupHandle", "AsyncHandle"),
+    "wire.arguments": ("RequestArguments",),
+    "broker.async_broker": ("connect_async",),
+    "broker.broker": ("Broker",),
+    "client.client": ("Client", "Handle"),
+    "transport.connection": ("connect",),
     "errors": (
         "BrokerUnavailable",
         "Cancelled",
@@ -126,10 +126,10 @@ _NAMES_OF = {
         "UnsupportedVersion",
         "WaitTimeout",
     ),
-    "group_handle": ("GroupHandle",),
-    "local_redis": ("LocalRedis",),
-    "logprobs": ("TokenLogprob", "TopLogprob"),
-    "protocol": (
+    "client.group_handle": ("GroupHandle",),
+    "transport.local_redis": ("LocalRedis",),
+    "wire.logprobs": ("TokenLogprob", "TopLogprob"),
+    "wire.protocol": (
         "PROTOCOL_VERSION",
         "Completion",
         "ErrorInfo",
@@ -142,7 +142,7 @@ _NAMES_OF = {
         "TokenChunk",
         "Usage",
     ),
-    "transitions": ("QueueLimits", "RequestStatus"),
+    "transitions.values": ("QueueLimits", "RequestStatus"),
 }
 
 _MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}

@@ -22,7 +22,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from quire.protocol import Completion
+    from quire.wire.protocol import Completion
 
 
 class QuireError(Exception):

@@ -8,7 +8,7 @@ module that cannot be had here; 3 a part of it hung.
 import os
 import sys
 
-from service.signals import StopSignals
+from service.process.signals import StopSignals
 
 #: How long a thread may hold the interpreter while another waits for it. A step that comes back
 #: from native code must not stand behind the publisher for the five milliseconds of the default.
@@ -36,16 +36,16 @@ def main() -> int:
 
 def _run(signals: StopSignals) -> int:
     # Only now: these imports take a second, and a signal may come at any moment of it.
-    from service.config import load_settings
-    from service.sources import ConfigurationError
+    from service.settings.config import load_settings
+    from service.settings.sources import ConfigurationError
 
     try:
         settings = load_settings()
         # `--help` and mistakes are answered without loading the rest.
-        from service.combinations import without_effect
-        from service.logs import configure_logs, warn_of_settings
-        from service.watch import Watch
-        from service.worker import Worker
+        from service.process.watch import Watch
+        from service.process.worker import Worker
+        from service.settings.combinations import without_effect
+        from service.settings.logs import configure_logs, warn_of_settings
 
         if signals.were_heard:
             return EXIT_OK

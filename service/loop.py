@@ -15,11 +15,11 @@ import structlog
 from engine.engine import Engine
 from engine.errors import RequestRejected
 from engine.request import FinishReason, Request
-from service.completions import own_failure, refusal
-from service.metrics import Metrics
-from service.model import ServedModel
-from service.outbox import Outbox
-from service.vitals import Vitals
+from service.model.served import ServedModel
+from service.observe.metrics import Metrics
+from service.observe.vitals import Vitals
+from service.outgoing.completions import own_failure, refusal
+from service.outgoing.outbox import Outbox
 
 #: How long an idle engine sleeps at most before it shows a sign of life.
 IDLE_SECONDS = 1.0

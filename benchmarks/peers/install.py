@@ -15,8 +15,8 @@ import venv
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.arguments import names_of
-from benchmarks.models import model_folder
+from benchmarks.common.arguments import names_of
+from benchmarks.common.models import model_folder
 from benchmarks.peers.register import PEERS, PEERS_FOLDER, ROOT
 
 HERE = Path(__file__).resolve().parent

@@ -11,9 +11,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.workloads import WorkItem, Workload
 from benchmarks.peers.child import Generation
 from benchmarks.peers.register import ROOT, Peer
-from benchmarks.workloads import WorkItem, Workload
 
 
 class PeerFailed(Exception):

@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.peers.child import Generation, Request, drive, serve
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.model.load_runner import load_runner
+from engine.model.load.load_runner import load_runner
 from engine.request import Request as EngineRequest
 from engine.sampling_params import SamplingParams
 

@@ -1,4 +1,4 @@
 """Models on a device: a Batch in, token ids out. Knows no requests, queues or text.
 
-The only folder of the engine that imports torch. The way in is `engine.model.load_runner`.
+The only folder of the engine that imports torch. The way in is `engine.model.load.load_runner`.
 """

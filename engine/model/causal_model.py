@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 
 from engine.model.attention.interface import AttentionMetadata, StepAttention
-from engine.model.kv_pool import KVPool, LayerShape, Slots
+from engine.model.device.kv_pool import KVPool, LayerShape, Slots
 
 #: Stands for a token id where no logit is finite.
 BROKEN = -2

@@ -14,8 +14,8 @@ import torch
 from engine.batch import NO_DECODES, UNKNOWN_TOKEN, BatchRow, DecodeRows
 from engine.model.attention.interface import AttentionBackend, AttentionMetadata, IntArray
 from engine.model.causal_model import AdaptedTokens, CausalModel, StepInputs
-from engine.model.kv_pool import KVPool, Slots
-from engine.model.transfer import to_device
+from engine.model.device.kv_pool import KVPool, Slots
+from engine.model.device.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class HostStep:
 
 
 class CapturedSteps(Protocol):
-    """Steps that were recorded once and are replayed; see `engine.model.graphs`."""
+    """Steps that were recorded once and are replayed; see `engine.model.run.graphs`."""
 
     def accepts(self, step: HostStep) -> bool:
         """Whether one of them can compute `step`."""

@@ -17,18 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quire.aio import AsyncClient
-from quire.arguments import RequestArguments
 from quire.cli import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL
-from quire.cli.console import (
-    Console,
-    add_server,
-    async_client_of,
-    flags_of,
-    not_negative,
-    positive,
-)
+from quire.cli.console import Console, add_server, async_client_of, flags_of, not_negative, positive
+from quire.client.async_client import AsyncClient
 from quire.errors import InvalidRequest, QuireError
+from quire.wire.arguments import RequestArguments
 
 #: The metrics by the names vLLM's benchmark gives them, in milliseconds.
 METRICS = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 
-from quire.broker import Broker
+from quire.broker.broker import Broker
 from quire.cli import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
 from quire.cli.console import Console, add_server, brokers_of
 from quire.errors import UnknownRequest
-from quire.routing import check_group_name, shard_of
+from quire.transitions.routing import check_group_name, shard_of
 
 #: Requests cancelled by one call: as many as a server does in some milliseconds.
 CANCELS_PER_CALL = 256

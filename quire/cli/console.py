@@ -16,19 +16,14 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from quire.aio import AsyncClient
-from quire.arguments import MAX_AHEAD_SECONDS, QueueSettings
-from quire.broker import Broker
-from quire.cli.sources import (
-    known_settings,
-    misspelt_variables,
-    with_password,
-    without_password,
-)
-from quire.client import DEFAULT_URL, Client
-from quire.connection import connect
+from quire.broker.broker import Broker
+from quire.cli.sources import known_settings, misspelt_variables, with_password, without_password
+from quire.client.async_client import AsyncClient
+from quire.client.client import DEFAULT_URL, Client
 from quire.errors import InvalidRequest
-from quire.json_text import read_object
+from quire.transport.connection import connect
+from quire.wire.arguments import MAX_AHEAD_SECONDS, QueueSettings
+from quire.wire.json_text import read_object
 
 #: The most names shown of a list.
 MAX_NAMES = 4

@@ -16,17 +16,17 @@ from typing import Any
 import redis
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
-from quire.broker import Broker
+from quire.broker.broker import Broker
+from quire.broker.losses import Losses, inspect_losses
 from quire.cli import EXIT_ERROR, EXIT_OK
 from quire.cli.console import Console, add_server, brokers_of, few
 from quire.cli.findings import Finding, Verdict
 from quire.cli.schemes import scheme_hint
 from quire.cli.server_checks import examined_server
 from quire.cli.sources import known_model
-from quire.connection import is_of_database, is_of_stranger, translated
 from quire.errors import QuireError
-from quire.losses import Losses, inspect_losses
-from quire.transitions import Lost, WorkerInfo
+from quire.transitions.values import Lost, WorkerInfo
+from quire.transport.connection import is_of_database, is_of_stranger, translated
 
 #: The oldest interpreter.
 MIN_PYTHON = (3, 11)

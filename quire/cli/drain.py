@@ -11,10 +11,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from quire.broker import Broker
+from quire.broker.broker import Broker
 from quire.cli import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
 from quire.cli.console import Console, add_server, brokers_of, not_negative
-from quire.transitions import LAST_STATES, SILENT_SECONDS, WorkerInfo
+from quire.transitions.values import LAST_STATES, SILENT_SECONDS, WorkerInfo
 
 #: Between two looks at the registry.
 LOOK_SECONDS = 0.5

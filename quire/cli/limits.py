@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from quire.broker import Broker
+from quire.broker.broker import Broker
 from quire.cli import EXIT_OK
 from quire.cli.console import Console, add_server, brokers_of
-from quire.protocol import is_tenant_name
-from quire.transitions import QueueLimits
+from quire.transitions.values import QueueLimits
+from quire.wire.protocol import is_tenant_name
 
 #: Shown for a limit that nobody has set.
 NONE = "-"

@@ -21,8 +21,8 @@ def add_schema(parser: argparse.ArgumentParser) -> None:
 
 def run_schema(arguments: argparse.Namespace, console: Console) -> int:
     """Prints a JSON schema."""
-    from quire.protocol import GenerationRequest
-    from quire.sampling import SamplingParams
+    from quire.wire.protocol import GenerationRequest
+    from quire.wire.sampling import SamplingParams
 
     model = GenerationRequest if arguments.what == "request" else SamplingParams
     console.data(model.model_json_schema())
@@ -64,7 +64,7 @@ def _become(module: str, arguments: argparse.Namespace, console: Console) -> int
 
 def _is_ours(init: Path) -> bool:
     """Whether this package lies in a checkout of Quire, and is no stranger of the same name."""
-    return (init.parents[1] / "quire" / "protocol.py").exists()
+    return (init.parents[1] / "quire" / "wire" / "protocol.py").exists()
 
 
 def _exec(command: list[str]) -> NoReturn:

@@ -8,20 +8,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from quire.broker import Broker
+from quire.broker.broker import Broker
+from quire.broker.inspection import ShardState, inspect_shards
 from quire.cli import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
-from quire.cli.console import (
-    Console,
-    add_server,
-    brokers_of,
-    few,
-    not_negative,
-    plain,
-    positive,
-)
+from quire.cli.console import Console, add_server, brokers_of, few, not_negative, plain, positive
 from quire.errors import UnknownRequest
-from quire.inspection import ShardState, inspect_shards
-from quire.transitions import LAST_STATES, DeadLetter
+from quire.transitions.values import LAST_STATES, DeadLetter
 
 #: A worker that was not seen for so long is not shown to a person any more.
 GONE_SECONDS = 600
@@ -196,7 +188,7 @@ def _record(letter: DeadLetter) -> dict[str, object]:
 def _readable(original: bytes) -> object:
     """The request as a map when the bytes can be read, and otherwise the bytes in hex."""
     from quire.errors import ProtocolError
-    from quire.wire import unpack_map
+    from quire.wire.codec import unpack_map
 
     try:
         return plain(unpack_map(original))

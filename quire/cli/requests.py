@@ -10,8 +10,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from quire.arguments import RequestArguments
-from quire.broker import Broker
+from quire.broker.broker import Broker
 from quire.cli import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL
 from quire.cli.console import (
     Console,
@@ -24,17 +23,13 @@ from quire.cli.console import (
     schema_file,
     text_file,
 )
-from quire.client import Handle
-from quire.constraints import CONSTRAINTS
-from quire.errors import (
-    BrokerUnavailable,
-    InvalidRequest,
-    ProtocolError,
-    RequestFailed,
-)
-from quire.output import Completion
-from quire.protocol import GenerationRequest
-from quire.sampling import SamplingParams
+from quire.client.client import Handle
+from quire.errors import BrokerUnavailable, InvalidRequest, ProtocolError, RequestFailed
+from quire.wire.arguments import RequestArguments
+from quire.wire.constraints import CONSTRAINTS
+from quire.wire.output import Completion
+from quire.wire.protocol import GenerationRequest
+from quire.wire.sampling import SamplingParams
 
 #: Flags of `submit` that are sampling parameters of the same name: their types, and what they do.
 _SAMPLING: dict[str, tuple[type, str]] = {

@@ -12,8 +12,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from quire.batch import DEFAULT_MAX_INFLIGHT, BatchProgress, run_batch
-from quire.batch_files import BatchFileError
+from quire.batch.batch import DEFAULT_MAX_INFLIGHT, BatchProgress, run_batch
+from quire.batch.files import BatchFileError
 from quire.cli import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
 from quire.cli.console import Console, add_server, settings_of, url_of
 from quire.cli.schemes import scheme_hint

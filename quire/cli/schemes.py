@@ -13,7 +13,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from quire.connection import is_of_stranger
+from quire.transport.connection import is_of_stranger
 
 
 def scheme_hint(url: str, error: BaseException) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from quire.errors import InvalidRequest
-from quire.refusals import nearest
+from quire.wire.refusals import nearest
 
 #: Read when QUIRE_CONFIG_FILE names no other and it exists in the working directory.
 DEFAULT_FILE = "quire.toml"
@@ -115,7 +115,7 @@ def setting_of(variable: str, known: Collection[str], *, prefix: str) -> tuple[s
 def with_password(url: str, password: str | None) -> str:
     """The url with the password in it, unless it has one of its own."""
     # Only now: `--help` need not wait for the client of Redis.
-    from quire.sentinel import parts_of
+    from quire.transport.sentinel import parts_of
 
     parts = parts_of(url)
     if password is None or parts.password:
@@ -127,7 +127,7 @@ def with_password(url: str, password: str | None) -> str:
 
 def without_password(url: str) -> str:
     """The url as it may be shown."""
-    from quire.sentinel import parts_of
+    from quire.transport.sentinel import parts_of
 
     parts = parts_of(url)
     options = parts.query.split("&")

@@ -110,8 +110,8 @@ def _guarded(
     from redis.exceptions import RedisError
 
     from quire.cli.console import telling_warnings
-    from quire.connection import translated
     from quire.errors import InvalidRequest, QuireError
+    from quire.transport.connection import translated
 
     try:
         with telling_warnings(console):

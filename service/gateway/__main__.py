@@ -32,14 +32,14 @@ def main() -> int:
 
 
 def _run() -> int:
-    from service.gateway.config import GatewaySettings, load_gateway_settings
-    from service.sources import ConfigurationError
+    from service.gateway.settings import GatewaySettings, load_gateway_settings
+    from service.settings.sources import ConfigurationError
 
     try:
         settings = load_gateway_settings()
         # `--help` and mistakes are answered without loading the rest.
-        from service.gateway.server import Server
-        from service.logs import configure_logs, warn_of_settings
+        from service.gateway.http.server import Server
+        from service.settings.logs import configure_logs, warn_of_settings
 
         configure_logs(level=settings.log_level, style=settings.log_format)
         warn_of_settings(GatewaySettings.unknown_variables(os.environ))

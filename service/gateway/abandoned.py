@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 import structlog
 
 from quire.errors import BrokerUnavailable, QueueFull, QuireError
-from service.gateway.tasks import end
+from service.gateway.http.tasks import end
 
 #: Pause between two tries while Redis is away, or has no memory left.
 AGAIN_SECONDS = 0.5

@@ -9,17 +9,17 @@ import contextlib
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any, TypeVar
 
-from quire.aio import AsyncClient
+from quire.client.async_client import AsyncClient
+from quire.client.following import MAX_READINGS, joined, raise_unless_completed
+from quire.client.turns import Turn
 from quire.errors import OutputRewound, ResultExpired, UnknownRequest
-from quire.following import MAX_READINGS, joined, raise_unless_completed
-from quire.openai_answers import naming_prompt
-from quire.output import Completion, State, TokenChunk
-from quire.turns import Turn
-from service.gateway.asked import MAX_WHOLE_LOGPROBS, Asked
-from service.gateway.life import draining
-from service.gateway.places import Place
+from quire.openai.answers import naming_prompt
+from quire.wire.output import Completion, State, TokenChunk
+from service.gateway.cursors import Place
+from service.gateway.http.lifecycle import draining
+from service.gateway.http.tasks import end
+from service.gateway.idempotency import MAX_WHOLE_LOGPROBS, Asked
 from service.gateway.refusals import Refused, too_large
-from service.gateway.tasks import end
 
 _Item = TypeVar("_Item")
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from quire.protocol import TENANT_PATTERN, Priority, is_tenant_name
-from service.gateway.pages import is_allowed
+from quire.wire.protocol import TENANT_PATTERN, Priority, is_tenant_name
+from service.gateway.http.cors import is_allowed
 from service.gateway.refusals import Refusal, Refused
-from service.sources import ConfigurationError
+from service.settings.sources import ConfigurationError
 
 #: A key that is shorter can be guessed.
 MIN_KEY_LENGTH = 16

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.exposition import choose_encoder
 
 from service.gateway.register import gateway_families
-from service.instruments import build_instrument
+from service.observe.instruments import build_instrument
 
 #: The reasons of broken streams that are not the failure of a request, by the code of the error.
 _REASONS = {

@@ -4,10 +4,10 @@ import contextlib
 from collections.abc import Callable
 from time import monotonic
 
-from quire.adapters import is_adapter_name, name_with
-from quire.aio import AsyncClient
+from quire.client.async_client import AsyncClient
 from quire.errors import QuireError
-from quire.refusals import nearest
+from quire.wire.adapters import is_adapter_name, name_with
+from quire.wire.refusals import nearest
 from service.gateway.refusals import Refused, unknown_model
 
 #: How long a name that was found is served from the last reading of the registry.

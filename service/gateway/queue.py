@@ -5,21 +5,15 @@ from collections.abc import Iterable, Sequence
 
 import structlog
 
-from quire.aio import AsyncClient
-from quire.errors import (
-    BrokerUnavailable,
-    QueueFull,
-    QuireError,
-    ResultExpired,
-    UnknownRequest,
-)
-from quire.output import Completion, State
-from quire.protocol import MAX_REQUEST_ID_LENGTH, REQUEST_ID_PATTERN
+from quire.client.async_client import AsyncClient
+from quire.errors import BrokerUnavailable, QueueFull, QuireError, ResultExpired, UnknownRequest
+from quire.wire.output import Completion, State
+from quire.wire.protocol import MAX_REQUEST_ID_LENGTH, REQUEST_ID_PATTERN
 from service.gateway.abandoned import REFUSED_FOR_NOW, Abandoned
-from service.gateway.asked import Asked, Call
 from service.gateway.callers import Caller
-from service.gateway.calls import Treatment
+from service.gateway.idempotency import Asked, Call
 from service.gateway.refusals import Refused, key_reused
+from service.gateway.requests import Treatment
 
 #: The tenant of those who need no key.
 USUAL_TENANT = "default"

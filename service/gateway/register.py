@@ -1,6 +1,6 @@
-"""The metrics of the gateway; part of the register, see service/register.py."""
+"""The metrics of the gateway; part of the register, see service/observe/register.py."""
 
-from service.families import FIRST_TOKEN, NONE, Family
+from service.settings.families import FIRST_TOKEN, NONE, Family
 
 #: What is asked of a gateway, as its metrics name it.
 ROUTES = ("chat.completions", "completions", "models", "requests", "events", "cancel")

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.bench_deterministic import GATED_TOKENS, NUM_GATED, pass_gate
-from benchmarks.workloads import Workload
+from benchmarks.common.workloads import Workload
 
 
 class Swayed:

@@ -1,7 +1,7 @@
 """The limits of a machine: which arithmetic is the faster is not decided by who comes first."""
 
-from benchmarks import floor
-from benchmarks.models import SHAPES
+from benchmarks.common import floor
+from benchmarks.common.models import SHAPES
 
 
 def test_the_first_product_of_a_type_decides_nothing(monkeypatch):

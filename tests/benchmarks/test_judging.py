@@ -5,12 +5,12 @@ import json
 import pytest
 
 from benchmarks.bench_peers import figures_of_run, next_round
-from benchmarks.floor import Limits, Work, weights_per_token, work_of
-from benchmarks.gate import Agreement, right_lengths
-from benchmarks.judge import Runs, by_round, floor_share, judge, medians, near_enough, ratios
-from benchmarks.models import SHAPES
+from benchmarks.common.floor import Limits, Work, weights_per_token, work_of
+from benchmarks.common.gate import Agreement, right_lengths
+from benchmarks.common.judge import Runs, by_round, floor_share, judge, medians, near_enough, ratios
+from benchmarks.common.models import SHAPES
+from benchmarks.common.workloads import WorkItem, Workload
 from benchmarks.peers.child import Generation
-from benchmarks.workloads import WorkItem, Workload
 
 TWO = Workload("test", (WorkItem((1, 2, 3), 2), WorkItem((4,), 3, arrival_seconds=1.0)))
 

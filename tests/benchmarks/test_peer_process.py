@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.common.workloads import WorkItem, Workload
 from benchmarks.peers.child import Request, drive
 from benchmarks.peers.process import PeerFailed, PeerProcess
 from benchmarks.peers.register import Peer
-from benchmarks.workloads import WorkItem, Workload
 from tests.benchmarks.echo_engine import CRASH
 
 ECHO = Peer("echo", "echo", "tests.benchmarks.echo_engine", own_environment=False)

@@ -3,10 +3,10 @@
 import pytest
 
 from benchmarks.bench_engine import MAX_NUM_BATCHED_TOKENS
-from benchmarks.floor import Limits, work_of
-from benchmarks.models import SHAPES
+from benchmarks.common.floor import Limits, work_of
+from benchmarks.common.models import SHAPES
+from benchmarks.common.workloads import Workload, make_workload
 from benchmarks.profile_workload import Case, Recorder, floor_of, print_run
-from benchmarks.workloads import Workload, make_workload
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.fake_runner import FakeRunner

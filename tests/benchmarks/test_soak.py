@@ -18,7 +18,7 @@ from benchmarks.bench_soak import (
 #: memory to spare, which a leak fills up first.
 LEAKING = """
 from benchmarks.bench_soak import soak
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
 
 kept, finish = [], Scheduler.finish
 

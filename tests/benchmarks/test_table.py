@@ -2,8 +2,16 @@
 
 import pytest
 
-from benchmarks.results import COMMITTED, read_cells, write_cells
-from benchmarks.table import BEGIN, END, README, put_between_the_markers, section, sections, table
+from benchmarks.common.results import COMMITTED, read_cells, write_cells
+from benchmarks.common.table import (
+    BEGIN,
+    END,
+    README,
+    put_between_the_markers,
+    section,
+    sections,
+    table,
+)
 
 
 def cell(**rates):

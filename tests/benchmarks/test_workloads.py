@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.workloads import NAMES, SHARED_PREFIX_TOKENS, make_workload
+from benchmarks.common.workloads import NAMES, SHARED_PREFIX_TOKENS, make_workload
 
 
 @pytest.mark.parametrize("name", NAMES)

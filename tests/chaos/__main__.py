@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from itertools import count, islice
 from pathlib import Path
 
-from benchmarks.arguments import natural
+from benchmarks.common.arguments import natural
 from quire.cli.console import not_negative, positive
 from tests.chaos.company import CONTROL, INTACT, SCHEDULE, Company, Play, Report
 from tests.chaos.controls import LIVE

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import msgpack
 
-from quire.history import EMPTY, extended
-from quire.output import Completion, State
+from quire.wire.history import EMPTY, extended
+from quire.wire.output import Completion, State
 
 Entry = tuple[bytes, Mapping[bytes, bytes]]
 

@@ -3,19 +3,10 @@
 import random
 from dataclasses import dataclass, field
 
-from quire.output import State
-from quire.protocol import GenerationRequest
+from quire.wire.output import State
+from quire.wire.protocol import GenerationRequest
 from tests.chaos.audit import Entry, first_difference
-from tests.chaos.clients import (
-    Confused,
-    Departed,
-    Ended,
-    Event,
-    Read,
-    Rewound,
-    Submitted,
-    Task,
-)
+from tests.chaos.clients import Confused, Departed, Ended, Event, Read, Rewound, Submitted, Task
 
 
 @dataclass(frozen=True, slots=True)

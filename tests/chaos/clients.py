@@ -21,8 +21,8 @@ from quire.errors import (
     RequestFailed,
     UnknownRequest,
 )
-from quire.history import EMPTY, extended
-from quire.protocol import GenerationRequest
+from quire.wire.history import EMPTY, extended
+from quire.wire.protocol import GenerationRequest
 from tests.chaos import forking
 
 

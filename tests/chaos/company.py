@@ -15,7 +15,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 
-from quire.local_redis import URL_VARIABLE
+from quire.transport.local_redis import URL_VARIABLE
 from tests.chaos import forking
 from tests.chaos.controls import run_control
 from tests.chaos.schedules import draw_plan, is_real, play

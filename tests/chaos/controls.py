@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.broker import Broker
-from quire.constraints import Kind
-from quire.protocol import GenerationRequest
-from quire.script_runner import load_source, script_sha
+from quire.broker.broker import Broker
+from quire.transport.script_runner import load_source, script_sha
+from quire.wire.constraints import Kind
+from quire.wire.protocol import GenerationRequest
 from tests.chaos.adapters import NAMES
 from tests.chaos.callers import Wanted
 from tests.chaos.judge import judge

@@ -19,7 +19,7 @@ PR_SET_PDEATHSIG = 1
 #: What every process of chaos needs, but the model.
 IMPORTS = ("tests.chaos.clients", "tests.chaos.worker", "tokenizers", "pydantic_settings")
 #: What a worker with the real model needs besides; takes seconds, and only such plays need it.
-MODEL_IMPORTS = ("engine.model.load_runner", "service.text")
+MODEL_IMPORTS = ("engine.model.load.load_runner", "service.model.text")
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(list(IMPORTS))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from quire import Client
 from quire.errors import OutputRewound, QuireError, RequestFailed
 from quire.keys import GROUP
-from quire.output import State
+from quire.wire.output import State
 from tests.chaos.audit import Expected, Log, first_difference, log_violations, read_log
 from tests.chaos.callers import Caller
 

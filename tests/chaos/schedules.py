@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from engine.detokenizer import StreamDecoder
+from engine.output.detokenizer import StreamDecoder
 from quire import Client
-from quire.constraints import Constraint, Kind
 from quire.errors import UnknownRequest
-from quire.protocol import GenerationRequest, Priority
-from quire.script_runner import load_source, script_sha
-from service.config import EMBEDDED_MODEL
+from quire.transport.script_runner import load_source, script_sha
+from quire.wire.constraints import Constraint, Kind
+from quire.wire.protocol import GenerationRequest, Priority
+from service.settings.config import EMBEDDED_MODEL
 from tests.chaos.adapters import NAMES
 from tests.chaos.callers import Wanted, draw_departures
 from tests.chaos.stage import QUEUE, Cast, Outcome, Stage

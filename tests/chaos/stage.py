@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quire.broker import Broker
-from quire.connection import connect
+from quire.broker.broker import Broker
 from quire.errors import BrokerUnavailable, UnknownRequest
-from quire.local_redis import LocalRedis
+from quire.transport.connection import connect
+from quire.transport.local_redis import LocalRedis
 from tests.chaos import adapters, append_only
 from tests.chaos.callers import Caller, Cancellation, Wanted
 from tests.chaos.clients import ClientProcess, Event

@@ -22,18 +22,18 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 import service.__main__
-import service.config
-import service.reception
-import service.worker
+import service.incoming.reception
+import service.process.worker
+import service.settings.config
 from engine.batch import BatchRow
 from engine.fake_runner import FakeRunner
 from engine.request import Request
-from quire import script_runner
-from quire.constraints import Constraint
-from quire.protocol import GenerationRequest
-from service.delivery import Delivery
-from service.model import ServedModel
-from service.publisher import Publisher
+from quire.transport import script_runner
+from quire.wire.constraints import Constraint
+from quire.wire.protocol import GenerationRequest
+from service.model.served import ServedModel
+from service.outgoing.delivery import Delivery
+from service.outgoing.publisher import Publisher
 from tests.chaos import forking
 from tests.service import fake_model
 
@@ -221,15 +221,15 @@ def _run(argv: Sequence[str], step_seconds: float | None, doctored: Sequence[str
         _doctor(control)
     if step_seconds is not None:
         load = functools.partial(_load_fake, step_seconds=step_seconds)
-        service.worker.Worker = _with_model(load)  # type: ignore[assignment, misc]
-    load_settings = service.config.load_settings
+        service.process.worker.Worker = _with_model(load)  # type: ignore[assignment, misc]
+    load_settings = service.settings.config.load_settings
 
-    def settings_and_signals() -> service.config.Settings:
+    def settings_and_signals() -> service.settings.config.Settings:
         # The first thing main does once it hears signals.
         forking.hear_sigterm()
         return load_settings()
 
-    service.config.load_settings = settings_and_signals  # type: ignore[assignment]
+    service.settings.config.load_settings = settings_and_signals  # type: ignore[assignment]
     workers = _remembered_workers()
     sys.argv = ["worker", *argv]
     code = service.__main__.main()
@@ -238,7 +238,7 @@ def _run(argv: Sequence[str], step_seconds: float | None, doctored: Sequence[str
     service.__main__.leave(code)
 
 
-def _load_fake(settings: service.config.Settings, *, step_seconds: float) -> ServedModel:
+def _load_fake(settings: service.settings.config.Settings, *, step_seconds: float) -> ServedModel:
     """A fake model; about every second worker launches steps behind those in flight."""
     return fake_model.fake_model(
         settings,
@@ -247,20 +247,22 @@ def _load_fake(settings: service.config.Settings, *, step_seconds: float) -> Ser
     )
 
 
-def _with_model(load: Callable[..., ServedModel]) -> Callable[..., service.worker.Worker]:
-    return functools.partial(service.worker.Worker, load=load)
+def _with_model(load: Callable[..., ServedModel]) -> Callable[..., service.process.worker.Worker]:
+    return functools.partial(service.process.worker.Worker, load=load)
 
 
-def _remembered_workers() -> list[service.worker.Worker]:
+def _remembered_workers() -> list[service.process.worker.Worker]:
     """Where this process's worker will be once there is one."""
-    workers: list[service.worker.Worker] = []
-    make = service.worker.Worker
+    workers: list[service.process.worker.Worker] = []
+    make = service.process.worker.Worker
 
-    def make_and_remember(settings: service.config.Settings) -> service.worker.Worker:
+    def make_and_remember(
+        settings: service.settings.config.Settings,
+    ) -> service.process.worker.Worker:
         workers.append(make(settings))
         return workers[-1]
 
-    service.worker.Worker = make_and_remember  # type: ignore[assignment, misc]
+    service.process.worker.Worker = make_and_remember  # type: ignore[assignment, misc]
     return workers
 
 
@@ -271,8 +273,8 @@ def _doctor(control: str) -> None:
     elif control == SILENT_LOSS:
         Publisher.lose = _lose_in_silence  # type: ignore[method-assign]
     elif control in FORGOTTEN:
-        make = service.reception.engine_request
-        service.reception.engine_request = _without(FORGOTTEN[control], make)
+        make = service.incoming.reception.engine_request
+        service.incoming.reception.engine_request = _without(FORGOTTEN[control], make)
     elif control == STATEFUL_NOISE:
         FakeRunner._sample = _with_memory(FakeRunner._sample)  # type: ignore[method-assign]
     else:

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from engine.batch import Batch
 from engine.config import EngineConfig
-from engine.detokenizer import Detokenizer
 from engine.engine import Engine, RequestOutput
 from engine.fake_runner import FakeRunner, Script
+from engine.output.detokenizer import Detokenizer
 from engine.request import FinishReason, Priority, Request
 from engine.sampling_params import SamplingParams
 from tests.engine.builders import EOS, Residues, make_config
-from tests.engine.test_properties import configs
+from tests.engine.scheduling.test_properties import configs
 
 #: Few tokens, so that ends come early, guesses are often right and texts have stop strings.
 VOCAB_SIZE = 6

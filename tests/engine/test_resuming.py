@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.detokenizer import Detokenizer
+from engine.output.detokenizer import Detokenizer
 from engine.request import FinishReason
 from tests.engine.builders import Machine, make_config, make_request
 

@@ -9,7 +9,7 @@ import dataclasses
 
 import pytest
 
-from engine.block_pool import BlockPool
+from engine.cache.block_pool import BlockPool
 from engine.errors import RequestRejected
 from engine.request import LEGAL_TRANSITIONS, FinishReason, Priority, RequestState
 from tests.engine.builders import Machine, expected_tokens, make_config, make_request

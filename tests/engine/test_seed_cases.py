@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.block_pool import BlockPool
+from engine.cache.block_pool import BlockPool
 from engine.engine import Engine
 from engine.errors import DuplicateRequest
 from engine.fake_runner import FakeRunner

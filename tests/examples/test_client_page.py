@@ -3,7 +3,7 @@
 import re
 
 from quire import State
-from quire.testing import FakeQuire
+from quire.testing.in_memory import FakeQuire
 from tests.service.builders import CHECKOUT
 
 PAGE = (CHECKOUT / "docs" / "client.md").read_text()

@@ -16,7 +16,7 @@ from examples.demo.report import mistakes, percentile
 from examples.make_requests import NUM_REQUESTS, REQUESTS_FILE, make_lines
 from models.abacus.tasks import answer, is_held_out
 from quire import Client, Completion, State
-from quire.testing import FakeQuire
+from quire.testing.in_memory import FakeQuire
 from tests.quire.builders import claim_next, make_item
 
 

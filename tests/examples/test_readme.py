@@ -11,8 +11,8 @@ import tomllib
 import pytest
 
 from quire.cli.verbs import VERBS
-from quire.local_redis import URL_VARIABLE, LocalRedis
-from service.config import EMBEDDED_MODEL, build_parser
+from quire.transport.local_redis import URL_VARIABLE, LocalRedis
+from service.settings.config import EMBEDDED_MODEL, build_parser
 from tests.service.builders import CHECKOUT, WorkerProcess
 
 README = (CHECKOUT / "README.md").read_text()

@@ -21,15 +21,15 @@ from typing import Any
 import msgpack
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from engine.detokenizer import Detokenizer
-from quire.adapters import adapter_of
-from quire.batch_lines import parse_line
+from engine.output.detokenizer import Detokenizer
+from quire.batch.lines import parse_line
 from quire.errors import QuireError
-from quire.protocol import GenerationRequest
-from quire.sampling import MAX_MESSAGES, MAX_STOP_LENGTH, MAX_STOP_STRINGS
-from quire.wire import MAX_ARRAY_LENGTH, MAX_MESSAGE_BYTES, unpack
-from service.control_tokens import ControlTokens
-from service.encoding import encoded
+from quire.wire.adapters import adapter_of
+from quire.wire.codec import MAX_ARRAY_LENGTH, MAX_MESSAGE_BYTES, unpack
+from quire.wire.protocol import GenerationRequest
+from quire.wire.sampling import MAX_MESSAGES, MAX_STOP_LENGTH, MAX_STOP_STRINGS
+from service.model.control_tokens import ControlTokens
+from service.model.encoding import encoded
 
 Work = Callable[[], object]
 

@@ -12,15 +12,15 @@ from collections.abc import Callable
 
 import msgpack
 
-from quire.batch_lines import BadLine, BatchLine, parse_line
+from quire.batch.lines import BadLine, BatchLine, parse_line
 from quire.errors import InvalidRequest, ProtocolError
-from quire.logprobs import TokenLogprob, TopLogprob, pack_tokens
-from quire.output import Completion, FinishReason, State, TokenChunk, Usage
-from quire.output_log import OutputRead
-from quire.protocol import GenerationRequest
-from quire.replies import claim_answer, dead_letter_of, status_of, worker_of
-from quire.transitions import Claimed
-from quire.wire import MAX_MESSAGE_BYTES, MAX_TOKEN_ID, pack, pack_ids, unpack, unpack_ids
+from quire.transitions.output_log import OutputRead
+from quire.transitions.replies import claim_answer, dead_letter_of, status_of, worker_of
+from quire.transitions.values import Claimed
+from quire.wire.codec import MAX_MESSAGE_BYTES, MAX_TOKEN_ID, pack, pack_ids, unpack, unpack_ids
+from quire.wire.logprobs import TokenLogprob, TopLogprob, pack_tokens
+from quire.wire.output import Completion, FinishReason, State, TokenChunk, Usage
+from quire.wire.protocol import GenerationRequest
 
 Target = Callable[[bytes], None]
 

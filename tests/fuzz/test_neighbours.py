@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.broker import Broker
+from quire.broker.broker import Broker
 from quire.cli import main
-from quire.client import Client
+from quire.client.client import Client
 from quire.errors import ProtocolError
-from quire.output import State
-from quire.protocol import GenerationRequest
+from quire.wire.output import State
+from quire.wire.protocol import GenerationRequest
 from tests.fuzz.targets import SEEDS
 from tests.quire.builders import make_item, make_request, submit_and_claim, text_of
 from tests.service.fake_model import expected_tokens

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.errors import ProtocolError
-from quire.output import Completion
-from quire.output_log import OutputRead
-from quire.protocol import GenerationRequest
+from quire.transitions.output_log import OutputRead
+from quire.wire.output import Completion
+from quire.wire.protocol import GenerationRequest
 from tests.fuzz import __main__ as command
 from tests.fuzz.mutation import mutated
 from tests.fuzz.targets import _FIELDS, SEEDS, TARGETS

@@ -7,11 +7,7 @@ import torch
 from engine.batch import BlockCopy
 from engine.model.attention import AUTOMATIC, BACKENDS, DECODES, choose_backend
 from engine.model.attention.cuda import CudaAttention
-from engine.model.attention.interface import (
-    AttentionMetadata,
-    AttentionNeeds,
-    AttentionUnavailable,
-)
+from engine.model.attention.interface import AttentionMetadata, AttentionNeeds, AttentionUnavailable
 from engine.model.attention.reference import ReferenceAttention
 from engine.model.attention.self_check import (
     CHECKED_DECODES,
@@ -22,7 +18,7 @@ from engine.model.attention.self_check import (
     self_check,
     worst_error,
 )
-from engine.model.kv_pool import KVPool, LayerShape, Slots
+from engine.model.device.kv_pool import KVPool, LayerShape, Slots
 
 HALVES = [torch.float16, torch.bfloat16]
 #: Query heads, key heads, width: groups of 1 to 8, widths that are no powers of two.

@@ -10,13 +10,13 @@ import torch
 from engine.batch import BlockCopy
 from engine.errors import ModelRefused
 from engine.model.attention.reference import ReferenceAttention
-from engine.model.copy_lane import CudaLane
-from engine.model.fast_path import WORST_TOLERANCES
-from engine.model.graphs import DecodeGraphs
-from engine.model.kv_pool import KVPool, LayerShape
-from engine.model.load_runner import load_runner
-from engine.model.model_runner import ModelRunner
-from engine.model.probe import TOLERANCES
+from engine.model.checks.probe import TOLERANCES
+from engine.model.device.copy_lane import CudaLane
+from engine.model.device.kv_pool import KVPool, LayerShape
+from engine.model.load.fast_path import WORST_TOLERANCES
+from engine.model.load.load_runner import load_runner
+from engine.model.run.graphs import DecodeGraphs
+from engine.model.run.model_runner import ModelRunner
 from engine.model.step import compute_logits, lay_out
 from tests.engine.model.builders import (
     CONFIGS,
@@ -31,9 +31,9 @@ from tests.engine.model.builders import (
     with_seers,
 )
 from tests.engine.model.decoders import FAMILIES
-from tests.engine.model.test_fused import FUSED
-from tests.engine.model.test_likelihoods import drawn, with_logprobs
-from tests.engine.model.test_sampler import EOS, make_logits, make_rows
+from tests.engine.model.load.test_fused import FUSED
+from tests.engine.model.sampling.test_likelihoods import drawn, with_logprobs
+from tests.engine.model.sampling.test_sampler import EOS, make_logits, make_rows
 
 DEVICE = torch.device("cuda")
 DTYPES = ["float32", "float16", "bfloat16"]

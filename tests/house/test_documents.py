@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from quire.cli.verbs import VERBS
-from service.config import Settings
-from service.exporter_register import exporter_families
-from service.exporter_settings import ExporterSettings
-from service.gateway.config import GatewaySettings
+from service.exporter.register import exporter_families
+from service.exporter.settings import ExporterSettings
 from service.gateway.register import gateway_families
-from service.register import families
+from service.gateway.settings import GatewaySettings
+from service.observe.register import families
+from service.settings.config import Settings
 from tests.house.test_house import ROOT, tracked
 
 PAGES = tracked("*.md")
@@ -162,7 +162,7 @@ def test_what_a_page_names_exists(law):
 
 MISTAKES = {
     "a link leads somewhere": "[a](nowhere.md) [b](README.md#no-such-heading) [c](README.md#speed)",
-    "a file is there": "`engine/engines.py` `brokers.py` `quire/scripts/*.lua` `fuzz/`",
+    "a file is there": "`engine/engines.py` `brokers.py` `quire/transport/scripts/*.lua` `fuzz/`",
     "a target of make is one": "`make tea`\n```\nmake sim RUN=5 # runs\nmake sim RUNS=5\n```",
     "a command is understood": "`quire dread ls` `quire dead ls --all` `quire dead purge --all`",
     "a module can be run": "`python -m service.exporters` `python -m engine` `python -m service`",

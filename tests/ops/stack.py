@@ -20,9 +20,9 @@ from typing import Any
 
 import yaml
 
-from quire.client import Client, Handle
-from quire.local_redis import LocalRedis
-from quire.protocol import Priority
+from quire.client.client import Client, Handle
+from quire.transport.local_redis import LocalRedis
+from quire.wire.protocol import Priority
 from tests.ops.checkout import PROMETHEUS, ROOT, load_yaml
 
 #: Loading torch and the model on a busy machine takes most of it.

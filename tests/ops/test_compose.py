@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from service.config import load_settings
-from service.exporter_settings import load_exporter_settings
-from service.gateway.config import GATEWAY_PORT, load_gateway_settings
-from service.gateway.server import CLOSE_SECONDS
+from service.exporter.settings import load_exporter_settings
+from service.gateway.http.server import CLOSE_SECONDS
+from service.gateway.settings import GATEWAY_PORT, load_gateway_settings
+from service.settings.config import load_settings
 from tests.ops.checkout import COMPOSE_FILE, ROOT, load_yaml, program, run
 
 DOCKERFILE = ROOT / "ops" / "Dockerfile"

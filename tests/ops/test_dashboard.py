@@ -6,9 +6,9 @@ import pytest
 from promql_parser import AggregateExpr, Call, MatrixSelector, VectorSelector
 
 from ops.grafana import generate
-from service.exporter_register import exporter_families
+from service.exporter.register import exporter_families
 from service.gateway.register import gateway_families
-from service.register import families
+from service.observe.register import families
 from tests.ops.checkout import alerts, load_dashboard, panel_queries, panels
 from tests.ops.promql import RATE_INTERVAL, family_name, matchers, nodes, parse, selectors
 

@@ -2,8 +2,8 @@
 
 from pathlib import PurePosixPath
 
-from service.config import WORKER_PORT
-from service.exporter_settings import EXPORTER_PORT, ExporterSettings
+from service.exporter.settings import EXPORTER_PORT, ExporterSettings
+from service.settings.config import WORKER_PORT
 from tests.ops.checkout import (
     COMPOSE_FILE,
     DASHBOARD,

@@ -7,10 +7,10 @@ import re
 
 from promql_parser import VectorSelector
 
-from service.exporter_register import exporter_families
-from service.families import Family
+from service.exporter.register import exporter_families
 from service.gateway.register import gateway_families
-from service.register import families
+from service.observe.register import families
+from service.settings.families import Family
 from tests.ops.checkout import load_dashboard, panel_queries, panels, rules
 from tests.ops.promql import HISTOGRAM_SUFFIXES, family_name, matchers, selectors
 

@@ -1,15 +1,6 @@
 import pytest
 
-from tests.ops.checkout import (
-    PROMETHEUS,
-    RULE_TESTS,
-    RULES,
-    alerts,
-    load_yaml,
-    program,
-    rules,
-    run,
-)
+from tests.ops.checkout import PROMETHEUS, RULE_TESTS, RULES, alerts, load_yaml, program, rules, run
 
 SEVERITIES = {"page", "ticket", "none"}
 #: (alert, severity) of every alerting rule; one alert may have a rule per severity.

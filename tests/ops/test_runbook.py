@@ -2,9 +2,9 @@ import re
 
 import pytest
 
-from service.config import Settings
-from service.exporter_register import exporter_families
-from service.exporter_settings import ExporterSettings
+from service.exporter.register import exporter_families
+from service.exporter.settings import ExporterSettings
+from service.settings.config import Settings
 from tests.ops.checkout import COMPOSE_FILE, RUNBOOK, alerts, load_yaml, panels
 
 TEXT = RUNBOOK.read_text(encoding="utf-8")

@@ -2,7 +2,7 @@
 
 import json
 
-from quire.batch import run_batch
+from quire.batch.batch import run_batch
 
 
 def ask(custom_id, prompt="x", **body):

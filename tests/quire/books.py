@@ -6,9 +6,9 @@ from collections import Counter
 
 import redis
 
-from quire.broker import Broker
+from quire.broker.broker import Broker
 from quire.keys import GROUP_SEPARATOR
-from quire.output import State
+from quire.wire.output import State
 
 WAITING = {State.SCHEDULED, State.QUEUED}
 

@@ -23,11 +23,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from quire.broker import Broker
+from quire.broker.broker import Broker
 from quire.errors import UnknownRequest
-from quire.message import asked_by
-from quire.output import ErrorInfo, State
-from quire.transitions import (
+from quire.transitions.values import (
     BackOff,
     Claim,
     Claimed,
@@ -35,6 +33,8 @@ from quire.transitions import (
     CommitStatus,
     NotClaimedReason,
 )
+from quire.wire.message import asked_by
+from quire.wire.output import ErrorInfo, State
 from tests.quire.books import unbalanced
 from tests.quire.broker_model import Model, Request
 from tests.quire.builders import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quire.output import State
-from quire.transitions import Claim, IngressEntry
+from quire.transitions.values import Claim, IngressEntry
+from quire.wire.output import State
 
 
 @dataclass

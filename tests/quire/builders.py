@@ -7,12 +7,12 @@ from typing import Any
 
 import redis
 
-from quire.broker import Broker
-from quire.local_redis import LocalRedis
-from quire.logprobs import TokenLogprob, TopLogprob
-from quire.output import Completion, FinishReason, State, TokenChunk, Usage
-from quire.protocol import GenerationRequest
-from quire.transitions import Claim, Claimed, CommitItem, NotClaimed
+from quire.broker.broker import Broker
+from quire.transitions.values import Claim, Claimed, CommitItem, NotClaimed
+from quire.transport.local_redis import LocalRedis
+from quire.wire.logprobs import TokenLogprob, TopLogprob
+from quire.wire.output import Completion, FinishReason, State, TokenChunk, Usage
+from quire.wire.protocol import GenerationRequest
 
 #: Keys that belong to a queue and not to a request; every other key must have an expiry.
 WITHOUT_EXPIRY = (

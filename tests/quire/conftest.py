@@ -23,9 +23,9 @@ import pytest
 import redis
 from hypothesis import settings
 
-from quire.broker import Broker
-from quire.connection import connect
-from quire.local_redis import URL_VARIABLE, LocalRedis
+from quire.broker.broker import Broker
+from quire.transport.connection import connect
+from quire.transport.local_redis import URL_VARIABLE, LocalRedis
 from tests.quire.books import unbalanced
 from tests.quire.builders import Clockwork, leaked_keys, queue_keys
 

@@ -19,10 +19,9 @@ from dataclasses import dataclass, field
 
 import redis
 
-from quire.broker import Broker
+from quire.broker.broker import Broker
 from quire.errors import QuireError
-from quire.output import Completion, ErrorInfo, FinishReason, State
-from quire.transitions import (
+from quire.transitions.values import (
     BackOff,
     Claim,
     Claimed,
@@ -31,6 +30,7 @@ from quire.transitions import (
     CommitStatus,
     IngressEntry,
 )
+from quire.wire.output import Completion, ErrorInfo, FinishReason, State
 from tests.quire.books import unbalanced
 from tests.quire.builders import Snapshot, make_request, read_all, token_ids_of
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import redis
 
-from quire.local_redis import _free_port
+from quire.transport.local_redis import _free_port
 
 #: A master that a busy machine keeps from answering is not down: failovers are asked for.
 NEVER_DOWN_MS = 60_000

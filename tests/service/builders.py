@@ -23,13 +23,13 @@ from typing import Any, Self
 import pytest
 import redis
 
-from quire.broker import Broker
-from quire.connection import connect
-from quire.local_redis import LocalRedis
-from quire.protocol import Completion, GenerationRequest, TokenChunk
-from service.config import EMBEDDED_MODEL, Settings
-from service.model import ServedModel
-from service.worker import Worker
+from quire.broker.broker import Broker
+from quire.transport.connection import connect
+from quire.transport.local_redis import LocalRedis
+from quire.wire.protocol import Completion, GenerationRequest, TokenChunk
+from service.model.served import ServedModel
+from service.process.worker import Worker
+from service.settings.config import EMBEDDED_MODEL, Settings
 from tests.service.fake_model import (
     BOS_ID,
     EOS_ID,

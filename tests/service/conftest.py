@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from quire.local_redis import LocalRedis
+from quire.transport.local_redis import LocalRedis
 from tests.service.builders import Clock, Queue
 
 

@@ -12,13 +12,13 @@ from engine.batch import Batch
 from engine.constraint import allows
 from engine.engine import Engine
 from engine.fake_runner import FakeRunner, fake_generation, fake_logprobs, fake_next_token
-from quire.constraints import Constraint
-from quire.logprobs import TokenLogprob
-from service.adapters import adapters_in
-from service.config import Settings
-from service.grammars import Grammars, load_grammars
-from service.model import ServedModel, engine_config
-from service.text import Messages, ModelTokenizer
+from quire.wire.constraints import Constraint
+from quire.wire.logprobs import TokenLogprob
+from service.constraints.grammars import Grammars, load_grammars
+from service.model.adapters import adapters_in
+from service.model.served import ServedModel, engine_config
+from service.model.text import Messages, ModelTokenizer
+from service.settings.config import Settings
 
 #: The end of sequence, then the 256 bytes, then the beginning.
 EOS_ID, BOS_ID, VOCAB_SIZE = 0, 257, 258

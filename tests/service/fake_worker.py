@@ -13,9 +13,9 @@ import threading
 import time
 
 import service.__main__
-import service.worker
+import service.process.worker
 from engine.batch import Batch
-from service.worker import Worker
+from service.process.worker import Worker
 from tests.service.builders import fake_model
 
 STEP_SECONDS = float(os.environ.get("QUIRE_TEST_STEP_SECONDS", "0.004"))
@@ -49,7 +49,7 @@ def compute(batch: Batch) -> None:
 def main() -> int:
     """What `python -m service` does, with a model that needs no torch."""
     load = functools.partial(fake_model, before_run=compute)
-    service.worker.Worker = functools.partial(Worker, load=load)  # type: ignore[misc, assignment]
+    service.process.worker.Worker = functools.partial(Worker, load=load)  # type: ignore[misc, assignment]
     return service.__main__.main()
 
 

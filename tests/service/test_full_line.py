@@ -6,15 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from quire.keys import GROUP
-from quire.protocol import Priority
-from tests.service.builders import (
-    Queue,
-    StepGate,
-    WorkerThread,
-    eventually,
-    expected_tokens,
-    stays,
-)
+from quire.wire.protocol import Priority
+from tests.service.builders import Queue, StepGate, WorkerThread, eventually, expected_tokens, stays
 
 #: Bulk requests in the queue, and how many of them a worker of these tests holds at most.
 NUM_BULK, NUM_SLOTS, LINE = 12, 2, 3

@@ -6,14 +6,14 @@ import pytest
 
 from engine.request import FinishReason, Request
 from engine.sampling_params import SamplingParams
-from quire.transitions import Claim
-from service.completions import Origin
-from service.delivery import Delivery
+from quire.transitions.values import Claim
 from service.loop import EngineLoop
-from service.metrics import Metrics
-from service.outbox import Outbox
-from service.threads import Supervised, ThreadDied
-from service.vitals import Vitals
+from service.observe.metrics import Metrics
+from service.observe.vitals import Vitals
+from service.outgoing.completions import Origin
+from service.outgoing.delivery import Delivery
+from service.outgoing.outbox import Outbox
+from service.process.threads import Supervised, ThreadDied
 from tests.service.builders import StepGate, eventually, fake_model, make_settings
 
 

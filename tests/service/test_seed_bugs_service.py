@@ -1,14 +1,8 @@
 """Regression tests for the bugs of the reference systems that a worker could have, by their ids."""
 
-from quire.client import Client
-from quire.connection import connect
-from tests.service.builders import (
-    Queue,
-    StepGate,
-    WorkerThread,
-    eventually,
-    expected_tokens,
-)
+from quire.client.client import Client
+from quire.transport.connection import connect
+from tests.service.builders import Queue, StepGate, WorkerThread, eventually, expected_tokens
 
 
 def test_b33_a_result_can_be_read_more_than_once_and_expires_by_itself(queue: Queue):

@@ -2,10 +2,10 @@
 
 import pytest
 
-from quire.client import Client
+from quire.client.client import Client
 from quire.errors import DurabilityUnavailable
-from quire.local_redis import LocalRedis
-from quire.routing import shard_of
+from quire.transitions.routing import shard_of
+from quire.transport.local_redis import LocalRedis
 from tests.service.builders import (
     Queue,
     StepGate,
@@ -125,7 +125,7 @@ def test_a_durable_worker_refuses_a_server_that_promises_nothing():
 def test_a_worker_that_can_claim_and_not_commit_leaves_most_of_the_queue_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr("service.intake.MAX_ENDED_CLAIMS", 8)
+    monkeypatch.setattr("service.incoming.intake.MAX_ENDED_CLAIMS", 8)
     with private_redis() as server:
         queue = Queue.at(server.url)
         settings = queue.settings(durable=True, max_num_seqs=4, claim_batch=2)

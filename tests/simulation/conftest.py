@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from quire.connection import connect
-from quire.local_redis import LocalRedis
+from quire.transport.connection import connect
+from quire.transport.local_redis import LocalRedis
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quire.output import Completion, ErrorInfo, FinishReason, State, TokenChunk
+from quire.wire.output import Completion, ErrorInfo, FinishReason, State, TokenChunk
 from tests.simulation.model_state import NOBODY, Chunk, End
 
 TOO_LATE = ErrorInfo("deadline_exceeded", "too late")

@@ -13,25 +13,16 @@ from typing import Any
 
 import redis
 
-from quire.broker import Broker
-from quire.calls import restore_call
+from quire.broker.broker import Broker
 from quire.errors import QueueFull, UnknownRequest
 from quire.keys import GROUP
-from quire.output import Completion, ErrorInfo
-from quire.protocol import GenerationRequest, Priority
-from quire.sizes import estimated_tokens
-from quire.transitions import BackOff, Claim, Claimed, CommitItem, DeadLetter, IngressEntry
+from quire.transitions.calls import restore_call
+from quire.transitions.values import BackOff, Claim, Claimed, CommitItem, DeadLetter, IngressEntry
+from quire.wire.output import Completion, ErrorInfo
+from quire.wire.protocol import GenerationRequest, Priority
+from quire.wire.sizes import estimated_tokens
 from tests.quire.builders import Snapshot, make_request, pass_moment, queue_keys
-from tests.simulation.model_state import (
-    MISSING,
-    Books,
-    Call,
-    Clock,
-    Entry,
-    Letter,
-    Request,
-    Shard,
-)
+from tests.simulation.model_state import MISSING, Books, Call, Clock, Entry, Letter, Request, Shard
 from tests.simulation.naming import ENDINGS, log_entry, number, owner_name, owner_number
 
 #: Seconds no test lasts: of leases, and of pauses between attempts.

@@ -160,8 +160,8 @@ def described(call: Call) -> str:
 def read(reader: Reader, request: Request | tuple[()], *, has_hashes: bool) -> Reader:
     """The reader asks for what lies beyond its tokens; without news it looks at the record.
 
-    As in `quire.following`. A hash of tokens is as good as the tokens here. A reader that takes
-    what does not follow from its past without noticing is misled.
+    As in `quire.client.following`. A hash of tokens is as good as the tokens here. A reader that
+    takes what does not follow from its past without noticing is misled.
     """
     if not request:
         return reader._replace(told="gone") if reader.seen else reader

@@ -10,13 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.model.attention.interface import (
-    AttentionMetadata,
-    AttentionUnavailable,
-    StepAttention,
-)
+from engine.model.attention.interface import AttentionMetadata, AttentionUnavailable, StepAttention
 from engine.model.attention.varlen import Varlen, find_varlen, grouping, window_of
-from engine.model.transfer import to_device
+from engine.model.device.transfer import to_device
 
 #: What the function must take.
 REQUIRED_OPTIONS = frozenset({"scale", "window_size"})

@@ -12,12 +12,12 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from engine.model.adapters import read_adapters
-from engine.model.decoder import Decoder
-from engine.model.decoder_adapters import place_adapter
-from engine.model.decoder_config import read_config
-from engine.model.decoder_weights import read_weights
+from engine.model.decoder.decoder import Decoder
+from engine.model.decoder.decoder_adapters import place_adapter
+from engine.model.decoder.decoder_config import read_config
+from engine.model.decoder.decoder_weights import read_weights
+from engine.model.decoder.native_decoder import NativeDecoder
 from engine.model.kernels.build import Variant, best_variant
-from engine.model.native_decoder import NativeDecoder
 from tests.engine.model.builders import Oracle
 from tests.engine.model.decoders import Forms, forms_of
 

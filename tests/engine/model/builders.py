@@ -14,9 +14,9 @@ from engine.config import EngineConfig
 from engine.constraint import Constraint
 from engine.engine import Engine
 from engine.logprobs import Logprobs
-from engine.model.load_runner import load_runner
-from engine.model.model_runner import ModelRunner
-from engine.model.sampler import Sampler
+from engine.model.load.load_runner import load_runner
+from engine.model.run.model_runner import ModelRunner
+from engine.model.sampling.sampler import Sampler
 from engine.prompt_lookup import PromptLookup
 from engine.request import Request
 from engine.sampling_params import SamplingParams

@@ -23,13 +23,13 @@ WARNINGS = ("-Wall", "-Wextra", "-Werror")
 REPORT = "AddressSanitizer: heap-buffer-overflow"
 #: The tests that run the kernels; the others are about building and choosing them.
 TESTS = (
-    "tests/engine/model/test_kernels.py",
-    "tests/engine/model/test_choosing.py",
-    "tests/engine/model/test_decoder.py",
+    "tests/engine/model/decoder/test_kernels.py",
+    "tests/engine/model/checks/test_choosing.py",
+    "tests/engine/model/decoder/test_decoder.py",
     "tests/engine/model/test_drawn_decoders.py",
-    "tests/engine/model/test_adapted_kernels.py",
-    "tests/engine/model/test_multiply.py",
-    "tests/engine/model/test_vector.py",
+    "tests/engine/model/load/test_adapted_kernels.py",
+    "tests/engine/model/kernels/test_multiply.py",
+    "tests/engine/model/kernels/test_vector.py",
 )
 SELECTED = (
     "bit_for_bit or block_size or long_contexts or every_variant or every_form or no_form"

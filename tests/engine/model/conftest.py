@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.utils import logging
 
-from engine.model.model_runner import ModelRunner
+from engine.model.run.model_runner import ModelRunner
 from tests.engine.model.builders import CONFIGS, Oracle, make_runner, save_model
 
 

@@ -9,15 +9,15 @@ import transformers
 from transformers import PreTrainedConfig
 
 from engine.model.causal_model import CausalModel
-from engine.model.decoder import Decoder
-from engine.model.decoder_config import read_config
-from engine.model.decoder_weights import read_weights
+from engine.model.checks.probe import probe
+from engine.model.checks.rehearsal import reference_rehearsal
+from engine.model.decoder.decoder import Decoder
+from engine.model.decoder.decoder_config import read_config
+from engine.model.decoder.decoder_weights import read_weights
+from engine.model.decoder.native_decoder import NativeDecoder
 from engine.model.kernels.build import Variant, best_variant
-from engine.model.loader import load_model
-from engine.model.native_decoder import NativeDecoder
-from engine.model.probe import probe
-from engine.model.rehearsal import reference_rehearsal
-from engine.model.transformers_model import TransformersModel
+from engine.model.wide.loader import load_model
+from engine.model.wide.transformers_model import TransformersModel
 from tests.engine.model.builders import _GROUPED, save_model
 
 _LLAMA3 = {

@@ -8,7 +8,7 @@ import pytest
 
 from engine.model.kernels import build
 from engine.model.kernels.build import Variant
-from tests.engine.model.test_kernels import runnable
+from tests.engine.model.decoder.test_kernels import runnable
 
 
 def compile_shim(source: str, variant: Variant, folder: Path) -> ctypes.CDLL:

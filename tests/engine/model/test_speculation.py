@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from engine.batch import BatchRow
 from tests.engine.builders import Residues
 from tests.engine.model.builders import generate, make_prompt, make_request, with_seers
-from tests.engine.model.test_model_runner import samplings
+from tests.engine.model.run.test_model_runner import samplings
 
 SPECULATION = {"num_speculative_tokens": 5, "max_speculative_step_tokens": 24}
 

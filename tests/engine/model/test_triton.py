@@ -26,9 +26,9 @@ from engine.model.attention.self_check import (
     worst_error,
 )
 from engine.model.attention.triton_decode import TritonDecode
+from tests.engine.model.attention.test_attention import make_scene
 from tests.engine.model.builders import ROOT
-from tests.engine.model.test_attention import make_scene
-from tests.engine.model.test_cuda_path import NO_SOFTCAP
+from tests.engine.model.device.test_cuda_path import NO_SOFTCAP
 
 #: Around the ends of tiles, of runs and of what sixteen shortest runs hold.
 CONTEXTS = (1, 2, 63, 64, 65, 127, 128, 129, 700, 2047, 2048, 2049, 2600)

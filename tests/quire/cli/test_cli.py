@@ -15,7 +15,7 @@ from quire import DeadlineExceeded, GenerationRequest, RequestFailed
 from quire.cli.bench import Sample, figures_of, percentile
 from quire.cli.run_batch import remaining_seconds
 from quire.cli.verbs import VERBS
-from quire.testing import FakeWorker
+from quire.testing.in_memory import FakeWorker
 from tests.quire.builders import make_request
 
 pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(60)]
@@ -303,7 +303,7 @@ def test_run_batch_writes_both_files_and_tells_how_it_went(quire, worker, tmp_pa
 
 
 def test_the_time_left_counts_only_what_this_run_has_done():
-    from quire.batch import BatchProgress
+    from quire.batch.batch import BatchProgress
 
     now = BatchProgress(total=100, completed=60, done_before=50, seconds=5.0)
     assert remaining_seconds(now) == 20.0

@@ -13,7 +13,7 @@ import pytest
 
 from quire.cli.console import flags_of
 from quire.cli.sources import without_password
-from quire.output import State
+from quire.wire.output import State
 from tests.service.builders import eventually
 
 ROOT = Path(__file__).parents[3]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from quire.errors import QueueFull
-from quire.transitions import QueueLimits
+from quire.transitions.values import QueueLimits
 from tests.quire.builders import make_request
 
 pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(60)]

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from quire.testing import FakeWorker
+from quire.testing.in_memory import FakeWorker
 from tests.quire.builders import make_request
 
 pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(60)]

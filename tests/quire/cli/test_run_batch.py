@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quire.errors import BrokerUnavailable
-from quire.testing import FakeWorker
+from quire.testing.in_memory import FakeWorker
 
 pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(60)]
 
@@ -123,7 +123,7 @@ def test_a_second_interruption_does_not_wait_for_a_queue_that_is_away(quire, sou
         signal.raise_signal(signal.SIGTERM)
         raise BrokerUnavailable("Redis cannot be reached")
 
-    monkeypatch.setattr("quire.batch.BatchRun.until_it_ends", away)
+    monkeypatch.setattr("quire.batch.batch.BatchRun.until_it_ends", away)
     before = signal.getsignal(signal.SIGINT)
     assert quire("run-batch", "-i", str(source), "-o", str(output)) == (130, "", "")
     assert signal.getsignal(signal.SIGINT) is before

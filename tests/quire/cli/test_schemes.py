@@ -6,7 +6,7 @@ import pytest
 from redis import exceptions
 
 from quire.cli.schemes import scheme_hint
-from quire.connection import translated
+from quire.transport.connection import translated
 
 PLAIN = "; if it speaks no TLS there, the url begins with `redis://`"
 SECURED = "; if it speaks TLS there, the url begins with `rediss://`"

@@ -15,10 +15,10 @@ from quire.cli.sources import (
     misspelt_variables,
     with_password,
 )
-from service.config import Settings
-from service.exporter_settings import ExporterSettings
-from service.gateway.config import GatewaySettings
-from service.sources import ConfigurationError, read_environment
+from service.exporter.settings import ExporterSettings
+from service.gateway.settings import GatewaySettings
+from service.settings.config import Settings
+from service.settings.sources import ConfigurationError, read_environment
 
 
 @pytest.fixture(autouse=True)

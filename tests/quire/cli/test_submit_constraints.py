@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from quire.constraints import CONSTRAINTS
+from quire.wire.constraints import CONSTRAINTS
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 

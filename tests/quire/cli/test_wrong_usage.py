@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from quire.broker import Broker
+from quire.broker.broker import Broker
 from quire.cli import main
-from quire.connection import connect
 from quire.errors import BrokerUnavailable
-from quire.local_redis import URL_VARIABLE, LocalRedis
+from quire.transport.connection import connect
+from quire.transport.local_redis import URL_VARIABLE, LocalRedis
 from tests.quire.builders import claim_next, make_item, make_request
 
 pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(60)]
@@ -118,7 +118,7 @@ def test_an_interruption_while_modules_are_loaded_leaves_no_traceback(monkeypatc
 
 
 def test_who_waits_is_told_once_that_nobody_works(quire, real_broker, monkeypatch):
-    monkeypatch.setattr("quire.patience.NOTE_SECONDS", 0.05)
+    monkeypatch.setattr("quire.transport.patience.NOTE_SECONDS", 0.05)
     request_id = quire("submit", "x")[1].strip()
     wait = ("result", request_id, "--timeout", "0.3")
     nobody = f"no worker is alive on queue '{real_broker.keys.queue}'"
@@ -128,7 +128,7 @@ def test_who_waits_is_told_once_that_nobody_works(quire, real_broker, monkeypatc
     assert note.startswith(f"{request_id} waits: {nobody}")
     assert error.startswith(f"error: {request_id} has not ended yet: {nobody}")
     # A wait that is shorter than the moment of the note is told at its end.
-    monkeypatch.setattr("quire.patience.NOTE_SECONDS", 60)
+    monkeypatch.setattr("quire.transport.patience.NOTE_SECONDS", 60)
     (error,) = quire(*wait)[2].splitlines()
     assert error.startswith(f"error: {request_id} has not ended yet: {nobody}")
     real_broker.beat_worker("w", "ready", {})
@@ -146,7 +146,7 @@ def test_who_waits_is_told_once_that_nobody_works(quire, real_broker, monkeypatc
 def test_who_follows_what_nobody_computes_is_told_its_id_and_why(
     quire, real_broker, monkeypatch, verb
 ):
-    monkeypatch.setattr("quire.patience.NOTE_SECONDS", 0.05)
+    monkeypatch.setattr("quire.transport.patience.NOTE_SECONDS", 0.05)
     soon = ("--deadline", "0.5", "--id", "r")
     if verb == ("tail",):
         quire("submit", "x", *soon)
@@ -159,7 +159,7 @@ def test_who_follows_what_nobody_computes_is_told_its_id_and_why(
 
 
 def test_a_batch_that_nobody_computes_says_so_once(quire, real_broker, monkeypatch, tmp_path):
-    monkeypatch.setattr("quire.patience.NOTE_SECONDS", 0.05)
+    monkeypatch.setattr("quire.transport.patience.NOTE_SECONDS", 0.05)
     line = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
     (tmp_path / "in.jsonl").write_text(json.dumps(line) + "\n")
     files = ("-i", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl"))

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quire.aio import AsyncClient
-from service.gateway.config import GatewaySettings
-from service.gateway.server import Server
+from quire.client.async_client import AsyncClient
+from service.gateway.http.server import Server
+from service.gateway.settings import GatewaySettings
 from tests.service.builders import PATIENCE_SECONDS, LoggedProcess
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

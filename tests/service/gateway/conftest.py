@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from quire.protocol import GenerationRequest
-from quire.testing import FakeQuire
+from quire.testing.in_memory import FakeQuire
+from quire.wire.protocol import GenerationRequest
 from tests.service.builders import PATIENCE_SECONDS
 from tests.service.gateway.builders import GatewayThread
 

@@ -4,9 +4,9 @@ import logging
 
 import pytest
 
-from quire.protocol import Priority
+from quire.wire.protocol import Priority
 from service.gateway.callers import ApiKeys
-from service.sources import ConfigurationError
+from service.settings.sources import ConfigurationError
 from tests.service.builders import eventually
 
 SEARCH, ARCHIVE = "sk-search-7fc1e2b0", "sk-archive-90aa51c3"

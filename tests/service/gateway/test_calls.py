@@ -6,10 +6,10 @@ import json
 import pytest
 
 from quire.errors import UnknownRequest
-from quire.protocol import Priority
-from quire.testing import FakeQuire
-from quire.wire import MAX_MESSAGE_BYTES
-from service.gateway.asked import call_of
+from quire.testing.in_memory import FakeQuire
+from quire.wire.codec import MAX_MESSAGE_BYTES
+from quire.wire.protocol import Priority
+from service.gateway.idempotency import call_of
 from tests.service.gateway.builders import CHAT, COMPLETIONS, GatewayThread
 
 MESSAGES = [{"role": "user", "content": "hello"}]

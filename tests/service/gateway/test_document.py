@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from service.gateway import calls, config
+from service.gateway import requests as calls
+from service.gateway import settings as config
 from tests.service.builders import CHECKOUT
 from tests.service.gateway.builders import events_of
 
@@ -48,7 +49,7 @@ def test_the_example_for_openais_client_prints_an_answer(served):
 
 def test_the_page_has_every_header_and_every_code_of_an_error():
     names = [calls.IDEMPOTENCY_KEY, calls.PRIORITY, calls.DEADLINE]
-    sources = (CHECKOUT / "service" / "gateway").glob("*.py")
+    sources = (CHECKOUT / "service" / "gateway").rglob("*.py")
     code = "\n".join(source.read_text() for source in sources)
     codes = re.findall(r"(?:Refusal\(\s*\d{3},|retry_later\()\s*\"([a-z_]+)\"", code)
     assert {"unknown_request", "gateway_full", "idempotency_key_reused"} < set(codes)

@@ -7,7 +7,7 @@ from urllib.parse import urljoin
 
 import pytest
 
-from service.gateway.life import Life
+from service.gateway.http.lifecycle import Life
 from service.gateway.refusals import Refused
 from tests.service.builders import eventually
 from tests.service.gateway.builders import CHAT, COMPLETIONS

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from quire.local_redis import URL_VARIABLE
+from quire.transport.local_redis import URL_VARIABLE
 from tests.quire.builders import port_of
 from tests.quire.sentinels import replicas_known_to, started_sentinel
 from tests.service.builders import (

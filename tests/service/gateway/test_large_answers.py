@@ -5,10 +5,11 @@ import json
 
 import pytest
 
-from quire.logprobs import TokenLogprob, TopLogprob
-from quire.openai_answers import Heading, response, written_response
-from quire.output import Completion, FinishReason, State
-from service.gateway import answers, asked
+from quire.openai.answers import Heading, response, written_response
+from quire.wire.logprobs import TokenLogprob, TopLogprob
+from quire.wire.output import Completion, FinishReason, State
+from service.gateway import answers
+from service.gateway import idempotency as asked
 from service.gateway.answers import in_turns
 from tests.service.gateway.builders import CHAT
 

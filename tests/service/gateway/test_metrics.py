@@ -5,9 +5,9 @@ import re
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.exporter_register import exporter_families
+from service.exporter.register import exporter_families
 from service.gateway.register import ROUTES, STATUSES, gateway_families
-from service.register import families
+from service.observe.register import families
 
 
 def own_samples(gateway):

@@ -10,7 +10,7 @@ import pytest
 from openai import OpenAI
 
 from quire.errors import RequestFailed
-from service.gateway import streams
+from service.gateway import streaming as streams
 from tests.service.builders import eventually
 
 MESSAGES = [{"role": "user", "content": "hello"}]

@@ -9,9 +9,10 @@ import pytest
 from openai import OpenAI
 from structlog.testing import capture_logs
 
-from quire.aio import AsyncClient
+from quire.client.async_client import AsyncClient
 from quire.errors import BrokerUnavailable, ProtocolError, QueueFull, UnknownRequest
-from service.gateway import abandoned, streams
+from service.gateway import abandoned
+from service.gateway import streaming as streams
 from service.gateway.abandoned import Abandoned
 from service.gateway.answers import Answer
 from tests.service.builders import PATIENCE_SECONDS, eventually

@@ -2,9 +2,9 @@
 
 import pytest
 
-from quire.choices import MAX_CHOICES
 from quire.errors import RequestFailed
-from service.gateway.asked import METADATA_KEY, Asked
+from quire.wire.choices import MAX_CHOICES
+from service.gateway.idempotency import METADATA_KEY, Asked
 from tests.service.builders import eventually
 
 KEY = {"Idempotency_Key": "the key of a test"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from service.gateway.streams import EventStream
+from service.gateway.streaming import EventStream
 from tests.service.builders import eventually
 
 #: Twelve bytes of JSON for each token; all pieces are more than the buffers of sockets hold.

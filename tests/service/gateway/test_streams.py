@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from quire.errors import RequestFailed
-from service.gateway.streams import JOINED_BYTES, EventStream, joined
+from service.gateway.streaming import JOINED_BYTES, EventStream, joined
 from tests.service.builders import eventually
 from tests.service.gateway.builders import CHAT
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from quire.aio import AsyncClient
-from quire.broker import Broker
-from quire.connection import connect
-from quire.patience import Patience
-from quire.testing import FakeQuire
-from service.gateway import streams
+from quire.broker.broker import Broker
+from quire.client.async_client import AsyncClient
+from quire.testing.in_memory import FakeQuire
+from quire.transport.connection import connect
+from quire.transport.patience import Patience
+from service.gateway import streaming as streams
 from tests.quire.builders import claim_next, make_item
 from tests.quire.waiting import Reading
 from tests.service.builders import eventually, private_redis

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.broker import Broker
+from quire.broker.broker import Broker
 from quire.errors import UnknownRequest
-from quire.output import Completion, FinishReason, State, TokenChunk
-from quire.transitions import RequestStatus
+from quire.transitions.values import RequestStatus
+from quire.wire.output import Completion, FinishReason, State, TokenChunk
 from tests.quire.books import unbalanced
 from tests.quire.builders import WITHOUT_EXPIRY, leaked_keys, read_all, token_ids_of
 from tests.simulation.system.callers import Notes

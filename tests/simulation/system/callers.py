@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quire.broker import Broker
-from quire.client import Client
+from quire.broker.broker import Broker
+from quire.client.client import Client
 from quire.errors import (
     BrokerUnavailable,
     OutputRewound,
@@ -19,8 +19,8 @@ from quire.errors import (
     RequestFailed,
     UnknownRequest,
 )
-from quire.history import EMPTY, extended
-from quire.output import Completion, State, TokenChunk
+from quire.wire.history import EMPTY, extended
+from quire.wire.output import Completion, State, TokenChunk
 from tests.simulation.system.fleet import QUEUE
 from tests.simulation.system.network import Network, SimulatedConnection
 from tests.simulation.system.plan import LEASE_SECONDS, Plan, Wanted

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.constraints import Constraint
-from quire.logprobs import TokenLogprob
-from quire.protocol import GenerationRequest
+from quire.wire.constraints import Constraint
+from quire.wire.logprobs import TokenLogprob
+from quire.wire.protocol import GenerationRequest
 from tests.service.fake_model import (
     byte_tokenizer,
     expected_logprobs,

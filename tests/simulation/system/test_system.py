@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
-import service.reception
+import service.incoming.reception
 from engine.request import Request
-from quire.broker import Broker
-from quire.constraints import Constraint
-from quire.output import TokenChunk
-from quire.protocol import GenerationRequest
-from service.delivery import Delivery
-from service.matching import GrammarConstraint
+from quire.broker.broker import Broker
+from quire.wire.constraints import Constraint
+from quire.wire.output import TokenChunk
+from quire.wire.protocol import GenerationRequest
+from service.constraints.matching import GrammarConstraint
+from service.outgoing.delivery import Delivery
 from tests.simulation.system import __main__ as command
 from tests.simulation.system import audit
 from tests.simulation.system.__main__ import CONTROL_SEEDS, Figures, catches, play_all, replay
@@ -162,7 +162,7 @@ def test_a_constraint_that_forgets_the_tokens_of_a_life_before_is_caught(monkeyp
 
 
 def test_a_takeover_that_forgets_the_adapter_is_caught(monkeypatch):
-    make = service.reception.engine_request
+    make = service.incoming.reception.engine_request
 
     def forgetful(
         request: GenerationRequest, delivery: Delivery, **where: Any
@@ -170,7 +170,7 @@ def test_a_takeover_that_forgets_the_adapter_is_caught(monkeypatch):
         made, wanted = make(request, delivery, **where)
         return (replace(made, adapter=None) if delivery.token_ids else made), wanted
 
-    monkeypatch.setattr("service.reception.engine_request", forgetful)
+    monkeypatch.setattr("service.incoming.reception.engine_request", forgetful)
     assert catches(Control("forgetful", "I1", plague="kill a worker"), enough=1) > 0
 
 

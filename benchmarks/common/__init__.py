@@ -1,0 +1,1 @@
+"""What several benchmarks share: workloads, figures, floors, gates, results."""

@@ -1,0 +1,244 @@
+"""From the runs of one case to its cells: the gate first, then medians and ratios.
+
+A cell is what is known of one workload on one case: figures by engine, our ratio to each peer, our
+share of the floor, whether the gate was passed, and what it was measured with.
+"""
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.floor import Limits, work_of
+from benchmarks.common.gate import NOTHING_READ, Agreement, Reference, right_lengths
+from benchmarks.common.models import SHAPES
+from benchmarks.common.workloads import make_workload
+from benchmarks.peers.register import OURS
+
+METRICS = ("output_tokens_per_second", "inter_token_ms", "first_token_ms")
+#: One round of one workload: (window, number). Ratios are taken within it.
+Round = tuple[int, int]
+#: What one engine was given first of one workload: (window, workload, engine).
+FirstRun = tuple[int, str, str]
+Cell = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Runs:
+    """The lines of a file of runs, sorted by what they tell."""
+
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    limits: dict[int, Limits] = field(default_factory=dict)
+    sustained: dict[int, list[Limits]] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+    commits: set[str] = field(default_factory=set)
+    runs: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: Path) -> "Runs":
+        found = cls()
+        for record in map(json.loads, path.read_text().splitlines()):
+            if "facts" in record:
+                found.facts[record["engine"]] = record["facts"]
+            elif "limits" in record:
+                found._add_limits(record["window"], Limits(**record["limits"]))
+                kept_up = found.sustained.setdefault(record["window"], [])
+                kept_up.append(Limits(**record["sustained"]))
+                found.machine = record["machine"]
+                found.commits.add(record["commit"])
+            else:
+                found.runs.append(record)
+        return found
+
+    def _add_limits(self, window: int, limits: Limits) -> None:
+        self.limits[window] = limits.best_with(self.limits.get(window, limits))
+
+    def workloads(self) -> list[str]:
+        return sorted({run["workload"] for run in self.runs})
+
+    def of(self, workload: str) -> list[dict[str, Any]]:
+        return [run for run in self.runs if run["workload"] == workload]
+
+
+def judge(case: str, path: Path) -> dict[str, Cell]:
+    """The cells of a case, by workload; prints a line for each engine of each."""
+    model, _, dtype = case.partition("-")
+    found = Runs.read(path)
+    agreements = _Agreements(model, path.with_suffix(".agreement.json")).read(found)
+    cells = {}
+    for workload in found.workloads():
+        runs = found.of(workload)
+        items = make_workload(workload, vocab_size=SHAPES[model]["vocab_size"])
+        wrong = sorted({run["engine"] for run in runs if not right_lengths(items, run["tokens"])})
+        exact = total(agreements, OURS, workload=workload)
+        correct = not wrong and (
+            near_enough(agreements) if dtype == "bf16" else exact.num_agreed == exact.num_tokens > 0
+        )
+        rounds = by_round(run for run in runs if run["engine"] not in wrong)
+        cell = {
+            **medians(rounds),
+            "ratio": ratios(rounds),
+            "inter_token_ratio": ratios(rounds, "inter_token_ms"),
+            "first_token_ratio": ratios(rounds, "first_token_ms"),
+            "floor_share": floor_share(rounds, found.limits, workload, case),
+            "sustained_floor_share": floor_share(
+                rounds,
+                {window: Limits.mean_of(each) for window, each in found.sustained.items()},
+                workload,
+                case,
+            ),
+            "agreement": {
+                name: round(read.share, 4)
+                for name in sorted(found.facts)
+                if (read := total(agreements, name)).num_tokens
+            },
+            "correct": correct,
+            "wrong_lengths": wrong,
+            "rounds": {name: sum(name in each for each in rounds.values()) for name in found.facts},
+            "engines": found.facts,
+            "machine": found.machine,
+            "commit": ", ".join(sorted(found.commits)),
+        }
+        cells[workload] = cell
+        _print(case, workload, cell)
+    return cells
+
+
+def near_enough(agreements: Mapping[FirstRun, Agreement]) -> bool:
+    """Whether we agree no less often than each peer, over the prompts that both were given."""
+    for peer in {name for _, _, name in agreements} - {OURS}:
+        ours = theirs = NOTHING_READ
+        for (window, workload, name), agreement in agreements.items():
+            beside = agreements.get((window, workload, OURS), NOTHING_READ)
+            if name == peer and beside.num_tokens:
+                ours, theirs = ours + beside, theirs + agreement
+        if ours.num_agreed * theirs.num_tokens < theirs.num_agreed * ours.num_tokens:
+            return False
+    return total(agreements, OURS).num_tokens > 0
+
+
+def total(
+    agreements: Mapping[FirstRun, Agreement], engine: str, *, workload: str | None = None
+) -> Agreement:
+    """All that was read of an engine, or of what it did with one workload."""
+    found = NOTHING_READ
+    for (_, name, whose), agreement in agreements.items():
+        if whose == engine and workload in (None, name):
+            found += agreement
+    return found
+
+
+def by_round(runs: Iterable[Mapping[str, Any]]) -> dict[Round, dict[str, dict[str, float]]]:
+    """Figures by round and engine; runs of one turn are one figure, their median."""
+    turns: dict[Round, dict[str, list[Mapping[str, float]]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for run in runs:
+        turns[run["window"], run["round"]][run["engine"]].append(run["figures"])
+    return {
+        number: {
+            name: {metric: statistics.median(run[metric] for run in turn) for metric in METRICS}
+            for name, turn in engines.items()
+        }
+        for number, engines in turns.items()
+    }
+
+
+def medians(rounds: Mapping[Round, Mapping[str, Mapping[str, float]]]) -> Cell:
+    """Each metric by engine, the median of its rounds."""
+    names = sorted({name for engines in rounds.values() for name in engines})
+    return {
+        metric: {
+            name: _significant(
+                statistics.median(
+                    engines[name][metric] for engines in rounds.values() if name in engines
+                )
+            )
+            for name in names
+        }
+        for metric in METRICS
+    }
+
+
+def ratios(
+    rounds: Mapping[Round, Mapping[str, Mapping[str, float]]],
+    metric: str = "output_tokens_per_second",
+) -> dict[str, float]:
+    """Our figure over each peer's: the median of the rounds in which both took part."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for engines in rounds.values():
+        for name in engines:
+            if name != OURS and OURS in engines:
+                found[name].append(engines[OURS][metric] / engines[name][metric])
+    return {name: _significant(statistics.median(each)) for name, each in sorted(found.items())}
+
+
+def floor_share(
+    rounds: Mapping[Round, Mapping[str, Mapping[str, float]]],
+    limits: Mapping[int, Limits],
+    workload: str,
+    case: str,
+) -> float | None:
+    """Our throughput as a share of the floor of its own window; the median of the rounds."""
+    model, _, dtype = case.partition("-")
+    items = make_workload(workload, vocab_size=SHAPES[model]["vocab_size"])
+    work = work_of(items, SHAPES[model], dtype=dtype)
+    shares = [
+        engines[OURS]["output_tokens_per_second"]
+        * work.seconds(limits[window])
+        / items.num_output_tokens
+        for (window, _), engines in rounds.items()
+        if OURS in engines and window in limits
+    ]
+    return _significant(statistics.median(shares)) if shares else None
+
+
+class _Agreements:
+    """Agreement of each engine's first run of each workload in a window, kept between calls."""
+
+    def __init__(self, model: str, path: Path) -> None:
+        self._model = model
+        self._path = path
+        self._reference = Reference(model)
+        self._known: dict[str, list[int]] = json.loads(path.read_text()) if path.exists() else {}
+
+    def read(self, found: Runs) -> dict[FirstRun, Agreement]:
+        agreements: dict[FirstRun, Agreement] = {}
+        for run in found.runs:
+            first_run = run["window"], run["workload"], run["engine"]
+            if first_run not in agreements:
+                agreements[first_run] = self._of(run)
+        return agreements
+
+    def _of(self, run: Mapping[str, Any]) -> Agreement:
+        key = f"{run['engine']}/{run['workload']}/{run['window']}/{run['turn']}"
+        if key not in self._known:
+            vocab_size = SHAPES[self._model]["vocab_size"]
+            items = make_workload(run["workload"], vocab_size=vocab_size, turn=run["turn"])
+            if not right_lengths(items, run["tokens"]):
+                return NOTHING_READ
+            agreement = self._reference.agreement(items, run["tokens"])
+            self._known[key] = [agreement.num_agreed, agreement.num_tokens]
+            self._path.write_text(json.dumps(self._known))
+        return Agreement(*self._known[key])
+
+
+def _print(case: str, workload: str, cell: Cell) -> None:
+    share, kept_up = cell["floor_share"], cell["sustained_floor_share"]
+    print(f"\n{case} {workload}, correct: {cell['correct']}, share of the floor: {share}", end="")
+    print(f", at what the machine kept up: {kept_up}")
+    print(f"{'':24}{'tok/s':>10}{'inter ms':>10}{'first ms':>10}{'ours / it':>10}{'agreement':>10}")
+    for name, rate in cell["output_tokens_per_second"].items():
+        print(
+            f"{name:24}{rate:>10}{cell['inter_token_ms'][name]:>10}"
+            f"{cell['first_token_ms'][name]:>10}{cell['ratio'].get(name, ''):>10}"
+            f"{cell['agreement'].get(name, ''):>10}"
+        )
+
+
+def _significant(value: float) -> float:
+    """Four significant digits: more than the noise leaves."""
+    return float(f"{value:.4g}")

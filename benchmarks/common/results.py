@@ -1,0 +1,29 @@
+"""The file of results: `{workload: {case: cell}}`, which several calls fill."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_FOLDER = Path(__file__).resolve().parents[1] / "results"
+#: What is committed, a file for each kind of processor, and what the README's tables are made of.
+COMMITTED = tuple(
+    _FOLDER / name for name in ("peers.json", "peers-amx.json", "peers-small-cache.json")
+)
+
+
+def read_cells(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """All cells of a file; none where there is no file yet."""
+    if not path.exists():
+        return {}
+    cells: dict[str, dict[str, dict[str, Any]]] = json.loads(path.read_text())
+    return cells
+
+
+def write_cells(path: Path, case: str, cells: Mapping[str, Mapping[str, Any]]) -> None:
+    """Put the cells of a case into a file, by workload, beside what it holds."""
+    content = read_cells(path)
+    for workload, cell in cells.items():
+        content.setdefault(workload, {})[case] = dict(cell)
+    ordered = {workload: dict(sorted(content[workload].items())) for workload in sorted(content)}
+    path.write_text(json.dumps(ordered, indent=2) + "\n")

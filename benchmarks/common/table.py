@@ -1,0 +1,110 @@
+"""The README's tables of benchmarks, made of the committed results.
+
+python -m benchmarks.common.table            print them
+python -m benchmarks.common.table --write    put them between the two markers in README.md
+"""
+
+import argparse
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.results import COMMITTED, read_cells
+from benchmarks.peers.register import PEERS, ROOT
+
+README = ROOT / "README.md"
+BEGIN = "<!-- benchmarks: made by `python -m benchmarks.common.table --write` -->"
+END = "<!-- benchmarks: end -->"
+
+#: Which figure a workload is about, its unit, and where our ratios to the peers stand.
+METRICS = {
+    "W1": ("output_tokens_per_second", "tok/s", "ratio"),
+    "W2": ("inter_token_ms", "ms between tokens", "inter_token_ratio"),
+    "W3": ("output_tokens_per_second", "tok/s", "ratio"),
+    "W4": ("output_tokens_per_second", "tok/s", "ratio"),
+}
+CASES = ("SMALL-bf16", "TINY-bf16", "SMALL-fp32", "TINY-fp32")
+
+Cells = Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+
+def table(cells: Cells) -> str:
+    """Markdown: a row for each case and workload measured, a column for each engine."""
+    found = [cells[workload][case] for workload in cells for case in cells[workload]]
+    names = [name for name in PEERS if any(name in cell[METRICS["W1"][0]] for cell in found)]
+    titles = ["", *(PEERS[name].title for name in names), "against the best"]
+    lines = [_row(titles), _row(["---"] * len(titles))]
+    for case in CASES:
+        for workload, (metric, unit, ratio) in METRICS.items():
+            cell = cells.get(workload, {}).get(case)
+            if cell is not None:
+                shown = [_figure(cell[metric].get(name)) for name in names]
+                title = f"{case.replace('-', ' ')} {workload}, {unit}"
+                lines.append(_row([title, *shown, _against_the_best(cell[ratio], ratio)]))
+    return "\n".join(lines)
+
+
+def section(cells: Cells) -> str:
+    """The table with the sentence that says where it was measured."""
+    found = [cells[workload][case] for workload in cells for case in cells[workload]]
+    machines = sorted(
+        {f"{cell['machine']['cores']} cores, {cell['machine']['processor']}" for cell in found}
+    )
+    failed = sorted(
+        f"{case} {workload}"
+        for workload in cells
+        for case, cell in cells[workload].items()
+        if not cell["correct"]
+    )
+    lines = [table(cells), "", f"Measured on: {'; '.join(machines)}."]
+    if failed:
+        lines.append(f"The gate was not passed by: {', '.join(failed)}.")
+    return "\n".join(lines)
+
+
+def sections(paths: Iterable[Path]) -> str:
+    """The sections of some files, one after the other."""
+    return "\n\n".join(section(read_cells(path)) for path in paths)
+
+
+def put_between_the_markers(text: str, content: str) -> str:
+    """The text with whatever stood between the markers replaced; ValueError without markers."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{README.name} lacks the two markers of the table")
+    return f"{before}{begin}\n{content}\n{end}{after}"
+
+
+def _against_the_best(ratios: Mapping[str, float], kind: str) -> str:
+    """How many times as fast as the best peer we are; of times, less is faster."""
+    if not ratios:
+        return ""
+    times = min(ratios.values()) if kind == "ratio" else 1.0 / max(ratios.values())
+    return f"{times:.2f} times"
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="change README.md")
+    parser.add_argument("--results", type=Path, nargs="+", default=COMMITTED)
+    arguments = parser.parse_args()
+    content = sections(arguments.results)
+    if arguments.write:
+        README.write_text(put_between_the_markers(README.read_text(), content))
+    else:
+        print(content)
+
+
+if __name__ == "__main__":
+    main()

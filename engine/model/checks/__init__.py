@@ -1,0 +1,1 @@
+"""What is compared before a model may serve."""

@@ -1,0 +1,314 @@
+"""Finds out what a transformers model really does; refuses features that paged attention drops.
+
+Knows no architecture by name. One forward pass over a few tokens shows which modules attend, what
+they keep of a token and which tokens they see: the mask function of each layer is evaluated for
+positions up to the model's limit, so a window is found without a prompt of that length. A second
+check compares the serving path, two packed prompts in two steps, with the model's own attention on
+each prompt alone: it detects anything else that passes from token to token (a recurrent state,
+positions that ignore `position_ids`).
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from engine.errors import ModelRefused
+from engine.model.attention.dense import additive, attend, visible
+from engine.model.checks.rehearsal import reference_rehearsal
+from engine.model.device.device_errors import cause_of, is_device_failure
+from engine.model.device.kv_pool import LayerShape
+from engine.model.wide.transformers_model import (
+    ATTENTION_NAME,
+    PROBE_NAME,
+    AttentionLayer,
+    TransformersModel,
+    answering,
+    scaling_of,
+)
+
+#: Tokens of the two probing prompts; the second step starts after the first of these lengths.
+PROBE_LENGTHS = (7, 5)
+FIRST_STEP_TOKENS = 4
+#: Blocks of the probing pool: small ones, so that a prompt spans several.
+PROBE_BLOCK_SIZE = 2
+
+#: A mask is asked about keys up to this position at most.
+MAX_PROBED_POSITION = 1 << 20
+
+#: Options of an attention call that are honoured ...
+HONOURED_OPTIONS = frozenset({"scaling", "sliding_window", "softcap"})
+#: ... and those that say nothing about the result when serving: no dropout, causal is checked
+#: apart, the rest describes packing for other kernels or asks for extra outputs.
+HARMLESS_OPTIONS = frozenset(
+    {
+        "dropout",
+        "is_causal",
+        "position_ids",
+        "use_cache",
+        "cache_position",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "deterministic",
+    }
+)
+
+#: Largest accepted median error of a token's logits, relative to their norm. A dropped feature
+#: costs tens of per cent; the median forgives a router that flips on a near-tie in low precision.
+TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
+
+
+def probe(model: PreTrainedModel, *, max_model_len: int) -> TransformersModel:
+    """Wrap a model for the runner, its layers described by what they did in a forward pass.
+
+    Args:
+        model: loaded with `attn_implementation=ATTENTION_NAME`, in evaluation mode, on its device.
+        max_model_len: a window at least this long counts as none.
+
+    Raises:
+        ModelRefused: names the feature that would have been dropped.
+    """
+    parameters = inspect.signature(model.forward).parameters
+    if "position_ids" not in parameters:
+        raise ModelRefused(
+            f"{type(model).__name__} takes no position_ids, so tokens of several requests cannot "
+            "be computed together"
+        )
+    recorder = _Recorder(max_model_len)
+    tokens = _prompts(model)[0][None]
+    try:
+        with torch.inference_mode(), _attention(model, PROBE_NAME), answering(recorder):
+            logits = model(
+                input_ids=tokens,
+                position_ids=torch.arange(tokens.shape[1], device=model.device)[None],
+                use_cache=False,
+                return_dict=True,
+            ).logits
+    except ModelRefused:
+        raise
+    except Exception as error:
+        if is_device_failure(error):
+            raise
+        # A product may be missing for this type and these sizes, or there is no memory for it; or
+        # the fields of the config contradict each other.
+        raise ModelRefused(
+            f"{type(model).__name__} cannot be computed in {model.dtype} on {model.device}: "
+            f"{cause_of(error)}"
+        ) from error
+    _check_layer_count(model, recorder.layers)
+    served = TransformersModel(
+        model,
+        recorder.layers,
+        vocab_size=min(logits.shape[-1], _num_embeddings(model)),
+        selects_logits="logits_to_keep" in parameters,
+    )
+    _check_against_own_attention(model, served)
+    return served
+
+
+def check_adapter(served: TransformersModel, adapter: str) -> None:
+    """Check that prompts with and without an adapter have the same logits together and alone.
+
+    Raises:
+        ModelRefused: an adapted layer does not get each token once, or not in their order.
+    """
+    model = served.model
+    prompts = [prompt.tolist() for prompt in _prompts(model)]
+    rehearsal = reference_rehearsal(
+        dtype=model.dtype, device=model.device, block_size=PROBE_BLOCK_SIZE
+    )
+    together = rehearsal.logits(
+        served, prompts, [list(map(len, prompts))], adapters=(adapter, None)
+    )
+    for prompt, name, found in zip(prompts, (adapter, None), together, strict=True):
+        (alone,) = rehearsal.logits(served, [prompt], [[len(prompt)]], adapters=(name,))
+        error = float(relative_errors((found - alone).norm(dim=-1), alone).median())
+        if not error <= TOLERANCES[model.dtype]:
+            raise ModelRefused(
+                f"{type(model).__name__} takes no adapters: beside another one, a prompt gets "
+                f"something else of its own (off by {error:.1%})"
+            )
+
+
+def relative_errors(distances: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Each token's distance from the `expected` logits, relative to their norm, [tokens].
+
+    Logits may be all zero, as behind a padding token alone, whose embedding is; then zeros are
+    right, and anything else is infinitely far off.
+    """
+    return torch.where(distances == 0, 0.0, distances / expected.norm(dim=-1))
+
+
+class _Recorder:
+    """Answers the attention calls of one plain prompt, and notes what was asked."""
+
+    def __init__(self, max_model_len: int) -> None:
+        self.layers: list[AttentionLayer] = []
+        self._max_model_len = max_model_len
+        self._masks: list[tuple[torch.Tensor, int | None]] = []
+
+    def mask(self, options: Mapping[str, Any]) -> torch.Tensor | None:
+        window = _window_of(
+            options["mask_function"], self._max_model_len, torch.device(options["device"])
+        )
+        positions = torch.arange(int(options["q_length"]), device=options["device"])
+        mask = additive(visible(positions, positions, window), options["dtype"])[None, None]
+        self._masks.append((mask, window))
+        return mask
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        options: Mapping[str, Any],
+    ) -> torch.Tensor:
+        name = type(module).__name__
+        if any(layer.module is module for layer in self.layers):
+            raise ModelRefused(f"{name} attends more than once per token and layer")
+        if options.get("is_causal") is False or not getattr(module, "is_causal", True):
+            raise ModelRefused(f"{name} looks at later tokens too; only causal attention is served")
+        if key.shape[2] != query.shape[2] or query.shape[1] % key.shape[1]:
+            raise ModelRefused(f"{name} attends to something else than its own tokens")
+        self._check_options(name, options)
+        shape = LayerShape(key.shape[1], key.shape[-1], value.shape[-1])
+        window = self._window(name, mask, options.get("sliding_window"))
+        self.layers.append(
+            AttentionLayer(module, shape, window, query.shape[1], options.get("softcap"))
+        )
+        return attend(
+            query,
+            key,
+            value,
+            bias=mask,
+            scaling=scaling_of(options, query),
+            softcap=options.get("softcap"),
+        ).transpose(1, 2)
+
+    @staticmethod
+    def _check_options(name: str, options: Mapping[str, Any]) -> None:
+        for option, value in options.items():
+            known = option in HONOURED_OPTIONS or option in HARMLESS_OPTIONS
+            if not known and value is not None and value is not False:
+                raise ModelRefused(
+                    f"{name} passes {option!r} to its attention, which this engine does not compute"
+                )
+
+    def _window(self, name: str, mask: torch.Tensor | None, option: int | None) -> int | None:
+        """The layer's window, from its mask if it has one; the option must not contradict it."""
+        named = option if option is not None and option < self._max_model_len else None
+        if mask is None:
+            return named
+        for made, window in self._masks:
+            if mask.data_ptr() == made.data_ptr() and mask.shape[-2:] == made.shape[-2:]:
+                if named not in (None, window):
+                    raise ModelRefused(
+                        f"{name} names a window of {named} tokens and masks one of {window}"
+                    )
+                return window
+        raise ModelRefused(f"{name} changes its attention mask, which this engine does not compute")
+
+
+def _window_of(
+    mask_function: Callable[..., torch.Tensor], max_model_len: int, device: torch.device
+) -> int | None:
+    """The sliding window that a mask function implements; None if all earlier tokens are seen.
+
+    Raises:
+        ModelRefused: tokens see anything but a fixed number of the latest tokens.
+    """
+    limit = min(max_model_len, MAX_PROBED_POSITION)
+    zero = torch.zeros((), dtype=torch.int64, device=device)
+    keys = torch.arange(limit, device=device)
+
+    def seen(position: int) -> torch.Tensor:
+        try:
+            mask = mask_function(zero, zero, zero + position, keys)
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:
+            raise ModelRefused("the attention mask depends on more than positions") from error
+        return mask.expand(limit)
+
+    window = int(seen(limit - 1).sum())
+    for position in {0, limit // 3, limit // 2, max(0, limit - 2), limit - 1}:
+        wanted = (keys <= position) & (keys > position - window)
+        if not torch.equal(seen(position), wanted):
+            raise ModelRefused(
+                "tokens see something other than all earlier tokens or a sliding window of them"
+            )
+    return window if window < limit else None
+
+
+def _check_layer_count(model: PreTrainedModel, layers: Sequence[AttentionLayer]) -> None:
+    expected = int(model.config.get_text_config().num_hidden_layers)
+    if not layers:
+        raise ModelRefused(
+            f"{type(model).__name__} does not dispatch its attention through transformers' "
+            "AttentionInterface"
+        )
+    if len(layers) != expected:
+        raise ModelRefused(
+            f"only {len(layers)} of {expected} layers of {type(model).__name__} attend: the state "
+            "of the others (linear attention, convolution, state space) is not kept"
+        )
+
+
+def _check_against_own_attention(model: PreTrainedModel, served: TransformersModel) -> None:
+    """Compare the serving path with the model's eager attention on each prompt alone."""
+    prompts = _prompts(model)
+    expected = []
+    with torch.inference_mode(), _attention(model, "eager"):
+        for prompt in prompts:
+            positions = torch.arange(len(prompt), device=model.device)[None]
+            output = model(
+                input_ids=prompt[None], position_ids=positions, use_cache=False, return_dict=True
+            )
+            expected.append(output.logits[0, :, : served.vocab_size])
+    rehearsal = reference_rehearsal(
+        dtype=model.dtype, device=model.device, block_size=PROBE_BLOCK_SIZE
+    )
+    first = [min(FIRST_STEP_TOKENS, len(prompt)) for prompt in prompts]
+    rest = [len(prompt) - start for prompt, start in zip(prompts, first, strict=True)]
+    steps = [step for step in (first, rest) if any(step)]
+    found = rehearsal.logits(served, [prompt.tolist() for prompt in prompts], steps)
+    wanted = torch.cat(expected).float()
+    distances = (torch.cat(found).float() - wanted).norm(dim=-1)
+    error = float(relative_errors(distances, wanted).median())
+    if not error <= TOLERANCES[model.dtype]:
+        raise ModelRefused(
+            f"{type(model).__name__} computes something else with paged attention than with its "
+            f"own (off by {error:.1%}): it has a feature that this engine would drop"
+        )
+
+
+def _prompts(model: PreTrainedModel) -> list[torch.Tensor]:
+    """Two prompts of ids spread over the vocabulary."""
+    vocab_size = _num_embeddings(model)
+    limit = int(model.config.get_text_config().max_position_embeddings)
+    return [
+        (torch.arange(min(length, limit), device=model.device) * 7919 + length) % vocab_size
+        for length in PROBE_LENGTHS
+    ]
+
+
+def _num_embeddings(model: PreTrainedModel) -> int:
+    """The number of token ids that the model has embeddings for."""
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, torch.Tensor)
+    return len(weight)
+
+
+@contextmanager
+def _attention(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Let the model use another attention function for a while."""
+    model.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(ATTENTION_NAME)

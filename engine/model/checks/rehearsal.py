@@ -1,0 +1,147 @@
+"""Runs a model before it serves: prompts, cut into steps, over a small pool of its own.
+
+Knows no requests and judges nothing: the checks at start compare the logits of two rehearsals.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+
+import torch
+
+from engine.batch import BatchRow
+from engine.model.attention.interface import AttentionBackend
+from engine.model.attention.reference import ReferenceAttention
+from engine.model.causal_model import CausalModel
+from engine.model.device.kv_pool import KVPool
+from engine.model.step import compute_logits, lay_out, reads_unwritten_slots, with_all_logits
+from engine.sampling_params import SamplingParams
+
+#: A step: how many tokens of each prompt it computes, possibly none.
+Step = Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """How a model is run for a check: what a ModelRunner would fix.
+
+    Args:
+        dtype, device: of the model, and so of its cache.
+        multiple: as in `compute_logits`.
+        num_cached: tokens before each prompt, in whole blocks shared by all prompts; their keys and
+            values are noise.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    block_size: int
+    backend: AttentionBackend
+    multiple: int = 1
+    num_cached: int = 0
+
+    @torch.inference_mode()
+    def logits(
+        self,
+        model: CausalModel,
+        prompts: Sequence[Sequence[int]],
+        steps: Sequence[Step],
+        *,
+        adapters: Sequence[str | None] = (None,),
+    ) -> list[torch.Tensor]:
+        """The logits of every token of each prompt, [tokens, vocabulary] in float32.
+
+        The prompts use the `adapters` in turns.
+        """
+        assert [sum(lengths) for lengths in zip(*steps, strict=True)] == list(map(len, prompts))
+        pool = self._pool(model, prompts)
+        shared = range(self.num_cached // self.block_size)
+        starts = [0] * len(prompts)
+        logits: list[list[torch.Tensor]] = [[] for _ in prompts]
+        for lengths in steps:
+            members = [index for index, length in enumerate(lengths) if length]
+            rows = [
+                _row(
+                    prompts[index][starts[index] : starts[index] + lengths[index]],
+                    start=self.num_cached + starts[index],
+                    # Scattered, and in no order.
+                    block_ids=[
+                        *reversed(shared),
+                        *range(pool.num_blocks - 1 - index, len(shared) - 1, -len(prompts)),
+                    ],
+                    adapter=adapters[index % len(adapters)],
+                )
+                for index in members
+            ]
+            step = lay_out(rows, block_size=self.block_size, device=self.device)
+            found = compute_logits(
+                with_all_logits(step),
+                model=model,
+                kv_pool=pool,
+                backend=self.backend,
+                multiple=self.multiple,
+            )
+            sizes = [lengths[index] for index in members]
+            parts = torch.split(found.float()[:, : model.vocab_size], sizes)
+            for index, part in zip(members, parts, strict=True):
+                logits[index].append(part)
+            starts = [start + length for start, length in zip(starts, lengths, strict=True)]
+        return [torch.cat(parts) for parts in logits]
+
+    def _pool(self, model: CausalModel, prompts: Sequence[Sequence[int]]) -> KVPool:
+        """A pool full of NaN, so that a read of an unwritten slot shows in the logits."""
+        num_shared = self.num_cached // self.block_size
+        pool = KVPool(
+            model.layer_shapes,
+            num_blocks=num_shared + len(prompts) * _blocks_each(prompts, self.block_size),
+            block_size=self.block_size,
+            dtype=self.dtype,
+            device=self.device,
+            has_spare_block=self.multiple > 1,
+        )
+        # Layers have few shapes, and may have gigabytes.
+        noise = cache(partial(_noise, dtype=self.dtype, device=self.device))
+        for layer in range(len(model.layer_shapes)):
+            for values in (pool.key_cache(layer), pool.value_cache(layer)):
+                values.fill_(torch.nan)
+                values[:num_shared] = noise(values[:num_shared].shape)
+        if self.multiple > 1 and reads_unwritten_slots(model, self.backend):
+            pool.clear(torch.tensor([pool.spare_block], device=self.device))
+        return pool
+
+
+def reference_rehearsal(*, dtype: torch.dtype, device: torch.device, block_size: int) -> Rehearsal:
+    """A rehearsal with the reference attention, whichever backend will serve."""
+    return Rehearsal(
+        dtype=dtype, device=device, block_size=block_size, backend=ReferenceAttention()
+    )
+
+
+def prompt_of(length: int, vocab_size: int) -> list[int]:
+    """A prompt of `length` ids spread over the vocabulary, the same every time."""
+    return [(7919 * place + length) % vocab_size for place in range(length)]
+
+
+def _noise(shape: torch.Size, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The same values between -1 and 1 every time."""
+    places = torch.arange(shape.numel(), device=device)
+    return ((7919 * places % 2003 - 1001) / 1001.0).to(dtype).reshape(shape)
+
+
+def _blocks_each(prompts: Sequence[Sequence[int]], block_size: int) -> int:
+    return -(-max(map(len, prompts)) // block_size)
+
+
+def _row(
+    token_ids: Sequence[int], *, start: int, block_ids: Sequence[int], adapter: str | None
+) -> BatchRow:
+    return BatchRow(
+        request_id="",
+        token_ids=token_ids,
+        start=start,
+        block_ids=block_ids,
+        samples=True,
+        sampling=SamplingParams(max_tokens=1),
+        prompt_token_ids=[],
+        output_token_ids=[],
+        adapter=adapter,
+    )

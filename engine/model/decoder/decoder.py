@@ -1,0 +1,162 @@
+"""The fast path's portable form: the common decoder in torch operations, on any device.
+
+Knows no family: what differs between them is in `DecoderConfig`. It is what the compiled form is
+measured against, and what serves where that cannot be built.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as functional
+
+from engine.model.causal_model import StepInputs
+from engine.model.decoder.decoder_adapters import DecoderAdapter
+from engine.model.decoder.decoder_config import DecoderConfig
+from engine.model.decoder.decoder_weights import DecoderWeights, Linear
+from engine.model.device.kv_pool import KVPool, LayerShape
+
+
+class Decoder:
+    """The common decoder; rounds where the transformers models round."""
+
+    name = "decoder-torch"
+    #: It uses the attention backend, and some backends read whole blocks.
+    reads_unwritten_slots = True
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: DecoderWeights,
+        adapters: Sequence[DecoderAdapter] = (),
+    ) -> None:
+        self.config = config
+        self._adapters = {adapter.name: adapter.layers for adapter in adapters}
+        self.vocab_size = config.vocab_size
+        shape = LayerShape(config.num_kv_heads, config.head_dim, config.head_dim)
+        self.layer_shapes: Sequence[LayerShape] = (shape,) * config.num_layers
+        self.embedding = weights.embedding
+        self._weights = weights
+        self._frequencies = config.inverse_frequencies.to(weights.embedding.device)
+
+    def forward(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
+        factor = self.config.residual_multiplier
+        hidden, rotary = self._begin(inputs)
+        for index, layer in enumerate(self._weights.layers):
+            normed = self._norm(hidden, layer.attention_norm)
+            attended = self._attend(index, normed, inputs, kv_pool, rotary)
+            attended = self._norm(attended, layer.attention_post_norm)
+            hidden = hidden + scaled(attended, factor)
+            activated = self._mlp(index, self._norm(hidden, layer.mlp_norm), inputs)
+            activated = self._norm(activated, layer.mlp_post_norm)
+            hidden = hidden + scaled(activated, factor)
+        return self._end(hidden, inputs)
+
+    def _begin(self, inputs: StepInputs) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        """The input of the first layer, and the cosines and sines for all layers and heads."""
+        config = self.config
+        hidden = functional.embedding(inputs.token_ids, self._weights.embedding)
+        hidden = scaled(hidden, config.embedding_multiplier)
+        angles = inputs.positions[:, None].float() * self._frequencies
+        # [tokens, 1, rotary_dim / 2].
+        cosines, sines = (
+            (function(angles) * config.rotary_scaling).to(hidden.dtype)[:, None]
+            for function in (torch.cos, torch.sin)
+        )
+        return hidden, (cosines, sines)
+
+    def _end(self, hidden: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
+        """The logits of the tokens to choose, after the last layer."""
+        hidden = self._norm(hidden[inputs.logit_rows], self._weights.final_norm)
+        logits, divisor = _linear(hidden, self._weights.head), self.config.logits_divisor
+        return logits if divisor == 1.0 else logits / divisor
+
+    def _attend(
+        self,
+        index: int,
+        hidden: torch.Tensor,
+        inputs: StepInputs,
+        kv_pool: KVPool,
+        rotary: tuple[torch.Tensor, torch.Tensor],
+    ) -> torch.Tensor:
+        projected = self._linear(index, "qkv", hidden, inputs)
+        attended = inputs.attention(
+            self._place(index, projected, inputs, kv_pool, rotary),
+            kv_pool.key_cache(index),
+            kv_pool.value_cache(index),
+            scaling=self.config.scaling,
+            sliding_window=self.config.windows[index],
+        )
+        return self._linear(index, "output", attended.flatten(1), inputs)
+
+    def _place(
+        self,
+        index: int,
+        projected: torch.Tensor,
+        inputs: StepInputs,
+        kv_pool: KVPool,
+        rotary: tuple[torch.Tensor, torch.Tensor],
+    ) -> torch.Tensor:
+        """Write keys and values to their slots; returns the queries, [tokens, heads, head_dim]."""
+        config, layer = self.config, self._weights.layers[index]
+        heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        query, key, value = torch.split(
+            projected, [count * config.head_dim for count in heads], dim=-1
+        )
+        if config.norms_whole_projections:
+            query, key = self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)
+        query, key, value = (
+            part.reshape(len(part), -1, config.head_dim) for part in (query, key, value)
+        )
+        if not config.norms_whole_projections:
+            query, key = self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)
+        if config.rotates[index]:
+            query, key = _rotate(query, *rotary), _rotate(key, *rotary)
+        kv_pool.write(index, key=key, value=value, slots=inputs.slots)
+        return query
+
+    def _mlp(self, index: int, hidden: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
+        gate_up = self._linear(index, "gate_up", hidden, inputs)
+        return self._linear(index, "down", self._activate(gate_up), inputs)
+
+    def _activate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.silu(gate) * up
+
+    def _linear(
+        self, index: int, product: str, hidden: torch.Tensor, inputs: StepInputs
+    ) -> torch.Tensor:
+        """A linear layer of layer `index`, with the step's adapters added."""
+        outputs = _linear(hidden, getattr(self._weights.layers[index], product))
+        for adapter, tokens in inputs.adapted:
+            for first, part in self._adapters[adapter][index].get(product, ()):
+                added = part.added(hidden[tokens])
+                outputs[:, first : first + added.shape[1]].index_add_(0, tokens, added)
+        return outputs
+
+    def _norm(self, hidden: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        """Root mean square norm over the last dimension, in float32; None leaves it as it is.
+
+        The result is rounded before the weight is multiplied, as in the models; on a device torch's
+        norm is one kernel.
+        """
+        if weight is None:
+            return hidden
+        return weight * functional.rms_norm(hidden, hidden.shape[-1:], eps=self.config.epsilon)
+
+
+def scaled(hidden: torch.Tensor, factor: float) -> torch.Tensor:
+    """`hidden * factor` without a kernel for a factor of 1, which most families have."""
+    return hidden if factor == 1.0 else hidden * factor
+
+
+def _linear(inputs: torch.Tensor, linear: Linear) -> torch.Tensor:
+    return functional.linear(inputs, linear.weight, linear.bias)
+
+
+def _rotate(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    """Rotate the pairs (i, i + half) of [tokens, heads, dim] by the angles of their positions."""
+    half = cosines.shape[-1]
+    first, second, rest = torch.split(heads, [half, half, heads.shape[-1] - 2 * half], dim=-1)
+    return torch.cat(
+        (first * cosines - second * sines, second * cosines + first * sines, rest), dim=-1
+    )

@@ -1,0 +1,150 @@
+"""The common decoder with one Triton kernel for everything between two matrix products.
+
+The time of a step of few rows is set by its number of kernels: here a layer has ten, the two of a
+captured attention included, instead of nearly forty. Knows no family; it computes the same as
+`Decoder`.
+"""
+
+import subprocess
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from engine.model.causal_model import StepInputs
+from engine.model.decoder.decoder import Decoder, scaled
+from engine.model.decoder.decoder_adapters import DecoderAdapter
+from engine.model.decoder.decoder_config import DecoderConfig, NotCommon
+from engine.model.decoder.decoder_weights import DecoderWeights
+from engine.model.device.kv_pool import KVPool
+from engine.model.kernels.build import KernelsUnavailable
+
+#: Elements of one token per program of the activation kernel.
+ACTIVATED = 1024
+#: Width of a token's vector above which its norm is computed by eight warps instead of four.
+MANY = 2048
+
+
+class FusedDecoder(Decoder):
+    """`Decoder` on a device that Triton compiles for.
+
+    Raises:
+        NotCommon: norms that span all heads are not fused.
+        KernelsUnavailable: Triton is not installed; or, of a step, it cannot compile its kernels
+            here.
+    """
+
+    name = "decoder-triton"
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: DecoderWeights,
+        adapters: Sequence[DecoderAdapter] = (),
+    ) -> None:
+        first = weights.layers[0]
+        if config.norms_whole_projections or first.attention_norm is None:
+            raise NotCommon("norms in other places than before a block are not fused")
+        super().__init__(config, weights, adapters)
+        try:
+            from engine.model.decoder import fused_kernels
+        except ImportError as error:
+            raise KernelsUnavailable(f"Triton is not installed: {error}") from error
+        self._kernels: Any = fused_kernels
+
+    def forward(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
+        factor = self.config.residual_multiplier
+        hidden, rotary = self._begin(inputs)
+        added: torch.Tensor | None = None
+        for index, layer in enumerate(self._weights.layers):
+            hidden, normed = self._add_and_norm(hidden, added, layer.attention_norm)
+            attended = self._attend(index, normed, inputs, kv_pool, rotary)
+            hidden, normed = self._add_and_norm(hidden, scaled(attended, factor), layer.mlp_norm)
+            added = scaled(self._mlp(index, normed, inputs), factor)
+        assert added is not None
+        return self._end(hidden + added, inputs)
+
+    def _place(
+        self,
+        index: int,
+        projected: torch.Tensor,
+        inputs: StepInputs,
+        kv_pool: KVPool,
+        rotary: tuple[torch.Tensor, torch.Tensor],
+    ) -> torch.Tensor:
+        config, layer = self.config, self._weights.layers[index]
+        query = projected.new_empty(len(projected), config.num_heads, config.head_dim)
+        heads = config.num_heads + 2 * config.num_kv_heads
+        blocks, offsets = inputs.slots.blocks, inputs.slots.offsets
+        norms = layer.query_norm is not None
+        self._launch(
+            self._kernels.place_heads[len(projected), heads],
+            projected,
+            # A tensor that does not exist is not read.
+            layer.query_norm if norms else projected,
+            layer.key_norm if norms else projected,
+            *rotary,
+            blocks,
+            offsets,
+            query,
+            kv_pool.key_cache(index),
+            kv_pool.value_cache(index),
+            config.epsilon,
+            blocks.stride(0),
+            offsets.stride(0),
+            HEADS=config.num_heads,
+            KV_HEADS=config.num_kv_heads,
+            DIM=config.head_dim,
+            PADDED=power_of_two(config.head_dim),
+            HALF=config.rotary_dim // 2,
+            BLOCK_SIZE=kv_pool.block_size,
+            NORMS=norms,
+            ROTATES=config.rotates[index],
+            # One head is little work, and there are many of them.
+            num_warps=1,
+        )
+        return query
+
+    def _activate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        size = gate_up.shape[1] // 2
+        active = gate_up.new_empty(len(gate_up), size)
+        self._launch(
+            self._kernels.activate[len(gate_up), -(-size // ACTIVATED)],
+            gate_up,
+            active,
+            SIZE=size,
+            TILE=ACTIVATED,
+        )
+        return active
+
+    def _add_and_norm(
+        self, hidden: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`hidden` with what is added to it, and the norm of that."""
+        normed, size = torch.empty_like(hidden), hidden.shape[1]
+        summed = hidden if added is None else torch.empty_like(hidden)
+        self._launch(
+            self._kernels.add_and_norm[(len(hidden),)],
+            hidden,
+            hidden if added is None else added,
+            weight,
+            summed,
+            normed,
+            self.config.epsilon,
+            SIZE=size,
+            PADDED=power_of_two(size),
+            ADDS=added is not None,
+            num_warps=8 if size > MANY else 4,
+        )
+        return summed, normed
+
+    def _launch(self, kernel: Callable[..., Any], *arguments: Any, **constants: Any) -> None:
+        try:
+            kernel(*arguments, **constants)
+        except (self._kernels.TritonError, OSError, subprocess.SubprocessError) as error:
+            raise KernelsUnavailable(f"Triton cannot run its kernels here: {error}") from error
+
+
+def power_of_two(size: int) -> int:
+    """The least that is not smaller."""
+    return 1 << (size - 1).bit_length()

@@ -1,0 +1,103 @@
+"""Adapters as the kernels take them, packed product by product (see kernels/adapters.h)."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from engine.model.causal_model import StepInputs
+from engine.model.decoder.decoder_adapters import PRODUCTS, Addition, DecoderAdapter
+from engine.model.decoder.decoder_weights import DecoderWeights
+from engine.model.kernels.library import AdditionStruct
+from engine.model.kernels.packing import LANES, PER_WORD, interleave, pack
+
+#: Copies a tensor to where it stays, and says where that is.
+Keep = Callable[[torch.Tensor], int]
+
+
+class PackedAdapters:
+    """All adapters of a decoder, and their numbers in the kernels' table."""
+
+    def __init__(
+        self, weights: DecoderWeights, adapters: Sequence[DecoderAdapter], keep: Keep
+    ) -> None:
+        self._number_of = {adapter.name: number for number, adapter in enumerate(adapters)}
+        size = len(adapters) * len(weights.layers) * len(PRODUCTS)
+        #: One entry for each adapter, layer and product, in this nesting.
+        self.table = (AdditionStruct * size)(
+            *(
+                _packed(additions.get(name, ()), getattr(layer, name).weight, name, keep)
+                for adapter in adapters
+                for layer, additions in zip(weights.layers, adapter.layers, strict=True)
+                for name in PRODUCTS
+            )
+        )
+
+    def __len__(self) -> int:
+        return len(self._number_of)
+
+    def numbers_of_tokens(self, inputs: StepInputs) -> torch.Tensor | None:
+        """[tokens], each one's adapter and -1 for none; None where no token has one."""
+        if not inputs.adapted:
+            return None
+        numbers = torch.full_like(inputs.token_ids, -1)
+        for name, tokens in inputs.adapted:
+            numbers[tokens] = self._number_of[name]
+        return numbers
+
+
+def _packed(
+    additions: Sequence[Addition], weight: torch.Tensor, product: str, keep: Keep
+) -> AdditionStruct:
+    """What one adapter adds to a product with `weight`; a struct of zeros for nothing.
+
+    The parts of a fused product follow each other in `down`, each padded to whole words. A strip of
+    outputs is multiplied only with the words of its own part.
+    """
+    if not additions:
+        return AdditionStruct()
+    per_word = PER_WORD[weight.dtype]
+    ends = np.cumsum([-(-part.rank // per_word) * per_word for _, part in additions]).tolist()
+    rank = ends[-1]
+    down, up = weight.new_zeros(rank, weight.shape[1]), weight.new_zeros(len(weight), rank)
+    scales = torch.zeros(-(-rank // LANES) * LANES)
+    owns = torch.zeros(len(weight), rank, dtype=torch.bool)
+    for (first, part), start, end in zip(additions, [0, *ends], ends, strict=False):
+        down[start : start + part.rank] = part.down
+        scales[start : start + part.rank] = part.scale
+        outputs = slice(first, first + len(part.up))
+        up[outputs, start : start + part.rank] = part.up
+        owns[outputs, start:end] = True
+    if product == "gate_up":
+        up, owns = interleave(up), interleave(owns)
+    ups = _packed_up(pack(up), owns[:, ::per_word], keep)
+    words = {*ups[:, 2].tolist()}
+    return AdditionStruct(
+        down=keep(pack(down)),
+        scales=keep(scales),
+        ups=keep(ups),
+        rank=rank,
+        words=words.pop() if len(words) == 1 else -1,
+    )
+
+
+def _packed_up(strips: torch.Tensor, owns: torch.Tensor, keep: Keep) -> torch.Tensor:
+    """[strips, 3], of each its address, first word and number of words; QuireUp.
+
+    Args:
+        strips: [strips, words, 16 outputs, elements of a word].
+        owns: [outputs, words], True for the words of an output's own part; the others are zeros.
+        keep: takes the words of each strip that are multiplied.
+    """
+    padding = owns.new_zeros(-len(owns) % LANES, owns.shape[1])
+    words = torch.cat((owns, padding)).view(len(strips), LANES, -1).any(dim=1).int()
+    first = words.argmax(dim=1)
+    last = torch.where(words.any(dim=1), words.shape[1] - words.flip(1).argmax(dim=1), 0)
+    ups = torch.stack((torch.zeros_like(first), first, last - first), dim=1)
+    # Strips with the same range of words are kept together; there are few different ranges.
+    for begin, end in {*zip(first.tolist(), last.tolist(), strict=True)} - {(0, 0)}:
+        index = ((first == begin) & (last == end)).nonzero()[:, 0]
+        chosen = strips[index, begin:end].contiguous()
+        size = chosen[0].nbytes
+        ups[index, 0] = keep(chosen) + size * torch.arange(len(index))
+    return ups

@@ -1,0 +1,268 @@
+"""The fast path's compiled form: a step is one call into C++ over all layers. Knows no family.
+
+Weights are packed at load (see `engine.model.kernels.packing`). The residual stream is float32 and
+attention is exact to the row, so a request computed alone, in a batch or in chunks gives the same
+logits, bit for bit.
+"""
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.model.causal_model import StepInputs
+from engine.model.decoder.decoder_adapters import DecoderAdapter
+from engine.model.decoder.decoder_config import DecoderConfig, NotCommon
+from engine.model.decoder.decoder_weights import DecoderWeights, LayerWeights, Linear
+from engine.model.decoder.native_adapters import PackedAdapters
+from engine.model.device.kv_pool import KVPool, LayerShape
+from engine.model.kernels.build import Variant
+from engine.model.kernels.library import (
+    LayerStruct,
+    LinearStruct,
+    ModelStruct,
+    StepStruct,
+    build_of,
+    load_library,
+)
+from engine.model.kernels.packing import PER_WORD, interleave, pack
+
+#: MAX_HEAD_DIM in kernels/cache.h.
+MAX_HEAD_DIM = 512
+#: Weights are stored in slabs of at least this many bytes, large enough for huge pages.
+SLAB_BYTES = 1 << 26
+#: A cache line.
+ALIGNMENT = 64
+#: Smaller results come from the allocator, which keeps memory of that size for the next step.
+LENT_BYTES = 1 << 24
+
+_Pointers = ctypes.Array[ctypes.c_void_p]
+
+
+class NativeDecoder:
+    """The common decoder on a CPU.
+
+    Inside a block keys and values have a layout of the kernels' own, so only the kernels can read
+    them; copies and swaps move whole blocks.
+    """
+
+    #: Slots that were never written may hold anything, NaN included.
+    reads_unwritten_slots = False
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: DecoderWeights,
+        adapters: Sequence[DecoderAdapter] = (),
+        *,
+        variant: Variant,
+    ) -> None:
+        """Pack the weights.
+
+        Raises:
+            NotCommon: a size or a type that the kernels are not made for.
+            KernelsUnavailable: they cannot be built or loaded.
+        """
+        _check(config, weights)
+        self.name = f"decoder-{variant.name}"
+        self.vocab_size = config.vocab_size
+        shape = LayerShape(config.num_kv_heads, config.head_dim, config.head_dim)
+        self.layer_shapes: Sequence[LayerShape] = (shape,) * config.num_layers
+        self._library = load_library(variant)
+        #: Part of the engine's fingerprint.
+        self.build = build_of(self._library)
+        self.embedding = weights.embedding.contiguous()
+        self._slabs: list[torch.Tensor] = []
+        self._room = 0
+        self._pool: weakref.ref[KVPool] | None = None
+        self._head_outputs = weights.head.weight.shape[0]
+        self._logits = LentMemory()
+        self._layers = (LayerStruct * config.num_layers)(
+            *(self._layer(config, index, layer) for index, layer in enumerate(weights.layers))
+        )
+        self._adapters = PackedAdapters(weights, adapters, self._keep)
+        model = self._model(config, weights)
+        handle = self._library.quire_create(model)
+        if handle is None:
+            raise MemoryError("no memory for a decoder")
+        self._handle = ctypes.c_void_p(handle)
+        weakref.finalize(self, self._library.quire_destroy, self._handle)
+
+    def forward(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
+        logits = self._logits.borrow(len(inputs.logit_rows), self._head_outputs)
+        self._step(inputs, kv_pool, logits=logits.data_ptr())
+        return logits
+
+    def free_logits(self) -> None:
+        """Free the memory kept for logits: a check asks for those of full steps, serving never."""
+        self._logits = LentMemory()
+
+    def choose(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
+        tokens = torch.empty(len(inputs.logit_rows), dtype=torch.int64)
+        self._step(inputs, kv_pool, likeliest=tokens.data_ptr())
+        return tokens
+
+    def _step(self, inputs: StepInputs, kv_pool: KVPool, **results: int) -> None:
+        metadata = inputs.metadata
+        host = [
+            torch.from_numpy(array)
+            for array in (metadata.query_lens, metadata.context_lens, metadata.block_tables)
+        ]
+        adapters = self._adapters.numbers_of_tokens(inputs)
+        keys, values = self._caches(kv_pool)
+        step = StepStruct(
+            num_tokens=len(inputs.token_ids),
+            num_rows=metadata.num_rows,
+            num_logit_rows=len(inputs.logit_rows),
+            table_stride=host[2].stride(0),
+            block_size=kv_pool.block_size,
+            num_threads=torch.get_num_threads(),
+            token_ids=_integers(inputs.token_ids),
+            positions=_integers(inputs.positions),
+            slot_blocks=_integers(inputs.slots.blocks),
+            slot_offsets=_integers(inputs.slots.offsets),
+            query_lens=_integers(host[0]),
+            context_lens=_integers(host[1]),
+            tables=_integers(host[2]),
+            logit_rows=_integers(inputs.logit_rows),
+            adapters=None if adapters is None else _integers(adapters),
+            key_caches=ctypes.addressof(keys),
+            value_caches=ctypes.addressof(values),
+            **results,
+        )
+        if self._library.quire_step(self._handle, step) != 0:
+            raise MemoryError("no memory for the activations of a step")
+
+    def _caches(self, kv_pool: KVPool) -> tuple[_Pointers, _Pointers]:
+        """The addresses of a pool's tensors, which never move."""
+        if self._pool is None or self._pool() is not kv_pool:
+            layers = range(len(self.layer_shapes))
+            caches = [kv_pool.key_cache(layer) for layer in layers]
+            caches += [kv_pool.value_cache(layer) for layer in layers]
+            for cache in caches:
+                self._library.quire_advise(cache.data_ptr(), cache.nbytes)
+            addresses = [cache.data_ptr() for cache in caches]
+            array = ctypes.c_void_p * len(layers)
+            self._pointers = array(*addresses[: len(layers)]), array(*addresses[len(layers) :])
+            self._pool = weakref.ref(kv_pool)
+        return self._pointers
+
+    def _model(self, config: DecoderConfig, weights: DecoderWeights) -> ModelStruct:
+        return ModelStruct(
+            is_bfloat16=weights.embedding.dtype == torch.bfloat16,
+            num_layers=config.num_layers,
+            hidden_size=config.hidden_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            rotary_dim=config.rotary_dim,
+            intermediate_size=config.intermediate_size,
+            vocab_size=config.vocab_size,
+            norms_whole_projections=config.norms_whole_projections,
+            epsilon=config.epsilon,
+            scaling=config.scaling,
+            rotary_scaling=config.rotary_scaling,
+            embedding_multiplier=config.embedding_multiplier,
+            residual_multiplier=config.residual_multiplier,
+            logits_divisor=config.logits_divisor,
+            embedding=self.embedding.data_ptr(),
+            inverse_frequencies=self._floats(config.inverse_frequencies),
+            final_norm=self._floats(weights.final_norm),
+            head=self._linear(weights.head),
+            layers=self._layers,
+            num_adapters=len(self._adapters),
+            additions=self._adapters.table,
+        )
+
+    def _layer(self, config: DecoderConfig, index: int, layer: LayerWeights) -> LayerStruct:
+        return LayerStruct(
+            attention_norm=self._floats(layer.attention_norm),
+            query_norm=self._floats(layer.query_norm),
+            key_norm=self._floats(layer.key_norm),
+            attention_post_norm=self._floats(layer.attention_post_norm),
+            mlp_norm=self._floats(layer.mlp_norm),
+            mlp_post_norm=self._floats(layer.mlp_post_norm),
+            qkv=self._linear(layer.qkv),
+            output=self._linear(layer.output),
+            gate_up=self._linear(Linear(interleave(layer.gate_up.weight))),
+            down=self._linear(layer.down),
+            window=config.windows[index] or 0,
+            rotates=config.rotates[index],
+        )
+
+    def _linear(self, linear: Linear) -> LinearStruct:
+        outputs, inputs = linear.weight.shape
+        return LinearStruct(
+            packed=self._keep(pack(linear.weight)),
+            bias=self._floats(linear.bias),
+            inputs=inputs,
+            outputs=outputs,
+        )
+
+    def _floats(self, tensor: torch.Tensor | None) -> int | None:
+        return None if tensor is None else self._keep(tensor.float())
+
+    def _keep(self, tensor: torch.Tensor) -> int:
+        """The address of a copy that lives as long as the decoder, next to the one before."""
+        size = -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+        if size > self._room:
+            self._room = max(size, SLAB_BYTES)
+            self._slabs.append(torch.empty(self._room, dtype=torch.uint8))
+            self._library.quire_advise(self._slabs[-1].data_ptr(), self._room)
+        slab = self._slabs[-1]
+        assert slab.data_ptr() % ALIGNMENT == 0, "torch allocates whole cache lines"
+        start = len(slab) - self._room
+        slab[start : start + tensor.nbytes] = tensor.contiguous().flatten().view(torch.uint8)
+        self._room -= size
+        return slab.data_ptr() + start
+
+
+class LentMemory:
+    """A buffer for one large result, reused when no tensor refers to it any more.
+
+    The allocator returns tens of megabytes to the system when they are freed, and the next step
+    would take a page fault on every page of its logits. The buffer never grows for a result larger
+    than all before: a check at start, which wants the logits of whole prompts, would otherwise
+    leave behind far more than any step needs.
+    """
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, dtype=np.float32)
+        self._most_asked = 0
+        self._lent: weakref.ref[np.ndarray[Any, Any]] | None = None
+
+    def borrow(self, rows: int, columns: int) -> torch.Tensor:
+        """[rows, columns], uninitialized; a new allocation while the buffer is still in use."""
+        size, line = rows * columns, ALIGNMENT // self._memory.itemsize
+        is_held = self._lent is not None and self._lent() is not None
+        is_new = size > self._most_asked
+        self._most_asked = max(size, self._most_asked)
+        if is_held or is_new or size * self._memory.itemsize < LENT_BYTES:
+            return torch.empty(rows, columns)
+        if len(self._memory) < size + line:
+            self._memory = np.empty(size + line, dtype=np.float32)
+        start = -self._memory.ctypes.data % ALIGNMENT // self._memory.itemsize
+        array = self._memory[start : start + size]
+        self._lent = weakref.ref(array)
+        return torch.from_numpy(array).view(rows, columns)
+
+
+def _check(config: DecoderConfig, weights: DecoderWeights) -> None:
+    if weights.embedding.device.type != "cpu" or weights.embedding.dtype not in PER_WORD:
+        raise NotCommon(f"no kernels for {weights.embedding.dtype} on {weights.embedding.device}")
+    sizes = (
+        config.hidden_size,
+        config.intermediate_size,
+        config.head_dim,
+        config.num_heads * config.head_dim,
+    )
+    if any(size % 2 for size in sizes) or config.head_dim > MAX_HEAD_DIM:
+        raise NotCommon(f"the kernels take even sizes, and heads up to {MAX_HEAD_DIM}: {sizes}")
+
+
+def _integers(tensor: torch.Tensor) -> int:
+    assert tensor.dtype == torch.int64 and tensor.is_contiguous()
+    return tensor.data_ptr()

@@ -1,0 +1,1 @@
+"""Memory, copies and threads of the device that computes. Knows no layer."""

@@ -1,0 +1,1 @@
+"""From a folder to a runner: which path, which sizes."""

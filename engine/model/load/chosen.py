@@ -1,0 +1,161 @@
+"""What serves a loaded model on this machine: an attention backend, and the form of the model."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.errors import ModelRefused
+from engine.model.adapters import Adapter, read_adapters
+from engine.model.attention import choose_backend
+from engine.model.attention.interface import AttentionBackend, AttentionNeeds
+from engine.model.attention.self_check import AttentionCheckFailed
+from engine.model.causal_model import CausalModel
+from engine.model.checks.determinism import NotInvariant, invariant_multiple
+from engine.model.checks.probe import check_adapter, probe
+from engine.model.checks.rehearsal import Rehearsal
+from engine.model.decoder.native_decoder import NativeDecoder
+from engine.model.load.fast_path import ModelPath, choose_model
+from engine.model.run.model_runner import Limits
+from engine.model.wide.loader import LoadedModel
+from engine.model.wide.transformers_model import TransformersModel
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """The model and backend that will serve, and facts of the loaded model, which is let go.
+
+    Args:
+        multiple: rows and tokens of a step are padded to multiples of it, for `deterministic`.
+        width: as in `TransformersModel`.
+        adapters: the fingerprint of each by its name.
+        max_rank: the largest of any adapter, in any layer; 0 without adapters.
+    """
+
+    model: CausalModel
+    backend: AttentionBackend
+    block_size: int
+    multiple: int
+    needs: AttentionNeeds
+    hidden_size: int
+    width: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+    folder: Path
+    dtype: torch.dtype
+    device: torch.device
+    weights_fingerprint: str
+    adapters: Mapping[str, str]
+    max_rank: int
+
+
+def choose(
+    loaded: LoadedModel,
+    *,
+    attention_backend: str,
+    model_path: ModelPath,
+    block_size: int,
+    adapters: Mapping[str, Path],
+    limits: Limits,
+    deterministic: bool,
+    now: Callable[[], float] | None,
+) -> Chosen:
+    """Choose what works best on this machine; ModelRefused if what was asked for does not."""
+    device = loaded.model.device
+    served = probe(loaded.model, max_model_len=loaded.max_model_len)
+    added = _add_adapters(served, adapters)
+    needs = served.attention_needs
+    try:
+        backend, block_size = choose_backend(
+            attention_backend,
+            dtype=loaded.dtype,
+            device=device,
+            block_size=block_size,
+            needs=needs,
+            deterministic=deterministic,
+        )
+    except (AttentionCheckFailed, ValueError) as error:
+        raise ModelRefused(str(error)) from error
+    model = choose_model(
+        served,
+        adapters=added,
+        model_path=model_path,
+        block_size=block_size,
+        compiled=attention_backend == "auto",
+    )
+    multiple = 1
+    if deterministic:
+        rehearsal = Rehearsal(
+            dtype=loaded.dtype, device=device, block_size=block_size, backend=backend
+        )
+        multiple = _invariant_multiple(
+            model, rehearsal, limits, loaded, windows=served.windows, adapters=added, now=now
+        )
+    return Chosen(
+        model=model,
+        backend=backend,
+        block_size=block_size,
+        multiple=multiple,
+        needs=needs,
+        hidden_size=int(loaded.model.config.get_text_config().hidden_size),
+        width=served.width,
+        max_model_len=loaded.max_model_len,
+        eos_token_ids=loaded.eos_token_ids,
+        folder=loaded.folder,
+        dtype=loaded.dtype,
+        device=device,
+        weights_fingerprint=loaded.fingerprint,
+        adapters={adapter.name: adapter.fingerprint for adapter in added},
+        max_rank=max((adapter.max_rank for adapter in added), default=0),
+    )
+
+
+def _add_adapters(served: TransformersModel, folders: Mapping[str, Path]) -> Sequence[Adapter]:
+    adapters = read_adapters(served.model, folders)
+    if adapters:
+        served.add_adapters(adapters)
+        # One is enough: all of them use the same hooks.
+        check_adapter(served, adapters[0].name)
+    return adapters
+
+
+def _invariant_multiple(
+    model: CausalModel,
+    rehearsal: Rehearsal,
+    limits: Limits,
+    loaded: LoadedModel,
+    *,
+    windows: Sequence[int],
+    adapters: Sequence[Adapter],
+    now: Callable[[], float] | None,
+) -> int:
+    if adapters and not isinstance(model, NativeDecoder):
+        raise ModelRefused(
+            f"deterministic cannot be promised with adapters by {model.name}: what they add to a "
+            "token would depend on how many others have the same"
+        )
+    started = now() if now is not None else 0.0
+    try:
+        multiple = invariant_multiple(
+            model,
+            rehearsal,
+            adapters=[adapter.name for adapter in adapters],
+            windows=windows,
+            max_model_len=loaded.max_model_len,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+        )
+    except NotInvariant as reason:
+        raise ModelRefused(f"deterministic cannot be promised here: {reason}") from reason
+    if isinstance(model, NativeDecoder):
+        model.free_logits()
+    logger.info(
+        "deterministic: %s with rows in multiples of %d; checked in %s seconds",
+        model.name,
+        multiple,
+        "an unknown number of" if now is None else f"{now() - started:.2f}",
+    )
+    return multiple

@@ -1,0 +1,261 @@
+"""From a model folder to a ModelRunner: loads, chooses, measures, and sizes the KV pool."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+
+from engine.errors import ModelRefused
+from engine.model.attention import choose_decode
+from engine.model.attention.interface import AttentionUnavailable
+from engine.model.decoder.decoder import Decoder
+from engine.model.decoder.native_decoder import NativeDecoder
+from engine.model.device.container import CGROUP, whole_processors
+from engine.model.device.device_errors import cause_of, is_out_of_memory
+from engine.model.device.kv_pool import KVPool
+from engine.model.device.memory import free_memory_bytes, memory_share, release_memory
+from engine.model.device.pool_size import StepSize, blocks_in, memory_for_blocks, useful_blocks
+from engine.model.device.step_threads import StepThreads
+from engine.model.kernels.build import KernelsUnavailable
+from engine.model.load.chosen import Chosen, choose
+from engine.model.load.fast_path import ModelPath
+from engine.model.run.graphs import CudaCapturer, DecodeGraphs
+from engine.model.run.model_runner import ConfigFacts, Limits, ModelRunner
+from engine.model.wide.loader import load_model
+
+#: Default of `max_num_batched_tokens`. On a CPU larger steps brought no more tokens a second (see
+#: docs/performance-around-the-model.md), and the smaller a step, the sooner other requests get
+#: their next token. A GPU computes hundreds in the time in which it reads the weights.
+NUM_BATCHED_TOKENS = {"cpu": 256, "cuda": 2048}
+#: How much of a KV pool is touched at load, and for how long at most: a virtual machine may take
+#: seconds to map a gigabyte, which would otherwise delay the first prompts.
+MADE_AT_LOAD_BYTES = 1 << 30
+MADE_AT_LOAD_SECONDS = 1.0
+#: How much of it is touched between two readings of the clock.
+MADE_AT_ONCE_BYTES = 32 << 20
+
+
+def load_runner(
+    path: str | Path,
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int | None = None,
+    num_speculative_tokens: int = 0,
+    max_speculative_step_tokens: int = 0,
+    dtype: str = "auto",
+    device: str = "auto",
+    block_size: int = 16,
+    num_blocks: int | None = None,
+    kv_cache_memory_bytes: int | None = None,
+    num_host_blocks: int = 0,
+    attention_backend: str = "auto",
+    model_path: ModelPath = "auto",
+    deterministic: bool = False,
+    async_scheduling: bool = True,
+    adapters: Mapping[str, Path] = MappingProxyType({}),
+    now: Callable[[], float] | None = None,
+) -> ModelRunner:
+    """Load a model, check it and the attention backend on this machine, and size its KV pool.
+
+    The pool has `num_blocks`; without it, as many as fit in `kv_cache_memory_bytes`; without both,
+    a share of what the weights leave free, but no more than `max_num_seqs` requests of full
+    length could use. `max_num_batched_tokens` is by default what suits the device, but at least
+    twice `max_num_seqs`. A backend asked for by name excludes the C++ decoder, which has an
+    attention of its own. `deterministic` promises that a token's logits do not depend on what is
+    computed beside it. With `async_scheduling` a CUDA device gets its next step while one is in
+    flight; on a CPU the same cores plan and compute, so it gains nothing. `adapters` are LoRA
+    folders by the names that requests use. `now` is a clock in seconds: with it the log says how
+    long checks took, and on a CPU the memory of the first blocks is touched.
+
+    Raises:
+        ModelRefused: the model, the backend or the memory does not allow it.
+    """
+    _keep_to_the_container()
+    place = torch.device(_default_device() if device == "auto" else device)
+    most_tokens = max_num_batched_tokens or max(NUM_BATCHED_TOKENS[place.type], 2 * max_num_seqs)
+    limits = Limits(max_num_seqs, most_tokens, num_speculative_tokens, max_speculative_step_tokens)
+    chosen = choose(
+        load_model(path, dtype=dtype, device=place),
+        attention_backend=attention_backend,
+        model_path=model_path,
+        block_size=block_size,
+        adapters=adapters,
+        limits=limits,
+        deterministic=deterministic,
+        now=now,
+    )
+    release_memory(place)
+    captures = place.type == "cuda" and not deterministic and isinstance(chosen.model, Decoder)
+    kv_pool = _kv_pool(
+        chosen,
+        num_blocks=num_blocks or _num_blocks(chosen, limits, memory_bytes=kv_cache_memory_bytes),
+        num_host_blocks=num_host_blocks,
+        has_spare_block=captures or chosen.multiple > 1,
+        now=now,
+    )
+    graphs = _graphs(chosen, kv_pool, limits) if captures else None
+    return _runner(chosen, kv_pool, graphs, limits, async_scheduling=async_scheduling)
+
+
+def _keep_to_the_container() -> None:
+    """Use no more threads than the container has processors: torch counts the machine's.
+
+    The threads of a step wait for each other, and once the container's CPU quota is used up all of
+    them stand still for the rest of the period.
+    """
+    processors = whole_processors(CGROUP)
+    if processors is not None and processors < torch.get_num_threads():
+        torch.set_num_threads(processors)
+
+
+def _default_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _num_blocks(chosen: Chosen, limits: Limits, *, memory_bytes: int | None) -> int:
+    """The size of the pool from the memory it may take."""
+    shapes, sizes = chosen.model.layer_shapes, (chosen.block_size, chosen.dtype)
+    if memory_bytes is not None:
+        return blocks_in(memory_bytes, shapes, block_size=sizes[0], dtype=sizes[1])
+    step = StepSize(
+        num_tokens=limits.max_num_batched_tokens,
+        num_logits=-(-limits.max_num_due // chosen.multiple) * chosen.multiple,
+        hidden_size=chosen.hidden_size,
+        width=chosen.width,
+        vocab_size=chosen.model.vocab_size,
+        dtype=chosen.dtype,
+        max_rank=chosen.max_rank,
+    )
+    memory = memory_for_blocks(
+        free_memory_bytes(chosen.device), step, share=memory_share(chosen.device)
+    )
+    useful = useful_blocks(
+        max_num_seqs=limits.max_num_seqs,
+        max_model_len=chosen.max_model_len,
+        block_size=chosen.block_size,
+    )
+    return min(useful, blocks_in(memory, shapes, block_size=sizes[0], dtype=sizes[1]))
+
+
+def _kv_pool(
+    chosen: Chosen,
+    *,
+    num_blocks: int,
+    num_host_blocks: int,
+    has_spare_block: bool,
+    now: Callable[[], float] | None,
+) -> KVPool:
+    """The pool; ModelRefused if memory that was measured as free has been taken since."""
+    try:
+        pool = KVPool(
+            chosen.model.layer_shapes,
+            num_blocks=num_blocks,
+            block_size=chosen.block_size,
+            dtype=chosen.dtype,
+            device=chosen.device,
+            num_host_blocks=num_host_blocks,
+            has_spare_block=has_spare_block,
+        )
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ModelRefused(
+            f"there is no room for a KV cache of {num_blocks} blocks on {chosen.device} and "
+            f"{num_host_blocks} on the host: {cause_of(error)}"
+        ) from error
+    if now is not None and chosen.device.type == "cpu":
+        _make_first_blocks(pool, now)
+    return pool
+
+
+def _make_first_blocks(kv_pool: KVPool, now: Callable[[], float]) -> None:
+    give_up = now() + MADE_AT_LOAD_SECONDS
+    wanted = min(kv_pool.num_blocks, MADE_AT_LOAD_BYTES // kv_pool.bytes_per_block)
+    at_once = max(1, MADE_AT_ONCE_BYTES // kv_pool.bytes_per_block)
+    for first in range(0, wanted, at_once):
+        if now() >= give_up:
+            return
+        kv_pool.make(range(first, min(first + at_once, wanted)))
+
+
+def _graphs(chosen: Chosen, kv_pool: KVPool, limits: Limits) -> DecodeGraphs | None:
+    """Captured decode steps, if an attention can be captured on this device.
+
+    Raises:
+        ModelRefused: a capture failed. We cannot go on without, as torch's allocator may take the
+            capture for still under way.
+    """
+    decode = choose_decode(
+        dtype=chosen.dtype,
+        device=chosen.device,
+        block_size=chosen.block_size,
+        needs=chosen.needs,
+    )
+    if decode is None:
+        return None
+    try:
+        with torch.inference_mode():
+            return DecodeGraphs(
+                chosen.model,
+                kv_pool,
+                decode,
+                capturer=CudaCapturer(),
+                device=chosen.device,
+                max_num_seqs=limits.max_num_seqs,
+                max_model_len=chosen.max_model_len,
+            )
+    except (RuntimeError, AttentionUnavailable, KernelsUnavailable) as error:
+        raise ModelRefused(
+            f"decode steps cannot be captured on {chosen.device}: {cause_of(error)}; "
+            "with model_path 'wide' none are"
+        ) from error
+
+
+def _runner(
+    chosen: Chosen,
+    kv_pool: KVPool,
+    graphs: DecodeGraphs | None,
+    limits: Limits,
+    *,
+    async_scheduling: bool,
+) -> ModelRunner:
+    return ModelRunner(
+        chosen.model,
+        kv_pool,
+        backend=chosen.backend,
+        facts=_facts(chosen, kv_pool, graphs, limits),
+        device=chosen.device,
+        limits=limits,
+        multiple=chosen.multiple,
+        graphs=graphs,
+        runs_ahead=async_scheduling and chosen.device.type == "cuda",
+        threads=StepThreads(torch.get_num_threads()) if chosen.device.type == "cpu" else None,
+    )
+
+
+def _facts(
+    chosen: Chosen, kv_pool: KVPool, graphs: DecodeGraphs | None, limits: Limits
+) -> ConfigFacts:
+    path = [chosen.weights_fingerprint, chosen.model.name, chosen.backend.name, chosen.device.type]
+    if isinstance(chosen.model, NativeDecoder):
+        # Other kernels, and other compilers of them, round differently.
+        path.append(chosen.model.build)
+    if chosen.multiple > 1:
+        path.append(f"multiples-of-{chosen.multiple}")
+    if graphs is not None:
+        path.append(f"captured-{graphs.name}")
+    return ConfigFacts(
+        vocab_size=chosen.model.vocab_size,
+        max_model_len=chosen.max_model_len,
+        eos_token_ids=chosen.eos_token_ids,
+        num_blocks=kv_pool.num_blocks,
+        num_host_blocks=kv_pool.num_host_blocks,
+        block_size=kv_pool.block_size,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        fingerprint="-".join(path),
+        tokenizer_folder=chosen.folder,
+        dtype=str(chosen.dtype).removeprefix("torch."),
+        device=chosen.device.type,
+        adapters=chosen.adapters,
+    )

@@ -1,0 +1,1 @@
+"""Steps of an engine as tensors: the runner, and captured steps."""

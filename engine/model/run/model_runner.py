@@ -1,0 +1,320 @@
+"""Executes Batches: block copies, tensors, forward pass, sampler. Knows no request beyond its row.
+
+On CUDA a launch does not wait: its work is queued on the stream, and its tokens stay on the device
+to be fed to the step that is launched next.
+"""
+
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+
+import torch
+
+from engine.batch import Batch, BatchRow, ComputedStep, LaunchedStep, StepResult
+from engine.constraint import why_no_token
+from engine.errors import DeviceFailed
+from engine.logprobs import Logprobs
+from engine.model.attention.interface import AttentionBackend
+from engine.model.causal_model import BROKEN, CausalModel, Chooser
+from engine.model.device.device_errors import is_device_failure
+from engine.model.device.kv_pool import KVPool
+from engine.model.device.step_threads import StepThreads
+from engine.model.device.transfer import ToHost
+from engine.model.run.graphs import DecodeGraphs
+from engine.model.sampling.sampler import Drawn, Draws, Sampler, take_likeliest
+from engine.model.step import Fed, compute_logits, feed_of, lay_out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigFacts:
+    """What the model and its device decide about an EngineConfig.
+
+    Args:
+        fingerprint: of weights, precision, libraries and code path; where it differs, a resumed
+            generation may continue differently, as logits that nearly tie may swap.
+        tokenizer_folder: where the tokenizer files are.
+        max_num_batched_tokens: as asked for, or the default of the device.
+        dtype, device: what "auto" was resolved to.
+        adapters: fingerprints of the adapters that requests may name, by name.
+    """
+
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+    num_blocks: int
+    num_host_blocks: int
+    block_size: int
+    max_num_batched_tokens: int
+    fingerprint: str
+    tokenizer_folder: Path
+    dtype: str
+    device: str
+    adapters: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits on one step, as in the EngineConfig."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_speculative_tokens: int = 0
+    max_speculative_step_tokens: int = 0
+
+    @property
+    def max_num_due(self) -> int:
+        """The most tokens that a step can choose: one per row, and one per drafted token."""
+        guessed = min(
+            self.max_num_seqs * (1 + self.num_speculative_tokens),
+            self.max_speculative_step_tokens,
+            self.max_num_batched_tokens,
+        )
+        return max(self.max_num_seqs, guessed)
+
+
+class ModelRunner:
+    """One model, its KV pool, an attention backend and a sampler.
+
+    Runs on one thread at a time; several runners may live in one process.
+
+    Args:
+        limits: those of the engine's EngineConfig.
+        multiple: numbers of tokens and logits are padded to multiples of it, see `compute_logits`.
+        graphs: captured steps of this model over this pool.
+        runs_ahead: whether `launch` returns while the step is in flight, so that the next one can
+            be launched.
+        threads: adjusts the number of threads after each step on a CPU; None, which may also be set
+            later, keeps it.
+    """
+
+    def __init__(
+        self,
+        model: CausalModel,
+        kv_pool: KVPool,
+        *,
+        backend: AttentionBackend,
+        facts: ConfigFacts,
+        device: torch.device,
+        limits: Limits,
+        multiple: int = 1,
+        graphs: DecodeGraphs | None = None,
+        runs_ahead: bool = False,
+        threads: StepThreads | None = None,
+    ) -> None:
+        self.config_facts = facts
+        self.kv_pool = kv_pool
+        self.model = model
+        self._backend = backend
+        self._device = device
+        self._sampler = Sampler(facts.eos_token_ids)
+        self._limits = limits
+        self._multiple = multiple
+        self._graphs = graphs
+        self._runs_ahead = runs_ahead
+        self.threads = threads
+
+    def launch(self, batch: Batch, *, after: LaunchedStep | None = None) -> LaunchedStep:
+        """Compute a batch, or queue it on a device that runs ahead.
+
+        Raises:
+            DeviceFailed: a sticky device error, or block copies that stopped half-way.
+            Exception: the rows failed; the copies are done and must not be repeated.
+        """
+        assert batch.num_rows <= self._limits.max_num_seqs
+        assert batch.num_tokens <= self._limits.max_num_batched_tokens
+        self._move_blocks(batch)
+        if not batch.num_rows:
+            return ComputedStep(StepResult())
+        assert after is None or isinstance(after, StepInFlight)
+        if self._runs_ahead:
+            return StepInFlight(self, batch, after)
+        try:
+            due = batch.due
+            draws = self.draw(batch, due, None)
+            chosen: list[int] = draws.tokens.tolist()
+            draws.settle(chosen)
+            logprobs = draws.logprobs(chosen)
+        except Exception as error:
+            tell_from_device_failure(error, batch)
+            raise
+        if self.threads is not None:
+            self.threads.adjust()
+        return ComputedStep(result_of(batch, due, chosen, logprobs))
+
+    def run(self, batch: Batch) -> dict[str, int]:
+        """Launch a step, wait for it, and return its tokens by request id.
+
+        Raises:
+            ArithmeticError: a row has no finite logit.
+            DeviceFailed, Exception: as `launch`.
+        """
+        result = self.launch(batch).result()
+        if result.failures:
+            raise ArithmeticError(f"{result.failures}")
+        decodes = (request.request_id for request in batch.decodes.requests)
+        return dict(zip(decodes, result.decoded, strict=True)) | dict(result.token_ids)
+
+    def device_memory(self) -> dict[str, int]:
+        """Bytes of device memory by kind: allocated, reserved, total; empty on a CPU."""
+        if self._device.type != "cuda":
+            return {}
+        free, total = torch.cuda.mem_get_info(self._device)
+        allocated = torch.cuda.memory_allocated(self._device)
+        return {"allocated": allocated, "reserved": total - free, "total": total}
+
+    def num_threads(self) -> int:
+        """Threads that compute the next step on a CPU; 0 where their number is not adjusted."""
+        return 0 if self.threads is None else self.threads.count
+
+    @torch.inference_mode()
+    def draw(self, batch: Batch, due: Sequence[Drawn], fed: Fed | None) -> Draws:
+        """Run the forward pass and sample one token for each of `due`; blocks are in place."""
+        step = lay_out(
+            batch.catch_up_rows,
+            decodes=batch.decodes,
+            block_size=self.kv_pool.block_size,
+            device=self._device,
+            fed=fed,
+        )
+        model = self.model
+        if isinstance(model, Chooser) and self._multiple == 1 and take_likeliest(due):
+            return Draws(model.choose(step.inputs(self._backend), self.kv_pool), due)
+        logits = compute_logits(
+            step,
+            model=model,
+            kv_pool=self.kv_pool,
+            backend=self._backend,
+            multiple=self._multiple,
+            graphs=self._graphs,
+        )
+        # Logits may be padded beyond the vocabulary; the padding is cut off.
+        if logits.shape[1] > model.vocab_size:
+            logits = logits[:, : model.vocab_size]
+        return self._sampler.draw(logits, due)
+
+    def _move_blocks(self, batch: Batch) -> None:
+        try:
+            self.kv_pool.swap_out(batch.swap_out)
+            self.kv_pool.swap_in(batch.swap_in)
+        except (RuntimeError, IndexError) as error:
+            raise DeviceFailed(f"block copies of step {batch.step} failed: {error}") from error
+
+
+class StepInFlight:
+    """A launched step, its tokens on the device and on their way to the host.
+
+    Args:
+        after: the step launched before, which brings the unknown tokens of this one.
+
+    Raises:
+        DeviceFailed, Exception: as `ModelRunner.launch`.
+    """
+
+    is_in_flight = True
+
+    def __init__(self, runner: ModelRunner, batch: Batch, after: "StepInFlight | None") -> None:
+        self._runner = runner
+        self._batch = batch
+        self._due: Sequence[Drawn] = batch.due
+        self._after = after
+        self._behind: StepInFlight | None = None
+        self._result: StepResult | None = None
+        self._draws: Draws | None = None
+        self._tokens: torch.Tensor
+        self._compute()
+        if after is not None:
+            after._behind = self
+
+    def result(self) -> StepResult:
+        """Wait for the device; later calls return the same result.
+
+        Draws that the candidates left undecided (see `sampler`) are settled now. The step launched
+        next was then fed a placeholder token, and is computed again over the same slots.
+        """
+        if self._result is None:
+            assert self._draws is not None
+            try:
+                chosen = self._arriving.wait()
+                if self._draws.settle(chosen) and self._behind is not None:
+                    self._behind._compute()
+                logprobs = self._draws.logprobs(chosen)
+            except Exception as error:
+                # The next step may have been launched already: this one cannot be repeated.
+                tell_from_device_failure(error, self._batch)
+                raise DeviceFailed(f"step {self._batch.step} has no end: {error}") from error
+            self._result = result_of(self._batch, self._due, chosen, logprobs)
+            # The next step refers to this one until its own end, but needs only its tokens.
+            self._draws = self._after = self._behind = None
+        return self._result
+
+    def _compute(self) -> None:
+        fed = None
+        if self._after is not None:
+            due = [one.request_id for one in self._after._due]
+            fed = feed_of(self._batch.decodes, due, self._after._tokens)
+        # Free the memory of an earlier draw before the next one needs it.
+        self._draws = None
+        try:
+            self._draws = self._runner.draw(self._batch, self._due, fed)
+            self._tokens = self._draws.tokens
+            self._arriving = ToHost(self._tokens)
+        except Exception as error:
+            tell_from_device_failure(error, self._batch)
+            raise
+
+
+def result_of(
+    batch: Batch, due: Sequence[Drawn], chosen: Sequence[int], logprobs: Mapping[int, Logprobs]
+) -> StepResult:
+    """The step's result from the tokens chosen for `due`, which is `batch.due`."""
+    num_decodes = len(batch.decodes)
+    others = zip(due[num_decodes:], chosen[num_decodes:], strict=True)
+    decoded, token_ids = chosen[:num_decodes], {one.request_id: token for one, token in others}
+    told: dict[str, list[Logprobs]] = {}
+    for index, one in logprobs.items():
+        told.setdefault(due[index].request_id, []).append(one)
+    drafted = batch.drafted_rows
+    if not drafted and BROKEN not in chosen:
+        return StepResult(decoded, token_ids, logprobs=told)
+    runs = runs_of(drafted, due, chosen)
+    # A row with a draft has several entries; the first one says whether it has a token at all.
+    places = list(zip(due, chosen, strict=True))
+    first = {one.request_id: (one, token) for one, token in reversed(places)}
+    failures = {
+        request_id: why_no_token(one.constraint)
+        for request_id, (one, token) in first.items()
+        if token == BROKEN
+    }
+    for request_id in token_ids.keys() & {*failures, *runs}:
+        del token_ids[request_id]
+    runs = {request_id: run for request_id, run in runs.items() if run}
+    return StepResult(decoded, token_ids, failures, told, runs)
+
+
+def runs_of(
+    drafted: Sequence[BatchRow], due: Sequence[Drawn], chosen: Sequence[int]
+) -> dict[str, Sequence[int]]:
+    """The accepted tokens of rows with a draft, by request id.
+
+    A place without a token ends the run before it: in the next step it will be the first place.
+    """
+    rows = {row.request_id: row for row in drafted}
+    found: dict[str, list[int]] = {request_id: [] for request_id in rows}
+    for one, token in zip(due, chosen, strict=True):
+        if one.request_id in rows:
+            found[one.request_id].append(token)
+    return {
+        request_id: rows[request_id].run_of(list(takewhile(lambda token: token != BROKEN, tokens)))
+        for request_id, tokens in found.items()
+    }
+
+
+def tell_from_device_failure(error: Exception, batch: Batch) -> None:
+    """Raise DeviceFailed if the device is to blame, and not the rows of the batch."""
+    if is_device_failure(error):
+        raise DeviceFailed(f"the device failed in step {batch.step}: {error}") from error
+    # Its frames would keep the step's tensors alive as long as the error, and after running out of
+    # memory the retry of the rows needs that room.
+    traceback.clear_frames(error.__traceback__)

@@ -1,0 +1,1 @@
+"""The wide path: any causal language model of transformers."""

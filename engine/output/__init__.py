@@ -1,0 +1,1 @@
+"""Text, stop strings and log-probabilities of what was generated."""

@@ -1,0 +1,5 @@
+"""Batch files: requests and results as lines of JSON, resumed inside a line."""
+
+from quire.batch.batch import DEFAULT_MAX_INFLIGHT, BatchProgress, run_batch
+
+__all__ = ["DEFAULT_MAX_INFLIGHT", "BatchProgress", "run_batch"]

@@ -1,0 +1,115 @@
+"""Runs a file of OpenAI batch requests through a queue, and can be killed at any moment.
+
+    run_batch("redis://127.0.0.1:6379/0", "in.jsonl", "out.jsonl", resume=True)
+
+Results are appended as they come, in the order of completion; match them by `custom_id`. The id of
+a request is a function of the batch's name and of the line, so a run that starts again finds the
+requests of the one before it: those that ended in between are read from their logs, those that run
+are followed from their first token, and none is generated twice within the queue's retention.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Unpack
+
+import redis
+
+from quire.batch.files import BatchFileError, ResultFiles, lines_of, must_be_source
+from quire.batch.run import DEFAULT_MAX_INFLIGHT, BatchOptions, BatchProgress, BatchRun
+from quire.broker.broker import Broker
+from quire.client.client import Client
+from quire.errors import InvalidRequest
+from quire.transport.connection import connect
+from quire.wire.arguments import QueueSettings
+from quire.wire.protocol import Priority
+
+__all__ = ["DEFAULT_MAX_INFLIGHT", "BatchProgress", "run_batch"]
+
+#: How long a run that was given a url waits for a Redis that is away. One that was given a client
+#: or a broker waits as long as a wait of theirs without a timeout.
+OUTAGE_SECONDS = 60.0
+
+
+def run_batch(
+    broker: str | Broker | Client,
+    input_path: str | Path,
+    output_path: str | Path,
+    *,
+    errors_path: str | Path | None = None,
+    resume: bool = False,
+    name: str | None = None,
+    queue: str = "default",
+    shards: int = 1,
+    max_inflight: int = DEFAULT_MAX_INFLIGHT,
+    priority: str | int | Priority = Priority.LOW,
+    tenant: str = "default",
+    deadline_seconds: float | None = None,
+    stop: threading.Event | None = None,
+    on_progress: Callable[[BatchProgress], None] | None = None,
+    **settings: Unpack[QueueSettings],
+) -> BatchProgress:
+    """Runs every line of `input_path` once, and returns how it ended.
+
+    Completed requests go to `output_path`, all others to `errors_path` (`out.errors.jsonl` for
+    `out.jsonl` when None). A bad line fails alone. When `deadline_seconds` are over, or `stop` is
+    set, what has finished stays, and the rest goes to the errors as `batch_expired` or
+    `batch_cancelled`; a later `resume` runs that rest and leaves out all that has a result. `name`
+    keeps batches apart that ask the same (the stem of the input file when None). `queue`, `shards`
+    and `settings` see Client; they count only with a url.
+    Bodies are checked like those of a Client; `stream` in them is ignored. InvalidRequest, and
+    BatchFileError when the files cannot be used; BrokerUnavailable, after which `resume` goes on.
+    """
+    source, output = Path(input_path), Path(output_path)
+    if not output.name:
+        raise BatchFileError(f"{output}: is a directory")
+    errors = Path(errors_path) if errors_path else _failures_beside(output)
+    # Before files for results are made that there will be none for.
+    must_be_source(source, output, errors)
+    options = BatchOptions(
+        name=name or source.stem,
+        max_inflight=max_inflight,
+        priority=_priority(priority),
+        tenant=tenant,
+        deadline_seconds=deadline_seconds,
+    )
+    if shards < 1:
+        raise InvalidRequest("shards", "a queue has at least one")
+    lines = lines_of(source, options.name)
+    with ResultFiles(output, errors, resume=resume, lines=lines) as files:
+        if isinstance(broker, str):
+            with connect(broker) as connection:
+                owned = _brokers_of(connection, queue=queue, shards=shards, settings=settings)
+                run = BatchRun(owned, source, files, options=options, stop=stop)
+                return run.until_it_ends(on_progress)
+        # A client is a face of its brokers; a batch needs the logs of many requests in one read.
+        brokers = broker._brokers if isinstance(broker, Client) else [broker]
+        run = BatchRun(brokers, source, files, options=options, stop=stop)
+        return run.until_it_ends(on_progress)
+
+
+def _brokers_of(
+    connection: redis.Redis, *, queue: str, shards: int, settings: QueueSettings
+) -> list[Broker]:
+    """The brokers of a run that was given a url; each of their calls is repeated for long."""
+    settings.setdefault("retry_seconds", OUTAGE_SECONDS)
+    brokers = [Broker(connection, queue=queue, shard=shard, **settings) for shard in range(shards)]
+    for broker in brokers:
+        # A wait of several such calls would bear an outage for as much longer.
+        broker.outage_seconds = 0.0
+    return brokers
+
+
+def _priority(priority: str | int | Priority) -> Priority:
+    try:
+        return Priority.parse(priority)
+    except ValueError as error:
+        raise InvalidRequest("priority", str(error)) from None
+
+
+def _failures_beside(output: Path) -> Path:
+    if output.exists() and not (output.is_file() or output.is_dir()):
+        raise BatchFileError(f"{output} is no plain file: say as well where the failures go")
+    return output.with_suffix(".errors.jsonl")

@@ -1,0 +1,148 @@
+"""The lines of OpenAI's batch files: what is asked in one, and what is answered in two others.
+
+Pure: text in, records out, and back. A line that cannot be right becomes a BadLine that says why,
+and never an exception: in a batch it fails alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import InvalidRequest
+from quire.openai.answers import Heading, response
+from quire.openai.requests import KINDS, OpenAIRequest
+from quire.wire.choices import id_of
+from quire.wire.json_text import read_object
+from quire.wire.output import Completion
+from quire.wire.protocol import GenerationRequest
+
+#: The longest `custom_id`, in characters.
+MAX_CUSTOM_ID_LENGTH = 512
+
+#: Ends that are the batch's and not the line's: a resumed batch tries these lines again.
+EXPIRED, CANCELLED = "batch_expired", "batch_cancelled"
+
+
+#: The result of a line that cannot be run is named by its number, and what is wrong with it.
+BAD_LINE_PREFIX = "batch_req_line_"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLine:
+    """One request of a batch. `digest` names it: by the batch, its id, and all it asks for."""
+
+    custom_id: str
+    url: str
+    body: Mapping[str, Any]
+    digest: str
+
+    @property
+    def result_id(self) -> str:
+        return f"batch_req_{self.digest[:32]}"
+
+    @property
+    def asked(self) -> OpenAIRequest:
+        """The call that it stands for. Without a seed of its own, a later run draws the same."""
+        return OpenAIRequest(KINDS[self.url], self.body, self.digest)
+
+    @property
+    def num_choices(self) -> int:
+        """How many answers are asked for, to all prompts."""
+        return self.asked.num_choices
+
+    def request_id(self, choice: int = 0, *, attempt: int = 0) -> str:
+        """The same in every run, so that a second run finds what the first has begun."""
+        return id_of(self._id(attempt), choice, n=self.num_choices)
+
+    def request(self, choice: int = 0, *, attempt: int = 0, **envelope: Any) -> GenerationRequest:
+        """The message to submit for one choice. InvalidRequest for a body that cannot be right."""
+        return self.asked.request(self._id(attempt), choice, **envelope)
+
+    def _id(self, attempt: int) -> str:
+        suffix = f".{attempt}" if attempt else ""
+        return f"batch-{self.digest[:32]}{suffix}"
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A line that cannot be run. `custom_id` is None when the line has none that can be read."""
+
+    number: int
+    custom_id: str | None
+    code: str
+    message: str
+
+    @property
+    def result_id(self) -> str:
+        told = json.dumps([self.custom_id, self.code, self.message])
+        return f"{BAD_LINE_PREFIX}{self.number}_{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+
+
+def parse_line(text: str, *, number: int, batch: str) -> BatchLine | BadLine:
+    """Reads line `number` of the batch named `batch`. The body is looked into at the end."""
+    try:
+        fields, fault = read_object(text)
+    except InvalidRequest as error:
+        return BadLine(number, None, "invalid_json", f"line {number}: {error.message}")
+    if fault is not None and fault.path == "custom_id":
+        message = f"line {number}: custom_id {fault.message}"
+        return BadLine(number, None, "invalid_custom_id", message)
+    custom_id = fields.get("custom_id")
+    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID_LENGTH:
+        wanted = f"a string of 1 to {MAX_CUSTOM_ID_LENGTH} characters"
+        message = f"line {number}: custom_id must be {wanted}"
+        return BadLine(number, None, "invalid_custom_id", message)
+
+    def bad(code: str, message: str) -> BadLine:
+        return BadLine(number, custom_id, code, f"line {number}: {message}")
+
+    if fault is not None:
+        is_of_body = fault.path.startswith("body.")
+        code = "invalid_request" if is_of_body else "invalid_json"
+        return bad(code, f"{fault.path}: {fault.message}")
+    if fields.get("method", "POST") != "POST":
+        return bad("invalid_method", "method must be POST")
+    url, body = fields.get("url"), fields.get("body")
+    if not isinstance(url, str) or url not in KINDS:
+        return bad("invalid_url", f"url must be one of {', '.join(KINDS)}")
+    if not isinstance(body, dict):
+        return bad("invalid_body", "body must be an object")
+    asked = json.dumps([batch, custom_id, url, body], sort_keys=True)
+    digest = hashlib.sha256(asked.encode()).hexdigest()
+    line = BatchLine(custom_id, url, body, digest)
+    try:
+        line.asked.check()
+    except InvalidRequest as error:
+        return bad("invalid_request", str(error))
+    return line
+
+
+def output_line(line: BatchLine, completions: Sequence[Completion]) -> str:
+    """The line of a completed request for the output file, from the whole output of each choice."""
+    first, kind = completions[0], KINDS[line.url]
+    heading = Heading(
+        id=f"{'chatcmpl' if kind == 'chat.completions' else 'cmpl'}-{line.digest[:32]}",
+        kind=kind,
+        created=int(time.time()),
+        model=first.model or line.body.get("model") or "",
+    )
+    body = response(heading, completions, num_prompts=line.asked.num_prompts)
+    answer = {"status_code": 200, "request_id": first.request_id, "body": body}
+    return _line(line.result_id, line.custom_id, response=answer, error=None)
+
+
+def error_line(line: BatchLine | BadLine, code: str, message: str) -> str:
+    """The line for the error file of a request that did not complete."""
+    error = {"code": code, "message": message}
+    return _line(line.result_id, line.custom_id, response=None, error=error)
+
+
+def _line(result_id: str, custom_id: str | None, **outcome: Any) -> str:
+    fields = {"id": result_id, "custom_id": custom_id, **outcome}
+    # Escaped, because a custom_id may hold half a surrogate pair, which no file can.
+    return json.dumps(fields) + "\n"

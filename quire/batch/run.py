@@ -1,0 +1,381 @@
+"""One run of a batch: what is on its way, what came back, and what to do about what did not.
+
+Knows requests and logs; the files are batch_files' business, the lines' meaning batch_lines'.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from quire.batch.answers import Answer, OpenChoice, open_choices
+from quire.batch.files import ResultFiles, count_lines, unfinished_lines
+from quire.batch.lines import CANCELLED, EXPIRED, BadLine, BatchLine, error_line, output_line
+from quire.broker.broker import Broker
+from quire.client.following import Following
+from quire.client.handle import bearing, explain
+from quire.errors import InvalidRequest, OutputRewound, ProtocolError, QueueFull, UnknownRequest
+from quire.transitions.output_log import OutputRead
+from quire.transitions.routing import Parting, shard_of
+from quire.transitions.values import Submitted
+from quire.transport.patience import Patience
+from quire.wire.arguments import must_be_ahead
+from quire.wire.output import Completion, State, TokenChunk
+from quire.wire.protocol import TENANT_PATTERN, Priority, is_tenant_name
+
+#: Requests of a batch that are in the queue or running at once.
+DEFAULT_MAX_INFLIGHT = 1024
+
+#: The most requests of one submit.
+SUBMIT_SIZE = 256
+
+#: The most logs of one read.
+READ_SIZE = 256
+
+#: How long a read waits for news when there are none.
+BLOCK_SECONDS = 0.1
+
+#: A request without news for so long is looked up: it may have been lost.
+SILENT_SECONDS = 5.0
+
+#: How often a request that Redis lost is submitted again before its line fails.
+MAX_LOSSES = 3
+
+#: How long a full queue is left alone before the next try.
+FULL_PAUSE_SECONDS = 0.5
+
+_REASONS = {
+    EXPIRED: "the deadline of the batch has passed",
+    CANCELLED: "the batch was cancelled",
+}
+
+#: The ends that the end of a run brings to its requests.
+_BROKEN_OFF = (State.CANCELLED, State.EXPIRED)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchProgress:
+    """Where a batch stands.
+
+    `total` counts lines, `done_before` the results an earlier run has left, and `tokens` what was
+    generated and read by this one. `ending` is None while it goes on, and afterwards completed,
+    expired or cancelled.
+    """
+
+    total: int
+    completed: int = 0
+    failed: int = 0
+    inflight: int = 0
+    tokens: int = 0
+    done_before: int = 0
+    seconds: float = 0.0
+    ending: str | None = None
+
+    @property
+    def done(self) -> int:
+        return self.completed + self.failed
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOptions:
+    """How to run a batch; see `run_batch`. InvalidRequest."""
+
+    name: str
+    max_inflight: int = DEFAULT_MAX_INFLIGHT
+    priority: Priority = Priority.LOW
+    tenant: str = "default"
+    deadline_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_inflight < 1:
+            raise InvalidRequest("max_inflight", "must be positive")
+        if self.deadline_seconds is not None:
+            must_be_ahead("deadline_seconds", self.deadline_seconds)
+        if not is_tenant_name(self.tenant):
+            raise InvalidRequest("tenant", f"must match {TENANT_PATTERN}")
+
+
+class BatchRun:
+    """One run of a batch, in one thread: submit what fits, read what came, write what ended."""
+
+    def __init__(
+        self,
+        brokers: Sequence[Broker],
+        source: Path,
+        files: ResultFiles,
+        *,
+        options: BatchOptions,
+        stop: threading.Event | None,
+    ) -> None:
+        self._brokers = brokers
+        self._files = files
+        self._options = options
+        self._stop = stop or threading.Event()
+        self._patience = Patience(
+            None,
+            f"the batch {options.name}",
+            outage_seconds=brokers[0].outage_seconds,
+            has_answered=True,
+        )
+        self._began = time.monotonic()
+        self._deadline_ms: int | None = None
+        if options.deadline_seconds is not None:
+            self._deadline_ms = brokers[0].now_ms() + int(options.deadline_seconds * 1000)
+        self._lines = unfinished_lines(source, files, options.name)
+        # In the order of the last read, so that no log waits for ever behind others.
+        self._open: dict[str, OpenChoice] = {}
+        self._waiting: list[OpenChoice] = []
+        self._broken_off: str | None = None
+        self._submit_after = 0.0
+        self._progress = BatchProgress(
+            total=count_lines(source),
+            completed=files.num_completed,
+            failed=files.num_failed,
+            done_before=files.num_completed + files.num_failed,
+        )
+
+    def until_it_ends(self, on_progress: Callable[[BatchProgress], None] | None) -> BatchProgress:
+        while (ending := self._ending()) is None:
+            self._submit()
+            self._read(block_seconds=BLOCK_SECONDS)
+            self._look_after_silent()
+            if on_progress is not None:
+                on_progress(self._now())
+        if ending != State.COMPLETED:
+            self._break_off(EXPIRED if ending == State.EXPIRED else CANCELLED)
+        self._progress = replace(self._now(), ending=str(ending))
+        if on_progress is not None:
+            on_progress(self._progress)
+        return self._progress
+
+    def _ending(self) -> State | None:
+        if self._stop.is_set():
+            return State.CANCELLED
+        limit = self._options.deadline_seconds
+        if limit is not None and time.monotonic() - self._began >= limit:
+            return State.EXPIRED
+        self._refill()
+        return None if self._open or self._waiting else State.COMPLETED
+
+    def _now(self) -> BatchProgress:
+        seconds = time.monotonic() - self._began
+        return replace(self._progress, inflight=len(self._open), seconds=seconds)
+
+    def _refill(self) -> None:
+        """Takes lines from the file until enough are on their way."""
+        while len(self._open) + len(self._waiting) < self._options.max_inflight:
+            line = next(self._lines, None)
+            if line is None:
+                return
+            if isinstance(line, BadLine):
+                self._fail(line, line.code, line.message)
+            else:
+                self._waiting += open_choices(line)
+
+    def _submit(self) -> None:
+        while self._waiting and time.monotonic() >= self._submit_after:
+            part, self._waiting = self._waiting[:SUBMIT_SIZE], self._waiting[SUBMIT_SIZE:]
+            by_id = {open_.following.request_id: open_ for open_ in part}
+            requests = [
+                open_.answer.line.request(
+                    open_.choice,
+                    attempt=open_.attempt,
+                    priority=self._options.priority,
+                    tenant=self._options.tenant,
+                    deadline_ms=self._deadline_ms,
+                )
+                for open_ in part
+            ]
+            answers: dict[str, Submitted] = {}
+            for shard, share in Parting(requests, len(self._brokers)).parts():
+                try:
+                    submit = partial(self._brokers[shard].submit_many, share)
+                    submitted = bearing(self._patience, submit)
+                except QueueFull as full:
+                    answers |= {name: _accepted(name) for name in full.accepted}
+                    self._submit_after = time.monotonic() + FULL_PAUSE_SECONDS
+                else:
+                    answers |= {answer.request_id: answer for answer in submitted}
+            for request_id, open_ in by_id.items():
+                self._admit(open_, answers.get(request_id))
+
+    def _admit(self, open_: OpenChoice, answer: Submitted | None) -> None:
+        if answer is None:
+            self._waiting.append(open_)
+            return
+        open_.is_inherited = not answer.created
+        if answer.state in (State.CANCELLED, State.EXPIRED):
+            self._attempt_again(open_)
+            return
+        open_.following.known = True
+        open_.heard = time.monotonic()
+        self._open[open_.following.request_id] = open_
+
+    def _attempt_again(self, open_: OpenChoice) -> None:
+        """For what an earlier run broke off. Its id is spent; the next attempt has the next one."""
+        open_.attempt += 1
+        request_id = open_.answer.line.request_id(open_.choice, attempt=open_.attempt)
+        open_.following = Following(request_id)
+        open_.chunks = []
+        self._waiting.append(open_)
+
+    def _read(self, *, block_seconds: float | None) -> None:
+        """One round over all logs; when none has news, waits for those that waited longest."""
+        shards: dict[Broker, list[str]] = {}
+        for request_id in self._open:
+            shards.setdefault(self._broker_of(request_id), []).append(request_id)
+        groups = [
+            ids[first : first + READ_SIZE]
+            for ids in shards.values()
+            for first in range(0, len(ids), READ_SIZE)
+        ]
+        has_news = False
+        for group in groups[1:]:
+            has_news |= self._read_group(group, block_seconds=None)
+        if groups:
+            self._read_group(groups[0], block_seconds=None if has_news else block_seconds)
+        elif self._waiting and block_seconds is not None:
+            self._stop.wait(max(0.0, self._submit_after - time.monotonic()))
+
+    def _broker_of(self, request_id: str) -> Broker:
+        return self._brokers[shard_of(request_id, len(self._brokers))]
+
+    def _read_group(self, group: list[str], *, block_seconds: float | None) -> bool:
+        """Reads the logs of requests of one shard."""
+        group = [request_id for request_id in group if request_id in self._open]
+        if not group:
+            return False
+        seen = {request_id: self._open[request_id].following.seen for request_id in group}
+        broker = self._broker_of(group[0])
+        look = partial(broker.read_output, seen, block_seconds=block_seconds)
+        news = bearing(self._patience, look)
+        if news:
+            self._patience.has_news()
+        else:
+            explain(self._patience, broker)
+        now = time.monotonic()
+        for request_id in group:
+            if request_id not in self._open:
+                # Another choice of its line has just failed.
+                continue
+            # Last read, last in line: the group that waits is another one in every round.
+            open_ = self._open[request_id] = self._open.pop(request_id)
+            if read := news.get(request_id):
+                open_.heard = now
+                self._take_all(open_, read)
+        return bool(news)
+
+    def _take_all(self, open_: OpenChoice, read: OutputRead) -> None:
+        try:
+            for item in open_.following.take(read):
+                self._take(open_, item)
+        except OutputRewound:
+            _read_anew(open_)
+        except ProtocolError as error:
+            self._fail_open(open_.following.request_id, error)
+
+    def _fail_open(self, request_id: str, error: ProtocolError) -> None:
+        self._fail_answer(self._open.pop(request_id).answer, "protocol_error", str(error))
+
+    def _take(self, open_: OpenChoice, item: TokenChunk | Completion) -> None:
+        if isinstance(item, TokenChunk):
+            open_.chunks.append(item)
+            tokens = self._progress.tokens + len(item.token_ids)
+            self._progress = replace(self._progress, tokens=tokens)
+            return
+        del self._open[open_.following.request_id]
+        if item.state is State.COMPLETED:
+            if choices := open_.complete(item):
+                self._files.write_output(output_line(open_.answer.line, choices))
+                self._progress = replace(self._progress, completed=self._progress.completed + 1)
+        elif open_.is_inherited and not self._broken_off and item.state in _BROKEN_OFF:
+            # It was still running when this run began; its end is that of the run before.
+            self._attempt_again(open_)
+        elif item.state is State.EXPIRED and self._deadline_ms is not None:
+            # The deadline of the batch was given to each request, and came to this one first.
+            self._fail_answer(open_.answer, EXPIRED, _REASONS[EXPIRED])
+        elif item.state is State.CANCELLED and self._broken_off:
+            self._fail_answer(open_.answer, self._broken_off, _REASONS[self._broken_off])
+        else:
+            error = open_.answer.named(item, open_.choice).error
+            code, message = (error.code, error.message) if error else (str(item.state), "")
+            field_ = f"{error.field}: " if error and error.field else ""
+            self._fail_answer(open_.answer, code, f"{field_}{message}")
+
+    def _look_after_silent(self) -> None:
+        """Looks up those that were silent for long; what Redis has lost is submitted again."""
+        now = time.monotonic()
+        for request_id, open_ in list(self._open.items()):
+            if now - open_.heard < SILENT_SECONDS or open_.answer.has_failed:
+                continue
+            open_.heard = now
+            try:
+                status = partial(self._broker_of(request_id).status, request_id)
+                open_.following.silent(bearing(self._patience, status))
+            except OutputRewound:
+                _read_anew(open_)
+            except ProtocolError as error:
+                self._fail_open(request_id, error)
+            except UnknownRequest:
+                del self._open[request_id]
+                open_.losses += 1
+                open_.following, open_.chunks = Following(request_id), []
+                if open_.losses > MAX_LOSSES:
+                    reason = "the queue has lost the request repeatedly"
+                    self._fail_answer(open_.answer, "lost", reason)
+                else:
+                    self._waiting.append(open_)
+
+    def _break_off(self, code: str) -> None:
+        """Ends the batch before its time: what has finished by now stays, the rest is named."""
+        self._broken_off = code
+        for request_id in list(self._open):
+            self._cancel(request_id)
+        self._read(block_seconds=None)
+        reason = _REASONS[code]
+        for open_ in [*self._open.values(), *self._waiting]:
+            self._fail_answer(open_.answer, code, reason)
+        self._open, self._waiting = {}, []
+        for line in self._lines:
+            if isinstance(line, BadLine):
+                self._fail(line, line.code, line.message)
+            else:
+                self._fail(line, code, reason)
+
+    def _fail_answer(self, answer: Answer, code: str, message: str) -> None:
+        """Fails a line for one of its choices. Nobody waits for the others any more."""
+        if answer.has_failed:
+            return
+        answer.has_failed = True
+        self._fail(answer.line, code, message)
+        if answer.line.num_choices == 1:
+            return
+        self._waiting = [open_ for open_ in self._waiting if open_.answer is not answer]
+        for request_id in [name for name, open_ in self._open.items() if open_.answer is answer]:
+            del self._open[request_id]
+            self._cancel(request_id)
+
+    def _cancel(self, request_id: str) -> None:
+        """Nobody waits for it. A Redis without memory refuses that as well, and it goes on."""
+        with contextlib.suppress(UnknownRequest, QueueFull):
+            self._broker_of(request_id).cancel(request_id)
+
+    def _fail(self, line: BatchLine | BadLine, code: str, message: str) -> None:
+        self._files.write_error(error_line(line, code, message))
+        self._progress = replace(self._progress, failed=self._progress.failed + 1)
+
+
+def _read_anew(open_: OpenChoice) -> None:
+    """Redis has lost a part of what was read. The log is what counts: back to its beginning."""
+    open_.following = Following(open_.following.request_id, known=True)
+    open_.chunks = []
+
+
+def _accepted(request_id: str) -> Submitted:
+    """The answer for what a refused submit has taken in; who created it is not known."""
+    return Submitted(request_id, State.QUEUED, created=False)

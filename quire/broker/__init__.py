@@ -1,0 +1,1 @@
+"""One method per transition of the protocol, for threads and for event loops."""

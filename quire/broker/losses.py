@@ -1,0 +1,124 @@
+"""Finds open requests that nothing in the queue leads to any more. Changes nothing.
+
+RESTORE (see `Broker.restore`) puts back what is lost; here it is only looked for, by plain reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis
+
+from quire.keys import Keys
+from quire.transitions.values import Lost
+from quire.transport.connection import Retrying
+
+#: The most open requests looked at: a second or so.
+MAX_SEEN = 10_000
+
+#: How many of them are looked at in one round trip, or a few more.
+_PER_LOOK = 500
+
+#: What is compared of a record: if all of it stays the same, no transition came between two looks.
+_FIELDS = ("state", "epoch", "priority", "entry")
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """`lost`: what leads to a request no more, by its id. `num_seen` of `num_open` were looked at.
+
+    One that an older version has queued is not told: its record does not name its entry.
+    """
+
+    num_open: int
+    num_seen: int
+    lost: Mapping[str, Lost] = field(default_factory=dict)
+
+
+def inspect_losses(connection: redis.Redis, keys: Keys, *, most: int = MAX_SEEN) -> Losses:
+    """Compares open requests of a shard with its streams and sets. Tries once: BrokerUnavailable.
+
+    A request may be claimed between two reads, so each that seems lost is looked at again.
+    """
+
+    def look() -> Losses:
+        found: dict[str, Lost] = {}
+        cursor, num_seen = 0, 0
+        while num_seen < most:
+            reply: Any = connection.hscan(keys.open, cursor, count=_PER_LOOK)
+            cursor, fields = reply
+            names = [name.decode(errors="replace") for name in fields]
+            found |= _lost_of(connection, keys, names)
+            num_seen += len(names)
+            if cursor == 0:
+                break
+        num_open: Any = connection.hlen(keys.open)
+        return Losses(max(int(num_open), num_seen) if cursor else num_seen, num_seen, found)
+
+    return Retrying(0.0)(look)
+
+
+def _lost_of(connection: redis.Redis, keys: Keys, names: Sequence[str]) -> dict[str, Lost]:
+    before = _records(connection, keys, names)
+    asked: list[tuple[str, Lost, Callable[[Any], object]]] = []
+    for name, record in zip(names, before, strict=True):
+        if question := _question(keys, name, record):
+            asked.append((name, *question))
+    answers = _answers(connection, [ask for _, _, ask in asked])
+    seem_lost = {
+        name: lost
+        for (name, lost, _), answer in zip(asked, answers, strict=True)
+        if not _is_there(name, lost, answer)
+    }
+    # The second look: what is as it was has not been claimed, ended or moved since.
+    was = dict(zip(names, before, strict=True))
+    still = zip(seem_lost, _records(connection, keys, list(seem_lost)), strict=True)
+    return {name: seem_lost[name] for name, record in still if record == was[name]}
+
+
+def _question(
+    keys: Keys, name: str, record: Sequence[bytes | None]
+) -> tuple[Lost, Callable[[Any], object]] | None:
+    """What leads to a request by its record, and the read that tells whether it is there."""
+    state, epoch, priority, entry = record
+    if state is None:
+        return Lost.RECORD, lambda pipeline: pipeline.hexists(keys.open, name)
+    if state == b"scheduled":
+        return Lost.DELAY, lambda pipeline: pipeline.zscore(keys.delay, name)
+    if state == b"running":
+        return Lost.LEASE, lambda pipeline: pipeline.zscore(keys.lease, name)
+    recorded = (entry or b"").split()
+    if state != b"queued" or len(recorded) < 2 or recorded[0] != epoch:
+        return None
+    level = int(priority or 0)
+    stream = keys.resumed(level) if len(recorded) > 2 else keys.ingress(level)
+    return Lost.ENTRY, lambda pipeline: pipeline.xrange(stream, recorded[1], recorded[1])
+
+
+def _is_there(name: str, lost: Lost, answer: Any) -> bool:
+    if lost is Lost.ENTRY:
+        return bool(answer) and answer[0][1].get(b"id") == name.encode()
+    if lost is Lost.RECORD:
+        # Not open any more: it has ended between two reads.
+        return not answer
+    return answer is not None
+
+
+def _records(
+    connection: redis.Redis, keys: Keys, names: Sequence[str]
+) -> list[Sequence[bytes | None]]:
+    def ask(name: str) -> Callable[[Any], object]:
+        return lambda pipeline: pipeline.hmget(keys.request(name), *_FIELDS)
+
+    return _answers(connection, [ask(name) for name in names])
+
+
+def _answers(connection: redis.Redis, asks: Sequence[Callable[[Any], object]]) -> list[Any]:
+    if not asks:
+        return []
+    with connection.pipeline(transaction=False) as pipeline:
+        for ask in asks:
+            ask(pipeline)
+        return pipeline.execute()

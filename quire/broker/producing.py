@@ -1,0 +1,164 @@
+"""What a producer does, without a connection: shared by the threaded and the async broker.
+
+A transition that takes several calls is written as a Conversation: a generator that yields the
+calls to make and is sent their replies. The owner of a connection drives it, in a thread or in an
+event loop, so that the logic is written only once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from quire.errors import BrokerUnavailable, InvalidRequest, QueueFull, QuireError, UnknownRequest
+from quire.keys import Keys
+from quire.transitions.calls import cancel_call, submit_call
+from quire.transitions.endings import ENDINGS
+from quire.transitions.replies import full_queue
+from quire.transitions.routing import placed
+from quire.transitions.values import Submitted
+from quire.transport.script_runner import Argument, Call, raise_if_error
+from quire.wire.arguments import (
+    MAX_SECONDS,
+    MIN_KEPT_SECONDS,
+    RequestArguments,
+    build_request,
+    needs_clock,
+)
+from quire.wire.message import Message
+from quire.wire.output import State
+from quire.wire.protocol import GenerationRequest
+from quire.wire.sampling import ParsedBody
+
+#: How often the holder of an idempotency key may change during one submit.
+MAX_HOLDER_CHANGES = 3
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Calls of one transition. The replies are those of `ScriptRunner.run_many`."""
+
+    transition: str
+    calls: Sequence[Call]
+
+
+Conversation = Generator[Ask, list[Any], _Result]
+
+
+def submitting(
+    keys: Keys, messages: Sequence[Message], *, calls: Sequence[Call] | None = None
+) -> Conversation[list[Submitted]]:
+    """See `Broker.submit_many`. `calls` are those of the messages, if they exist already."""
+    submitted: list[Submitted] = []
+    failure: QuireError | None = None
+    if calls is None:
+        calls = [submit_call(keys, message) for message in messages]
+    replies = yield Ask("submit", calls)
+    for message, reply in zip(messages, replies, strict=True):
+        try:
+            answer = yield from _submitted(keys, message, reply)
+        except QuireError as error:
+            failure = failure or error
+        else:
+            submitted.append(answer)
+    if isinstance(failure, QueueFull):
+        accepted = tuple(answer.request_id for answer in submitted)
+        raise QueueFull(str(failure), limit=failure.limit, accepted=accepted) from failure.__cause__
+    if failure:
+        raise failure
+    return submitted
+
+
+def cancelling(keys: Keys, request_id: str) -> Conversation[State]:
+    """See `Broker.cancel`."""
+    (reply,) = yield Ask("cancel", [cancel_call(keys, request_id)])
+    state = raise_if_error(reply)
+    if not state:
+        raise UnknownRequest(request_id)
+    return State(state.decode())
+
+
+def script_settings(
+    *,
+    lease_seconds: float,
+    max_queue_seconds: float,
+    retention_seconds: float,
+    max_attempts: int,
+    max_backlog: int | None,
+) -> tuple[Argument, ...]:
+    """The arguments every transition begins with, as `common.lua` reads them. ValueError."""
+    durations = (lease_seconds, max_queue_seconds, retention_seconds)
+    if not all(MIN_KEPT_SECONDS <= one <= MAX_SECONDS for one in durations) or max_attempts < 1:
+        names = "lease_seconds, max_queue_seconds and retention_seconds"
+        limits = f"{MIN_KEPT_SECONDS} to {MAX_SECONDS}, and max_attempts at least 1"
+        raise ValueError(f"{names} must be {limits}")
+    return (
+        *(int(seconds * 1000) for seconds in durations),
+        max_attempts,
+        max_backlog if max_backlog is not None else 0,
+        *ENDINGS,
+    )
+
+
+def must_ask_clock(items: Iterable[GenerationRequest | RequestArguments]) -> bool:
+    """Whether one of them has a time that is relative to the broker's clock."""
+    return any(not isinstance(item, GenerationRequest) and needs_clock(item) for item in items)
+
+
+def ready_messages(
+    items: Iterable[GenerationRequest | RequestArguments],
+    *,
+    tenant: str,
+    now_ms: int | None,
+    num_shards: int,
+    group: str | None,
+) -> Iterator[Message]:
+    """The messages of what a client was given to submit, under the ids by which they are found.
+
+    Each is checked when it is asked for. InvalidRequest, with the place of the culprit when it is
+    one of several.
+    """
+    given = list(items)
+    for index, item in enumerate(given):
+        try:
+            request, body = _ready(item, tenant=tenant, now_ms=now_ms)
+            request = placed(request, num_shards=num_shards, group=group)
+            # Whether it can be sent is found here, too: later, other shards would have their part.
+            message = Message.of(request, body)
+        except InvalidRequest as error:
+            if len(given) == 1:
+                raise
+            raise InvalidRequest(error.field, error.message, index=index) from error
+        yield message
+
+
+def _ready(
+    item: GenerationRequest | RequestArguments, *, tenant: str, now_ms: int | None
+) -> tuple[GenerationRequest, ParsedBody]:
+    if isinstance(item, GenerationRequest):
+        return item, item.parse_body()
+    return build_request(item, tenant=tenant, now_ms=now_ms)
+
+
+def _submitted(keys: Keys, message: Message, reply: Any) -> Conversation[Submitted]:
+    outcome, request_id, state, asked = _parts(reply)
+    for _ in range(MAX_HOLDER_CHANGES):
+        if outcome != "held":
+            break
+        # A script declares its keys, so the record of the holder takes a call of its own.
+        (reply,) = yield Ask("submit", [submit_call(keys, message, holder=request_id)])
+        outcome, request_id, state, asked = _parts(reply)
+    if outcome == "full":
+        raise full_queue(limit=state, tenant=message.request.tenant)
+    if outcome == "held":
+        raise BrokerUnavailable("the idempotency key changed hands too often")
+    return Submitted(request_id, State(state), created=outcome == "created", asked=asked)
+
+
+def _parts(reply: Any) -> tuple[str, str, str, bytes]:
+    """What submit.lua replies; what is not known by its own id has no fourth part there."""
+    outcome, request_id, state, *asked = raise_if_error(reply)
+    return outcome.decode(), request_id.decode(), state.decode(), asked[0] if asked else b""

@@ -1,0 +1,207 @@
+"""The client of an event loop: the verbs of `Client`, awaited.
+
+    async with AsyncClient("redis://127.0.0.1:6379/0") as quire:
+        handle = await quire.submit("12+34=", sampling={"max_tokens": 16}, deadline=60)
+        async for chunk in handle.stream():
+            print(chunk.text, end="")
+
+All handles of a client read through one connection, a thousand as well as one. What a request is,
+what its log says and which errors there are is the code behind `Client`, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from types import TracebackType
+from typing import Unpack, overload
+
+import redis.asyncio
+
+from quire.broker.async_broker import AsyncBroker, connect_async
+from quire.broker.async_shard import taking_turns
+from quire.broker.inspection import adapters_of, models_of
+from quire.broker.producing import must_ask_clock, ready_messages
+from quire.client.async_group_handle import AsyncGroupHandle
+from quire.client.async_handle import AsyncHandle
+from quire.client.client import DEFAULT_URL
+from quire.client.conflicts import refuse_others
+from quire.errors import QuireError
+from quire.transitions.routing import Parting, check_group_name, shard_of
+from quire.transitions.values import RequestStatus
+from quire.wire.arguments import QueueSettings, RequestArguments, RequestOptions
+from quire.wire.choices import choices_of
+from quire.wire.message import Message
+from quire.wire.output import Completion, State, TokenChunk
+from quire.wire.protocol import GenerationRequest
+
+__all__ = ["AsyncClient", "AsyncGroupHandle", "AsyncHandle"]
+
+
+class AsyncClient:
+    """Talks to one queue from one event loop.
+
+    `broker` is a Redis URL, a connection made with `connect_async`, or an AsyncBroker with settings
+    of its own. Nothing is sent before the first call. Only a connection made here is closed here.
+    All methods may raise BrokerUnavailable. `shards` and `settings` see Client.
+    """
+
+    def __init__(
+        self,
+        broker: str | redis.asyncio.Redis | AsyncBroker = DEFAULT_URL,
+        *,
+        queue: str = "default",
+        tenant: str = "default",
+        shards: int = 1,
+        **settings: Unpack[QueueSettings],
+    ) -> None:
+        if shards < 1 or (isinstance(broker, AsyncBroker) and (shards > 1 or settings)):
+            message = "shards must be at least 1, and a Broker serves one shard, as it was set up"
+            raise ValueError(message)
+        self._owned = connect_async(broker) if isinstance(broker, str) else None
+        connection = self._owned or broker
+        self._owns_brokers = isinstance(connection, redis.asyncio.Redis)
+        if isinstance(connection, AsyncBroker):
+            self._brokers = [connection]
+        elif not isinstance(connection, redis.asyncio.Redis):
+            raise TypeError(
+                "an AsyncClient takes a url, a connection made with `connect_async`, or an "
+                "AsyncBroker"
+            )
+        else:
+            self._brokers = [
+                AsyncBroker(connection, queue=queue, shard=shard, **settings)
+                for shard in range(shards)
+            ]
+        self._tenant = tenant
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends what this client started and closes what it opened; harmless when repeated."""
+        if self._owns_brokers:
+            for broker in self._brokers:
+                await broker.close()
+        if self._owned is not None:
+            await self._owned.aclose()
+
+    async def submit(
+        self, prompt: str | Sequence[int] | None = None, **options: Unpack[RequestOptions]
+    ) -> AsyncHandle:
+        """See `Client.submit`."""
+        return (await self.submit_many([{"prompt": prompt, **options}]))[0]
+
+    @overload
+    async def submit_many(
+        self, requests: Iterable[GenerationRequest | RequestArguments]
+    ) -> list[AsyncHandle]: ...
+
+    @overload
+    async def submit_many(
+        self, requests: Iterable[GenerationRequest | RequestArguments], *, group: str
+    ) -> AsyncGroupHandle: ...
+
+    async def submit_many(
+        self,
+        requests: Iterable[GenerationRequest | RequestArguments],
+        *,
+        group: str | None = None,
+    ) -> list[AsyncHandle] | AsyncGroupHandle:
+        """See `Client.submit_many`."""
+        name = None if group is None else check_group_name(group)
+        given = list(requests)
+        handles = await self._submit(await self._ready(given, group=name), given)
+        return handles if name is None else self.attach_group(name)
+
+    async def submit_choices(
+        self,
+        prompt: str | Sequence[int] | None = None,
+        *,
+        n: int,
+        **options: Unpack[RequestOptions],
+    ) -> list[AsyncHandle]:
+        """See `Client.submit_choices`."""
+        arguments: RequestArguments = {"prompt": prompt, **options}
+        (message,) = await self._ready([arguments])
+        messages = await taking_turns(choices_of(message.request, n))
+        return await self._submit(messages, [arguments] * n)
+
+    def attach(self, request_id: str) -> AsyncHandle:
+        """A handle to a request submitted elsewhere or earlier. Nothing is sent yet."""
+        return AsyncHandle(self._broker_of(request_id), request_id)
+
+    def attach_group(self, group: str) -> AsyncGroupHandle:
+        """A handle to a group submitted elsewhere or earlier. Nothing is sent yet."""
+        return AsyncGroupHandle(self._brokers, group)
+
+    def stream(
+        self, request_id: str, *, after: int = 0, prefix_hash: str = ""
+    ) -> AsyncIterator[TokenChunk]:
+        """See `Handle.stream`."""
+        return self.attach(request_id).stream(after=after, prefix_hash=prefix_hash)
+
+    async def result(self, request_id: str, *, timeout: float | None = None) -> Completion:
+        """See `Handle.result`."""
+        return await self.attach(request_id).result(timeout=timeout)
+
+    async def cancel(self, request_id: str) -> State:
+        """See `Handle.cancel`."""
+        return await self._broker_of(request_id).cancel(request_id)
+
+    async def status(self, request_id: str) -> RequestStatus:
+        """A snapshot of the request. UnknownRequest."""
+        return await self._broker_of(request_id).status(request_id)
+
+    async def models(self) -> list[str]:
+        """See `Client.models`."""
+        return models_of([info for broker in self._brokers for info in await broker.workers()])
+
+    async def adapters(self) -> dict[str, list[str]]:
+        """See `Client.adapters`."""
+        return adapters_of([info for broker in self._brokers for info in await broker.workers()])
+
+    async def now_ms(self) -> int:
+        """See `Client.now_ms`."""
+        return await self._brokers[0].now_ms()
+
+    def _broker_of(self, request_id: str) -> AsyncBroker:
+        return self._brokers[shard_of(request_id, len(self._brokers))]
+
+    async def _ready(
+        self, items: Sequence[GenerationRequest | RequestArguments], *, group: str | None = None
+    ) -> list[Message]:
+        """The checked messages, under the ids by which they are found."""
+        now_ms = await self._brokers[0].now_ms() if must_ask_clock(items) else None
+        num_shards = len(self._brokers)
+        return await taking_turns(
+            ready_messages(
+                items, tenant=self._tenant, now_ms=now_ms, num_shards=num_shards, group=group
+            )
+        )
+
+    async def _submit(
+        self,
+        messages: Sequence[Message],
+        given: Sequence[GenerationRequest | RequestArguments],
+    ) -> list[AsyncHandle]:
+        """See `Client._submit`."""
+        parting = Parting(messages, len(self._brokers))
+        for shard, part in parting.parts():
+            try:
+                parting.answered(shard, await self._brokers[shard].submit_messages(part))
+            except QuireError as error:
+                parting.failed(error)
+        answers = parting.answers()
+        refuse_others(messages, given, answers, num_shards=len(self._brokers))
+        return [
+            AsyncHandle(self._broker_of(answer.request_id), answer.request_id, known=True)
+            for answer in answers
+        ]

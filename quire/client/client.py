@@ -1,0 +1,242 @@
+"""The synchronous client: submit requests, follow their output, wait for their end, cancel them.
+
+    with Client("redis://127.0.0.1:6379/0") as quire:
+        handle = quire.submit(prompt="12+34=", sampling={"max_tokens": 16}, deadline=60)
+        for chunk in handle.stream():
+            print(chunk.text, end="")
+
+The id of a request is minted before the first attempt to submit it, so every retry is harmless, and
+a reader that comes back later says how many tokens it has and misses none. Readers only read: a
+slow one, or a thousand, change nothing for the worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Unpack, overload
+
+import redis
+
+from quire.broker.broker import Broker
+from quire.broker.inspection import adapters_of, models_of
+from quire.broker.producing import must_ask_clock, ready_messages
+from quire.client.conflicts import refuse_others
+from quire.client.group_handle import GroupHandle
+from quire.client.handle import Handle
+from quire.errors import QuireError
+from quire.transitions.routing import Parting, check_group_name, shard_of
+from quire.transitions.values import RequestStatus
+from quire.transport.connection import connect
+from quire.wire.arguments import QueueSettings, RequestArguments, RequestOptions
+from quire.wire.choices import choices_of
+from quire.wire.message import Message
+from quire.wire.output import Completion, State, TokenChunk
+from quire.wire.protocol import GenerationRequest
+
+__all__ = ["DEFAULT_URL", "Client", "Handle"]
+
+#: Where a Redis usually listens.
+DEFAULT_URL = "redis://127.0.0.1:6379/0"
+
+
+class Client:
+    """Talks to one queue. Safe to share between threads.
+
+    `broker` is a Redis URL, a connection made with `quire.transport.connection.connect`, or a
+    Broker with settings of its own. Nothing is sent before the first call. Only a connection made
+    here is closed here. A connection made with redis-py alone keeps redis-py's limit of 100: each
+    thread that waits in a stream or for a result takes one of them, and one more is refused. All
+    methods may raise BrokerUnavailable.
+
+    `shards` is how many shards the queue has; every client and worker of it must be given the same
+    number. The `settings` are those of Broker, for instance `retention_seconds`, which should be as
+    the workers have it, or `durable`: a submit returns when the request is on disk. ValueError for
+    an invalid url, name or setting.
+    """
+
+    def __init__(
+        self,
+        broker: str | redis.Redis | Broker = DEFAULT_URL,
+        *,
+        queue: str = "default",
+        tenant: str = "default",
+        shards: int = 1,
+        **settings: Unpack[QueueSettings],
+    ) -> None:
+        if shards < 1 or (isinstance(broker, Broker) and (shards > 1 or settings)):
+            message = "shards must be at least 1, and a Broker serves one shard, as it was set up"
+            raise ValueError(message)
+        self._owned = connect(broker) if isinstance(broker, str) else None
+        connection = self._owned or broker
+        if isinstance(connection, Broker):
+            self._brokers = [connection]
+        elif not isinstance(connection, redis.Redis):
+            raise TypeError("a Client takes a url, a connection made with `connect`, or a Broker")
+        else:
+            self._brokers = [
+                Broker(connection, queue=queue, shard=shard, **settings) for shard in range(shards)
+            ]
+        self._tenant = tenant
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections this client made; harmless when repeated."""
+        if self._owned is not None:
+            self._owned.close()
+
+    def submit(
+        self, prompt: str | Sequence[int] | None = None, **options: Unpack[RequestOptions]
+    ) -> Handle:
+        """Enqueues one request: a text, token ids, or the `messages` of a conversation.
+
+        `sampling` is a SamplingParams or a map of its fields, `priority` a name or a Priority,
+        `deadline` in seconds from now. With `delay_seconds` or a moment `not_before` it is
+        scheduled, and queued at that time. `request_id` makes a call repeatable: across processes,
+        and after BrokerUnavailable, which leaves open whether the request is queued.
+        RequestConflict if the id is that of a request, open or ended, that asks for something else.
+        With an `idempotency_key` the tenant has used before, the handle is that of the earlier
+        request. A queue has one model; a `model` with another name is refused. Name an `adapter`
+        of it there, or in `model` as `<model>:<adapter>`. InvalidRequest, QueueFull.
+        """
+        return self.submit_many([{"prompt": prompt, **options}])[0]
+
+    @overload
+    def submit_many(
+        self, requests: Iterable[GenerationRequest | RequestArguments]
+    ) -> list[Handle]: ...
+
+    @overload
+    def submit_many(
+        self, requests: Iterable[GenerationRequest | RequestArguments], *, group: str
+    ) -> GroupHandle: ...
+
+    def submit_many(
+        self,
+        requests: Iterable[GenerationRequest | RequestArguments],
+        *,
+        group: str | None = None,
+    ) -> list[Handle] | GroupHandle:
+        """Enqueues many requests in few round trips; a map holds the arguments of one `submit`.
+
+        For type checkers, annotate a list of maps as list[RequestArguments].
+        With a `group` they become its members, with the ids `<group>~<id>`, and the handle of the
+        group is returned. A call with the same ids is repeatable; members may be added later.
+        InvalidRequest, with the `index` of the wrong one, before anything is sent. QueueFull when
+        some were refused; its `accepted` are the ids of the others, which are in the queue.
+        RequestConflict, as for `submit`, after all were sent.
+        """
+        name = None if group is None else check_group_name(group)
+        given = list(requests)
+        handles = self._submit(self._ready(given, group=name), given)
+        return handles if name is None else self.attach_group(name)
+
+    def submit_choices(
+        self,
+        prompt: str | Sequence[int] | None = None,
+        *,
+        n: int,
+        **options: Unpack[RequestOptions],
+    ) -> list[Handle]:
+        """Enqueues one request for `n` answers; a handle to each, in the order of the choices.
+
+        The options are those of `submit`. Each choice is a request of its own, with the id
+        `<request id>:<index>` and a seed derived from the request's; the first has the request's
+        seed, and a single choice also its id. A call with the same id is repeatable.
+        InvalidRequest, QueueFull.
+        """
+        arguments: RequestArguments = {"prompt": prompt, **options}
+        (message,) = self._ready([arguments])
+        return self._submit(list(choices_of(message.request, n)), [arguments] * n)
+
+    def attach(self, request_id: str) -> Handle:
+        """A handle to a request submitted elsewhere or earlier. Nothing is sent yet."""
+        return Handle(self._broker_of(request_id), request_id)
+
+    def attach_group(self, group: str) -> GroupHandle:
+        """A handle to a group submitted elsewhere or earlier. Nothing is sent yet."""
+        return GroupHandle(self._brokers, group)
+
+    def stream(
+        self, request_id: str, *, after: int = 0, prefix_hash: str = ""
+    ) -> Iterator[TokenChunk]:
+        """See Handle.stream."""
+        return self.attach(request_id).stream(after=after, prefix_hash=prefix_hash)
+
+    def result(self, request_id: str, *, timeout: float | None = None) -> Completion:
+        """See Handle.result."""
+        return self.attach(request_id).result(timeout=timeout)
+
+    def cancel(self, request_id: str) -> State:
+        """See Handle.cancel."""
+        return self._broker_of(request_id).cancel(request_id)
+
+    def status(self, request_id: str) -> RequestStatus:
+        """A snapshot of the request. UnknownRequest."""
+        return self._broker_of(request_id).status(request_id)
+
+    def models(self) -> list[str]:
+        """The models that the queue's live workers serve, sorted; empty if there is no worker."""
+        return models_of(info for broker in self._brokers for info in broker.workers())
+
+    def adapters(self) -> dict[str, list[str]]:
+        """For each such model, the adapters that some worker has, sorted."""
+        return adapters_of(info for broker in self._brokers for info in broker.workers())
+
+    def now_ms(self) -> int:
+        """Unix milliseconds on the broker's clock, by which deadlines are judged."""
+        return self._brokers[0].now_ms()
+
+    @property
+    def _broker(self) -> Broker:
+        """The broker of a queue with one shard. ValueError for a queue with more."""
+        (broker,) = self._brokers
+        return broker
+
+    def _broker_of(self, request_id: str) -> Broker:
+        return self._brokers[shard_of(request_id, len(self._brokers))]
+
+    def _ready(
+        self, items: Sequence[GenerationRequest | RequestArguments], *, group: str | None = None
+    ) -> list[Message]:
+        """The checked messages, with their final ids."""
+        # Moments are on the broker's clock; one reading serves all requests.
+        now_ms = self._brokers[0].now_ms() if must_ask_clock(items) else None
+        num_shards = len(self._brokers)
+        return list(
+            ready_messages(
+                items, tenant=self._tenant, now_ms=now_ms, num_shards=num_shards, group=group
+            )
+        )
+
+    def _submit(
+        self,
+        messages: Sequence[Message],
+        given: Sequence[GenerationRequest | RequestArguments],
+    ) -> list[Handle]:
+        """Submits each shard's messages to it; the handles are in the order of the messages.
+
+        `given` are the caller's arguments, from which the messages were made.
+        """
+        parting = Parting(messages, len(self._brokers))
+        for shard, part in parting.parts():
+            try:
+                parting.answered(shard, self._brokers[shard].submit_messages(part))
+            except QuireError as error:
+                parting.failed(error)
+        answers = parting.answers()
+        refuse_others(messages, given, answers, num_shards=len(self._brokers))
+        return [
+            Handle(self._broker_of(answer.request_id), answer.request_id, known=True)
+            for answer in answers
+        ]

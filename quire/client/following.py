@@ -1,0 +1,189 @@
+"""Follows one output log as its reader sees it; knows neither a connection nor how to wait.
+
+The clients read, and pass what they read to a Following; after a read without news they pass it the
+request's record instead. It keeps the reader's place and detects loss, expiry and the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from quire.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidRequest,
+    OutputRewound,
+    ProtocolError,
+    RequestFailed,
+    ResultExpired,
+    UnknownRequest,
+)
+from quire.transitions.output_log import OutputRead
+from quire.transitions.values import RequestStatus
+from quire.transport.patience import Patience
+from quire.wire.history import EMPTY, extended
+from quire.wire.output import Completion, State, TokenChunk, is_prefix_hash
+
+#: How often a whole log is read from its beginning before it counts as damaged: nobody requeues a
+#: request more often while it is read.
+MAX_READINGS = 5
+
+
+class Following:
+    """The place of one reader in the log of one request.
+
+    `after` is the number of tokens the reader has, `known` whether the request is known to have
+    existed, `timeout` after how many seconds its `patience` runs out; None for never. `prefix_hash`
+    is that of the tokens the reader has, if it kept it: see history.py. `outage_seconds` and
+    `explains` see Patience. InvalidRequest for a place that no log can have.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        *,
+        after: int = 0,
+        known: bool = False,
+        timeout: float | None = None,
+        prefix_hash: str = "",
+        outage_seconds: float = 0.0,
+        explains: bool = True,
+    ) -> None:
+        if after < 0:
+            raise InvalidRequest("after", "must not be negative")
+        if prefix_hash and not is_prefix_hash(prefix_hash):
+            raise InvalidRequest("prefix_hash", "must be that of a chunk")
+        self.request_id = request_id
+        self.seen = after
+        self.known = known
+        self.patience = Patience(
+            timeout,
+            request_id,
+            outage_seconds=outage_seconds,
+            has_answered=known,
+            explains=explains,
+        )
+        #: Whether it waits for a worker, as far as is known.
+        self.is_queued = False
+        #: Whether its time is over, and somebody has to end it.
+        self.is_overdue = False
+        self._ends_without_entry = 0
+        # Whether the log was certainly as long as the reader's place says.
+        self._was_there = not after or bool(prefix_hash)
+        # The hash of all tokens seen, empty while unknown; the hash of the first `_base` of them;
+        # and the tokens after those.
+        self._hash = prefix_hash if after else EMPTY
+        self._base, self._base_hash = after, self._hash
+        self._token_ids: list[int] = []
+
+    @property
+    def position(self) -> dict[str, int]:
+        """Where to read on, as `Broker.read_output` takes it."""
+        return {self.request_id: self.seen}
+
+    def take(self, read: OutputRead) -> Iterator[TokenChunk | Completion]:
+        """What was read, in order; the completion is the last item.
+
+        ProtocolError for a gap and for what is not ours, OutputRewound if it does not continue what
+        was read before.
+        """
+        self.known = True
+        self._ends_without_entry = 0
+        self.patience.has_news()
+        for item in read:
+            if isinstance(item, Completion):
+                self._remember((), item.prefix_hash)
+                yield item
+                continue
+            if item.start != self.seen:
+                raise ProtocolError(f"{self.request_id}: the log has a gap at token {self.seen}")
+            self._remember(item.token_ids, item.prefix_hash)
+            self._was_there = True
+            yield item
+            self.seen = item.end
+
+    def silent(self, status: RequestStatus | None) -> None:
+        """Checks, after a read without news, the record of the request; None if there is none.
+
+        UnknownRequest, ResultExpired, OutputRewound; otherwise the reader should go on waiting, or
+        look at once if it `must_find_the_end`. If the request `is_overdue`, the reader should see
+        to its end: with no worker alive nobody else does.
+        """
+        if status is None:
+            error = ResultExpired if self.known else UnknownRequest
+            raise error(self.request_id)
+        self.known = True
+        self.is_queued = status.state in (State.QUEUED, State.SCHEDULED)
+        if status.published < self.seen or self._is_rewritten(status):
+            raise OutputRewound(
+                self.request_id,
+                seen=self.seen,
+                published=status.published,
+                kept=self._kept(status),
+                is_certain=self._was_there,
+            )
+        # The end may have come since the read, but it cannot be missing twice.
+        self._ends_without_entry += status.state.is_terminal
+        if self._ends_without_entry > 1:
+            raise ResultExpired(self.request_id)
+        self.is_overdue = not status.state.is_terminal and status.seconds_left == 0
+        # Who is overdue has been looked at, and waits for a worker.
+        self.patience.look_in(status.seconds_left or None)
+
+    @property
+    def must_find_the_end(self) -> bool:
+        """Whether the next read has to be one that waits for nothing.
+
+        The request has ended, so all is there. A read that waits shares its way with others and may
+        return before it was made: what it does not bring is not lost.
+        """
+        return self._ends_without_entry > 0
+
+    def _remember(self, token_ids: Sequence[int], prefix_hash: str) -> None:
+        """Adds tokens to what was seen; OutputRewound if the log has other tokens before them."""
+        end = self.seen + len(token_ids)
+        if self._hash:
+            self._hash = extended(self._hash, token_ids)
+            self._token_ids += token_ids
+            if prefix_hash not in ("", self._hash):
+                raise OutputRewound(self.request_id, seen=self.seen, published=end)
+        else:
+            # The reader began in the middle without a hash; this is the first one it gets.
+            self._hash = self._base_hash = prefix_hash
+            self._base = end
+
+    def _is_rewritten(self, status: RequestStatus) -> bool:
+        """Whether a log as long as what was seen certainly has other tokens."""
+        is_known = status.published == self.seen and self._hash and status.prefix_hash
+        return bool(is_known) and status.prefix_hash != self._hash
+
+    def _kept(self, status: RequestStatus) -> int:
+        """How many of the reader's tokens are still in a log that became shorter."""
+        left = status.published - self._base
+        if left < 0 or not self._base_hash:
+            return 0
+        mine = extended(self._base_hash, self._token_ids[:left])
+        return status.published if mine == status.prefix_hash else 0
+
+
+def joined(completion: Completion, chunks: Sequence[TokenChunk]) -> Completion:
+    """The completion with all text, tokens and log-probabilities in it."""
+    return replace(
+        completion,
+        text="".join(chunk.text for chunk in chunks) + completion.tail,
+        token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
+        logprobs=tuple(one for chunk in chunks for one in chunk.logprobs),
+    )
+
+
+def raise_unless_completed(completion: Completion) -> None:
+    """Raises what became of the request, unless it completed."""
+    if completion.state is State.COMPLETED:
+        return
+    kinds = {State.CANCELLED: Cancelled, State.EXPIRED: DeadlineExceeded}
+    kind = kinds.get(completion.state, RequestFailed)
+    if completion.error is None:
+        raise kind(str(completion.state), "the request did not complete", completion=completion)
+    error = completion.error
+    raise kind(error.code, error.message, error.field, completion=completion)

@@ -1,0 +1,1 @@
+"""OpenAI's bodies to requests of ours, and back: one implementation for gateway and batch files."""

@@ -1,0 +1,141 @@
+"""What has come back, in OpenAI's words: whole responses, and the pieces of a stream.
+
+Pure: completions and chunks in, JSON out; for batch files and for the gateway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from quire.openai.logprobs import compact, of_chat, of_completion, written
+from quire.wire.output import Completion, FinishReason, TokenChunk
+from quire.wire.protocol import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """What a response and all pieces of a stream begin with; `created` is in unix seconds."""
+
+    id: str
+    kind: Kind
+    created: int
+    model: str
+
+    @property
+    def is_chat(self) -> bool:
+        return self.kind == "chat.completions"
+
+    def fields(self, *, is_piece: bool) -> dict[str, Any]:
+        """These fields of a body."""
+        name = "text_completion"
+        if self.is_chat:
+            name = "chat.completion.chunk" if is_piece else "chat.completion"
+        return {"id": self.id, "object": name, "created": self.created, "model": self.model}
+
+
+def response(
+    heading: Heading, completions: Sequence[Completion], *, num_prompts: int
+) -> dict[str, Any]:
+    """The body of a response, from the whole output of each choice; those of a prompt in a row."""
+    choices = [_choice(heading, *item) for item in enumerate(completions)]
+    fields = heading.fields(is_piece=False)
+    return fields | {"choices": choices, "usage": usage_of(completions, num_prompts=num_prompts)}
+
+
+def written_response(
+    heading: Heading, completions: Sequence[Completion], *, num_prompts: int
+) -> Iterator[str]:
+    """The same as JSON, in parts, each of which is made as it is asked for."""
+    yield f'{compact(heading.fields(is_piece=False))[:-1]},"choices":['
+    for index, completion in enumerate(completions):
+        choice = _choice(heading, index, replace(completion, logprobs=()))
+        if completion.logprobs:
+            del choice["logprobs"]
+            yield f'{compact(choice)[:-1]},"logprobs":'
+            yield from written(completion.logprobs, is_chat=heading.is_chat)
+            yield "}"
+        else:
+            yield compact(choice)
+        yield "," if index < len(completions) - 1 else ""
+    yield f'],"usage":{compact(usage_of(completions, num_prompts=num_prompts))}}}'
+
+
+def usage_of(completions: Sequence[Completion], *, num_prompts: int) -> dict[str, Any]:
+    """The tokens of all choices. A prompt is counted once, as its first choice found it."""
+    found = [one.usage for one in completions[:: len(completions) // num_prompts]]
+    num_prompt_tokens = sum(usage.prompt_tokens for usage in found)
+    num_generated = sum(completion.usage.completion_tokens for completion in completions)
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_generated,
+        "total_tokens": num_prompt_tokens + num_generated,
+        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in found)},
+    }
+
+
+def naming_prompt(
+    completion: Completion, choice: int, *, num_choices: int, num_prompts: int
+) -> Completion:
+    """The end of a choice. One that refuses its prompt says which of several that is."""
+    error = completion.error
+    if num_prompts == 1 or error is None or error.field != "body.prompt":
+        return completion
+    prompt = choice // (num_choices // num_prompts)
+    return replace(completion, error=replace(error, field=f"body.prompt.{prompt}"))
+
+
+def opening(heading: Heading, index: int) -> dict[str, Any]:
+    """The first piece of a choice of a chat, which says who speaks. Completions have none."""
+    return _piece(heading, _delta(heading, index, "", role="assistant"))
+
+
+def piece(heading: Heading, index: int, chunk: TokenChunk) -> dict[str, Any]:
+    """What a chunk adds to a choice. Offsets of log-probabilities count from its own text."""
+    choice = _delta(heading, index, chunk.text)
+    if chunk.logprobs:
+        choice["logprobs"] = (of_chat if heading.is_chat else of_completion)(chunk.logprobs)
+    return _piece(heading, choice)
+
+
+def ending(heading: Heading, index: int, completion: Completion) -> dict[str, Any]:
+    """The last piece of a choice: why it ended, and the text that only its end has set free."""
+    choice = _delta(heading, index, completion.tail)
+    if heading.is_chat and not completion.tail:
+        choice["delta"] = {}
+    return _piece(heading, choice | {"finish_reason": _finish_reason(completion)})
+
+
+def usage_piece(
+    heading: Heading, completions: Sequence[Completion], *, num_prompts: int
+) -> dict[str, Any]:
+    """The piece behind all choices, for `stream_options.include_usage`."""
+    usage = usage_of(completions, num_prompts=num_prompts)
+    return heading.fields(is_piece=True) | {"choices": [], "usage": usage}
+
+
+def _piece(heading: Heading, choice: dict[str, Any]) -> dict[str, Any]:
+    return heading.fields(is_piece=True) | {"choices": [choice]}
+
+
+def _delta(heading: Heading, index: int, text: str, **more: str) -> dict[str, Any]:
+    choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": None}
+    said = {"delta": more | {"content": text}} if heading.is_chat else {"text": text}
+    return choice | said
+
+
+def _choice(heading: Heading, index: int, completion: Completion) -> dict[str, Any]:
+    stop = _finish_reason(completion)
+    choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": stop}
+    if completion.logprobs:
+        choice["logprobs"] = (of_chat if heading.is_chat else of_completion)(completion.logprobs)
+    if heading.is_chat:
+        choice["message"] = {"role": "assistant", "content": completion.text}
+    else:
+        choice["text"] = completion.text
+    return choice
+
+
+def _finish_reason(completion: Completion) -> str:
+    return "length" if completion.finish_reason is FinishReason.LENGTH else "stop"

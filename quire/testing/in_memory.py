@@ -1,0 +1,361 @@
+"""A queue and a worker inside the process, for the tests of services that use Quire.
+
+    def test_the_summary_is_stored():
+        with FakeQuire(answer=lambda request: "a summary") as fake:
+            store_summary(client=fake.client(), text="...")
+        assert fake.requests[0].body["prompt"].startswith("Summarise")
+
+The client and every transition are the real ones, on an in-memory Redis; only the model is not.
+An answer may come in pieces, wait for an event, or fail:
+
+    def answer(request):
+        yield "first "
+        release.wait(10)          # a threading.Event of the test
+        yield "second"
+        raise RequestFailed("out_of_paper", "the tray is empty")
+
+Needs the extra `local` (fakeredis with Lua).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from quire.broker.broker import Broker
+from quire.client.client import Client
+from quire.errors import BrokerUnavailable, DeadlineExceeded, InvalidRequest, RequestFailed
+from quire.transitions.values import Claimed, CommitItem, CommitStatus
+from quire.wire.adapters import ADAPTER_SEPARATOR, adapter_of, name_with
+from quire.wire.logprobs import TokenLogprob, TopLogprob
+from quire.wire.output import Completion, ErrorInfo, FinishReason, State, Usage
+from quire.wire.protocol import GenerationRequest
+
+try:
+    import fakeredis
+except ImportError as missing:
+    raise ImportError(
+        "quire.testing needs fakeredis with Lua, the extra `local`: "
+        "pip install 'quire-inference[local]'"
+    ) from missing
+
+if TYPE_CHECKING:
+    from quire.client.async_client import AsyncClient
+
+#: How long the worker waits for a request before it looks after those it runs.
+LOOK_SECONDS = 0.02
+
+#: The most requests answered at once; each has a thread.
+MAX_RUNNING = 64
+
+#: How long a client of the fake repeats a call during an outage before it says so.
+RETRY_SECONDS = 0.1
+
+#: How long the end of a `with` waits for answers that are still being made.
+STOP_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A text in pieces, each published by itself, and why the generation ends."""
+
+    pieces: Iterable[str] = ()
+    finish_reason: FinishReason = FinishReason.EOS
+
+
+Answering = Callable[[GenerationRequest], str | Iterable[str] | Answer]
+
+
+class FakeQuire:
+    """An in-memory queue, and a worker that answers with `answer`. A context manager.
+
+    `answer` gets the checked request and returns the text, or its pieces as any iterable, or an
+    Answer; it runs in a thread of its own. What it raises becomes the end of the request:
+    InvalidRequest a rejection, RequestFailed a failure with its code, DeadlineExceeded an expiry,
+    anything else the failure `internal_error`. Every character counts as one token, whose id is its
+    code point and which is certain, for those who ask for log-probabilities; other sampling
+    parameters are not applied. It serves every model, and of each the `adapters` named, whatever
+    its answer makes of them; a request for another one is refused as by any worker. Without an
+    `answer` nobody works, and a test drives `broker` by hand.
+    """
+
+    def __init__(
+        self,
+        answer: Answering | None = None,
+        *,
+        queue: str = "default",
+        adapters: Collection[str] = (),
+    ) -> None:
+        self._server = fakeredis.FakeServer(version=(7, 0))
+        self.connection = fakeredis.FakeRedis(server=self._server)
+        self.broker = self.make_broker(queue=queue)
+        #: What the worker was given, in the order in which it began with it.
+        self.requests: list[GenerationRequest] = []
+        self._worker: FakeWorker | None = None
+        if answer is not None:
+            self._worker = FakeWorker(
+                self.broker, answer, requests=self.requests, adapters=adapters
+            )
+
+    def __enter__(self) -> FakeQuire:
+        self.broker.ensure_groups()
+        if self._worker is not None:
+            self._worker.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._server.connected = True
+        if self._worker is not None:
+            self._worker.stop()
+        self.connection.close()
+
+    def make_broker(self, *, queue: str | None = None, **settings: Any) -> Broker:
+        """A broker of this queue with settings of its own, such as `max_backlog`."""
+        queue = queue or self.broker.keys.queue
+        broker = Broker(self.connection, queue=queue, **{"retry_seconds": RETRY_SECONDS} | settings)
+        broker.outage_seconds = RETRY_SECONDS
+        return broker
+
+    def client(self, *, tenant: str = "default", max_backlog: int | None = None) -> Client:
+        """A client of this queue."""
+        return Client(self.make_broker(max_backlog=max_backlog), tenant=tenant)
+
+    def async_client(
+        self, *, tenant: str = "default", max_backlog: int | None = None
+    ) -> AsyncClient:
+        """A client for the event loop it is made in."""
+        from quire.client.async_client import AsyncClient
+
+        connection = fakeredis.FakeAsyncRedis(server=self._server)
+        queue = self.broker.keys.queue
+        client = AsyncClient(connection, queue=queue, tenant=tenant, max_backlog=max_backlog)
+        for broker in client._brokers:
+            broker.outage_seconds = RETRY_SECONDS
+        return client
+
+    @contextlib.contextmanager
+    def outage(self) -> Iterator[None]:
+        """While this lasts Redis cannot be reached; calls raise BrokerUnavailable."""
+        self._server.connected = False
+        try:
+            yield
+        finally:
+            self._server.connected = True
+
+
+class FakeWorker:
+    """Claims requests from any broker, in memory or real, and answers each in a thread of its own.
+
+    A context manager. `requests` collects what it was given; see FakeQuire for the rest.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        answer: Answering,
+        *,
+        requests: list[GenerationRequest] | None = None,
+        adapters: Collection[str] = (),
+    ) -> None:
+        self._adapters = adapters
+        self.requests = [] if requests is None else requests
+        self._broker = broker
+        self._answer = answer
+        self._running: list[_Run] = []
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="fake-quire", daemon=True)
+
+    def __enter__(self) -> FakeWorker:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Begins to work."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Claims nothing more, and waits a while for the answers that are being made."""
+        self._stopping.set()
+        self._thread.join(STOP_SECONDS)
+        for run in self._running:
+            run.thread.join(STOP_SECONDS)
+
+    def _work(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._look_after_running()
+                self._look_after_waiting()
+                self._begin_more()
+            except BrokerUnavailable:
+                self._stopping.wait(LOOK_SECONDS)
+
+    def _begin_more(self) -> None:
+        count = MAX_RUNNING - len(self._running)
+        if count <= 0:
+            self._stopping.wait(LOOK_SECONDS)
+            return
+        entries = self._broker.read_ingress("fake", count=count, block_seconds=LOOK_SECONDS)
+        for claimed in self._broker.claim(entries):
+            if isinstance(claimed, Claimed):
+                run = _Run(self._broker, claimed, self._answer, adapters=self._adapters)
+                self.requests.append(run.request)
+                self._running.append(run)
+                run.thread.start()
+
+    def _look_after_waiting(self) -> None:
+        """What every worker does for its queue: what is due comes in, and what was left behind."""
+        self._broker.promote()
+        self._broker.reap()
+
+    def _look_after_running(self) -> None:
+        self._running = [run for run in self._running if run.thread.is_alive()]
+        unfinished = [run for run in self._running if not run.has_ended]
+        if not unfinished:
+            return
+        now_ms = self._broker.now_ms()
+        beats = self._broker.heartbeat([run.claimed.claim for run in unfinished])
+        for run, beat in zip(unfinished, beats, strict=True):
+            deadline_ms = run.request.deadline_ms
+            if beat.cancel_requested:
+                run.end(State.CANCELLED, FinishReason.CANCELLED, error=_CANCELLED)
+            elif deadline_ms is not None and deadline_ms <= now_ms:
+                run.end(State.EXPIRED, FinishReason.DEADLINE, error=_EXPIRED)
+
+
+class _Run:
+    """One request being answered: what is published of it, by its thread and by the worker."""
+
+    def __init__(
+        self, broker: Broker, claimed: Claimed, answer: Answering, *, adapters: Collection[str]
+    ) -> None:
+        self.request = GenerationRequest.decode(claimed.request_bytes)
+        self._adapters = adapters
+        self._model = "fake"
+        self.claimed = claimed
+        self.has_ended = False
+        self.thread = threading.Thread(target=self._run, args=(answer,), daemon=True)
+        self._broker = broker
+        self._published = claimed.num_published
+        # An answer that waits for an event must not keep the worker from ending its request.
+        self._lock = threading.Lock()
+
+    def end(
+        self, state: State, finish_reason: FinishReason, *, error: ErrorInfo | None = None
+    ) -> None:
+        """Writes the terminal record, unless there is one."""
+        completion = Completion(
+            self.claimed.claim.request_id,
+            state,
+            finish_reason,
+            usage=Usage(prompt_tokens=_prompt_length(self.request)),
+            error=error,
+            model=self._model,
+        )
+        self._commit("", completion)
+
+    def _run(self, answer: Answering) -> None:
+        try:
+            self._end_somehow(answer)
+        except BrokerUnavailable:
+            # As from a worker that died: the lease runs out and the request is queued again.
+            self.has_ended = True
+
+    def _end_somehow(self, answer: Answering) -> None:
+        try:
+            self._end_well(answer)
+        except InvalidRequest as error:
+            refusal = ErrorInfo("invalid_request", error.message, error.field)
+            self.end(State.FAILED, FinishReason.REJECTED, error=refusal)
+        except DeadlineExceeded:
+            self.end(State.EXPIRED, FinishReason.DEADLINE, error=_EXPIRED)
+        except RequestFailed as error:
+            failure = ErrorInfo(error.code, error.message, error.field)
+            self.end(State.FAILED, FinishReason.ERROR, error=failure)
+        except BrokerUnavailable:
+            raise
+        # Whatever a test's answer raises is a failure of the request, not of the worker.
+        except Exception as error:  # noqa: BLE001
+            bug = ErrorInfo("internal_error", f"{type(error).__name__}: {error}")
+            self.end(State.FAILED, FinishReason.ERROR, error=bug)
+
+    def _end_well(self, answer: Answering) -> None:
+        adapter = _adapter_of(self.request, self._adapters)
+        self._model = name_with(self._model, adapter)
+        # What an earlier claim has published is made again and left out.
+        skip = self._published
+        answered = answer(self.request)
+        if not isinstance(answered, Answer):
+            answered = Answer([answered] if isinstance(answered, str) else answered)
+        for piece in answered.pieces:
+            text, skip = piece[skip:], max(0, skip - len(piece))
+            if text and not self._commit(text):
+                return
+        self.end(State.COMPLETED, answered.finish_reason)
+
+    def _commit(self, text: str, completion: Completion | None = None) -> bool:
+        """Publishes; False when the request has ended or is somebody else's now."""
+        with self._lock:
+            if self.has_ended:
+                return False
+            item = CommitItem(
+                self.claimed.claim,
+                self._published,
+                tuple(map(ord, text)),
+                text,
+                text_ends=tuple(range(1, len(text) + 1)),
+                completion=completion,
+                logprobs=self._logprobs_of(text),
+            )
+            (reply,) = self._broker.commit([item])
+            self._published = reply.published
+            self.has_ended = completion is not None or reply.status is CommitStatus.FENCED
+            return not self.has_ended
+
+    def _logprobs_of(self, text: str) -> tuple[TokenLogprob, ...]:
+        """Those of a model that could not say anything else; none where nobody asked."""
+        wanted = self.request.parse_body().sampling.logprobs if text else None
+        if wanted is None:
+            return ()
+        return tuple(
+            TokenLogprob(ord(one), 0.0, one, (TopLogprob(ord(one), 0.0, one),)[:wanted])
+            for one in text
+        )
+
+
+_CANCELLED = ErrorInfo("cancelled", "the request was cancelled")
+_EXPIRED = ErrorInfo("deadline_exceeded", "the deadline passed before the request was complete")
+
+
+def _adapter_of(request: GenerationRequest, known: Collection[str]) -> str | None:
+    """The adapter that is asked for. InvalidRequest for one that is not known."""
+    # Whichever model is asked for is the one that is served, with no adapter of ours in its name.
+    model = str(request.body.get("model") or "")
+    owner, _, suffix = model.rpartition(ADAPTER_SEPARATOR)
+    asked = adapter_of(request.body, model=owner if owner and suffix in known else model)
+    if asked is not None and asked.name not in known:
+        raise asked.refusal(known)
+    return asked.name if asked else None
+
+
+def _prompt_length(request: GenerationRequest) -> int:
+    parsed = request.parse_body()
+    if parsed.prompt is not None:
+        return len(parsed.prompt)
+    return sum(len(str(message.get("content"))) for message in parsed.messages or ())

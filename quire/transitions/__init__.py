@@ -1,0 +1,1 @@
+"""The protocol's transitions as values, arguments and replies. Knows no connection."""

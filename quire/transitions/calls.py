@@ -1,0 +1,161 @@
+"""Puts together the keys and arguments of the transitions, in the order their scripts read them.
+
+Those of COMMIT are in commits.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from quire.keys import Keys
+from quire.transitions.values import BackOff, Claim, DeadLetter, IngressEntry
+from quire.transport.script_runner import Argument, Call
+from quire.wire.codec import pack
+from quire.wire.message import Message
+from quire.wire.sizes import estimated_tokens
+
+#: The most items of one Lua call: two to three milliseconds of the server's one thread.
+MAX_ITEMS_PER_CALL = 256
+
+#: The longest reason stored with a dead letter, in characters.
+MAX_REASON_LENGTH = 500
+
+_Item = TypeVar("_Item")
+
+
+def submit_call(keys: Keys, message: Message, *, holder: str | None = None) -> Call:
+    """For submit.lua. `holder` is the id found under the idempotency key, to be looked at too."""
+    request = message.request
+    names = [*keys.of_producers, *keys.of_scripts(request.id)]
+    if request.idempotency_key is not None:
+        names.append(keys.idempotency(request.tenant, request.idempotency_key))
+        names += [keys.request(holder)] if holder else []
+    metadata = pack(request.metadata, field="metadata") if request.metadata else b""
+    return Call(
+        names,
+        (
+            request.id,
+            int(request.priority),
+            request.tenant,
+            request.deadline_ms or 0,
+            metadata,
+            message.data,
+            holder or "",
+            request.not_before_ms or 0,
+            estimated_tokens(request),
+            message.asked,
+        ),
+    )
+
+
+def cancel_call(keys: Keys, request_id: str) -> Call:
+    """For cancel.lua."""
+    return Call((*keys.of_producers, *keys.of_scripts(request_id)), (request_id,))
+
+
+def claim_call(keys: Keys, entry: IngressEntry, *, owner: str, fingerprint: str | None) -> Call:
+    """For claim.lua."""
+    return Call(
+        (*keys.of_workers, *keys.of_scripts(entry.request_id), entry.stream),
+        (entry.request_id, entry.entry_id, owner, fingerprint or ""),
+    )
+
+
+def heartbeat_call(keys: Keys, claims: Sequence[Claim]) -> Call:
+    """For heartbeat.lua."""
+    return _of_claims(keys, claims)
+
+
+def release_call(keys: Keys, claims: Sequence[Claim]) -> Call:
+    """For release.lua."""
+    return _of_claims(keys, claims)
+
+
+def reap_call(keys: Keys, request_ids: Sequence[str]) -> Call:
+    """For reap.lua."""
+    return Call(_names(keys, request_ids), request_ids)
+
+
+def promote_call(keys: Keys, request_ids: Sequence[str]) -> Call:
+    """For promote.lua."""
+    return Call(_names(keys, request_ids), request_ids)
+
+
+def restore_call(keys: Keys, request_ids: Sequence[str]) -> Call:
+    """For restore.lua."""
+    return Call(_names(keys, request_ids), request_ids)
+
+
+def survey_call(
+    keys: Keys, *, count: int, pause_ms: int, rest_ms: int, is_at_once: bool = False
+) -> Call:
+    """For survey.lua."""
+    arguments = (count, pause_ms, rest_ms, int(is_at_once))
+    return Call((keys.open, keys.counts, keys.survey), arguments)
+
+
+def expire_call(keys: Keys, request_ids: Sequence[str]) -> Call:
+    """For expire.lua."""
+    names = [*keys.of_producers, keys.lease]
+    for request_id in request_ids:
+        names += keys.of_scripts(request_id)
+    return Call(names, request_ids)
+
+
+def condemn_call(
+    keys: Keys, request_id: str, *, entry: IngressEntry | None, reason: str, done: bytes
+) -> Call:
+    """For condemn.lua."""
+    names = _names(keys, [request_id])
+    if entry:
+        names.append(entry.stream)
+    return Call(names, (request_id, entry.entry_id if entry else "", reason, done))
+
+
+def dead_letter_call(keys: Keys, claim: Claim, reason: str, *, done: bytes) -> Call:
+    """For dead_letter.lua."""
+    return Call(_names(keys, [claim.request_id]), (*_fence(claim), reason, done))
+
+
+def fail_call(keys: Keys, claim: Claim, *, retry: BackOff | None, reason: str, done: bytes) -> Call:
+    """For fail.lua. Without a `retry` the request ends."""
+    pauses = (retry.first_ms, retry.longest_ms, retry.draw()) if retry else (0, 0, 0)
+    arguments = (*_fence(claim), int(retry is not None), reason, done, *pauses)
+    return Call(_names(keys, [claim.request_id]), arguments)
+
+
+def requeue_call(keys: Keys, letter: DeadLetter, *, keep_tokens: bool) -> Call:
+    """For requeue.lua."""
+    arguments = (letter.request_id, letter.entry_id, int(keep_tokens))
+    return Call(_names(keys, [letter.request_id]), arguments)
+
+
+def beat_call(keys: Keys, worker: str, *, state: str, load: bytes, memory_seconds: float) -> Call:
+    """For beat_worker.lua."""
+    arguments = (worker, state, load, int(memory_seconds * 1000))
+    return Call((keys.workers, keys.control, *keys.all_ingress), arguments)
+
+
+def in_parts(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
+    """The items in their order, in parts that one call may take."""
+    for first in range(0, len(items), MAX_ITEMS_PER_CALL):
+        yield items[first : first + MAX_ITEMS_PER_CALL]
+
+
+def _of_claims(keys: Keys, claims: Sequence[Claim]) -> Call:
+    arguments: list[Argument] = []
+    for claim in claims:
+        arguments += _fence(claim)
+    return Call(_names(keys, (claim.request_id for claim in claims)), arguments)
+
+
+def _names(keys: Keys, request_ids: Iterable[str]) -> list[str]:
+    names = list(keys.of_workers)
+    for request_id in request_ids:
+        names += keys.of_scripts(request_id)
+    return names
+
+
+def _fence(claim: Claim) -> tuple[str, int, str]:
+    return claim.request_id, claim.epoch, claim.owner

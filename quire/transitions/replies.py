@@ -1,0 +1,208 @@
+"""Turns what scripts and hashes answer into records. Knows their layout and no connection."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from quire.errors import ProtocolError, QueueFull
+from quire.transitions.output_log import OutputRead
+from quire.transitions.values import (
+    Backlog,
+    Claim,
+    Claimed,
+    DeadLetter,
+    NotClaimed,
+    NotClaimedReason,
+    QueueLimits,
+    RequestStatus,
+    WorkerInfo,
+)
+from quire.wire.codec import unpack_map
+from quire.wire.output import State
+from quire.wire.protocol import Priority
+
+_Record = TypeVar("_Record")
+_log = logging.getLogger(__name__)
+
+
+def claim_answer(request_id: str, owner: str, reply: Sequence[Any]) -> Claimed | NotClaimed:
+    """Reads the reply of claim.lua. ProtocolError when what was claimed is not ours."""
+    if reply[0] != b"claimed":
+        reason = NotClaimedReason(reply[0].decode())
+        return NotClaimed(request_id, reason, ended=bool(reply[1]))
+    with reading(f"what was claimed of {request_id}"):
+        return _claimed(request_id, owner, reply)
+
+
+def _claimed(request_id: str, owner: str, reply: Sequence[Any]) -> Claimed:
+    _, epoch, body, attempts, submitted_ms, fingerprint, cancel, entries, trial_tokens = reply
+    if body is None:
+        raise ProtocolError("the message of the request is gone")
+    log = [(entry_id, _pairs(fields)) for entry_id, fields in entries]
+    return Claimed(
+        claim=Claim(request_id, int(epoch), owner),
+        request_bytes=body,
+        published=OutputRead(request_id, log, seen=0).chunks,
+        attempts=int(attempts),
+        enqueued_ms=int(submitted_ms),
+        fingerprint=fingerprint.decode() or None,
+        cancel_requested=bool(cancel),
+        trial_tokens=int(trial_tokens),
+    )
+
+
+def ms_of(time: tuple[int, int]) -> int:
+    """Unix milliseconds of what TIME answers: seconds and microseconds."""
+    seconds, microseconds = time
+    return seconds * 1000 + microseconds // 1000
+
+
+def status_of(
+    request_id: str,
+    fields: Mapping[bytes, bytes],
+    *,
+    place: bytes | None = None,
+    time: tuple[int, int] = (0, 0),
+) -> RequestStatus:
+    """Reads the fields of a request record, and its place. ProtocolError when they are not ours.
+
+    `time` is when they were read, as TIME says it.
+
+    The place is to be read before the record. Then what is told never falls behind what was told
+    before: whatever takes a place away has brought the record up to it.
+    """
+    with reading(f"the record of {request_id}"):
+        status = replace(_status_of(request_id, fields), at_ms=ms_of(time))
+        if place and status.state is State.RUNNING:
+            *_, tokens, _, prefix = place.decode().split(" ")
+            if int(tokens) > status.published:
+                return replace(status, published=int(tokens), prefix_hash=prefix)
+        return status
+
+
+def _status_of(request_id: str, fields: Mapping[bytes, bytes]) -> RequestStatus:
+    deadline_ms = int(fields[b"deadline_ms"])
+    fingerprint = fields.get(b"fingerprint")
+    return RequestStatus(
+        request_id=request_id,
+        state=State(fields[b"state"].decode()),
+        priority=Priority(int(fields[b"priority"])),
+        published=int(fields[b"published"]),
+        attempts=int(fields[b"attempts"]),
+        resumes=int(fields[b"resumes"]),
+        cancel_requested=fields.get(b"cancel") == b"1",
+        deadline_ms=deadline_ms or None,
+        submitted_ms=int(fields[b"submitted_ms"]),
+        fingerprint=fingerprint.decode() if fingerprint else None,
+        prefix_hash=fields.get(b"prefix", b"").decode(),
+        tenant=fields[b"tenant"].decode(),
+        metadata=unpack_map(fields[b"metadata"]) if fields.get(b"metadata") else {},
+    )
+
+
+#: What each limit of SUBMIT is about.
+_LIMITS = {
+    "requests": "the backlog limit of the queue is reached: too many requests wait",
+    "tokens": "the backlog limit of the queue is reached: too many tokens wait",
+    "tenant": "the tenant {tenant} has as many open requests in the queue as it may",
+}
+
+
+def full_queue(*, limit: str, tenant: str) -> QueueFull:
+    """The refusal of submit.lua."""
+    return QueueFull(_LIMITS[limit].format(tenant=tenant), limit=limit)
+
+
+def dead_letter_of(entry_id: bytes, fields: Mapping[bytes, bytes]) -> DeadLetter:
+    """Reads an entry of the dead stream. ProtocolError when it is not ours."""
+    with reading(f"the dead letter {entry_id!r}"):
+        return DeadLetter(
+            entry_id=entry_id.decode(),
+            request_id=fields[b"id"].decode(),
+            reason=fields[b"reason"].decode(),
+            attempts=int(fields[b"attempts"]),
+            original=fields[b"bytes"],
+        )
+
+
+def limit_fields(limits: QueueLimits) -> dict[str, int]:
+    """The fields of the control hash that hold these limits."""
+    plain = {name: getattr(limits, name) for name in _LIMIT_NAMES}
+    fields = {f"max_{name}": limit for name, limit in plain.items() if limit is not None}
+    return fields | {f"max_of:{tenant}": limit for tenant, limit in limits.tenants.items()}
+
+
+def limits_of(fields: Mapping[bytes, bytes]) -> QueueLimits:
+    """Reads the limits among the fields of the control hash. ProtocolError."""
+    found = {name: fields.get(f"max_{name}".encode()) for name in _LIMIT_NAMES}
+    with reading("a limit of the queue"):
+        return QueueLimits(
+            **{name: int(limit) for name, limit in found.items() if limit},
+            tenants=_of_tenants(fields, prefix=b"max_of:"),
+        )
+
+
+def backlog_of(fields: Mapping[bytes, bytes]) -> Backlog:
+    """Reads the counts hash. ProtocolError."""
+    with reading("a count of the queue"):
+        return Backlog(int(fields.get(b"tokens", 0)), _of_tenants(fields, prefix=b"tenant:"))
+
+
+_LIMIT_NAMES = ("requests", "tokens", "per_tenant")
+
+
+def _of_tenants(fields: Mapping[bytes, bytes], *, prefix: bytes) -> dict[str, int]:
+    return {
+        name.removeprefix(prefix).decode(): int(value)
+        for name, value in fields.items()
+        if name.startswith(prefix)
+    }
+
+
+def worker_of(name: bytes, value: bytes, *, now_ms: int) -> WorkerInfo:
+    """Reads a field of the workers hash: last seen, state and load, parted by spaces.
+
+    ProtocolError when it is not ours.
+    """
+    with reading(f"the word of worker {name!r}"):
+        seen_ms, state, load = value.split(b" ", 2)
+        seconds = max(0, now_ms - int(seen_ms)) / 1000
+        known = unpack_map(load)
+        adapters = dict(known.get("adapters", {}))
+        return WorkerInfo(
+            name.decode(),
+            state.decode(),
+            seconds,
+            # Of what a later version tells, whoever prints numbers can only leave out the rest.
+            {key: value for key, value in known.items() if isinstance(value, int | float)},
+            model=str(known.get("model", "")),
+            adapters={str(adapter): str(revision) for adapter, revision in adapters.items()},
+        )
+
+
+def readable(read: Callable[[Any, Any], _Record], rows: Iterable[tuple[Any, Any]]) -> list[_Record]:
+    """What can be read of the rows; one that is not ours must not hide those that are."""
+    found = []
+    for row in rows:
+        try:
+            found.append(read(*row))
+        except ProtocolError as error:
+            _log.warning("left out: %s", error)
+    return found
+
+
+@contextlib.contextmanager
+def reading(what: str) -> Iterator[None]:
+    """ProtocolError in place of what Python raises when `what` is read and is not ours."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"{what} is damaged: {error!r}") from error
+
+
+def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))

@@ -1,0 +1,1 @@
+"""How Redis is reached: connections, sentinels, durability, scripts, and a local server."""

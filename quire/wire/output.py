@@ -1,0 +1,267 @@
+"""What comes back from a request: chunks of tokens, and one terminal record.
+
+On the wire both are entries of the request's output log (see keys.py). What the place of an entry
+already says is not repeated in it: the request id is in the key, the index of the last token and
+the epoch are in the entry id, text and tokens of the completion are in the chunks before it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from quire.errors import ProtocolError
+from quire.wire.codec import pack, unpack_ids, unpack_map
+from quire.wire.logprobs import TokenLogprob, unpack_tokens
+
+
+class State(StrEnum):
+    """Where a request stands in the broker. The last four are terminal and absorbing."""
+
+    SCHEDULED = "scheduled"
+    QUEUED = "queued"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+    @property
+    def is_terminal(self) -> bool:
+        return self not in (State.SCHEDULED, State.QUEUED, State.RUNNING)
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended."""
+
+    EOS = "eos"
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    ERROR = "error"
+    REJECTED = "rejected"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts. `cached_tokens` are the prompt tokens whose KV came from the prefix cache."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorInfo:
+    """Why a request failed: a stable code, a sentence, and the culprit field of a rejected one."""
+
+    code: str
+    message: str
+    field: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds on the broker's clock from submit to first claim, to first token, and to the end.
+
+    None where the request never came so far.
+    """
+
+    queue_seconds: float | None = None
+    first_token_seconds: float | None = None
+    total_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChunk:
+    """One published piece of an output: the tokens `start .. end`, and the text they added.
+
+    `text_ends`, where the writer gave it, holds for each token the length of `text` after that
+    token, in code points, and lets a reader cut the text in the middle of a chunk. `prefix_hash` is
+    that of all tokens of the log up to `end` (see history.py), empty in logs that have none.
+    `logprobs` has one record for each token where the request asked for them, else none.
+    """
+
+    start: int
+    token_ids: tuple[int, ...]
+    text: str
+    epoch: int
+    text_ends: tuple[int, ...] = ()
+    prefix_hash: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.token_ids)
+
+    def after(self, seen: int) -> TokenChunk | None:
+        """What is new to a reader that has `seen` tokens, or None.
+
+        Without `text_ends` a text cannot be cut between two tokens; it is then kept whole, because
+        a reader would rather see a few characters twice than miss them.
+        """
+        skipped = seen - self.start
+        if skipped <= 0:
+            return self
+        if skipped >= len(self.token_ids):
+            return None
+        cut = self.text_ends[skipped - 1] if self.text_ends else 0
+        return replace(
+            self,
+            start=seen,
+            token_ids=self.token_ids[skipped:],
+            text=self.text[cut:],
+            text_ends=tuple(end - cut for end in self.text_ends[skipped:]),
+            logprobs=self.logprobs[skipped:],
+        )
+
+    @classmethod
+    def from_entry(cls, entry_id: bytes, fields: Mapping[bytes, bytes]) -> TokenChunk:
+        """Reads a log entry. ProtocolError when it is not one of ours."""
+        last, epoch = split_entry_id(entry_id)
+        ids, logprobs = unpack_tokens(fields.get(b"ids", b""))
+        try:
+            start, text = int(fields[b"from"]), fields[b"text"].decode()
+        except (KeyError, ValueError) as error:
+            raise ProtocolError(f"log entry {entry_id!r} is damaged: {error!r}") from error
+        ends = unpack_ids(fields[b"ends"]) if b"ends" in fields else ()
+        if start + len(ids) != last + 1 or not ids or (ends and len(ends) != len(ids)):
+            raise ProtocolError(f"log entry {entry_id!r} contradicts its own index")
+        prefix = _prefix_hash(fields)
+        return cls(start, ids, text, epoch, text_ends=ends, prefix_hash=prefix, logprobs=logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The one terminal record of a request.
+
+    Its author (usually a worker) writes what only the author knows. `attempts`, `resumes`,
+    `timing`, `metadata` and `usage.completion_tokens` are filled in by the reader from what the
+    broker stamped onto the record: the broker saw all attempts, the last worker only its own.
+    `text`, `token_ids` and `logprobs` are joined from the log by `Client.result` and empty
+    elsewhere; `logprobs` also where the request did not ask for them.
+    """
+
+    request_id: str
+    state: State
+    finish_reason: FinishReason
+    usage: Usage = Usage()
+    error: ErrorInfo | None = None
+    timing: Timing = Timing()
+    attempts: int = 0
+    resumes: int = 0
+    preemptions: int = 0
+    model: str | None = None
+    #: The engine that finished differs from the one that began, in revision, dtype or backend.
+    resumed_fingerprint_changed: bool = False
+    #: Text that was held back for a stop string when the last token went out, and that the end set
+    #: free. It has no token to stand with, so it stands here; `text` includes it.
+    tail: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    #: Of all tokens of the log; see TokenChunk.
+    prefix_hash: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert self.state.is_terminal, f"a completion cannot be {self.state}"
+
+    def encode(self) -> bytes:
+        """The bytes of the field `done`: what the author knows and the place does not say."""
+        fields = {
+            "state": str(self.state),
+            "finish_reason": str(self.finish_reason),
+            "usage": asdict(self.usage),
+            "error": asdict(self.error) if self.error else None,
+            "preemptions": self.preemptions,
+            "model": self.model,
+            "resumed_fingerprint_changed": self.resumed_fingerprint_changed,
+        }
+        if self.tail:
+            fields["tail"] = self.tail
+        return pack(fields, field="completion")
+
+    @classmethod
+    def decode(cls, data: bytes, *, request_id: str) -> Completion:
+        """Reads the field `done`; unknown fields are ignored. ProtocolError when it is not ours."""
+        fields = unpack_map(data)
+        try:
+            error = fields.get("error")
+            return cls(
+                request_id=request_id,
+                state=State(fields["state"]),
+                finish_reason=FinishReason(fields["finish_reason"]),
+                usage=Usage(**_known(fields.get("usage") or {}, Usage)),
+                error=ErrorInfo(**_known(error, ErrorInfo)) if error else None,
+                preemptions=int(fields.get("preemptions", 0)),
+                model=fields.get("model"),
+                resumed_fingerprint_changed=bool(fields.get("resumed_fingerprint_changed", False)),
+                tail=str(fields.get("tail", "")),
+            )
+        except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"not a completion: {error!r}") from error
+
+    @classmethod
+    def from_entry(
+        cls, request_id: str, entry_id: bytes, *, fields: Mapping[bytes, bytes]
+    ) -> Completion:
+        """Reads the terminal entry and fills in the broker's stamps."""
+        published, _ = split_entry_id(entry_id)
+        completion = cls.decode(fields.get(b"done", b""), request_id=request_id)
+        try:
+            return replace(
+                completion,
+                usage=replace(completion.usage, completion_tokens=published),
+                timing=_timing(fields),
+                attempts=int(fields.get(b"attempts", 0)),
+                resumes=int(fields.get(b"resumes", 0)),
+                metadata=unpack_map(fields[b"metadata"]) if fields.get(b"metadata") else {},
+                prefix_hash=_prefix_hash(fields),
+            )
+        except ValueError as error:
+            raise ProtocolError(f"terminal entry {entry_id!r} is damaged: {error!r}") from error
+
+
+def split_entry_id(entry_id: bytes) -> tuple[int, int]:
+    """The index and the epoch in an id of the output log. ProtocolError when there are none."""
+    index, _, epoch = entry_id.partition(b"-")
+    try:
+        return int(index), int(epoch)
+    except ValueError as error:
+        raise ProtocolError(f"{entry_id!r} is not the id of a log entry") from error
+
+
+def is_prefix_hash(text: str) -> bool:
+    """Whether this can be a hash of ours; see history.py."""
+    return re.fullmatch(r"[0-9]{1,9}\.[0-9]{1,9}", text) is not None
+
+
+def _prefix_hash(fields: Mapping[bytes, bytes]) -> str:
+    value = fields.get(b"prefix", b"").decode(errors="replace")
+    if value and not is_prefix_hash(value):
+        raise ProtocolError("a log entry has no hash of ours")
+    return value
+
+
+def _known(fields: Mapping[str, Any], record: type[Usage] | type[ErrorInfo]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name in record.__slots__}
+
+
+def _timing(fields: Mapping[bytes, bytes]) -> Timing:
+    submitted = fields.get(b"submitted_ms")
+
+    def since(stamp: bytes) -> float | None:
+        if not submitted or not fields.get(stamp):
+            return None
+        return (int(fields[stamp]) - int(submitted)) / 1000
+
+    return Timing(
+        queue_seconds=since(b"claimed_ms"),
+        first_token_seconds=since(b"first_token_ms"),
+        total_seconds=since(b"finished_ms"),
+    )

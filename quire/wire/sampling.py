@@ -1,0 +1,367 @@
+"""What a caller asks for in the body of a request: the sampling parameters and the OpenAI bodies.
+
+The names and ranges of the parameters are vLLM's. A field that would change the result and is not
+known is refused by its name: ignoring it silently would give wrong results. What says nothing is
+read over, for many programs write out all the fields that OpenAI has.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, field_validator
+from pydantic_core.core_schema import ValidationInfo
+
+from quire.errors import InvalidRequest
+from quire.wire.adapters import named_adapter
+from quire.wire.codec import MAX_ARRAY_LENGTH, MAX_TOKEN_ID, is_token_ids
+from quire.wire.constraints import (
+    CONSTRAINTS,
+    MAX_CHOICES,
+    Constraint,
+    checked,
+    constraint_of,
+    fields_of_response_format,
+)
+from quire.wire.logprobs import MAX_TOP_LOGPROBS
+from quire.wire.refusals import nearest, path_of, reason_of
+
+#: The most stop strings, and the longest of them in characters: each is searched at every token.
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 256
+
+#: The most stop token ids.
+MAX_STOP_TOKEN_IDS = 256
+
+#: The most tokens that one request allows or biases, and how far, as in OpenAI's bodies.
+MAX_ALLOWED_TOKEN_IDS = 1024
+MAX_BIASED_TOKENS = 1024
+MAX_LOGIT_BIAS = 100.0
+
+#: Of a token id as a key; Python would read far longer ones, at a price.
+MAX_DIGITS = len(str(MAX_TOKEN_ID))
+
+#: Beyond these, logits leave the range of single precision, and a sampler works on noise.
+MAX_TEMPERATURE = 100.0
+MIN_REPETITION_PENALTY = 0.01
+
+#: The most messages of one conversation.
+MAX_MESSAGES = 4096
+
+Kind = Literal["tokens", "completions", "chat.completions"]
+
+_Int = Annotated[int, Strict()]
+_Float = Annotated[float, Strict()]
+_Bool = Annotated[bool, Strict()]
+_StopString = Annotated[str, Strict(), Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+_Text = Annotated[str, Strict(), Field(min_length=1)]
+_TokenId = Annotated[int, Strict(), Field(ge=0, le=MAX_TOKEN_ID)]
+_Bias = Annotated[float, Strict(), Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)]
+
+
+class SamplingParams(BaseModel):
+    """How the next token is chosen and when the generation stops, as it travels on the wire."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    max_tokens: _Int = Field(default=256, ge=1, lt=1 << 63)
+    min_tokens: _Int = Field(default=0, ge=0, lt=1 << 63)
+    temperature: _Float = Field(default=1.0, ge=0.0, le=MAX_TEMPERATURE)
+    #: 0 keeps every token; -1 is accepted as the same.
+    top_k: _Int = Field(default=0, ge=-1, lt=1 << 63)
+    top_p: _Float = Field(default=1.0, gt=0.0, le=1.0)
+    min_p: _Float = Field(default=0.0, ge=0.0, le=1.0)
+    repetition_penalty: _Float = Field(default=1.0, ge=MIN_REPETITION_PENALTY, le=2.0)
+    presence_penalty: _Float = Field(default=0.0, ge=-2.0, le=2.0)
+    frequency_penalty: _Float = Field(default=0.0, ge=-2.0, le=2.0)
+    #: Nothing but these comes; left out, anything may.
+    allowed_token_ids: tuple[_TokenId, ...] = Field(default=(), max_length=MAX_ALLOWED_TOKEN_IDS)
+    #: What is added to the logits of tokens by id; a body's keys are decimal strings.
+    logit_bias: dict[_TokenId, _Bias] = Field(default_factory=dict, max_length=MAX_BIASED_TOKENS)
+    #: What the output has to be; at most one of the five. A grammar is written as for Lark.
+    json_schema: dict[str, Any] | None = None
+    json_object: _Bool = False
+    regex: _Text | None = None
+    choice: tuple[_Text, ...] = Field(default=(), max_length=MAX_CHOICES)
+    grammar: _Text | None = None
+    #: None lets the client draw one at submit, so that a resumed generation goes on with it.
+    seed: _Int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
+    #: How many of the likeliest tokens are told at each place, beside the one that came and how
+    #: likely that was; None tells nothing. See `quire.wire.logprobs`.
+    logprobs: _Int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    stop: tuple[_StopString, ...] = Field(default=(), max_length=MAX_STOP_STRINGS)
+    stop_token_ids: tuple[_TokenId, ...] = Field(default=(), max_length=MAX_STOP_TOKEN_IDS)
+    ignore_eos: _Bool = False
+    include_stop_str_in_output: _Bool = False
+    skip_special_tokens: _Bool = True
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_string_is_a_list_of_one(cls, value: object) -> object:
+        if isinstance(value, str):
+            return (value,)
+        if isinstance(value, Iterable):
+            return value
+        raise ValueError("must be a string or a list of strings")
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _keys_are_token_ids(cls, value: object) -> object:
+        if not isinstance(value, Mapping):
+            return value
+        biases: dict[int, object] = {}
+        for key, bias in value.items():
+            token_id = _token_id(key)
+            if token_id in biases:
+                raise ValueError(f"names token {token_id} twice")
+            biases[token_id] = bias
+        return biases
+
+    @field_validator("top_k")
+    @classmethod
+    def _minus_one_is_zero(cls, value: int) -> int:
+        return max(value, 0)
+
+    @field_validator("min_tokens")
+    @classmethod
+    def _within_max_tokens(cls, value: int, info: ValidationInfo) -> int:
+        if value > info.data.get("max_tokens", value):
+            raise ValueError("min_tokens is greater than max_tokens")
+        return value
+
+    @field_validator(
+        "allowed_token_ids", "choice", "json_schema", "regex", "grammar", mode="before"
+    )
+    @classmethod
+    def _restricts_to_something(cls, value: object) -> object:
+        # A caller whose list came out empty must not get anything at all.
+        if isinstance(value, str | list | tuple | Mapping) and not value:
+            raise ValueError("must not be empty; to restrict nothing, leave it out")
+        return value
+
+    @field_validator(*CONSTRAINTS)
+    @classmethod
+    def _the_only_constraint(cls, value: Any, info: ValidationInfo) -> Any:
+        others = [name for name in CONSTRAINTS if name != info.field_name and info.data.get(name)]
+        if value and others:
+            raise ValueError(f"cannot be combined with {others[0]}")
+        return checked(value)
+
+    @field_validator("ignore_eos")
+    @classmethod
+    def _ends_where_its_constraint_does(cls, value: object, info: ValidationInfo) -> object:
+        found = next((name for name in CONSTRAINTS if info.data.get(name)), None)
+        if value and found is not None:
+            raise ValueError(f"cannot be combined with {found}, which says where the output ends")
+        return value
+
+    def to_body(self) -> dict[str, Any]:
+        """The fields that differ from their defaults, as they are written into a body."""
+        fields = self.model_dump(exclude_defaults=True)
+        if biases := fields.get("logit_bias"):
+            fields["logit_bias"] = {str(token_id): bias for token_id, bias in biases.items()}
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in fields.items()}
+
+
+def _token_id(key: object) -> int:
+    """A key of `logit_bias`: bodies have strings there, and each id has one spelling."""
+    if isinstance(key, str):
+        is_number = key.isascii() and key.isdigit() and len(key) <= MAX_DIGITS
+        if not is_number or key != str(int(key)):
+            raise ValueError("every key must be a token id, in digits without leading zeros")
+        key = int(key)
+    if type(key) is int and 0 <= key <= MAX_TOKEN_ID:
+        return key
+    raise ValueError("every key must be a token id")
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedBody:
+    """A body that has been checked. Exactly one of `prompt` and `messages` is not None.
+
+    `model` may have an adapter in it, which only whoever serves that model can tell; see
+    `quire.wire.adapters`.
+    """
+
+    prompt: str | list[int] | None
+    messages: list[dict[str, Any]] | None
+    sampling: SamplingParams
+    model: str | None
+    adapter: str | None = None
+    constraint: Constraint | None = None
+
+
+#: The parameters, and OpenAI's fields that do not change the tokens of a request of ours.
+_KNOWN = frozenset(
+    {*SamplingParams.model_fields}
+    | {"model", "adapter", "stream", "stream_options", "user", "n", "max_completion_tokens"}
+)
+
+_KNOWN_OF: Mapping[Kind, frozenset[str]] = {
+    "tokens": frozenset(),
+    "completions": frozenset({"response_format"}),
+    # The last two say who asks, as `user` does.
+    "chat.completions": frozenset(
+        {"response_format", "top_logprobs", "prompt_cache_key", "safety_identifier"}
+    ),
+}
+
+#: OpenAI's fields that are not served, and the values of them that ask for what is done anyhow.
+_NOT_SERVED: Mapping[Kind, Mapping[str, tuple[object, ...]]] = {
+    "tokens": {},
+    "completions": {"echo": (False,), "best_of": (1,), "suffix": ()},
+    "chat.completions": {
+        "store": (False,),
+        "metadata": ({},),
+        "service_tier": ("auto", "default"),
+        "modalities": (["text"],),
+        "tools": ([],),
+        "tool_choice": ("none",),
+        # There are no tools to call.
+        "parallel_tool_calls": (False, True),
+        "functions": ([],),
+        "function_call": ("none",),
+        "audio": (),
+        "moderation": (),
+        "prediction": (),
+        "prompt_cache_options": (),
+        "prompt_cache_retention": (),
+        "reasoning_effort": (),
+        "verbosity": (),
+        "web_search_options": (),
+    },
+}
+
+
+def parse_body(kind: Kind, body: Mapping[str, Any]) -> ParsedBody:
+    """Checks a body of the given kind. InvalidRequest names the first culprit as `body.<field>`."""
+    subject = "messages" if kind == "chat.completions" else "prompt"
+    known = _KNOWN | _KNOWN_OF[kind]
+    for name, value in body.items():
+        if name not in known and name != subject and not _says_nothing(kind, name, value):
+            raise InvalidRequest(f"body.{name}", _why_refused(kind, name))
+    if body.get("n") not in (None, 1) or isinstance(body.get("n"), bool):
+        raise InvalidRequest("body.n", "must be 1; each choice is a request of its own")
+    model = body.get("model")
+    if model is not None and not (isinstance(model, str) and model):
+        raise InvalidRequest("body.model", "must be a non-empty string")
+    try:
+        sampling = validated(SamplingParams, _sampling_fields(kind, body), prefix="body.")
+    except InvalidRequest as error:
+        # The caller knows the field that was written.
+        if error.field == "body.max_tokens" and body.get("max_tokens") is None:
+            raise InvalidRequest("body.max_completion_tokens", error.message) from None
+        raise
+    return ParsedBody(
+        prompt=None if subject == "messages" else _prompt(kind, body.get("prompt")),
+        messages=_messages(body.get("messages")) if subject == "messages" else None,
+        sampling=sampling,
+        model=model,
+        adapter=named_adapter(body),
+        constraint=constraint_of(body, {name: getattr(sampling, name) for name in CONSTRAINTS}),
+    )
+
+
+def _says_nothing(kind: Kind, name: str, value: object) -> bool:
+    """Whether a field that is not known changes nothing. A null means "the default"."""
+    harmless = _NOT_SERVED[kind].get(name, ())
+    # To Python 1 is True.
+    return value is None or any(type(value) is type(one) and value == one for one in harmless)
+
+
+def _why_refused(kind: Kind, name: str) -> str:
+    """What is wrong with a field that is not known and says something."""
+    harmless = _NOT_SERVED[kind].get(name)
+    if harmless is None:
+        return f"unknown field{nearest(name, SamplingParams.model_fields)}"
+    instead = "".join(f", or say {json.dumps(value)}" for value in harmless)
+    return f"is not supported: leave it out{instead}"
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def validated(
+    model: type[_Model], fields: Mapping[str, Any], *, prefix: str = "", context: object = None
+) -> _Model:
+    """Builds a pydantic model, turning its ValidationError into InvalidRequest for one field.
+
+    `context` is what its validators are told beside the fields.
+    """
+    try:
+        return model.model_validate(dict(fields), context=context)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        path = path_of(first)
+        reason = reason_of(first, known=model.model_fields)
+        raise InvalidRequest(f"{prefix}{path}" or model.__name__, reason) from None
+
+
+def _sampling_fields(kind: Kind, body: Mapping[str, Any]) -> dict[str, Any]:
+    # A null means "the default" in OpenAI's bodies.
+    fields = {
+        name: body[name] for name in SamplingParams.model_fields if body.get(name) is not None
+    }
+    alias = body.get("max_completion_tokens")
+    if alias is not None and fields.setdefault("max_tokens", alias) != alias:
+        raise InvalidRequest("body.max_completion_tokens", "contradicts max_tokens")
+    if kind == "chat.completions":
+        fields |= {"logprobs": _chat_logprobs(body)}
+    return fields | fields_of_response_format(body)
+
+
+def _chat_logprobs(body: Mapping[str, Any]) -> Any:
+    """What the field is elsewhere: here OpenAI has a switch, and the number in another one."""
+    wanted, top = body.get("logprobs"), body.get("top_logprobs")
+    if top is None:
+        return 0 if wanted is True else None if wanted is False else wanted
+    if wanted is not True:
+        raise InvalidRequest("body.top_logprobs", "needs logprobs to be true")
+    if type(top) is not int or not 0 <= top <= MAX_TOP_LOGPROBS:
+        raise InvalidRequest("body.top_logprobs", f"must be 0 to {MAX_TOP_LOGPROBS}")
+    return top
+
+
+def _prompt(kind: Kind, prompt: object) -> str | list[int]:
+    if isinstance(prompt, str) and prompt and kind == "completions":
+        return prompt
+    if isinstance(prompt, list) and 0 < len(prompt) <= MAX_ARRAY_LENGTH and is_token_ids(prompt):
+        return prompt
+    wanted = "a non-empty array of token ids"
+    if kind == "completions":
+        wanted = f"a non-empty string or {wanted}"
+    raise InvalidRequest("body.prompt", f"must be {wanted}")
+
+
+def _messages(messages: object) -> list[dict[str, Any]]:
+    if not isinstance(messages, list) or not 0 < len(messages) <= MAX_MESSAGES:
+        raise InvalidRequest("body.messages", f"must be an array of 1 to {MAX_MESSAGES} messages")
+    for index, message in enumerate(messages):
+        field = f"body.messages.{index}"
+        if not isinstance(message, dict):
+            raise InvalidRequest(field, "must be a map")
+        if not isinstance(message.get("role"), str):
+            raise InvalidRequest(f"{field}.role", "must be a string")
+        if not _is_text_content(message.get("content")) and not _is_silent(message):
+            raise InvalidRequest(f"{field}.content", "must be a string or an array of text parts")
+    # Templates see a text in every message.
+    return [{**one, "content": ""} if _is_silent(one) else one for one in messages]
+
+
+def _is_silent(message: Mapping[str, Any]) -> bool:
+    """Whether it is an answer that OpenAI's clients wrote without any text."""
+    return message["role"] == "assistant" and message.get("content", "") is None
+
+
+def _is_text_content(content: object) -> bool:
+    if isinstance(content, list):
+        return bool(content) and all(
+            isinstance(part, dict)
+            and part.get("type") == "text"
+            and isinstance(part.get("text"), str)
+            for part in content
+        )
+    return isinstance(content, str)

@@ -1,0 +1,1 @@
+"""Metrics of whole queues, from one process: `python -m service.exporter`."""

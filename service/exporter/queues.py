@@ -1,0 +1,272 @@
+"""Exports the state of queues to Prometheus, one for all workers: `python -m service.exporter`.
+
+Every number is read from Redis at the scrape that asks for it. When Redis does not answer in time,
+the scrape says so and holds nothing else: a backlog of an hour ago would look like one of now.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import redis
+import structlog
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from quire.broker.inspection import ServerMemory, ShardState, inspect_memory, inspect_shards
+from quire.errors import BrokerUnavailable, QuireError
+from quire.keys import Keys
+from quire.transport.connection import connect
+from service.exporter.register import exporter_families
+from service.exporter.settings import ExporterSettings, load_exporter_settings
+from service.observe.health import ProbeServer
+from service.observe.vitals import WorkerState
+from service.settings.families import PRIORITIES
+from service.settings.logs import configure_logs, warn_of_settings
+from service.settings.sources import ConfigurationError
+
+#: Exit code of a command line, environment or file that cannot be right.
+EXIT_USAGE = 2
+#: The signals that end the exporter.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+#: The state of every shard of every queue.
+Queues = Mapping[str, Sequence[ShardState]]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What is told at one scrape."""
+
+    queues: Queues
+    memory: ServerMemory | None = None
+
+
+#: Labels, in the order of the register, and value.
+Sample = tuple[Sequence[str], float]
+#: Makes one number of those of a queue's shards.
+Combine = Callable[[Iterable[Any]], float]
+
+_log = structlog.get_logger("service.exporter")
+
+
+class Exporter:
+    """One exporter: `start` answers scrapes, `stop` ends that.
+
+    Raises:
+        ConfigurationError: the address cannot be had.
+    """
+
+    def __init__(self, settings: ExporterSettings) -> None:
+        connection = connect(settings.connection_url, block_seconds=0.0)
+        self._read = BoundedRead(
+            partial(_inspect, connection, settings), seconds=settings.timeout_seconds
+        )
+        registry = CollectorRegistry()
+        registry.register(
+            QueueCollector(self._read, worker_fresh_seconds=settings.worker_fresh_seconds)
+        )
+        self._server = ProbeServer(
+            registry,
+            # The exporter has no loop that could stand still: it lives if it answers. Were Redis
+            # asked too, an exporter would be restarted for what only it can report.
+            {"/livez": lambda: (True, {"queues": list(settings.queues)})},
+            host=settings.http_host,
+            port=settings.http_port,
+            kind="exporter",
+        )
+
+    @property
+    def http_port(self) -> int:
+        """The port it listens on."""
+        return self._server.port
+
+    def start(self) -> None:
+        """Answer from now on."""
+        self._server.start()
+
+    def stop(self) -> None:
+        """Close the port; a read that Redis has not answered yet is left behind."""
+        self._server.stop()
+        self._read.close()
+
+
+class QueueCollector(Collector):
+    """Asks `read` for the queues at every scrape; when that fails, it tells so and nothing else."""
+
+    def __init__(self, read: Callable[[], Look], *, worker_fresh_seconds: float) -> None:
+        self._read = read
+        self._fresh_seconds = worker_fresh_seconds
+        self._is_up: bool | None = None
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        """The names, without a read: registering must not wait for Redis."""
+        return [_gauge(name, ()) for name in exporter_families()]
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """All gauges of the register; the first alone when the queues cannot be read."""
+        try:
+            look = self._read()
+        except QuireError as error:
+            self._note(is_up=False, error=str(error))
+            yield _gauge("quire_exporter_up", [((), 0.0)])
+            return
+        self._note(is_up=True)
+        queues = look.queues
+        yield _gauge("quire_exporter_up", [((), 1.0)])
+        if look.memory is not None:
+            used, limit = look.memory.used_bytes, look.memory.limit_bytes
+            yield _gauge("quire_redis_memory_bytes", [(("used",), used), (("limit",), limit)])
+        yield _gauge("quire_queue_waiting_requests", _by_queue(queues, "num_queued", sum))
+        yield _gauge("quire_queue_lag_messages", _by_priority(queues, "num_undelivered", sum))
+        yield _gauge("quire_queue_pending_messages", _by_priority(queues, "num_pending", sum))
+        yield _gauge("quire_queue_oldest_message_age_seconds", _ages(queues))
+        yield _gauge(
+            "quire_queue_scheduled_messages",
+            _split(queues, ("waiting", "num_scheduled"), ("due", "num_due")),
+        )
+        yield _gauge(
+            "quire_queue_leases",
+            _split(queues, ("live", "num_leases"), ("expired", "num_expired_leases")),
+        )
+        yield _gauge("quire_queue_paused", _by_queue(queues, "is_paused", max))
+        yield _gauge(
+            "quire_queue_consumers",
+            [((queue,), self._num_consumers(shards)) for queue, shards in queues.items()],
+        )
+        yield _gauge("quire_dead_letter_messages", _by_queue(queues, "num_dead_letters", sum))
+
+    def _num_consumers(self, shards: Sequence[ShardState]) -> int:
+        """Workers of any shard that are heard of and ready: one that drains takes nothing in."""
+        names = {
+            worker.name
+            for shard in shards
+            for worker in shard.workers
+            if worker.state == WorkerState.READY and worker.seen_seconds <= self._fresh_seconds
+        }
+        return len(names)
+
+    def _note(self, *, is_up: bool, **details: str) -> None:
+        """Log when reading begins to fail and when it works again, not at every scrape between."""
+        if self._is_up is is_up:
+            return
+        self._is_up = is_up
+        if is_up:
+            _log.info("queues are read")
+        else:
+            _log.warning("queues cannot be read", **details)
+
+
+class BoundedRead:
+    """Calls `read` on a thread of its own, and waits for it no longer than `seconds`.
+
+    Socket timeouts alone bound each step and not the whole: a name is resolved, an address is
+    connected, a handshake made. Scrapes that come while a read is under way share it, so that a
+    hanging Redis costs one thread, however many scrapes there are.
+    """
+
+    def __init__(self, read: Callable[[], Look], *, seconds: float) -> None:
+        self._read = read
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inspect")
+        self._under_way: Future[Look] | None = None
+
+    def __call__(self) -> Look:
+        """What `read` returns or raises; BrokerUnavailable when it is not done in time."""
+        with self._lock:
+            if self._under_way is None or self._under_way.done():
+                self._under_way = self._executor.submit(self._read)
+            future = self._under_way
+        try:
+            return future.result(self._seconds)
+        except TimeoutError:
+            raise BrokerUnavailable(f"no answer within {self._seconds:g} s") from None
+
+    def close(self) -> None:
+        """Read no more; does not wait for what is under way."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def main() -> int:
+    """Export until a signal comes; returns the exit code. The signals are blocked by now."""
+    try:
+        settings = load_exporter_settings()
+        configure_logs(level=settings.log_level, style=settings.log_format)
+        warn_of_settings(settings.unknown_variables(os.environ))
+        exporter = Exporter(settings)
+    except ConfigurationError as error:
+        sys.stderr.write(f"configuration: {error}\n")
+        return EXIT_USAGE
+    exporter.start()
+    _log.info(
+        "exporter ready",
+        queues=list(settings.queues),
+        http_host=settings.http_host,
+        http_port=exporter.http_port,
+    )
+    signal.sigwait(STOP_SIGNALS)
+    exporter.stop()
+    _log.info("exporter stopped")
+    return 0
+
+
+def _inspect(connection: redis.Redis, settings: ExporterSettings) -> Look:
+    """One look at all shards of all queues, and at the server."""
+    shards = [
+        Keys(queue, shard) for queue in settings.queues for shard in range(settings.num_shards)
+    ]
+    states = iter(inspect_shards(connection, shards))
+    queues = {
+        queue: [next(states) for _ in range(settings.num_shards)] for queue in settings.queues
+    }
+    return Look(queues, inspect_memory(connection))
+
+
+def _gauge(name: str, samples: Iterable[Sample]) -> GaugeMetricFamily:
+    family = exporter_families()[name]
+    gauge = GaugeMetricFamily(name, family.meaning, labels=list(family.labels))
+    for labels, value in samples:
+        gauge.add_metric(labels, value)
+    return gauge
+
+
+def _by_queue(queues: Queues, attribute: str, combine: Combine) -> list[Sample]:
+    return [
+        ((queue,), combine(getattr(shard, attribute) for shard in shards))
+        for queue, shards in queues.items()
+    ]
+
+
+def _by_priority(queues: Queues, attribute: str, combine: Combine) -> list[Sample]:
+    return [
+        ((queue, name), combine(getattr(shard.ingress[priority], attribute) for shard in shards))
+        for queue, shards in queues.items()
+        for priority, name in enumerate(PRIORITIES)
+    ]
+
+
+def _ages(queues: Queues) -> list[Sample]:
+    return [
+        ((*labels, state), age)
+        for state in ("undelivered", "pending")
+        for labels, age in _by_priority(queues, f"{state}_seconds", max)
+    ]
+
+
+def _split(queues: Queues, whole: tuple[str, str], part: tuple[str, str]) -> list[Sample]:
+    """What is not in the part, and the part; each is given as its label and its attribute."""
+    parts = dict(_by_queue(queues, part[1], sum))
+    samples: list[Sample] = []
+    for labels, total in _by_queue(queues, whole[1], sum):
+        # The two were counted at neighbouring moments, so the part may be larger.
+        rest = max(0, total - parts[labels])
+        samples += [((*labels, whole[0]), rest), ((*labels, part[0]), parts[labels])]
+    return samples

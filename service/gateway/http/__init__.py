@@ -1,0 +1,1 @@
+"""The gateway's side of HTTP: socket, middleware, lifecycle. Knows no answer."""

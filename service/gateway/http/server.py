@@ -1,0 +1,183 @@
+"""Runs a gateway in one event loop: from the socket to the last answer."""
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+from collections.abc import Iterator
+
+import structlog
+import uvicorn
+
+from quire.client.async_client import AsyncClient
+from service.gateway.callers import ApiKeys
+from service.gateway.http.connection import Connection
+from service.gateway.http.lifecycle import Life
+from service.gateway.routes import Gateway
+from service.gateway.settings import GatewaySettings
+from service.settings.sources import ConfigurationError
+
+#: Signals that drain a gateway; a second one breaks off the open answers at once.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+#: How long broken-off answers may take to send their last event.
+CLOSE_SECONDS = 5.0
+
+#: Connections that wait to be accepted.
+BACKLOG = 1024
+
+#: How long a connection may be idle between two calls; longer than usual proxies keep theirs.
+KEEP_ALIVE_SECONDS = 75
+
+#: The longest the kernel knows, in milliseconds.
+MAX_USER_TIMEOUT = (1 << 31) - 1
+
+_log = structlog.get_logger("service.gateway")
+
+
+class Server:
+    """One gateway and its socket.
+
+    Raises:
+        ConfigurationError: it cannot listen on the address, or the file of keys is wrong.
+    """
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self._keys = ApiKeys(settings.keys_file, allowed_origins=settings.allowed_origins)
+        self._socket = _listening(
+            settings.http_host, settings.http_port, patience_seconds=settings.patience_seconds
+        )
+        self._life = Life(
+            max_open=settings.max_open_answers,
+            max_open_per_tenant=settings.max_open_answers_per_tenant,
+        )
+        self._stopping = asyncio.Event()
+        self._hurrying = asyncio.Event()
+
+    @property
+    def http_port(self) -> int:
+        """The port it listens on."""
+        return int(self._socket.getsockname()[1])
+
+    def stop(self) -> None:
+        """Take no more calls and end; called once more, break off what is open."""
+        if self._stopping.is_set():
+            self._hurrying.set()
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Serve until a signal comes, then let the open answers end or break them off."""
+        settings = self._settings
+        self._hear_signals()
+        async with AsyncClient(
+            settings.connection_url,
+            queue=settings.queue,
+            shards=settings.shards,
+            durable=settings.durable,
+            max_queue_seconds=settings.max_queue_seconds,
+            retention_seconds=settings.retention_seconds,
+        ) as client:
+            await self.serve(client)
+
+    async def serve(self, client: AsyncClient) -> None:
+        """Serve with this client until `stop` is called."""
+        gateway = Gateway(client, self._settings, keys=self._keys, life=self._life)
+        server = _Uvicorn(_uvicorn_config(gateway))
+        serving = asyncio.create_task(server.serve(sockets=[self._socket]))
+        self._tell_ready()
+        stopping = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
+            await self._drain()
+        stopping.cancel()
+        server.should_exit = True
+        await serving
+        await gateway.close()
+
+    async def _drain(self) -> None:
+        self._life.drain()
+        _log.info("draining", open_answers=self._life.num_open)
+        idle = asyncio.create_task(self._life.until_idle(self._settings.drain_seconds))
+        hurrying = asyncio.create_task(self._hurrying.wait())
+        await asyncio.wait({idle, hurrying}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (idle, hurrying):
+            task.cancel()
+        num_broken = self._life.num_open
+        self._life.close()
+        await self._life.until_idle(CLOSE_SECONDS)
+        _log.info("drained", broken_off=num_broken)
+
+    def _hear_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in STOP_SIGNALS:
+            loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+
+    def _reload_keys(self) -> None:
+        try:
+            self._keys.reload()
+        except ConfigurationError as error:
+            _log.error("keys are kept as they were", reason=str(error))
+        else:
+            # None at all is how a file looks that somebody has only begun to write.
+            _log.info("keys are read again", keys=len(self._keys))
+
+    def _tell_ready(self) -> None:
+        settings = self._settings
+        _log.info(
+            "gateway ready",
+            queue=settings.queue,
+            http_host=settings.http_host,
+            http_port=self.http_port,
+        )
+        if not self._keys.are_asked_for:
+            _log.warning("no keys_file: whoever reaches this port may use the queue")
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn's server without its signal handlers: `Server` tells it when to end."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _uvicorn_config(gateway: Gateway) -> uvicorn.Config:
+    return uvicorn.Config(
+        gateway.app,
+        http=Connection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        # What uvicorn logs below this level, the gateway logs itself.
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=int(CLOSE_SECONDS),
+    )
+
+
+def _listening(host: str, port: int, *, patience_seconds: float) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            # A closed connection waits until everything sent was received. A caller that receives
+            # nothing would keep it, and its buffers, for ever, so the kernel breaks it off.
+            # Accepted sockets inherit this option from the listening one.
+            milliseconds = min(int(1000 * patience_seconds), MAX_USER_TIMEOUT)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        message = f"http_host, http_port: cannot listen on {host}:{port}: {error.strerror}"
+        if error.errno == errno.EADDRINUSE:
+            message += "; another gateway may have it, and port 0 takes a free one"
+        raise ConfigurationError(message) from error
+    return listener

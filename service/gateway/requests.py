@@ -1,0 +1,134 @@
+"""Reads an HTTP request: the body, and the headers that say how the queue is to treat it.
+
+The body is OpenAI's and says which answer is wanted; all that concerns the queue is in headers,
+which OpenAI's clients send as `default_headers` or `extra_headers`:
+
+    Idempotency-Key     the same call again is the same request, on every gateway
+    X-Quire-Priority    low, normal, high or critical; up to what the key allows
+    X-Quire-Deadline    seconds from now
+    traceparent         the caller's trace, for the log lines of the worker
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from quire.errors import InvalidRequest
+from quire.wire.arguments import MAX_AHEAD_SECONDS
+from quire.wire.protocol import Priority
+from service.gateway.http.tasks import HungUp
+from service.gateway.refusals import Refusal, Refused
+from service.settings.logs import TRACE_HEADER, trace_ids
+
+IDEMPOTENCY_KEY = "Idempotency-Key"
+PRIORITY = "X-Quire-Priority"
+DEADLINE = "X-Quire-Deadline"
+
+#: The longest idempotency key, in characters.
+MAX_KEY_LENGTH = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Treatment:
+    """How the queue is to treat a call, from its headers. `deadline_seconds` is from now."""
+
+    key: str | None
+    priority: Priority | None
+    deadline_seconds: float | None
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """How the answer is to be sent."""
+
+    is_stream: bool
+    include_usage: bool
+
+
+def treatment_of(request: Request) -> Treatment:
+    """Reads the headers. InvalidRequest names the invalid one."""
+    key = request.headers.get(IDEMPOTENCY_KEY)
+    if key is not None and not 0 < len(key) <= MAX_KEY_LENGTH:
+        raise InvalidRequest(IDEMPOTENCY_KEY, f"must have 1 to {MAX_KEY_LENGTH} characters")
+    trace = {TRACE_HEADER: request.headers.get(TRACE_HEADER, "")}
+    return Treatment(
+        key=key,
+        priority=_priority(request.headers.get(PRIORITY)),
+        deadline_seconds=_seconds(request.headers.get(DEADLINE)),
+        # The W3C standard says to ignore an invalid trace.
+        headers=trace if trace_ids(trace) else {},
+    )
+
+
+def telling_of(body: Mapping[str, Any]) -> Telling:
+    """Reads `stream` and `stream_options`. InvalidRequest."""
+    stream, options = body.get("stream"), body.get("stream_options")
+    if not isinstance(stream, bool | None):
+        raise InvalidRequest("body.stream", "must be true or false")
+    if options is None:
+        return Telling(bool(stream), include_usage=False)
+    if not stream:
+        raise InvalidRequest("body.stream_options", "needs stream to be true")
+    if not isinstance(options, Mapping):
+        raise InvalidRequest("body.stream_options", "must be a map")
+    for name, value in options.items():
+        # Events are never padded, so switching the padding off asks for nothing.
+        says_nothing = value is None or (name == "include_obfuscation" and value is False)
+        if name != "include_usage" and not says_nothing:
+            raise InvalidRequest(f"body.stream_options.{name}", "unknown field")
+    include_usage = options.get("include_usage")
+    if not isinstance(include_usage, bool | None):
+        raise InvalidRequest("body.stream_options.include_usage", "must be true or false")
+    return Telling(is_stream=True, include_usage=bool(include_usage))
+
+
+async def body_of(request: Request, *, max_bytes: int, timeout_seconds: float) -> bytes:
+    """The whole body. Refused if it is too long or too slow, HungUp if the caller disconnects."""
+    announced = request.headers.get("Content-Length", "")
+    if announced.isdigit() and int(announced[:20]) > max_bytes:
+        raise _too_large(max_bytes)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            async for part in request.stream():
+                body += part
+                if len(body) > max_bytes:
+                    raise _too_large(max_bytes)
+    except TimeoutError:
+        message = f"the body did not come within {timeout_seconds:g} seconds"
+        raise Refused(Refusal(408, "body_timeout", message)) from None
+    except ClientDisconnect:
+        raise HungUp from None
+    return bytes(body)
+
+
+def _too_large(max_bytes: int) -> Refused:
+    # Otherwise the rest of the body would have to be read before the connection's next call.
+    headers = {"Connection": "close"}
+    message = f"the body takes more than {max_bytes} bytes"
+    return Refused(Refusal(413, "body_too_large", message, headers=headers))
+
+
+def _priority(text: str | None) -> Priority | None:
+    try:
+        return None if text is None else Priority.parse(text)
+    except ValueError as error:
+        raise InvalidRequest(PRIORITY, str(error)) from None
+
+
+def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= MAX_AHEAD_SECONDS:
+        raise InvalidRequest(
+            DEADLINE, f"must be a positive number of seconds up to {MAX_AHEAD_SECONDS}"
+        )
+    return seconds

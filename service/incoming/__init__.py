@@ -1,0 +1,1 @@
+"""From Redis to the engine: claims, validation, conversion."""

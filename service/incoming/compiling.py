@@ -1,0 +1,229 @@
+"""Compiles the constraints of requests on a thread of its own, between intake and the engine.
+
+A request waits here for its constraint while others are claimed, admitted and computed. Its claim
+is open meanwhile, so its lease is renewed; a cancel, its deadline and a drain end the wait at once.
+An output taken over is replayed in slices, by turns, so that a long one keeps nobody else waiting.
+"""
+
+import heapq
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from time import monotonic
+from typing import Protocol
+
+import structlog
+
+from engine.constraint import Constraint as EngineConstraint
+from engine.request import FinishReason, Priority, Request
+from quire.errors import InvalidRequest
+from quire.wire.constraints import Constraint
+from quire.wire.protocol import Completion
+from service.constraints.grammars import CompiledGrammars, Grammars, NoGrammars
+from service.constraints.probe import Probe, ProbedGrammars
+from service.observe.vitals import Vitals
+from service.outgoing.completions import Origin, own_failure, rejection
+from service.outgoing.outbox import Outbox
+from service.settings.config import Settings
+
+#: The name of its thread.
+THREAD = "compiler"
+#: How long the thread sleeps at most before it shows a sign of life.
+IDLE_SECONDS = 1.0
+#: Tokens of an output taken over that are replayed in one turn: some milliseconds for an ordinary
+#: constraint, seconds for one whose every step is as slow as its limits allow.
+REPLAY_TOKENS = 64
+
+_log = structlog.get_logger("service.incoming.compiling")
+
+
+class Engine(Protocol):
+    """All that is needed of the engine loop; see `service.loop`."""
+
+    def add(self, request: Request) -> None: ...
+
+    def add_aborted(self, request: Request, reason: FinishReason) -> None: ...
+
+    def abort(self, key: str, reason: FinishReason) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A request that waits for its constraint."""
+
+    request: Request
+    wanted: Constraint
+    constraint: EngineConstraint | None = None
+    num_replayed: int = 0
+
+
+class Compiling:
+    """Where requests wait for their constraints. `run` is a thread's work.
+
+    All other methods may be called from any thread. None of them waits for a compilation.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        *,
+        engine: Engine,
+        vitals: Vitals,
+        settings: Settings,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._outbox = outbox
+        self._engine = engine
+        self._vitals = vitals
+        self._settings = settings
+        self._clock = clock
+        self._grammars: Grammars = NoGrammars("no model is loaded")
+        self._probe: Probe | None = None
+        self._changed = threading.Condition()
+        self._waiting: dict[str, _Waiting] = {}
+        #: Whose turn is next: better classes first, each class in the order of its last turns.
+        self._turns: list[tuple[int, int, str]] = []
+        self._numbers = count()
+        self._is_stopping = False
+
+    def serve(self, grammars: Grammars) -> None:
+        """Compile with these from now on; what the library does, a probe does first."""
+        self._grammars = grammars
+        if isinstance(grammars, CompiledGrammars):
+            self._probe = Probe(
+                grammars,
+                cpu_seconds=self._settings.constraint_compile_seconds,
+                memory_bytes=self._settings.constraint_compile_bytes,
+                on_look=self._look,
+            )
+            self._grammars = ProbedGrammars(grammars, self._probe)
+
+    def begin(self, request: Request, wanted: Constraint) -> None:
+        """Hand a request to the engine with the constraint it wants: now if that takes no time.
+
+        Its delivery must be open in the outbox, where it ends if it can have no constraint.
+        """
+        waiting = _Waiting(request, wanted)
+        if not request.output_token_ids and self._grammars.is_ready(wanted):
+            with self._changed:
+                self._waiting[request.request_id] = waiting
+            self._turn(waiting)
+            return
+        with self._changed:
+            self._waiting[request.request_id] = waiting
+            if self._is_stopping:
+                self._abandon(waiting, FinishReason.RELEASED)
+            else:
+                self._queue(waiting)
+                self._changed.notify()
+
+    def abort(self, key: str, reason: FinishReason) -> None:
+        """Abort a request, whether it waits here, is in the engine, or neither."""
+        with self._changed:
+            waiting = self._waiting.get(key)
+            if waiting is not None:
+                self._abandon(waiting, reason)
+                return
+        self._engine.abort(key, reason)
+
+    def num_waiting(self, least: Priority) -> int:
+        """How many requests of class `least` or better wait here."""
+        with self._changed:
+            return sum(one.request.priority >= least for one in self._waiting.values())
+
+    def stop(self) -> None:
+        """Release all that waits, and make `run` return. Call it before the engine loop's `stop`.
+
+        A compilation that the library is at ends by itself, for nobody.
+        """
+        with self._changed:
+            self._is_stopping = True
+            for waiting in list(self._waiting.values()):
+                self._abandon(waiting, FinishReason.RELEASED)
+            self._changed.notify_all()
+        if self._probe is not None:
+            self._probe.interrupt()
+
+    def run(self) -> None:
+        """Compile and replay until stopped."""
+        try:
+            while not self._is_stopping:
+                self._look()
+                if (waiting := self._next()) is not None:
+                    self._turn(waiting)
+        finally:
+            if self._probe is not None:
+                self._probe.close()
+
+    def _look(self) -> None:
+        """Show a sign of life, and end those whose deadline has come."""
+        self._vitals.beat(THREAD)
+        now = self._clock()
+        with self._changed:
+            late = [
+                key
+                for key, waiting in self._waiting.items()
+                if waiting.request.deadline is not None and waiting.request.deadline <= now
+            ]
+        for key in late:
+            self.abort(key, FinishReason.DEADLINE)
+
+    def _next(self) -> _Waiting | None:
+        """The one whose turn it is; None if there is none for IDLE_SECONDS."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._turns or self._is_stopping, IDLE_SECONDS)
+            while self._turns:
+                _, _, key = heapq.heappop(self._turns)
+                if key in self._waiting:
+                    return self._waiting[key]
+        return None
+
+    def _turn(self, waiting: _Waiting) -> None:
+        """Compile its constraint, or replay another slice; then it goes on or waits again."""
+        request = waiting.request
+        output = request.output_token_ids
+        upto = min(waiting.num_replayed + REPLAY_TOKENS, len(output))
+        try:
+            if waiting.constraint is None:
+                waiting.constraint = self._grammars.constraint(waiting.wanted, output[:upto])
+            else:
+                waiting.constraint.is_complete(output[:upto])
+        except InvalidRequest as error:
+            self._end(waiting, partial(rejection, error=error))
+            return
+        except Exception as error:  # noqa: BLE001 - ours or a library's: it costs one request.
+            if not self._is_stopping:
+                _log.exception("constraint cannot be compiled", request=request.request_id)
+            self._end(waiting, partial(own_failure, error=error))
+            return
+        waiting.num_replayed = upto
+        with self._changed:
+            if self._waiting.get(request.request_id) is not waiting:
+                return
+            if upto < len(output):
+                self._queue(waiting)
+            else:
+                # Under the lock, so that an abort comes before or after, and is never lost.
+                del self._waiting[request.request_id]
+                request.constraint = waiting.constraint
+                self._engine.add(request)
+
+    def _end(self, waiting: _Waiting, make: Callable[[Origin], Completion]) -> None:
+        """End a request that never reaches the engine, unless somebody else has taken it away."""
+        key = waiting.request.request_id
+        with self._changed:
+            if self._waiting.get(key) is not waiting:
+                return
+            del self._waiting[key]
+        self._outbox.end(key, make)
+
+    def _abandon(self, waiting: _Waiting, reason: FinishReason) -> None:
+        """Let the engine end a request. It must not compute it: the constraint is missing."""
+        del self._waiting[waiting.request.request_id]
+        self._engine.add_aborted(waiting.request, reason)
+
+    def _queue(self, waiting: _Waiting) -> None:
+        request = waiting.request
+        heapq.heappush(self._turns, (-request.priority, next(self._numbers), request.request_id))

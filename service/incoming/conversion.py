@@ -1,0 +1,91 @@
+"""Converts a wire request to the engine's Request; knows no queue and no thread.
+
+The only place that builds engine Requests, so that the two sides' types meet nowhere else.
+"""
+
+import hashlib
+
+from engine.request import Request
+from engine.sampling_params import SamplingParams as EngineSampling
+from quire.wire.adapters import adapter_of
+from quire.wire.constraints import CONSTRAINTS, Constraint
+from quire.wire.protocol import GenerationRequest, SamplingParams
+from service.incoming.origins import with_control_text
+from service.model.served import ServedModel
+from service.model.text import ModelTokenizer
+from service.outgoing.delivery import Delivery
+from service.settings.config import Settings
+
+
+def engine_request(
+    request: GenerationRequest,
+    delivery: Delivery,
+    *,
+    served: ServedModel,
+    settings: Settings,
+    now_ms: int,
+) -> tuple[Request, Constraint | None]:
+    """The engine's Request for one that was claimed at `now_ms`, and the constraint it wants.
+
+    The Request has no constraint yet: to compile it takes time, see `service.incoming.compiling`. A
+    request taken over goes on from the published ids in `delivery`: the engine replays them through
+    stop conditions and text, and first checks whether they are complete already. The Origin in
+    `delivery` is told if the chat is another prompt than in earlier versions.
+
+    Raises:
+        InvalidRequest: it can never be served; the field is named.
+    """
+    body = request.parse_body()
+    asked = adapter_of(request.body, model=settings.model_name)
+    if asked is not None and asked.name not in served.adapters:
+        raise asked.refusal(served.adapters)
+    sampling = engine_sampling(body.sampling, request_id=request.id)
+    if body.messages is None:
+        prompt_ids = _prompt_ids(body.prompt, served.tokenizer)
+    else:
+        prompt_ids, holds_control_text = served.tokenizer.encode_chat(
+            body.messages, created_ms=request.created_ms
+        )
+        if holds_control_text:
+            delivery.origin = with_control_text(delivery.origin)
+    origin, deadline = delivery.origin, None
+    if request.deadline_ms is not None:
+        deadline = origin.received + (request.deadline_ms - now_ms) / 1000
+    converted = Request(
+        request_id=delivery.key,
+        prompt_token_ids=prompt_ids,
+        sampling=sampling,
+        # Age counts from the submit, so that a request does not lose its place by being taken over.
+        # But waiting in Redis is worth one class at most, or a backlog would outrank every urgent
+        # request that comes after it.
+        arrival_time=origin.received - min(origin.waited_seconds, settings.aging_seconds),
+        priority=origin.priority,
+        output_token_ids=list(delivery.token_ids),
+        deadline=deadline,
+        cache_salt=request.tenant,
+        adapter=asked.name if asked is not None else None,
+        text=served.tokenizer.text_stream(sampling, prompt=prompt_ids),
+    )
+    return converted, body.constraint
+
+
+def engine_sampling(wire: SamplingParams, *, request_id: str) -> EngineSampling:
+    """The engine's parameters for those of the wire.
+
+    Clients set a seed at submit. Without one, the seed is derived from the request's id, so that it
+    is the same for every worker that ever runs the request.
+    """
+    seed = wire.seed
+    if seed is None:
+        digest = hashlib.blake2b(request_id.encode(), digest_size=8).digest()
+        seed = int.from_bytes(digest, "little", signed=True)
+    biases = tuple(wire.logit_bias.items())
+    fields = wire.model_dump(exclude=set[str](CONSTRAINTS))
+    return EngineSampling(**fields | {"seed": seed, "logit_bias": biases})
+
+
+def _prompt_ids(prompt: str | list[int] | None, tokenizer: ModelTokenizer) -> list[int]:
+    if isinstance(prompt, str):
+        return tokenizer.encode_prompt(prompt)
+    assert prompt is not None
+    return prompt

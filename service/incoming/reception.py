@@ -1,0 +1,176 @@
+"""Receives claimed requests: opens a Delivery for each, and hands the engine a Request.
+
+Does not know when or how it was claimed. A request with a mistake ends with a typed record that
+names the field, and one that cannot be read as a dead letter; none ends the worker.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+from typing import NamedTuple
+
+import structlog
+
+from engine.request import FinishReason, Priority
+from quire.broker.broker import Broker
+from quire.errors import InvalidRequest, ProtocolError, QuireError, UnsupportedVersion
+from quire.transitions.values import Claim, Claimed, IngressEntry
+from quire.wire.protocol import GenerationRequest
+from service.incoming.compiling import Compiling
+from service.incoming.conversion import engine_request
+from service.incoming.origins import decoded, is_resumable, key_of, origin_of, seconds_since
+from service.loop import EngineLoop
+from service.model.served import ServedModel
+from service.observe.metrics import Metrics
+from service.outgoing.completions import Origin, not_resumable, own_failure, rejection, short_error
+from service.outgoing.contact import Contact
+from service.outgoing.delivery import Delivery
+from service.outgoing.outbox import Outbox
+from service.settings.config import Settings
+
+_log = structlog.get_logger("service.incoming.reception")
+
+
+class Opened(NamedTuple):
+    """An open claim: the reply to it, what it has to publish, and the decoded request."""
+
+    claimed: Claimed
+    delivery: Delivery
+    request: GenerationRequest
+
+
+class Reception:
+    """Receives what is claimed of one shard. A request is opened first, and admitted later.
+
+    In between others are opened: tokenizing may outlast a lease, and only open claims are renewed.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        outbox: Outbox,
+        *,
+        shard: int,
+        loop: EngineLoop,
+        compiling: Compiling,
+        served: ServedModel,
+        settings: Settings,
+        contact: Contact,
+        metrics: Metrics,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._broker = broker
+        self._outbox = outbox
+        self._shard = shard
+        self._loop = loop
+        self._compiling = compiling
+        self._served = served
+        self._settings = settings
+        self._contact = contact
+        self._metrics = metrics
+        self._clock = clock
+
+    def open(self, entry: IngressEntry, claimed: Claimed, *, now_ms: int) -> Opened | None:
+        """Open a Delivery for a request claimed at `now_ms` on the broker's clock.
+
+        None when the request ended here instead, or when Redis fails: its lease then expires and
+        hands it over.
+        """
+        try:
+            return self._open(entry, claimed, now_ms=now_ms)
+        except QuireError as error:
+            _log.error("not taken in", request_id=entry.request_id, error=str(error))
+            return None
+
+    def admit(self, opened: Opened, *, now_ms: int) -> None:
+        """Hand one open request to the engine, or end it with a typed error."""
+        claimed, delivery, request = opened
+        try:
+            converted, wanted = engine_request(
+                request, delivery, served=self._served, settings=self._settings, now_ms=now_ms
+            )
+        except InvalidRequest as error:
+            self._outbox.end(delivery.key, partial(rejection, error=error))
+        except Exception as error:  # noqa: BLE001 - ours or a library's: it costs one request.
+            _log.exception("intake failed", **delivery.origin.names)
+            self._outbox.end(delivery.key, partial(own_failure, error=error))
+        else:
+            if not is_resumable(delivery.origin):
+                self._refuse_to_resume(delivery)
+                return
+            self._note_resume(delivery.origin)
+            delivery.request = converted
+            if wanted is None:
+                self._loop.add(converted)
+            else:
+                self._compiling.begin(converted, wanted)
+            # If the claim was lost after it was opened, the abort came before the request, and the
+            # engine would run it to its end for nobody.
+            if claimed.cancel_requested or not self._outbox.holds(delivery.key):
+                self._compiling.abort(delivery.key, FinishReason.CANCELLED)
+
+    def _open(self, entry: IngressEntry, claimed: Claimed, *, now_ms: int) -> Opened | None:
+        label = entry.priority.name.lower()
+        self._metrics.received[label].inc()
+        self._metrics.stream_wait_seconds[label].observe(seconds_since(entry.enqueued_ms, now_ms))
+        try:
+            request, invalid = decoded(claimed.request_bytes)
+        except ProtocolError as error:
+            unknown = isinstance(error, UnsupportedVersion)
+            reason = "unsupported_version" if unknown else "undecodable"
+            self._bury(claimed.claim, error, reason=reason)
+            return None
+        origin = origin_of(
+            claimed,
+            request,
+            priority=Priority(entry.priority),
+            now_ms=now_ms,
+            received=self._clock(),
+            served=self._served,
+            model=self._settings.model_name,
+        )
+        convert = self._served.tokenizer.with_texts
+        delivery = Delivery(
+            key_of(claimed.claim), claimed.claim, origin, self._shard, wire_logprob=convert
+        )
+        try:
+            delivery.recall(claimed.published)
+        except ProtocolError as error:
+            self._bury(claimed.claim, error, reason="broken_log")
+            return None
+        self._outbox.open(delivery)
+        if request is None:
+            assert invalid is not None
+            self._outbox.end(delivery.key, partial(rejection, error=invalid))
+            return None
+        return Opened(claimed, delivery, request)
+
+    def _refuse_to_resume(self, delivery: Delivery) -> None:
+        origin = delivery.origin
+        fingerprints = {"before": origin.other_fingerprint, "here": origin.fingerprint}
+        _log.warning("not resumable", **origin.names, **fingerprints)
+        self._outbox.end(delivery.key, not_resumable)
+
+    def _note_resume(self, origin: Origin) -> None:
+        """Count and log a request that an earlier claim has begun."""
+        if origin.epoch == 1:
+            return
+        if origin.num_resumed_tokens > 0:
+            self._metrics.resumed["changed" if origin.fingerprint_changed else "same"].inc()
+        _log.info(
+            "request resumed",
+            **origin.names,
+            tokens=origin.num_resumed_tokens,
+            attempts=origin.attempts,
+            other_fingerprint=origin.other_fingerprint,
+        )
+
+    def _bury(self, claim: Claim, error: ProtocolError, *, reason: str) -> None:
+        """End a request that cannot be decoded or continued as a dead letter; keeps its bytes."""
+        info = short_error(reason, str(error))
+        bury = partial(self._broker.dead_letter, claim, f"{reason}: {info.message}", error=info)
+        self._contact.call("bury", bury)
+        self._metrics.dead_lettered[reason].inc()
+        self._metrics.finished["rejected"].inc()
+        names = {"request_id": claim.request_id, "epoch": claim.epoch}
+        _log.warning("dead letter", **names, reason=reason, error=info.message)

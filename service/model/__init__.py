@@ -1,0 +1,1 @@
+"""The served model beside the engine: text, templates, adapters."""

@@ -1,0 +1,112 @@
+"""The adapters of a worker: finds their folders at start, and the one that a claim runs with.
+
+Their files are read and checked by the engine.
+"""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from engine.errors import ModelRefused
+from quire.errors import InvalidRequest
+from quire.wire.adapters import ADAPTER_PATTERN, adapter_of, is_adapter_name
+from quire.wire.protocol import GenerationRequest
+
+#: What makes a folder an adapter, in PEFT's format.
+CONFIG_FILE = "adapter_config.json"
+
+#: The most adapters of a worker, which writes all their names to the registry twice per lease.
+MAX_ADAPTERS = 512
+
+#: Separates engine and adapter in a fingerprint; neither contains it.
+_SEPARATOR = " "
+
+#: Ends the fingerprint of a chat with control text; no revision of an adapter is called so.
+_CHAT_MARK = "chat=text"
+
+
+def adapters_in(folder: Path | None) -> dict[str, Path]:
+    """The adapters in a folder by name: its subfolders with a CONFIG_FILE, except hidden ones.
+
+    Raises:
+        ModelRefused: there is no such folder, it is an adapter itself, or a name is not allowed.
+    """
+    if folder is None:
+        return {}
+    try:
+        found = sorted(path for path in folder.iterdir() if (path / CONFIG_FILE).is_file())
+        is_adapter = (folder / CONFIG_FILE).is_file()
+    except OSError as error:
+        raise ModelRefused(f"adapters: cannot read {folder}: {error.strerror}") from error
+    if is_adapter:
+        message = "is an adapter itself; name the folder that it lies in"
+        raise ModelRefused(f"adapters: {folder} {message}")
+    # Kubernetes, for one, keeps the versions of a mounted volume in hidden folders.
+    named = {path.name: path for path in found if not path.name.startswith(".")}
+    for name in named:
+        if not is_adapter_name(name):
+            message = (
+                f"an adapter is called by its folder's name, which must match {ADAPTER_PATTERN}"
+            )
+            raise ModelRefused(f"adapters: {folder / name}: {message}")
+    if len(named) > MAX_ADAPTERS:
+        raise ModelRefused(
+            f"adapters: {folder} holds {len(named)}, and {MAX_ADAPTERS} are the most"
+        )
+    return named
+
+
+def announced_adapters(folder: Path | None) -> dict[str, str]:
+    """For the registry, the names of adapters that are not read yet, each without a revision.
+
+    Otherwise a gateway would refuse calls for them while the only worker that has them starts.
+    """
+    try:
+        return dict.fromkeys(adapters_in(folder), "")
+    except ModelRefused:
+        # Loading the model will raise it again, and end the worker.
+        return {}
+
+
+def known_adapter(request: GenerationRequest, *, model: str, known: Collection[str]) -> str | None:
+    """The adapter that a request will run with; None without one, or if it will be refused."""
+    try:
+        asked = adapter_of(request.body, model=model)
+    except InvalidRequest:
+        return None
+    return asked.name if asked is not None and asked.name in known else None
+
+
+def fingerprint_with(engine: str, adapter: str, *, revision: str) -> str:
+    """The fingerprint of an engine that generates with an adapter."""
+    return f"{engine}{_SEPARATOR}{adapter}={revision}"
+
+
+def is_same_adapter(one: str, other: str) -> bool:
+    """Whether two fingerprints are of the same revision of the same adapter, or both of none."""
+    return _adapter_in(one) == _adapter_in(other)
+
+
+def with_chat_mark(fingerprint: str) -> str:
+    """The fingerprint for a chat whose messages contain the text of control tokens.
+
+    Earlier versions made control tokens of that text: for them, the chat is another prompt. They
+    take the mark for another adapter, and so end such a request and do not continue it.
+    """
+    return f"{fingerprint}{_SEPARATOR}{_CHAT_MARK}"
+
+
+def is_same_chat(one: str, other: str) -> bool:
+    """Whether two fingerprints are of chats that were encoded by the same rule."""
+    return _without_chat_mark(one)[1] == _without_chat_mark(other)[1]
+
+
+def _without_chat_mark(fingerprint: str) -> tuple[str, bool]:
+    rest = fingerprint.removesuffix(f"{_SEPARATOR}{_CHAT_MARK}")
+    return rest, rest != fingerprint
+
+
+def _adapter_in(fingerprint: str) -> str | None:
+    """`<adapter>=<revision>`; None if the fingerprint is that of an engine alone."""
+    engine, _ = _without_chat_mark(fingerprint)
+    name, is_adapter, revision = engine.rpartition(_SEPARATOR)[2].partition("=")
+    return f"{name}={revision}" if is_adapter and is_adapter_name(name) else None

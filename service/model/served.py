@@ -1,0 +1,211 @@
+"""Loads what the worker serves: an engine around a model, and the tokenizer that belongs to it.
+
+The one place of `service` that reaches into `engine.model`, and so into torch; and only inside of a
+function, so that `--help` and the tests of the service never pay for it.
+"""
+
+import gc
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+import structlog
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import ModelRefused
+from service.constraints.grammars import Grammars, NoGrammars, load_grammars
+from service.model.adapters import adapters_in
+from service.model.text import ModelTokenizer
+from service.observe.metrics import MemoryReader
+from service.settings.config import Settings
+from service.settings.logs import take_over_libraries
+
+_log = structlog.get_logger("service.model")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A model that is ready to generate.
+
+    `fingerprint` names everything that may change a token: weights, tokenizer, data type, attention
+    backend, library, kind of processor. It is recorded at the first claim of a request. `adapters`
+    has the fingerprint of each adapter by name, which tells its revisions apart.
+    """
+
+    engine: Engine
+    tokenizer: ModelTokenizer
+    fingerprint: str
+    #: Labels of quire_build_info: torch, device, dtype.
+    build: Mapping[str, str] = field(default_factory=dict)
+    read_memory: MemoryReader | None = None
+    read_threads: Callable[[], int] | None = None
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    grammars: Grammars = field(default_factory=lambda: NoGrammars("none were loaded"))
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How much the engine holds: requests that run together, and blocks of how many tokens."""
+        config = self.engine.config
+        return {
+            "max_num_seqs": config.max_num_seqs,
+            "block_size": config.block_size,
+            "num_blocks": config.num_blocks,
+        }
+
+    @property
+    def abilities(self) -> dict[str, float]:
+        """What decides which requests it can serve; in the registry, as workers may differ."""
+        has_grammars = not isinstance(self.grammars, NoGrammars)
+        longest = self.engine.config.max_request_tokens
+        return {"grammars": float(has_grammars), "max_model_len": float(longest)}
+
+
+def load_model(settings: Settings) -> ServedModel:
+    """Load what `settings` name; takes seconds to minutes. Call it on the engine thread.
+
+    Raises:
+        ModelRefused: this model cannot be served here; the message says why.
+    """
+    try:
+        from transformers.utils.logging import disable_progress_bar
+
+        from engine.model.load.load_runner import load_runner
+    except ModuleNotFoundError as error:
+        raise ModelRefused(f"no model can be loaded: the module {error.name} is missing") from error
+
+    # The log has one event per line, so that programs can read it.
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    take_over_libraries()
+    runner = load_runner(
+        settings.model_source,
+        dtype=settings.dtype,
+        device=settings.device,
+        block_size=settings.block_size,
+        num_blocks=settings.num_blocks,
+        kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
+        num_host_blocks=settings.num_host_blocks,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        num_speculative_tokens=settings.num_speculative_tokens,
+        max_speculative_step_tokens=settings.max_speculative_step_tokens,
+        attention_backend=settings.attention_backend,
+        model_path=settings.model_path,
+        deterministic=settings.deterministic,
+        async_scheduling=settings.async_scheduling,
+        adapters=_find_adapters(settings.adapters),
+        now=time.monotonic,
+    )
+    facts = runner.config_facts
+    config = engine_config(
+        settings,
+        num_blocks=facts.num_blocks,
+        block_size=facts.block_size,
+        max_num_batched_tokens=facts.max_num_batched_tokens,
+        max_model_len=facts.max_model_len,
+        vocab_size=facts.vocab_size,
+        eos_token_ids=facts.eos_token_ids,
+        adapters=facts.adapters,
+    )
+    _warn_of_lengths(settings, config, model_reads=facts.max_model_len)
+    tokenizer = _tokenizer_in(facts.tokenizer_folder)
+    served = ServedModel(
+        engine=Engine(config, runner),
+        tokenizer=tokenizer,
+        fingerprint=facts.fingerprint,
+        build={"torch": version("torch"), "device": facts.device, "dtype": facts.dtype},
+        read_memory=runner.device_memory,
+        read_threads=runner.num_threads,
+        adapters=facts.adapters,
+        grammars=_grammars_for(tokenizer, config),
+    )
+    _keep_out_of_collections()
+    return served
+
+
+def _find_adapters(folder: Path | None) -> dict[str, Path]:
+    found = adapters_in(folder)
+    if folder is not None and not found:
+        _log.warning("there is no adapter in the folder of adapters", folder=str(folder))
+    return found
+
+
+def _warn_of_lengths(settings: Settings, config: EngineConfig, *, model_reads: int) -> None:
+    """Say where requests have to be shorter than somebody may believe."""
+    if (settings.max_model_len or 0) > model_reads:
+        _log.warning(
+            "the model reads less than max_model_len says",
+            asked=settings.max_model_len,
+            max_model_len=model_reads,
+        )
+    if config.max_request_tokens < config.max_model_len:
+        _log.warning(
+            "the KV cache holds no request as long as the model reads; raise num_blocks",
+            num_blocks=config.num_blocks,
+            longest_request=config.max_request_tokens,
+            max_model_len=config.max_model_len,
+        )
+
+
+def _keep_out_of_collections() -> None:
+    """Exclude everything loaded so far from garbage collection.
+
+    Hundreds of thousands of objects, mostly the libraries', will stay for ever. To traverse them
+    takes longer than many steps, and blocks all threads.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def engine_config(
+    settings: Settings,
+    *,
+    num_blocks: int,
+    max_num_batched_tokens: int,
+    max_model_len: int,
+    vocab_size: int,
+    eos_token_ids: frozenset[int],
+    adapters: Collection[str] = (),
+    block_size: int | None = None,
+) -> EngineConfig:
+    """The engine's part of the settings, completed by what model, memory and device decide."""
+    return EngineConfig(
+        num_blocks=num_blocks,
+        max_model_len=min(max_model_len, settings.max_model_len or max_model_len),
+        vocab_size=vocab_size,
+        eos_token_ids=eos_token_ids,
+        adapters=frozenset(adapters),
+        block_size=block_size or settings.block_size,
+        num_host_blocks=settings.num_host_blocks,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        long_prefill_token_threshold=settings.long_prefill_token_threshold,
+        num_speculative_tokens=settings.num_speculative_tokens,
+        max_speculative_step_tokens=settings.max_speculative_step_tokens,
+        enable_prefix_caching=settings.enable_prefix_caching,
+        policy=settings.policy,
+        aging_seconds=settings.aging_seconds,
+        preemption_mode=settings.preemption_mode,
+        swap_min_tokens=settings.swap_min_tokens,
+        watermark=settings.watermark,
+        check_invariants=settings.check_invariants,
+    )
+
+
+def _tokenizer_in(folder: Path) -> ModelTokenizer:
+    tokenizer = ModelTokenizer.load(str(folder))
+    if tokenizer.why_no_chat is not None:
+        _log.info("no chats", reason=tokenizer.why_no_chat)
+    return tokenizer
+
+
+def _grammars_for(tokenizer: ModelTokenizer, config: EngineConfig) -> Grammars:
+    grammars = load_grammars(
+        tokenizer.backend, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids
+    )
+    if isinstance(grammars, NoGrammars):
+        # Otherwise the first to notice would be a caller whose request is refused.
+        _log.info("no grammars", reason=grammars.reason)
+    return grammars

@@ -1,0 +1,256 @@
+"""Turns prompts and chats into token ids, and gives each generation its stream of text.
+
+Knows no requests. Chats are rendered by the model's own template; without one they are refused, and
+nothing is guessed. Control tokens of a chat are those that the template writes; what a message
+contains is text. A plain prompt is encoded as it is, with the control tokens that it names.
+"""
+
+import secrets
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from engine.errors import ModelRefused
+from engine.logprobs import Logprobs
+from engine.output.detokenizer import Detokenizer, StreamDecoder
+from engine.sampling_params import SamplingParams
+from quire.errors import InvalidRequest
+from quire.wire.logprobs import TokenLogprob, TopLogprob
+from service.model.chat_template import JOIN, joined, own_text, rewritten
+from service.model.control_tokens import ChatPrompt, ControlTokens
+from service.model.encoding import encoded
+
+#: Text before a token whose own text is wanted: many tokens decode differently at the beginning.
+BEFORE = "a"
+#: The longest reason for refusing a tokenizer, in characters; some libraries write pages.
+MAX_REASON_LENGTH = 300
+
+#: Put before a template's source, so that the library compiles and keeps one that belongs to one
+#: ModelTokenizer. The plus sign keeps a line end that follows.
+OWN_TEMPLATE = "{{# text of messages stays text: {owner} +#}}"
+
+Messages = Sequence[dict[str, Any]]
+
+#: Chats on which our rendering is compared with the library's before a model is served.
+PROBES: Sequence[Messages] = (
+    [{"role": "user", "content": "Hello there."}],
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello there."}],
+    [
+        {"role": "user", "content": "Hello there."},
+        {"role": "assistant", "content": "Yes?"},
+        {"role": "user", "content": "Good-bye."},
+    ],
+)
+
+#: When the chat that is being rendered was created, in milliseconds since 1970.
+_CREATED_MS: ContextVar[int] = ContextVar("created_ms")
+
+#: Renders messages; a template's own control tokens are marked, see `control_tokens`.
+RenderChat = Callable[[Messages], str]
+
+
+class ModelTokenizer:
+    """The tokenizer of one model. Safe for the intake thread and the engine thread at once."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        render_chat: RenderChat | None = None,
+        control: ControlTokens | None = None,
+        no_chat: str = "this model has no chat template",
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._render_chat = render_chat
+        if render_chat is not None and control is None:
+            control = ControlTokens(tokenizer)
+        self._control = control
+        self._no_chat = no_chat
+        self._before = tokenizer.encode(BEFORE, add_special_tokens=False).ids
+        self._texts: dict[int, str] = {}
+
+    @classmethod
+    def load(cls, source: str) -> "ModelTokenizer":
+        """The tokenizer of a model folder or name, with its chat template if it has one.
+
+        Raises:
+            ModelRefused: its files are missing, damaged, or not for a fast tokenizer.
+        """
+        # The import takes a second and brings torch along.
+        from transformers import AutoTokenizer
+
+        try:
+            loaded = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+            backend = loaded.backend_tokenizer
+            # Truncation and padding in the file were meant for training: prompts are taken whole.
+            backend.no_truncation()
+            backend.no_padding()
+        except Exception as error:
+            reason = _short(error)
+            raise ModelRefused(f"the tokenizer of {source} cannot be loaded: {reason}") from error
+        if not loaded.chat_template:
+            return cls(backend)
+        try:
+            return cls(backend, **_chat_of(loaded))
+        except Exception as error:  # noqa: BLE001 - a template is a program of the model's author.
+            return cls(
+                backend, no_chat=f"this model's chat template is not usable: {_short(error)}"
+            )
+
+    @property
+    def why_no_chat(self) -> str | None:
+        """Why chats are refused; None if they are not."""
+        return self._no_chat if self._render_chat is None else None
+
+    @property
+    def backend(self) -> Tokenizer:
+        """The tokenizer of the library, to be read and not to be changed."""
+        return self._tokenizer
+
+    def encode_prompt(self, prompt: str) -> list[int]:
+        """Ids of a plain prompt, with the special tokens the tokenizer adds itself."""
+        return encoded(self._tokenizer, prompt)
+
+    def encode_chat(self, messages: Messages, *, created_ms: int) -> ChatPrompt:
+        """Ids of a chat as the model's template renders it, ready for the answer.
+
+        Only what the template writes itself becomes a control token; all strings of the messages
+        are data. For messages that name no control token these are the ids that the transformers
+        library gives. The time is linear in the length of the messages.
+
+        A template that writes the date gets that of `created_ms`, in UTC, so that a worker that
+        takes the chat over on another day, or in another time zone, computes the same prompt.
+
+        Raises:
+            InvalidRequest: the model has no template, or its template refuses these messages.
+        """
+        if self._render_chat is None or self._control is None:
+            raise InvalidRequest("kind", self._no_chat)
+        created = _CREATED_MS.set(created_ms)
+        try:
+            text = self._render_chat([_with_plain_content(message) for message in messages])
+            return self._control.encode(text)
+        except Exception as error:
+            # A template is a program of the model's author and raises whatever it likes.
+            told = self._control.unmarked(str(error))
+            message = f"the model's chat template refuses the messages: {told}"
+            raise InvalidRequest("body.messages", message) from error
+        finally:
+            _CREATED_MS.reset(created)
+
+    def text_stream(self, sampling: SamplingParams, *, prompt: Sequence[int]) -> Detokenizer:
+        """A fresh stream of text for one generation that follows `prompt`."""
+        decoder = StreamDecoder(
+            self._tokenizer, skip_special_tokens=sampling.skip_special_tokens, prompt=prompt
+        )
+        return Detokenizer(
+            decoder,
+            stop=sampling.stop,
+            include_stop_str_in_output=sampling.include_stop_str_in_output,
+            min_tokens=sampling.min_tokens,
+        )
+
+    def with_texts(self, token_id: int, logprobs: Logprobs) -> TokenLogprob:
+        """The engine's log-probabilities of a token as they go on the wire, with texts."""
+        top = tuple(TopLogprob(id_, logprob, self.text_of(id_)) for id_, logprob in logprobs.top)
+        return TokenLogprob(token_id, logprobs.logprob, self.text_of(token_id), top)
+
+    def text_of(self, token_id: int) -> str:
+        """The text of a token after other text; for a special token, its name.
+
+        Bytes that are no whole character become U+FFFD; an id without a token has no text.
+        """
+        text = self._texts.get(token_id)
+        if text is None:
+            # Two threads may do this at once; they store the same value.
+            text = self._texts[token_id] = self._added_by(token_id)
+        return text
+
+    def _added_by(self, token_id: int) -> str:
+        before = self._decode(self._before)
+        both = self._decode([*self._before, token_id])
+        return both[len(before) :] if both.startswith(before) else self._decode([token_id])
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        try:
+            return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
+        except Exception:  # noqa: BLE001 - the library raises a bare Exception.
+            return ""
+
+
+def _short(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:MAX_REASON_LENGTH]
+
+
+def _chat_of(loaded: Any) -> dict[str, Any]:
+    """What a ModelTokenizer needs for chats, of the library's tokenizer and its template.
+
+    Raises:
+        ValueError: its control tokens cannot be told from text. With such a template, a chat would
+            be another prompt than the model was trained with.
+    """
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    source = loaded.get_chat_template()
+    own_source = OWN_TEMPLATE.format(owner=secrets.token_hex(16)) + source
+    # The library caches compiled templates, and offers no other way to replace the function.
+    _compile_jinja_template(source).globals["strftime_now"] = _strftime_of_chat
+    # This one is ours, and so may be changed.
+    compiled = _compile_jinja_template(own_source)
+    environment = compiled.environment
+    named = [text for text in loaded.special_tokens_map.values() if isinstance(text, str)]
+    template_text = "\0".join([own_text(environment, source), *named])
+    control = ControlTokens(loaded.backend_tokenizer, template_text=template_text)
+    own = environment.from_string(rewritten(environment, own_source, control.marked))
+    compiled.root_render_func, compiled.blocks = own.root_render_func, own.blocks
+    compiled.globals |= {JOIN: joined(control.marked), "strftime_now": _strftime_of_chat}
+    special = {
+        name: control.marked(text) if isinstance(text, str) else text
+        for name, text in loaded.special_tokens_map.items()
+    }
+
+    def render(messages: Messages, **settings: Any) -> str:
+        return str(
+            loaded.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True, **settings
+            )
+        )
+
+    def render_marked(messages: Messages) -> str:
+        return render(messages, chat_template=own_source, **special)
+
+    _must_agree(render, render_marked, loaded.backend_tokenizer, control)
+    return {"render_chat": render_marked, "control": control}
+
+
+def _must_agree(
+    render: RenderChat, render_marked: RenderChat, tokenizer: Tokenizer, control: ControlTokens
+) -> None:
+    """ValueError unless chats that name no control token become the same ids either way."""
+    created = _CREATED_MS.set(0)
+    try:
+        for probe in PROBES:
+            try:
+                text = render(probe)
+            except Exception:  # noqa: BLE001, S112 - the template refuses such a chat.
+                continue
+            expected = tokenizer.encode(text, add_special_tokens=False).ids
+            if control.encode(render_marked(probe)).token_ids != expected:
+                raise ValueError("it writes control tokens in pieces that are not recognized")
+    finally:
+        _CREATED_MS.reset(created)
+
+
+def _strftime_of_chat(form: str) -> str:
+    return datetime.fromtimestamp(_CREATED_MS.get() / 1000, UTC).strftime(form)
+
+
+def _with_plain_content(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with its text parts joined: most templates know only plain strings."""
+    content = message["content"]
+    if isinstance(content, str):
+        return message
+    return {**message, "content": "".join(part["text"] for part in content)}

@@ -1,0 +1,187 @@
+"""The metrics of one worker, built from the register and bound once.
+
+A labelled lookup costs as much as the observation itself, so every child is bound here and the
+threads touch plain attributes. All label values exist from the first scrape with the value 0: a
+counter that appears with its first increment hides that increment from `rate()`.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+
+from engine.stats import EngineSnapshot
+from quire.version import quire_version
+from service.observe.instruments import build_instrument
+from service.observe.register import families
+from service.observe.vitals import Vitals, WorkerState
+
+#: Reads the device's memory in bytes by kind: allocated, reserved, total.
+MemoryReader = Callable[[], Mapping[str, int]]
+
+
+class Metrics:
+    """The worker's metrics. Attributes are bound children, or maps from a label value to one."""
+
+    def __init__(
+        self, *, model: str, queue: str, registry: CollectorRegistry | None = None
+    ) -> None:
+        self.registry = CollectorRegistry() if registry is None else registry
+        self._fixed = {"model": model, "queue": queue}
+        self._snapshot: EngineSnapshot | None = None
+        bind = self._bind
+        self.received = bind("quire_requests_received_total")
+        self.finished = bind("quire_requests_finished_total")
+        self.resumed = bind("quire_requests_resumed_total")
+        self.stream_wait_seconds = bind("quire_request_stream_wait_seconds")
+        self.queue_seconds = bind("quire_request_queue_seconds")
+        self.first_token_seconds = bind("quire_time_to_first_token_seconds")
+        self.inter_token_seconds = bind("quire_inter_token_latency_seconds")
+        self.prefill_seconds = bind("quire_request_prefill_seconds")
+        self.decode_seconds = bind("quire_request_decode_seconds")
+        self.e2e_seconds = bind("quire_request_e2e_seconds")
+        self.request_prompt_tokens = bind("quire_request_prompt_tokens")
+        self.request_generation_tokens = bind("quire_request_generation_tokens")
+        self.violations = bind("quire_engine_violations_total")
+        self.publish_seconds = bind("quire_publish_seconds")
+        self.publish_entries = bind("quire_publish_entries")
+        self.publish_backlog = bind("quire_publish_backlog_tokens")
+        self.rewinds = bind("quire_publish_rewinds_total")
+        self.fenced = bind("quire_publish_fenced_total")
+        self.redis_errors = bind("quire_redis_errors_total")
+        self.redelivered = bind("quire_messages_redelivered_total")
+        self.reaped = bind("quire_leases_reaped_total")
+        self.restored = bind("quire_requests_restored_total")
+        self.dead_lettered = bind("quire_messages_dead_lettered_total")
+        self._prompt_tokens = bind("quire_prompt_tokens_total")
+        self._generation_tokens = bind("quire_generation_tokens_total")
+        self._draft_tokens = bind("quire_draft_tokens_total")
+        self._requests = bind("quire_engine_requests")
+        self._steps = bind("quire_engine_steps_total")
+        self._step_seconds = bind("quire_engine_step_seconds")
+        self._step_tokens = bind("quire_engine_step_tokens")
+        self._failed_steps = bind("quire_engine_failed_steps_total")
+        self._last_step = bind("quire_engine_last_step_timestamp_seconds")
+        self._state = bind("quire_engine_state")
+        self._overdue = bind("quire_threads_overdue")
+        self._preemptions = bind("quire_preemptions_total")
+        self._preempted_tokens = bind("quire_preempted_tokens_total")
+        self._blocks = bind("quire_kv_cache_blocks")
+        self._usage = bind("quire_kv_cache_usage_ratio")
+        self._read_at_scrape()
+
+    def observe_engine(self, now: EngineSnapshot) -> None:
+        """Account for what happened since the last snapshot; called once after every step.
+
+        A dozen microseconds on the engine thread, most of them for the two histograms of a step;
+        the gauges are read from the snapshot when someone scrapes.
+        """
+        before, self._snapshot = self._snapshot, now
+        computed = now.prompt_tokens - now.cached_prompt_tokens
+        if before is not None:
+            computed -= before.prompt_tokens - before.cached_prompt_tokens
+        _advance(self._prompt_tokens["computed"], computed, 0)
+        for counter, name in self._counters:
+            _advance(counter, getattr(now, name), getattr(before, name) if before else 0)
+        step = now.last_step
+        if step is not None and (before is None or now.steps > before.steps):
+            self._steps[step.kind].inc()
+            self._step_seconds[step.kind].observe(step.seconds)
+            self._step_tokens.observe(step.num_tokens)
+            self._last_step.set(time.time())
+
+    def watch_state(self, vitals: Vitals) -> None:
+        """Export the worker's state, and which threads hang, as it is at each scrape."""
+        for state in WorkerState:
+            self._state[state].set_function(lambda state=state: float(vitals.state is state))
+
+        def num_overdue(kind: str) -> float:
+            return float(sum(late.thread.partition("-")[0] == kind for late in vitals.overdue))
+
+        for kind, gauge in self._overdue.items():
+            gauge.set_function(partial(num_overdue, kind))
+
+    def watch_memory(self, device: str, read: MemoryReader) -> None:
+        """Export the device's memory as it is at each scrape; 0 where it cannot be read.
+
+        A device that fails must not take all the other metrics along, which tell of it.
+        """
+
+        def bytes_of(kind: str) -> float:
+            try:
+                return float(read().get(kind, 0))
+            except Exception:  # noqa: BLE001 - whatever a driver raises.
+                return 0.0
+
+        gauges = self._bind("quire_device_memory_bytes", device=device)
+        for kind, gauge in gauges.items():
+            gauge.set_function(partial(bytes_of, kind))
+
+    def watch_threads(self, read: Callable[[], int]) -> None:
+        """Export how many threads compute a step, as it is at each scrape."""
+        self._bind("quire_engine_threads").set_function(lambda: float(read()))
+
+    def describe(self, *, build: Mapping[str, str], sizes: Mapping[str, int]) -> None:
+        """Export what is running, and with which sizes."""
+        labels = dict.fromkeys(families()["quire_build_info"].labels, "unknown")
+        known = {"version": quire_version(), **build}
+        self._bind("quire_build_info", **(labels | known)).set(1)
+        texts = {name: str(value) for name, value in sizes.items()}
+        self._bind("quire_engine_config_info", **texts).set(1)
+
+    @property
+    def _counters(self) -> tuple[tuple[Any, str], ...]:
+        """The counters that follow a counter of the snapshot."""
+        return (
+            (self._prompt_tokens["cached"], "cached_prompt_tokens"),
+            (self._generation_tokens, "generated_tokens"),
+            (self._draft_tokens["accepted"], "accepted_draft_tokens"),
+            (self._draft_tokens["rejected"], "rejected_draft_tokens"),
+            (self._failed_steps, "failed_steps"),
+            (self._preemptions["recompute"], "preemptions_recompute"),
+            (self._preemptions["swap"], "preemptions_swap"),
+            (self._preempted_tokens, "preempted_tokens"),
+        )
+
+    def _read_at_scrape(self) -> None:
+        for gauge, name in (
+            (self._requests["running"], "num_running"),
+            (self._requests["waiting"], "num_waiting"),
+            (self._requests["preempted"], "num_preempted"),
+            (self._blocks["used"], "num_owned_blocks"),
+            (self._blocks["cached"], "num_cached_blocks"),
+            (self._blocks["free"], "num_blank_blocks"),
+            (self._usage, "kv_cache_usage"),
+        ):
+            gauge.set_function(lambda name=name: float(getattr(self._snapshot, name, 0)))
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+
+    def _bind(self, name: str, **fixed: str) -> Any:
+        """One child; a map of them for one free label, keyed by pairs for two.
+
+        Typed Any because the library's three kinds share no interface.
+        """
+        family = families()[name]
+        metric = build_instrument(family, self.registry)
+        if not family.labels:
+            return metric
+        values = {**self._fixed, **fixed}
+        choices = [tuple(closed) or (values[label],) for label, closed in family.labels.items()]
+        free = [index for index, closed in enumerate(family.labels.values()) if closed]
+        children = {
+            tuple(combination[index] for index in free): metric.labels(*combination)
+            for combination in itertools.product(*choices)
+        }
+        if not free:
+            return children[()]
+        return {key[0] if len(key) == 1 else key: child for key, child in children.items()}
+
+
+def _advance(counter: Any, now: int, before: int) -> None:
+    if now > before:
+        counter.inc(now - before)

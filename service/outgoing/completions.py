@@ -1,0 +1,162 @@
+"""Makes terminal records of the protocol from what the engine or a refusal says.
+
+Attempts, timing and metadata are left out: the broker adds them, as it saw all attempts.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from engine.engine import RequestOutput
+from engine.errors import RequestRejected
+from engine.request import FinishReason as EngineReason
+from engine.request import Priority
+from quire.errors import InvalidRequest
+from quire.wire.adapters import name_with
+from quire.wire.protocol import Completion, ErrorInfo, FinishReason, State, Usage
+from service.model.adapters import is_same_chat
+
+#: State and finish reason on the wire for the engine's finish reasons; RELEASED has no record.
+ENDS = {
+    EngineReason.EOS: (State.COMPLETED, FinishReason.EOS),
+    EngineReason.STOP: (State.COMPLETED, FinishReason.STOP),
+    EngineReason.LENGTH: (State.COMPLETED, FinishReason.LENGTH),
+    EngineReason.CANCELLED: (State.CANCELLED, FinishReason.CANCELLED),
+    EngineReason.DEADLINE: (State.EXPIRED, FinishReason.DEADLINE),
+    EngineReason.ERROR: (State.FAILED, FinishReason.ERROR),
+    EngineReason.REFUSED: (State.FAILED, FinishReason.REJECTED),
+}
+#: The longest error message in a record, in characters; some libraries write pages.
+MAX_MESSAGE_LENGTH = 500
+
+#: Errors for ends before the generation was complete, as the broker has them for queued requests.
+EARLY_ENDS = {
+    FinishReason.CANCELLED: ErrorInfo("cancelled", "the request was cancelled"),
+    FinishReason.DEADLINE: ErrorInfo(
+        "deadline_exceeded", "the deadline passed before the request was complete"
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a claimed request came from: what its record, its log line and its metrics need."""
+
+    request_id: str
+    model: str
+    adapter: str | None = None
+    priority: Priority = Priority.NORMAL
+    tenant: str = "default"
+    kind: str = ""
+    attempts: int = 1
+    #: How many tokens it has to publish before others begin beside it; 0 unless it is a suspect.
+    trial_tokens: int = 0
+    #: The claim's fencing number: 1 for a request's first claim, greater for every later one.
+    epoch: int = 1
+    #: Reading of the worker's clock at the claim.
+    received: float = 0.0
+    #: Seconds between entering the ingress stream and the claim.
+    waited_seconds: float = 0.0
+    num_resumed_tokens: int = 0
+    #: The fingerprint of this engine, with the adapter if there is one.
+    fingerprint: str = ""
+    #: The fingerprint of what generated the resumed tokens, if it is another one.
+    other_fingerprint: str | None = None
+    #: The caller's; see `logs.trace_ids`.
+    trace_ids: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def fingerprint_changed(self) -> bool:
+        return self.other_fingerprint is not None
+
+    @property
+    def model_name(self) -> str:
+        """The model's name, with that of the adapter if there is one."""
+        return name_with(self.model, self.adapter)
+
+    @property
+    def names(self) -> dict[str, object]:
+        """Fields of every log line about this request, so that it and the claim can be found."""
+        return {"request_id": self.request_id, "epoch": self.epoch, **self.trace_ids}
+
+    @property
+    def priority_name(self) -> str:
+        """The class as labels and logs name it."""
+        return self.priority.name.lower()
+
+
+def completion_of(origin: Origin, output: RequestOutput) -> Completion:
+    """The record for the engine's last output of a request."""
+    assert output.finish_reason is not None
+    state, reason = ENDS[output.finish_reason]
+    request = output.request
+    error = EARLY_ENDS.get(reason)
+    if reason is FinishReason.ERROR:
+        message = output.error or "the engine gave no reason"
+        error = short_error("engine_error", message)
+    elif reason is FinishReason.REJECTED:
+        error = short_error("invalid_request", output.error or "", f"body.{request.faulty_field}")
+    return Completion(
+        request_id=origin.request_id,
+        state=state,
+        finish_reason=reason,
+        usage=Usage(
+            prompt_tokens=request.num_prompt_tokens,
+            completion_tokens=request.num_output_tokens,
+            cached_tokens=request.num_cached_tokens,
+        ),
+        error=error,
+        preemptions=request.num_preemptions,
+        model=origin.model_name,
+        resumed_fingerprint_changed=origin.fingerprint_changed,
+    )
+
+
+def short_error(code: str, message: str, field: str | None = None) -> ErrorInfo:
+    """An error with message and field cut to MAX_MESSAGE_LENGTH, as they may quote the request."""
+    return ErrorInfo(code, message[:MAX_MESSAGE_LENGTH], field and field[:MAX_MESSAGE_LENGTH])
+
+
+def rejection(origin: Origin, *, error: InvalidRequest) -> Completion:
+    """The record of an invalid request; the error names the field."""
+    told = short_error("invalid_request", error.message, error.field)
+    return _failed(origin, FinishReason.REJECTED, told)
+
+
+def refusal(origin: Origin, *, error: RequestRejected) -> Completion:
+    """The record of a request that this engine can never serve, its field named as on the wire."""
+    is_chat_prompt = error.field == "prompt" and origin.kind == "chat.completions"
+    field = "body.messages" if is_chat_prompt else f"body.{error.field}"
+    return _failed(
+        origin, FinishReason.REJECTED, ErrorInfo("invalid_request", error.message, field)
+    )
+
+
+def own_failure(origin: Origin, *, error: Exception) -> Completion:
+    """The record of a request that failed in intake by our own fault, not its author's."""
+    message = f"{type(error).__name__} while the request was prepared"
+    return _failed(origin, FinishReason.ERROR, ErrorInfo("internal_error", message))
+
+
+def not_resumable(origin: Origin) -> Completion:
+    """The record of a request whose tokens come from another adapter or prompt than it has here.
+
+    They come from another revision of the adapter or from none; or from an adapter, where the name
+    that the request asks for is that of a model here; or from another version of Quire, in which
+    the chat was another prompt.
+    """
+    message = f"its tokens do not come from this revision of the adapter {origin.adapter!r}"
+    if origin.adapter is None:
+        message = f"its tokens come from an adapter, but {origin.model!r} names a model here"
+    if not is_same_chat(origin.other_fingerprint or "", origin.fingerprint):
+        message = "its tokens come from a version that makes control tokens of text in messages"
+    return _failed(origin, FinishReason.ERROR, ErrorInfo("not_resumable", message))
+
+
+def _failed(origin: Origin, reason: FinishReason, error: ErrorInfo) -> Completion:
+    return Completion(
+        request_id=origin.request_id,
+        state=State.FAILED,
+        finish_reason=reason,
+        error=error,
+        model=origin.model_name,
+    )

@@ -1,0 +1,331 @@
+"""Renews this worker's leases, reaps those that expired, and queues the requests that are due.
+
+The heartbeat has a thread of its own, so that nothing slow can delay it. Yet it stops renewing when
+the engine makes no progress or another thread hangs: a worker that only looks alive must lose its
+claims.
+"""
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import count
+from math import inf
+from time import monotonic
+from typing import Protocol, TypeVar
+
+import structlog
+
+from quire.broker.broker import Broker
+from quire.errors import ProtocolError
+from quire.transitions.values import Claim, Expired, HeartbeatReply, Promoted, Reaped, Restored
+from quire.wire.output import State
+from service.observe.metrics import Metrics
+from service.observe.vitals import Vitals, WorkerState
+from service.outgoing.contact import UNAVAILABLE, Contact
+from service.outgoing.outbox import Outbox
+from service.settings.config import BEATS_PER_LEASE
+
+#: The longest pause between two looks of the keeper for requests that are due.
+PROMOTE_SECONDS = 1.0
+#: How long the keeper may go on with one transition, when it has many requests to move.
+BUSY_SECONDS = 1.0
+#: The most requests that a line of the log names.
+MAX_NAMED = 20
+
+_Moved = TypeVar("_Moved", Reaped, Promoted, Expired, Restored)
+_log = structlog.get_logger("service.outgoing.leases")
+
+
+class ClaimHolder(Protocol):
+    """Takes claims that the heartbeat finds lost or cancelled; implemented by the Publisher."""
+
+    def lose(self, key: str, *, unless_ended: bool) -> None: ...
+
+    def cancel(self, key: str) -> None: ...
+
+
+class Heartbeat:
+    """Renews all leases of this worker every third of a lease. `run` is a thread's work."""
+
+    def __init__(
+        self,
+        brokers: Mapping[int, Broker],
+        outbox: Outbox,
+        *,
+        holder: ClaimHolder,
+        vitals: Vitals,
+        contact: Contact,
+        lease_seconds: float,
+    ) -> None:
+        self._brokers = brokers
+        self._outbox = outbox
+        self._holder = holder
+        self._vitals = vitals
+        self._contact = contact
+        self._period_seconds = lease_seconds / BEATS_PER_LEASE
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """Beat until stopped."""
+        pause = self._period_seconds
+        self._vitals.beat("heartbeat", rest_seconds=pause)
+        while not self._stopping.wait(pause):
+            # Without an answer, try again sooner: after an outage, our leases must be renewed
+            # before another worker reaps them.
+            pause = self._period_seconds if self.beat() else self._period_seconds / BEATS_PER_LEASE
+            self._vitals.beat("heartbeat", rest_seconds=pause)
+
+    def stop(self) -> None:
+        """Make `run` return; the leases then expire by themselves."""
+        self._stopping.set()
+
+    def beat(self) -> bool:
+        """Renew every lease once, unless a thread hangs; act on lost and cancelled claims.
+
+        False when Redis did not answer.
+        """
+        self._vitals.beat("heartbeat")
+        if overdue := self._vitals.overdue:
+            _log.error(
+                "leases are left to expire",
+                overdue=[silence.thread for silence in overdue],
+                seconds_since_progress=round(self._vitals.seconds_since_progress, 1),
+            )
+            return True
+        try:
+            for shard, broker in self._vitals.each("heartbeat", self._brokers.items()):
+                self._beat_shard(broker, self._outbox.claims(shard=shard))
+        except UNAVAILABLE:
+            return False
+        return True
+
+    def _beat_shard(self, broker: Broker, held: Sequence[tuple[str, Claim]]) -> None:
+        replies = self._renew(broker, [claim for _, claim in held])
+        for (key, _), reply in zip(held, replies, strict=True):
+            if not reply.alive:
+                self._holder.lose(key, unless_ended=True)
+            elif reply.cancel_requested:
+                self._holder.cancel(key)
+
+    def _renew(self, broker: Broker, claims: Sequence[Claim]) -> list[HeartbeatReply]:
+        """One reply per claim. A claim that cannot be renewed counts as lost; the others go on."""
+        if not claims:
+            return []
+        try:
+            return self._contact.call("heartbeat", lambda: broker.heartbeat(claims))
+        except ProtocolError as error:
+            if len(claims) == 1:
+                request_id = claims[0].request_id
+                _log.error("lease cannot be renewed", request_id=request_id, error=str(error))
+                return [HeartbeatReply(alive=False, cancel_requested=False)]
+        return [reply for claim in claims for reply in self._renew(broker, [claim])]
+
+
+#: For how long after such a sign two workers are said to have one name.
+TWIN_SECONDS = 60.0
+
+
+class Housekeeper:
+    """Reaps expired leases, queues what is due, restores what is lost, signs the registry.
+
+    Every worker does this, at jittered times and without a leader: the transitions are idempotent.
+    `run` is a thread's work.
+
+    Args:
+        load: numbers for the registry, see `Broker.beat_worker`.
+        serves: for the registry, the name of the model and the fingerprints of its adapters.
+        on_drain: called, perhaps repeatedly, when an operator has asked this worker to drain.
+    """
+
+    def __init__(
+        self,
+        brokers: Mapping[int, Broker],
+        *,
+        worker: str,
+        load: Callable[[], Mapping[str, float]],
+        on_drain: Callable[[], None],
+        vitals: Vitals,
+        contact: Contact,
+        metrics: Metrics,
+        lease_seconds: float,
+        serves: Callable[[], tuple[str, Mapping[str, str]]] = lambda: ("", {}),
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._clock = clock
+        self._brokers = brokers
+        self._worker = worker
+        self._serves = serves
+        self._load = load
+        self._on_drain = on_drain
+        self._vitals = vitals
+        self._contact = contact
+        self._metrics = metrics
+        self._lease_seconds = lease_seconds
+        self._stopping = threading.Event()
+        self._signed = ""
+        #: When this worker last signed each shard, on the broker's clock.
+        self._seen_ms: dict[Broker, int] = {}
+        #: Where that is certain: no reply was lost since.
+        self._is_certain: set[Broker] = set()
+        #: When another worker was last seen to sign by our name.
+        self._twin_seen = -inf
+        # Seeded by the system: workers started together must not stay together.
+        self._random = random.SystemRandom()
+
+    def run(self) -> None:
+        """Keep the queue until stopped, then sign off."""
+        next_tidy = self._clock()
+        while True:
+            self._vitals.beat("keeper")
+            if self._clock() >= next_tidy:
+                is_heard = self.tidy()
+                next_tidy = self._clock() + self._lease_seconds * self._random.uniform(0.25, 0.75)
+            else:
+                is_heard = self._sign_a_new_state() and self.promote()
+            pause = min(PROMOTE_SECONDS, self._lease_seconds / 4) * self._random.uniform(0.5, 1.0)
+            if self._stopping.wait(pause):
+                if is_heard:
+                    has_failed = self._vitals.state is WorkerState.FAILED
+                    self._sign("failed" if has_failed else "stopped")
+                return
+
+    def stop(self) -> None:
+        """Make `run` sign off and return."""
+        self._stopping.set()
+
+    def tidy(self) -> bool:
+        """Sign the registry, then put back what dead workers held, and what Redis has lost.
+
+        After an outage all leases may have expired, though their owners are alive: they get the
+        time of one lease to renew first. False when Redis did not answer.
+        """
+        if not self._sign(self._vitals.state):
+            return False
+        if self._contact.unbroken_seconds < self._lease_seconds:
+            return True
+        is_heard = self._in_every_shard("reap", self._reap)
+        if is_heard:
+            # Its failure does not matter here: a user of Redis may be without the right to it.
+            self._in_every_shard("restore", self._restore)
+        return is_heard
+
+    def promote(self) -> bool:
+        """Queue what is due, and end what has waited too long. False when Redis did not answer."""
+        return self._in_every_shard("promote", self._promote)
+
+    def _reap(self, broker: Broker) -> None:
+        for reaped in self._parts(broker.reap):
+            self._count_late(reaped)
+            self._metrics.reaped.inc(len(reaped))
+            _log.info("leases reaped", request_ids=[item.request_id for item in reaped])
+
+    def _restore(self, broker: Broker) -> None:
+        # Seldom one part of many. Where something is lost, much is: then go on at once.
+        turns = count()
+        for restored in self._parts(lambda: broker.restore(is_at_once=next(turns) > 0)):
+            for lost, number in Counter(item.lost for item in restored).items():
+                self._metrics.restored[lost].inc(number)
+            _log.warning(
+                "redis had lost what leads to these requests, and has it again",
+                request_ids=[item.request_id for item in restored[:MAX_NAMED]],
+                requests=len(restored),
+                lost=sorted({item.lost for item in restored}),
+            )
+
+    def _promote(self, broker: Broker) -> None:
+        for promoted in self._parts(partial(broker.promote, ends_late=False)):
+            self._count_late(promoted)
+            _log.debug("requests promoted", request_ids=[item.request_id for item in promoted])
+        for expired in self._parts(broker.expire):
+            self._count_late(expired)
+
+    def _parts(self, move: Callable[[], Sequence[_Moved]]) -> Iterator[Sequence[_Moved]]:
+        """Repeat a transition until it moves nothing more, for BUSY_SECONDS at most.
+
+        Each call moves only a part, so that it does not hold up other users of Redis for long. Many
+        requests are due at once if they were scheduled for one moment, or if a large worker died.
+        """
+        give_up = self._clock() + BUSY_SECONDS
+        while part := move():
+            yield part
+            if self._clock() >= give_up or self._stopping.is_set():
+                return
+
+    def _count_late(self, moved: Iterable[Reaped | Promoted | Expired]) -> None:
+        """Count the requests that ended by their deadline while nobody had claimed them."""
+        late = sum(item.state is State.EXPIRED for item in moved)
+        self._metrics.finished["deadline"].inc(late)
+
+    def _sign_a_new_state(self) -> bool:
+        """Sign at once when the worker's state has changed. False when Redis did not answer."""
+        state = self._vitals.state
+        if state == self._signed:
+            return True
+        return self._sign(state)
+
+    def _warn_of_other_models(self, broker: Broker) -> None:
+        model, _ = self._serves()
+        others = [info for info in broker.workers() if info.is_alive and info.name != self._worker]
+        for info in others:
+            if info.model not in ("", model):
+                _log.warning(
+                    "another worker of this queue serves another model: who asks for none gets "
+                    "either, and who asks for one is refused by the other",
+                    worker=info.name, model=info.model, shard=broker.keys.shard,
+                )  # fmt: skip
+
+    def _sign(self, state: str) -> bool:
+        model, adapters = self._serves()
+        if state is WorkerState.READY and state != self._signed:
+            self._in_every_shard("beat", self._warn_of_other_models)
+
+        def beat(broker: Broker) -> None:
+            self._compare(broker.seen_ms(self._worker), broker)
+            self._is_certain.discard(broker)
+            load = {**self._load(), **({"twins": 1} if self._has_twin else {})}
+            if broker.beat_worker(self._worker, state, load, model=model, adapters=adapters):
+                self._on_drain()
+            self._seen_ms[broker] = broker.seen_ms(self._worker)
+            self._is_certain.add(broker)
+
+        is_heard = self._in_every_shard("beat", beat)
+        if is_heard:
+            self._signed = state
+        return is_heard
+
+    def _compare(self, seen_ms: int, broker: Broker) -> None:
+        """Hold what the registry says of this worker against what it has signed itself."""
+        own_ms = self._seen_ms.get(broker, 0)
+        if seen_ms < own_ms:
+            # A server that dies and is there again at once may fail no call at all. If it is
+            # without its last seconds, its leases are older than those it had granted.
+            self._contact.note_lapse()
+        elif seen_ms > own_ms and broker in self._is_certain:
+            if not self._has_twin:
+                _log.error(
+                    "another worker has this name: the registry shows one of the two, and `quire "
+                    "drain` may end one; give each a name of its own",
+                    worker=self._worker,
+                )
+            self._twin_seen = self._clock()
+
+    @property
+    def _has_twin(self) -> bool:
+        return self._clock() - self._twin_seen < TWIN_SECONDS
+
+    def _in_every_shard(self, operation: str, act: Callable[[Broker], None]) -> bool:
+        """Do it once for each shard. False when Redis did not answer.
+
+        A ProtocolError is only logged: a broken key needs an operator, and must not end the queue's
+        workers one after the other.
+        """
+        for broker in self._vitals.each("keeper", self._brokers.values()):
+            try:
+                self._contact.call(operation, partial(act, broker))
+            except UNAVAILABLE:
+                return False
+            except ProtocolError as error:
+                _log.error("queue cannot be tidied", operation=operation, error=str(error))
+        return True

@@ -1,0 +1,227 @@
+"""Holds what live claims still owe their readers, between the engine thread and the publisher.
+
+One Delivery per claim. The engine thread adds tokens to it and never waits; the publisher takes
+whatever has gathered, so a slow Redis makes longer chunks and nothing is dropped. Its size is
+bounded by the number of claims, ended and uncommitted ones included, which intake limits, times the
+length of one generation.
+"""
+
+import threading
+from collections.abc import Callable, Iterable
+from time import monotonic
+
+from engine.engine import RequestOutput
+from engine.request import FinishReason, Priority
+from quire.transitions.values import Claim, CommitItem, CommitReply, CommitStatus
+from quire.wire.protocol import Completion, ErrorInfo
+from service.outgoing.completions import Origin, completion_of
+from service.outgoing.delivery import Delivery
+
+#: Claims of one commit; more would hold up the other users of Redis for too long.
+MAX_COMMIT_ITEMS = 256
+
+
+class Outbox:
+    """All deliveries of the worker, by key. Every method may be called from any thread."""
+
+    def __init__(
+        self,
+        *,
+        on_empty: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._on_empty = on_empty
+        self._clock = clock
+        #: Held by an intake from its check of `has_trial` until the deliveries it admits are open.
+        self.trials = threading.Lock()
+        self._changed = threading.Condition()
+        #: Set while all deliveries have ended, or once nothing more will be put.
+        self._quiet = threading.Event()
+        self._deliveries: dict[str, Delivery] = {}
+        #: Keys with something to do for the publisher, oldest first; values unused.
+        self._due: dict[str, None] = {}
+        self._is_closing = False
+
+    def open(self, delivery: Delivery) -> None:
+        """Add a claim, before the engine can produce anything for it."""
+        with self._changed:
+            assert delivery.key not in self._deliveries
+            self._deliveries[delivery.key] = delivery
+            if not self._is_closing:
+                self._quiet.clear()
+            self._note_due(delivery)
+
+    def put(self, outputs: Iterable[RequestOutput]) -> None:
+        """Add the outputs of one engine step; those of claims that are gone are dropped."""
+        now, has_end = self._clock(), False
+        with self._changed:
+            for output in outputs:
+                delivery = self._deliveries.get(output.request.request_id)
+                if delivery is None or delivery.is_ended:
+                    continue
+                assert not output.token_ids or output.start == len(delivery.token_ids)
+                delivery.append(output.token_ids, output.text, output.logprobs)
+                delivery.token_times += [now] * len(output.token_ids)
+                if output.finish_reason is not None:
+                    self._end(delivery, output)
+                    has_end = True
+                self._note_due(delivery)
+            if has_end:
+                self._note_quiet()
+
+    def end(self, key: str, make: Callable[[Origin], Completion]) -> None:
+        """End a claim that the engine never ran, with the record that `make` returns for it."""
+        with self._changed:
+            delivery = self._deliveries.get(key)
+            if delivery is not None and not delivery.is_ended:
+                delivery.completion = make(delivery.origin)
+                self._note_due(delivery)
+                self._note_quiet()
+
+    def take(self, *, timeout: float) -> list[tuple[Delivery, CommitItem | None]]:
+        """Due deliveries with what to commit for each; None marks one to release.
+
+        Waits up to `timeout` seconds for the first. A delivery taken is due again only when
+        something new is put, or by `settle`.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._due or self._is_closing, timeout)
+            keys = list(self._due)[:MAX_COMMIT_ITEMS]
+            for key in keys:
+                del self._due[key]
+            taken = [(delivery := self._deliveries[key], delivery.item()) for key in keys]
+            # A log that others wrote to may have come to be ahead of an engine that still runs.
+            return [(one, item) for one, item in taken if item is not None or one.is_released]
+
+    def rest(self, seconds: float) -> None:
+        """Wait `seconds`, but no longer than the engine has work: nothing else gains by it."""
+        self._quiet.wait(seconds)
+
+    def settle(self, key: str, item: CommitItem, *, reply: CommitReply) -> Delivery | None:
+        """Account for the reply to a commit; returns the delivery if its terminal record is in.
+
+        After a rewind, or a replay that reached less far than the item, the rest is due again.
+        """
+        with self._changed:
+            delivery = self._deliveries.get(key)
+            if delivery is None or reply.status is CommitStatus.FENCED:
+                return None
+            delivery.published = reply.published
+            reached = reply.published == item.start + len(item.token_ids)
+            if item.completion is not None and reached:
+                return self._remove(key)
+            self._note_due(delivery)
+            return None
+
+    def take_token_times(self, delivery: Delivery) -> list[float]:
+        """When each token since the last call left the engine."""
+        with self._changed:
+            times, delivery.token_times = delivery.token_times, []
+            return times
+
+    def forget(self, key: str, *, unless_ended: bool = False) -> Delivery | None:
+        """Drop a claim that is lost or given back; returns it, None if it was not there.
+
+        With `unless_ended` a delivery that only waits for its last commit stays: the reply to that
+        commit will show whether the claim is lost.
+        """
+        with self._changed:
+            delivery = self._deliveries.get(key)
+            if delivery is None or (unless_ended and delivery.is_ended):
+                return None
+            return self._remove(key)
+
+    def close(self) -> None:
+        """Declare that nothing more will be put: `take` stops waiting."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+            self._quiet.set()
+
+    def give_back(self, error: ErrorInfo) -> None:
+        """Release all that a dead engine has not ended, after the tokens it has are committed.
+
+        `error` counts as a failed attempt of those that may be to blame. The others got on, or
+        never ran: they may meet one failing device after the other and must not end for that.
+        """
+        with self._changed:
+            for delivery in self._deliveries.values():
+                if not delivery.is_ended:
+                    delivery.is_released = True
+                    delivery.setback = error if delivery.is_suspect else None
+                    self._note_due(delivery)
+
+    def claims(self, *, shard: int | None = None) -> list[tuple[str, Claim]]:
+        """All claims, or those of one shard, with their keys; their leases must be renewed."""
+        with self._changed:
+            return [
+                (key, delivery.claim)
+                for key, delivery in self._deliveries.items()
+                if shard is None or delivery.shard == shard
+            ]
+
+    def holds(self, key: str) -> bool:
+        """Whether the claim has not been lost, given back or settled."""
+        with self._changed:
+            return key in self._deliveries
+
+    def num_open(self, least: Priority) -> int:
+        """Claims of class `least` or better that the engine has not ended yet."""
+        with self._changed:
+            return sum(
+                not delivery.is_ended and delivery.origin.priority >= least
+                for delivery in self._deliveries.values()
+            )
+
+    def has_trial(self, least: Priority) -> bool:
+        """One of class `least` or better may have killed its last workers; see Delivery."""
+        with self._changed:
+            return any(
+                delivery.is_on_trial and delivery.origin.priority >= least
+                for delivery in self._deliveries.values()
+            )
+
+    @property
+    def num_claims(self) -> int:
+        """All claims, ended ones included until their end is committed."""
+        with self._changed:
+            return len(self._deliveries)
+
+    @property
+    def num_unpublished_tokens(self) -> int:
+        with self._changed:
+            return sum(delivery.num_unpublished for delivery in self._deliveries.values())
+
+    @property
+    def is_empty(self) -> bool:
+        with self._changed:
+            return not self._deliveries
+
+    @property
+    def is_settled(self) -> bool:
+        """Nothing is due: everything put so far is committed, or in the publisher's hands."""
+        with self._changed:
+            return not self._due
+
+    def _note_quiet(self) -> None:
+        if all(delivery.is_ended for delivery in self._deliveries.values()):
+            self._quiet.set()
+
+    def _remove(self, key: str) -> Delivery:
+        self._due.pop(key, None)
+        delivery = self._deliveries.pop(key)
+        self._note_quiet()
+        if not self._deliveries:
+            self._on_empty()
+        return delivery
+
+    def _end(self, delivery: Delivery, output: RequestOutput) -> None:
+        if output.finish_reason is FinishReason.RELEASED:
+            delivery.is_released = True
+        else:
+            delivery.completion = completion_of(delivery.origin, output)
+
+    def _note_due(self, delivery: Delivery) -> None:
+        if delivery.num_unpublished > 0 or delivery.is_ended:
+            self._due[delivery.key] = None
+            self._changed.notify()

@@ -1,0 +1,304 @@
+"""Publishes: one fenced commit at a time for every request that has something new.
+
+Of the engine it knows only how to abort a request. A commit that failed is repeated with the same
+items until Redis answers: commits are idempotent, and Redis decides whether the claims still hold.
+Meanwhile tokens gather in the outbox, so the next commit carries longer chunks. They also gather
+while the publisher rests after a commit: for this worker, Redis and the readers a commit costs the
+same with one token of a request as with ten, and on a small machine it takes time from the model.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+from typing import Protocol, TypeVar
+
+import structlog
+
+from engine.request import FinishReason, RequestTimes
+from quire.broker.broker import Broker
+from quire.errors import ProtocolError
+from quire.transitions.values import BackOff, CommitItem, CommitReply, CommitStatus
+from quire.wire.protocol import ErrorInfo
+from service.observe.metrics import Metrics
+from service.observe.vitals import Vitals
+from service.outgoing.contact import UNAVAILABLE, Contact, pauses
+from service.outgoing.delivery import Delivery
+from service.outgoing.outbox import Outbox
+
+#: How long the publisher waits for work at most before it shows a sign of life.
+WAIT_SECONDS = 1.0
+#: The longest rest that `publish_share` asks for, so that a stream gets ten chunks a second.
+LONGEST_REST_SECONDS = 0.1
+#: Pauses before the next attempt of a request that may have made a worker's device fail.
+SETBACK_PAUSES = BackOff(first_seconds=1.0, longest_seconds=300.0)
+
+#: One claim with what to commit for it.
+Due = tuple[Delivery, CommitItem]
+
+_Reply = TypeVar("_Reply")
+_log = structlog.get_logger("service.outgoing.publisher")
+
+
+class Aborts(Protocol):
+    """All that the publisher needs of the engine loop."""
+
+    def abort(self, key: str, reason: FinishReason) -> None:
+        """Abort the request; see `service.loop`."""
+        ...
+
+
+class Publisher:
+    """Commits the outbox to Redis. `run` is a thread's work; `stop` may come from any thread."""
+
+    def __init__(
+        self,
+        brokers: Mapping[int, Broker],
+        outbox: Outbox,
+        *,
+        engine: Aborts,
+        vitals: Vitals,
+        contact: Contact,
+        metrics: Metrics,
+        interval_seconds: float = 0.0,
+        share: float = 1.0,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._brokers = brokers
+        self._outbox = outbox
+        self._engine = engine
+        self._vitals = vitals
+        self._contact = contact
+        self._metrics = metrics
+        self._interval_seconds = interval_seconds
+        self._share = share
+        self._clock = clock
+        self._closing = threading.Event()
+        self._gave_up = threading.Event()
+        metrics.publish_backlog.set_function(lambda: float(outbox.num_unpublished_tokens))
+
+    def run(self) -> None:
+        """Publish until stopped and everything in the outbox is committed."""
+        while not (self._closing.is_set() and self._outbox.is_settled):
+            self._vitals.beat("publisher")
+            due = self._outbox.take(timeout=WAIT_SECONDS)
+            began = self._clock()
+            for shard, broker in self._brokers.items():
+                part = [(delivery, item) for delivery, item in due if delivery.shard == shard]
+                self._commit(broker, [(delivery, item) for delivery, item in part if item])
+                self._release(broker, [delivery for delivery, item in part if item is None])
+            if self._gave_up.is_set():
+                return
+            self._rest(self._clock() - began)
+
+    def stop(self) -> None:
+        """Make `run` return once everything is committed; nothing new may be put."""
+        self._closing.set()
+        self._outbox.close()
+
+    def give_up(self) -> None:
+        """Make `run` return without waiting for Redis; leases hand the rest over."""
+        self._gave_up.set()
+        self.stop()
+
+    def _rest(self, worked_seconds: float) -> None:
+        """Leave the cores to the model, the longer the last commit took."""
+        wanted = min(LONGEST_REST_SECONDS, worked_seconds * (1 / self._share - 1))
+        self._outbox.rest(max(wanted, self._interval_seconds - worked_seconds))
+
+    def _commit(self, broker: Broker, due: Sequence[Due]) -> None:
+        if not due:
+            return
+        items = [item for _, item in due]
+        began = self._clock()
+        try:
+            replies = self._until_answered("commit", lambda: broker.commit(items))
+        except ProtocolError as error:
+            # One of them can never be committed: try each alone to find out which.
+            if len(due) == 1:
+                self._condemn(broker, due[0][0], error)
+            else:
+                for one in due:
+                    self._commit(broker, [one])
+            return
+        if replies is None:
+            return
+        self._metrics.publish_seconds.observe(self._clock() - began)
+        self._metrics.publish_entries.observe(len(items))
+        for (delivery, item), reply in zip(due, replies, strict=True):
+            self._account(delivery, item, reply=reply)
+
+    def _condemn(self, broker: Broker, delivery: Delivery, error: ProtocolError) -> None:
+        """End a request whose commit Redis refuses. If it refuses that too, drop the claim."""
+        info = ErrorInfo("internal_error", "the output cannot be written")
+        names = delivery.origin.names
+        _log.error("commit refused", **names, error=str(error))
+        try:
+            self._until_answered("fail", lambda: [broker.fail(delivery.claim, info)])
+        except ProtocolError as worse:
+            _log.error("request cannot be ended", **names, error=str(worse))
+        if self._outbox.forget(delivery.key) is not None:
+            self._engine.abort(delivery.key, FinishReason.CANCELLED)
+            self._metrics.finished["error"].inc()
+
+    def _account(self, delivery: Delivery, item: CommitItem, *, reply: CommitReply) -> None:
+        """Act on what Redis said about one item."""
+        if reply.status is CommitStatus.FENCED:
+            self._metrics.fenced.inc()
+            self.lose(delivery.key)
+            return
+        if reply.status is CommitStatus.REWIND:
+            self._metrics.rewinds.inc()
+            _log.warning(
+                "log rewound",
+                **delivery.origin.names,
+                sent_from=item.start,
+                published=reply.published,
+            )
+        self._observe_tokens(delivery)
+        finished = self._outbox.settle(delivery.key, item, reply=reply)
+        if finished is not None:
+            self._report_finished(finished)
+        elif reply.cancel_requested:
+            self.cancel(delivery.key)
+
+    def lose(self, key: str, *, unless_ended: bool = False) -> None:
+        """Drop a claim that this worker has lost; nothing more may be published for it.
+
+        With `unless_ended`, one that only waits for its last commit is left alone: a heartbeat that
+        crosses that commit finds no lease either.
+        """
+        delivery = self._outbox.forget(key, unless_ended=unless_ended)
+        if delivery is not None:
+            self._engine.abort(key, FinishReason.CANCELLED)
+            self._metrics.finished["lost"].inc()
+            _log.warning("claim lost", **delivery.origin.names)
+
+    def cancel(self, key: str) -> None:
+        """Abort a request that a caller cancelled; the engine's last output becomes its record."""
+        self._engine.abort(key, FinishReason.CANCELLED)
+
+    def _release(self, broker: Broker, deliveries: Sequence[Delivery]) -> None:
+        """Give back claims whose tokens are all in the log."""
+        for delivery in deliveries:
+            if delivery.setback is not None:
+                self._set_back(broker, delivery, delivery.setback)
+        rest = [delivery for delivery in deliveries if delivery.setback is None]
+        if not rest:
+            return
+        claims = [delivery.claim for delivery in rest]
+        try:
+            if self._until_answered("release", lambda: broker.release(claims)) is None:
+                return
+        except ProtocolError as error:
+            if len(rest) > 1:
+                for delivery in rest:
+                    self._release(broker, [delivery])
+                return
+            _log.error("claim cannot be released", **rest[0].origin.names, error=str(error))
+        for delivery in rest:
+            self._forget_released(delivery)
+
+    def _set_back(self, broker: Broker, delivery: Delivery, error: ErrorInfo) -> None:
+        """Give back one claim as a failed attempt, to be retried after a pause."""
+        try:
+            failed = self._until_answered(
+                "fail", lambda: [broker.fail(delivery.claim, error, retry=SETBACK_PAUSES)]
+            )
+        except ProtocolError as worse:
+            names = delivery.origin.names
+            _log.error("claim cannot be given back", **names, error=str(worse))
+        else:
+            if failed is None:
+                return
+        self._forget_released(delivery)
+
+    def _forget_released(self, delivery: Delivery) -> None:
+        self._outbox.forget(delivery.key)
+        self._metrics.finished["released"].inc()
+        _log.info(
+            "request released",
+            **delivery.origin.names,
+            published_tokens=delivery.published,
+            counts_as_attempt=delivery.setback is not None,
+        )
+
+    def _until_answered(
+        self, operation: str, function: Callable[[], list[_Reply]]
+    ) -> list[_Reply] | None:
+        """Repeat an idempotent call until Redis answers; None only after `give_up`.
+
+        Raises:
+            ProtocolError: Redis answered, and repeating the call would not change the answer.
+        """
+        for pause in self._vitals.each("publisher", pauses()):
+            try:
+                return self._contact.call(operation, function)
+            except UNAVAILABLE:
+                if self._gave_up.wait(pause):
+                    return None
+        raise AssertionError("pauses never end")
+
+    def _observe_tokens(self, delivery: Delivery) -> None:
+        """Observe the times of the tokens that left the engine since this claim's last commit."""
+        times = self._outbox.take_token_times(delivery)
+        if times and delivery.last_token_time is None:
+            waited = self._clock() - delivery.origin.received
+            self._metrics.first_token_seconds.observe(waited)
+        for time in times:
+            if delivery.last_token_time is not None:
+                self._metrics.inter_token_seconds.observe(time - delivery.last_token_time)
+            delivery.last_token_time = time
+
+    def _report_finished(self, delivery: Delivery) -> None:
+        """Log and observe a request whose terminal record is committed."""
+        completion, origin, metrics = delivery.completion, delivery.origin, self._metrics
+        assert completion is not None
+        seconds = self._clock() - origin.received
+        metrics.finished[completion.finish_reason].inc()
+        metrics.e2e_seconds[origin.priority_name].observe(origin.waited_seconds + seconds)
+        facts: dict[str, object] = {}
+        if delivery.request is not None and completion.usage.prompt_tokens:
+            metrics.request_prompt_tokens.observe(completion.usage.prompt_tokens)
+            metrics.request_generation_tokens.observe(completion.usage.completion_tokens)
+            facts = phases_of(delivery.request.times, received=origin.received)
+            self._observe_phases(facts)
+        if completion.error is not None:
+            facts |= {"error_code": completion.error.code, "error_field": completion.error.field}
+        _log.info(
+            "request finished",
+            **origin.names,
+            outcome=str(completion.finish_reason),
+            kind=origin.kind,
+            priority=origin.priority_name,
+            tenant=origin.tenant,
+            prompt_tokens=completion.usage.prompt_tokens,
+            completion_tokens=completion.usage.completion_tokens,
+            cached_tokens=completion.usage.cached_tokens,
+            resumed_tokens=origin.num_resumed_tokens,
+            fingerprint_changed=origin.fingerprint_changed,
+            preemptions=completion.preemptions,
+            attempts=origin.attempts,
+            stream_wait_seconds=round(origin.waited_seconds, 4),
+            claim_seconds=round(seconds, 4),
+            **facts,
+        )
+
+    def _observe_phases(self, phases: Mapping[str, object]) -> None:
+        for name, histogram in (
+            ("queue_seconds", self._metrics.queue_seconds),
+            ("prefill_seconds", self._metrics.prefill_seconds),
+            ("decode_seconds", self._metrics.decode_seconds),
+        ):
+            if name in phases:
+                histogram.observe(phases[name])
+
+
+def phases_of(times: RequestTimes, *, received: float) -> dict[str, object]:
+    """Seconds that the request spent in each phase; phases it did not complete are missing."""
+    stamps = [received, times.first_scheduled, times.first_token, times.finished]
+    names = ["queue_seconds", "prefill_seconds", "decode_seconds"]
+    return {
+        name: round(max(0.0, end - start), 4)
+        for name, start, end in zip(names, stamps, stamps[1:], strict=False)
+        if start is not None and end is not None
+    }

@@ -1,0 +1,1 @@
+"""The process: start, threads, signals, drain, stop."""

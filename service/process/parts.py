@@ -1,0 +1,187 @@
+"""Builds the parts of a worker and wires them to each other. Starts none of them: see `worker`.
+
+The parts share the Outbox, the Vitals, the Contact, the Metrics and the brokers; callers need no
+lock for any of them.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import redis
+
+from quire.broker.broker import Broker
+from service.incoming.compiling import Compiling
+from service.incoming.intake import Intake
+from service.incoming.reception import Reception
+from service.loop import EngineLoop
+from service.model.adapters import announced_adapters
+from service.model.served import ServedModel
+from service.observe.health import HealthServer
+from service.observe.metrics import Metrics
+from service.observe.vitals import Vitals
+from service.outgoing.contact import Contact
+from service.outgoing.leases import Heartbeat, Housekeeper
+from service.outgoing.outbox import Outbox
+from service.outgoing.publisher import Publisher
+from service.process.events import DrainAsked, Event, ModelLoaded, OutboxEmpty, ShardEmpty
+from service.settings.config import TRY_SECONDS, Settings
+
+
+class Parts:
+    """The parts of one worker: all but its intakes, which `complete` adds once there is a model.
+
+    `report` is given the events that the parts have for the main thread.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        load: Callable[[Settings], ServedModel],
+        connect: Callable[..., redis.Redis],
+        report: Callable[[Event], None],
+    ) -> None:
+        self._settings = settings
+        self._report = report
+        self._served: ServedModel | None = None
+        self.vitals = Vitals(stall_timeout_seconds=settings.stall_timeout_seconds)
+        self.metrics = Metrics(model=settings.model_name, queue=settings.queue)
+        self._contact = Contact(self.vitals, self.metrics, silence_seconds=settings.lease_seconds)
+        self.outbox = Outbox(on_empty=lambda: report(OutboxEmpty()))
+        # Commits and heartbeats must notice a dead server sooner than a blocking read may.
+        self.connection = connect(settings.connection_url, block_seconds=0.0)
+        #: By shard, for all but reading.
+        self.brokers = _brokers(settings, self.connection)
+        reading = connect(settings.connection_url, block_seconds=settings.block_seconds)
+        #: By shard, for the intakes.
+        self.reading_brokers = _brokers(settings, reading)
+        self.loop = EngineLoop(
+            partial(load, settings),
+            self.outbox,
+            vitals=self.vitals,
+            metrics=self.metrics,
+            on_loaded=lambda served: report(ModelLoaded(served)),
+        )
+        self.compiling = Compiling(
+            self.outbox, engine=self.loop, vitals=self.vitals, settings=settings
+        )
+        self.publisher = Publisher(
+            self.brokers,
+            self.outbox,
+            engine=self.compiling,
+            vitals=self.vitals,
+            contact=self._contact,
+            metrics=self.metrics,
+            interval_seconds=settings.publish_interval_seconds,
+            share=settings.publish_share,
+        )
+        self.heartbeat = Heartbeat(
+            self.brokers,
+            self.outbox,
+            holder=self.publisher,
+            vitals=self.vitals,
+            contact=self._contact,
+            lease_seconds=settings.lease_seconds,
+        )
+        self.keeper = self._keeper()
+        self.health = _health(settings, self.vitals, self.metrics)
+
+    def complete(self, served: ServedModel) -> dict[str, Intake]:
+        """Build what needs the model: an intake for each shard, by the name of its thread.
+
+        From now on the metrics and the worker registry show that model.
+        """
+        self._served = served
+        self.compiling.serve(served.grammars)
+        self.metrics.describe(build=served.build, sizes=served.sizes)
+        if served.read_memory is not None:
+            self.metrics.watch_memory(served.build.get("device", ""), served.read_memory)
+        if served.read_threads is not None:
+            self.metrics.watch_threads(served.read_threads)
+        return {
+            f"intake-{shard}": self._intake(shard, broker, served=served)
+            for shard, broker in self.reading_brokers.items()
+        }
+
+    def _intake(self, shard: int, broker: Broker, *, served: ServedModel) -> Intake:
+        reception = Reception(
+            broker,
+            self.outbox,
+            shard=shard,
+            loop=self.loop,
+            compiling=self.compiling,
+            served=served,
+            settings=self._settings,
+            contact=self._contact,
+            metrics=self.metrics,
+        )
+        return Intake(
+            broker,
+            self.outbox,
+            reception=reception,
+            fingerprint=served.fingerprint,
+            shard=shard,
+            num_intakes=len(self.reading_brokers),
+            loop=self.loop,
+            compiling=self.compiling,
+            settings=self._settings,
+            vitals=self.vitals,
+            contact=self._contact,
+            metrics=self.metrics,
+            on_queue_empty=partial(self._report, ShardEmpty(shard)),
+        )
+
+    def _keeper(self) -> Housekeeper:
+        return Housekeeper(
+            self.brokers,
+            worker=self._settings.worker,
+            serves=self._serves,
+            load=self._load,
+            on_drain=lambda: self._report(DrainAsked()),
+            vitals=self.vitals,
+            contact=self._contact,
+            metrics=self.metrics,
+            lease_seconds=self._settings.lease_seconds,
+        )
+
+    def _serves(self) -> tuple[str, Mapping[str, str]]:
+        """The model's name and adapters, as the worker registry shows them."""
+        settings, served = self._settings, self._served
+        adapters = served.adapters if served else announced_adapters(settings.adapters)
+        return settings.model_name, adapters
+
+    def _load(self) -> dict[str, float]:
+        """The worker's load and abilities, as the worker registry shows them."""
+        load = {"claims": len(self.outbox.claims()), "running": self.loop.num_running}
+        return {**load, **(self._served.abilities if self._served else {})}
+
+
+def _health(settings: Settings, vitals: Vitals, metrics: Metrics) -> HealthServer:
+    """The health server. Also exports the worker's state among the metrics."""
+    metrics.watch_state(vitals)
+    return HealthServer(
+        vitals,
+        metrics.registry,
+        host=settings.http_host,
+        port=settings.http_port,
+        # An idle worker is in contact: the keeper alone calls Redis more than once per lease.
+        contact_limit_seconds=max(settings.lease_seconds, 2 * settings.block_seconds),
+    )
+
+
+def _brokers(settings: Settings, connection: redis.Redis) -> dict[int, Broker]:
+    """A broker for each shard served, over one pool of connections."""
+    return {
+        shard: Broker(
+            connection,
+            queue=settings.queue,
+            shard=shard,
+            lease_seconds=settings.lease_seconds,
+            max_attempts=settings.max_attempts,
+            max_queue_seconds=settings.max_queue_seconds,
+            retention_seconds=settings.retention_seconds,
+            retry_seconds=TRY_SECONDS,
+            durable=settings.durable,
+        )
+        for shard in settings.own_shards
+    }

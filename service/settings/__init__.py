@@ -1,0 +1,1 @@
+"""Settings of the worker: read, checked, and how they are logged."""

@@ -1,0 +1,288 @@
+"""Reads settings: flags, before variables, before `quire.toml`, before defaults.
+
+Knows no setting itself but where the file and Redis are; the lists of settings are in
+`service.settings.config`, `service.exporter.settings` and `service.gateway.settings`. Importing
+this module costs no torch, so that `--help` answers at once.
+"""
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
+
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
+from pydantic.config import JsonDict
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from quire.cli.sources import DEFAULT_FILE, ENV_PREFIX, SHARED_KEYS, with_password
+from quire.cli.usage import Parser
+from quire.wire.arguments import MAX_SECONDS, MIN_KEPT_SECONDS
+from quire.wire.refusals import reason_of
+from service.settings.sources import (
+    ConfigurationError,
+    read_environment,
+    read_file,
+    unknown_variables,
+)
+
+#: Names a queue; the braces of a Redis key's hash tag must stay outside.
+QUEUE_PATTERN = r"^[A-Za-z0-9._-]{1,64}$"
+
+#: Why nothing is kept for less than MIN_KEPT_SECONDS.
+NOTHING_KEPT = "Redis counts whole milliseconds, and less than one is none"
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["auto", "json", "console"]
+LOG_LEVEL_TEXT = "Least severe event that is logged."
+LOG_FORMAT_TEXT = "`auto` is console on a terminal and JSON elsewhere."
+
+_Settings = TypeVar("_Settings", bound="ProcessSettings")
+
+
+def setting(section: str, description: str, *, default: Any, **constraints: Any) -> Any:
+    """One field of a process' settings with the section of docs/configuration.md it stands in."""
+    extra: JsonDict = {"section": section}
+    return Field(default, description=description, json_schema_extra=extra, **constraints)
+
+
+class ProcessSettings(BaseSettings):
+    """What every process of the service is told at start. Frozen, strict about names.
+
+    A subclass names its table of the file, and the setting of its own that takes the value of each
+    key of the file that stands above all tables.
+    """
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX)
+    file_table: ClassVar[str]
+    shared: ClassVar[Mapping[str, str]] = {key: key for key in SHARED_KEYS}
+    #: The shortest some durations can be and still do what they are for, and why.
+    least_seconds: ClassVar[Mapping[str, tuple[float, str]]] = {
+        "max_queue_seconds": (MIN_KEPT_SECONDS, NOTHING_KEPT),
+        "retention_seconds": (MIN_KEPT_SECONDS, NOTHING_KEPT),
+    }
+    #: The longest some can be, and why; of all others nobody knows what they are good for.
+    most_seconds: ClassVar[Mapping[str, tuple[float, str]]] = {}
+
+    config_file: Path | None = setting(
+        "Files", f"TOML file to read; unset: `{DEFAULT_FILE}` if it exists here.", default=None
+    )
+
+    redis_url: str = setting(
+        "Queue",
+        "Where Redis is: `redis://`, `rediss://` (TLS; `?ssl_ca_certs=<file>` and the like), "
+        "`unix://`, or through sentinels `redis+sentinel://host:port,.../service/0` "
+        "(`rediss+sentinel://` if Redis speaks TLS, with the same options).",
+        default="redis://127.0.0.1:6379/0",
+        repr=False,
+    )
+    redis_password: SecretStr | None = setting(
+        "Queue",
+        "Password, if it is not part of the URL. Has no flag: `ps` shows flags.",
+        default=None,
+    )
+
+    @field_validator("redis_url")
+    @classmethod
+    def _can_be_right(cls, value: str) -> str:
+        # Only now: `--help` need not wait for the client of Redis.
+        from quire.transport.connection import (
+            UnknownScheme,
+            UnusableFile,
+            connect,
+            longest_block_of,
+        )
+
+        try:
+            longest_block_of(connect(value))
+        except (UnknownScheme, UnusableFile):
+            raise
+        except ValueError:
+            # Nothing of the value is in any of these messages: it may hold a password.
+            raise ValueError("its host, port, path or an option cannot be right") from None
+        return value
+
+    @field_validator("*")
+    @classmethod
+    def _can_be_told(cls, value: Any) -> Any:
+        # A variable whose bytes are no UTF-8 is read as a text that no registry takes.
+        if isinstance(value, str):
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                raise ValueError("must be a text in UTF-8") from None
+        return value
+
+    @field_validator("http_host", check_fields=False)
+    @classmethod
+    def _is_an_address(cls, value: str) -> str:
+        # A socket takes an empty one for all addresses of the machine.
+        if not value.strip():
+            raise ValueError("must be an address (0.0.0.0 for all of this machine)")
+        return value
+
+    @field_validator("*")
+    @classmethod
+    def _is_no_eternity(cls, value: Any, info: ValidationInfo) -> Any:
+        name = str(info.field_name)
+        if name.endswith("_seconds") and value > MAX_SECONDS:
+            raise ValueError(f"must be at most {MAX_SECONDS} seconds")
+        most, reason = cls.most_seconds.get(name, (None, ""))
+        if most is not None and value > most:
+            raise ValueError(f"must be at most {most:g} seconds: {reason}")
+        least, reason = cls.least_seconds.get(name, (None, ""))
+        if least is not None and value < least:
+            raise ValueError(f"must be at least {least:g} seconds: {reason}")
+        return value
+
+    @property
+    def connection_url(self) -> str:
+        """The Redis URL with the password in it, unless it has one of its own."""
+        secret = self.redis_password
+        # What the `quire` command does, so that both find the same server in one environment.
+        return with_password(self.redis_url, secret.get_secret_value() if secret else None)
+
+    @classmethod
+    def read_variables(cls, environ: Mapping[str, str]) -> dict[str, str]:
+        """The values our variables give, by setting."""
+        return read_environment(environ, cls.model_fields)
+
+    @classmethod
+    def unknown_variables(cls, environ: Mapping[str, str]) -> list[str]:
+        """A clause for each variable that looks like one of ours and is none."""
+        return unknown_variables(environ, cls.model_fields, prefix=cls.model_config["env_prefix"])
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Take the flags, which come as arguments, and our own strict readers of the rest."""
+        # Pydantic's readers ignore names that they do not know.
+        del env_settings, dotenv_settings, file_secret_settings
+        environment = cls.read_variables(os.environ)
+        named = init_settings().get("config_file") or environment.get("config_file")
+        file = read_file(named, cls.model_fields, table=cls.file_table, shared=cls.shared)
+        return (
+            init_settings,
+            InitSettingsSource(settings_cls, init_kwargs=dict(environment)),
+            InitSettingsSource(settings_cls, init_kwargs=file),
+        )
+
+
+def load(
+    kind: type[_Settings], parser: argparse.ArgumentParser, argv: Sequence[str] | None
+) -> _Settings:
+    """The settings of this process, from `argv`, `os.environ` and the file.
+
+    Raises:
+        ConfigurationError: a key is unknown or a value is wrong.
+        SystemExit: `--help`, or a flag argparse cannot read.
+    """
+    flags = vars(parser.parse_args(argv))
+    try:
+        return kind(**flags)
+    except ValidationError as error:
+        raise ConfigurationError(_describe(error)) from error
+
+
+def split_list(value: Any) -> Any:
+    """The parts of a text with commas, as flags and variables write a list; other values as is."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(","))
+    return value
+
+
+def make_parser(
+    kind: type[ProcessSettings], *, prog: str, description: str, epilog: str
+) -> argparse.ArgumentParser:
+    """A command line with one flag per field, absent from the result unless given."""
+    parser = Parser(
+        prog=prog,
+        description=description,
+        epilog=epilog,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for name, field in kind.model_fields.items():
+        if SecretStr in get_args(field.annotation):
+            continue
+        section = _section(field)
+        if section not in groups:
+            groups[section] = parser.add_argument_group(section)
+        flag = "--" + name.replace("_", "-")
+        text = f"{field.description} [{_default_text(field)}]".replace("%", "%%")
+        if field.annotation is bool:
+            groups[section].add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
+        else:
+            choices = _choices(field) or None
+            metavar = None if choices else _type_text(field).upper()
+            groups[section].add_argument(flag, choices=choices, metavar=metavar, help=text)
+    return parser
+
+
+def markdown_tables(kind: type[ProcessSettings]) -> list[str]:
+    """The lines of docs/configuration.md for one process: a table for each section."""
+    lines: list[str] = []
+    section = ""
+    for name, field in kind.model_fields.items():
+        if _section(field) != section:
+            section = _section(field)
+            lines += ["", f"### {section}", ""]
+            lines += ["| name | type | default | meaning |", "|---|---|---|---|"]
+        row = [f"`{name}`", _type_text(field), _default_text(field), field.description]
+        lines.append(f"| {' | '.join(str(cell) for cell in row)} |")
+    return lines
+
+
+def _section(field: FieldInfo) -> str:
+    assert isinstance(field.json_schema_extra, dict)
+    return str(field.json_schema_extra["section"])
+
+
+def _default_text(field: FieldInfo) -> str:
+    if field.default in (None, "", ()):
+        return "unset"
+    if isinstance(field.default, bool):
+        return "on" if field.default else "off"
+    if isinstance(field.default, tuple):
+        return ",".join(field.default)
+    return str(field.default)
+
+
+def _choices(field: FieldInfo) -> tuple[str, ...]:
+    """The words a Literal allows; empty for every other type."""
+    options = get_args(field.annotation)
+    return options if options and all(isinstance(option, str) for option in options) else ()
+
+
+def _type_text(field: FieldInfo) -> str:
+    if choices := _choices(field):
+        return ", ".join(choices)
+    if get_origin(field.annotation) is tuple:
+        return "list"
+    kinds = [kind for kind in get_args(field.annotation) if kind is not type(None)]
+    kind: Any = kinds[0] if kinds else field.annotation
+    names = {SecretStr: "secret", bool: "flag", int: "integer", float: "number", str: "text"}
+    return names.get(kind, "path")
+
+
+def _describe(error: ValidationError) -> str:
+    """One clause per wrong setting. Values are left out: one of them may be a secret."""
+    clauses = []
+    for item in error.errors(include_input=False, include_url=False):
+        name = ".".join(str(part) for part in item["loc"])
+        reason = reason_of(item)
+        clauses.append(f"{name}: {reason}" if name else reason)
+    return "; ".join(clauses)

@@ -1,0 +1,40 @@
+"""What Python's reader of JSON lets through and JSON does not allow is named by its path."""
+
+import pytest
+
+from quire.errors import InvalidRequest
+from quire.wire.json_text import TOO_LARGE, Fault, read_object
+
+TWICE = "comes twice in its object"
+NOT_FINITE = "must be a finite number: JSON has no NaN and no Infinity"
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ('{"a": 1, "b": 1.5e300, "c": [{}, {"d": null}]}', None),
+        ('{"a": 1, "a": 1}', Fault("a", TWICE)),
+        ('{"a": [0, {"b": {"c": 1, "d": 2, "c": 3}}]}', Fault("a.1.b.c", TWICE)),
+        # Only one of two has a place in what was read.
+        ('{"a": {"x": 1, "x": 2}, "a": 3}', Fault("a", TWICE)),
+        ('{"a": NaN, "a": 1}', Fault("a", TWICE)),
+        ('{"a": [1, {"b": NaN}, Infinity]}', Fault("a.1.b", NOT_FINITE)),
+        ('{"a": -Infinity}', Fault("a", NOT_FINITE)),
+        ('{"a": 1, "b": 1e999}', Fault("b", NOT_FINITE)),
+    ],
+)
+def test_the_first_fault_is_named_by_its_path(text, fault):
+    assert read_object(text)[1] == fault
+    assert read_object(text.encode())[1] == fault
+
+
+def test_an_integer_of_any_length_is_left_to_its_field():
+    assert read_object(f'{{"a": {"9" * 5000}, "b": -7}}') == ({"a": TOO_LARGE, "b": -7}, None)
+    assert read_object(f'{{"a": {"9" * 30}}}')[0] == {"a": int("9" * 30)}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "7", b"\xff", "[" * 100_000, "{'a': 1}"])
+def test_what_is_no_object_is_refused_as_a_whole(text):
+    with pytest.raises(InvalidRequest) as caught:
+        read_object(text)
+    assert caught.value.field == "body"

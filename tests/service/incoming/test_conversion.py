@@ -1,0 +1,53 @@
+"""What becomes of the words of the wire: the engine is told all of them, and the same."""
+
+import struct
+from hashlib import blake2b
+
+import pytest
+
+from engine.request import Priority
+from quire.wire.constraints import CONSTRAINTS
+from quire.wire.protocol import Priority as WirePriority
+from quire.wire.protocol import SamplingParams
+from service.incoming.conversion import engine_sampling
+
+
+def test_every_sampling_parameter_of_the_wire_reaches_the_engine():
+    wire = SamplingParams(
+        max_tokens=9,
+        min_tokens=2,
+        temperature=0.25,
+        top_k=7,
+        top_p=0.5,
+        min_p=0.125,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=0.75,
+        allowed_token_ids=(3, 4),
+        logit_bias={5: -1.5},
+        seed=-4,
+        logprobs=3,
+        stop=("a", "b"),
+        stop_token_ids=(1, 2),
+        ignore_eos=True,
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+    )
+    # What an output has to be is compiled; the engine has only what comes of that.
+    covered = wire.model_fields_set.union(CONSTRAINTS)
+    assert covered == set(SamplingParams.model_fields), "a field is not covered"
+    converted = engine_sampling(wire, request_id="r")
+    fields = wire.model_dump(exclude=set(CONSTRAINTS)) | {"logit_bias": ((5, -1.5),)}
+    for name, value in fields.items():
+        assert getattr(converted, name) == value
+
+
+def test_a_request_without_a_seed_has_the_one_that_the_document_makes_of_its_id():
+    digest = blake2b(b"row-1", digest_size=8).digest()
+    (seed,) = struct.unpack("<q", digest)
+    assert engine_sampling(SamplingParams(), request_id="row-1").seed == seed
+
+
+@pytest.mark.parametrize("name", ["LOW", "NORMAL", "HIGH", "CRITICAL"])
+def test_the_priorities_of_wire_and_engine_are_the_same(name: str):
+    assert int(Priority[name]) == int(WirePriority[name])
