@@ -37,7 +37,7 @@ INSTALL := $(BIN)/python -m pip install --quiet
 VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check lint types imports format requests bench bench-peers bench-neighbours profile bench-protocol bench-gateway bench-scheduler soak soak-service modelcheck sim fuzz chaos up down clean check-native test-gpu bench-gpu
+.PHONY: help env demo test check release-check sbom pre-commit lint types imports format requests bench bench-peers bench-neighbours profile bench-protocol bench-gateway bench-scheduler soak soak-service modelcheck sim fuzz chaos up down clean check-native test-gpu bench-gpu
 
 help: ## print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,16 @@ $(VENV)/fuzz.installed: pyproject.toml constraints.txt | $(VENV)/torch.installed
 	$(INSTALL) -e ".[fuzz]"
 	@touch $@
 
+$(VENV)/release.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing what a release is checked with"
+	$(INSTALL) -e ".[release]"
+	@touch $@
+
+$(VENV)/hooks.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing pre-commit"
+	$(INSTALL) -e ".[hooks]"
+	@touch $@
+
 env: $(VENV)/dev.installed ## create the environment of tests and checks
 
 demo: $(VENV)/demo.installed ## 200 requests, two workers, one of them killed half-way
@@ -89,6 +99,15 @@ imports: $(VENV)/dev.installed ## who may import whom
 format: $(VENV)/dev.installed ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+release-check: $(VENV)/release.installed ## build wheel and source archive, install each, and try them; with a control
+	$(BIN)/python -m ops.release.check
+
+sbom: $(VENV)/demo.installed $(VENV)/release.installed ## bill of materials and licences of the worker's image, in build/sbom
+	$(BIN)/python -m ops.release.sbom
+
+pre-commit: $(VENV)/hooks.installed ## all hooks on all files; `.venv/bin/pre-commit install` runs them before each commit
+	$(BIN)/pre-commit run --all-files
 
 check-native: $(VENV)/dev.installed ## the C++ kernels: warnings as errors, sanitizers, and a control
 	OMP_NUM_THREADS=2 $(BIN)/python -m tests.engine.model.check_native

@@ -1,0 +1,145 @@
+"""`make release-check`: what is uploaded for a release, built, looked into and tried.
+
+Builds wheel and source archive, holds their contents to the checkout, installs each into an empty
+environment and uses it there. A wheel without its Lua scripts, made on purpose, has to be refused.
+Needs the extra `release`, and a package index for the three dependencies of the client.
+"""
+
+import argparse
+import re
+import shutil
+import sys
+import tarfile
+import tomllib
+import venv
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from ops.release.commands import Refused, run
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Files beside the package in the source archive; PKG-INFO and .gitignore come from hatchling.
+SDIST_FILES = {
+    "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml", ".gitignore",
+}  # fmt: skip
+#: Runs in the new environment: its standard library, what was installed, and nothing else.
+TRY = ROOT / "ops" / "release" / "try_installed.py"
+
+
+def main() -> int:
+    """Check a release; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "release")
+    folder = parser.parse_args().folder
+    try:
+        check(folder)
+    except Refused as fault:
+        sys.stderr.write(f"release-check: {fault}\n")
+        return 1
+    return 0
+
+
+def check(folder: Path) -> None:
+    """Build in an empty `folder` and check what was built; raises `Refused` at the first fault."""
+    version = project()["version"]
+    refuse(changelog_faults((ROOT / "CHANGELOG.md").read_text("utf-8"), version))
+    shutil.rmtree(folder, ignore_errors=True)
+    built = folder / "dist"
+    # Without isolation: hatchling is a part of the extra, with its version pinned.
+    run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(built), str(ROOT)])
+    run([sys.executable, "-m", "twine", "check", "--strict", *map(str, built.iterdir())])
+    (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
+    refuse(wheel_faults(wheel))
+    refuse(sdist_faults(sdist))
+    control(wheel, folder)
+    for archive in (wheel, sdist):
+        try_archive(archive, folder / f"environment-{archive.suffix[1:]}", version)
+    print(f"release-check: {wheel.name} and {sdist.name} are fit to be released")
+
+
+def project() -> dict:
+    """The project table of pyproject.toml."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+def changelog_faults(text: str, version: str) -> list[str]:
+    """What is missing for a version in the changelog: its heading, or any text below it."""
+    heading = rf"^## \[{re.escape(version)}\] - \d{{4}}-\d{{2}}-\d{{2}}$"
+    section = re.split(heading, text, maxsplit=1, flags=re.MULTILINE)
+    if len(section) < 2:
+        return [f"CHANGELOG.md has no heading `## [{version}] - DATE`"]
+    own = section[1].split("\n## ", maxsplit=1)[0]
+    return (
+        [] if re.search(r"^- ", own, re.MULTILINE) else [f"CHANGELOG.md has nothing on {version}"]
+    )
+
+
+def package_files() -> set[str]:
+    """The files of the package in this checkout, as paths from its root."""
+    files = (path for path in (ROOT / "quire").rglob("*") if path.is_file())
+    return {str(path.relative_to(ROOT)) for path in files if path.suffix != ".pyc"}
+
+
+def wheel_faults(wheel: Path) -> list[str]:
+    """What a wheel has too much or too little: it is the package `quire` and its metadata."""
+    names = set(zipfile.ZipFile(wheel).namelist())
+    metadata = {name for name in names if name.partition("/")[0].endswith(".dist-info")}
+    return _differences(names - metadata, package_files(), wheel.name)
+
+
+def sdist_faults(sdist: Path) -> list[str]:
+    """The same of a source archive, which also has what the wheel is built from."""
+    with tarfile.open(sdist) as archive:
+        names = {member.name.partition("/")[2] for member in archive if member.isfile()}
+    return _differences(names - SDIST_FILES, package_files(), sdist.name)
+
+
+def _differences(found: set[str], wanted: set[str], archive: str) -> list[str]:
+    assert any(name.endswith(".lua") for name in wanted)
+    assert any(name.endswith("/py.typed") for name in wanted)
+    missing = [f"{archive} lacks {name}" for name in sorted(wanted - found)]
+    return missing + [f"{archive} has {name}, too" for name in sorted(found - wanted)]
+
+
+def control(wheel: Path, folder: Path) -> None:
+    """Show that the check can fail: the same wheel without its Lua scripts has to be refused."""
+    broken = folder / "control" / wheel.name
+    broken.parent.mkdir(parents=True)
+    with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(broken, "w") as part:
+        for name in whole.namelist():
+            if not name.endswith(".lua"):
+                part.writestr(name, whole.read(name))
+    faults = wheel_faults(broken)
+    if not faults or not all(fault.endswith(".lua") for fault in faults):
+        raise Refused(f"the control, a wheel without its scripts, gave {faults}")
+    print(f"release-check: the control was refused, as it {faults[0].partition(' ')[2]}, ...")
+
+
+def try_archive(archive: Path, environment: Path, version: str) -> None:
+    """Install an archive into an empty environment and use it there."""
+    venv.create(environment, with_pip=False)
+    python = environment / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
+    run([*pip, "--no-cache-dir", str(archive)])
+    scripts = sum(name.endswith(".lua") for name in package_files())
+    # In an empty folder and without variables, so that the checkout cannot stand in.
+    empty = environment / "empty"
+    empty.mkdir()
+    run([str(python), "-I", str(TRY), version, str(scripts)], cwd=empty)
+    told = run([str(environment / "bin" / "quire"), "--version"], cwd=empty)
+    if told.strip() != f"quire {version}":
+        raise Refused(f"`quire --version` of {archive.name} prints {told!r}")
+    if "submit" not in run([str(environment / "bin" / "quire"), "--help"], cwd=empty):
+        raise Refused(f"`quire --help` of {archive.name} names no verbs")
+    print(f"release-check: {archive.name} is installed and works")
+
+
+def refuse(faults: Iterable[str]) -> None:
+    """Raise `Refused` with all faults, if there are any."""
+    if told := "\n  ".join(faults):
+        raise Refused(told)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

