@@ -121,7 +121,7 @@ def try_archive(archive: Path, environment: Path, version: str) -> None:
     venv.create(environment, with_pip=False)
     python = environment / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
-    run([*pip, "--no-cache-dir", str(archive)])
+    run([*pip, str(archive)])
     scripts = sum(name.endswith(".lua") for name in package_files())
     # In an empty folder and without variables, so that the checkout cannot stand in.
     empty = environment / "empty"
