@@ -14,7 +14,7 @@ from pathlib import Path
 PROJECTION_SPREAD = 0.05
 EMBEDDING_SPREAD = 0.02
 BUILD_FOLDER = (
-    Path(__file__).resolve().parent.parent / "build" / "models" / f"spread-{PROJECTION_SPREAD}"
+    Path(__file__).resolve().parents[2] / "build" / "models" / f"spread-{PROJECTION_SPREAD}"
 )
 
 SHAPES = {
