@@ -28,6 +28,9 @@ class RunDelays:
         self._own = threading.get_native_id()
         self._files = {self._own: self._open(self._own)}
         self._delays: dict[int, int] = {}
+        if self.elapsed() == 0:
+            # A kernel that was built or started without these counters has the file, full of zeros.
+            raise OSError("the system has schedstat, and counts nothing there")
         self.begin()
 
     def begin(self) -> None:

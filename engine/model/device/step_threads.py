@@ -62,10 +62,16 @@ class StepThreads:
         """Choose the number of threads of the next step. To be called after each step."""
         if self._most <= 1:
             return
-        delays = self._delays = self._delays or _delays_of_this_thread()
-        if delays is None:
-            self._most = 1  # Without these numbers the number of threads stays as it is.
-            return
+        try:
+            self._adjust()
+        except OSError as error:
+            # Nothing is counted here, or no file can be opened any more. The step is computed.
+            logger.warning("the number of threads stays as it is: %s", error)
+            self._use(self._most)
+            self._most = 1
+
+    def _adjust(self) -> None:
+        delays = self._delays = self._delays or RunDelays()
         now = delays.elapsed()
         if self._begun == 0 or torch.get_num_threads() != self.count:
             # The first step, or another runner of this process has changed the number.
@@ -107,10 +113,3 @@ class StepThreads:
         delays.begin()
         self._is_trial = False
         self._begun = self._looked = now
-
-
-def _delays_of_this_thread() -> Delays | None:
-    try:
-        return RunDelays()
-    except OSError:
-        return None

@@ -225,8 +225,15 @@ def test_an_empty_address_is_refused_as_a_socket_takes_it_for_all(
         load([])
 
 
-@pytest.mark.parametrize("name", ["worker_name", "model", "served_model_name"])
-def test_a_name_that_is_no_text_is_refused_before_the_registry_meets_it(monkeypatch, name):
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("worker_name", "must be a"),
+        ("model", "holds half a surrogate pair"),
+        ("served_model_name", "holds half a surrogate pair"),
+    ],
+)
+def test_a_name_that_is_no_text_is_refused_before_the_registry_meets_it(monkeypatch, name, reason):
     """As a variable is read whose bytes are no UTF-8."""
     monkeypatch.setenv(f"QUIRE_{name.upper()}", "b\udcfccher")
     with pytest.raises(

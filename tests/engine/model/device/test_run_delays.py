@@ -37,7 +37,7 @@ def test_other_threads_of_python_do_not_count(tmp_path, own):
     other = threading.Thread(target=release.wait)
     other.start()
     try:
-        write(tmp_path, own, 0, 0)
+        write(tmp_path, own, 9, 0)
         write(tmp_path, other.native_id, 0, 0)
         delays = RunDelays(tmp_path)
         write(tmp_path, other.native_id, 0, 1000)
@@ -48,7 +48,7 @@ def test_other_threads_of_python_do_not_count(tmp_path, own):
 
 
 def test_a_thread_that_begins_later_counts_from_the_next_begin(tmp_path, own):
-    write(tmp_path, own, 0, 0)
+    write(tmp_path, own, 9, 0)
     delays = RunDelays(tmp_path)
     write(tmp_path, 1, 0, 500)
     assert delays.delayed() == 0
@@ -57,8 +57,11 @@ def test_a_thread_that_begins_later_counts_from_the_next_begin(tmp_path, own):
     assert delays.delayed() == 100
 
 
-def test_a_system_that_does_not_count_says_so(tmp_path):
+def test_a_system_that_does_not_count_says_so(tmp_path, own):
     with pytest.raises(OSError, match="schedstat"):
+        RunDelays(tmp_path)
+    write(tmp_path, own, 0, 0)
+    with pytest.raises(OSError, match="counts nothing"):
         RunDelays(tmp_path)
 
 
@@ -89,11 +92,11 @@ def test_a_thread_beside_a_busy_process_is_delayed():
 
 
 def test_a_thread_that_has_ended_is_forgotten(tmp_path, own):
-    write(tmp_path, own, 0, 0)
+    write(tmp_path, own, 9, 0)
     write(tmp_path, 1, 0, 0)
     delays = RunDelays(tmp_path)
     (tmp_path / "1" / "schedstat").unlink()
     (tmp_path / "1").rmdir()
     delays.begin()
-    write(tmp_path, own, 0, 5)
+    write(tmp_path, own, 9, 5)
     assert delays.delayed() == 5

@@ -173,6 +173,20 @@ def test_where_the_system_does_not_count_delays_the_number_stays(monkeypatch):
     assert threads.count == torch.get_num_threads() == 3
 
 
+def test_delays_that_cannot_be_read_any_more_cost_no_step_and_no_thread():
+    machine = Machine(free=1)
+    threads = begin(machine, 2)
+    compute(threads, machine, WINDOW)
+    assert threads.count == 1
+
+    def refuse() -> None:
+        raise OSError("too many open files")
+
+    machine.begin = refuse  # type: ignore[method-assign]
+    compute(threads, machine, 2 * WINDOW)
+    assert threads.count == torch.get_num_threads() == 2
+
+
 def test_a_number_that_another_runner_has_chosen_is_taken_over():
     machine = Machine(free=4)
     threads = begin(machine, 4)
