@@ -1,12 +1,13 @@
-"""Every Redis key of Quire and what lives there: the data model.
+"""Every Redis key of Quire and what it holds: the data model.
 
-All keys of one queue shard begin with `quire:{<queue>.<shard>}`; the braces are a Redis Cluster
-hash tag, so that a whole shard lies in one slot and every transition can be one script.
+All keys of one queue shard begin with `quire:{<queue>.<shard>}`. The braces are a Redis Cluster
+hash tag: a whole shard lies in one slot, so that every transition can be one script.
 
     in:<priority>       stream   ingress, group `workers` created at id 0. One entry per queued
                                  request, with the field `id`. Undelivered entries are never
                                  deleted: that would make the group's lag unknown.
-    in:<priority>:resumed  stream   the same, for what comes back to its class; read before it.
+    in:<priority>:resumed  stream   the same, for requests that return to their class. Workers
+                                 read it before `in:<priority>`.
     r:<id>              hash     the request record: see below.
     b:<id>              string   the encoded GenerationRequest; deleted when the request ends.
     o:<id>              stream   the output log. The entry of a chunk has the id
@@ -15,69 +16,78 @@ hash tag, so that a whole shard lies in one slot and every transition can be one
                                  (see history.py). The last entry is the terminal record at
                                  `<number of tokens>-<epoch>`, with the fields `done` (msgpack
                                  Completion) and `state`, and the broker's stamps. A reader that
-                                 has n tokens asks for what lies after `n-0`.
+                                 has n tokens reads the entries after `n-0`.
     lease               zset     request id -> expiry of its lease, unix ms of Redis' clock.
     delay               zset     request id -> when a scheduled request is due, in the same unit.
-    wait                zset     request id -> until when a request, scheduled or queued, may wait:
-                                 its deadline, or what the queue allows.
-    place               hash     running request -> `epoch <epoch> owner <owner> tokens <tokens>
-                                 hash <hash>`: the claim that may add tokens by EXTEND, and after
-                                 what. Given by COMMIT; absent where EXTEND may add none.
-    dead                stream   dead letters: id, reason, attempts, bytes, and what a new life of
-                                 the request needs: priority, tenant, deadline_ms, metadata,
-                                 tokens; and total, the bytes of all letters until then. Bounded
-                                 in number, bytes and age.
+    wait                zset     scheduled or queued request id -> when its wait ends: its
+                                 deadline, or the longest wait that the queue allows. Same unit.
+    place               hash     running request id -> its log position: `epoch <epoch> owner
+                                 <owner> tokens <tokens> hash <hash>`. It names the claim that may
+                                 append tokens by EXTEND, and the tokens that the log holds before
+                                 them. COMMIT writes it; without it EXTEND appends nothing.
+    dead                stream   dead letters: id, reason, attempts, bytes; the fields that a
+                                 requeued request needs: priority, tenant, deadline_ms, metadata,
+                                 tokens; and total, the bytes of all letters up to this one.
+                                 Limited in number, bytes and age.
     open                hash     request id -> `<state> <tokens> <tenant>` of every request that has
-                                 not ended: the books, from which every count is kept.
-    counts              hash     `tokens`: of the requests that wait, scheduled or queued;
-                                 `tenant:<tenant>`: its open requests. Absent means 0.
+                                 not ended. All counts are derived from it.
+    counts              hash     `tokens`: those of all requests that wait, scheduled or queued;
+                                 `tenant:<tenant>`: number of its open requests. Absent means 0.
     control             hash     what operators set: the limits `max_requests`, `max_tokens`,
                                  `max_per_tenant`, `max_of:<tenant>`, `paused` with a reason, and
-                                 `drain:<worker>` with the time at which it was asked to.
+                                 `drain:<worker>` with the time of the drain command.
     g:<group>           hash     state -> number of the group's requests in it.
     gm:<group>          set      the group's requests that have not ended.
-    ge:<group>          stream   the group's ends in the order they came: id, state.
+    ge:<group>          stream   the ends of the group's requests, in order: id, state.
     survey              hash     `cursor` and `due_ms`: how far the comparison of the open requests
-                                 with the streams has come, and when it goes on. Lives for a day.
-    w                   hash     worker -> last seen, state and load (msgpack), parted by spaces.
+                                 with the streams has come, and when it continues. Expires after
+                                 a day.
+    w                   hash     worker -> last seen, state and load (msgpack), separated by spaces.
                                  The load may name the `model` that the worker serves, and its
-                                 `adapters`: name -> fingerprint, empty until it is read.
+                                 `adapters`: name -> fingerprint, which is empty until the adapter
+                                 is loaded.
     idem:<tenant>:<key> string   idempotency key -> request id.
-    wake:<reader>       stream   an entry calls a blocked reader of a client back, because there is
-                                 more to read for it. Lives for a minute.
-    mark                string   what a durable write is followed by, so that there is something to
-                                 wait for (see durability.py). Lives for a second.
-    probe:<random>      stream   asks whether the server can block a group's read. Lives for that
-                                 moment, or for a minute where its worker died over it.
+    wake:<reader>       stream   a new entry ends the blocked read of a client, so that the client
+                                 can add more streams to its read. Expires after a minute.
+    mark                string   written after each durable write, so that the connection has a
+                                 write of its own to wait for (see durability.py). Expires after
+                                 a second.
+    probe:<random>      stream   tests whether the server supports a blocking read of a group.
+                                 Deleted after the test; expires after a minute if the worker dies
+                                 during the test.
 
-A request belongs to a group when its id is `<group>~<member>`: so every script's caller can tell
+A request belongs to a group when its id is `<group>~<member>`. So the caller of a script can derive
 the group's keys from the id alone.
 
 Fields of the request record; all times are unix ms of Redis' own clock except `deadline_ms`:
 
     state, priority, tenant, epoch, attempts, resumes
-    published           tokens in the log; while it runs its place may say more, after EXTEND
+    published           tokens in the log. While the request runs, the log may have more, added by
+                        EXTEND; then its log position has the number
     owner               hex of 128 random bits while running, and after an end written by the owner
     deadline_ms         0 for none
     submitted_ms, claimed_ms (first claim), first_token_ms, finished_ms
-    asked               what it asks, in the bytes of message.py; empty where nobody said it
-    cancel              "1" once a caller asked for it
-    prefix              hash of those tokens; absent before the first
-    resumed_from        tokens published when it was claimed last: what is more, this claim has done
+    asked               digest of the request, made by message.py; empty if the client sent none
+    cancel              "1" once a caller has cancelled the request
+    prefix              hash of the published tokens; absent before the first
+    resumed_from        number of published tokens at the last claim; all later ones are from this
+                        claim
     losses              claims in a row that were lost with their workers, each before it had
                         published 64 tokens; absent before the first loss
-    fingerprint         of the engine that first claimed it; from the first token on, of what
-                        generated that, where its worker says so (see CommitItem)
+    fingerprint         of the engine that first claimed the request. The first token replaces it
+                        by that of the engine that generated it, if its worker sends one (see
+                        CommitItem)
     metadata            msgpack map, echoed in the terminal record; absent when empty
-    entry               while it is queued: `<epoch> <entry id>`, and ` resumed` for the stream of
-                        what came back. It counts only while the epoch is that of the record: an
-                        older worker queues a request and records no entry
-    released            the owner that gave it back last, so that RELEASE can be repeated
+    entry               while it is queued: `<epoch> <entry id>`, and ` resumed` if the entry is in
+                        `in:<priority>:resumed`. Valid only while the epoch is that of the record:
+                        an older worker queues a request and records no entry
+    released            the owner that released it last, so that RELEASE can be repeated
 
-Every per-request key has an expiry from birth: the longest time in the queue plus the retention,
-renewed while the request lives, and cut to the retention when it ends. The keys of a group live as
-long as its longest living request. Only `in:*`, `lease`, `place`, `delay`, `wait`, `open`, `counts`
-and `control` belong to the queue itself and stay; `dead` goes with its last letter.
+Every per-request key is created with an expiry: the longest time in the queue plus the retention.
+It is renewed while the request is open, and cut to the retention when it ends. The keys of a group
+expire with the last of its requests. Only `in:*`, `lease`, `place`, `delay`, `wait`, `open`,
+`counts` and `control` belong to the queue itself and have no expiry; `dead` is deleted with its
+last letter.
 """
 
 from __future__ import annotations
@@ -88,7 +98,7 @@ from dataclasses import dataclass
 #: The consumer group of every ingress stream.
 GROUP = "workers"
 
-#: Stands in a request id between its group and the rest.
+#: Separates the group from the member in a request id.
 GROUP_SEPARATOR = "~"
 
 #: How many ingress streams a shard has; the index is the priority, larger is more urgent.
@@ -122,9 +132,9 @@ class Keys:
 
     @property
     def all_ingress(self) -> tuple[str, ...]:
-        """The ingress streams as the scripts take them: new requests, then those that came back.
+        """The ingress streams in the order of the scripts: all for new requests, then all resumed.
 
-        Each in the order of the priorities, lowest first.
+        Both parts are ordered by priority, lowest first.
         """
         levels = range(NUM_PRIORITIES)
         return (*map(self.ingress, levels), *map(self.resumed, levels))
@@ -139,35 +149,35 @@ class Keys:
         return f"{self.prefix}:o:{request_id}"
 
     def of_request(self, request_id: str) -> tuple[str, str, str]:
-        """Record, body and output log of one request, in the order the scripts take them."""
+        """Record, body and output log of one request, in the order of the scripts."""
         return self.request(request_id), self.body(request_id), self.output(request_id)
 
     def of_group(self, group: str) -> tuple[str, str, str]:
-        """Counts, open members and ends of a group, in the order the scripts take them."""
+        """Counts, open members and ends of a group, in the order of the scripts."""
         return f"{self.prefix}:g:{group}", f"{self.prefix}:gm:{group}", f"{self.prefix}:ge:{group}"
 
     def of_scripts(self, request_id: str) -> tuple[str, ...]:
-        """All keys of a request that a script takes: its own, and those of its group."""
+        """All keys that a script takes for one request: its own, then those of its group."""
         group, separator, _ = request_id.partition(GROUP_SEPARATOR)
         own = self.of_request(request_id)
         return (*own, *self.of_group(group)) if separator else own
 
     @property
     def of_producers(self) -> tuple[str, ...]:
-        """The keys of the queue that SUBMIT, CANCEL and EXPIRE take before those of requests.
+        """The queue's keys for SUBMIT, CANCEL and EXPIRE, which precede the keys of requests.
 
-        EXPIRE takes the lease set behind them.
+        EXPIRE takes the lease set after them.
         """
-        books = (self.open, self.counts, self.delay, self.control, self.wait)
-        return (*books, *self.all_ingress[:NUM_PRIORITIES], self.place)
+        accounting = (self.open, self.counts, self.delay, self.control, self.wait)
+        return (*accounting, *self.all_ingress[:NUM_PRIORITIES], self.log_positions)
 
     @property
     def of_workers(self) -> tuple[str, ...]:
-        """The keys of the queue that all other transitions take before those of requests."""
+        """The queue's keys for all other transitions, which precede the keys of requests."""
         return (*self.of_producers, *self.all_ingress[NUM_PRIORITIES:], self.lease, self.dead)
 
     def idempotency(self, tenant: str, key: str) -> str:
-        """The tenant has no colon (protocol.py sees to it), so no two pairs share a name."""
+        """A tenant has no colon (protocol.py checks it), so two pairs never have the same key."""
         return f"{self.prefix}:idem:{tenant}:{key}"
 
     @property
@@ -175,7 +185,7 @@ class Keys:
         return f"{self.prefix}:lease"
 
     @property
-    def place(self) -> str:
+    def log_positions(self) -> str:
         return f"{self.prefix}:place"
 
     @property
@@ -216,10 +226,10 @@ class Keys:
 
     @property
     def mark(self) -> str:
-        """Written behind what must reach the disk; lives for a second."""
+        """Written after each durable write; expires after a second."""
         return f"{self.prefix}:mark"
 
     @property
     def probe(self) -> str:
-        """A stream that lives for a moment while the server's abilities are probed."""
+        """Prefix of the short-lived streams that test what the server supports."""
         return f"{self.prefix}:probe"

@@ -213,7 +213,7 @@ class AsyncBroker(AsyncShard):
 
     async def _look(self, request_id: str) -> list[Any]:
         async with self._connection.pipeline(transaction=False) as pipeline:
-            pipeline.hget(self.keys.place, request_id)
+            pipeline.hget(self.keys.log_positions, request_id)
             pipeline.hgetall(self.keys.request(request_id))
             pipeline.time()
             return list(await pipeline.execute())

@@ -172,7 +172,7 @@ class Broker(Working, Moving, Operating, Grouping):
 
     def _look(self, request_id: str) -> list[Any]:
         with self._connection.pipeline(transaction=False) as pipeline:
-            pipeline.hget(self.keys.place, request_id)
+            pipeline.hget(self.keys.log_positions, request_id)
             pipeline.hgetall(self.keys.request(request_id))
             pipeline.time()
             return pipeline.execute()

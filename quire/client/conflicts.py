@@ -15,7 +15,7 @@ from quire.errors import RequestConflict
 from quire.transitions.routing import is_found_by_key
 from quire.transitions.values import Submitted
 from quire.wire.arguments import RequestArguments
-from quire.wire.message import ASKED_RULE, SEED_BYTES, Message
+from quire.wire.message import DIGEST_RULE, SEED_BYTES, Message
 from quire.wire.protocol import GenerationRequest
 from quire.wire.sampling import SamplingParams
 
@@ -35,7 +35,7 @@ def refuse_others(
     for index, (message, one, answer) in enumerate(zip(messages, given, answers, strict=True)):
         if answer.created or is_found_by_key(message.request, num_shards=num_shards):
             continue
-        if is_another(message.asked, answer.asked, names_seed=_names_seed(one)):
+        if is_another(message.digest, answer.asked, names_seed=_names_seed(one)):
             raise RequestConflict(message.id, index=index if len(messages) > 1 else None)
 
 
@@ -44,7 +44,7 @@ def is_another(asked: bytes, earlier: bytes, *, names_seed: bool) -> bool:
 
     Nothing is held against one that does not say what it asks, or says so by another rule.
     """
-    if not (asked.startswith(ASKED_RULE) and earlier.startswith(ASKED_RULE)):
+    if not (asked.startswith(DIGEST_RULE) and earlier.startswith(DIGEST_RULE)):
         return False
     end = None if names_seed else -SEED_BYTES
     return asked[:end] != earlier[:end]

@@ -44,7 +44,7 @@ def submit_call(keys: Keys, message: Message, *, holder: str | None = None) -> C
             holder or "",
             request.not_before_ms or 0,
             estimated_tokens(request),
-            message.asked,
+            message.digest,
         ),
     )
 

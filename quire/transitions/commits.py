@@ -70,7 +70,7 @@ class CommitCalls:
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
         self._of_workers = keys.of_workers
-        self._place_key = keys.place
+        self._place_key = keys.log_positions
         self._courses: dict[str, _Course] = {}
 
     def extensions(self, items: Sequence[CommitItem]) -> Iterator[Extension]:

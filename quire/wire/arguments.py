@@ -1,4 +1,4 @@
-"""What a caller of the client may say about one request, and the message that is made of it."""
+"""The arguments of a client's caller for one request, and the message built from them."""
 
 from __future__ import annotations
 
@@ -12,34 +12,35 @@ from quire.wire.protocol import GenerationRequest, Kind, Priority
 from quire.wire.refusals import nearest
 from quire.wire.sampling import ParsedBody, SamplingParams, validated
 
-#: A drawn seed has this many bits.
+#: Bits of a seed that the client draws.
 SEED_BITS = 63
 
-#: The farthest moment a request may name, counted from now: a year.
+#: The latest time that a request may name, in seconds from now: a year.
 MAX_AHEAD_SECONDS = 31_536_000
-#: The shortest time Redis can keep something for.
+#: The shortest expiry that Redis supports.
 MIN_KEPT_SECONDS = 0.001
-#: The longest of all durations, ten years. Redis and the clocks of threads refuse what is much
-#: longer, but not before there is work, and as if that were to blame.
+#: The longest of all durations: ten years. Redis and the timeouts of threads refuse much longer
+#: ones, but only later, with an error that seems to come from the work in progress.
 MAX_SECONDS = 315_360_000
 
 
 class RequestOptions(TypedDict, total=False):
-    """Everything but the prompt; see `Client.submit`."""
+    """All arguments except the prompt; see `Client.submit`."""
 
     messages: Sequence[Mapping[str, Any]] | None
     sampling: SamplingParams | Mapping[str, Any] | None
     priority: str | int | Priority
     #: Seconds from now.
     deadline: float | None
-    #: Seconds from now before which it is not queued; or the moment itself, with a time zone.
+    #: The request is not queued before this many seconds from now.
     delay_seconds: float | None
+    #: The request is not queued before this time, which has a time zone.
     not_before: datetime | None
     model: str | None
-    #: Of the model, by its name.
+    #: The name of an adapter of the model.
     adapter: str | None
     tenant: str | None
-    #: Minted when missing.
+    #: A new id is minted if there is none.
     request_id: str | None
     idempotency_key: str | None
     metadata: Mapping[str, Any] | None
@@ -47,15 +48,15 @@ class RequestOptions(TypedDict, total=False):
 
 
 class RequestArguments(RequestOptions, total=False):
-    """All of it, as `Client.submit_many` takes it."""
+    """All arguments of one request, as `Client.submit_many` takes them."""
 
     prompt: str | Sequence[int] | None
 
 
 class QueueSettings(TypedDict, total=False):
-    """What a client may know of its queue beside its name; all as `Broker` takes it.
+    """Settings of a client's queue other than its name; each as in `Broker`.
 
-    The durations should be those its workers were given: they say until when a request may wait and
+    The durations should be those of the queue's workers: they limit how long a request may wait and
     how long its output can be read. `max_backlog` is per shard.
     """
 
@@ -68,32 +69,33 @@ class QueueSettings(TypedDict, total=False):
     durable: bool
 
 
-#: The arguments that are fields of the message, under the same name.
+#: The arguments that are fields of the message with the same name.
 _ENVELOPE = ("priority", "idempotency_key", "metadata", "headers", "tenant")
 
 
 def build_request(
     arguments: RequestArguments, *, tenant: str, now_ms: int | None
 ) -> tuple[GenerationRequest, ParsedBody]:
-    """The checked request, and its body. `now_ms` is the broker's clock, for the moments.
+    """Builds the checked request and its parsed body.
 
-    InvalidRequest.
+    `now_ms` is the time of the broker's clock, for deadlines and delays; see `needs_clock`.
+    InvalidRequest names the argument at fault.
     """
     if not isinstance(arguments, Mapping):
         raise InvalidRequest("request", "must be a GenerationRequest or a map of arguments")
     for name in arguments:
         if name not in _ARGUMENTS:
-            raise InvalidRequest(name, f"unknown argument{_meant_by(name)}")
+            raise InvalidRequest(name, f"unknown argument{_suggestion(name)}")
     kind, body = _subject(arguments.get("prompt"), arguments.get("messages"))
     sampling = arguments.get("sampling")
     if not isinstance(sampling, SamplingParams):
         if not isinstance(sampling, Mapping | None):
             raise InvalidRequest("sampling", "must be a SamplingParams or a map of its fields")
         if "n" in (sampling or {}):
-            raise InvalidRequest("sampling.n", f"unknown field{_meant_by('n')}")
+            raise InvalidRequest("sampling.n", f"unknown field{_suggestion('n')}")
         sampling = validated(SamplingParams, sampling or {}, prefix="sampling.")
     body |= sampling.to_body()
-    # A generation that is resumed elsewhere must go on with the same noise.
+    # A generation that another worker resumes must continue with the same noise.
     body.setdefault("seed", secrets.randbits(SEED_BITS))
     for name in ("model", "adapter"):
         if arguments.get(name) is not None:
@@ -105,14 +107,14 @@ def build_request(
     try:
         request = validated(GenerationRequest, message)
     except InvalidRequest as error:
-        # Of these two names the caller knows the argument's.
+        # The caller knows the name of the argument, not that of the message's field.
         field = "request_id" if error.field == "id" else error.field
         raise InvalidRequest(field, error.message) from None
     return request, request.parse_body()
 
 
 def must_be_ahead(field: str, seconds: float) -> None:
-    """InvalidRequest unless a moment may lie so many seconds ahead."""
+    """InvalidRequest(field) unless `seconds` is in 0 < seconds <= MAX_AHEAD_SECONDS."""
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not is_number or not 0 < seconds <= MAX_AHEAD_SECONDS:
         raise InvalidRequest(
@@ -121,14 +123,14 @@ def must_be_ahead(field: str, seconds: float) -> None:
 
 
 def needs_clock(arguments: RequestArguments) -> bool:
-    """Whether `build_request` must be told the broker's clock for these arguments."""
+    """Whether `build_request` needs the time of the broker's clock for these arguments."""
     return isinstance(arguments, Mapping) and any(
-        arguments.get(name) is not None for name in _MOMENTS
+        arguments.get(name) is not None for name in _TIME_ARGUMENTS
     )
 
 
-#: The arguments that name a moment; each may be a year ahead of the broker's clock at most.
-_MOMENTS = ("deadline", "delay_seconds", "not_before")
+#: The arguments that set a time; each may be at most a year ahead of the broker's clock.
+_TIME_ARGUMENTS = ("deadline", "delay_seconds", "not_before")
 
 _ARGUMENTS = frozenset(RequestArguments.__optional_keys__)
 
@@ -151,12 +153,12 @@ def _subject(
 
 
 def _is_sequence(value: object) -> bool:
-    """Whether this is one of several things. Of bytes the items would pass for token ids."""
+    """Whether this is a sequence of items. Bytes are not: their items would pass as token ids."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
 
 
-def _meant_by(name: str) -> str:
-    """A clause that says where what somebody wants is to be had; empty where nobody knows."""
+def _suggestion(name: str) -> str:
+    """A clause that names what the caller probably meant; empty if nothing is similar."""
     if name == "n":
         return "; submit_choices asks for several answers"
     if name in SamplingParams.model_fields:
@@ -165,7 +167,7 @@ def _meant_by(name: str) -> str:
 
 
 def _times(arguments: RequestArguments, *, now_ms: int | None) -> dict[str, int]:
-    """The moments a request names, as unix milliseconds on the broker's clock."""
+    """Deadline and earliest time of a request, in unix milliseconds of the broker's clock."""
     times: dict[str, int] = {}
     if (deadline := arguments.get("deadline")) is not None:
         times["deadline_ms"] = _after(now_ms, "deadline", deadline)
@@ -173,25 +175,25 @@ def _times(arguments: RequestArguments, *, now_ms: int | None) -> dict[str, int]
         times["not_before_ms"] = _after(now_ms, "delay_seconds", delay)
     if (moment := arguments.get("not_before")) is not None:
         if delay is not None:
-            raise InvalidRequest("not_before", "give either a delay or a moment")
-        times["not_before_ms"] = _moment(now_ms, moment)
+            raise InvalidRequest("not_before", "cannot be combined with delay_seconds")
+        times["not_before_ms"] = _unix_ms(now_ms, moment)
     if "deadline_ms" in times and times["deadline_ms"] <= times.get("not_before_ms", 0):
         raise InvalidRequest("deadline", "passes before the request may be queued")
     return times
 
 
-def _moment(now_ms: int | None, moment: datetime) -> int:
-    assert now_ms is not None, "a moment is held against the broker's clock"
+def _unix_ms(now_ms: int | None, moment: datetime) -> int:
+    assert now_ms is not None, "a time is checked against the broker's clock"
     if not isinstance(moment, datetime) or moment.tzinfo is None:
         raise InvalidRequest("not_before", "must be a datetime with a time zone")
     moment_ms = int(moment.timestamp() * 1000)
     if moment_ms > now_ms + 1000 * MAX_AHEAD_SECONDS:
         raise InvalidRequest("not_before", f"is more than {MAX_AHEAD_SECONDS} seconds ahead")
-    # One that has passed is now; that it may lie before 1970 is no concern of the message's.
+    # A time in the past means now. One before 1970 would be negative, which the message refuses.
     return max(1, moment_ms)
 
 
 def _after(now_ms: int | None, field: str, seconds: float) -> int:
-    assert now_ms is not None, "a moment counted from now needs the broker's clock"
+    assert now_ms is not None, "a delay needs the broker's clock"
     must_be_ahead(field, seconds)
     return now_ms + max(1, int(seconds * 1000))

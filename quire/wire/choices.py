@@ -1,7 +1,7 @@
-"""Several answers to one prompt: each choice is a request of its own, made from the one asked for.
+"""Several answers to one prompt: each choice is a request of its own, derived from one request.
 
-So each has its log, its end and its worker, and comes through a crash as every request does. What
-they share is the prompt, and the keys and values that a worker finds for it in its cache.
+So each has its own log, end and worker, and survives a crash like every request. The choices share
+the prompt, and its keys and values in the prefix cache of a worker.
 """
 
 from __future__ import annotations
@@ -14,30 +14,32 @@ from quire.wire.message import Message
 from quire.wire.protocol import GenerationRequest
 from quire.wire.sampling import validated
 
-#: The most choices of one request; OpenAI's limit, too.
+#: The most choices of one request; the same limit as OpenAI's.
 MAX_CHOICES = 128
 
-#: Stands between the id, or the idempotency key, of the request and the number of the choice.
+#: Separates the id, or the idempotency key, of the request from the index of the choice.
 CHOICE_SEPARATOR = ":"
 
 
 def choices_of(request: GenerationRequest, n: int) -> Iterator[Message]:
-    """The messages for `n` choices, always the same ones; each is checked when it is asked for.
+    """Yields the messages of `n` choices: a pure function of the request.
 
-    InvalidRequest. A choice is longer than its request, and so may be too long when that is not.
+    InvalidRequest when a message cannot be sent; each is checked only when it is yielded. The
+    message of a choice is longer than its request, so it can be too long when the request is not.
     """
     check_number(n, field="n")
     for index in range(n):
         try:
             yield Message.of(choice_of(request, index, n=n))
         except InvalidRequest as error:
-            # The caller knows it by this name.
+            # The caller knows the name of the argument.
             field = "request_id" if error.field == "id" else error.field
-            raise InvalidRequest(field, f"{error.message}, with the number of a choice") from error
+            message = f"{error.message}, with the index of a choice added"
+            raise InvalidRequest(field, message) from error
 
 
 def check_number(n: object, *, field: str) -> None:
-    """InvalidRequest unless a request may have `n` choices."""
+    """InvalidRequest(field) unless `n` is an integer from 1 to MAX_CHOICES."""
     if type(n) is not int or not 1 <= n <= MAX_CHOICES:
         raise InvalidRequest(field, f"must be a number from 1 to {MAX_CHOICES}")
 
@@ -45,10 +47,10 @@ def check_number(n: object, *, field: str) -> None:
 def choice_of(
     request: GenerationRequest, index: int, *, n: int, seeded_as: int | None = None
 ) -> GenerationRequest:
-    """The request for one of `n` choices; an only choice is the request itself.
+    """The request of choice `index` out of `n`. With `n` = 1 it is the request itself.
 
-    The request has a seed; that of the choice is its own by index, or that of the choice
-    `seeded_as`. InvalidRequest when its id or its key has no room for the index.
+    The request must have a seed. The seed of the choice follows from it and from `index`, or from
+    `seeded_as` in place of `index`. InvalidRequest when its id or its key becomes too long.
     """
     if n == 1:
         return request
@@ -63,15 +65,15 @@ def choice_of(
 
 
 def id_of(request_id: str, index: int, *, n: int) -> str:
-    """The id of one of `n` choices of a request."""
+    """The id of choice `index` out of `n`: `<request id>:<index>`, or the request's for n = 1."""
     return request_id if n == 1 else f"{request_id}{CHOICE_SEPARATOR}{index}"
 
 
 def seed_of(seed: int, index: int) -> int:
-    """The seed of a choice; the first keeps that of the request.
+    """The seed of a choice. Choice 0 keeps the seed of the request.
 
-    For the others the first eight bytes of a BLAKE2b of seed and index, both as eight bytes, signed
-    and little-endian.
+    For the others it is an 8-byte BLAKE2b digest, read as a signed little-endian number. Its input
+    is the seed and the index, each as 8 bytes, signed and little-endian.
     """
     if index == 0:
         return seed

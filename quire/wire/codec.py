@@ -1,7 +1,7 @@
-"""Packs and unpacks msgpack within limits; the only place that calls the codec.
+"""Packs and unpacks msgpack within limits; only this module calls the codec.
 
-Bytes from Redis are never trusted: whatever they are, `unpack` returns plain Python values or
-raises ProtocolError. No extension types, no keys but strings and bytes, no pickle.
+Bytes from Redis are never trusted: for any bytes `unpack` returns plain Python values or raises
+ProtocolError. It accepts no extension types, no keys other than strings and bytes, no pickle.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import msgpack
 
 from quire.errors import InvalidRequest, ProtocolError
 
-#: The inline cap: the largest encoded message, in bytes. A 128k-token prompt as ids fits in it.
+#: The largest encoded message, in bytes. A prompt of 128k token ids fits in it.
 MAX_MESSAGE_BYTES = 1 << 20
 
-#: The most elements of one array, and so of one prompt given as token ids.
+#: The most elements of one array, and so the most token ids of one prompt.
 MAX_ARRAY_LENGTH = 1 << 18
 
 #: The most keys of one map.
@@ -25,13 +25,12 @@ MAX_MAP_LENGTH = 1024
 #: The largest token id; every known vocabulary is far below it.
 MAX_TOKEN_ID = (1 << 31) - 1
 
-
-#: The most levels of maps and lists in which the place of a fault is looked for.
+#: The deepest level of maps and lists at which an error names its path.
 MAX_PATH_LENGTH = 16
 
 
 class Unsendable(InvalidRequest):
-    """A value that no message can carry. `path` is its place within the value that was packed."""
+    """A value that cannot be encoded. `path` is its path within the value that was packed."""
 
     def __init__(self, field: str, path: str, message: str) -> None:
         super().__init__(".".join(filter(None, (field, path))), message)
@@ -41,19 +40,19 @@ class Unsendable(InvalidRequest):
 def pack(value: object, *, field: str = "message", max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
     """Encodes a caller's value.
 
-    InvalidRequest(field) when it is over the cap, Unsendable when a part of it cannot be sent.
+    InvalidRequest(field) when it is larger than `max_bytes`, Unsendable when a part cannot be sent.
     """
     try:
         data: bytes = msgpack.packb(value, use_bin_type=True)
     except (TypeError, ValueError, OverflowError) as error:
         raise unsendable(value, field=field) from error
     if len(data) > max_bytes:
-        raise InvalidRequest(field, f"takes {len(data)} bytes, the cap is {max_bytes}")
+        raise InvalidRequest(field, f"takes {len(data)} bytes, the limit is {max_bytes}")
     return data
 
 
 def unsendable(value: object, *, field: str) -> Unsendable:
-    """Names the part of a value, which cannot be sent, that is at fault."""
+    """The error for a value that cannot be sent; it names the innermost part at fault."""
     path, message = list[str](), _why_unsendable(value) or "cannot be sent"
     while len(path) < MAX_PATH_LENGTH:
         found = _part_at_fault(value)
@@ -67,12 +66,12 @@ def unsendable(value: object, *, field: str) -> Unsendable:
 def unpack(data: bytes) -> Any:
     """Decodes one message. ProtocolError for anything malformed, foreign or over a limit."""
     if len(data) > MAX_MESSAGE_BYTES:
-        raise ProtocolError(f"message takes {len(data)} bytes, the cap is {MAX_MESSAGE_BYTES}")
+        raise ProtocolError(f"message takes {len(data)} bytes, the limit is {MAX_MESSAGE_BYTES}")
     try:
         return _decoded(data)
     except ProtocolError:
         raise
-    # The codec raises a dozen types, some of them bare ValueErrors, RecursionError among the rest.
+    # The codec raises a dozen types, among them plain ValueErrors and RecursionError.
     except Exception as error:
         raise ProtocolError(f"not a msgpack message: {type(error).__name__}: {error}") from error
 
@@ -92,7 +91,7 @@ def pack_ids(token_ids: Sequence[int]) -> bytes:
 
 
 def pack_array(values: Sequence[object]) -> bytes:
-    """Encodes values of our own as a msgpack array, numbers with a fraction in single precision."""
+    """Encodes our own values as a msgpack array, with floats in single precision."""
     data: bytes = msgpack.packb(list(values), use_single_float=True)
     return data
 
@@ -132,23 +131,23 @@ def _decoded(data: bytes) -> Any:
 
 
 def _why_unsendable(value: object) -> str | None:
-    """Why a value cannot be sent, or not be read again; None if it can."""
+    """Why a value cannot be encoded and decoded again; None if it can."""
     try:
         _decoded(msgpack.packb(value, use_bin_type=True))
     except UnicodeEncodeError:
         return "holds half a surrogate pair, which no UTF-8 text can hold"
     except OverflowError:
         return "holds an integer that does not fit into 64 bits"
-    # The codec raises a dozen types, some of them bare ValueErrors, RecursionError among the rest.
+    # The codec raises a dozen types, among them plain ValueErrors and RecursionError.
     except Exception as error:  # noqa: BLE001
         return f"cannot be sent: {error}"
     return None
 
 
 def _part_at_fault(value: object) -> tuple[object, object, str] | None:
-    """Name, value and fault of a part that cannot be sent; None if only the whole cannot.
+    """Name, value and fault of a part that cannot be sent; None if each part alone can be sent.
 
-    Halves are tried, not single parts: there may be hundreds of thousands.
+    Searches by halves and not one by one: there may be hundreds of thousands of parts.
     """
     if isinstance(value, dict):
         parts = list[tuple[object, object]](value.items())

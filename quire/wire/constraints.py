@@ -1,7 +1,7 @@
-"""What the output of a generation has to be: JSON, text of a pattern, one of some texts, a grammar.
+"""Constraints on the output of a generation: a JSON schema, a regex, a choice of texts, a grammar.
 
-Knows no library that could make it so: the worker has that. Here is what a caller may write, in our
-words and in OpenAI's `response_format`, and what no worker could serve.
+Reads what a caller may write, in our parameters and in OpenAI's `response_format`, and refuses what
+no worker could serve. Does not know the library that enforces a constraint: only workers have it.
 """
 
 from __future__ import annotations
@@ -16,30 +16,31 @@ from quire.wire.codec import pack, unpack
 
 Kind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
 
-#: The sampling parameters that constrain the output; a request has one of them at most.
+#: The sampling parameters that constrain the output; a request has at most one of them.
 CONSTRAINTS: Final[tuple[Kind, ...]] = get_args(Kind)
 
-#: The most bytes of one, encoded: the time it takes to compile grows with them.
+#: The most bytes of an encoded constraint: the time to compile it grows with its size.
 MAX_CONSTRAINT_BYTES = 1 << 16
 
-#: How deep a schema may be, in maps and lists; libraries that read it give up at some 128.
+#: The most nested maps and lists of a schema; libraries that read it fail at about 128.
 MAX_SCHEMA_DEPTH = 100
 
-#: The most texts to choose from.
+#: The most texts of a `choice`.
 MAX_CHOICES = 1024
 
-#: The fields of OpenAI's description of a schema. `strict` changes nothing: a schema always holds.
+#: The fields of OpenAI's description of a schema. `strict` has no effect: a schema is always kept.
 _FORMAT_FIELDS = frozenset({"name", "description", "schema", "strict"})
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What the output has to be.
+    """One constraint on an output.
 
     Args:
-        kind: how to read `value`: as a JSON schema, as true, as a regex, as a tuple of texts, or as
-            a Lark grammar.
-        field: of the body, where the caller has said so.
+        kind: the sampling parameter, which says how to read `value`.
+        value: a JSON schema, True (json_object), a regex, a tuple of texts (choice), or a Lark
+            grammar.
+        field: the field of the body that the caller has set.
     """
 
     kind: Kind
@@ -48,7 +49,7 @@ class Constraint:
 
 
 def constraint_of(body: Mapping[str, Any], fields: Mapping[str, Any]) -> Constraint | None:
-    """The constraint in the checked sampling parameters `fields` of a `body`, if there is one."""
+    """The constraint in `fields`, the checked sampling parameters of `body`; None without one."""
     name = next((name for name in CONSTRAINTS if fields[name]), None)
     if name is None:
         return None
@@ -57,7 +58,7 @@ def constraint_of(body: Mapping[str, Any], fields: Mapping[str, Any]) -> Constra
 
 
 def checked(value: Any) -> Any:
-    """A constraint that can be sent, and read again. ValueError if it cannot."""
+    """Returns the value of a constraint. ValueError if it cannot be encoded and decoded again."""
     if _is_deeper(value, MAX_SCHEMA_DEPTH):
         raise ValueError(f"is nested more than {MAX_SCHEMA_DEPTH} levels deep")
     try:
@@ -71,7 +72,7 @@ def checked(value: Any) -> Any:
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    """Whether a value has more levels of maps and lists; without a call for each of them."""
+    """Whether maps and lists are nested more than `levels` deep. Not recursive: depth is input."""
     level = [value]
     for _ in range(levels):
         inner = [one.values() if isinstance(one, dict) else one for one in level if _holds(one)]
@@ -84,7 +85,7 @@ def _holds(value: object) -> bool:
 
 
 def fields_of_response_format(body: Mapping[str, Any]) -> dict[str, Any]:
-    """OpenAI's `response_format` as sampling parameters; InvalidRequest names what is wrong."""
+    """OpenAI's `response_format` as sampling parameters. InvalidRequest names the field."""
     given = body.get("response_format")
     if given is None:
         return {}

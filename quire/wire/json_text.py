@@ -1,7 +1,7 @@
-"""Reads JSON that a caller wrote, and names the place of what JSON does not allow or leaves open.
+"""Reads JSON from a caller strictly, and names the path of the first fault.
 
-Python's reader takes more than JSON has (NaN, Infinity), and of a name that comes twice in an
-object it keeps the last value without a word. Both are faults here.
+Python's reader accepts NaN and Infinity, which JSON does not have. If a name comes twice in an
+object, it silently keeps the last value. Both are faults here.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from quire.errors import InvalidRequest
 
-#: The most digits of an integer that are read as its value, as in Python's own limit. No field
-#: takes an integer of more than 20 digits; a longer one becomes TOO_LARGE, so that its field can
-#: refuse it.
+#: The most digits of an integer that is converted; the same as Python's own limit. No field
+#: accepts an integer of more than 20 digits. A longer one is read as TOO_LARGE, so that its field
+#: refuses it by name.
 MAX_DIGITS = 4300
 TOO_LARGE = 1 << 64
 
@@ -29,9 +29,9 @@ class Fault(NamedTuple):
 
 
 def read_object(text: str | bytes) -> tuple[dict[str, Any], Fault | None]:
-    """The object that is written there, and the first fault in it.
+    """Reads the object in `text`, and the first fault in it, or None.
 
-    InvalidRequest for the field `body` if it is no JSON, or another value.
+    InvalidRequest for the field `body` if it is not JSON, or not an object.
     """
     repeated: list[tuple[dict[str, Any], str]] = []
     is_finite = True
@@ -70,9 +70,9 @@ def _loaded(text: str | bytes, read: dict[str, Any]) -> Any:
         except (json.JSONDecodeError, UnicodeDecodeError):
             raise
         except ValueError:
-            # An integer with too many digits. A function of ours for each would slow down all.
+            # An integer has too many digits. `parse_int` is slow, so it is used only then.
             return json.loads(text, parse_int=_integer, **read)
-    # Nesting without end is an error of its own kind.
+    # Too deep nesting raises RecursionError.
     except (ValueError, RecursionError) as error:
         raise InvalidRequest("body", f"is not JSON: {error}") from error
 
@@ -81,16 +81,16 @@ def _integer(text: str) -> int:
     return int(text) if len(text) <= MAX_DIGITS else TOO_LARGE
 
 
-def _path_of(value: Any, is_it: Callable[[Any], bool]) -> str:
-    """The path of the first value that is the one; without a call for each level."""
+def _path_of(value: Any, matches: Callable[[Any], bool]) -> str:
+    """The path of the first value that matches. Not recursive: the depth comes from the caller."""
     waiting: list[tuple[str, Any]] = [("", value)]
     while waiting:
         path, one = waiting.pop()
-        if is_it(one):
+        if matches(one):
             return path
         begin = f"{path}." if path else ""
         waiting += reversed([(f"{begin}{name}", child) for name, child in _children(one)])
-    raise AssertionError("the value was seen while it was read")
+    raise AssertionError("the reader saw this value, so a path must exist")
 
 
 def _children(value: Any) -> Iterator[tuple[Any, Any]]:

@@ -1,9 +1,10 @@
-"""How likely each token of an output was: the records, and how they stand among the ids of a log.
+"""Log-probabilities of the tokens of an output: the records, and their encoding in a log.
 
-An array of tokens has the id of each. Where a request asked for log-probabilities, an array stands
-in the place of the id: id, log-probability and text of the token, and then, three by three, the
-same of the tokens that were the best at its place. So a token is never there without them, what
-the scripts call ids stays bytes to them, and a log that has none is what it always was.
+The field `ids` of a log entry is an array with the id of each token. If the request has `logprobs`,
+each item is an array instead: id, log-probability and text of the token, then the same three of
+each of the likeliest tokens at this index. So a token is never published without its
+log-probabilities, scripts still handle `ids` as plain bytes, and logs of other requests are the
+same as before.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from typing import Any
 from quire.errors import ProtocolError
 from quire.wire.codec import is_token_id, is_token_ids, pack_array, unpack
 
-#: The most tokens named beside the one that came; OpenAI's limit, too.
+#: The most of the likeliest tokens that are given with each token; the same limit as OpenAI's.
 MAX_TOP_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class TopLogprob:
-    """One of the likeliest tokens at a place: its natural log-probability, and its text."""
+    """One of the likeliest tokens at an index: its natural log-probability, and its text."""
 
     token_id: int
     logprob: float
@@ -31,12 +32,12 @@ class TopLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """The token that came, and those that were the likeliest at its place, best first.
+    """A sampled token, and the likeliest tokens at its index, best first.
 
-    The numbers are of the model itself: from its logits as they are, in single precision, before
-    temperature, penalties, biases and whatever else had a part in the choice. So the token need not
-    be among the `top`. A text is what the token says behind other text, by itself: bytes that are
-    no whole character show as U+FFFD.
+    The numbers are the model's own: they are computed in single precision from the unchanged
+    logits, before temperature, penalties, biases and every other parameter. So the sampled token
+    may be missing from `top`. `text` is the text of this token alone, as it is after other text;
+    bytes of an incomplete character show as U+FFFD.
     """
 
     token_id: int
@@ -46,14 +47,14 @@ class TokenLogprob:
 
 
 def pack_tokens(logprobs: Sequence[TokenLogprob]) -> bytes:
-    """Encodes tokens that have log-probabilities as one msgpack array."""
+    """Encodes tokens with their log-probabilities as one msgpack array."""
     return pack_array([_row(one) for one in logprobs])
 
 
 def unpack_tokens(data: bytes) -> tuple[tuple[int, ...], tuple[TokenLogprob, ...]]:
-    """Decodes an array of tokens: the ids, and as many log-probabilities, or none.
+    """Decodes an array of tokens: the ids, and one log-probability record for each, or none.
 
-    ProtocolError when it holds anything else, or tokens of both kinds.
+    ProtocolError when it holds anything else, or if only some of the tokens have them.
     """
     value = unpack(data)
     if is_token_ids(value):

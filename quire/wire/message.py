@@ -1,8 +1,8 @@
-"""A request as it is sent: its wire form, and what it asks in a few bytes.
+"""A request as it is sent: its wire form, and a digest of its content.
 
-SUBMIT keeps those bytes in the record, where they outlive the request, and answers with them for an
-id that it knows. So whoever submits is told whether it is the same request that is there; how that
-is judged is conflicts.py's.
+SUBMIT stores the digest in the record, in the field `asked`, where it outlives the body. If the id
+exists already, SUBMIT returns the stored digest. So the client can tell whether the earlier request
+was the same one; conflicts.py compares them.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from quire.wire.codec import pack
 from quire.wire.protocol import GenerationRequest
 from quire.wire.sampling import ParsedBody, SamplingParams
 
-#: What `asked` begins with: the rule by which it was made. Another rule takes another byte, for a
-#: request may be submitted again after its client was renewed.
-ASKED_RULE = b"1"
+#: First byte of a digest: the version of the rule that made it. A changed rule needs another byte,
+#: because a request may be submitted again after an upgrade of its client.
+DIGEST_RULE = b"1"
 
-#: How many bytes of it are of all but the seed, and how many of the seed.
-ASKED_BYTES = 10
+#: Bytes of the digest for everything except the seed, and for the seed.
+CONTENT_BYTES = 10
 SEED_BYTES = 4
 
 _ENCODER = json.JSONEncoder(sort_keys=True)
 
-#: A parameter that says what it would say unnamed does not count. So the same is asked when a later
-#: version knows of more parameters.
+#: A parameter with its default value is left out of the digest. So the digest stays the same when a
+#: later version adds parameters.
 _DEFAULTS = {
     name: field.get_default(call_default_factory=True)
     for name, field in SamplingParams.model_fields.items()
@@ -37,47 +37,48 @@ _DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A request and what is sent of it: `data` is its wire form, `asked` see `asked_by`."""
+    """A request, its wire form `data`, and its digest; see `digest_of`."""
 
     request: GenerationRequest
     data: bytes
-    asked: bytes
+    digest: bytes
 
     @classmethod
     def of(cls, request: GenerationRequest, body: ParsedBody | None = None) -> Message:
         """The message of a request. InvalidRequest when it cannot be sent.
 
-        `body` is that of the request, where it was checked already.
+        `body` is the parsed body of the request, if the caller has it already.
         """
-        return cls(request, request.encode(), asked_by(request, body))
+        return cls(request, request.encode(), digest_of(request, body))
 
     @property
     def id(self) -> str:
         return self.request.id
 
 
-def asked_by(request: GenerationRequest, body: ParsedBody | None = None) -> bytes:
-    """What decides about the output, and whose it is, as 15 bytes; none where that is not known.
+def digest_of(request: GenerationRequest, body: ParsedBody | None = None) -> bytes:
+    """A digest of 15 bytes: rule, content, seed. Empty if the body cannot be read.
 
-    How it is written does not matter, nor do priority, moments, headers and metadata. The seed has
-    bytes of its own, at the end.
+    The content is everything that determines the output, and the tenant. Equal values in another
+    notation have the same digest. Priority, times, headers and metadata are not part of it. The
+    last bytes are of the seed alone.
     """
     try:
         body = body or request.parse_body()
-        told = {name: getattr(body.sampling, name) for name in body.sampling.model_fields_set}
-        told = {name: value for name, value in told.items() if value != _DEFAULTS[name]}
-        seed = told.pop("seed", None)
-        if "json_schema" in told:
-            # The order of its properties is that of the output.
-            told["json_schema"] = json.dumps(told["json_schema"])
-        told |= {"tenant": request.tenant, "messages": body.messages}
-        told |= {"model": body.model, "adapter": body.adapter}
-        given = {name: value for name, value in told.items() if value is not None}
+        content = {name: getattr(body.sampling, name) for name in body.sampling.model_fields_set}
+        content = {name: value for name, value in content.items() if value != _DEFAULTS[name]}
+        seed = content.pop("seed", None)
+        if "json_schema" in content:
+            # Not sorted: the output has its properties in the order of the schema.
+            content["json_schema"] = json.dumps(content["json_schema"])
+        content |= {"tenant": request.tenant, "messages": body.messages}
+        content |= {"model": body.model, "adapter": body.adapter}
+        given = {name: value for name, value in content.items() if value is not None}
         digest = hashlib.sha256(_ENCODER.encode(given).encode())
-        # Apart, because a prompt may be long, and JSON is slower.
+        # Not part of the JSON: a prompt may be long, and msgpack is faster.
         digest.update(pack(body.prompt))
     except (InvalidRequest, TypeError, RecursionError):
-        # A broker does not check bodies; and messages may have what JSON has not.
+        # A broker does not check bodies; and messages may hold values that JSON cannot express.
         return b""
     of_seed = crc32(str(seed).encode()).to_bytes(SEED_BYTES, "big")
-    return ASKED_RULE + digest.digest()[:ASKED_BYTES] + of_seed
+    return DIGEST_RULE + digest.digest()[:CONTENT_BYTES] + of_seed

@@ -1,8 +1,8 @@
-"""What comes back from a request: chunks of tokens, and one terminal record.
+"""The output of a request: chunks of tokens, and one terminal record.
 
-On the wire both are entries of the request's output log (see keys.py). What the place of an entry
-already says is not repeated in it: the request id is in the key, the index of the last token and
-the epoch are in the entry id, text and tokens of the completion are in the chunks before it.
+On the wire both are entries of the request's output log (see keys.py). An entry does not repeat
+what its key, its id and earlier entries contain: the request id is in the key, the index of the
+last token and the epoch are in the entry id, text and tokens of a completion are in its chunks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from quire.wire.logprobs import TokenLogprob, unpack_tokens
 
 
 class State(StrEnum):
-    """Where a request stands in the broker. The last four are terminal and absorbing."""
+    """The state of a request in the broker. The last four are terminal and never change again."""
 
     SCHEDULED = "scheduled"
     QUEUED = "queued"
@@ -57,7 +57,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ErrorInfo:
-    """Why a request failed: a stable code, a sentence, and the culprit field of a rejected one."""
+    """Why a request failed: a stable code, a sentence, and if it was rejected the field."""
 
     code: str
     message: str
@@ -68,7 +68,7 @@ class ErrorInfo:
 class Timing:
     """Seconds on the broker's clock from submit to first claim, to first token, and to the end.
 
-    None where the request never came so far.
+    None for what the request never reached.
     """
 
     queue_seconds: float | None = None
@@ -78,12 +78,12 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class TokenChunk:
-    """One published piece of an output: the tokens `start .. end`, and the text they added.
+    """One published piece of an output: tokens `start` to `end`, exclusive, and their text.
 
-    `text_ends`, where the writer gave it, holds for each token the length of `text` after that
-    token, in code points, and lets a reader cut the text in the middle of a chunk. `prefix_hash` is
-    that of all tokens of the log up to `end` (see history.py), empty in logs that have none.
-    `logprobs` has one record for each token where the request asked for them, else none.
+    `text_ends` holds for each token the length of `text` after that token, in code points, so that
+    a reader can cut the text between two tokens; empty if the writer did not send it.
+    `prefix_hash` is the hash of all tokens of the log before `end` (see history.py), empty in logs
+    without hashes. `logprobs` has one record per token if the request has `logprobs`, else none.
     """
 
     start: int
@@ -99,10 +99,10 @@ class TokenChunk:
         return self.start + len(self.token_ids)
 
     def after(self, seen: int) -> TokenChunk | None:
-        """What is new to a reader that has `seen` tokens, or None.
+        """The part of this chunk that is new to a reader with `seen` tokens; None if nothing is.
 
-        Without `text_ends` a text cannot be cut between two tokens; it is then kept whole, because
-        a reader would rather see a few characters twice than miss them.
+        Without `text_ends` the text cannot be cut between two tokens. Then it is kept whole: to see
+        a few characters twice is better than to miss them.
         """
         skipped = seen - self.start
         if skipped <= 0:
@@ -139,11 +139,11 @@ class TokenChunk:
 class Completion:
     """The one terminal record of a request.
 
-    Its author (usually a worker) writes what only the author knows. `attempts`, `resumes`,
-    `timing`, `metadata` and `usage.completion_tokens` are filled in by the reader from what the
-    broker stamped onto the record: the broker saw all attempts, the last worker only its own.
-    `text`, `token_ids` and `logprobs` are joined from the log by `Client.result` and empty
-    elsewhere; `logprobs` also where the request did not ask for them.
+    The author, usually a worker, writes what only the author knows. The reader fills in `attempts`,
+    `resumes`, `timing`, `metadata` and `usage.completion_tokens` from the broker's stamps in the
+    terminal entry: the broker saw all attempts, the last worker only its own. `Client.result` joins
+    `text`, `token_ids` and `logprobs` from the log; elsewhere they are empty. `logprobs` is also
+    empty if the request does not have the parameter.
     """
 
     request_id: str
@@ -158,13 +158,13 @@ class Completion:
     model: str | None = None
     #: The engine that finished differs from the one that began, in revision, dtype or backend.
     resumed_fingerprint_changed: bool = False
-    #: Text that was held back for a stop string when the last token went out, and that the end set
-    #: free. It has no token to stand with, so it stands here; `text` includes it.
+    #: Text that was held back, because a stop string could begin in it, until the generation ended.
+    #: All tokens were published by then, so it is in no chunk. `text` includes it.
     tail: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     text: str = ""
     token_ids: tuple[int, ...] = ()
-    #: Of all tokens of the log; see TokenChunk.
+    #: The hash of all tokens of the log; see TokenChunk.
     prefix_hash: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
 
@@ -172,7 +172,7 @@ class Completion:
         assert self.state.is_terminal, f"a completion cannot be {self.state}"
 
     def encode(self) -> bytes:
-        """The bytes of the field `done`: what the author knows and the place does not say."""
+        """The bytes of the field `done`: what only the author knows."""
         fields = {
             "state": str(self.state),
             "finish_reason": str(self.finish_reason),
@@ -228,7 +228,7 @@ class Completion:
 
 
 def split_entry_id(entry_id: bytes) -> tuple[int, int]:
-    """The index and the epoch in an id of the output log. ProtocolError when there are none."""
+    """Index and epoch from the id of an output log entry. ProtocolError for any other text."""
     index, _, epoch = entry_id.partition(b"-")
     try:
         return int(index), int(epoch)
@@ -237,14 +237,14 @@ def split_entry_id(entry_id: bytes) -> tuple[int, int]:
 
 
 def is_prefix_hash(text: str) -> bool:
-    """Whether this can be a hash of ours; see history.py."""
+    """Whether this has the form of a prefix hash; see history.py."""
     return re.fullmatch(r"[0-9]{1,9}\.[0-9]{1,9}", text) is not None
 
 
 def _prefix_hash(fields: Mapping[bytes, bytes]) -> str:
     value = fields.get(b"prefix", b"").decode(errors="replace")
     if value and not is_prefix_hash(value):
-        raise ProtocolError("a log entry has no hash of ours")
+        raise ProtocolError("a log entry has an invalid prefix hash")
     return value
 
 

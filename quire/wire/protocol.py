@@ -1,8 +1,8 @@
-"""The messages of protocol version 1: what a producer sends and what comes back.
+"""The messages of protocol version 1: the request of a producer, and the output types.
 
-A GenerationRequest is one msgpack map. Unknown fields of the envelope are kept and passed on,
-unknown fields of the body are refused by name (see sampling.py), and another major version is
-refused before anything else is looked at. What comes back is described in output.py.
+A GenerationRequest is one msgpack map. Unknown fields of the envelope are kept and passed on.
+Unknown fields of the body are refused by name (see sampling.py). Another major version is refused
+before any other field is read. output.py describes the output.
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ from quire.wire.output import Completion, ErrorInfo, FinishReason, State, Timing
 from quire.wire.refusals import FaultWithin
 from quire.wire.sampling import Kind, ParsedBody, SamplingParams, parse_body, validated
 
-#: The major version written into `v`. A reader refuses every other one.
+#: The major version, in the field `v`. A reader refuses every other one.
 PROTOCOL_VERSION: Final = 1
 
-#: The most bytes of the encoded metadata: it is stored with the record and echoed.
+#: The most bytes of the encoded metadata, which is stored with the record and echoed.
 MAX_METADATA_BYTES = 16 << 10
 
 #: The most bytes of the encoded headers.
 MAX_HEADERS_BYTES = 8 << 10
 
-#: Tells the validators of a request that it was sent already: what older producers let through is
-#: read all the same.
+#: Validation context of a request that was read from the wire: older producers accepted values that
+#: are refused today, and their messages must still decode.
 _RECORDED = object()
 
-#: What a request id may be: it becomes a part of a key and of a log line.
+#: A request id becomes part of a key and of log lines.
 #: With a tilde it is `<group>~<member>`; see keys.py.
 REQUEST_ID_PATTERN = r"^(?:[A-Za-z0-9._:-]{1,64}~)?[A-Za-z0-9._:-]+$"
 MAX_REQUEST_ID_LENGTH = 128
 
-#: A tenant has no colon, so that tenant and idempotency key cannot run into one another.
+#: A tenant has no colon, because a colon separates it from the idempotency key in a Redis key.
 TENANT_PATTERN = r"^[A-Za-z0-9._-]{1,64}$"
 _TENANT = re.compile(TENANT_PATTERN)
 
 
 def is_tenant_name(name: str) -> bool:
-    """Whether a tenant can be called so: what the field of a request says, for all others."""
-    # A `$` of Python's would let a line's end pass, which the field refuses.
+    """Whether this is a valid tenant: the rule of the request's field, for other modules."""
+    # Not `match`: Python's `$` also matches before a newline, which the field refuses.
     return _TENANT.fullmatch(name) is not None
 
 
 def mint_id() -> str:
-    """A fresh request id: 128 random bits in hex."""
+    """A new request id: 128 random bits in hex."""
     return secrets.token_hex(16)
 
 
 class Priority(IntEnum):
-    """The four classes of urgency. A better class is read, admitted and kept first."""
+    """The four priority classes. A higher class is read and admitted first, and preempted last."""
 
     LOW = 0
     NORMAL = 1
@@ -76,7 +76,7 @@ class Priority(IntEnum):
 
 
 class GenerationRequest(BaseModel):
-    """One unit of generation a service asks for; immutable, named by an id its caller minted."""
+    """One unit of generation that a service requests. Immutable; the caller mints its id."""
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
 
@@ -90,7 +90,7 @@ class GenerationRequest(BaseModel):
     priority: Annotated[Priority, BeforeValidator(Priority.parse)] = Priority.NORMAL
     #: Unix milliseconds on the broker's clock.
     deadline_ms: Annotated[int, Strict(), Field(gt=0, lt=1 << 53)] | None = None
-    #: The earliest time it may be queued, unix milliseconds on the broker's clock.
+    #: Not queued before this time, in unix milliseconds on the broker's clock.
     not_before_ms: Annotated[int, Strict(), Field(gt=0, lt=1 << 53)] | None = None
     idempotency_key: Annotated[str, Strict(), Field(min_length=1, max_length=255)] | None = None
     headers: dict[str, str] = Field(default_factory=dict)
@@ -113,17 +113,19 @@ class GenerationRequest(BaseModel):
         return _within(value, MAX_HEADERS_BYTES)
 
     def encode(self) -> bytes:
-        """The wire form. InvalidRequest when a value cannot be sent, or not read again."""
+        """The wire form. InvalidRequest when a value cannot be encoded and decoded again."""
         fields: dict[str, Any] = {"v": self.v, "id": self.id, "kind": self.kind, "body": self.body}
-        # A body may be long, and a dump of it is slow; the order of the fields stays as it was.
+        # The body is not dumped: it may be long, and that is slow. It is set above, so that the
+        # order of the fields in the wire form stays.
         fields |= self.model_dump(exclude_none=True, exclude={"body"})
-        # The dump must not drop nulls inside the caller's own maps.
+        # The dump would drop nulls inside the caller's own maps.
         fields |= {"metadata": self.metadata, "priority": int(self.priority)}
         try:
             data = pack(fields, field="body")
         except Unsendable as error:
             raise InvalidRequest(error.path or "body", error.message) from error
-        # The codec writes maps that no reader takes; a worker could only bury such a request.
+        # The codec can write maps that it refuses to read. A worker could only put such a request
+        # among the dead letters.
         try:
             unpack_map(data)
         except ProtocolError as error:
@@ -135,8 +137,9 @@ class GenerationRequest(BaseModel):
     def decode(cls, data: bytes) -> GenerationRequest:
         """Reads the wire form.
 
-        ProtocolError when the bytes are not ours, UnsupportedVersion for another major version,
-        InvalidRequest for a field of the envelope. The body is not looked into: see `parse_body`.
+        ProtocolError when the bytes are not a message of ours, UnsupportedVersion for another major
+        version, InvalidRequest for a field of the envelope. The body is not checked; see
+        `parse_body`.
         """
         fields = unpack_map(data)
         if "v" not in fields:
@@ -146,7 +149,7 @@ class GenerationRequest(BaseModel):
         return validated(cls, fields, context=_RECORDED)
 
     def parse_body(self) -> ParsedBody:
-        """Checks the body. Called at submit and again at claim: the wire is never trusted."""
+        """Checks the body. Called at submit and again at claim, because the wire is not trusted."""
         return parse_body(self.kind, self.body)
 
 
@@ -164,7 +167,7 @@ def _within(value: dict[str, Any], max_bytes: int) -> dict[str, Any]:
 
 
 def _is_beyond_json(value: object) -> bool:
-    """Whether a number in it is none of JSON's; without a call for each of its levels."""
+    """Whether it holds NaN or Infinity. Not recursive: the depth comes from the caller."""
     waiting = [value]
     while waiting:
         one = waiting.pop()

@@ -1,6 +1,6 @@
-"""Says in our words what pydantic found wrong with a field, for whoever has to correct it.
+"""Turns pydantic's validation errors into messages for the caller who has to correct a field.
 
-Knows no field. Pydantic speaks of inputs, and of tuples where a caller has written a list.
+Knows no field. Pydantic's own messages speak of inputs, and of tuples where a caller wrote a list.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-#: The most pairs of letters, of a name and of all it is compared with: some hundredths of a second.
+#: The length of a name times the total length of the known names may not exceed this: the
+#: comparison then takes some hundredths of a second.
 MAX_COMPARED_PAIRS = 1 << 17
 
-#: How alike a name must be, from 0 to 1, to be offered: as two of four letters that were swapped.
-#: Far below it are words that share letters and no meaning, as `echo` and `choice`.
-MIN_LIKENESS = 0.75
+#: The similarity from 0 to 1 from which a known name is suggested: that of a four-letter word with
+#: two letters swapped. Unrelated words with common letters, such as `echo` and `choice`, have less.
+MIN_SIMILARITY = 0.75
 
-#: What pydantic's sentences begin with: `Input should be`, `String should have` ...
+#: The begin of pydantic's messages: `Input should be`, `String should have` ...
 _SUBJECT = re.compile(r"^[A-Z]\w* should ")
 
-#: Errors whose sentence is another one altogether.
+#: Pydantic's error types whose message is replaced as a whole.
 _SENTENCES: Mapping[str, str] = {
     "string_unicode": "holds half a surrogate pair, which no UTF-8 text can hold",
     "extra_forbidden": "unknown field",
@@ -33,7 +34,7 @@ _SENTENCES: Mapping[str, str] = {
 
 
 class FaultWithin(ValueError):
-    """What a validator finds wrong with a part of its field; `path` is the place within it."""
+    """A validator's error for a part of its field; `path` is the path of the part in the field."""
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(message)
@@ -41,7 +42,7 @@ class FaultWithin(ValueError):
 
 
 def path_of(detail: ErrorDetails) -> str:
-    """The path of the field that is at fault, or of the part of it."""
+    """The path of the field at fault, or of a part of it."""
     path = [str(part) for part in detail["loc"]]
     error = detail.get("ctx", {}).get("error")
     if isinstance(error, FaultWithin) and error.path:
@@ -50,25 +51,25 @@ def path_of(detail: ErrorDetails) -> str:
 
 
 def reason_of(detail: ErrorDetails, *, known: Collection[str] = ()) -> str:
-    """What is wrong, to stand behind the name of the field; `known` are the names there are."""
+    """The message that follows the name of the field. `known` are the names of all fields."""
     kind = detail["type"]
     if kind == "extra_forbidden" and detail["loc"]:
         return _SENTENCES[kind] + nearest(str(detail["loc"][-1]), known)
-    # A validator of ours says it all; pydantic puts the kind of exception in front of it.
-    said = detail["msg"].removeprefix("Value error, ")
-    return _SENTENCES.get(kind) or _SUBJECT.sub("must ", said)
+    # Pydantic adds this prefix to the messages of our own validators.
+    message = detail["msg"].removeprefix("Value error, ")
+    return _SENTENCES.get(kind) or _SUBJECT.sub("must ", message)
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """A clause that asks for the nearest of the names there are; empty when none is near.
+    """The clause `; did you mean ...?` with the most similar known name; empty if none is similar.
 
-    Empty as well where that would take long: who refuses has other callers waiting.
+    Also empty if the comparison would take long: the process has other callers to serve.
     """
     if len(name) * sum(map(len, known)) > MAX_COMPARED_PAIRS:
         return ""
-    # `maxTokens` is a way to write it.
+    # In lower case, so that `maxTokens` is similar to `max_tokens`.
     names = {one.lower(): one for one in known}
-    close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=MIN_LIKENESS)
-    # Or the name goes on where it ended, as `presence_penalty` does.
+    close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=MIN_SIMILARITY)
+    # Or a known name begins with this one, as `presence_penalty` with `presence`.
     close += [one for one in names if one.startswith(f"{name.lower()}_")]
     return f"; did you mean {names[close[0]]}?" if close else ""

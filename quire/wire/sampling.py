@@ -1,8 +1,8 @@
-"""What a caller asks for in the body of a request: the sampling parameters and the OpenAI bodies.
+"""The body of a request: the sampling parameters, and the bodies of OpenAI's API.
 
-The names and ranges of the parameters are vLLM's. A field that would change the result and is not
-known is refused by its name: ignoring it silently would give wrong results. What says nothing is
-read over, for many programs write out all the fields that OpenAI has.
+The names and ranges of the parameters are vLLM's. An unknown field that could change the result is
+refused by name: to ignore it would give wrong results. An unsupported field of OpenAI's whose value
+changes nothing is ignored, because many programs send all fields of that API.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from quire.wire.constraints import (
 from quire.wire.logprobs import MAX_TOP_LOGPROBS
 from quire.wire.refusals import nearest, path_of, reason_of
 
-#: The most stop strings, and the longest of them in characters: each is searched at every token.
+#: The most stop strings, and the most characters of each: all are searched at every token.
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
 
 #: The most stop token ids.
 MAX_STOP_TOKEN_IDS = 256
 
-#: The most tokens that one request allows or biases, and how far, as in OpenAI's bodies.
+#: The most tokens that one request may allow or bias, and the largest bias, as in OpenAI's API.
 MAX_ALLOWED_TOKEN_IDS = 1024
 MAX_BIASED_TOKENS = 1024
 MAX_LOGIT_BIAS = 100.0
 
-#: Of a token id as a key; Python would read far longer ones, at a price.
+#: The most digits of a token id as a key. To convert far longer ones would take long.
 MAX_DIGITS = len(str(MAX_TOKEN_ID))
 
-#: Beyond these, logits leave the range of single precision, and a sampler works on noise.
+#: Beyond these, logits leave the range of single precision, and samples are noise.
 MAX_TEMPERATURE = 100.0
 MIN_REPETITION_PENALTY = 0.01
 
@@ -63,34 +63,34 @@ _Bias = Annotated[float, Strict(), Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)]
 
 
 class SamplingParams(BaseModel):
-    """How the next token is chosen and when the generation stops, as it travels on the wire."""
+    """How the next token is chosen and when the generation stops, in the form of the wire."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     max_tokens: _Int = Field(default=256, ge=1, lt=1 << 63)
     min_tokens: _Int = Field(default=0, ge=0, lt=1 << 63)
     temperature: _Float = Field(default=1.0, ge=0.0, le=MAX_TEMPERATURE)
-    #: 0 keeps every token; -1 is accepted as the same.
+    #: 0 keeps every token, and so does -1.
     top_k: _Int = Field(default=0, ge=-1, lt=1 << 63)
     top_p: _Float = Field(default=1.0, gt=0.0, le=1.0)
     min_p: _Float = Field(default=0.0, ge=0.0, le=1.0)
     repetition_penalty: _Float = Field(default=1.0, ge=MIN_REPETITION_PENALTY, le=2.0)
     presence_penalty: _Float = Field(default=0.0, ge=-2.0, le=2.0)
     frequency_penalty: _Float = Field(default=0.0, ge=-2.0, le=2.0)
-    #: Nothing but these comes; left out, anything may.
+    #: The only tokens that may be sampled; every token if left out.
     allowed_token_ids: tuple[_TokenId, ...] = Field(default=(), max_length=MAX_ALLOWED_TOKEN_IDS)
-    #: What is added to the logits of tokens by id; a body's keys are decimal strings.
+    #: Token id -> number added to its logit. In a body the keys are decimal strings.
     logit_bias: dict[_TokenId, _Bias] = Field(default_factory=dict, max_length=MAX_BIASED_TOKENS)
-    #: What the output has to be; at most one of the five. A grammar is written as for Lark.
+    #: Constraints on the output, at most one of the five. A grammar has the syntax of Lark.
     json_schema: dict[str, Any] | None = None
     json_object: _Bool = False
     regex: _Text | None = None
     choice: tuple[_Text, ...] = Field(default=(), max_length=MAX_CHOICES)
     grammar: _Text | None = None
-    #: None lets the client draw one at submit, so that a resumed generation goes on with it.
+    #: With None the client draws one at submit, so that a resumed generation has the same seed.
     seed: _Int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
-    #: How many of the likeliest tokens are told at each place, beside the one that came and how
-    #: likely that was; None tells nothing. See `quire.wire.logprobs`.
+    #: How many of the likeliest tokens each token's log-probability comes with; None publishes no
+    #: log-probabilities at all. See `quire.wire.logprobs`.
     logprobs: _Int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     stop: tuple[_StopString, ...] = Field(default=(), max_length=MAX_STOP_STRINGS)
     stop_token_ids: tuple[_TokenId, ...] = Field(default=(), max_length=MAX_STOP_TOKEN_IDS)
@@ -137,9 +137,9 @@ class SamplingParams(BaseModel):
     )
     @classmethod
     def _restricts_to_something(cls, value: object) -> object:
-        # A caller whose list came out empty must not get anything at all.
+        # A caller whose list is empty by mistake must not get unrestricted output.
         if isinstance(value, str | list | tuple | Mapping) and not value:
-            raise ValueError("must not be empty; to restrict nothing, leave it out")
+            raise ValueError("must not be empty; leave it out for no restriction")
         return value
 
     @field_validator(*CONSTRAINTS)
@@ -155,11 +155,11 @@ class SamplingParams(BaseModel):
     def _ends_where_its_constraint_does(cls, value: object, info: ValidationInfo) -> object:
         found = next((name for name in CONSTRAINTS if info.data.get(name)), None)
         if value and found is not None:
-            raise ValueError(f"cannot be combined with {found}, which says where the output ends")
+            raise ValueError(f"cannot be combined with {found}, which determines the end")
         return value
 
     def to_body(self) -> dict[str, Any]:
-        """The fields that differ from their defaults, as they are written into a body."""
+        """The fields that differ from their defaults, in the form of a body."""
         fields = self.model_dump(exclude_defaults=True)
         if biases := fields.get("logit_bias"):
             fields["logit_bias"] = {str(token_id): bias for token_id, bias in biases.items()}
@@ -167,7 +167,7 @@ class SamplingParams(BaseModel):
 
 
 def _token_id(key: object) -> int:
-    """A key of `logit_bias`: bodies have strings there, and each id has one spelling."""
+    """Reads a key of `logit_bias`: an integer, or a decimal string without leading zeros."""
     if isinstance(key, str):
         is_number = key.isascii() and key.isdigit() and len(key) <= MAX_DIGITS
         if not is_number or key != str(int(key)):
@@ -182,7 +182,7 @@ def _token_id(key: object) -> int:
 class ParsedBody:
     """A body that has been checked. Exactly one of `prompt` and `messages` is not None.
 
-    `model` may have an adapter in it, which only whoever serves that model can tell; see
+    `model` may include the name of an adapter. Only a worker that serves the model can tell; see
     `quire.wire.adapters`.
     """
 
@@ -194,7 +194,7 @@ class ParsedBody:
     constraint: Constraint | None = None
 
 
-#: The parameters, and OpenAI's fields that do not change the tokens of a request of ours.
+#: The parameters, and OpenAI's fields that do not change the tokens of one request.
 _KNOWN = frozenset(
     {*SamplingParams.model_fields}
     | {"model", "adapter", "stream", "stream_options", "user", "n", "max_completion_tokens"}
@@ -203,14 +203,14 @@ _KNOWN = frozenset(
 _KNOWN_OF: Mapping[Kind, frozenset[str]] = {
     "tokens": frozenset(),
     "completions": frozenset({"response_format"}),
-    # The last two say who asks, as `user` does.
+    # The last two identify the user, as `user` does.
     "chat.completions": frozenset(
         {"response_format", "top_logprobs", "prompt_cache_key", "safety_identifier"}
     ),
 }
 
-#: OpenAI's fields that are not served, and the values of them that ask for what is done anyhow.
-_NOT_SERVED: Mapping[Kind, Mapping[str, tuple[object, ...]]] = {
+#: OpenAI's fields that are not supported, with the values that change nothing and so are accepted.
+_NOT_SUPPORTED: Mapping[Kind, Mapping[str, tuple[object, ...]]] = {
     "tokens": {},
     "completions": {"echo": (False,), "best_of": (1,), "suffix": ()},
     "chat.completions": {
@@ -220,7 +220,7 @@ _NOT_SERVED: Mapping[Kind, Mapping[str, tuple[object, ...]]] = {
         "modalities": (["text"],),
         "tools": ([],),
         "tool_choice": ("none",),
-        # There are no tools to call.
+        # Both values change nothing without tools.
         "parallel_tool_calls": (False, True),
         "functions": ([],),
         "function_call": ("none",),
@@ -237,11 +237,11 @@ _NOT_SERVED: Mapping[Kind, Mapping[str, tuple[object, ...]]] = {
 
 
 def parse_body(kind: Kind, body: Mapping[str, Any]) -> ParsedBody:
-    """Checks a body of the given kind. InvalidRequest names the first culprit as `body.<field>`."""
+    """Checks a body of the given kind. InvalidRequest names the first fault as `body.<field>`."""
     subject = "messages" if kind == "chat.completions" else "prompt"
     known = _KNOWN | _KNOWN_OF[kind]
     for name, value in body.items():
-        if name not in known and name != subject and not _says_nothing(kind, name, value):
+        if name not in known and name != subject and not _changes_nothing(kind, name, value):
             raise InvalidRequest(f"body.{name}", _why_refused(kind, name))
     if body.get("n") not in (None, 1) or isinstance(body.get("n"), bool):
         raise InvalidRequest("body.n", "must be 1; each choice is a request of its own")
@@ -251,7 +251,7 @@ def parse_body(kind: Kind, body: Mapping[str, Any]) -> ParsedBody:
     try:
         sampling = validated(SamplingParams, _sampling_fields(kind, body), prefix="body.")
     except InvalidRequest as error:
-        # The caller knows the field that was written.
+        # Name the field that the caller wrote.
         if error.field == "body.max_tokens" and body.get("max_tokens") is None:
             raise InvalidRequest("body.max_completion_tokens", error.message) from None
         raise
@@ -265,19 +265,19 @@ def parse_body(kind: Kind, body: Mapping[str, Any]) -> ParsedBody:
     )
 
 
-def _says_nothing(kind: Kind, name: str, value: object) -> bool:
-    """Whether a field that is not known changes nothing. A null means "the default"."""
-    harmless = _NOT_SERVED[kind].get(name, ())
-    # To Python 1 is True.
+def _changes_nothing(kind: Kind, name: str, value: object) -> bool:
+    """Whether an unsupported field has a value without effect. A null means "the default"."""
+    harmless = _NOT_SUPPORTED[kind].get(name, ())
+    # Types are compared because in Python 1 == True.
     return value is None or any(type(value) is type(one) and value == one for one in harmless)
 
 
 def _why_refused(kind: Kind, name: str) -> str:
-    """What is wrong with a field that is not known and says something."""
-    harmless = _NOT_SERVED[kind].get(name)
+    """The message for a field that is unknown or not supported."""
+    harmless = _NOT_SUPPORTED[kind].get(name)
     if harmless is None:
         return f"unknown field{nearest(name, SamplingParams.model_fields)}"
-    instead = "".join(f", or say {json.dumps(value)}" for value in harmless)
+    instead = "".join(f", or set it to {json.dumps(value)}" for value in harmless)
     return f"is not supported: leave it out{instead}"
 
 
@@ -287,9 +287,9 @@ _Model = TypeVar("_Model", bound=BaseModel)
 def validated(
     model: type[_Model], fields: Mapping[str, Any], *, prefix: str = "", context: object = None
 ) -> _Model:
-    """Builds a pydantic model, turning its ValidationError into InvalidRequest for one field.
+    """Builds a pydantic model. InvalidRequest for its first ValidationError.
 
-    `context` is what its validators are told beside the fields.
+    `context` is passed to the model's validators.
     """
     try:
         return model.model_validate(dict(fields), context=context)
@@ -314,11 +314,11 @@ def _sampling_fields(kind: Kind, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _chat_logprobs(body: Mapping[str, Any]) -> Any:
-    """What the field is elsewhere: here OpenAI has a switch, and the number in another one."""
-    wanted, top = body.get("logprobs"), body.get("top_logprobs")
+    """The parameter `logprobs` of a chat. OpenAI's chats split it: a switch, and `top_logprobs`."""
+    switch, top = body.get("logprobs"), body.get("top_logprobs")
     if top is None:
-        return 0 if wanted is True else None if wanted is False else wanted
-    if wanted is not True:
+        return 0 if switch is True else None if switch is False else switch
+    if switch is not True:
         raise InvalidRequest("body.top_logprobs", "needs logprobs to be true")
     if type(top) is not int or not 0 <= top <= MAX_TOP_LOGPROBS:
         raise InvalidRequest("body.top_logprobs", f"must be 0 to {MAX_TOP_LOGPROBS}")
@@ -330,10 +330,10 @@ def _prompt(kind: Kind, prompt: object) -> str | list[int]:
         return prompt
     if isinstance(prompt, list) and 0 < len(prompt) <= MAX_ARRAY_LENGTH and is_token_ids(prompt):
         return prompt
-    wanted = "a non-empty array of token ids"
+    expected = "a non-empty array of token ids"
     if kind == "completions":
-        wanted = f"a non-empty string or {wanted}"
-    raise InvalidRequest("body.prompt", f"must be {wanted}")
+        expected = f"a non-empty string or {expected}"
+    raise InvalidRequest("body.prompt", f"must be {expected}")
 
 
 def _messages(messages: object) -> list[dict[str, Any]]:
@@ -345,14 +345,14 @@ def _messages(messages: object) -> list[dict[str, Any]]:
             raise InvalidRequest(field, "must be a map")
         if not isinstance(message.get("role"), str):
             raise InvalidRequest(f"{field}.role", "must be a string")
-        if not _is_text_content(message.get("content")) and not _is_silent(message):
+        if not _is_text_content(message.get("content")) and not _has_no_text(message):
             raise InvalidRequest(f"{field}.content", "must be a string or an array of text parts")
-    # Templates see a text in every message.
-    return [{**one, "content": ""} if _is_silent(one) else one for one in messages]
+    # Templates expect a text in every message.
+    return [{**one, "content": ""} if _has_no_text(one) else one for one in messages]
 
 
-def _is_silent(message: Mapping[str, Any]) -> bool:
-    """Whether it is an answer that OpenAI's clients wrote without any text."""
+def _has_no_text(message: Mapping[str, Any]) -> bool:
+    """Whether this is an assistant's message without content, as OpenAI's clients may send it."""
     return message["role"] == "assistant" and message.get("content", "") is None
 
 

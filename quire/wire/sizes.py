@@ -1,7 +1,7 @@
-"""How much work a request is, in tokens, before any tokenizer has seen it.
+"""Estimates the work of a request, in tokens, before it is tokenized.
 
-The backlog of a queue can be limited by tokens. What a request counts for is fixed when it is
-submitted and never corrected later, so that what is added to the count is what is taken off again.
+The backlog of a queue can be limited by tokens. The estimate is fixed at submit and never corrected
+later, so that the same number is added to the count and subtracted again.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from typing import Any
 from quire.wire.protocol import GenerationRequest
 from quire.wire.sampling import SamplingParams
 
-#: A text counts as one token for so many bytes of UTF-8; few vocabularies are coarser.
+#: Bytes of UTF-8 that count as one token. With most vocabularies a token has fewer.
 BYTES_PER_TOKEN = 4
 
-#: The most a request can count for: the counts stay exact in the numbers of Lua.
+#: The largest estimate for one request: so that the counts stay exact in Lua's numbers.
 MAX_TOKENS_PER_REQUEST = 1 << 31
 
 _DEFAULT_MAX_TOKENS: int = SamplingParams.model_fields["max_tokens"].default
 
 
 def estimated_tokens(request: GenerationRequest) -> int:
-    """The tokens of the prompt, exact where it is given as ids, and the most it may generate.
+    """Tokens of the prompt (exact if given as ids) plus the most tokens it may generate.
 
-    Never raises: a body that makes no sense is refused elsewhere, and counts for something here.
+    Never raises: an invalid body is refused elsewhere, and gets some estimate here.
     """
     body = request.body
     prompt = body.get("messages") if request.kind == "chat.completions" else body.get("prompt")
-    asked = [body.get("max_tokens"), body.get("max_completion_tokens")]
-    most = next((value for value in asked if type(value) is int), _DEFAULT_MAX_TOKENS)
-    return min(_tokens_of(prompt) + max(1, most), MAX_TOKENS_PER_REQUEST)
+    given = [body.get("max_tokens"), body.get("max_completion_tokens")]
+    max_tokens = next((value for value in given if type(value) is int), _DEFAULT_MAX_TOKENS)
+    return min(_tokens_of(prompt) + max(1, max_tokens), MAX_TOKENS_PER_REQUEST)
 
 
 def _tokens_of(prompt: object) -> int:

@@ -33,7 +33,7 @@ from quire.transitions.values import (
     CommitStatus,
     NotClaimedReason,
 )
-from quire.wire.message import asked_by
+from quire.wire.message import digest_of
 from quire.wire.output import ErrorInfo, State
 from tests.quire.books import unbalanced
 from tests.quire.broker_model import Model, Request
@@ -88,7 +88,7 @@ class BrokerMachine(RuleBasedStateMachine):
         assert answer.request_id == name
         assert answer.created == (known is None)
         assert answer.asked == (known.asked if known else b"")
-        known = self.model.requests.setdefault(name, Request(asked=asked_by(request)))
+        known = self.model.requests.setdefault(name, Request(asked=digest_of(request)))
         assert answer.state is known.state
 
     @rule(name=st.sampled_from(NAMES))

@@ -256,7 +256,7 @@ class RealShard:
                 pipeline.zrange(times, 0, -1, withscores=True)
             pipeline.get(keys.idempotency(TENANT, IDEMPOTENCY_KEY))
             pipeline.hexists(keys.control, "paused")
-            pipeline.hgetall(keys.place)
+            pipeline.hgetall(keys.log_positions)
             for name in self.names:
                 record, body, output = keys.of_request(name)
                 pipeline.hgetall(record)

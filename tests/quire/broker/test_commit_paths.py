@@ -167,10 +167,10 @@ def test_whatever_takes_a_request_from_its_claim_takes_its_place(
 ):
     broker.commit([make_item(claimed.claim, 2, 4)])
     before = broker.status("a")
-    assert (before.published, connection.hlen(broker.keys.place)) == (4, 1)
+    assert (before.published, connection.hlen(broker.keys.log_positions)) == (4, 1)
     clockwork.expire_lease("a")
     take(broker, claimed.claim)
-    assert connection.exists(broker.keys.place) == 0
+    assert connection.exists(broker.keys.log_positions) == 0
     # What was told of a request is never taken back.
     after = broker.status("a")
     assert after.published >= 4
@@ -248,11 +248,11 @@ def test_a_log_that_is_no_log_costs_its_neighbours_nothing_but_time(broker, conn
 
 def test_a_log_without_a_hash_has_no_place(broker, connection, claimed):
     connection.hdel(broker.keys.request("a"), "prefix")
-    connection.delete(broker.keys.place)
+    connection.delete(broker.keys.log_positions)
     for start in (2, 3):
         (reply,) = broker.commit([make_item(claimed.claim, start, start + 1)])
         assert (reply.status, reply.published) == (CommitStatus.OK, start + 1)
-    assert connection.exists(broker.keys.place) == 0
+    assert connection.exists(broker.keys.log_positions) == 0
 
 
 def test_what_is_known_of_a_claim_is_forgotten_with_its_end(broker):

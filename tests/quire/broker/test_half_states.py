@@ -103,12 +103,12 @@ def test_a_place_that_outlived_its_claim_by_half_is_gone_with_the_next_claim(
 ):
     old = submit_and_claim(broker, id="a")
     broker.commit([make_item(old.claim, 0, 2)])
-    place = connection.hget(broker.keys.place, "a")
+    place = connection.hget(broker.keys.log_positions, "a")
     clockwork.expire_lease("a")
     broker.reap()
-    connection.hset(broker.keys.place, "a", place)
+    connection.hset(broker.keys.log_positions, "a", place)
     heir = claim_next(broker)
-    assert connection.hexists(broker.keys.place, "a") is False
+    assert connection.hexists(broker.keys.log_positions, "a") is False
     (reply,) = broker.commit([make_item(old.claim, 2, 3)])
     assert reply.status is CommitStatus.FENCED
     broker.commit([make_item(heir.claim, 2, 4, final=True)])

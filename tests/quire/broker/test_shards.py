@@ -141,7 +141,7 @@ def test_the_name_of_a_group_counts_for_the_cap(client, shards):
         make_request(id="r", body={"prompt": [1], "user": "x" * 70_000}).encode()
     )
     fits = make_request(id="r", body={"prompt": [1], "user": "x" * (70_000 + room)})
-    with pytest.raises(InvalidRequest, match="the cap is") as caught:
+    with pytest.raises(InvalidRequest, match="the limit is") as caught:
         client.submit_many([make_request(), fits], group="g")
     assert caught.value.index == 1
     assert [sum(shard.queue_depth().values()) for shard in shards] == [0] * NUM_SHARDS

@@ -117,7 +117,7 @@ def test_many_requests_are_submitted_in_order(broker):
 
 
 def test_a_request_over_the_inline_cap_is_refused_before_anything_is_sent(broker):
-    with pytest.raises(InvalidRequest, match="the cap is"):
+    with pytest.raises(InvalidRequest, match="the limit is"):
         broker.submit_many([make_request(), make_request(body={"prompt": "x" * (1 << 20)})])
     assert sum(broker.queue_depth().values()) == 0
 

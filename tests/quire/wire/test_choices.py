@@ -117,7 +117,7 @@ def test_no_choice_is_sent_where_one_of_them_is_too_long(connection, broker, ope
     assert len(first(prompt).encode()) == MAX_MESSAGE_BYTES
     with open_client(connection, queue=broker.keys.queue, shards=3) as client:
         call = {"request_id": request_id, "sampling": {"seed": 7}}
-        with pytest.raises(InvalidRequest, match="the cap is") as caught:
+        with pytest.raises(InvalidRequest, match="the limit is") as caught:
             client.submit_choices(prompt, n=2, **call)
         assert caught.value.field == "body"
         for choice in (0, 1):

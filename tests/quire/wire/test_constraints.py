@@ -204,7 +204,7 @@ RESTRICTING = {
     "regex": "",
     "grammar": "",
 }
-EMPTY = "must not be empty; to restrict nothing, leave it out"
+EMPTY = "must not be empty; leave it out for no restriction"
 
 
 @pytest.mark.parametrize(("name", "value"), RESTRICTING.items())

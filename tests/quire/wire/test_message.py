@@ -1,18 +1,18 @@
-"""What a request asks, in a few bytes of its record; what counts there test_conflicts.py tells."""
+"""The digest of a request, which its record keeps; test_conflicts.py tests its meaning."""
 
 from dataclasses import replace
 
 import pytest
 
-from quire.wire.message import ASKED_RULE, Message, asked_by
+from quire.wire.message import DIGEST_RULE, Message, digest_of
 from quire.wire.protocol import GenerationRequest
 from quire.wire.sampling import SamplingParams
 from tests.quire.builders import make_request
 
 SCHEMA = {"type": "object", "properties": {"b": {"enum": [1, 2.5]}, "a": {"type": "string"}}}
 
-#: Recorded. Where one of these changes there is another ASKED_RULE to be given: records live on
-#: while clients are renewed, and what they hold would be held against the same request.
+#: Recorded digests. If one changes, DIGEST_RULE must change too: records outlive an upgrade of
+#: clients, and a new digest under the old rule would make the same request look like another one.
 RECORDED = {
     "314294d56e37c5a4d9e895dfa2aff1": {"kind": "tokens", "body": {"prompt": [1, 2, 3]}},
     "3112f8dfa878276c0454add94eed1f": {
@@ -40,32 +40,32 @@ RECORDED = {
 
 @pytest.mark.parametrize("recorded", RECORDED)
 def test_what_was_recorded_once_is_made_today(recorded):
-    assert asked_by(GenerationRequest(**RECORDED[recorded])).hex() == recorded
+    assert digest_of(GenerationRequest(**RECORDED[recorded])).hex() == recorded
 
 
 def test_a_parameter_of_a_later_version_changes_nothing_where_nobody_names_it(monkeypatch):
     class Later(SamplingParams):
         mirostat: int = 0
 
-    monkeypatch.setitem(asked_by.__globals__["_DEFAULTS"], "mirostat", 0)
+    monkeypatch.setitem(digest_of.__globals__["_DEFAULTS"], "mirostat", 0)
     request = make_request(body={"prompt": "x", "top_k": 3}, kind="completions")
     body = request.parse_body()
 
     def later(**fields):
-        return asked_by(request, replace(body, sampling=Later(top_k=3, **fields)))
+        return digest_of(request, replace(body, sampling=Later(top_k=3, **fields)))
 
-    assert later() == later(mirostat=0) == asked_by(request)
-    assert later(mirostat=2) != asked_by(request)
+    assert later() == later(mirostat=0) == digest_of(request)
+    assert later(mirostat=2) != digest_of(request)
 
 
 def test_the_seed_has_the_last_bytes_and_no_other():
     def asked(seed):
-        return asked_by(make_request(body={"prompt": [1], "seed": seed}))
+        return digest_of(make_request(body={"prompt": [1], "seed": seed}))
 
     seeds = [asked(seed) for seed in (None, 0, 1, -1, 1 << 62)]
     assert len({one[:-4] for one in seeds}) == 1
     assert len({one[-4:] for one in seeds}) == 5
-    assert {(len(one), one[:1]) for one in seeds} == {(15, ASKED_RULE)}
+    assert {(len(one), one[:1]) for one in seeds} == {(15, DIGEST_RULE)}
 
 
 @pytest.mark.parametrize(
@@ -78,4 +78,4 @@ def test_the_seed_has_the_last_bytes_and_no_other():
 def test_a_body_that_cannot_be_compared_is_sent_all_the_same(messages):
     request = make_request(kind="chat.completions", body={"messages": messages})
     message = Message.of(request)
-    assert (message.asked, message.data, message.id) == (b"", request.encode(), request.id)
+    assert (message.digest, message.data, message.id) == (b"", request.encode(), request.id)

@@ -96,7 +96,7 @@ def test_only_token_ids_are_token_ids(value):
 
 
 def test_a_message_over_the_cap_is_refused_with_the_cap_in_the_sentence():
-    with pytest.raises(InvalidRequest, match="the cap is 1048576") as caught:
+    with pytest.raises(InvalidRequest, match="the limit is 1048576") as caught:
         pack("x" * MAX_MESSAGE_BYTES, field="body")
     assert caught.value.field == "body"
 

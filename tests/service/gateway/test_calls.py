@@ -198,7 +198,7 @@ def test_fields_of_a_chat_that_say_nothing_are_read_over(gateway):
 def test_a_field_of_openais_that_is_not_served_is_told_as_one(gateway):
     reply = gateway.complete("x", echo=True)
     assert (reply.status, reply.error["param"]) == (400, "echo")
-    assert reply.error["message"] == "body.echo: is not supported: leave it out, or say false"
+    assert reply.error["message"] == "body.echo: is not supported: leave it out, or set it to false"
 
 
 def test_options_of_a_stream_that_say_nothing_are_read_over(gateway):
@@ -233,7 +233,7 @@ def test_a_call_of_which_one_choice_is_too_long_sends_none(gateway, fake):
         reply = gateway.complete(**body, headers={"Idempotency_Key": key})
         found.add(reply.status)
         if reply.status == 400:
-            assert "the cap is" in reply.error["message"]
+            assert "the limit is" in reply.error["message"]
             call = call_of("completions", body, tenant="default", key=key, model="fake")
             with pytest.raises(UnknownRequest):
                 fake.broker.status(call.asked.request_id)

@@ -141,7 +141,7 @@ def lose_request(fake, request_id):
     fake.connection.delete(*(keys.request(request_id), keys.body(request_id)))
     fake.connection.delete(keys.output(request_id))
     fake.connection.hdel(keys.open, request_id)
-    fake.connection.hdel(keys.place, request_id)
+    fake.connection.hdel(keys.log_positions, request_id)
 
 
 @pytest.mark.parametrize("headers", [{}, KEY])
@@ -199,7 +199,7 @@ def test_a_whole_answer_of_which_redis_lost_a_part_is_read_anew(gateway, fake, s
     keys, redis, (request,) = fake.broker.keys, fake.connection, fake.requests
     log, record = keys.output(request.id), keys.request(request.id)
     (first_id, first), (last_id, last) = redis.xrange(log)
-    redis.hdel(keys.place, request.id)
+    redis.hdel(keys.log_positions, request.id)
     redis.hset(record, mapping={"published": 4, "prefix": first[b"prefix"]})
     redis.delete(log)
     redis.xadd(log, first, id=first_id)

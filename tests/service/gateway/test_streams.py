@@ -360,7 +360,7 @@ def test_a_log_that_lost_what_was_told_says_from_where_to_go_on(gateway, fake, s
         stream.read_tokens(8)
         log = fake.broker.keys.output(stream.request_id)
         last, _ = fake.connection.xrevrange(log, count=1)[0]
-        record, place = fake.broker.keys.request(stream.request_id), fake.broker.keys.place
+        record, place = fake.broker.keys.request(stream.request_id), fake.broker.keys.log_positions
         kept = fake.connection.xrange(log)[0][1][b"prefix"]
         fake.connection.xdel(log, last)
         fake.connection.hset(record, mapping={"published": 4, "prefix": kept})

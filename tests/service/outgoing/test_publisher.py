@@ -95,7 +95,7 @@ def test_a_worker_that_cannot_reach_redis_at_its_end_gives_up_and_says_so():
 def test_tokens_that_redis_lost_are_sent_again(queue: Queue):
     gate = StepGate(steps=6)
     request_id = queue.submit((8, 1), max_tokens=50)
-    keys = (queue.keys.request(request_id), queue.keys.output(request_id), queue.keys.place)
+    keys = (queue.keys.request(request_id), queue.keys.output(request_id), queue.keys.log_positions)
     with WorkerThread(queue.settings(), before_run=gate) as worker:
         queue.wait_for_tokens(request_id, 6)
         backup = {key: queue.connection.dump(key) for key in keys}
