@@ -1,11 +1,11 @@
-"""Runs a file of OpenAI batch requests through a queue, and can be killed at any moment.
+"""Runs a file of OpenAI batch requests through a queue. The run may be killed at any moment.
 
     run_batch("redis://127.0.0.1:6379/0", "in.jsonl", "out.jsonl", resume=True)
 
-Results are appended as they come, in the order of completion; match them by `custom_id`. The id of
-a request is a function of the batch's name and of the line, so a run that starts again finds the
-requests of the one before it: those that ended in between are read from their logs, those that run
-are followed from their first token, and none is generated twice within the queue's retention.
+Results are appended in the order of completion; match them by `custom_id`. The id of a request is a
+function of the batch's name and of the line, so a resumed run finds the requests of the earlier
+run. It reads the ended ones from their logs and follows the running ones from their first token. No
+request is generated twice within the queue's retention.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from quire.wire.protocol import Priority
 
 __all__ = ["DEFAULT_MAX_INFLIGHT", "BatchProgress", "run_batch"]
 
-#: How long a run that was given a url waits for a Redis that is away. One that was given a client
-#: or a broker waits as long as a wait of theirs without a timeout.
+#: With a url, a run waits so long for an unreachable Redis, in seconds. With a client or a broker
+#: it waits as long as they wait without a timeout.
 OUTAGE_SECONDS = 60.0
 
 
@@ -51,22 +51,24 @@ def run_batch(
     on_progress: Callable[[BatchProgress], None] | None = None,
     **settings: Unpack[QueueSettings],
 ) -> BatchProgress:
-    """Runs every line of `input_path` once, and returns how it ended.
+    """Runs every line of `input_path` once, and returns the final progress.
 
-    Completed requests go to `output_path`, all others to `errors_path` (`out.errors.jsonl` for
-    `out.jsonl` when None). A bad line fails alone. When `deadline_seconds` are over, or `stop` is
-    set, what has finished stays, and the rest goes to the errors as `batch_expired` or
-    `batch_cancelled`; a later `resume` runs that rest and leaves out all that has a result. `name`
-    keeps batches apart that ask the same (the stem of the input file when None). `queue`, `shards`
-    and `settings` see Client; they count only with a url.
-    Bodies are checked like those of a Client; `stream` in them is ignored. InvalidRequest, and
-    BatchFileError when the files cannot be used; BrokerUnavailable, after which `resume` goes on.
+    Results of completed lines go to `output_path`, all others to `errors_path` (when None:
+    `out.errors.jsonl` for `out.jsonl`). A bad line fails alone. After `deadline_seconds`, or when
+    `stop` is set, finished results stay, and the rest goes to the errors as `batch_expired` or
+    `batch_cancelled`; a later `resume` runs that rest and skips all lines that have a result.
+    `name` separates batches with equal requests (when None: the stem of the input file). For
+    `queue`, `shards` and `settings` see Client; they apply only with a url. Bodies are checked like
+    those of a Client; `stream` in them is ignored.
+
+    InvalidRequest for a wrong argument, BatchFileError when a file cannot be used,
+    BrokerUnavailable when Redis stays unreachable; `resume` continues after it.
     """
     source, output = Path(input_path), Path(output_path)
     if not output.name:
         raise BatchFileError(f"{output}: is a directory")
     errors = Path(errors_path) if errors_path else _failures_beside(output)
-    # Before files for results are made that there will be none for.
+    # Checked first, so that a wrong input leaves no empty result files behind.
     must_be_source(source, output, errors)
     options = BatchOptions(
         name=name or source.stem,
@@ -84,7 +86,7 @@ def run_batch(
                 owned = _brokers_of(connection, queue=queue, shards=shards, settings=settings)
                 run = BatchRun(owned, source, files, options=options, stop=stop)
                 return run.until_it_ends(on_progress)
-        # A client is a face of its brokers; a batch needs the logs of many requests in one read.
+        # A batch uses the client's brokers, because it reads the logs of many requests at once.
         brokers = broker._brokers if isinstance(broker, Client) else [broker]
         run = BatchRun(brokers, source, files, options=options, stop=stop)
         return run.until_it_ends(on_progress)
@@ -93,11 +95,11 @@ def run_batch(
 def _brokers_of(
     connection: redis.Redis, *, queue: str, shards: int, settings: QueueSettings
 ) -> list[Broker]:
-    """The brokers of a run that was given a url; each of their calls is repeated for long."""
+    """The brokers of a run with a url. Each of their calls is repeated for OUTAGE_SECONDS."""
     settings.setdefault("retry_seconds", OUTAGE_SECONDS)
     brokers = [Broker(connection, queue=queue, shard=shard, **settings) for shard in range(shards)]
     for broker in brokers:
-        # A wait of several such calls would bear an outage for as much longer.
+        # Each call already waits that long; a second wait on top would double the time.
         broker.outage_seconds = 0.0
     return brokers
 
@@ -111,5 +113,5 @@ def _priority(priority: str | int | Priority) -> Priority:
 
 def _failures_beside(output: Path) -> Path:
     if output.exists() and not (output.is_file() or output.is_dir()):
-        raise BatchFileError(f"{output} is no plain file: say as well where the failures go")
+        raise BatchFileError(f"{output} is not a regular file: also name a file for the errors")
     return output.with_suffix(".errors.jsonl")

@@ -1,4 +1,4 @@
-"""The files of a batch: what is still to be done, and results that a crash cannot tear apart."""
+"""The files of a batch: lines without a result yet, and result files that survive a crash."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 from quire.batch.lines import CANCELLED, EXPIRED, BadLine, BatchLine, parse_line
 from quire.errors import QuireError
 
-#: The white space of JSON. A line of nothing else is blank, and no request.
+#: The white space of JSON. A line of white space alone is blank and is skipped.
 BLANKS = " \t\r\n"
 _BLANK_BYTES = BLANKS.encode()
 
@@ -28,11 +28,11 @@ class BatchFileError(QuireError):
 
 
 class ResultFiles:
-    """The output file and the error file of one batch; nobody else may write them meanwhile.
+    """The output file and the error file of one batch, locked against other writers.
 
-    A line is one write: it is there whole, or, after a crash of the machine, torn at the end of the
-    file, where `resume` cuts it off. `lines` are those of the batch, read if there are failures to
-    compare them with. A context manager.
+    Each line is written with one call. After a crash of the machine the last line may be
+    incomplete; `resume` cuts it off. `lines` are the lines of the batch, read only if there are
+    earlier failures to compare them with. A context manager.
     """
 
     def __init__(
@@ -43,21 +43,22 @@ class ResultFiles:
         resume: bool,
         lines: Iterable[BatchLine | BadLine] = (),
     ) -> None:
-        # What need not be run again: the `custom_id` of what has completed, and of what has failed
-        # the id of its result, which another body would not have.
+        # Lines that are not run again. Completed ones by `custom_id`. Failed ones by the id of
+        # their result, which depends on the body: a corrected line has another one and runs.
         self._completed: set[str] = set()
         self._failed: set[str] = set()
         if output.resolve() == errors.resolve():
-            raise BatchFileError(f"{output}: output and errors need a file each")
+            raise BatchFileError(f"{output}: output and errors need two different files")
         if not resume and any(path.exists() and path.stat().st_size for path in (output, errors)):
-            raise BatchFileError(f"{output} or {errors} has results: --resume, or name others")
+            message = f"{output} or {errors} has results: use --resume or name other files"
+            raise BatchFileError(message)
         with contextlib.ExitStack() as opened:
             self._output = _open_alone(output)
             opened.callback(os.close, self._output)
             self._errors = _open_alone(errors)
             opened.callback(lambda: os.close(self._errors))
             if resume:
-                self._take_up(output, errors, lines)
+                self._load_results(output, errors, lines)
             self._opened = opened.pop_all()
 
     def __enter__(self) -> ResultFiles:
@@ -72,7 +73,7 @@ class ResultFiles:
         self.close()
 
     def close(self) -> None:
-        """Closes both files and gives them free."""
+        """Closes both files, which unlocks them."""
         self._opened.close()
 
     def write_output(self, line: str) -> None:
@@ -85,33 +86,35 @@ class ResultFiles:
 
     @property
     def num_completed(self) -> int:
-        """How many lines had completed before."""
+        """How many lines completed in earlier runs."""
         return len(self._completed)
 
     @property
     def num_failed(self) -> int:
-        """How many lines had failed before, and would again."""
+        """How many lines failed in earlier runs and are not run again."""
         return len(self._failed)
 
     def has_result_of(self, line: BatchLine | BadLine) -> bool:
-        """Whether the line need not be run again."""
+        """Whether the line has a final result, so that it is not run again."""
         is_completed = isinstance(line, BatchLine) and line.custom_id in self._completed
         return is_completed or line.result_id in self._failed
 
-    def _take_up(self, output: Path, errors: Path, lines: Iterable[BatchLine | BadLine]) -> None:
+    def _load_results(
+        self, output: Path, errors: Path, lines: Iterable[BatchLine | BadLine]
+    ) -> None:
         _cut_torn_line(self._output)
         _cut_torn_line(self._errors)
         self._completed = {one["custom_id"] for one in _results(output, have_failed=False)}
-        stand, num_failures = set(), 0
+        final, num_failures = set(), 0
         for failure in _results(errors, have_failed=True):
             num_failures += 1
-            # What the batch's own end broke off is tried again, so it is no error any more.
+            # Lines that the end of the batch interrupted run again, so their errors are removed.
             if failure["error"]["code"] not in (EXPIRED, CANCELLED):
-                stand.add(failure["id"])
-        if stand:
-            # Nor is that of a line which somebody has mended since: it will have another result.
-            self._failed = stand.intersection(line.result_id for line in lines)
-        # A file of which all is kept stays as it is, whoever wrote it.
+                final.add(failure["id"])
+        if final:
+            # So is the error of a line that was corrected since: it has another result id.
+            self._failed = final.intersection(line.result_id for line in lines)
+        # If all errors are kept, the file is not rewritten.
         if len(self._failed) < num_failures:
             failures = _results(errors, have_failed=True)
             kept = [json.dumps(one) + "\n" for one in failures if one["id"] in self._failed]
@@ -120,39 +123,40 @@ class ResultFiles:
 
 
 def lines_of(source: Path, name: str) -> Iterator[BatchLine | BadLine]:
-    """The lines of the file as those of this batch. A repeated `custom_id` is a bad line."""
+    """Reads the lines of the batch `name` from a file. A repeated `custom_id` is a bad line."""
     taken: set[bytes] = set()
-    # Some editors put a mark before the first line. Bytes that are no text come as surrogates.
-    # A line ends at LF, or at CR and LF: a lone CR is white space of JSON.
+    # utf-8-sig skips the byte order mark of some editors; invalid bytes are read as surrogates.
+    # A line ends with LF, or CR and LF. A CR alone is white space in JSON.
     with source.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n") as lines:
         for number, text in enumerate(lines, start=1):
             if not text.strip(BLANKS):
                 continue
             line = _parsed(text, number=number, batch=name)
             if line.custom_id is not None:
-                # Hashes, because a batch may have millions of lines.
-                mark = hashlib.sha256(ascii(line.custom_id).encode()).digest()[:16]
-                if mark in taken:
+                # Hashes need less memory, and a batch may have millions of lines.
+                digest = hashlib.sha256(ascii(line.custom_id).encode()).digest()[:16]
+                if digest in taken:
                     message = f"line {number}: custom_id {line.custom_id!r} was used before"
                     line = BadLine(number, line.custom_id, "duplicate_custom_id", message)
-                taken.add(mark)
+                taken.add(digest)
             yield line
 
 
 def unfinished_lines(source: Path, files: ResultFiles, name: str) -> Iterator[BatchLine | BadLine]:
-    """Those lines of the file that have no result yet."""
+    """The lines of the file that have no final result yet."""
     return (line for line in lines_of(source, name) if not files.has_result_of(line))
 
 
 def must_be_source(source: Path, *results: Path) -> None:
-    """BatchFileError for a file that takes results, too, or cannot be opened, or only once.
+    """BatchFileError if the input is also a result file, cannot be opened, or is a pipe.
 
-    A pipe is empty when its lines have been counted, and the batch would end well with none run.
+    The input is read twice. A pipe would be empty after its lines have been counted, and the batch
+    would seem to succeed without a single request.
     """
     if source.resolve() in [path.resolve() for path in results]:
-        raise BatchFileError(f"{source}: requests and results need a file each")
+        raise BatchFileError(f"{source}: requests and results need different files")
     if source.is_fifo() or source.is_char_device():
-        raise BatchFileError(f"{source}: is read twice, and a pipe cannot be; name a file")
+        raise BatchFileError(f"{source}: must be a regular file, because it is read twice")
     try:
         source.open("rb").close()
     except OSError as error:
@@ -160,7 +164,7 @@ def must_be_source(source: Path, *results: Path) -> None:
 
 
 def count_lines(source: Path) -> int:
-    """The lines of the file that are not blank. BatchFileError when it cannot be read."""
+    """The number of lines that are not blank. BatchFileError when the file cannot be read."""
     try:
         with source.open("rb") as lines:
             first = next(lines, b"").removeprefix(BOM_UTF8)
@@ -170,7 +174,7 @@ def count_lines(source: Path) -> int:
 
 
 def _parsed(text: str, *, number: int, batch: str) -> BatchLine | BadLine:
-    # A letter in the place of what cannot be read would be asked for as if it had been meant.
+    # Refused, because a replacement character would change the prompt without notice.
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -180,15 +184,15 @@ def _parsed(text: str, *, number: int, batch: str) -> BatchLine | BadLine:
 
 def _open_alone(path: Path) -> int:
     if path.is_fifo() or path.is_socket():
-        # We would hold its other end, too: what nobody reads would fill it, and then block us.
-        raise BatchFileError(f"{path}: results need a file that stays, and a pipe does not")
+        # Opened for reading and writing, a pipe without a reader would fill and then block us.
+        raise BatchFileError(f"{path}: results need a regular file, not a pipe")
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise BatchFileError(f"{path}: {error.strerror}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Whoever had it locked until now may have put another one in its place.
+        # The previous holder of the lock may have replaced the file; then this is the old one.
         if not os.path.samestat(os.fstat(descriptor), path.stat()):
             raise FileNotFoundError(path)
     except OSError as error:
@@ -198,9 +202,10 @@ def _open_alone(path: Path) -> int:
 
 
 def _rewritten(path: Path, before: int, text: str) -> int:
-    """Puts another file with this text in the place of one that is open, and opens that, locked.
+    """Replaces the open file `before` by a new one with this text; returns it, open and locked.
 
-    At every moment one of the two is there, whole: whoever is killed here has lost nothing.
+    The replacement is atomic: after a kill at any moment, either the old or the new file is there,
+    complete.
     """
     path = path.resolve()
     new = path.with_name(f"{path.name}.new")
@@ -213,7 +218,7 @@ def _rewritten(path: Path, before: int, text: str) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.fchmod(descriptor, stat.S_IMODE(os.fstat(before).st_mode))
         _write(descriptor, text)
-        # The name must not be on disk before the lines are.
+        # The lines must be on disk before the rename is.
         os.fsync(descriptor)
         new.replace(path)
     except BaseException:
@@ -230,7 +235,7 @@ def _write(descriptor: int, text: str) -> None:
 
 
 def _cut_torn_line(descriptor: int) -> None:
-    """Cuts off what stands after the last line end."""
+    """Truncates the file after its last line end."""
     size = end = os.fstat(descriptor).st_size
     while end > 0:
         start = max(0, end - (1 << 16))
@@ -244,7 +249,7 @@ def _cut_torn_line(descriptor: int) -> None:
 
 
 def _results(path: Path, *, have_failed: bool) -> Iterator[dict[str, Any]]:
-    """The lines of a file of results. BatchFileError for one that is not of this file."""
+    """The results in a file. BatchFileError for a line that is not a result of this kind."""
     with path.open(encoding="utf-8", errors="replace", newline="\n") as lines:
         for number, line in enumerate(lines, start=1):
             try:
@@ -258,7 +263,7 @@ def _results(path: Path, *, have_failed: bool) -> Iterator[dict[str, Any]]:
 
 
 def _is_result(result: Any, *, has_failed: bool) -> bool:
-    """Whether we have written this, to the error file or to the other."""
+    """Whether this is a line as we write it: to the error file, or to the output file."""
     match result:
         case {"id": str(), "custom_id": str(), "error": None}:
             return not has_failed

@@ -1,7 +1,7 @@
-"""The lines of OpenAI's batch files: what is asked in one, and what is answered in two others.
+"""The lines of OpenAI's batch files: of the input, the output and the error file.
 
-Pure: text in, records out, and back. A line that cannot be right becomes a BadLine that says why,
-and never an exception: in a batch it fails alone.
+Pure functions from text to records and back. An invalid line becomes a BadLine with the reason, and
+never an exception, because in a batch it must fail alone.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ from quire.wire.protocol import GenerationRequest
 #: The longest `custom_id`, in characters.
 MAX_CUSTOM_ID_LENGTH = 512
 
-#: Ends that are the batch's and not the line's: a resumed batch tries these lines again.
+#: Error codes of lines that the end of the batch interrupted; a resumed batch runs them again.
 EXPIRED, CANCELLED = "batch_expired", "batch_cancelled"
 
-
-#: The result of a line that cannot be run is named by its number, and what is wrong with it.
+#: Begin of the result id of an invalid line. Its number and a hash of the error follow.
 BAD_LINE_PREFIX = "batch_req_line_"
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """One request of a batch. `digest` names it: by the batch, its id, and all it asks for."""
+    """One request of a batch. `digest` identifies it: a hash of batch name, id, url and body."""
 
     custom_id: str
     url: str
@@ -46,22 +45,22 @@ class BatchLine:
         return f"batch_req_{self.digest[:32]}"
 
     @property
-    def asked(self) -> OpenAIRequest:
-        """The call that it stands for. Without a seed of its own, a later run draws the same."""
+    def call(self) -> OpenAIRequest:
+        """The call of OpenAI's API. Without a seed in the body, every run derives the same one."""
         return OpenAIRequest(KINDS[self.url], self.body, self.digest)
 
     @property
     def num_choices(self) -> int:
-        """How many answers are asked for, to all prompts."""
-        return self.asked.num_choices
+        """The number of choices of all prompts together."""
+        return self.call.num_choices
 
     def request_id(self, choice: int = 0, *, attempt: int = 0) -> str:
-        """The same in every run, so that a second run finds what the first has begun."""
+        """The id of a choice's request: the same in every run, so a resumed run finds it."""
         return id_of(self._id(attempt), choice, n=self.num_choices)
 
     def request(self, choice: int = 0, *, attempt: int = 0, **envelope: Any) -> GenerationRequest:
-        """The message to submit for one choice. InvalidRequest for a body that cannot be right."""
-        return self.asked.request(self._id(attempt), choice, **envelope)
+        """The message to submit for one choice. InvalidRequest for an invalid body."""
+        return self.call.request(self._id(attempt), choice, **envelope)
 
     def _id(self, attempt: int) -> str:
         suffix = f".{attempt}" if attempt else ""
@@ -70,7 +69,7 @@ class BatchLine:
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line that cannot be run. `custom_id` is None when the line has none that can be read."""
+    """An invalid line. `custom_id` is None if the line has no readable one."""
 
     number: int
     custom_id: str | None
@@ -79,12 +78,12 @@ class BadLine:
 
     @property
     def result_id(self) -> str:
-        told = json.dumps([self.custom_id, self.code, self.message])
-        return f"{BAD_LINE_PREFIX}{self.number}_{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+        text = json.dumps([self.custom_id, self.code, self.message])
+        return f"{BAD_LINE_PREFIX}{self.number}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def parse_line(text: str, *, number: int, batch: str) -> BatchLine | BadLine:
-    """Reads line `number` of the batch named `batch`. The body is looked into at the end."""
+    """Reads line `number` of the batch named `batch`. The body is checked last."""
     try:
         fields, fault = read_object(text)
     except InvalidRequest as error:
@@ -94,8 +93,8 @@ def parse_line(text: str, *, number: int, batch: str) -> BatchLine | BadLine:
         return BadLine(number, None, "invalid_custom_id", message)
     custom_id = fields.get("custom_id")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID_LENGTH:
-        wanted = f"a string of 1 to {MAX_CUSTOM_ID_LENGTH} characters"
-        message = f"line {number}: custom_id must be {wanted}"
+        expected = f"a string of 1 to {MAX_CUSTOM_ID_LENGTH} characters"
+        message = f"line {number}: custom_id must be {expected}"
         return BadLine(number, None, "invalid_custom_id", message)
 
     def bad(code: str, message: str) -> BadLine:
@@ -112,18 +111,18 @@ def parse_line(text: str, *, number: int, batch: str) -> BatchLine | BadLine:
         return bad("invalid_url", f"url must be one of {', '.join(KINDS)}")
     if not isinstance(body, dict):
         return bad("invalid_body", "body must be an object")
-    asked = json.dumps([batch, custom_id, url, body], sort_keys=True)
-    digest = hashlib.sha256(asked.encode()).hexdigest()
+    content = json.dumps([batch, custom_id, url, body], sort_keys=True)
+    digest = hashlib.sha256(content.encode()).hexdigest()
     line = BatchLine(custom_id, url, body, digest)
     try:
-        line.asked.check()
+        line.call.check()
     except InvalidRequest as error:
         return bad("invalid_request", str(error))
     return line
 
 
 def output_line(line: BatchLine, completions: Sequence[Completion]) -> str:
-    """The line of a completed request for the output file, from the whole output of each choice."""
+    """The line for the output file, from the whole outputs of all choices."""
     first, kind = completions[0], KINDS[line.url]
     heading = Heading(
         id=f"{'chatcmpl' if kind == 'chat.completions' else 'cmpl'}-{line.digest[:32]}",
@@ -131,18 +130,18 @@ def output_line(line: BatchLine, completions: Sequence[Completion]) -> str:
         created=int(time.time()),
         model=first.model or line.body.get("model") or "",
     )
-    body = response(heading, completions, num_prompts=line.asked.num_prompts)
+    body = response(heading, completions, num_prompts=line.call.num_prompts)
     answer = {"status_code": 200, "request_id": first.request_id, "body": body}
     return _line(line.result_id, line.custom_id, response=answer, error=None)
 
 
 def error_line(line: BatchLine | BadLine, code: str, message: str) -> str:
-    """The line for the error file of a request that did not complete."""
+    """The line for the error file, for a line that did not complete."""
     error = {"code": code, "message": message}
     return _line(line.result_id, line.custom_id, response=None, error=error)
 
 
 def _line(result_id: str, custom_id: str | None, **outcome: Any) -> str:
     fields = {"id": result_id, "custom_id": custom_id, **outcome}
-    # Escaped, because a custom_id may hold half a surrogate pair, which no file can.
+    # Escaped to ASCII: a custom_id may hold half a surrogate pair, which UTF-8 cannot encode.
     return json.dumps(fields) + "\n"

@@ -1,6 +1,6 @@
-"""One run of a batch: what is on its way, what came back, and what to do about what did not.
+"""One run of a batch: submits its requests, reads their outputs, and handles those that are lost.
 
-Knows requests and logs; the files are batch_files' business, the lines' meaning batch_lines'.
+Knows requests and logs. files.py has the files, lines.py the format of the lines.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from quire.wire.arguments import must_be_ahead
 from quire.wire.output import Completion, State, TokenChunk
 from quire.wire.protocol import TENANT_PATTERN, Priority, is_tenant_name
 
-#: Requests of a batch that are in the queue or running at once.
+#: How many requests of a batch are queued or running at once.
 DEFAULT_MAX_INFLIGHT = 1024
 
 #: The most requests of one submit.
@@ -37,16 +37,16 @@ SUBMIT_SIZE = 256
 #: The most logs of one read.
 READ_SIZE = 256
 
-#: How long a read waits for news when there are none.
+#: How long a read waits if no log has new entries.
 BLOCK_SECONDS = 0.1
 
-#: A request without news for so long is looked up: it may have been lost.
+#: After so long without a new entry, the state of a request is read: it may be lost.
 SILENT_SECONDS = 5.0
 
-#: How often a request that Redis lost is submitted again before its line fails.
+#: How often a request that Redis has lost is submitted again before its line fails.
 MAX_LOSSES = 3
 
-#: How long a full queue is left alone before the next try.
+#: Pause before the next submit to a full queue.
 FULL_PAUSE_SECONDS = 0.5
 
 _REASONS = {
@@ -54,17 +54,17 @@ _REASONS = {
     CANCELLED: "the batch was cancelled",
 }
 
-#: The ends that the end of a run brings to its requests.
-_BROKEN_OFF = (State.CANCELLED, State.EXPIRED)
+#: The states of requests that the end of an earlier run has ended.
+_INTERRUPTED = (State.CANCELLED, State.EXPIRED)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchProgress:
-    """Where a batch stands.
+    """The progress of a batch.
 
-    `total` counts lines, `done_before` the results an earlier run has left, and `tokens` what was
-    generated and read by this one. `ending` is None while it goes on, and afterwards completed,
-    expired or cancelled.
+    `total` counts lines, `done_before` the results of earlier runs, and `tokens` the generated
+    tokens that this run has read. `ending` is None while it runs, and afterwards completed, expired
+    or cancelled.
     """
 
     total: int
@@ -83,7 +83,7 @@ class BatchProgress:
 
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
-    """How to run a batch; see `run_batch`. InvalidRequest."""
+    """How to run a batch; see `run_batch`. InvalidRequest for a wrong value."""
 
     name: str
     max_inflight: int = DEFAULT_MAX_INFLIGHT
@@ -101,7 +101,7 @@ class BatchOptions:
 
 
 class BatchRun:
-    """One run of a batch, in one thread: submit what fits, read what came, write what ended."""
+    """One run of a batch in one thread: submits requests, reads outputs, writes results."""
 
     def __init__(
         self,
@@ -127,10 +127,10 @@ class BatchRun:
         if options.deadline_seconds is not None:
             self._deadline_ms = brokers[0].now_ms() + int(options.deadline_seconds * 1000)
         self._lines = unfinished_lines(source, files, options.name)
-        # In the order of the last read, so that no log waits for ever behind others.
+        # Ordered by the time of the last read, so that every log is read in turn.
         self._open: dict[str, OpenChoice] = {}
         self._waiting: list[OpenChoice] = []
-        self._broken_off: str | None = None
+        self._interrupted: str | None = None
         self._submit_after = 0.0
         self._progress = BatchProgress(
             total=count_lines(source),
@@ -143,11 +143,11 @@ class BatchRun:
         while (ending := self._ending()) is None:
             self._submit()
             self._read(block_seconds=BLOCK_SECONDS)
-            self._look_after_silent()
+            self._check_silent()
             if on_progress is not None:
                 on_progress(self._now())
         if ending != State.COMPLETED:
-            self._break_off(EXPIRED if ending == State.EXPIRED else CANCELLED)
+            self._interrupt(EXPIRED if ending == State.EXPIRED else CANCELLED)
         self._progress = replace(self._now(), ending=str(ending))
         if on_progress is not None:
             on_progress(self._progress)
@@ -167,7 +167,7 @@ class BatchRun:
         return replace(self._progress, inflight=len(self._open), seconds=seconds)
 
     def _refill(self) -> None:
-        """Takes lines from the file until enough are on their way."""
+        """Takes lines from the file until `max_inflight` requests are open or wait for a submit."""
         while len(self._open) + len(self._waiting) < self._options.max_inflight:
             line = next(self._lines, None)
             if line is None:
@@ -217,7 +217,7 @@ class BatchRun:
         self._open[open_.following.request_id] = open_
 
     def _attempt_again(self, open_: OpenChoice) -> None:
-        """For what an earlier run broke off. Its id is spent; the next attempt has the next one."""
+        """Repeats a request that an earlier run has ended, under the id of the next attempt."""
         open_.attempt += 1
         request_id = open_.answer.line.request_id(open_.choice, attempt=open_.attempt)
         open_.following = Following(request_id)
@@ -225,7 +225,7 @@ class BatchRun:
         self._waiting.append(open_)
 
     def _read(self, *, block_seconds: float | None) -> None:
-        """One round over all logs; when none has news, waits for those that waited longest."""
+        """Reads all logs once. If none has new entries, blocks on the group read longest ago."""
         shards: dict[Broker, list[str]] = {}
         for request_id in self._open:
             shards.setdefault(self._broker_of(request_id), []).append(request_id)
@@ -246,7 +246,7 @@ class BatchRun:
         return self._brokers[shard_of(request_id, len(self._brokers))]
 
     def _read_group(self, group: list[str], *, block_seconds: float | None) -> bool:
-        """Reads the logs of requests of one shard."""
+        """Reads the logs of one shard's requests; returns whether any has new entries."""
         group = [request_id for request_id in group if request_id in self._open]
         if not group:
             return False
@@ -263,7 +263,7 @@ class BatchRun:
             if request_id not in self._open:
                 # Another choice of its line has just failed.
                 continue
-            # Last read, last in line: the group that waits is another one in every round.
+            # Moved to the end: so the first group, which may block, changes in every round.
             open_ = self._open[request_id] = self._open.pop(request_id)
             if read := news.get(request_id):
                 open_.heard = now
@@ -293,22 +293,22 @@ class BatchRun:
             if choices := open_.complete(item):
                 self._files.write_output(output_line(open_.answer.line, choices))
                 self._progress = replace(self._progress, completed=self._progress.completed + 1)
-        elif open_.is_inherited and not self._broken_off and item.state in _BROKEN_OFF:
-            # It was still running when this run began; its end is that of the run before.
+        elif open_.is_inherited and not self._interrupted and item.state in _INTERRUPTED:
+            # The earlier run cancelled it or set its deadline, and it ended only now.
             self._attempt_again(open_)
         elif item.state is State.EXPIRED and self._deadline_ms is not None:
-            # The deadline of the batch was given to each request, and came to this one first.
+            # Each request has the batch's deadline; this one ended before the run noticed it.
             self._fail_answer(open_.answer, EXPIRED, _REASONS[EXPIRED])
-        elif item.state is State.CANCELLED and self._broken_off:
-            self._fail_answer(open_.answer, self._broken_off, _REASONS[self._broken_off])
+        elif item.state is State.CANCELLED and self._interrupted:
+            self._fail_answer(open_.answer, self._interrupted, _REASONS[self._interrupted])
         else:
             error = open_.answer.named(item, open_.choice).error
             code, message = (error.code, error.message) if error else (str(item.state), "")
             field_ = f"{error.field}: " if error and error.field else ""
             self._fail_answer(open_.answer, code, f"{field_}{message}")
 
-    def _look_after_silent(self) -> None:
-        """Looks up those that were silent for long; what Redis has lost is submitted again."""
+    def _check_silent(self) -> None:
+        """Reads the state of requests without new entries; submits those again that Redis lost."""
         now = time.monotonic()
         for request_id, open_ in list(self._open.items()):
             if now - open_.heard < SILENT_SECONDS or open_.answer.has_failed:
@@ -331,9 +331,9 @@ class BatchRun:
                 else:
                     self._waiting.append(open_)
 
-    def _break_off(self, code: str) -> None:
-        """Ends the batch before its time: what has finished by now stays, the rest is named."""
-        self._broken_off = code
+    def _interrupt(self, code: str) -> None:
+        """Ends the batch early: writes the results that are there, and an error for all others."""
+        self._interrupted = code
         for request_id in list(self._open):
             self._cancel(request_id)
         self._read(block_seconds=None)
@@ -348,7 +348,7 @@ class BatchRun:
                 self._fail(line, code, reason)
 
     def _fail_answer(self, answer: Answer, code: str, message: str) -> None:
-        """Fails a line for one of its choices. Nobody waits for the others any more."""
+        """Fails a line because of one choice, and cancels its other choices."""
         if answer.has_failed:
             return
         answer.has_failed = True
@@ -361,7 +361,7 @@ class BatchRun:
             self._cancel(request_id)
 
     def _cancel(self, request_id: str) -> None:
-        """Nobody waits for it. A Redis without memory refuses that as well, and it goes on."""
+        """Cancels a request. A Redis without memory refuses that; then the request continues."""
         with contextlib.suppress(UnknownRequest, QueueFull):
             self._broker_of(request_id).cancel(request_id)
 
@@ -371,11 +371,14 @@ class BatchRun:
 
 
 def _read_anew(open_: OpenChoice) -> None:
-    """Redis has lost a part of what was read. The log is what counts: back to its beginning."""
+    """Restarts at the begin of the log, because Redis has lost a part of what was read."""
     open_.following = Following(open_.following.request_id, known=True)
     open_.chunks = []
 
 
 def _accepted(request_id: str) -> Submitted:
-    """The answer for what a refused submit has taken in; who created it is not known."""
+    """The reply for a request that a full queue had accepted before it refused others.
+
+    Whether this submit created it is not known.
+    """
     return Submitted(request_id, State.QUEUED, created=False)

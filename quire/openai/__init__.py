@@ -1,1 +1,1 @@
-"""OpenAI's bodies to requests of ours, and back: one implementation for gateway and batch files."""
+"""Converts bodies of OpenAI's API to Quire's requests and back, for gateway and batch files."""

@@ -1,6 +1,6 @@
-"""What has come back, in OpenAI's words: whole responses, and the pieces of a stream.
+"""Bodies of OpenAI's responses: whole responses, and the events of a stream.
 
-Pure: completions and chunks in, JSON out; for batch files and for the gateway.
+Pure functions from completions and chunks to JSON, for batch files and for the gateway.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from quire.wire.protocol import Kind
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """What a response and all pieces of a stream begin with; `created` is in unix seconds."""
+    """The fields common to a response and to all events of a stream. `created`: unix seconds."""
 
     id: str
     kind: Kind
@@ -28,7 +28,7 @@ class Heading:
         return self.kind == "chat.completions"
 
     def fields(self, *, is_piece: bool) -> dict[str, Any]:
-        """These fields of a body."""
+        """These fields as JSON; `is_piece` for an event of a stream."""
         name = "text_completion"
         if self.is_chat:
             name = "chat.completion.chunk" if is_piece else "chat.completion"
@@ -38,7 +38,7 @@ class Heading:
 def response(
     heading: Heading, completions: Sequence[Completion], *, num_prompts: int
 ) -> dict[str, Any]:
-    """The body of a response, from the whole output of each choice; those of a prompt in a row."""
+    """The body of a response from the whole outputs of its choices, ordered by prompt."""
     choices = [_choice(heading, *item) for item in enumerate(completions)]
     fields = heading.fields(is_piece=False)
     return fields | {"choices": choices, "usage": usage_of(completions, num_prompts=num_prompts)}
@@ -47,7 +47,7 @@ def response(
 def written_response(
     heading: Heading, completions: Sequence[Completion], *, num_prompts: int
 ) -> Iterator[str]:
-    """The same as JSON, in parts, each of which is made as it is asked for."""
+    """Yields the same body as JSON text, in parts that are encoded one at a time."""
     yield f'{compact(heading.fields(is_piece=False))[:-1]},"choices":['
     for index, completion in enumerate(completions):
         choice = _choice(heading, index, replace(completion, logprobs=()))
@@ -63,22 +63,30 @@ def written_response(
 
 
 def usage_of(completions: Sequence[Completion], *, num_prompts: int) -> dict[str, Any]:
-    """The tokens of all choices. A prompt is counted once, as its first choice found it."""
-    found = [one.usage for one in completions[:: len(completions) // num_prompts]]
-    num_prompt_tokens = sum(usage.prompt_tokens for usage in found)
+    """The tokens of all choices. Each prompt is counted once, with the usage of its first choice.
+
+    `num_prompts` divides the number of completions.
+    """
+    of_prompts = [one.usage for one in completions[:: len(completions) // num_prompts]]
+    num_prompt_tokens = sum(usage.prompt_tokens for usage in of_prompts)
     num_generated = sum(completion.usage.completion_tokens for completion in completions)
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_generated,
         "total_tokens": num_prompt_tokens + num_generated,
-        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in found)},
+        "prompt_tokens_details": {
+            "cached_tokens": sum(usage.cached_tokens for usage in of_prompts)
+        },
     }
 
 
 def naming_prompt(
     completion: Completion, choice: int, *, num_choices: int, num_prompts: int
 ) -> Completion:
-    """The end of a choice. One that refuses its prompt says which of several that is."""
+    """The end of a choice. If its prompt was refused, the error's field gets the prompt's index.
+
+    With a single prompt the field stays `body.prompt`.
+    """
     error = completion.error
     if num_prompts == 1 or error is None or error.field != "body.prompt":
         return completion
@@ -87,12 +95,12 @@ def naming_prompt(
 
 
 def opening(heading: Heading, index: int) -> dict[str, Any]:
-    """The first piece of a choice of a chat, which says who speaks. Completions have none."""
+    """The first event of a choice of a chat, with the role. Completions have no such event."""
     return _piece(heading, _delta(heading, index, "", role="assistant"))
 
 
 def piece(heading: Heading, index: int, chunk: TokenChunk) -> dict[str, Any]:
-    """What a chunk adds to a choice. Offsets of log-probabilities count from its own text."""
+    """The event of one chunk. Text offsets in its log-probabilities start at 0 for each chunk."""
     choice = _delta(heading, index, chunk.text)
     if chunk.logprobs:
         choice["logprobs"] = (of_chat if heading.is_chat else of_completion)(chunk.logprobs)
@@ -100,7 +108,7 @@ def piece(heading: Heading, index: int, chunk: TokenChunk) -> dict[str, Any]:
 
 
 def ending(heading: Heading, index: int, completion: Completion) -> dict[str, Any]:
-    """The last piece of a choice: why it ended, and the text that only its end has set free."""
+    """The last event of a choice: its finish reason, and text held back for stop strings."""
     choice = _delta(heading, index, completion.tail)
     if heading.is_chat and not completion.tail:
         choice["delta"] = {}
@@ -110,7 +118,7 @@ def ending(heading: Heading, index: int, completion: Completion) -> dict[str, An
 def usage_piece(
     heading: Heading, completions: Sequence[Completion], *, num_prompts: int
 ) -> dict[str, Any]:
-    """The piece behind all choices, for `stream_options.include_usage`."""
+    """The event after all choices, for `stream_options.include_usage`."""
     usage = usage_of(completions, num_prompts=num_prompts)
     return heading.fields(is_piece=True) | {"choices": [], "usage": usage}
 
@@ -121,8 +129,8 @@ def _piece(heading: Heading, choice: dict[str, Any]) -> dict[str, Any]:
 
 def _delta(heading: Heading, index: int, text: str, **more: str) -> dict[str, Any]:
     choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": None}
-    said = {"delta": more | {"content": text}} if heading.is_chat else {"text": text}
-    return choice | said
+    content = {"delta": more | {"content": text}} if heading.is_chat else {"text": text}
+    return choice | content
 
 
 def _choice(heading: Heading, index: int, completion: Completion) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Log-probabilities in the two shapes of OpenAI's responses, of chats and of completions.
+"""Log-probabilities in the two formats of OpenAI's API, for chats and for completions.
 
-Both are columns: lists with a value for each token. So they can be written in parts, by those who
-have others to serve meanwhile: one answer may hold many megabytes of them.
+Both consist of columns: lists with one value per token. One answer may hold many megabytes of them,
+so `written` encodes them in parts: a gateway can serve other requests between two parts.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from typing import Any
 
 from quire.wire.logprobs import TokenLogprob, TopLogprob
 
-#: Stands for everything below it: JSON has no infinity, and OpenAI's numbers end here.
-LEAST_LOGPROB = -9999.0
+#: Replaces all lower values: JSON has no infinity, and this is the lowest value of OpenAI's API.
+MIN_LOGPROB = -9999.0
 
-#: What decoding makes of bytes that are no character.
+#: The character that decoding puts in place of invalid bytes.
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
-
-#: Tokens that are written in one part: some two milliseconds, with the most that stands by each.
+#: Tokens in one part: about two milliseconds of work with the largest `logprobs`.
 TOKENS_PER_PART = 16
 
-#: JSON in the fewest characters.
+#: Encodes JSON without optional white space.
 compact = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
@@ -35,14 +34,14 @@ def of_chat(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
 def of_completion(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
     """The field `logprobs` of a choice of a completion.
 
-    Its maps name tokens by their text. The token that came is always among them; of several with
-    one text the likeliest stays.
+    Its maps use the text of a token as the key. The sampled token is always included. If several
+    tokens have the same text, the likeliest is kept.
     """
     return _filled(_columns_of_completion(logprobs))
 
 
 def written(logprobs: Sequence[TokenLogprob], *, is_chat: bool) -> Iterator[str]:
-    """One of these fields as JSON, in parts, each of which is made as it is asked for."""
+    """Yields one of these fields as JSON text, in parts that are encoded one at a time."""
     columns = (_columns_of_chat if is_chat else _columns_of_completion)(logprobs)
     begin = '{"refusal":null,' if is_chat else "{"
     for name, values in columns.items():
@@ -76,9 +75,9 @@ def _columns_of_completion(logprobs: Sequence[TokenLogprob]) -> dict[str, Iterat
 
 
 def _entry(one: TokenLogprob | TopLogprob) -> dict[str, Any]:
-    # Of bytes that are no whole character the text does not tell which they are.
-    known = None if REPLACEMENT in one.text else list(one.text.encode())
-    return {"token": one.text, "logprob": _number(one), "bytes": known}
+    # With a replacement character in the text, the original bytes are not known.
+    original = None if REPLACEMENT in one.text else list(one.text.encode())
+    return {"token": one.text, "logprob": _number(one), "bytes": original}
 
 
 def _by_text(one: TokenLogprob) -> dict[str, float]:
@@ -90,4 +89,4 @@ def _by_text(one: TokenLogprob) -> dict[str, float]:
 
 
 def _number(one: TokenLogprob | TopLogprob) -> float:
-    return max(one.logprob, LEAST_LOGPROB)
+    return max(one.logprob, MIN_LOGPROB)

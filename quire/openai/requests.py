@@ -1,6 +1,6 @@
-"""What is asked in OpenAI's words, as requests of ours; for batch files and for the gateway.
+"""Converts calls of OpenAI's API to Quire's requests, for batch files and for the gateway.
 
-Pure: JSON in, messages out. Which fields a body may have, and what they mean, is sampling.py's.
+Pure functions from JSON to messages. sampling.py defines which fields a body may have.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from quire.wire.json_text import read_object
 from quire.wire.protocol import MAX_REQUEST_ID_LENGTH, GenerationRequest, Kind
 from quire.wire.sampling import validated
 
-#: The paths of OpenAI's API that are served, and the kind of request each means.
+#: The supported paths of OpenAI's API -> the kind of request.
 KINDS: dict[str, Kind] = {
     "/v1/chat/completions": "chat.completions",
     "/v1/completions": "completions",
 }
 
-#: What takes the most bytes of what a request is given beside its body.
+#: The longest values of all fields of a request other than its body.
 LONGEST_ID = "x" * MAX_REQUEST_ID_LENGTH
 LONGEST_ENVELOPE: Mapping[str, Any] = {"tenant": "x" * 64, "deadline_ms": (1 << 53) - 1}
 
 
 @dataclass(frozen=True, slots=True)
 class OpenAIRequest:
-    """One call of OpenAI's API; it asks for as many requests of ours as it asks for choices.
+    """One call of OpenAI's API. It becomes one request of ours for each choice.
 
-    Completions may have a list of prompts, and each of them gets the choices that `n` says.
+    Completions may have a list of prompts; each prompt gets `n` choices.
 
-    `digest` is hexadecimal, 47 digits at least. What brings no seed gets one that is made of it, so
-    that the same digest is the same generation.
+    `digest` has at least 47 hexadecimal digits. If the body has no seed, the seed is derived from
+    the digest, so that equal digests give the same generation.
     """
 
     kind: Kind
@@ -42,41 +42,41 @@ class OpenAIRequest:
 
     @property
     def num_prompts(self) -> int:
-        """How many prompts there are; a chat has one."""
+        """The number of prompts; a chat has one."""
         return len(self._prompts)
 
     @property
     def num_choices(self) -> int:
-        """How many answers are asked for, to all prompts. InvalidRequest if they cannot be."""
-        n = self._choices_of_each
+        """The number of choices of all prompts together. InvalidRequest if there are too many."""
+        n = self._choices_per_prompt
         if n * self.num_prompts > MAX_CHOICES:
-            message = f"asks for {n * self.num_prompts} choices; at most {MAX_CHOICES} are allowed"
+            message = f"needs {n * self.num_prompts} choices; at most {MAX_CHOICES} are allowed"
             raise InvalidRequest("body.prompt", message)
         return n * self.num_prompts
 
     def begins_prompt(self, choice: int) -> bool:
         """Whether this choice is the first one of its prompt."""
-        return choice % self._choices_of_each == 0
+        return choice % self._choices_per_prompt == 0
 
     def check(self) -> None:
-        """InvalidRequest if the message for any choice cannot be right, or not be sent.
+        """InvalidRequest if the message of any choice is invalid or cannot be sent.
 
-        Whatever its id, its tenant and its deadline will be: these are as long as they can be.
+        Checks with the longest id, tenant and deadline, so that the result holds for all others.
         """
-        num_choices, each = self.num_choices, self._choices_of_each
+        num_choices, each = self.num_choices, self._choices_per_prompt
         longest = LONGEST_ID[len(id_of("", num_choices - 1, n=num_choices)) :]
         for choice in range(each - 1, num_choices, each):
             self.request(longest, choice, **LONGEST_ENVELOPE)
 
     def request(self, request_id: str, choice: int = 0, **envelope: Any) -> GenerationRequest:
-        """The message to submit for one choice, see choices.py for its id.
+        """The message to submit for one choice; see choices.py for its id.
 
-        Choices are counted through: all of the first prompt, then all of the second. With a seed in
-        the body each prompt is answered as in a call of its own; otherwise no two choices share
-        one. InvalidRequest for a body that cannot be right.
+        Choices are numbered across prompts: all of the first prompt, then all of the second. With a
+        seed in the body, each prompt gets the same seeds as in a call of its own; without one, no
+        two choices share a seed. InvalidRequest for an invalid body.
         """
         num_choices = self.num_choices
-        prompt, choice_of_prompt = divmod(choice, self._choices_of_each)
+        prompt, choice_of_prompt = divmod(choice, self._choices_per_prompt)
         body = {name: value for name, value in self.body.items() if name != "n"}
         if self._is_list:
             body["prompt"] = self._prompts[prompt]
@@ -89,7 +89,7 @@ class OpenAIRequest:
         try:
             request.parse_body()
             request = choice_of(request, choice, n=num_choices, seeded_as=seeded_as)
-            # The cap is looked at here, too: over it, one message would stop its whole submit.
+            # Checks the size limit here, too: a message above it would fail its whole submit.
             request.encode()
         except InvalidRequest as error:
             if self._is_list and error.field == "body.prompt":
@@ -98,8 +98,8 @@ class OpenAIRequest:
         return request
 
     @property
-    def _choices_of_each(self) -> int:
-        """How many answers each prompt gets. InvalidRequest."""
+    def _choices_per_prompt(self) -> int:
+        """The number of choices of each prompt. InvalidRequest if `n` is invalid."""
         n = self.body.get("n")
         if n is None:
             return 1
@@ -113,10 +113,10 @@ class OpenAIRequest:
 
     @property
     def _is_list(self) -> bool:
-        """Whether the prompt is a list of prompts: of texts, or of arrays of token ids.
+        """Whether the prompt is a list of prompts: all texts, or all arrays of token ids.
 
-        InvalidRequest if it is one of both. An array that begins with anything else is one prompt,
-        if any.
+        InvalidRequest if it mixes them. An array that begins with anything else is read as one
+        prompt of token ids.
         """
         prompt = self.body.get("prompt")
         if self.kind != "completions" or not isinstance(prompt, list) or not prompt:
@@ -130,9 +130,10 @@ class OpenAIRequest:
 
 
 def parse_body(text: str | bytes) -> dict[str, Any]:
-    """The body that is written there. InvalidRequest for any other text.
+    """Reads a body from JSON text. InvalidRequest if it is not a JSON object.
 
-    What JSON does not allow in it (see `json_text`) is named by its path: `body.logit_bias.52`.
+    The error names the path of what JSON does not allow, such as `body.logit_bias.52`; see
+    `json_text`.
     """
     body, fault = read_object(text)
     if fault is not None:

@@ -151,7 +151,7 @@ def test_results_are_not_written_where_they_do_not_stay(folder, which, kind):
     else:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(os.path.relpath(path))
-    with FakeQuire() as fake, pytest.raises(BatchFileError, match="results need a file"):
+    with FakeQuire() as fake, pytest.raises(BatchFileError, match="results need a regular file"):
         folder.run(fake.client())
 
 

@@ -33,7 +33,7 @@ def test_a_pipe_is_refused_and_not_taken_for_an_empty_batch(quire, tmp_path):
     os.mkfifo(pipe)
     code, out, err = quire("run-batch", "-i", str(pipe), "-o", str(output))
     assert (code, out) == (2, "")
-    assert err == f"error: {pipe}: is read twice, and a pipe cannot be; name a file\n"
+    assert err == f"error: {pipe}: must be a regular file, because it is read twice\n"
     assert not output.exists()
 
 
@@ -59,7 +59,7 @@ def test_results_are_never_written_into_the_requests(quire, source, tmp_path):
     for paths in (["-o", str(source)], into, [*into, "--resume"]):
         code, out, err = quire("run-batch", "-i", str(source), *paths)
         assert (code, out) == (2, "")
-        assert err == f"error: {source}: requests and results need a file each\n"
+        assert err == f"error: {source}: requests and results need different files\n"
     assert source.read_bytes() == before
 
 
@@ -131,5 +131,5 @@ def test_a_second_interruption_does_not_wait_for_a_queue_that_is_away(quire, sou
 
 def test_beside_a_device_no_file_of_failures_is_made(quire, source):
     code, _, err = quire("run-batch", "-i", str(source), "-o", os.devnull)
-    assert code == 2 and "no plain file" in err
+    assert code == 2 and "is not a regular file" in err
     assert not Path(f"{os.devnull}.errors.jsonl").exists()

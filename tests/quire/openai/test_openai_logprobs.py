@@ -2,7 +2,7 @@
 
 import math
 
-from quire.openai.logprobs import LEAST_LOGPROB, of_chat, of_completion
+from quire.openai.logprobs import MIN_LOGPROB, of_chat, of_completion
 from quire.wire.logprobs import TokenLogprob, TopLogprob
 
 TOKENS = [
@@ -33,7 +33,7 @@ def test_a_completion_has_columns_and_a_map_of_the_best_that_always_knows_the_on
         "token_logprobs": [-0.5, -3.0, 0.0],
         "top_logprobs": [
             {"é": -0.5, " a": -1.0},
-            {"\ufffd": -0.25, "b": LEAST_LOGPROB},
+            {"\ufffd": -0.25, "b": MIN_LOGPROB},
             {"end": 0.0},
         ],
         "text_offset": [0, 1, 2],
@@ -42,4 +42,4 @@ def test_a_completion_has_columns_and_a_map_of_the_best_that_always_knows_the_on
 
 def test_what_json_cannot_say_is_the_least_of_openais_numbers():
     (entry,) = of_chat([TokenLogprob(1, -math.inf, "a")])["content"]
-    assert entry["logprob"] == LEAST_LOGPROB
+    assert entry["logprob"] == MIN_LOGPROB

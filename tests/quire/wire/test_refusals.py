@@ -83,8 +83,10 @@ def test_a_misspelt_field_of_a_body_is_told_with_the_one_that_was_meant():
         (
             "chat.completions",
             {"service_tier": "flex"},
-            'service_tier: is not supported: leave it out, or set it to "auto", '
-            'or set it to "default"',
+            (
+                'service_tier: is not supported: leave it out, or set it to "auto", '
+                'or set it to "default"'
+            ),
         ),
         ("chat.completions", {"echo": True}, "echo: unknown field"),
     ],
