@@ -6,7 +6,7 @@
     multiply.h     rows times packed columns, the one product everything is made of
     plan.h         the attention of a step cut into units of work
     cache.h        where keys and values lie in a block
-    pieces.h       and in which order they are read
+    strip_pointers.h  and in which order they are read
     attention.h    paged attention from that product
     adapters.h     what low-rank adapters add to a product
     layers.h       norms, rotation, gated activation

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "product.h"
-#include "rounded.h"
+#include "rounded_rows.h"
 #include "workspace.h"
 
 namespace quire {

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "multiply.h"
-#include "pieces.h"
+#include "strip_pointers.h"
 #include "softmax.h"
 
 namespace quire {

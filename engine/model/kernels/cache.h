@@ -6,7 +6,7 @@
 // word along the slots. Where slots or columns do not come in sixteens, they lie slot after slot.
 #pragma once
 
-#include "rounded.h"
+#include "rounded_rows.h"
 
 namespace quire {
 

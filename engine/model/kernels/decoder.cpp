@@ -14,7 +14,7 @@
 #include "adapters.h"
 #include "attention.h"
 #include "layers.h"
-#include "likeliest.h"
+#include "argmax.h"
 #include "product.h"
 #include "workspace.h"
 

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "rounded.h"
+#include "rounded_rows.h"
 
 namespace quire {
 

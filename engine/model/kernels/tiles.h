@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "meanwhile.h"
+#include "deferred_work.h"
 #include "vector.h"
 
 namespace quire {
