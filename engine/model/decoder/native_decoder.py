@@ -102,7 +102,7 @@ class NativeDecoder:
 
     def choose(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
         tokens = torch.empty(len(inputs.logit_rows), dtype=torch.int64)
-        self._step(inputs, kv_pool, likeliest=tokens.data_ptr())
+        self._step(inputs, kv_pool, argmax=tokens.data_ptr())
         return tokens
 
     def _step(self, inputs: StepInputs, kv_pool: KVPool, **results: int) -> None:
@@ -143,7 +143,7 @@ class NativeDecoder:
             caches = [kv_pool.key_cache(layer) for layer in layers]
             caches += [kv_pool.value_cache(layer) for layer in layers]
             for cache in caches:
-                self._library.quire_advise(cache.data_ptr(), cache.nbytes)
+                self._library.quire_advise_huge_pages(cache.data_ptr(), cache.nbytes)
             addresses = [cache.data_ptr() for cache in caches]
             array = ctypes.c_void_p * len(layers)
             self._pointers = array(*addresses[: len(layers)]), array(*addresses[len(layers) :])
@@ -211,7 +211,7 @@ class NativeDecoder:
         if size > self._room:
             self._room = max(size, SLAB_BYTES)
             self._slabs.append(torch.empty(self._room, dtype=torch.uint8))
-            self._library.quire_advise(self._slabs[-1].data_ptr(), self._room)
+            self._library.quire_advise_huge_pages(self._slabs[-1].data_ptr(), self._room)
         slab = self._slabs[-1]
         assert slab.data_ptr() % ALIGNMENT == 0, "torch allocates whole cache lines"
         start = len(slab) - self._room

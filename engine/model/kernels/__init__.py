@@ -1,20 +1,25 @@
-"""The compiled form of the fast path: C++ sources, built once on the machine that runs them.
+"""The fast path on a CPU: C++ sources, compiled once on the machine that runs them.
 
-    vector.h       sixteen lanes, the two element types
-    tiles.h        some rows times some strips, in registers
-    matrix_unit.h  the same by AMX
-    multiply.h     rows times packed columns, the one product everything is made of
-    plan.h         the attention of a step cut into units of work
-    cache.h        where keys and values lie in a block
-    strip_pointers.h  and in which order they are read
-    attention.h    paged attention from that product
-    adapters.h     what low-rank adapters add to a product
-    layers.h       norms, rotation, gated activation
-    team.h         the threads of one step
-    workspace.h    the memory of one step
-    decoder.h      what crosses the border to Python
-    decoder.cpp    one step over all layers, in one parallel region
+    vector.h          vectors of sixteen lanes, the two element types
+    rounded_rows.h    activation rows rounded to the type in which they are multiplied
+    deferred_work.h   vector work that runs while AMX multiplies
+    tiles.h           the micro-kernels: register tiles of rows times strips, with vectors
+    matrix_unit.h     the micro-kernels with AMX
+    team.h            the thread team of one step: barriers and work stealing
+    multiply.h        one thread's rows times packed strips: the loop around the micro-kernels
+    product.h         how the team shares out one matrix product
+    plan.h            the attention of a step, cut into units of work
+    cache.h           the layout of keys and values in a KV block
+    strip_pointers.h  pointers to keys and values in the order in which they are read
+    softmax.h         softmax weights, and merging of partial results
+    attention.h       paged attention, built from the same micro-kernels
+    adapters.h        low-rank adapters (LoRA)
+    layers.h          norms, rotary embedding, gated activation, output writers
+    argmax.h          greedy tokens without writing the logits
+    workspace.h       the scratch buffers of one step
+    decoder.h         the C interface that Python calls
+    decoder.cpp       one step over all layers, in one parallel region
 
-`build` compiles and caches, `library` loads and mirrors the structs. Neither the sources nor the
-library depend on torch: pointers go in, numbers come out.
+`build` compiles and caches, `library` loads the library and mirrors the structs. Neither the
+sources nor the library depend on torch: their arguments are pointers and numbers.
 """

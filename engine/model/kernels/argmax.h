@@ -1,5 +1,5 @@
-// The first of each row's largest logits, kept while the head is multiplied: written out and looked
-// through again, the logits of many rows would take longer than the head's own weights to read.
+// The argmax of each row of logits, computed in the epilogue of the head's product. For many rows,
+// writing the logits and reading them again would take longer than reading the head's weights.
 #pragma once
 
 #include <algorithm>
@@ -10,17 +10,18 @@
 
 namespace quire {
 
-// In place of a token, as in causal_model.py.
+// Returned instead of a token if the largest logit is not finite; as in causal_model.py.
 constexpr int64_t BROKEN = -2;
 
-// What one thread has seen of some rows, lane by lane; a sink of outputs, as in layers.h. Each row's
-// strips come in ascending order, so of equal values the first is kept. A NaN counts as the largest.
-class Likeliest {
+// One thread's maximum of each row so far, lane by lane; a writer of outputs, as in layers.h. A
+// thread gets the strips of a row in ascending order, so the first of equal values is kept. A NaN
+// counts as the largest value.
+class RowArgmax {
  public:
   static constexpr int64_t ROW_SIZE = 2 * LANES;  // In floats.
 
-  // `memory` has ROW_SIZE floats for each row; logits from `limit` on do not count.
-  Likeliest(float* memory, int64_t limit, float factor)
+  // `memory` has ROW_SIZE floats for each row; columns from `limit` on are padding and ignored.
+  RowArgmax(float* memory, int64_t limit, float factor)
       : best_(memory), limit_(limit), factor_(factor) {}
 
   void clear(int64_t rows) const {
@@ -32,7 +33,7 @@ class Likeliest {
 
   void vector(int64_t row, int64_t column, Vector value) const {
     if (column + LANES > limit_) {
-      for (int64_t lane = 0; lane < LANES; lane++) one(row, column + lane, value[lane]);
+      for (int64_t lane = 0; lane < LANES; lane++) scalar(row, column + lane, value[lane]);
       return;
     }
     float* const best = best_ + row * ROW_SIZE;
@@ -44,7 +45,7 @@ class Likeliest {
     store(best + LANES, better ? (int32_t)(column / LANES) - Integers{} : strips);
   }
 
-  void one(int64_t row, int64_t column, float value) const {
+  void scalar(int64_t row, int64_t column, float value) const {
     if (column >= limit_) return;
     float* const best = best_ + row * ROW_SIZE + column % LANES;
     value = value * factor_;
@@ -54,9 +55,9 @@ class Likeliest {
     std::memcpy(best + LANES, &strip, sizeof strip);
   }
 
-  // The column of a row's largest logit; BROKEN if that is not finite. The threads' memories lie
-  // `stride` floats apart.
-  static int64_t of(const float* memory, int64_t stride, int threads, int64_t row) {
+  // The column of a row's largest logit over all threads; BROKEN if that logit is not finite. The
+  // threads' memories are `stride` floats apart.
+  static int64_t merge(const float* memory, int64_t stride, int threads, int64_t row) {
     float largest = -std::numeric_limits<float>::infinity();
     int64_t column = BROKEN;
     for (int thread = 0; thread < threads; thread++) {

@@ -1,37 +1,41 @@
-// Causal attention through block tables, for chunks and decodes alike. Knows no layer's weights.
+// Causal attention over paged keys and values, for prompt chunks and decodes alike. Knows no
+// layer's weights.
 //
-// A unit of work is some tokens of one row with the query heads of one key head. It walks over the
-// context in spans of SPAN keys: scores, softmax within the span, weighted sum of the values, and
-// then folds the span into what it has so far. Spans begin at multiples of SPAN whatever the
-// request's neighbours and chunks, and a masked key adds an exact zero: a token's result depends on
-// its own context alone, bit for bit. When there are fewer units than threads could use, the spans
-// of a row are computed apart and folded later, in the same order.
+// A unit of work is some tokens of one row, with the query heads of one or more key heads. It
+// processes the context in spans of SPAN keys: scores, softmax within the span, weighted sum of the
+// values; then it merges the span into the partial result of the spans before. Spans begin at
+// multiples of SPAN, whatever other requests and chunks the step has, and a masked key adds an
+// exact zero: so a token's result depends on its own context alone, bit for bit. If there are too
+// few units for the threads, the spans of a row are computed by different threads and merged later,
+// in the same order.
 #pragma once
 
 #include "multiply.h"
-#include "strip_pointers.h"
 #include "softmax.h"
+#include "strip_pointers.h"
 
 namespace quire {
 
-// One thread's hands: the span it works on. `memory` is scratch_size() floats, aligned to 64 bytes.
+// Per-thread scratch state for one span. `memory` has scratch_size() floats, aligned to 64 bytes.
 template <class T>
 class SpanWorker {
   typedef typename T::Element Element;
   typedef typename T::Row Row;
   typedef typename T::RowWord RowWord;
-  // Words of sixteen values of a column.
+  // Words that sixteen slots of one value column take.
   static constexpr int64_t WORDS = LANES / T::PER_WORD;
-  // Keys whose weighted values are summed in one step of a tile, in an order of its own.
+  // Keys whose weighted values one step of a micro-kernel sums, in an order that the hardware
+  // chooses.
   static constexpr int64_t STEP_KEYS = Tiles<T>::WORDS * T::PER_WORD;
-  static_assert(Keys::TURN_STRIPS == TILE_STRIPS, "score() and Pieces go the same way");
+  static_assert(KeyRange::STRIPS_PER_HEAD == TILE_STRIPS,
+                "score() reads strips in the order of StripPointers");
 
  public:
   SpanWorker(const CacheShape& cache, const Element* key_cache, const Element* value_cache,
              int64_t group, float scaling, float* memory)
       : cache_(cache),
-        keys_at_(key_cache),
-        values_at_(value_cache),
+        key_cache_(key_cache),
+        value_cache_(value_cache),
         group_(group),
         scaling_(scaling * LOG2_E) {
     width_ = padded(cache.head_dim);
@@ -50,51 +54,54 @@ class SpanWorker {
     return rows * SPAN * 2 + width * SPAN * 2 + (Partial::size(rows, width) + 15) / 16 * 16;
   }
 
-  // What the unit's spans amount to, in `sum`, whose rows are one head's after the other. At
-  // `queries` are the first head's, one token's query heads after the other, and `head_stride`
-  // elements further the next head's. `next` is what this thread will do afterwards, if it is known:
-  // the first of its keys are fetched.
-  void attend(const Unit& unit, const AttentionRow* rows, const Place<Row>& queries,
+  // Computes the partial result of the unit's spans into `sum`, whose rows are in the order key
+  // head, token, query head. `queries` points to the rows of the first key head, in the order
+  // token, query head; those of the next key head are `head_stride` elements further. `next` is the
+  // unit that this thread computes next, or null if unknown: its first keys are prefetched.
+  void attend(const Unit& unit, const AttentionRow* rows, const RoundedRow<Row>& queries,
               int64_t head_stride, int64_t window, const Unit* next, const Partial& sum) {
     const int64_t num_rows = unit.num_rows(group_), rows_of_head = num_rows / unit.num_heads;
     const int64_t first_position = rows[unit.row].start() + unit.first_token;
     const Partial more(part_, num_rows, width_);
-    bool begun = false;
+    bool has_sum = false;
     for (int64_t span = unit.first_span; span < unit.last_span; span++) {
-      const Keys keys = keys_of(unit, rows, span, window);
+      const KeyRange keys = keys_of(unit, rows, span, window);
       if (keys.first >= keys.last) continue;
-      Keys then;
+      KeyRange next_keys;
       if (span + 1 < unit.last_span)
-        then = keys_of(unit, rows, span + 1, window);
+        next_keys = keys_of(unit, rows, span + 1, window);
       else if (next != nullptr)
-        then = keys_of(*next, rows, next->first_span, window);
-      list_pieces(keys, then);
+        next_keys = keys_of(*next, rows, next->first_span, window);
+      list_strips(keys, next_keys);
       score(rows_of_head, queries, head_stride, keys);
       const int64_t num_keys = keys.last - keys.first;
       const auto visible = [&](int64_t r) {
         const int64_t position = first_position + r % rows_of_head / group_;
-        return Visible(window > 0 ? position - window + 1 - keys.first : 0,
-                       position + 1 - keys.first, num_keys);
+        return VisibleKeys(window > 0 ? position - window + 1 - keys.first : 0,
+                           position + 1 - keys.first, num_keys);
       };
-      const Partial& part = begun ? more : sum;
-      // One after the other, the steps of a row's maximum would be waited for.
+      const Partial& part = has_sum ? more : sum;
+      // In two loops, so that the maxima of several rows overlap: each is a chain of dependent
+      // steps.
       for (int64_t r = 0; r < num_rows; r++)
         part.highest[r] = highest_of(scores_ + r * SPAN, visible(r), num_keys) * scaling_;
       for (int64_t r = 0; r < num_rows; r++)
-        part.total[r] = soften<Row>(scores_ + r * SPAN, visible(r), num_keys, scaling_,
-                                    part.highest[r], weights_ + r * SPAN);
+        part.total[r] = softmax_weights<Row>(scores_ + r * SPAN, visible(r), num_keys, scaling_,
+                                             part.highest[r], weights_ + r * SPAN);
       weigh(rows_of_head, keys, part);
-      if (begun) fold(sum, more, num_rows, width_);
-      begun = true;
+      if (has_sum) merge(sum, more, num_rows, width_);
+      has_sum = true;
     }
-    if (!begun) clear(sum, num_rows, width_);
+    if (!has_sum) clear(sum, num_rows, width_);
   }
 
  private:
-  // The keys of a span that any token of the unit sees, from a whole step on: what is left out in
-  // front of the window would add zeros. Where the steps begin is the same for all units, whatever
-  // their first tokens, or some keys' values would be summed in another order. Possibly none.
-  static Keys keys_of(const Unit& unit, const AttentionRow* rows, int64_t span, int64_t window) {
+  // The keys of a span that at least one token of the unit sees; possibly none. Steps in front of
+  // the window are left out, since they would add zeros. The first key is rounded down to a
+  // multiple of STEP_KEYS, so that steps begin at the same keys in every unit: otherwise the order
+  // in which values are summed would depend on the unit's first token.
+  static KeyRange keys_of(const Unit& unit, const AttentionRow* rows, int64_t span,
+                          int64_t window) {
     const AttentionRow& row = rows[unit.row];
     const int64_t position = row.start() + unit.first_token, base = span * SPAN;
     const int64_t begin = window > 0 ? std::max<int64_t>(0, position - window + 1) : 0;
@@ -103,96 +110,98 @@ class SpanWorker {
             std::min(base + SPAN, row.start() + unit.last_token)};
   }
 
-  // The pieces of `keys`, which were those to come as a rule, and of `then`.
-  void list_pieces(const Keys& keys, const Keys& then) {
-    std::swap(pieces_, next_pieces_);
-    if (!pieces_->are_of(keys)) pieces_->list(cache_, keys, keys_at_, values_at_);
-    next_pieces_->list(cache_, then, keys_at_, values_at_);
-    pieces_->go_on_with(*next_pieces_);
+  // Lists the strips of `keys`, usually already listed by the previous call, and those of `next`.
+  void list_strips(const KeyRange& keys, const KeyRange& next) {
+    std::swap(strips_, next_strips_);
+    if (!strips_->lists(keys)) strips_->list(cache_, keys, key_cache_, value_cache_);
+    next_strips_->list(cache_, next, key_cache_, value_cache_);
+    strips_->append(*next_strips_);
   }
 
-  // What is fetched beside piece number `piece` and its neighbours: those that come next, a line of
-  // each of them at a time.
-  Fetch beside(int64_t piece, int64_t begin = 0) const {
-    if (pieces_->count() == 0) return {};
-    return {pieces_->places(piece + TILE_STRIPS), TILE_STRIPS, begin};
+  // The prefetch for a tile that reads the strips from `index` on: the TILE_STRIPS strips after
+  // them, one line of each at a time, from byte `offset` on.
+  Prefetch prefetch_after(int64_t index, int64_t offset = 0) const {
+    if (strips_->count() == 0) return {};
+    return {strips_->from(index + TILE_STRIPS), TILE_STRIPS, offset};
   }
 
-  void score(int64_t rows, const Place<Row>& queries, int64_t head_stride, const Keys& keys) {
+  void score(int64_t rows, const RoundedRow<Row>& queries, int64_t head_stride,
+             const KeyRange& keys) {
     for (int64_t first = 0; first < keys.num_strips(); first += TILE_STRIPS) {
       const int64_t count = std::min<int64_t>(TILE_STRIPS, keys.num_strips() - first);
       for (int64_t head = 0; head < keys.num_heads; head++)
-        score_strips(rows, queries.further(head * head_stride), keys, head, first, count);
+        score_strips(rows, queries.offset_by(head * head_stride), keys, head, first, count);
     }
   }
 
-  void score_strips(int64_t rows, const Place<Row>& queries, const Keys& keys, int64_t head,
-                    int64_t first, int64_t count) {
+  void score_strips(int64_t rows, const RoundedRow<Row>& queries, const KeyRange& keys,
+                    int64_t head, int64_t first, int64_t count) {
     const int64_t inner = cache_.head_dim / T::PER_WORD;
-    const int64_t number = first * keys.num_heads + head * count;
+    const int64_t index = first * keys.num_heads + head * count;
     const uint32_t* at[TILE_STRIPS];
-    for (int64_t s = 0; s < count; s++) at[s] = key_strip(keys, head, first + s, number + s, s);
+    for (int64_t s = 0; s < count; s++) at[s] = key_strip(keys, head, first + s, index + s, s);
     float* const scores = scores_ + head * rows * SPAN + first * LANES;
-    for (const auto* part : {queries.values, queries.rest}) {
+    for (const auto* part : {queries.values, queries.low}) {
       if (part == nullptr) continue;
       for_each_tile(rows, Tiles<T>::ROWS, [&](int64_t r, int64_t n) {
         const bool first_tile = r == 0 && part == queries.values;
         Tiles<T>::multiply(n, (const RowWord*)part + r * inner, inner,
-                           {at, count, 1, inner, first_tile ? beside(number) : Fetch()},
+                           {at, count, 1, inner, first_tile ? prefetch_after(index) : Prefetch()},
                            scores + r * SPAN, SPAN, part != queries.values);
       });
     }
   }
 
-  const uint32_t* block_of(const Keys& keys, int64_t head, const Element* cache,
+  const uint32_t* block_of(const KeyRange& keys, int64_t head, const Element* cache,
                            int64_t position) const {
     const int64_t block = keys.row->table[position / cache_.block_size];
     return (const uint32_t*)cache_.head_of(cache, block, keys.kv_head + head);
   }
 
-  // Strip number `strip` of a head's keys: the piece it is, or gathered where blocks hold other
-  // widths.
-  const uint32_t* key_strip(const Keys& keys, int64_t head, int64_t strip, int64_t piece,
-                            int64_t place) {
+  // A pointer to strip number `strip` of a head's keys, which has index `index` among the listed
+  // strips. Where blocks do not contain whole strips, it is copied to slot `copy` of the gather
+  // buffer.
+  const uint32_t* key_strip(const KeyRange& keys, int64_t head, int64_t strip, int64_t index,
+                            int64_t copy) {
     const int64_t inner = cache_.head_dim / T::PER_WORD;
-    if (pieces_->count() > 0) return (const uint32_t*)*pieces_->places(piece);
+    if (strips_->count() > 0) return (const uint32_t*)*strips_->from(index);
     const int64_t position = keys.first + strip * LANES;
-    uint32_t* to = gathered_ + place * LANES * inner;
+    uint32_t* to = gathered_ + copy * LANES * inner;
     for (int64_t lane = 0; lane < LANES && position + lane < keys.last; lane++) {
-      const uint32_t* from = block_of(keys, head, keys_at_, position + lane) +
-                             (position + lane) % cache_.block_size;
+      const uint32_t* from =
+          block_of(keys, head, key_cache_, position + lane) + (position + lane) % cache_.block_size;
       for (int64_t k = 0; k < inner; k++) to[k * LANES + lane] = from[k * cache_.block_size];
     }
     return to;
   }
 
-  void weigh(int64_t rows, const Keys& keys, const Partial& part) {
-    for (int64_t first = 0; first < keys.num_strips(); first += keys.turn()) {
-      const int64_t count = std::min(keys.turn(), keys.num_strips() - first);
+  void weigh(int64_t rows, const KeyRange& keys, const Partial& part) {
+    for (int64_t first = 0; first < keys.num_strips(); first += keys.strips_per_head()) {
+      const int64_t count = std::min(keys.strips_per_head(), keys.num_strips() - first);
       for (int64_t head = 0; head < keys.num_heads; head++)
         weigh_strips(rows, keys, head, first, count, part);
     }
   }
 
-  // Strips of `words` words, those of one segment behind each other; `piece` is the first segment's
-  // number, if others are to be fetched meanwhile.
+  // `count` segments of keys: the value strips of one segment follow each other and have `words`
+  // words each. `index` is the first segment's index among the listed strips; -1: prefetch nothing.
   struct Segments {
     const uint32_t* const* at;
-    int64_t count, words, piece = -1;
+    int64_t count, words, index = -1;
   };
 
-  // Adds what `count` times sixteen keys' values weigh; the first ones begin the sum.
-  void weigh_strips(int64_t rows, const Keys& keys, int64_t head, int64_t first, int64_t count,
+  // Adds the weighted values of `count` times sixteen keys; overwrites the sum if `first` is 0.
+  void weigh_strips(int64_t rows, const KeyRange& keys, int64_t head, int64_t first, int64_t count,
                     const Partial& part) {
-    const int64_t number = (keys.num_strips() + first) * keys.num_heads + head * count;
+    const int64_t index = (keys.num_strips() + first) * keys.num_heads + head * count;
     const uint32_t* values[SPAN / LANES];
     for (int64_t i = 0; i < count; i++)
-      values[i] = value_strips(keys, head, first + i, number + i, i);
+      values[i] = value_strips(keys, head, first + i, index + i, i);
     if constexpr (Tiles<T>::WORDS == WORDS) {
-      weigh_segments(rows, head, first, {values, count, WORDS, number}, part);
+      weigh_segments(rows, head, first, {values, count, WORDS, index}, part);
     } else {
       const uint32_t* pairs[SPAN / LANES / 2];
-      join(values, count, number, pairs);
+      join(values, count, index, pairs);
       if (count > 1) weigh_segments(rows, head, first, {pairs, count / 2, 2 * WORDS}, part);
       if (count % 2 == 1)
         weigh_segments(rows, head, first + count - 1, {values + count - 1, 1, WORDS}, part);
@@ -203,33 +212,34 @@ class SpanWorker {
                       const Partial& part) {
     const int64_t stride = SPAN / T::PER_WORD, num_strips = width_ / LANES;
     const uint32_t* at[SPAN / LANES * TILE_STRIPS];
-    const RowWord* const weights =
-        (const RowWord*)weights_ + head * rows * stride + first * WORDS;
+    const RowWord* const weights = (const RowWord*)weights_ + head * rows * stride + first * WORDS;
     for (int64_t strip = 0; strip < num_strips; strip += TILE_STRIPS) {
       const int64_t width = std::min<int64_t>(TILE_STRIPS, num_strips - strip);
       for (int64_t i = 0; i < segments.count; i++)
         for (int64_t s = 0; s < width; s++)
           at[i * width + s] = segments.at[i] + (strip + s) * segments.words * LANES;
-      const Fetch fetch = segments.piece < 0 ? Fetch() : beside(segments.piece, strip * WORDS * 64);
+      const Prefetch prefetch =
+          segments.index < 0 ? Prefetch() : prefetch_after(segments.index, strip * WORDS * 64);
       float* const sums = part.sums + head * rows * width_ + strip * LANES;
       for_each_tile(rows, Tiles<T>::ROWS, [&](int64_t r, int64_t n) {
-        Tiles<T>::multiply(n, weights + r * stride, stride,
-                           {at, width, segments.count, segments.words, r == 0 ? fetch : Fetch()},
-                           sums + r * width_, width_, first > 0);
+        Tiles<T>::multiply(
+            n, weights + r * stride, stride,
+            {at, width, segments.count, segments.words, r == 0 ? prefetch : Prefetch()},
+            sums + r * width_, width_, first > 0);
       });
     }
   }
 
-  // Copies pieces, each two next to each other, strip by strip: the matrix unit is done with half of
-  // a register no sooner than with a whole one.
-  void join(const uint32_t* const* values, int64_t count, int64_t number, const uint32_t** pairs) {
+  // Copies each two segments of values into one of twice the length, which fills a tile register:
+  // the matrix unit takes as long for half a register as for a whole one.
+  void join(const uint32_t* const* values, int64_t count, int64_t index, const uint32_t** pairs) {
     constexpr int64_t STRIP = WORDS * LANES;
     const int64_t size = width_ * WORDS;
     for (int64_t i = 0; i < count; i++) {
       uint32_t* to = gathered_ + i / 2 * 2 * size + i % 2 * STRIP;
       if (i % 2 == 0) pairs[i / 2] = to;
-      const char* const next = pieces_->count() > 0 ? *pieces_->places(number + i + TILE_STRIPS)
-                                                    : (const char*)values[i];
+      const char* const next =
+          strips_->count() > 0 ? *strips_->from(index + i + TILE_STRIPS) : (const char*)values[i];
       for (int64_t k = 0; k < size; k += STRIP, to += 2 * STRIP)
         for (int64_t j = 0; j < STRIP; j += LANES) {
           __builtin_prefetch(next + (k + j) * (int64_t)sizeof(uint32_t), 0, 2);
@@ -238,34 +248,35 @@ class SpanWorker {
     }
   }
 
-  // The strips of sixteen keys' values: the piece they are, or a copy in which there are zeros for
-  // keys that do not count.
-  const uint32_t* value_strips(const Keys& keys, int64_t head, int64_t strip, int64_t piece,
-                               int64_t place) {
+  // A pointer to the values of sixteen keys. If the cache does not pack them or fewer than sixteen
+  // keys are there, they are copied to slot `copy` of the value buffer, with zeros for missing
+  // keys.
+  const uint32_t* value_strips(const KeyRange& keys, int64_t head, int64_t strip, int64_t index,
+                               int64_t copy) {
     const int64_t num_keys = std::min<int64_t>(keys.last - keys.first - strip * LANES, LANES);
-    uint32_t* const to = values_ + place * width_ * WORDS;
+    uint32_t* const to = values_ + copy * width_ * WORDS;
     if (!cache_.packs_values()) {
       pack_values(keys, head, keys.first + strip * LANES, num_keys, to);
       return to;
     }
-    const uint32_t* from = (const uint32_t*)*pieces_->places(piece);
+    const uint32_t* from = (const uint32_t*)*strips_->from(index);
     if (num_keys == LANES) return from;
     for (int64_t i = 0; i < width_ * WORDS; i += LANES) {
       const int64_t left = num_keys - i / LANES % WORDS * T::PER_WORD;
       Words words = left > 0 ? load<Words>(from + i) : Words{};
-      if (left == 1) words = T::first_of(words);
+      if (left == 1) words = T::first_elements(words);
       store(to + i, words);
     }
     return to;
   }
 
-  // Values that lie slot after slot become strips.
-  void pack_values(const Keys& keys, int64_t head, int64_t position, int64_t num_keys,
+  // Packs values that are stored slot by slot into strips.
+  void pack_values(const KeyRange& keys, int64_t head, int64_t position, int64_t num_keys,
                    uint32_t* to) {
     const int64_t size = cache_.block_size, dim = cache_.head_dim;
     const Element* slots[LANES];
     for (int64_t i = 0; i < num_keys; i++)
-      slots[i] = (const Element*)block_of(keys, head, values_at_, position + i) +
+      slots[i] = (const Element*)block_of(keys, head, value_cache_, position + i) +
                  (position + i) % size * dim;
     std::fill_n(to, width_ * WORDS, 0);
     for (int64_t column = 0; column < dim; column += LANES, to += WORDS * LANES)
@@ -277,12 +288,12 @@ class SpanWorker {
         for (int64_t i = 0; i < left && !whole; i++)
           std::copy(slots[key + i] + column, slots[key + i] + dim, tail[i]);
         store(to + key / T::PER_WORD * LANES,
-              whole ? T::across_rows(slots + key, column, left) : T::across_rows(tails, 0, left));
+              whole ? T::pack_rows(slots + key, column, left) : T::pack_rows(tails, 0, left));
       }
   }
 
   const CacheShape cache_;
-  const Element *const keys_at_, *const values_at_;  // The layer's caches.
+  const Element *const key_cache_, *const value_cache_;  // The layer's caches.
   const int64_t group_;
   const float scaling_;
   int64_t width_;
@@ -290,7 +301,7 @@ class SpanWorker {
   typename Row::Element* weights_;
   uint32_t *values_, *gathered_;
   float* part_;
-  Pieces<T> listed_[2], *pieces_ = &listed_[0], *next_pieces_ = &listed_[1];
+  StripPointers<T> strip_lists_[2], *strips_ = &strip_lists_[0], *next_strips_ = &strip_lists_[1];
 };
 
 }  // namespace quire

@@ -1,7 +1,8 @@
-"""Compiles the kernels once per machine, compiler and source. Knows nothing of what they compute.
+"""Compiles the kernels once per machine, compiler and source. Does not know what they compute.
 
-The library is kept under QUIRE_KERNEL_CACHE, or in the user's cache folder. An image that is built
-on one machine and runs on others builds every variant: `python -m engine.model.kernels.build`.
+The library is kept in the folder QUIRE_KERNEL_CACHE, or in the user's cache folder. An image that
+is built on one machine and runs on others must contain every variant: `python -m
+engine.model.kernels.build` builds them.
 """
 
 import ctypes
@@ -19,24 +20,25 @@ from pathlib import Path
 import torch
 
 SOURCES = Path(__file__).parent
-#: Longest a compiler may take, in seconds; it needs about ten.
+#: Timeout of the compiler, in seconds; it needs about ten.
 COMPILE_TIMEOUT_SECONDS = 300
 #: Mode bits that let the group or everyone write.
 OTHERS_WRITE = 0o022
 CPUINFO = Path("/proc/cpuinfo")
-#: Caches that what is needed later can be fetched into: the second where the first has no more KiB
-#: than this.
+#: Cache levels to prefetch into: 2 if the first-level cache has at most SMALL_CACHE_KIB, otherwise
+#: 1.
 FETCH_LEVELS = (1, 2)
 SMALL_CACHE_KIB = 32
-#: What Linux tells of the caches of a core, those for data and instructions each in a folder.
+#: Linux's description of a core's caches, one folder for each.
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-#: A system call of x86-64, a request, and what is requested: registers for matrices.
+#: The system call of x86-64 that requests permission to use the AMX tile registers: its number, the
+#: request and the feature.
 ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18
 
-# No contraction is switched off and nothing is reassociated: -ffast-math would let the compiler
-# change the order of sums, and with it the promise that a row does not depend on its neighbours.
-# Without the last flag, static tables of templates are one per process, and a second variant would
-# compute with the first one's tiles.
+# FMA contraction is allowed, reassociation is not: with -ffast-math the compiler could change the
+# order of sums, and a row could then depend on its neighbours. Without -fno-gnu-unique, static
+# tables of templates are shared by the whole process, and a second variant would use the
+# micro-kernels of the first one.
 _FLAGS = (
     *("-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-Wno-psabi"),
     "-fno-gnu-unique",
@@ -46,18 +48,17 @@ logger = logging.getLogger(__name__)
 
 
 class KernelsUnavailable(Exception):
-    """There is no library; the message is one sentence that says why."""
+    """The kernels cannot be used; the message is one sentence that says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One set of instructions to compile for.
+    """An instruction set to compile for.
 
     Args:
-        features: what a processor must offer, as /proc/cpuinfo names it.
-        flags: of the compiler, for these instructions.
-        fetch_level: of the cache that what is needed later is fetched into. How fast a processor
-            is depends on it, and no result does.
+        features: the features that a processor must have, as named in /proc/cpuinfo.
+        flags: the compiler's flags for these instructions.
+        fetch_level: the cache level to prefetch into. It changes speed, never results.
     """
 
     name: str
@@ -67,7 +68,7 @@ class Variant:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """All that the compiler is told of the variant."""
+        """All flags of the compiler that depend on the variant."""
         return (*self.flags, f"-DQUIRE_FETCH_LEVEL={self.fetch_level}")
 
 
@@ -75,7 +76,7 @@ _AVX2 = frozenset({"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _AMX = frozenset({"amx_tile", "amx_bf16"})
 
-#: Best first; the last one needs nothing.
+#: Fastest first; the last one needs no feature.
 VARIANTS = (
     Variant(
         "amx_bf16",
@@ -90,19 +91,20 @@ VARIANTS = (
 
 
 def best_variant() -> Variant:
-    """The first variant that this processor can run, as its caches want it."""
+    """The fastest variant that this processor can run, with the fetch level for its caches."""
     features = _processor_features()
     runnable = next(variant for variant in VARIANTS if variant.features <= features)
     return replace(runnable, fetch_level=_fetch_level())
 
 
 def library_path(variant: Variant, *, instead_of: Path | None = None) -> Path:
-    """The compiled library of a variant, compiling it if the cache has none but `instead_of`.
+    """The path of a variant's library; compile it if the cache has none other than `instead_of`.
 
-    Several processes may ask at once: each compiles for itself and the last one to finish stays.
+    Several processes may call this at once: each compiles its own copy, and the last one replaces
+    the others.
 
     Raises:
-        KernelsUnavailable: no compiler, or it failed, or there is no place to keep the result.
+        KernelsUnavailable: there is no compiler, it failed, or the library cannot be stored.
     """
     if platform.system() != "Linux":
         raise KernelsUnavailable(f"the kernels are not built on {platform.system()}")
@@ -116,19 +118,19 @@ def library_path(variant: Variant, *, instead_of: Path | None = None) -> Path:
         if target == instead_of or not target.exists():
             _compile(compiler, variant, target)
     except OSError as error:
-        raise KernelsUnavailable(f"the kernels cannot be kept: {error}") from error
+        raise KernelsUnavailable(f"the kernels cannot be stored: {error}") from error
     return target
 
 
 def _built_elsewhere(folder: Path, name: str) -> Path:
-    """What an image brings from the stage that had a compiler."""
+    """The library that an image contains, built in a stage with a compiler."""
     for path in sorted(folder.glob(f"{name}-*.so")):
         return path
     raise KernelsUnavailable("there is no C++ compiler (g++) on this machine")
 
 
 def _fetch_level() -> int:
-    """The first where nobody tells how large it is."""
+    """2 if the first-level data cache is small, 1 if it is large or its size is unknown."""
     for cache in CACHES.glob("index*"):
         try:
             level, kind, size = (
@@ -153,7 +155,7 @@ def _processor_features() -> frozenset[str]:
 
 
 def _may_use_matrix_unit() -> bool:
-    """Ask the system for it: its registers are large, and only who asked is given room for them."""
+    """Request permission for AMX: Linux saves its large registers only for processes that ask."""
     request = ctypes.CDLL(None).syscall
     request.restype = ctypes.c_long
     arguments = ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
@@ -162,7 +164,7 @@ def _may_use_matrix_unit() -> bool:
 
 
 def _compiler() -> str | None:
-    """GNU C++: its OpenMP runtime is the one torch brings, and two of them would fight."""
+    """GNU C++: it uses the OpenMP runtime of torch; two runtimes in one process would conflict."""
     names = filter(None, (os.environ.get("CXX"), "g++"))
     return next(filter(None, map(shutil.which, names)), None)
 
@@ -175,10 +177,12 @@ def _cache_folder() -> Path:
     except RuntimeError as error:
         raise KernelsUnavailable(f"name a folder in QUIRE_KERNEL_CACHE: {error}") from error
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # What lies here is loaded and run: nobody else may have put it there.
+    # Libraries in this folder are loaded and run, so no other user may be able to write to it.
     status = folder.stat()
     if status.st_uid not in (0, os.getuid()) or status.st_mode & OTHERS_WRITE:
-        raise KernelsUnavailable(f"others may write to {folder}, so nothing is run from there")
+        raise KernelsUnavailable(
+            f"other users can write to {folder}, so no library is loaded from it"
+        )
     return folder
 
 
@@ -194,14 +198,16 @@ def _digest(*parts: bytes) -> str:
 
 
 def _compile(compiler: str, variant: Variant, target: Path) -> None:
-    logger.warning("compiling the %s kernels, once: some ten seconds", variant.name)
+    logger.warning(
+        "compiling the %s kernels; this is done once and takes about ten seconds", variant.name
+    )
     handle, name = tempfile.mkstemp(dir=target.parent, suffix=".so")
     os.close(handle)
     try:
         _run(compiler, *_FLAGS, *variant.options, str(SOURCES / "decoder.cpp"), "-o", name)
         with Path(name).open("rb") as written:
             os.fsync(written)
-        # Readers see the whole library or none.
+        # Atomic: another process sees the whole library or none.
         Path(name).replace(target)
     finally:
         Path(name).unlink(missing_ok=True)
@@ -220,7 +226,8 @@ def _run(*command: str) -> str:
         raise KernelsUnavailable(f"the compiler could not be run: {error}") from error
     if finished.returncode != 0:
         lines = [line for line in finished.stderr.splitlines() if "error" in line or "fail" in line]
-        # That of the driver only says that the linker failed, which has said why before.
+        # The driver's line (collect2) only says that the linker failed; the linker's own line says
+        # why.
         lines.sort(key=lambda line: line.startswith("collect2"))
         raise KernelsUnavailable(f"the compiler failed: {next(iter(lines), 'no reason given')}")
     return finished.stdout

@@ -1,9 +1,8 @@
 // One step of a decoder over all its layers, in one parallel region. Knows no request.
 //
-// The residual stream is float32 whatever the model's type; what is multiplied is rounded to the
-// type of the weights where that makes products faster. Every phase is cut into shares or pieces of
-// work, and the team meets at a barrier between two phases: a parallel region per phase would cost
-// several times as much.
+// The residual stream is float32 for every type of weights. Inputs of products are rounded to the
+// type of the weights if that makes products faster. Every phase is divided among the threads, with
+// barriers between phases: one parallel region per phase would cost several times as much.
 #include "decoder.h"
 
 #include <omp.h>
@@ -12,20 +11,20 @@
 #include <optional>
 
 #include "adapters.h"
+#include "argmax.h"
 #include "attention.h"
 #include "layers.h"
-#include "argmax.h"
 #include "product.h"
 #include "workspace.h"
 
 namespace quire {
 namespace {
 
-// Activation rows end in unused words, so that rows of a power of two do not share cache sets.
+// Unused words after each activation row: rows with a power of two of words would share cache sets.
 constexpr int64_t ROW_PADDING = 16;
-// Attention in so many layers, from the first on, keeps what rounding takes from its activations:
-// all layers after them carry their errors on, and the first makes most of the error of the logits.
-constexpr int64_t FINE_LAYERS = 1;
+// In this many first layers, attention uses split precision: activations keep the low parts that
+// rounding drops. The first layer's errors pass through all others and dominate the logits' error.
+constexpr int64_t SPLIT_PRECISION_LAYERS = 1;
 
 class AnyDecoder {
  public:
@@ -37,6 +36,7 @@ template <class T>
 class Decoder : public AnyDecoder {
   typedef typename T::Element Element;
   typedef typename T::Row Row;
+  typedef RoundedRows<Row> Inputs;  // The inputs of products.
 
  public:
   explicit Decoder(const QuireModel& model)
@@ -78,10 +78,10 @@ class Decoder : public AnyDecoder {
       plan_.rows.push_back({step_->query_lens[r], step_->context_lens[r], offset, offset, table});
       offset += step_->query_lens[r];
     }
-    due_plan_.select(plan_, step_->logit_rows, step_->num_logit_rows);
+    logit_plan_.select(plan_, step_->logit_rows, step_->num_logit_rows);
     const int64_t key_bytes = 2 * model_.head_dim * (int64_t)sizeof(Element);
     plan_.cut(group_, model_.num_kv_heads, key_bytes, step_->num_threads);
-    due_plan_.cut(group_, model_.num_kv_heads, key_bytes, step_->num_threads);
+    logit_plan_.cut(group_, model_.num_kv_heads, key_bytes, step_->num_threads);
   }
 
   void lay_out() {
@@ -98,10 +98,10 @@ class Decoder : public AnyDecoder {
     projected_stride_ = std::max(m.hidden_size, projected);
     scratch_stride_ = SpanWorker<T>::scratch_size(cache_, group_);
     partial_stride_ = Partial::size(rows, width_);
-    all_.count = step_->num_tokens;
-    due_.count = step_->num_logit_rows;
-    workspace_.add(&all_.rows, all_.count * m.hidden_size);
-    workspace_.add(&due_.rows, due_.count * m.hidden_size);
+    stream_.count = step_->num_tokens;
+    logit_stream_.count = step_->num_logit_rows;
+    workspace_.add(&stream_.rows, stream_.count * m.hidden_size);
+    workspace_.add(&logit_stream_.rows, logit_stream_.count * m.hidden_size);
     add_rows(normed_, tokens);
     add_rows(attended_, tokens);
     add_rows(queries_, tokens * m.num_kv_heads);
@@ -111,21 +111,21 @@ class Decoder : public AnyDecoder {
     workspace_.add(&sines_, tokens * half);
     workspace_.add(&sums_, threads * SUMS_SIZE);
     workspace_.add(&scratch_, threads * scratch_stride_);
-    workspace_.add(&likeliest_, threads * due_.count * Likeliest::ROW_SIZE);
-    const int64_t pieces = std::max(plan_.num_pieces, due_plan_.num_pieces);
-    workspace_.add(&partials_, (pieces + threads) * partial_stride_);
+    workspace_.add(&argmax_, threads * logit_stream_.count * RowArgmax::ROW_SIZE);
+    const int64_t partials = std::max(plan_.num_partials, logit_plan_.num_partials);
+    workspace_.add(&partials_, (partials + threads) * partial_stride_);
     adapters_.lay_out(workspace_, activated_.stride, attended_.stride, normed_.stride);
-    // The matrix unit reads rows that are not there.
+    // The matrix unit reads whole tile registers, beyond the last row.
     const int64_t longest = std::max({normed_.stride, attended_.stride, activated_.stride});
     workspace_.reserve(UNIT_HEIGHT * longest * (int64_t)sizeof(typename Row::Element));
   }
 
-  void add_rows(Rounded<Row>& rows, int64_t count) {
+  void add_rows(Inputs& rows, int64_t count) {
     workspace_.add(&rows.values, count * rows.stride);
-    workspace_.add(&rows.rest, count * rows.stride);
+    workspace_.add(&rows.low, count * rows.stride);
   }
 
-  // Behind the last layer's keys and values nobody asks for a token that is not due logits.
+  // From the attention of the last layer on, only the tokens whose logits are needed are computed.
   void run(Team& team, int member) {
     const MatrixUnit unit;
     embed(team, member);
@@ -133,19 +133,20 @@ class Decoder : public AnyDecoder {
       const QuireLayer& layer = model_.layers[i];
       const Product& qkv = products_[4 * i];
       const Product &output = *qkv.next, &gate_up = *output.next, &down = *gate_up.next;
-      const bool fine = Row::PER_WORD > 1 && i < FINE_LAYERS, last = i + 1 == model_.num_layers;
-      const Rounded<Row> normed = normed_.kept(fine), queries = queries_.kept(fine);
-      const Rounded<Row> attended = attended_.kept(fine);
-      norm(all_, layer.attention_norm, normed, team, member);
-      project(qkv, normed, all_.count, team, member);
+      const bool split = Row::PER_WORD > 1 && i < SPLIT_PRECISION_LAYERS,
+                 last = i + 1 == model_.num_layers;
+      const Inputs normed = normed_.with_low(split), queries = queries_.with_low(split);
+      const Inputs attended = attended_.with_low(split);
+      norm(stream_, layer.attention_norm, normed, team, member);
+      project(qkv, normed, stream_.count, team, member);
       if (layer.query_norm != nullptr && model_.norms_whole_projections)
         norm_projections(layer, team, member);
       rotate_and_store(layer, i, queries, team, member);
-      if (last) gather_due(team, member);
-      const Stream& stream = last ? due_ : all_;
-      attend(layer, i, last ? due_plan_ : plan_, queries, attended, team, member);
+      if (last) gather_logit_rows(team, member);
+      const ResidualStream& stream = last ? logit_stream_ : stream_;
+      attend(layer, i, last ? logit_plan_ : plan_, queries, attended, team, member);
       add_to_residual(stream, output, attended, layer.attention_post_norm, team, member);
-      norm(stream, layer.mlp_norm, normed_.kept(false), team, member);
+      norm(stream, layer.mlp_norm, normed_.with_low(false), team, member);
       activate(gate_up, stream.count, team, member);
       add_to_residual(stream, down, activated_, layer.mlp_post_norm, team, member);
     }
@@ -158,7 +159,7 @@ class Decoder : public AnyDecoder {
     for (int64_t t = mine.first; t < mine.last; t++) {
       const Element* from = (const Element*)model_.embedding + step_->token_ids[t] * size;
       for (int64_t i = 0; i < size; i++)
-        all_.rows[t * size + i] = T::widen(from[i]) * model_.embedding_multiplier;
+        stream_.rows[t * size + i] = T::widen(from[i]) * model_.embedding_multiplier;
       for (int64_t i = 0; i < half; i++) {
         const float angle = (float)step_->positions[t] * model_.inverse_frequencies[i];
         cosines_[t * half + i] = std::cos(angle) * model_.rotary_scaling;
@@ -168,15 +169,15 @@ class Decoder : public AnyDecoder {
     team.barrier();
   }
 
-  // No barrier: the next one comes before anyone looks.
-  void gather_due(Team& team, int member) {
+  // Needs no barrier: attend() has one before the rows are read.
+  void gather_logit_rows(Team& team, int member) {
     const int64_t size = model_.hidden_size;
-    const Share mine(due_.count, member, team.size());
+    const Share mine(logit_stream_.count, member, team.size());
     for (int64_t i = mine.first; i < mine.last; i++)
-      std::copy_n(all_.rows + step_->logit_rows[i] * size, size, due_.rows + i * size);
+      std::copy_n(stream_.rows + step_->logit_rows[i] * size, size, logit_stream_.rows + i * size);
   }
 
-  void norm(const Stream& from, const float* weight, const Rounded<Row>& to, Team& team,
+  void norm(const ResidualStream& from, const float* weight, const Inputs& to, Team& team,
             int member) {
     const int64_t size = model_.hidden_size;
     const Share mine(from.count, member, team.size());
@@ -185,28 +186,27 @@ class Decoder : public AnyDecoder {
     team.barrier();
   }
 
-  // One thread's part of a product; done(row, strip, values, count) as in multiply().
-  template <class Done>
-  void multiply_share(const Product& product, const Rounded<Row>& from, int64_t count, Team& team,
-                      int member, const Done& done) {
+  // One thread's part of a product; epilogue(row, strip, values, count) as in multiply().
+  template <class Epilogue>
+  void multiply_share(const Product& product, const Inputs& from, int64_t count, Team& team,
+                      int member, const Epilogue& epilogue) {
     adapters_.multiply(product, &product - products_.data(), from, count, team, member,
-                       sums_ + member * SUMS_SIZE, done);
+                       sums_ + member * SUMS_SIZE, epilogue);
   }
 
   template <class Write>
-  void write_outputs(const Product& product, const Rounded<Row>& from, int64_t count, Team& team,
+  void write_outputs(const Product& product, const Inputs& from, int64_t count, Team& team,
                      int member, const Write& write) {
     const Outputs<Write> outputs{product.linear.bias, product.linear.outputs, write};
     multiply_share(product, from, count, team, member, outputs);
   }
 
-  void project(const Product& product, const Rounded<Row>& from, int64_t count, Team& team,
-               int member) {
+  void project(const Product& product, const Inputs& from, int64_t count, Team& team, int member) {
     write_outputs(product, from, count, team, member, Assign{projected_, projected_stride_, 1.0f});
     team.barrier();
   }
 
-  void add_to_residual(const Stream& to, const Product& product, const Rounded<Row>& from,
+  void add_to_residual(const ResidualStream& to, const Product& product, const Inputs& from,
                        const float* post_norm, Team& team, int member) {
     const int64_t size = model_.hidden_size;
     if (post_norm == nullptr) {
@@ -238,14 +238,14 @@ class Decoder : public AnyDecoder {
     team.barrier();
   }
 
-  void rotate_and_store(const QuireLayer& layer, int64_t index, const Rounded<Row>& queries,
-                        Team& team, int member) {
+  void rotate_and_store(const QuireLayer& layer, int64_t index, const Inputs& queries, Team& team,
+                        int member) {
     const int64_t kv_heads = model_.num_kv_heads, dim = model_.head_dim;
     Element* const keys = (Element*)step_->key_caches[index];
     Element* const values = (Element*)step_->value_caches[index];
     const Share mine(step_->num_tokens * kv_heads, member, team.size());
-    for (int64_t piece = mine.first; piece < mine.last; piece++) {
-      const int64_t token = piece / kv_heads, head = piece % kv_heads;
+    for (int64_t i = mine.first; i < mine.last; i++) {
+      const int64_t token = i / kv_heads, head = i % kv_heads;
       float* projected = projected_ + token * projected_stride_;
       float* key = projected + (model_.num_heads + head) * dim;
       for (int64_t g = 0; g < group_; g++) {
@@ -268,26 +268,27 @@ class Decoder : public AnyDecoder {
     if (layer.rotates) rotate(head, cosines_ + token * half, sines_ + token * half, half);
   }
 
-  // A key head's query rows lie together: one token's heads, then the next token's.
+  // Query rows are in the order key head, token, query head; this is the first of a token.
   int64_t query_row(int64_t kv_head, int64_t token) const {
     return kv_head * step_->num_tokens + token;
   }
 
   void attend(const QuireLayer& layer, int64_t index, const AttentionPlan& plan,
-              const Rounded<Row>& queries, const Rounded<Row>& attended, Team& team, int member) {
+              const Inputs& queries, const Inputs& attended, Team& team, int member) {
     SpanWorker<T> worker(cache_, (const Element*)step_->key_caches[index],
                          (const Element*)step_->value_caches[index], group_, model_.scaling,
                          scratch_ + member * scratch_stride_);
     const auto attend_for = [&](const Unit& unit, const Unit* next) {
       const int64_t first = plan.rows[unit.row].offset + unit.first_token;
-      const Partial sum = partial(unit.piece < 0 ? plan.num_pieces + member : unit.piece, unit);
+      const Partial sum =
+          partial(unit.partial < 0 ? plan.num_partials + member : unit.partial, unit);
       worker.attend(unit, plan.rows.data(), queries.at(query_row(unit.kv_head, first)),
                     step_->num_tokens * queries.stride, layer.window, next, sum);
-      if (unit.piece < 0) finish(plan, unit, sum, attended);
+      if (unit.partial < 0) finish(plan, unit, sum, attended);
     };
     const int64_t tokens = plan.num_outputs();
     const auto own = [&](int share) { return Share(tokens, share, team.size()); };
-    if (has_own_rows<T>(tokens, team.size()))
+    if (threads_own_rows<T>(tokens, team.size()))
       take_own_units(plan, team, member, own, attend_for);
     else
       take_units(plan, team, member, attend_for);
@@ -296,9 +297,9 @@ class Decoder : public AnyDecoder {
     const Share mine((int64_t)plan.split_units.size(), member, team.size());
     for (int64_t i = mine.first; i < mine.last; i++) {
       const Unit& unit = plan.split_units[i];
-      const Partial sum = partial(unit.piece, unit);
+      const Partial sum = partial(unit.partial, unit);
       for (int64_t span = 1; span < unit.last_span; span++)
-        fold(sum, partial(unit.piece + span, unit), unit.num_rows(group_), width_);
+        merge(sum, partial(unit.partial + span, unit), unit.num_rows(group_), width_);
       finish(plan, unit, sum, attended);
     }
     team.barrier();
@@ -309,7 +310,7 @@ class Decoder : public AnyDecoder {
   }
 
   void finish(const AttentionPlan& plan, const Unit& unit, const Partial& sum,
-              const Rounded<Row>& attended) {
+              const Inputs& attended) {
     const int64_t dim = model_.head_dim;
     const int64_t first = plan.rows[unit.row].output + unit.first_token;
     const int64_t tokens = unit.num_tokens();
@@ -323,50 +324,50 @@ class Decoder : public AnyDecoder {
     }
   }
 
-  // A strip of gates and the strip of ups beside it become one strip of activations.
+  // Each strip of gates and the strip of ups after it give one strip of activations.
   void activate(const Product& product, int64_t count, Team& team, int member) {
-    const auto done = [&](int64_t row, int64_t strip, const float* values, int64_t num_strips) {
-      const Place<Row> to = activated_.at(row, strip / 2 * LANES);
+    const auto epilogue = [&](int64_t row, int64_t strip, const float* values, int64_t num_strips) {
+      const RoundedRow<Row> to = activated_.at(row, strip / 2 * LANES);
       for (int64_t s = 0; s < num_strips; s += 2, values += 2 * LANES)
         to.vector(s / 2 * LANES, gated(load<Vector>(values), load<Vector>(values + LANES)));
     };
-    multiply_share(product, normed_.kept(false), count, team, member, done);
+    multiply_share(product, normed_.with_low(false), count, team, member, epilogue);
     team.barrier();
   }
 
-  // Or only which of them is the largest.
+  // Computes the logits, or only the argmax of each row.
   void compute_logits(Team& team, int member) {
-    const Rounded<Row> normed = normed_.kept(false);
+    const Inputs normed = normed_.with_low(false);
     const Product& head = products_.back();
     const float factor = 1.0f / model_.logits_divisor;
-    norm(due_, model_.final_norm, normed, team, member);
-    if (step_->likeliest == nullptr) {
-      write_outputs(head, normed, due_.count, team, member,
+    norm(logit_stream_, model_.final_norm, normed, team, member);
+    if (step_->argmax == nullptr) {
+      write_outputs(head, normed, logit_stream_.count, team, member,
                     Assign{step_->logits, model_.head.outputs, factor});
       return;
     }
-    const int64_t stride = due_.count * Likeliest::ROW_SIZE;
-    const Likeliest mine(likeliest_ + member * stride, model_.vocab_size, factor);
-    mine.clear(due_.count);
-    write_outputs(head, normed, due_.count, team, member, mine);
+    const int64_t stride = logit_stream_.count * RowArgmax::ROW_SIZE;
+    const RowArgmax mine(argmax_ + member * stride, model_.vocab_size, factor);
+    mine.clear(logit_stream_.count);
+    write_outputs(head, normed, logit_stream_.count, team, member, mine);
     team.barrier();
-    const Share rows(due_.count, member, team.size());
+    const Share rows(logit_stream_.count, member, team.size());
     for (int64_t r = rows.first; r < rows.last; r++)
-      step_->likeliest[r] = Likeliest::of(likeliest_, stride, team.size(), r);
+      step_->argmax[r] = RowArgmax::merge(argmax_, stride, team.size(), r);
   }
 
   const QuireModel model_;
   const int64_t group_, width_;
-  std::vector<Product> products_;  // In the order in which they are multiplied; the head is last.
+  std::vector<Product> products_;  // In the order of computation; the head is last.
   CacheShape cache_;
   const QuireStep* step_ = nullptr;
-  AttentionPlan plan_, due_plan_;
+  AttentionPlan plan_, logit_plan_;
   Adapters<T> adapters_;
-  Stream all_, due_;
+  ResidualStream stream_, logit_stream_;
   Workspace workspace_;
   int64_t projected_stride_, scratch_stride_, partial_stride_;
-  float *projected_, *cosines_, *sines_, *sums_, *scratch_, *partials_, *likeliest_;
-  Rounded<Row> normed_, attended_, activated_, queries_;
+  float *projected_, *cosines_, *sines_, *sums_, *scratch_, *partials_, *argmax_;
+  Inputs normed_, attended_, activated_, queries_;
 };
 
 }  // namespace
@@ -374,10 +375,10 @@ class Decoder : public AnyDecoder {
 
 int64_t quire_abi(void) { return 4; }
 
-void quire_advise(void* memory, int64_t size) {
+void quire_advise_huge_pages(void* memory, int64_t size) {
   const uintptr_t huge = 1 << 21, first = ((uintptr_t)memory + huge - 1) / huge * huge;
   const uintptr_t last = ((uintptr_t)memory + (uintptr_t)size) / huge * huge;
-  // Advice: where the system does not take it, nothing is lost but speed.
+  // Only advice: if the system does not follow it, the step is slower.
   if (first < last) madvise((void*)first, last - first, MADV_HUGEPAGE);
 }
 

@@ -1,22 +1,24 @@
-// Work for vectors while the matrix unit multiplies: the unit takes its time, and vectors are free.
+// Vector work that is deferred until the matrix unit (AMX) multiplies: the vector units are idle
+// then.
 #pragma once
 
 #include <cstdint>
 
 namespace quire {
 
-// Steps first .. last-1 of some work, which outlives this. Nothing to begin with.
-class Meanwhile {
+// Steps first .. last-1 of `work`, which must outlive this object. Holds no step by default.
+class DeferredWork {
  public:
-  Meanwhile() {}
+  DeferredWork() {}
   template <class Work>
-  Meanwhile(int64_t first, int64_t last, const Work& work)
+  DeferredWork(int64_t first, int64_t last, const Work& work)
       : next_(first), last_(last), work_(&work), step_(&step<Work>) {}
 
-  void some(int64_t count) {
+  // Runs the next `count` steps, or all that are left.
+  void run(int64_t count) {
     for (; count > 0 && next_ < last_; count--) step_(work_, next_++);
   }
-  void finish() { some(last_ - next_); }
+  void finish() { run(last_ - next_); }
 
  private:
   template <class Work>

@@ -1,4 +1,5 @@
-// The small things around the products: norms, rotation, gates, where outputs go. Knows no step.
+// The operations between the matrix products: norms, rotary embedding, gated activation, and
+// writers of outputs. Knows no step.
 #pragma once
 
 #include <cmath>
@@ -7,13 +8,13 @@
 
 namespace quire {
 
-// The residual rows of some tokens, hidden_size apart.
-struct Stream {
+// The residual stream of some tokens: `count` rows, hidden_size floats apart.
+struct ResidualStream {
   float* rows = nullptr;
   int64_t count = 0;
 };
 
-// Sum in sixteen lanes, then across them; the tail of a row is filled with zeros.
+// Sums in sixteen lanes, then across the lanes; the tail of a row is padded with zeros.
 template <class Load>
 inline float sum_of_squares(int64_t size, const Load& load_at) {
   Vector total = Vector{};
@@ -23,7 +24,7 @@ inline float sum_of_squares(int64_t size, const Load& load_at) {
       value = load_at(i);
     } else {
       value = Vector{};
-      for (int64_t lane = 0; i + lane < size; lane++) value[lane] = load_at.one(i + lane);
+      for (int64_t lane = 0; i + lane < size; lane++) value[lane] = load_at.scalar(i + lane);
     }
     total += value * value;
   }
@@ -33,7 +34,7 @@ inline float sum_of_squares(int64_t size, const Load& load_at) {
 struct Floats {
   const float* from;
   Vector operator()(int64_t i) const { return load<Vector>(from + i); }
-  float one(int64_t i) const { return from[i]; }
+  float scalar(int64_t i) const { return from[i]; }
 };
 
 // 1 / sqrt(mean of squares + epsilon), Zhang and Sennrich, Root Mean Square Layer Normalization.
@@ -41,16 +42,16 @@ inline float rms_scale(const float* row, int64_t size, float epsilon) {
   return 1.0f / std::sqrt(sum_of_squares(size, Floats{row}) / (float)size + epsilon);
 }
 
-// to = row normed and weighed; a null weight copies the row.
+// Writes the RMS norm of a row, times `weight`; a null weight copies the row.
 template <class T>
-inline void norm_row(const Place<T>& to, const float* row, const float* weight, int64_t size,
+inline void norm_row(const RoundedRow<T>& to, const float* row, const float* weight, int64_t size,
                      float epsilon) {
   if (weight == nullptr) return narrow_row(to, row, size);
   const float scale = rms_scale(row, size, epsilon);
   int64_t i = 0;
   for (; i + LANES <= size; i += LANES)
     to.vector(i, load<Vector>(row + i) * scale * load<Vector>(weight + i));
-  for (; i < size; i++) to.one(i, row[i] * scale * weight[i]);
+  for (; i < size; i++) to.scalar(i, row[i] * scale * weight[i]);
 }
 
 inline void norm_in_place(float* row, const float* weight, int64_t size, float epsilon) {
@@ -69,13 +70,13 @@ inline void rotate(float* head, const float* cosines, const float* sines, int64_
 }
 
 inline Vector gated(Vector gate, Vector up) {
-  // Below -80 the exponential would leave the range it is exact in, and silu is zero.
+  // Below -80, exponential() would leave the range in which it is accurate; silu is 0 there.
   const Vector limit = broadcast(-80.0f);
   const Vector bounded = gate < limit ? limit : gate;
   return gate / (1.0f + exponential(-bounded)) * up;
 }
 
-// Where the outputs of a linear layer go, times a factor: sinks of a vector or of one value.
+// Writers of a linear layer's outputs, times a factor: a vector or a scalar at a time.
 struct Assign {
   float* to;
   int64_t stride;
@@ -83,7 +84,7 @@ struct Assign {
   void vector(int64_t row, int64_t column, Vector value) const {
     store(to + row * stride + column, value * factor);
   }
-  void one(int64_t row, int64_t column, float value) const {
+  void scalar(int64_t row, int64_t column, float value) const {
     to[row * stride + column] = value * factor;
   }
 };
@@ -93,15 +94,15 @@ struct Add {
   int64_t stride;
   float factor;
   void vector(int64_t row, int64_t column, Vector value) const {
-    float* place = to + row * stride + column;
-    store(place, load<Vector>(place) + value * factor);
+    float* address = to + row * stride + column;
+    store(address, load<Vector>(address) + value * factor);
   }
-  void one(int64_t row, int64_t column, float value) const {
+  void scalar(int64_t row, int64_t column, float value) const {
     to[row * stride + column] += value * factor;
   }
 };
 
-// Takes what multiply() has done of a linear layer to a sink, bias included.
+// The epilogue of a linear layer for multiply(): adds the bias and passes the outputs to a writer.
 template <class Write>
 struct Outputs {
   const float* bias;  // May be null.
@@ -118,7 +119,7 @@ struct Outputs {
         continue;
       }
       for (int64_t i = 0; column + i < count; i++)
-        write.one(row, column + i, values[i] + (more ? more[i] : 0.0f));
+        write.scalar(row, column + i, values[i] + (more ? more[i] : 0.0f));
     }
   }
 };

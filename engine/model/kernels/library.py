@@ -1,4 +1,4 @@
-"""Loads the compiled kernels and mirrors their structs. Knows no tensors' meaning."""
+"""Loads the compiled kernels and mirrors their structs. Does not know what the tensors mean."""
 
 import ctypes
 import functools
@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.model.kernels.build import KernelsUnavailable, Variant, library_path
 
-#: What `quire_abi` of decoder.cpp must answer for the structs below.
+#: What `quire_abi` of decoder.cpp must return for the structs below.
 ABI = 4
 
 _Pointer = ctypes.c_void_p
@@ -67,13 +67,13 @@ class StepStruct(ctypes.Structure):
         *_fields(_Integer, "block_size", "num_threads"),
         *_fields(_Pointer, "token_ids", "positions", "slot_blocks", "slot_offsets"),
         *_fields(_Pointer, "query_lens", "context_lens", "tables", "logit_rows", "adapters"),
-        *_fields(_Pointer, "key_caches", "value_caches", "logits", "likeliest"),
+        *_fields(_Pointer, "key_caches", "value_caches", "logits", "argmax"),
     ]
 
 
 @functools.cache
 def load_library(variant: Variant) -> ctypes.CDLL:
-    """The library of a variant, its functions declared; one that is broken is compiled again.
+    """Load the library of a variant and declare its functions. Compile it again if it is broken.
 
     Raises:
         KernelsUnavailable: it cannot be built or loaded.
@@ -88,9 +88,9 @@ def load_library(variant: Variant) -> ctypes.CDLL:
             raise KernelsUnavailable(f"the kernels cannot be loaded: {error}") from error
     library.quire_abi.restype = ctypes.c_int64
     if library.quire_abi() != ABI:
-        raise KernelsUnavailable("the kernels' interface is of another version")
-    library.quire_advise.restype = None
-    library.quire_advise.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+        raise KernelsUnavailable("the kernels have another version of the interface")
+    library.quire_advise_huge_pages.restype = None
+    library.quire_advise_huge_pages.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     library.quire_create.restype = ctypes.c_void_p
     library.quire_create.argtypes = [ctypes.POINTER(ModelStruct)]
     library.quire_destroy.restype = None
@@ -101,6 +101,6 @@ def load_library(variant: Variant) -> ctypes.CDLL:
 
 
 def build_of(library: ctypes.CDLL) -> str:
-    """What a loaded library was made of: digests of the sources and of the compiler."""
+    """The digests of the sources and of the compiler from which a loaded library was built."""
     _, _, digests = Path(library._name).stem.split("-", 2)
     return digests

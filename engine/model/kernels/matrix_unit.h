@@ -1,11 +1,11 @@
-// The processor's unit for small matrices (AMX), which multiplies bfloat16 many times as fast as
-// vectors do. Knows no product.
+// The micro-kernels for the matrix unit (AMX), which multiplies bfloat16 many times as fast as the
+// vector units. Knows nothing of the matrix product around them.
 //
-// A strip is what the unit takes as its second matrix: sixteen words of it fill a register. The
-// first matrix is sixteen rows, sixteen words of each. A step adds to each of their 256 sums the
-// products of the words' first elements, summed in order, and those of their second elements, all in
-// float32 and without denormals. So a row's sums do not depend on the rows beside it, nor on where
-// they are in a register.
+// Sixteen words of a strip fill a tile register and are the second operand. The first operand is
+// sixteen words of each of sixteen rows. One instruction adds to each of 256 accumulators the
+// products of the words' first elements, summed in order, and those of the second elements, all in
+// float32 and with denormals flushed to zero. So a row's sums do not depend on the rows beside it,
+// nor on the row's number in the register.
 #pragma once
 
 #include <algorithm>
@@ -19,22 +19,24 @@
 
 namespace quire {
 
-// Rows of a register. So many are read even where there are fewer, and what comes of the others is
-// thrown away: behind the rows of a product there has to be memory for them, whatever it holds.
+// Rows of a tile register. The unit always reads this many rows, and the results of missing rows
+// are discarded: readable memory for them must follow the rows of a product; its contents do not
+// matter.
 constexpr int64_t UNIT_HEIGHT = 16;
 
 #if !defined(QUIRE_MATRIX_UNIT)
 
 struct MatrixUnit {
-  ~MatrixUnit() {}  // So that nobody takes one for a variable without use.
+  ~MatrixUnit() {}  // Avoids warnings of unused variables.
 };
 
 #else
 
-// Words of a row, and of a strip, in a register.
+// Words of a row, or of a strip's column, in a tile register.
 constexpr int64_t UNIT_WORDS = 16;
 
-// While one lives its thread has the unit. Registers 0 to 3 are sums, 4 and 5 hold rows, 6 a strip.
+// Configures the unit for the calling thread, for the lifetime of the object. Tile registers 0 to 3
+// are accumulators, 4 and 5 hold rows, 6 holds a strip.
 class MatrixUnit {
  public:
   MatrixUnit() {
@@ -50,9 +52,9 @@ class MatrixUnit {
   MatrixUnit& operator=(const MatrixUnit&) = delete;
 };
 
-// The address sanitizer does not know what the unit's instructions reach for: it is shown the ends of
-// sixteen lines.
-inline void show_lines(const void* at, int64_t stride) {
+// The address sanitizer does not see what AMX instructions access. For it, this reads the first and
+// the last byte of each of the sixteen lines.
+inline void touch_lines(const void* at, int64_t stride) {
 #if defined(__SANITIZE_ADDRESS__)
   for (int64_t r = 0; r < UNIT_HEIGHT; r++) {
     const volatile char* const line = (const char*)at + r * stride;
@@ -63,15 +65,16 @@ inline void show_lines(const void* at, int64_t stride) {
 #endif
 }
 
-// Strides are in bytes. What the compiler has for these does not tell it which memory is read.
+// Strides are in bytes. Written as assembly, because the compiler's intrinsics do not say that
+// memory is accessed.
 template <int REGISTER>
 inline void load_register(const void* from, int64_t stride) {
-  show_lines(from, stride);
+  touch_lines(from, stride);
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(REGISTER) : "memory");
 }
 template <int REGISTER>
 inline void store_register(void* to, int64_t stride) {
-  show_lines(to, stride);
+  touch_lines(to, stride);
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(REGISTER) : "memory");
 }
 template <int REGISTER>
@@ -83,7 +86,8 @@ inline void add_products() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUMS), "i"(ROWS), "i"(STRIP));
 }
 
-// A register of sums from its place and back, where `count` rows are or more.
+// Loads and stores a tile register of accumulators of which only the first `count` rows are in
+// memory.
 template <int REGISTER>
 inline void load_sums(const float* from, int64_t stride, int64_t count) {
   if (count >= UNIT_HEIGHT) return load_register<REGISTER>(from, stride * 4);
@@ -108,41 +112,44 @@ inline void for_each_number(const Body& body) {
   }
 }
 
-// Steps of other work that vectors take during one of the unit.
-constexpr int64_t MEANWHILE_STEPS = 2;
+// Steps of deferred work that run beside one step of the unit.
+constexpr int64_t DEFERRED_STEPS = 2;
 
-// Lines to be fetched during a step into the cache of a level: so many in each of some places.
-template <int LEVEL, int PLACES>
+// Cache lines to be prefetched into cache level LEVEL during a step: `count` of each of STREAMS
+// streams.
+template <int LEVEL, int STREAMS>
 struct Lines {
-  const char* at[std::max(PLACES, 1)] = {};
+  const char* at[std::max(STREAMS, 1)] = {};
   int64_t count = 0;
 
-  void some(int64_t number) {
+  void prefetch(int64_t number) {
     for (int64_t i = 0; i < number; i++)
 #pragma GCC unroll 4
-      for (int place = 0; place < PLACES; place++) {
-        __builtin_prefetch(at[place], 0, LEVEL == 1 ? 3 : 2);
-        at[place] += 64;
+      for (int stream = 0; stream < STREAMS; stream++) {
+        __builtin_prefetch(at[stream], 0, LEVEL == 1 ? 3 : 2);
+        at[stream] += 64;
       }
   }
 };
 
-// The lines of a step of H times W products. Only strips of tiles as low as a register are near.
+// The cache lines that a step of H times W tile products prefetches. Only tiles of one tile
+// register of rows (H = 1) use the near prefetch.
 template <int H, int W>
 struct StepLines {
-  Lines<2, TILE_STRIPS> later;
+  Lines<2, TILE_STRIPS> far;
   Lines<1, H == 1 ? W : 0> near;
 
-  // One of so many parts.
-  void part(int64_t parts) {
-    later.some((later.count + parts - 1) / parts);
-    if constexpr (H == 1) near.some((near.count + parts - 1) / parts);
+  // Prefetches one of `parts` equal parts.
+  void prefetch_part(int64_t parts) {
+    far.prefetch((far.count + parts - 1) / parts);
+    if constexpr (H == 1) near.prefetch((near.count + parts - 1) / parts);
   }
 };
 
-// Adds sixteen words of H times sixteen rows, and of W strips from word k on. Each is loaded once,
-// and its register cleared after its last use: the fewer hold something, the faster are loads while
-// somebody else seems to have the other half of the core.
+// Adds the products of sixteen words of H times sixteen rows with W strips, from word k on. Each
+// operand is loaded once. A tile register is cleared after its last use: with fewer registers in
+// use, loads are faster at times when another process seems to run on the core's other hardware
+// thread.
 template <int H, int W>
 inline void add_words(const uint32_t* rows, int64_t stride, const uint32_t* const* strips,
                       int64_t k, StepLines<H, W> lines) {
@@ -152,23 +159,23 @@ inline void add_words(const uint32_t* rows, int64_t stride, const uint32_t* cons
       if constexpr (w == 0) load_register<4 + h>(rows + h * UNIT_HEIGHT * stride, stride * 4);
       add_products<h * W + w, 4 + h, 6>();
       if constexpr (w == W - 1) clear_register<4 + h>();
-      lines.part(H * W);
+      lines.prefetch_part(H * W);
     });
     clear_register<6>();
   });
 }
 
-// Adds the last words, which fill no register: copies of them do, with zeros behind.
+// Adds the last words, too few for a tile register: they are copied and padded with zeros.
 template <int H, int W>
-inline void add_rest(const uint32_t* rows, int64_t stride, const uint32_t* const* strips,
-                     int64_t k, int64_t left) {
+inline void add_tail(const uint32_t* rows, int64_t stride, const uint32_t* const* strips, int64_t k,
+                     int64_t left) {
   alignas(64) uint32_t row_words[H * UNIT_HEIGHT * UNIT_WORDS];
   alignas(64) uint32_t strip_words[W][UNIT_WORDS * LANES];
   const uint32_t* copies[W];
-  const Integers there = NUMBERS < (int32_t)left;
+  const Integers present = LANE_NUMBERS < (int32_t)left;
   for (int64_t r = 0; r < H * UNIT_HEIGHT; r++) {
     const Words words = load<Words>(rows + r * stride + k);
-    store(row_words + r * UNIT_WORDS, there ? words : Words{});
+    store(row_words + r * UNIT_WORDS, present ? words : Words{});
   }
   for (int w = 0; w < W; w++) {
     copies[w] = strip_words[w];
@@ -181,7 +188,7 @@ inline void add_rest(const uint32_t* rows, int64_t stride, const uint32_t* const
 // sums[r][s] (+)= rows[r] . strips[first + s], for `count` rows, 16 * H at most, and W strips.
 template <int H, int W>
 void multiply_registers(const uint32_t* rows, int64_t stride, int64_t count, const Strips& strips,
-                        int64_t first, const Fetch& fetch, float* sums, int64_t sums_stride,
+                        int64_t first, const Prefetch& prefetch, float* sums, int64_t sums_stride,
                         bool add) {
   const auto for_each_sums = [&](const auto& body) {
     for_each_number<H * W>([&](auto number) {
@@ -197,41 +204,43 @@ void multiply_registers(const uint32_t* rows, int64_t stride, int64_t count, con
   });
   const int64_t inner = strips.inner;
   const auto at = [&](int64_t segment) { return strips.at + segment * strips.count + first; };
-  // Always TILE_STRIPS places: of fewer a half or a quarter each. So many bytes of each for a word.
-  const int64_t pace = fetch.places * 64 / TILE_STRIPS;
+  // The lines are always prefetched from TILE_STRIPS ranges: fewer streams are divided into halves
+  // or quarters. Each word prefetches this many bytes of each range.
+  const int64_t pace = prefetch.num_streams * 64 / TILE_STRIPS;
   const auto lines = [&](int64_t segment, int64_t k, int64_t words) {
     StepLines<H, W> step;
-    if (fetch.places > 0) {
-      const int64_t shares = TILE_STRIPS / fetch.places;
-      const int64_t done = fetch.begin + (lines_before(strips, segment) + k) * pace;
+    if (prefetch.num_streams > 0) {
+      const int64_t shares = TILE_STRIPS / prefetch.num_streams;
+      const int64_t done = prefetch.offset + (lines_before(strips, segment) + k) * pace;
       for (int64_t i = 0; i < TILE_STRIPS; i++)
-        step.later.at[i] =
-            places_of(fetch, segment)[i / shares] + i % shares * inner * pace + done;
-      step.later.count = words * pace / 64;
+        step.far.at[i] =
+            streams_of(prefetch, segment)[i / shares] + i % shares * inner * pace + done;
+      step.far.count = words * pace / 64;
     }
     if constexpr (H == 1) {
-      if (fetch.on != nullptr) {
-        const uint32_t* const on = k + NEAR < inner ? at(segment)[0] + (k + NEAR) * LANES
-                                                    : fetch.on + (k + NEAR - inner) * LANES;
+      if (prefetch.next_strips != nullptr) {
+        const uint32_t* const next = k + NEAR_WORDS < inner
+                                         ? at(segment)[0] + (k + NEAR_WORDS) * LANES
+                                         : prefetch.next_strips + (k + NEAR_WORDS - inner) * LANES;
         for (int64_t w = 0; w < W; w++)
-          step.near.at[w] = (const char*)(on + (at(segment)[w] - at(segment)[0]));
+          step.near.at[w] = (const char*)(next + (at(segment)[w] - at(segment)[0]));
         step.near.count = words;
       }
     }
     return step;
   };
-  const auto meanwhile = [&] {
-    if (strips.meanwhile != nullptr) strips.meanwhile->some(MEANWHILE_STEPS);
+  const auto run_deferred = [&] {
+    if (strips.deferred != nullptr) strips.deferred->run(DEFERRED_STEPS);
   };
   for (int64_t segment = 0; segment < strips.num_segments; segment++, rows += inner) {
     int64_t k = 0;
     for (; k + UNIT_WORDS <= inner; k += UNIT_WORDS) {
       add_words<H, W>(rows + k, stride, at(segment), k, lines(segment, k, UNIT_WORDS));
-      meanwhile();
+      run_deferred();
     }
     if (k < inner) {
-      lines(segment, k, inner - k).part(1);
-      add_rest<H, W>(rows, stride, at(segment), k, inner - k);
+      lines(segment, k, inner - k).prefetch_part(1);
+      add_tail<H, W>(rows, stride, at(segment), k, inner - k);
     }
   }
   for_each_sums([&](auto number, float* to, int64_t left) {
@@ -240,15 +249,16 @@ void multiply_registers(const uint32_t* rows, int64_t stride, int64_t count, con
   });
 }
 
-// Sixteen rows by four strips at once, or 32 by two, which are read less often.
+// Tiles of 16 rows by four strips, or of 32 rows by two strips, which read each strip less often.
 template <>
 struct Tiles<BFloat16> {
   static constexpr int64_t ROWS = 2 * UNIT_HEIGHT, WORDS = UNIT_WORDS;
-  static constexpr bool LEAVES_VECTORS = true;
-  // Expected to be done with them before memory has brought all strips to everyone; not tried.
+  static constexpr bool VECTORS_IDLE = true;
+  // Never: the unit is expected to be faster than memory can bring all strips to each thread. Not
+  // measured.
   static constexpr int64_t OWN_ROWS = 0;
 
-  static Cut cut(int64_t num_rows) {
+  static TileShape shape(int64_t num_rows) {
     if (num_rows <= UNIT_HEIGHT) return {UNIT_HEIGHT, TILE_STRIPS, TILE_STRIPS, true};
     return {ROWS, TILE_STRIPS / 2, num_rows <= ROWS ? 2 : 1, false};
   }
@@ -264,7 +274,7 @@ struct Tiles<BFloat16> {
     for (int64_t first = 0; first < strips.count; first += most) {
       const int64_t width = std::min(most, strips.count - first);
       tiles[high][width - 1](rows, stride, count, strips, first,
-                             first == 0 ? strips.fetch : Fetch(), sums + first * LANES,
+                             first == 0 ? strips.prefetch : Prefetch(), sums + first * LANES,
                              sums_stride, add);
     }
   }

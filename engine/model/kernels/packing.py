@@ -1,17 +1,17 @@
-"""Packs matrices for the kernels in strips of 16 outputs, see kernels/multiply.h."""
+"""Packs matrices into strips of 16 outputs for the kernels, see kernels/multiply.h."""
 
 import torch
 
 #: Outputs of a strip; LANES in kernels/vector.h.
 LANES = 16
-#: Elements per 32-bit word, the unit of the kernels' sizes.
+#: Elements per 32-bit word. The kernels count sizes in words.
 PER_WORD = {torch.float32: 1, torch.bfloat16: 2}
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
-    """[outputs, inputs] as strips: [strips, words of the inputs, 16 outputs, elements of a word].
+    """Pack [outputs, inputs] into [strips, inner words, 16 outputs, elements per word].
 
-    The last strip is filled up with zeros.
+    The last strip is padded with zeros.
     """
     outputs, inputs = weight.shape
     per_word = PER_WORD[weight.dtype]
@@ -21,7 +21,7 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
 
 
 def interleave(gate_up: torch.Tensor) -> torch.Tensor:
-    """[gates, then ups] in turns of 16 rows, each half filled up with zeros to whole turns."""
+    """Reorder [gates, then ups] into alternating 16 gates and 16 ups, padding both with zeros."""
     halves = gate_up.view(2, -1, gate_up.shape[1])
     padding = halves.new_zeros(2, -halves.shape[1] % LANES, gate_up.shape[1])
     turns = torch.cat((halves, padding), dim=1).view(2, -1, LANES, gate_up.shape[1])

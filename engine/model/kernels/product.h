@@ -1,4 +1,4 @@
-// A product of a step, cut into work for a team. Knows no layer.
+// Divides a matrix product among the threads of a team. Knows no layer.
 #pragma once
 
 #include "decoder.h"
@@ -7,12 +7,14 @@
 
 namespace quire {
 
-// From so many rows on a product's strips are taken, not shared out: they take long enough for one
-// thread to be held up, and the others then do its part.
-constexpr int64_t TAKING_ROWS = 16;
+// From this many rows on, strips are scheduled dynamically. The product then takes long enough that
+// one thread may be interrupted, and the other threads take over its work. Fewer rows are scheduled
+// statically.
+constexpr int64_t DYNAMIC_ROWS = 16;
 
-// A linear layer and the one that is multiplied after it: between the two are barriers, norms or
-// attention, and whoever is done with its part has the next one's first strips on their way.
+// A linear layer and the layer that is multiplied after it. Barriers, norms or attention lie
+// between the two: a thread that has finished its part prefetches the first strips of the next
+// layer.
 struct Product {
   QuireLinear linear;
   const Product* next = nullptr;
@@ -22,24 +24,25 @@ struct Product {
   const uint32_t* packed() const { return (const uint32_t*)linear.packed; }
 };
 
-// How a team takes a product: as many groups of strips as go round evenly are taken whole, and each
-// of those left over is cut by rows, a part for everyone.
-class ProductPieces {
+// The work items of a dynamically scheduled product: each thread gets the same number of whole
+// groups of TILE_STRIPS strips. Each group that remains is divided by rows into one item per
+// thread.
+class ProductItems {
  public:
   const int64_t count;
 
-  ProductPieces(int64_t groups, int64_t rows, int size)
+  ProductItems(int64_t groups, int64_t rows, int size)
       : count(groups / size * size + groups % size * size),
         num_whole_(groups / size * size),
         rows_(rows),
         size_(size) {}
 
-  int64_t group(int64_t piece) const {
-    return piece < num_whole_ ? piece : num_whole_ + (piece - num_whole_) / size_;
+  int64_t group(int64_t item) const {
+    return item < num_whole_ ? item : num_whole_ + (item - num_whole_) / size_;
   }
-  Share rows(int64_t piece) const {
-    if (piece < num_whole_) return Share(rows_, 0, 1);
-    return Share(rows_, (int)((piece - num_whole_) % size_), size_);
+  Share rows(int64_t item) const {
+    if (item < num_whole_) return Share(rows_, 0, 1);
+    return Share(rows_, (int)((item - num_whole_) % size_), size_);
   }
 
  private:
@@ -47,68 +50,72 @@ class ProductPieces {
   const int size_;
 };
 
-// Where the strips first .. last-1 of a product lie.
+// The memory of the strips first .. last-1 of a product.
 template <class T>
-inline Ahead strips_of(const Product& product, int64_t first, int64_t last, bool same = false) {
+inline PrefetchRange strips_of(const Product& product, int64_t first, int64_t last,
+                               bool same_product = false) {
   const int64_t words = product.linear.inputs / T::PER_WORD * LANES;
   const int64_t count = std::min(last, product.num_strips()) - first;
-  return {product.packed() + first * words, count * words, false, same};
+  return {product.packed() + first * words, count * words, false, same_product};
 }
 
-// Whether everyone multiplies rows of its own, which it also norms, gates and attends for: lines
-// that a core of another part of the processor wrote last are slow to come. Then everyone reads all
-// strips, and has to have so many rows that they arrive meanwhile.
+// Whether each thread multiplies its own rows by all strips. The same thread then computes the
+// norms, activations and attention of these rows: cache lines last written by a core that does not
+// share a cache arrive slowly. Since every thread reads all strips, it needs enough rows to hide
+// the memory latency behind arithmetic.
 template <class T>
-inline bool has_own_rows(int64_t rows, int size) {
+inline bool threads_own_rows(int64_t rows, int size) {
   return Tiles<T>::OWN_ROWS > 0 && rows >= Tiles<T>::OWN_ROWS * size;
 }
 
-// Those that a member of a team will begin with.
+// The strips that a member of a team multiplies first.
 template <class T>
-inline Ahead first_strips(const Product& product, int64_t rows, int member, int size) {
+inline PrefetchRange first_strips(const Product& product, int64_t rows, int member, int size) {
   int64_t first = Share(product.num_strips(), member, size, 2).first;
-  if (has_own_rows<T>(rows, size))
+  if (threads_own_rows<T>(rows, size))
     first = 0;
-  else if (rows >= TAKING_ROWS)
-    first = TILE_STRIPS * ProductPieces(product.num_groups(), rows, size).group(member);
+  else if (rows >= DYNAMIC_ROWS)
+    first = TILE_STRIPS * ProductItems(product.num_groups(), rows, size).group(member);
   return strips_of<T>(product, first, first + TILE_STRIPS);
 }
 
-// One thread's part of rows times a product; done(row, strip, values, count) as in multiply().
-template <class T, class Done>
+// One thread's part of rows times a product; epilogue(row, strip, values, count) as in multiply().
+template <class T, class Epilogue>
 void multiply_part(const Product& product, const Rows<T>& rows, Team& team, int member, float* sums,
-                   const Done& done) {
-  const Ahead then = first_strips<T>(*product.next, rows.count, member, team.size());
-  const auto compute = [&](const Rows<T>& rows, int64_t first, int64_t last, const Ahead& next) {
+                   const Epilogue& epilogue) {
+  const PrefetchRange next_product =
+      first_strips<T>(*product.next, rows.count, member, team.size());
+  const auto compute = [&](const Rows<T>& rows, int64_t first, int64_t last,
+                           const PrefetchRange& next) {
     multiply<T>(rows, product.packed(), product.linear.inputs / T::PER_WORD, first, last, next,
-                sums, done);
+                sums, epilogue);
   };
-  const auto compute_group = [&](const Rows<T>& rows, int64_t group, const Ahead& next) {
+  const auto compute_group = [&](const Rows<T>& rows, int64_t group, const PrefetchRange& next) {
     const int64_t first = group * TILE_STRIPS;
     compute(rows, first, std::min(first + TILE_STRIPS, product.num_strips()), next);
   };
   const auto strips_of_group = [&](int64_t group) {
     return strips_of<T>(product, group * TILE_STRIPS, (group + 1) * TILE_STRIPS, true);
   };
-  if (has_own_rows<T>(rows.count, team.size())) {
-    take_shares(
+  if (threads_own_rows<T>(rows.count, team.size())) {
+    run_with_stealing(
         team, member, [&](int) { return product.num_groups(); },
         [&](int share, int64_t group, int64_t next) {
           compute_group(rows.part(Share(rows.count, share, team.size())), group,
-                        next != Team::NONE ? strips_of_group(next) : then);
+                        next != Team::NONE ? strips_of_group(next) : next_product);
         });
     return;
   }
-  if (rows.count < TAKING_ROWS) {
+  if (rows.count < DYNAMIC_ROWS) {
     const Share mine(product.num_strips(), member, team.size(), 2);
-    compute(rows, mine.first, mine.last, then);
+    compute(rows, mine.first, mine.last, next_product);
     return;
   }
-  const ProductPieces pieces(product.num_groups(), rows.count, team.size());
-  for (int64_t i = member, next; i < pieces.count; i = next) {
+  const ProductItems items(product.num_groups(), rows.count, team.size());
+  for (int64_t i = member, next; i < items.count; i = next) {
     next = team.take();
-    compute_group(rows.part(pieces.rows(i)), pieces.group(i),
-                  next < pieces.count ? strips_of_group(pieces.group(next)) : then);
+    compute_group(rows.part(items.rows(i)), items.group(i),
+                  next < items.count ? strips_of_group(items.group(next)) : next_product);
   }
 }
 

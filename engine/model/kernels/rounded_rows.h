@@ -1,50 +1,51 @@
-// Rows on their way into a product, in the type in which they are multiplied. Knows no layer.
+// Activation rows, rounded to the type in which they are multiplied. Knows no layer.
 #pragma once
 
 #include "vector.h"
 
 namespace quire {
 
-// Where a row goes that is rounded to a type, if that takes anything.
+// Where a rounded row is written. With low parts (split precision), a value is the sum of its
+// rounded value and its low part.
 template <class T>
-struct Place {
+struct RoundedRow {
   typedef typename T::Element Element;
 
   Element* values;
-  Element* rest = nullptr;  // For what the rounding takes; null to lose it.
+  Element* low = nullptr;  // The rounding errors, rounded themselves; null to drop them.
 
-  Place further(int64_t offset) const {
-    return {values + offset, rest != nullptr ? rest + offset : nullptr};
+  RoundedRow offset_by(int64_t offset) const {
+    return {values + offset, low != nullptr ? low + offset : nullptr};
   }
   void vector(int64_t i, Vector value) const {
     T::narrow16(values + i, value);
-    if (rest != nullptr) T::narrow16(rest + i, value - T::widen16(values + i));
+    if (low != nullptr) T::narrow16(low + i, value - T::widen16(values + i));
   }
-  void one(int64_t i, float value) const {
+  void scalar(int64_t i, float value) const {
     values[i] = T::narrow(value);
-    if (rest != nullptr) rest[i] = T::narrow(value - T::widen(values[i]));
+    if (low != nullptr) low[i] = T::narrow(value - T::widen(values[i]));
   }
 };
 
-// Such rows, `stride` elements apart.
+// Rounded rows, `stride` elements apart.
 template <class T>
-struct Rounded {
+struct RoundedRows {
   typename T::Element* values = nullptr;
-  typename T::Element* rest = nullptr;
+  typename T::Element* low = nullptr;
   int64_t stride = 0;
 
-  Place<T> at(int64_t row, int64_t column = 0) const {
-    return Place<T>{values, rest}.further(row * stride + column);
+  RoundedRow<T> at(int64_t row, int64_t column = 0) const {
+    return RoundedRow<T>{values, low}.offset_by(row * stride + column);
   }
-  // The same, with what rounding takes or without it.
-  Rounded kept(bool fine) const { return {values, fine ? rest : nullptr, stride}; }
+  // The same rows, with or without their low parts.
+  RoundedRows with_low(bool keep) const { return {values, keep ? low : nullptr, stride}; }
 };
 
 template <class T>
-inline void narrow_row(const Place<T>& to, const float* from, int64_t size) {
+inline void narrow_row(const RoundedRow<T>& to, const float* from, int64_t size) {
   int64_t i = 0;
   for (; i + LANES <= size; i += LANES) to.vector(i, load<Vector>(from + i));
-  for (; i < size; i++) to.one(i, from[i]);
+  for (; i < size; i++) to.scalar(i, from[i]);
 }
 
 }  // namespace quire

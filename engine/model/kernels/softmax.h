@@ -1,4 +1,5 @@
-// From scores to weights, and sums of several spans into one. Knows no keys and no cache.
+// Softmax weights of a span's scores, and merging of the partial results of spans. Knows no keys
+// and no cache.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +9,9 @@
 
 namespace quire {
 
-// What attention over some keys amounts to: unnormalised sums, their weights' total, and the largest
-// score, as an exponent of two. The last two come in whole vectors.
+// The partial result of attention over some keys, for each query row: the unnormalised weighted sum
+// of the values, the sum of the weights (`total`), and the largest score as an exponent of two
+// (`highest`). The last two are padded to whole vectors.
 struct Partial {
   float *sums, *total, *highest;
 
@@ -26,16 +28,16 @@ inline void clear(const Partial& partial, int64_t rows, int64_t width) {
             -std::numeric_limits<float>::infinity());
 }
 
-// Adds the keys of `part` to `sum`, sixteen rows at a time.
-inline void fold(const Partial& sum, const Partial& part, int64_t rows, int64_t width) {
+// Merges `part` into `sum`, sixteen rows at a time (online softmax).
+inline void merge(const Partial& sum, const Partial& part, int64_t rows, int64_t width) {
   for (int64_t first = 0; first < rows; first += LANES) {
     const int64_t count = std::min<int64_t>(LANES, rows - first);
     const Vector total = load<Vector>(sum.total + first), more = load<Vector>(part.total + first);
     const Vector before = load<Vector>(sum.highest + first);
-    const Vector found = load<Vector>(part.highest + first), highest = larger(before, found);
-    // Nothing is added where every key of the part was masked.
-    const Integers any = (more != Vector{}) & (NUMBERS < (int32_t)count);
-    const Vector old = power_of_two(before - highest), young = power_of_two(found - highest);
+    const Vector found = load<Vector>(part.highest + first), highest = maximum(before, found);
+    // A row stays as it is if all keys of the part were masked.
+    const Integers any = (more != Vector{}) & (LANE_NUMBERS < (int32_t)count);
+    const Vector old = exp2(before - highest), young = exp2(found - highest);
     store(sum.total + first, any ? total * old + more * young : total);
     store(sum.highest + first, any ? highest : before);
     for (int64_t r = 0; r < count; r++) {
@@ -49,46 +51,47 @@ inline void fold(const Partial& sum, const Partial& part, int64_t rows, int64_t 
   }
 }
 
-// Which of a span's scores count for a row: low .. high-1. Those from `whole` to `rest` are in
-// vectors without any that does not, which is nearly everywhere.
-struct Visible {
-  int64_t low, high, whole, rest;
+// The keys of a span that a query row sees: low .. high-1. The vectors of the keys from
+// unmasked_begin to unmasked_end need no mask; these are nearly all of them.
+struct VisibleKeys {
+  int64_t low, high, unmasked_begin, unmasked_end;
 
-  Visible(int64_t first, int64_t behind, int64_t num_keys)
+  VisibleKeys(int64_t first, int64_t end, int64_t num_keys)
       : low(std::max<int64_t>(first, 0)),
-        high(std::min(behind, num_keys)),
-        whole(std::min((low + LANES - 1) / LANES * LANES, num_keys)),
-        rest(std::max(whole, high / LANES * LANES)) {}
+        high(std::min(end, num_keys)),
+        unmasked_begin(std::min((low + LANES - 1) / LANES * LANES, num_keys)),
+        unmasked_end(std::max(unmasked_begin, high / LANES * LANES)) {}
 
   Integers at(int64_t key) const {
-    return (NUMBERS >= (int32_t)(low - key)) & (NUMBERS < (int32_t)(high - key));
+    return (LANE_NUMBERS >= (int32_t)(low - key)) & (LANE_NUMBERS < (int32_t)(high - key));
   }
 };
 
 // The largest of a row's visible scores.
-inline float highest_of(const float* scores, const Visible& visible, int64_t num_keys) {
+inline float highest_of(const float* scores, const VisibleKeys& visible, int64_t num_keys) {
   const Vector nothing = broadcast(-std::numeric_limits<float>::infinity());
   Vector best = nothing, other = nothing;
   const auto masked = [&](int64_t key) {
     return visible.at(key) ? load<Vector>(scores + key) : nothing;
   };
   int64_t key = 0;
-  for (; key < visible.whole; key += LANES) best = larger(best, masked(key));
-  for (; key + LANES < visible.rest; key += 2 * LANES) {
-    best = larger(best, load<Vector>(scores + key));
-    other = larger(other, load<Vector>(scores + key + LANES));
+  for (; key < visible.unmasked_begin; key += LANES) best = maximum(best, masked(key));
+  for (; key + LANES < visible.unmasked_end; key += 2 * LANES) {
+    best = maximum(best, load<Vector>(scores + key));
+    other = maximum(other, load<Vector>(scores + key + LANES));
   }
-  for (; key < num_keys; key += LANES) best = larger(best, masked(key));
-  return largest_of(larger(best, other));
+  for (; key < num_keys; key += LANES) best = maximum(best, masked(key));
+  return largest_of(maximum(best, other));
 }
 
-// A row's weights, 2^(score * scaling - highest), and their total: zero for keys that do not count.
+// Writes a row's softmax weights 2^(score * scaling - highest), 0 for masked keys, and returns
+// their sum.
 template <class Row>
-float soften(const float* scores, const Visible& visible, int64_t num_keys, float scaling,
-             float highest, typename Row::Element* weights) {
+float softmax_weights(const float* scores, const VisibleKeys& visible, int64_t num_keys,
+                      float scaling, float highest, typename Row::Element* weights) {
   Vector total = Vector{};
   const auto weight_at = [&](int64_t key) {
-    return Row::power(load<Vector>(scores + key) * scaling - highest);
+    return Row::exp2_rounded(load<Vector>(scores + key) * scaling - highest);
   };
   const auto masked = [&](int64_t key) {
     const Vector weight = visible.at(key) ? weight_at(key) : Vector{};
@@ -96,8 +99,8 @@ float soften(const float* scores, const Visible& visible, int64_t num_keys, floa
     Row::narrow16(weights + key, weight);
   };
   int64_t key = 0;
-  for (; key < visible.whole; key += LANES) masked(key);
-  for (; key + LANES < visible.rest; key += 2 * LANES) {
+  for (; key < visible.unmasked_begin; key += LANES) masked(key);
+  for (; key + LANES < visible.unmasked_end; key += 2 * LANES) {
     const Vector weight = weight_at(key), next = weight_at(key + LANES);
     total += weight;
     total += next;

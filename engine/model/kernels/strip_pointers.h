@@ -1,4 +1,5 @@
-// Keys and values of a span in the order in which they are worked on. Knows no arithmetic.
+// Pointers to the keys and values of a span, in the order in which they are read. Knows no
+// arithmetic.
 #pragma once
 
 #include "cache.h"
@@ -6,34 +7,35 @@
 
 namespace quire {
 
-// The keys first .. last-1 of one row, of `num_heads` key heads from `kv_head` on.
-struct Keys {
+// The keys first .. last-1 of one row, for the key heads kv_head .. kv_head + num_heads - 1.
+struct KeyRange {
   const AttentionRow* row = nullptr;
   int64_t kv_head = 0, num_heads = 0, first = 0, last = 0;
 
-  // Strips of sixteen keys of one head.
+  // Number of strips of sixteen keys, per head.
   int64_t num_strips() const { return (last - first + LANES - 1) / LANES; }
-  // So many strips of a head are worked on before it is the next head's turn: what is read then
-  // lies together in memory.
-  int64_t turn() const { return num_heads > 1 ? TURN_STRIPS : SPAN / LANES; }
+  // Strips of one head that are read before the strips of the next head, so that consecutive reads
+  // are close together in memory.
+  int64_t strips_per_head() const { return num_heads > 1 ? STRIPS_PER_HEAD : SPAN / LANES; }
 
-  bool operator==(const Keys& other) const {
+  bool operator==(const KeyRange& other) const {
     return row == other.row && kv_head == other.kv_head && num_heads == other.num_heads &&
            first == other.first && last == other.last;
   }
 
-  static constexpr int64_t TURN_STRIPS = 4;
+  static constexpr int64_t STRIPS_PER_HEAD = 4;
 };
 
-// The places of the keys, then of the values, of a span: what sixteen slots hold of one head is a
-// piece. Blocks are scattered, and who reads them has to know early where the next one lies.
+// The pointers to all strips of a span's keys, then to all strips of its values; a strip here is
+// what sixteen slots hold of one head. Blocks are scattered in memory, so prefetching needs the
+// addresses early.
 template <class T>
-class Pieces {
+class StripPointers {
   typedef typename T::Element Element;
 
  public:
-  // None where blocks do not hold whole strips.
-  void list(const CacheShape& cache, const Keys& keys, const Element* key_cache,
+  // Lists the strips of `keys`. Empty if blocks do not contain whole strips.
+  void list(const CacheShape& cache, const KeyRange& keys, const Element* key_cache,
             const Element* value_cache) {
     keys_ = keys;
     count_ = 0;
@@ -42,12 +44,12 @@ class Pieces {
     for (const Element* from : {key_cache, value_cache}) {
       const int64_t* block = keys.row->table + keys.first / cache.block_size;
       int64_t slot = keys.first % cache.block_size;
-      for (int64_t first = 0; first < keys.num_strips(); first += keys.turn()) {
-        const int64_t count = std::min(keys.turn(), keys.num_strips() - first);
+      for (int64_t first = 0; first < keys.num_strips(); first += keys.strips_per_head()) {
+        const int64_t count = std::min(keys.strips_per_head(), keys.num_strips() - first);
         for (int64_t strip = 0; strip < count; strip++) {
           const Element* at = cache.head_of(from, *block, keys.kv_head) + slot * cache.head_dim;
           for (int64_t head = 0; head < keys.num_heads; head++)
-            at_[count_ + head * count + strip] = (const char*)(at + head * head_size);
+            pointers_[count_ + head * count + strip] = (const char*)(at + head * head_size);
           slot += LANES;
           if (slot < cache.block_size) continue;
           slot = 0;
@@ -58,23 +60,24 @@ class Pieces {
     }
   }
 
-  // What will be read afterwards: its first pieces stand behind the last ones here.
-  void go_on_with(const Pieces& next) {
-    for (int64_t i = 0; i < BEHIND && count_ > 0; i++)
-      at_[count_ + i] = i < next.count_ ? next.at_[i] : at_[count_ - 1];
+  // Appends the first pointers of `next`, which is read afterwards, so that prefetching can run
+  // past the end.
+  void append(const StripPointers& next) {
+    for (int64_t i = 0; i < EXTRA && count_ > 0; i++)
+      pointers_[count_ + i] = i < next.count_ ? next.pointers_[i] : pointers_[count_ - 1];
   }
 
-  bool are_of(const Keys& keys) const { return keys_ == keys; }
+  bool lists(const KeyRange& keys) const { return keys_ == keys; }
   int64_t count() const { return count_; }
-  // From number `first` on, BEHIND more than there are.
-  const char* const* places(int64_t first) const { return at_ + first; }
+  // The pointers from index `first` on; EXTRA more than count() exist.
+  const char* const* from(int64_t first) const { return pointers_ + first; }
 
  private:
-  static constexpr int64_t BEHIND = 2 * Keys::TURN_STRIPS;
+  static constexpr int64_t EXTRA = 2 * KeyRange::STRIPS_PER_HEAD;
 
-  Keys keys_;
+  KeyRange keys_;
   int64_t count_ = 0;
-  const char* at_[2 * SPAN / LANES * MAX_TOGETHER + BEHIND];
+  const char* pointers_[2 * SPAN / LANES * MAX_UNIT_HEADS + EXTRA];
 };
 
 }  // namespace quire

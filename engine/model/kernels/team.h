@@ -1,4 +1,4 @@
-// The threads of one step: they enter together, meet at barriers, and leave together. Knows no work.
+// The thread team of one step: barriers and work stealing. Knows nothing of the work.
 #pragma once
 
 #include <atomic>
@@ -14,43 +14,43 @@ class Team {
 
   int size() const { return size_; }
 
-  // Waits for everyone. Between two barriers of a step are microseconds, so waiting is spinning;
-  // but whoever waits longer gives the core away: the one waited for may need it.
+  // Waits for all threads of the team. Two barriers of a step are microseconds apart, so a thread
+  // spins. If it waits longer, it yields its core: a thread that has not arrived may need it.
   void barrier() {
     const int64_t generation = generation_.load(std::memory_order_acquire);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
       arrived_.store(0, std::memory_order_relaxed);
       ticket_.store(size_, std::memory_order_relaxed);
-      // Whoever takes of shares takes of its own, so the first one shows whether anybody did.
+      // Every thread starts with its own share, so share 0 shows whether any work was taken.
       if (shares_[0].taken.load(std::memory_order_relaxed) > 0)
-        for (Taken& share : shares_) share.taken.store(0, std::memory_order_relaxed);
+        for (ShareCounter& share : shares_) share.taken.store(0, std::memory_order_relaxed);
       generation_.store(generation + 1, std::memory_order_release);
       return;
     }
     for (int spins = 0; generation_.load(std::memory_order_acquire) == generation; spins++) {
-      if (spins < PATIENCE)
+      if (spins < MAX_SPINS)
         pause();
       else
         sched_yield();
     }
   }
 
-  // The next piece of work nobody has taken since the last barrier. Everybody begins with the piece
-  // of their own number without asking, and so can be sure of it before the barrier.
+  // The next work item that no thread has taken since the last barrier. Each thread starts with the
+  // item of its own index without calling this, so it knows its first item before the barrier.
   int64_t take() { return ticket_.fetch_add(1, std::memory_order_relaxed); }
 
-  // The next piece of somebody's share of `count` pieces that nobody has taken since the last
-  // barrier, or NONE. Whoever takes of a share takes its pieces in ascending order: who keeps the
-  // first of the largest relies on that.
-  int64_t take_of(int share, int64_t count) {
-    const int64_t piece = shares_[(size_t)share].taken.fetch_add(1, std::memory_order_relaxed);
-    return piece < count ? piece : NONE;
+  // The next item of `share`, which has `count` items, that no thread has taken since the last
+  // barrier; or NONE. Each thread takes the items of a share in ascending order: RowArgmax relies
+  // on that to keep the first of equal values.
+  int64_t take_from(int share, int64_t count) {
+    const int64_t item = shares_[(size_t)share].taken.fetch_add(1, std::memory_order_relaxed);
+    return item < count ? item : NONE;
   }
 
   static constexpr int64_t NONE = -1;
 
  private:
-  static constexpr int PATIENCE = 4000;
+  static constexpr int MAX_SPINS = 4000;
 
   static void pause() {
 #if defined(__x86_64__)
@@ -58,7 +58,7 @@ class Team {
 #endif
   }
 
-  struct alignas(64) Taken {
+  struct alignas(64) ShareCounter {
     std::atomic<int64_t> taken{0};
   };
 
@@ -66,24 +66,25 @@ class Team {
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<int64_t> generation_{0};
   alignas(64) std::atomic<int64_t> ticket_;
-  std::vector<Taken> shares_;
+  std::vector<ShareCounter> shares_;
 };
 
-// One thread's part of work that is shared out: its own share, and then those of others that are
-// held up. body(share, piece, the share's next piece or NONE), for each of count(share) pieces.
+// Work stealing, one thread's part: it takes the items of its own share, then what is left of the
+// other threads' shares. Calls body(share, item, next item of the same share or NONE); a share has
+// count(share) items.
 template <class Count, class Body>
-void take_shares(Team& team, int member, const Count& count, const Body& body) {
+void run_with_stealing(Team& team, int member, const Count& count, const Body& body) {
   for (int turn = 0; turn < team.size(); turn++) {
     const int share = (member + turn) % team.size();
     const int64_t total = count(share);
-    for (int64_t i = team.take_of(share, total), next; i != Team::NONE; i = next) {
-      next = team.take_of(share, total);
+    for (int64_t i = team.take_from(share, total), next; i != Team::NONE; i = next) {
+      next = team.take_from(share, total);
       body(share, i, next);
     }
   }
 }
 
-// Pieces first .. last-1; as a rule one thread's equal share of `total`, in units of `grain`.
+// The items first .. last-1; or one thread's equal share of `total` items, in multiples of `grain`.
 struct Share {
   int64_t first, last;
 

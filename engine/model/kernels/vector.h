@@ -1,8 +1,8 @@
-// Sixteen lanes of float or of words, and the two element types. Knows no model and no cache.
+// Vectors of sixteen lanes, and the two element types. Knows no model and no cache.
 //
-// A word is 32 bits of a row: one float, or two bfloat16 that lie next to each other. Everything is
-// laid out and counted in words, so that both types run through the same code. The compiler lowers
-// the vectors to whatever the target has; what it does badly names instructions.
+// A word is 32 bits of a row: one float, or two adjacent bfloat16. Everything is laid out and
+// counted in words, so that both types run through the same code. The compiler lowers the vectors
+// to the registers of the target; where its code is bad, intrinsics are used.
 #pragma once
 
 #include <cstdint>
@@ -21,10 +21,11 @@ typedef uint32_t Words __attribute__((vector_size(64)));
 typedef int32_t Integers __attribute__((vector_size(64)));
 typedef uint16_t Halves __attribute__((vector_size(32)));
 
-constexpr Integers NUMBERS = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+constexpr Integers LANE_NUMBERS = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-// A register of the target holds sixteen lanes or a part of them. What has to stay in registers is
-// written in parts: a vector that is larger than a register lies in memory.
+// A register of the target holds sixteen lanes or a part of them. Values that must stay in
+// registers are declared as parts: the compiler spills a vector that is larger than a register to
+// memory.
 #if defined(__AVX512F__)
 constexpr int PART_BYTES = 64, REGISTERS = 32;
 #elif defined(__AVX__)
@@ -53,18 +54,18 @@ inline void store(void* to, const V& value) {
 
 inline Vector broadcast(float value) { return value - Vector{}; }
 
-// Combines all lanes by a fixed tree: the same result whatever the target.
+// Reduces all lanes in a fixed tree order: the result is the same on every target.
 template <class Combine>
-inline float across_lanes(Vector v, const Combine& combine) {
-  v = combine(v, __builtin_shuffle(v, NUMBERS ^ 8));
-  v = combine(v, __builtin_shuffle(v, NUMBERS ^ 4));
-  v = combine(v, __builtin_shuffle(v, NUMBERS ^ 2));
-  v = combine(v, __builtin_shuffle(v, NUMBERS ^ 1));
+inline float reduce_lanes(Vector v, const Combine& combine) {
+  v = combine(v, __builtin_shuffle(v, LANE_NUMBERS ^ 8));
+  v = combine(v, __builtin_shuffle(v, LANE_NUMBERS ^ 4));
+  v = combine(v, __builtin_shuffle(v, LANE_NUMBERS ^ 2));
+  v = combine(v, __builtin_shuffle(v, LANE_NUMBERS ^ 1));
   return v[0];
 }
 
-// `b` where one is no number.
-inline Vector larger(Vector a, Vector b) {
+// The larger of two, lane by lane; `b` where one of them is NaN.
+inline Vector maximum(Vector a, Vector b) {
 #if defined(__AVX512F__)
   return (Vector)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b);
 #else
@@ -72,72 +73,74 @@ inline Vector larger(Vector a, Vector b) {
 #endif
 }
 inline float sum_of(Vector v) {
-  return across_lanes(v, [](Vector a, Vector b) { return a + b; });
+  return reduce_lanes(v, [](Vector a, Vector b) { return a + b; });
 }
-inline float largest_of(Vector v) { return across_lanes(v, larger); }
+inline float largest_of(Vector v) { return reduce_lanes(v, maximum); }
 
-// The nearest whole numbers.
-inline Vector whole(Vector x) {
-  const Vector shift = broadcast(12582912.0f);  // 1.5 * 2^23: what is added to it is rounded.
+// Rounds to the nearest integers.
+inline Vector round_to_integer(Vector x) {
+  const Vector shift = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer.
   return x + shift - shift;
 }
 
-// value * 2^n for a whole n, if no smaller than the smallest normal number.
+// value * 2^n for integer n; the result must not be smaller than the smallest normal number.
 inline Vector scaled(Vector value, Vector n) {
 #if defined(__AVX512F__)
-  // All lanes; without a mask the header of the compiler begins with what nobody has set.
+  // With a full mask: the compiler's header implements the unmasked form with an uninitialised
+  // value.
   return (Vector)_mm512_maskz_scalef_ps(0xffff, (__m512)value, (__m512)n);
 #else
-  return (Vector)((Words)value + ((Words)__builtin_convertvector(n, Integers) << 23));
+  return (Vector)((Words)value + ((Words) __builtin_convertvector(n, Integers) << 23));
 #endif
 }
 
-// 2^(n + rest) for a whole n and a rest of a half at most, within two units in the last place; exact
-// where there is no rest. The polynomial has the least relative error of those that begin with one.
-inline Vector power_of_two(Vector n, Vector rest) {
+// 2^(n + fraction) for integer n and |fraction| <= 1/2, within two units in the last place; exact
+// where the fraction is 0. The polynomial is the minimax of the relative error with constant
+// term 1.
+inline Vector exp2(Vector n, Vector fraction) {
   Vector p = broadcast(1.3264714507e-3f);
-  p = p * rest + 9.6715129912e-3f;
-  p = p * rest + 5.5507339537e-2f;
-  p = p * rest + 2.4022242427e-1f;
-  p = p * rest + 6.9314700365e-1f;
-  return scaled(p * rest + 1.0f, n);
+  p = p * fraction + 9.6715129912e-3f;
+  p = p * fraction + 5.5507339537e-2f;
+  p = p * fraction + 2.4022242427e-1f;
+  p = p * fraction + 6.9314700365e-1f;
+  return scaled(p * fraction + 1.0f, n);
 }
 
-// 2^x for x up to 127; below -126 the result stays at the smallest normal number, and what is no
-// number stays none.
-inline Vector power_of_two(Vector x) {
-  x = larger(broadcast(-126.0f), x);
-  const Vector n = whole(x);
-  return power_of_two(n, x - n);
+// 2^x for x up to 127; below -126 the result is the smallest normal number. NaN stays NaN.
+inline Vector exp2(Vector x) {
+  x = maximum(broadcast(-126.0f), x);
+  const Vector n = round_to_integer(x);
+  return exp2(n, x - n);
 }
 
-// The same within a ten-thousandth, for what is rounded to bfloat16: that takes twenty times as much.
-// The polynomial is the best from the next whole number below to the one above.
-inline Vector short_power_of_two(Vector x) {
-  x = larger(broadcast(-126.0f), x);
+// The same with a relative error of 1e-4 at most, for results that are rounded to bfloat16, which
+// errs twenty times as much. The minimax polynomial for fractions from 0 to 1.
+inline Vector exp2_for_bfloat16(Vector x) {
+  x = maximum(broadcast(-126.0f), x);
 #if defined(__AVX512DQ__)
-  const Vector rest = (Vector)_mm512_maskz_reduce_ps(0xffff, (__m512)x, _MM_FROUND_TO_NEG_INF);
+  const Vector fraction = (Vector)_mm512_maskz_reduce_ps(0xffff, (__m512)x, _MM_FROUND_TO_NEG_INF);
   const Vector n = x;  // scaled() rounds it down.
 #else
-  const Vector n = whole(x - 0.5f), rest = x - n;
+  const Vector n = round_to_integer(x - 0.5f), fraction = x - n;
 #endif
   Vector p = broadcast(7.7067051e-2f);
-  p = p * rest + 2.2764498e-1f;
-  p = p * rest + 6.9511679e-1f;
-  return scaled(p * rest + 1.0f, n);
+  p = p * fraction + 2.2764498e-1f;
+  p = p * fraction + 6.9511679e-1f;
+  return scaled(p * fraction + 1.0f, n);
 }
 
-// e^x for x up to 88; below -87 the result stays near the smallest normal number. Range reduction by
+// e^x for x up to 88; below -87 the result is near the smallest normal number. Range reduction by
 // Cody and Waite.
 inline Vector exponential(Vector x) {
-  x = larger(broadcast(-87.0f), x);
-  const Vector n = whole(x * LOG2_E);
-  const Vector rest = x - n * 0.693359375f - n * -2.12194440e-4f;
-  return power_of_two(n, rest * LOG2_E);
+  x = maximum(broadcast(-87.0f), x);
+  const Vector n = round_to_integer(x * LOG2_E);
+  const Vector fraction = x - n * 0.693359375f - n * -2.12194440e-4f;
+  return exp2(n, fraction * LOG2_E);
 }
 
-// Words of a type are multiplied with rows of its type Row, which have a RowWord for each word.
-// That takes FACTORS steps: in each, factor(row word, i) times columns(words, i) is added to a sum.
+// An element type. Packed words of the type are multiplied by rows of its type Row, which have one
+// RowWord for each word. That takes FACTORS steps: step i adds factor(row word, i) * columns(words,
+// i) to an accumulator.
 struct Float32 {
   typedef float Element;
   typedef Float32 Row;
@@ -150,7 +153,8 @@ struct Float32 {
     float value;
     std::memcpy(&value, &factor, sizeof value);
 #if defined(__FMA__) && !defined(__AVX512F__)
-    // In place: the compiler moves sums from register to register, and there is none left for that.
+    // As assembly, to accumulate in place: the compiler copies accumulators between registers, and
+    // no register is free for that.
     asm("vfmadd231ps %1, %2, %0" : "+x"(sum) : "x"((PartVector)columns), "x"(value - PartVector{}));
     return sum;
 #else
@@ -159,20 +163,20 @@ struct Float32 {
   }
   static float widen(Element value) { return value; }
   static Vector widen16(const Element* from) { return load<Vector>(from); }
-  static Vector power(Vector x) { return power_of_two(x); }
+  static Vector exp2_rounded(Vector x) { return exp2(x); }
   static void narrow16(Element* to, Vector value) { store(to, value); }
   static void narrow32(Element* to, Vector first, Vector second) {
     narrow16(to, first);
     narrow16(to + LANES, second);
   }
   static Element narrow(float value) { return value; }
-  // Sixteen words whose elements are the same column of consecutive rows.
-  static Words across_rows(const Element* const* rows, int64_t column, int64_t left) {
+  // Sixteen words: each has the elements of consecutive rows in one column.
+  static Words pack_rows(const Element* const* rows, int64_t column, int64_t left) {
     (void)left;
     return load<Words>(rows[0] + column);
   }
-  // Words without their second elements.
-  static Words first_of(Words words) { return words; }
+  // Words with their second elements set to zero.
+  static Words first_elements(Words words) { return words; }
 };
 
 struct BFloat16 {
@@ -191,8 +195,8 @@ struct BFloat16 {
                                         (__m512bh)(__m512i)columns);
   }
 #else
-  // Without an instruction for pairs both sides have to become float32 first. Rows are read again
-  // for every strip, so they stay float32, and are not rounded at all.
+  // Without an instruction for pairs of bfloat16, both operands must be converted to float32. Rows
+  // are read again for every strip, so they are kept in float32 and never rounded.
   typedef Float32 Row;
   typedef struct {
     uint32_t of[2];
@@ -203,7 +207,8 @@ struct BFloat16 {
   static PartWords columns(PartWords words, int i) {
     if (i == 0) return words << 16;
 #if defined(__AVX2__) && !defined(__AVX512F__)
-    // The mask stays in memory: a sum needs the register that the compiler would keep it in.
+    // As assembly, to keep the mask in memory: the compiler would put it in a register that an
+    // accumulator needs.
     static const PartWords mask = 0xffff0000u - PartWords{};
     PartWords second;
     asm("vpand %1, %2, %0" : "=x"(second) : "m"(mask), "x"(words));
@@ -225,14 +230,14 @@ struct BFloat16 {
   static Vector widen16(const Element* from) {
     return (Vector)(__builtin_convertvector(load<Halves>(from), Words) << 16);
   }
-  static Vector power(Vector x) { return short_power_of_two(x); }
+  static Vector exp2_rounded(Vector x) { return exp2_for_bfloat16(x); }
   static void narrow16(Element* to, Vector value) {
 #if defined(__AVX512BF16__)
     store(to, _mm512_cvtneps_pbh((__m512)value));
 #else
     const Words bits = (Words)value;
     const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    // A NaN keeps its sign and stays one: rounding could carry it over into infinity.
+    // A NaN keeps its sign and stays NaN: the rounding carry could turn it into infinity.
     const Words quiet = (bits >> 16) | 0x40u;
     store(to, __builtin_convertvector((Words)(value == value ? (Integers)rounded : (Integers)quiet),
                                       Halves));
@@ -251,12 +256,12 @@ struct BFloat16 {
     narrow16(lanes, broadcast(value));
     return lanes[0];
   }
-  static Words across_rows(const Element* const* rows, int64_t column, int64_t left) {
+  static Words pack_rows(const Element* const* rows, int64_t column, int64_t left) {
     Words words = __builtin_convertvector(load<Halves>(rows[0] + column), Words);
     if (left > 1) words |= __builtin_convertvector(load<Halves>(rows[1] + column), Words) << 16;
     return words;
   }
-  static Words first_of(Words words) { return words & 0xffffu; }
+  static Words first_elements(Words words) { return words & 0xffffu; }
 };
 
 }  // namespace quire

@@ -1,4 +1,5 @@
-// Memory of one step, kept from step to step and grown when a larger step comes.
+// The scratch buffers of one step. The memory is kept for later steps and grows when a step needs
+// more.
 #pragma once
 
 #include <cstdint>
@@ -11,19 +12,19 @@ namespace quire {
 
 class Workspace {
  public:
-  // Asks for `size` elements; `*place` points to them once reserve() has returned.
+  // Requests a buffer of `size` elements; reserve() sets `*buffer` to it.
   template <class E>
-  void add(E** place, int64_t size) {
-    pieces_.push_back({(void**)place, used_});
+  void add(E** buffer, int64_t size) {
+    requests_.push_back({(void**)buffer, used_});
     used_ += (size * (int64_t)sizeof(E) + 127) / 64 * 64;
   }
 
-  // `behind` more bytes may be read behind the last element. Throws std::bad_alloc and keeps what it
-  // had.
-  void reserve(int64_t behind) {
-    const std::vector<Piece> pieces = std::move(pieces_);
-    const int64_t needed = used_ + (behind + 63) / 64 * 64;
-    pieces_.clear();
+  // Allocates all requested buffers and `padding` readable bytes behind the last one. Throws
+  // std::bad_alloc, and keeps the memory of the last step then.
+  void reserve(int64_t padding) {
+    const std::vector<Request> requests = std::move(requests_);
+    const int64_t needed = used_ + (padding + 63) / 64 * 64;
+    requests_.clear();
     used_ = 0;
     if (needed > size_) {
       char* memory = (char*)std::aligned_alloc(64, (size_t)needed);
@@ -31,19 +32,19 @@ class Workspace {
       memory_.reset(memory);
       size_ = needed;
     }
-    for (const Piece& piece : pieces) *piece.place = memory_.get() + piece.offset;
+    for (const Request& request : requests) *request.buffer = memory_.get() + request.offset;
   }
 
  private:
-  struct Piece {
-    void** place;
+  struct Request {
+    void** buffer;
     int64_t offset;
   };
   struct Free {
     void operator()(char* memory) const { std::free(memory); }
   };
 
-  std::vector<Piece> pieces_;
+  std::vector<Request> requests_;
   int64_t used_ = 0, size_ = 0;
   std::unique_ptr<char, Free> memory_;
 };

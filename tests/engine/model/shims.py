@@ -1,4 +1,4 @@
-"""Pieces of the kernels as functions that a test can call, in every variant."""
+"""Parts of the kernels as functions that a test can call, in every variant."""
 
 import ctypes
 import subprocess
@@ -12,7 +12,7 @@ from tests.engine.model.decoder.test_kernels import runnable
 
 
 def compile_shim(source: str, variant: Variant, folder: Path) -> ctypes.CDLL:
-    """C++ that includes the kernels' headers, with their flags; skips what cannot run here."""
+    """Compile C++ against the kernels' headers, with their flags; skip what cannot run here."""
     if not runnable(variant):
         pytest.skip(f"this processor cannot run {variant.name}")
     (folder / "shim.cpp").write_text(source)

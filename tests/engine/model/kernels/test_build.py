@@ -123,7 +123,7 @@ def test_without_a_compiler_or_a_place_for_the_library_the_reason_is_one_sentenc
     tmp_path, monkeypatch
 ):
     monkeypatch.setenv("QUIRE_KERNEL_CACHE", os.devnull)
-    with pytest.raises(KernelsUnavailable, match="cannot be kept"):
+    with pytest.raises(KernelsUnavailable, match="cannot be stored"):
         library_path(best_variant())
     monkeypatch.setenv("QUIRE_KERNEL_CACHE", str(tmp_path / "kernels"))
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -158,7 +158,7 @@ def test_a_library_that_is_broken_is_compiled_again(content, tmp_path, monkeypat
 def test_nothing_is_run_from_a_folder_that_others_may_write_to(tmp_path, monkeypatch):
     monkeypatch.setenv("QUIRE_KERNEL_CACHE", str(tmp_path))
     tmp_path.chmod(0o777)
-    with pytest.raises(KernelsUnavailable, match="others may write"):
+    with pytest.raises(KernelsUnavailable, match="other users can write"):
         library_path(best_variant())
 
 

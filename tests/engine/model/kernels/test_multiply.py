@@ -1,4 +1,4 @@
-"""Rows times packed columns, in every variant: the product, its edges, and that rows are alone."""
+"""Rows times a packed matrix, in every variant: results, edges, independence of other rows."""
 
 import ctypes
 import subprocess
@@ -18,31 +18,32 @@ SHIM = """
 #include "multiply.h"
 using namespace quire;
 template <class T>
-void product(const void* rows, const void* rest, int64_t stride, int64_t count,
+void product(const void* rows, const void* low, int64_t stride, int64_t count,
              const void* packed, int64_t inner, int64_t strips, float* to) {
   const MatrixUnit unit;
   const std::unique_ptr<float[]> sums(new float[SUMS_SIZE]);
   typedef const typename T::RowWord* Words;
-  multiply<T>(Rows<T>{(Words)rows, stride, count, (Words)rest},
-              (const uint32_t*)packed, inner, 0, strips, Ahead{(const uint32_t*)packed, LANES},
+  multiply<T>(Rows<T>{(Words)rows, stride, count, (Words)low},
+              (const uint32_t*)packed, inner, 0, strips,
+              PrefetchRange{(const uint32_t*)packed, LANES},
               sums.get(), [&](int64_t row, int64_t strip, const float* values, int64_t num) {
                 std::copy_n(values, num * LANES, to + (row * strips + strip) * LANES);
               });
 }
 #define QUIRE_PRODUCT(NAME, TYPE)                                                                 \\
-  extern "C" void NAME(const void* rows, const void* rest, int64_t stride, int64_t count,         \\
+  extern "C" void NAME(const void* rows, const void* low, int64_t stride, int64_t count,         \\
                        const void* packed, int64_t inner, int64_t strips, float* to) {            \\
-    product<TYPE>(rows, rest, stride, count, packed, inner, strips, to);                          \\
+    product<TYPE>(rows, low, stride, count, packed, inner, strips, to);                          \\
   }                                                                                               \\
   extern "C" int64_t NAME##_row_bytes() { return sizeof(typename TYPE::Row::Element); }
 QUIRE_PRODUCT(float32, Float32)
 QUIRE_PRODUCT(bfloat16, BFloat16)
 """
-#: Rows of tiles and of the matrix unit's registers, more and less, and more than one pass.
+#: Rows around the sizes of tiles, of AMX tile registers and of a row block.
 NUM_ROWS = (1, 2, 7, 12, 16, 17, 19, 32, 33, 50, 64, 257)
-#: Elements of the inner dimension: within a word or register, across the end, of two inner blocks.
+#: Elements of the inner dimension: part of a register, whole ones, with a tail, two inner blocks.
 INNER = (2, 14, 16, 30, 32, 48, 62, 130, 2080)
-#: Rows that the matrix unit reads and that are not there.
+#: Rows behind the last one that the matrix unit may read.
 MISSING_ROWS = 16
 
 
@@ -53,26 +54,26 @@ def library(request, tmp_path_factory):
 
 @pytest.fixture(params=["float32", "bfloat16"])
 def multiply(request, library):
-    """rows [rows, inner] and what rounding took from them, times weight [outputs, inner]."""
+    """Rows [rows, inner], plus their low parts if given, times weight [outputs, inner]."""
     dtype = getattr(torch, request.param)
     function = getattr(library, request.param)
-    # Where pairs of bfloat16 are not multiplied by one instruction, rows are float32.
+    # Without an instruction that multiplies pairs of bfloat16, rows are float32.
     row_bytes = getattr(library, f"{request.param}_row_bytes")()
     row_dtype = dtype if row_bytes == dtype.itemsize else torch.float32
 
-    def compute(rows, weight, rest=None):
+    def compute(rows, weight, low=None):
         count, inner = rows.shape
         packed, per_word = pack(weight.to(dtype)), PER_WORD[dtype]
-        # Rows lie further apart than they are long, and behind them is what nobody may use.
+        # The stride is larger than a row, and the memory between and behind rows is NaN.
         shape = (2, count + MISSING_ROWS, inner + 2 * LANES)
         memory = torch.full(shape, torch.nan, dtype=row_dtype)
         memory[0, :count, :inner] = rows
-        if rest is not None:
-            memory[1, :count, :inner] = rest
+        if low is not None:
+            memory[1, :count, :inner] = low
         found = np.full((count, packed.shape[0] * LANES), np.nan, dtype=np.float32)
         function(
             ctypes.c_void_p(memory[0].data_ptr()),
-            ctypes.c_void_p(memory[1].data_ptr() if rest is not None else None),
+            ctypes.c_void_p(memory[1].data_ptr() if low is not None else None),
             ctypes.c_int64(memory.shape[2] // per_word),
             ctypes.c_int64(count),
             ctypes.c_void_p(packed.data_ptr()),
@@ -91,7 +92,7 @@ def random(*shape, dtype, seed):
 
 
 @pytest.mark.parametrize("inner", INNER)
-def test_a_product_is_that_of_float64_and_a_row_the_same_beside_any_others(multiply, inner):
+def test_a_product_agrees_with_float64_and_a_row_is_the_same_beside_any_others(multiply, inner):
     weight = random(100, inner, dtype=multiply.dtype, seed=inner)
     rows = random(max(NUM_ROWS), inner, dtype=multiply.dtype, seed=inner + 1)
     exact = rows.double() @ weight.double().T
@@ -113,18 +114,18 @@ def test_a_column_is_the_same_beside_any_others(multiply, outputs):
 
 
 @pytest.mark.parametrize("inner", [30, 2080])
-def test_what_rounding_took_from_rows_is_multiplied_too(multiply, inner):
+def test_low_parts_of_rows_are_multiplied_too(multiply, inner):
     weight = random(70, inner, dtype=multiply.dtype, seed=3)
     values = random(33, inner, dtype=torch.float32, seed=4)
     rows = values.to(multiply.dtype)
-    rest = (values - rows.float()).to(multiply.dtype)
-    exact = (rows.double() + rest.double()) @ weight.double().T
-    together = multiply(rows, weight, rest)
+    low = (values - rows.float()).to(multiply.dtype)
+    exact = (rows.double() + low.double()) @ weight.double().T
+    together = multiply(rows, weight, low)
     assert (
         (together - exact).abs() / (values.abs().double() @ weight.double().abs().T)
     ).max() < 2e-6
     for count in (1, 5, 16, 20):
-        assert torch.equal(multiply(rows[:count], weight, rest[:count]), together[:count])
+        assert torch.equal(multiply(rows[:count], weight, low[:count]), together[:count])
 
 
 def test_libraries_of_one_process_keep_their_tables_to_themselves(tmp_path):
@@ -158,7 +159,7 @@ int main(int, char** arguments) {
 
 
 def test_the_sanitizer_sees_what_the_matrix_unit_reads(tmp_path):
-    """`check_native` would say nothing of it otherwise: the instructions are not the compiler's."""
+    """Without touch_lines(), the sanitizer of `check_native` would not see AMX accesses."""
     variant = VARIANTS[0]
     if not runnable(variant):
         pytest.skip(f"this processor cannot run {variant.name}")
@@ -167,7 +168,7 @@ def test_the_sanitizer_sees_what_the_matrix_unit_reads(tmp_path):
     flags = [*variant.options, *(f"-D{name}={value}" for name, value in names.items())]
     compiler, program = build._compiler(), str(tmp_path / "read")
     assert compiler is not None
-    # A compiler that has no such file says its name again.
+    # A compiler without this file prints the bare name.
     if build._run(compiler, "-print-file-name=libasan.so").strip() == "libasan.so":
         pytest.skip("this compiler has no address sanitizer")
     command = [compiler, "-std=c++17", "-Wno-psabi", "-fsanitize=address", *flags]

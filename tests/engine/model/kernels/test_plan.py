@@ -1,4 +1,4 @@
-"""The units of attention: where threads have tokens of their own, each unit is one thread's."""
+"""The units of attention: if threads have their own tokens, each unit belongs to one thread."""
 
 import ctypes
 import random
@@ -16,9 +16,9 @@ SHIM = """
 
 #include "plan.h"
 using namespace quire;
-// `num_rows` rows, three query heads to a key head, cut for `size` threads: `heads` counts for each
-// token the key heads and spans that somebody attends to. Returns how many units are in another
-// thread's share than their first token.
+// Plans `num_rows` rows with three query heads per key head for `size` threads. `heads` counts, for
+// each token, the pairs of key head and span that are attended to. Returns how many units are in
+// another thread's share than their first token.
 extern "C" int64_t attend(int size, int64_t num_rows, const int64_t* lens, const int64_t* contexts,
                           int64_t kv_heads, int64_t* heads) {
   AttentionPlan plan;

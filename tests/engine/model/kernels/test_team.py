@@ -1,4 +1,4 @@
-"""The threads of a step: of shares, each piece is taken once, whoever is held up."""
+"""The thread team of a step: each work item runs once, also if some threads are late."""
 
 import ctypes
 
@@ -15,9 +15,9 @@ SHIM = """
 
 #include "team.h"
 using namespace quire;
-// Twice, with a barrier between: members take their own shares, then others'. But those below
-// `idle` begin when nobody else finds a piece any more. Returns how often a member was given a
-// piece that comes before the last one it had of a share.
+// Twice, with a barrier between: members take the items of their own shares, then of others'. But
+// members below `idle` begin only when the others find no item any more. Returns how often a member
+// got an item of a share that is not behind the last item it had of that share.
 extern "C" int64_t take_all(int size, int idle, int64_t count, int64_t* times, int64_t* by_owner) {
   std::optional<Team> team;
   int64_t backwards = 0;
@@ -29,7 +29,7 @@ extern "C" int64_t take_all(int size, int idle, int64_t count, int64_t* times, i
     for (int round = 0; round < 2; round++) {
       const auto take = [&] {
         std::vector<int64_t> last(size, -1);
-        take_shares(
+        run_with_stealing(
             *team, member, [&](int) { return count; },
             [&](int share, int64_t i, int64_t) {
               int64_t* const time = times + (round * size + share) * count + i;
@@ -64,26 +64,24 @@ def pointer(array):
 
 
 def take_all(library, *, size, idle, count):
-    """How often each piece was taken, and by its owner: [rounds, shares, pieces], twice."""
+    """How often each item was taken, and how often by its owner: both [rounds, shares, items]."""
     times, by_owner = np.zeros((2, 2, size, count), dtype=np.int64)
     library.take_all.restype = ctypes.c_int64
     backwards = library.take_all(
         size, idle, ctypes.c_int64(count), pointer(times), pointer(by_owner)
     )
-    assert backwards == 0, "who keeps the first of the largest would keep another"
+    assert backwards == 0, "RowArgmax would keep another than the first of equal values"
     return times, by_owner
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("count", [1, 2, 9, 1000])
-def test_every_piece_is_taken_once_and_in_ascending_order_between_two_barriers(
-    library, size, count
-):
+def test_every_item_is_taken_once_and_in_ascending_order_between_two_barriers(library, size, count):
     times, _ = take_all(library, size=size, idle=0, count=count)
     assert (times == 1).all()
 
 
-def test_the_share_of_a_member_that_is_held_up_is_taken_by_others(library):
+def test_the_share_of_a_late_member_is_stolen_by_others(library):
     times, by_owner = take_all(library, size=2, idle=1, count=50)
     assert (times == 1).all()
     assert (by_owner[:, 0] == 0).all() and (by_owner[:, 1] == 1).all()

@@ -14,8 +14,8 @@ using namespace quire;
 extern "C" void all(const float* x, float* powers, float* short_powers, float* exponentials,
                     int64_t size) {
   for (int64_t i = 0; i < size; i += LANES) {
-    store(powers + i, power_of_two(load<Vector>(x + i)));
-    store(short_powers + i, short_power_of_two(load<Vector>(x + i)));
+    store(powers + i, exp2(load<Vector>(x + i)));
+    store(short_powers + i, exp2_for_bfloat16(load<Vector>(x + i)));
     store(exponentials + i, exponential(load<Vector>(x + i)));
   }
 }
