@@ -78,7 +78,7 @@ def run_batch(
         deadline_seconds=deadline_seconds,
     )
     if shards < 1:
-        raise InvalidRequest("shards", "a queue has at least one")
+        raise InvalidRequest("shards", "must be at least 1")
     lines = lines_of(source, options.name)
     with ResultFiles(output, errors, resume=resume, lines=lines) as files:
         if isinstance(broker, str):

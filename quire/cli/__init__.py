@@ -1,10 +1,9 @@
-"""The `quire` command: turns a command line into an exit code, and an interruption into silence.
+"""The `quire` command: runs a command line and returns an exit code; no traceback on Ctrl-C.
 
-Exit codes: 0 done, 1 it failed, 2 the command line or a request cannot be right, 3 some of several
-things failed, 130 interrupted. Data goes to stdout, everything else to stderr.
+Exit codes: 0 success, 1 failure, 2 the command line or a request is invalid, 3 some of several
+items failed, 130 interrupted. Data goes to stdout, everything else to stderr.
 
-Loads nothing before `main` runs: whoever interrupts a command in its first moments would be shown
-a traceback of whatever was being loaded.
+Imports nothing before `main` runs, so that an interruption during the imports prints no traceback.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lets `python -m quire.cli` be the `quire` command."""
+"""Runs the `quire` command as `python -m quire.cli`."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""`quire bench`: loads a queue with requests as they might arrive, and measures what comes back.
+"""`quire bench`: submits requests at a given rate to a queue, and measures their latencies.
 
-What is measured is the whole way: submit, queue, worker, log, reader. Times are the client's own.
+It measures the whole path: submit, queue, worker, log, reader. Times are taken in the client.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from quire.client.async_client import AsyncClient
 from quire.errors import InvalidRequest, QuireError
 from quire.wire.arguments import RequestArguments
 
-#: The metrics by the names vLLM's benchmark gives them, in milliseconds.
+#: The metrics in milliseconds, with the names of vLLM's benchmark.
 METRICS = {
     "ttft": "Time to first token",
     "tpot": "Time per output token (excl. 1st)",
@@ -85,7 +85,7 @@ def run_bench(arguments: argparse.Namespace, console: Console) -> int:
     else:
         _print(figures, console)
     if arguments.save_result:
-        # Last: where it cannot be written, the figures are on the screen at least.
+        # Last, so that the figures are printed even if the file cannot be written.
         _save(arguments.save_result, figures)
     failed = figures["failed"]
     if failed:
@@ -97,7 +97,7 @@ def run_bench(arguments: argparse.Namespace, console: Console) -> int:
 
 @dataclass(slots=True)
 class Sample:
-    """One request as the reader saw it, in seconds of the monotonic clock."""
+    """The times of one request as its reader saw them, in seconds of the monotonic clock."""
 
     began: float
     num_prompt_tokens: int = 0
@@ -109,7 +109,7 @@ class Sample:
     error: str | None = None
 
     def metric(self, name: str) -> float | None:
-        """ttft, tpot or e2el in milliseconds; None when there is none."""
+        """ttft, tpot or e2el in milliseconds; None if there were too few tokens for it."""
         if name == "e2el":
             return (self.ended - self.began) * 1000
         if not self.num_tokens:
@@ -126,7 +126,7 @@ def figures_of(
     percentiles: Sequence[float],
     goals: dict[str, float],
 ) -> dict[str, Any]:
-    """The figures of a run. A chunk of several tokens counts as that many equal gaps."""
+    """The figures of a run. A chunk of n tokens counts as n equal gaps."""
     good = [sample for sample in samples if sample.error is None]
     tokens = sum(sample.num_tokens for sample in good)
     figures: dict[str, Any] = {
@@ -151,12 +151,12 @@ def figures_of(
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The percentile by linear interpolation between neighbours; of one value, that value."""
+    """The percentile by linear interpolation between neighbours. `values` must not be empty."""
     ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low = math.floor(place)
+    rank = (len(ordered) - 1) * percent / 100
+    low = math.floor(rank)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)
 
 
 def _summary(values: Sequence[float], percentiles: Sequence[float]) -> dict[str, float] | None:
@@ -223,7 +223,8 @@ def _requests(arguments: argparse.Namespace) -> list[RequestArguments]:
 
 def _dataset(path: Path) -> list[dict[str, Any]]:
     try:
-        # A line ends at LF only: texts may hold what else Python takes for the end of a line.
+        # A line ends at LF only: texts may contain other characters that Python's splitlines()
+        # treats as line ends.
         lines = [json.loads(line) for line in path.read_bytes().split(b"\n") if line.strip()]
     except (OSError, ValueError) as error:
         raise InvalidRequest("dataset", str(error)) from error
@@ -269,19 +270,19 @@ async def _run(
 
 
 async def _stop(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Ends tasks of which none may submit anything after this."""
+    """Cancels the tasks and waits for them, so that none submits anything afterwards."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _cancel_rest(client: AsyncClient, group: str, console: Console, *, flags: str) -> None:
-    """Cancels what nobody measures any more, and would be in the way of others."""
+    """Cancels the requests that are still open, so that they do not delay other users' requests."""
     try:
         num_open = await client.attach_group(group).cancel()
     except (QuireError, asyncio.CancelledError):
         console.complain(
-            f"some requests may go on; to end them: quire cancel --group {group}{flags}"
+            f"some requests may still run; to end them: quire cancel --group {group}{flags}"
         )
         raise
     if num_open:
@@ -310,7 +311,7 @@ async def _measure(client: AsyncClient, request: RequestArguments, *, timeout: f
 
 
 def _prompt_length(request: RequestArguments) -> int:
-    """Tokens of a prompt of ids; that of a text only the worker knows, and counts as 0."""
+    """Tokens of a prompt of ids; 0 for a text, whose number of tokens only the worker knows."""
     prompt = request.get("prompt")
     return 0 if prompt is None or isinstance(prompt, str) else len(prompt)
 

@@ -1,4 +1,4 @@
-"""The verb that ends requests: by id, all of a group, or all of a tenant."""
+"""The verb `cancel`: ends requests by id, all requests of a group, or all of a tenant."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.cli.console import Console, add_server, brokers_of
 from quire.errors import UnknownRequest
 from quire.transitions.routing import check_group_name, shard_of
 
-#: Requests cancelled by one call: as many as a server does in some milliseconds.
+#: Requests cancelled by one call; the server is busy with it for some milliseconds.
 CANCELS_PER_CALL = 256
 
 
@@ -24,9 +24,9 @@ def add_cancel(parser: argparse.ArgumentParser) -> None:
 
 
 def run_cancel(arguments: argparse.Namespace, console: Console) -> int:
-    """Prints the state of each request after that."""
-    ways = (arguments.id, arguments.group, arguments.tenant)
-    if sum(way not in ([], None) for way in ways) != 1:
+    """Cancels requests, and prints the new state of each."""
+    choices = (arguments.id, arguments.group, arguments.tenant)
+    if sum(one not in ([], None) for one in choices) != 1:
         console.complain("cancel takes either ids, or --group, or --tenant")
         return EXIT_USAGE
     num_chosen = num_cancelled = 0
@@ -40,10 +40,10 @@ def run_cancel(arguments: argparse.Namespace, console: Console) -> int:
                 value = {"request_id": request_id, "state": str(state)}
                 console.data(value, f"{request_id}  {state}")
             num_cancelled += len(states)
-            # One that was chosen by its group or tenant has just been forgotten: all the better.
+            # An unknown id from a group or tenant is no error: its record has just expired.
             unknown += [one for one in part if one not in states and arguments.id]
     if not num_chosen:
-        # That there is nothing to cancel is what was wanted, unless the name is misspelt.
+        # Not an error, but printed, because the name may be misspelt.
         kind = "group" if arguments.tenant is None else "tenant"
         console.note(f"the {kind} {arguments.group or arguments.tenant} has no open request")
     for request_id in unknown:
@@ -56,7 +56,7 @@ def run_cancel(arguments: argparse.Namespace, console: Console) -> int:
 def _chosen(
     brokers: Sequence[Broker], arguments: argparse.Namespace
 ) -> Iterator[tuple[Broker, Sequence[str]]]:
-    """Every shard with the requests of it that are meant."""
+    """Each shard's broker with the ids of its requests to cancel."""
     for shard, broker in enumerate(brokers):
         if arguments.group is not None:
             yield broker, broker.open_members(check_group_name(arguments.group))

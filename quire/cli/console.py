@@ -1,4 +1,7 @@
-"""What the command prints: data on stdout, as text or JSON; the rest on stderr, sparingly."""
+"""The output of the command: data on stdout, as text or JSON; progress and errors on stderr.
+
+Also the flags that several verbs share, and the clients that are made from them.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from quire.transport.connection import connect
 from quire.wire.arguments import MAX_AHEAD_SECONDS, QueueSettings
 from quire.wire.json_text import read_object
 
-#: The most names shown of a list.
+#: The most names of a list that are printed.
 MAX_NAMES = 4
 
 _Client = TypeVar("_Client", Client, AsyncClient)
@@ -33,7 +36,7 @@ _Client = TypeVar("_Client", Client, AsyncClient)
 
 @dataclasses.dataclass(slots=True)
 class Console:
-    """Where one run of the command writes. `has_terminal` is about stderr."""
+    """The output of one run of the command. `has_terminal`: stderr is a terminal."""
 
     is_json: bool = False
     has_terminal: bool = False
@@ -42,23 +45,23 @@ class Console:
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> Console:
-        """As the flags, the streams and NO_COLOR say."""
+        """A console for these flags, the streams of the process, and NO_COLOR."""
         has_terminal = sys.stderr.isatty()
         has_color = has_terminal and not os.environ.get("NO_COLOR")
         return cls(getattr(arguments, "json", False), has_terminal, has_color)
 
     def data(self, value: Any, text: str | None = None) -> None:
-        """One record: as a line of JSON with --json, otherwise as the text."""
+        """Prints one record: as a line of JSON with --json or without `text`, else as `text`."""
         line = to_json(value) if self.is_json or text is None else text
         sys.stdout.write(line + "\n")
 
     def piece(self, text: str) -> None:
-        """A part of a line, at once."""
+        """Prints a part of a line and flushes it."""
         sys.stdout.write(text)
         sys.stdout.flush()
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """Columns of text, as wide as they must be."""
+        """Prints columns of text, each as wide as its longest cell."""
         lines = [[str(cell) for cell in row] for row in (header, *rows)]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         for line in lines:
@@ -66,33 +69,33 @@ class Console:
             sys.stdout.write("  ".join(cells).rstrip() + "\n")
 
     def progress(self, text: str) -> None:
-        """Replaces the line of progress, on a terminal only."""
+        """Replaces the progress line; prints nothing without a terminal."""
         if self.has_terminal:
             sys.stderr.write(f"\r\x1b[2K{text}")
             sys.stderr.flush()
             self._has_line = True
 
     def end_progress(self) -> None:
-        """Leaves the last line of progress where it is."""
+        """Ends the progress line, so that the next output starts on a new line."""
         if self._has_line:
             sys.stderr.write("\n")
             self._has_line = False
 
     def note(self, text: str) -> None:
-        """Something for the person at the terminal; silent when there is none."""
+        """Prints a remark on stderr; prints nothing without a terminal."""
         if self.has_terminal:
             self.end_progress()
             sys.stderr.write(text + "\n")
 
     def complain(self, error: object) -> None:
-        """Says on stderr what went wrong, terminal or not."""
+        """Prints an error on stderr, with or without a terminal."""
         self.end_progress()
         mark = "\x1b[31merror:\x1b[0m" if self.has_color else "error:"
         sys.stderr.write(f"{mark} {error}\n")
 
 
-class Notes(logging.Handler):
-    """Writes what the library warns of to stderr, as lines of their own."""
+class WarningHandler(logging.Handler):
+    """Writes the warnings of the library to stderr, each as a line."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(logging.WARNING)
@@ -104,23 +107,23 @@ class Notes(logging.Handler):
 
 
 @contextlib.contextmanager
-def telling_warnings(console: Console) -> Iterator[None]:
-    """While it lasts, a person hears of the warnings of the library, terminal or not."""
-    log, notes = logging.getLogger("quire"), Notes(console)
-    log.addHandler(notes)
+def printing_warnings(console: Console) -> Iterator[None]:
+    """Inside this context the warnings of the library are printed, with or without a terminal."""
+    log, handler = logging.getLogger("quire"), WarningHandler(console)
+    log.addHandler(handler)
     try:
         yield
     finally:
-        log.removeHandler(notes)
+        log.removeHandler(handler)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """The flag every verb has."""
+    """Adds the flag that every verb has."""
     parser.add_argument("--json", action="store_true", help="print JSON, one record per line")
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
-    """The flags that say where the queue is. InvalidRequest for a wrong file of settings."""
+    """Adds the flags that name the queue. InvalidRequest for an invalid file of settings."""
     known = known_settings(os.environ)
     for clause in misspelt_variables(os.environ):
         sys.stderr.write(f"warning: {clause}\n")
@@ -138,32 +141,32 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-#: Settings of a queue that its clients should share with its workers.
+#: Settings of a queue that should be the same for its clients and its workers.
 _DURATIONS = ("max_queue_seconds", "retention_seconds")
 
 
 def not_negative(text: str) -> float:
-    """The type of a flag that is a time or a pause."""
-    # Here, because argparse would call the type by the name of this function.
+    """The type of a flag that is a duration in seconds: 0 or more, cut to a year."""
+    # With a ValueError, argparse would print the name of this function.
     try:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a number of seconds")
-    # A year is as good as for ever, and far beyond it no clock knows how to wait.
+    # Timeouts of the system fail for much longer durations.
     return min(seconds, MAX_AHEAD_SECONDS)
 
 
 def positive(text: str) -> int:
-    """The type of a flag that is a number of things, one at least."""
+    """The type of a flag that is an integer from 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
     return int(text)
 
 
 def json_map(text: str) -> dict[str, Any]:
-    """The type of a flag that is an object of JSON."""
+    """The type of a flag that is a JSON object."""
     try:
         value, fault = read_object(text)
     except InvalidRequest as error:
@@ -174,7 +177,7 @@ def json_map(text: str) -> dict[str, Any]:
 
 
 def text_file(path: str) -> str:
-    """The type of a flag that names a file: the text in it."""
+    """The type of a flag that names a file; its value is the text of the file."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -182,12 +185,12 @@ def text_file(path: str) -> str:
 
 
 def schema_file(path: str) -> dict[str, Any]:
-    """The type of a flag that names a file with a JSON schema: the schema in it."""
+    """The type of a flag that names a file with a JSON schema; its value is the schema."""
     return json_map(text_file(path))
 
 
 def settings_of(arguments: argparse.Namespace) -> QueueSettings:
-    """The durations of the queue, as far as environment or file set them. InvalidRequest."""
+    """The durations of the queue that environment or file set. InvalidRequest for a wrong one."""
     settings = QueueSettings()
     try:
         if text := arguments.durations.get("max_queue_seconds"):
@@ -200,9 +203,9 @@ def settings_of(arguments: argparse.Namespace) -> QueueSettings:
 
 
 def brokers_of(arguments: argparse.Namespace, **settings: Any) -> list[Broker]:
-    """The brokers of all shards, as `add_server`'s flags name them. InvalidRequest."""
+    """The brokers of all shards of the queue in `add_server`'s flags. InvalidRequest."""
     if arguments.shards < 1:
-        raise InvalidRequest("shards", "a queue has at least one")
+        raise InvalidRequest("shards", "must be at least 1")
     try:
         connection = connect(url_of(arguments))
         return [
@@ -219,7 +222,7 @@ def brokers_of(arguments: argparse.Namespace, **settings: Any) -> list[Broker]:
 
 
 def client_of(arguments: argparse.Namespace) -> Client:
-    """A client of the queue that `add_server`'s flags name. InvalidRequest."""
+    """A client of the queue in `add_server`'s flags. InvalidRequest for a wrong flag."""
     return _made(Client, arguments)
 
 
@@ -234,17 +237,17 @@ def url_of(arguments: argparse.Namespace) -> str:
 
 
 def flags_of(arguments: argparse.Namespace) -> str:
-    """The flags that name this queue again in another command line; empty where none has to.
+    """The flags that name this queue in another command line; empty if the defaults do.
 
-    Not the password of the url, which the terminal would keep: that is asked for by Redis.
+    The url is without its password, because the terminal would keep it.
     """
-    known = known_settings(os.environ)
+    settings = known_settings(os.environ)
     flags = {
-        "--redis-url": (arguments.redis_url, known.get("redis_url", DEFAULT_URL)),
-        "--queue": (arguments.queue, known.get("queue", "default")),
-        "--shards": (arguments.shards, known.get("shards", "1")),
+        "--redis-url": (arguments.redis_url, settings.get("redis_url", DEFAULT_URL)),
+        "--queue": (arguments.queue, settings.get("queue", "default")),
+        "--shards": (arguments.shards, settings.get("shards", "1")),
     }
-    needed = {flag: str(value) for flag, (value, told) in flags.items() if str(value) != told}
+    needed = {flag: str(value) for flag, (value, known) in flags.items() if str(value) != known}
     if "--redis-url" in needed:
         needed["--redis-url"] = without_password(needed["--redis-url"])
     return "".join(f" {flag} {shlex.quote(value)}" for flag, value in needed.items())
@@ -259,21 +262,21 @@ def _made(kind: Callable[..., _Client], arguments: argparse.Namespace) -> _Clien
 
 
 def few(names: Sequence[str]) -> str:
-    """The names, or the first of them and how many more there are."""
+    """All names, or the first MAX_NAMES and the number of the others."""
     shown = ", ".join(names[:MAX_NAMES])
     return shown if len(names) <= MAX_NAMES else f"{shown} and {len(names) - MAX_NAMES} more"
 
 
 def to_json(value: Any) -> str:
-    """One line of JSON for any of our records, in letters that stdout has."""
-    has_all = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
-    return json.dumps(plain(value), ensure_ascii=not has_all, allow_nan=False)
+    """One line of JSON for any of our records; in ASCII if stdout's encoding is not UTF."""
+    is_utf = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
+    return json.dumps(plain(value), ensure_ascii=not is_utf, allow_nan=False)
 
 
 def plain(value: Any) -> Any:
-    """Records as maps, enums as words, bytes as text; what JSON has is left as it is.
+    """Converts to JSON's types: records to maps, enums to names, bytes to text.
 
-    NaN and Infinity are null: metadata and log-probabilities of a message may be so.
+    NaN and Infinity become null: metadata and log-probabilities of a message may contain them.
     """
     if isinstance(value, Enum):
         return value.name.lower()

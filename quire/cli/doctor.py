@@ -1,4 +1,4 @@
-"""`quire doctor`: looks for what would go wrong later, and says what to do about it."""
+"""`quire doctor`: checks what would cause errors later, and prints what to do about it."""
 
 from __future__ import annotations
 
@@ -28,30 +28,31 @@ from quire.errors import QuireError
 from quire.transitions.values import Lost, WorkerInfo
 from quire.transport.connection import is_of_database, is_of_stranger, translated
 
-#: The oldest interpreter.
+#: The oldest supported interpreter.
 MIN_PYTHON = (3, 11)
 
-#: How far the clocks of Redis and this machine may lie apart before logs confuse people.
+#: The largest difference between the clocks of Redis and this machine; with more, the times in
+#: different logs cannot be compared.
 MAX_CLOCK_SKEW_SECONDS = 5.0
 
-#: What a worker loads that is told no other model: that of the checkout around this file.
+#: The default model of a worker: the one in the checkout that contains this file.
 EMBEDDED_MODEL = Path(__file__).resolve().parents[2] / "models" / "abacus"
 
-#: What to do about requests that nothing leads to any more.
+#: The advice for requests whose keys in Redis are lost, so that no worker can find them.
 LOST_ADVICE = (
-    "a worker puts them back within a minute, or later where many thousands are open; without one "
-    "they wait until their time is over. A submit under the same id puts an entry back at once. "
-    "Find out who trims or deletes streams, or whether Redis evicts keys"
+    "a worker restores them within a minute, or later if many thousands are open; without a worker "
+    "they wait until they expire. A submit with the same id restores an entry at once. Find out "
+    "what trims or deletes streams, or whether Redis evicts keys"
 )
 
-#: How long torch may take to load.
+#: The longest time torch may take to load.
 TORCH_SECONDS = 120.0
 
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `quire doctor`. InvalidRequest for a wrong file of settings."""
+    """Arguments of `quire doctor`. InvalidRequest for an invalid file of settings."""
     model = known_model(os.environ)
-    help_ = "folder to check [that of a worker: QUIRE_MODEL, or the checkout's models/abacus]"
+    help_ = "folder to check [as for a worker: QUIRE_MODEL, or the checkout's models/abacus]"
     parser.add_argument("--model", default=model, metavar="FOLDER", help=help_)
     parser.add_argument("--no-torch", action="store_true", help="do not load torch")
     add_server(parser)
@@ -107,11 +108,11 @@ def _advice(error: RedisError, url: str) -> str:
     if isinstance(error, AuthenticationError):
         return "set QUIRE_REDIS_PASSWORD, and put the user into the url unless it is the default"
     if is_of_stranger(error):
-        return "name the file of who signed its certificate: `?ssl_ca_certs=<file>` in the url"
+        return "add the CA that signed its certificate to the url: `?ssl_ca_certs=<file>`"
     if is_of_database(error):
-        return "put another number, or none, behind the last `/` of the url"
+        return "put another number, or none, after the last `/` of the url"
     if isinstance(error, ResponseError):
-        return "repair the server first; its log says more"
+        return "repair the server first; see its log"
     return f"set --redis-url or QUIRE_REDIS_URL to a running server{scheme_hint(url, error)}"
 
 
@@ -119,7 +120,7 @@ def _info(connection: redis.Redis) -> dict[str, Any]:
     try:
         info: Any = connection.info()
     except RedisError:
-        # A stand-in, or a server that keeps it from us; what follows is skipped then.
+        # Some managed servers and test doubles do not support INFO; its checks are skipped then.
         return {}
     return dict(info)
 
@@ -128,7 +129,7 @@ def _scripts(connection: redis.Redis) -> Finding:
     try:
         connection.eval("return 1", 0)
     except NoPermissionError:
-        advice = "right for one who only watches; all others need EVAL, EVALSHA and SCRIPT"
+        advice = "correct for an observer; all other roles need EVAL, EVALSHA and SCRIPT"
         return Finding("redis scripts", Verdict.WARN, "not allowed to this user", advice)
     except RedisError as error:
         advice = "every transition is a script: allow EVAL, EVALSHA and SCRIPT"
@@ -137,7 +138,7 @@ def _scripts(connection: redis.Redis) -> Finding:
 
 
 def _losses(broker: Broker) -> Iterator[Finding]:
-    """Whether something leads to every open request; nothing where this user may not look."""
+    """Whether workers can find every open request; no finding if this user may not read them."""
     try:
         losses = inspect_losses(broker._connection, broker.keys)
     except QuireError as error:
@@ -151,13 +152,13 @@ def _losses(broker: Broker) -> Iterator[Finding]:
     if not losses.lost:
         yield Finding("open requests", Verdict.OK, f"{seen}, none of them lost")
         return
-    yield Finding("open requests", Verdict.FAIL, f"{seen}, {_told(losses)}", LOST_ADVICE)
+    yield Finding("open requests", Verdict.FAIL, f"{seen}, {_described(losses)}", LOST_ADVICE)
 
 
-def _told(losses: Losses) -> str:
+def _described(losses: Losses) -> str:
     request_id, what = next(iter(losses.lost.items()))
-    gone = "its record" if what is Lost.RECORD else f"its {what} in Redis"
-    return f"{len(losses.lost)} of them lost: {request_id}, for instance, lacks {gone}"
+    missing = "its record" if what is Lost.RECORD else f"its {what} in Redis"
+    return f"{len(losses.lost)} of them lost: {request_id}, for instance, lacks {missing}"
 
 
 def _workers(broker: Broker) -> Iterator[Finding]:
@@ -165,8 +166,9 @@ def _workers(broker: Broker) -> Iterator[Finding]:
         alive = [info for info in broker.workers() if info.is_alive]
     except QuireError as error:
         if isinstance(error.__cause__, NoPermissionError):
-            detail = "this user may not look at their registry"
-            yield Finding("workers", Verdict.WARN, detail, "right for a producer; ask as another")
+            detail = "this user may not read their registry"
+            advice = "correct for a producer; run the check as another user"
+            yield Finding("workers", Verdict.WARN, detail, advice)
         else:
             yield Finding("workers", Verdict.FAIL, str(error))
         return
@@ -176,7 +178,7 @@ def _workers(broker: Broker) -> Iterator[Finding]:
         return
     named = ", ".join(f"{info.name} ({info.state})" for info in alive)
     yield Finding("workers", Verdict.OK, f"{len(alive)} {where}: {named}")
-    # One that loads its model cannot say yet what it is able to do, and one that drains takes none.
+    # A loading worker has not reported its abilities yet, and a draining one takes no requests.
     ready = [info for info in alive if info.state == "ready"]
     yield from _twins(ready, where)
     yield from _models(ready, where)
@@ -186,42 +188,42 @@ def _workers(broker: Broker) -> Iterator[Finding]:
 
 
 def _twins(workers: Sequence[WorkerInfo], where: str) -> Iterator[Finding]:
-    """Whether one line of the registry stands for several workers."""
+    """Whether several workers have the same name, and so the same entry of the registry."""
     if names := _those_with(workers, "twins", 1):
         detail = f"several workers {where} have the name {few(names)}"
-        advice = "give each a name of its own, or leave worker_name unset"
+        advice = "give each its own name, or leave worker_name unset"
         yield Finding("names", Verdict.FAIL, detail, advice)
 
 
 def _models(workers: Sequence[WorkerInfo], where: str) -> Iterator[Finding]:
-    """Whether it depends on the worker which model answers."""
+    """Whether different workers serve different models."""
     models = sorted({info.model for info in workers if info.model})
     if len(models) > 1:
         parts = [
             f"{model!r} by {few([info.name for info in workers if info.model == model])}"
             for model in models
         ]
-        advice = "give each model a queue of its own: a worker takes whatever its queue has"
+        advice = "give each model its own queue: a worker takes every request of its queue"
         yield Finding("models", Verdict.FAIL, f"served {where}: {', '.join(parts)}", advice)
 
 
 def _constraints(workers: Sequence[WorkerInfo], where: str) -> Iterator[Finding]:
-    """Whether it depends on the worker if a request with a constraint is served or refused."""
+    """Whether all workers serve requests with a constraint, or all refuse them."""
     able, unable = _those_with(workers, "grammars", 1), _those_with(workers, "grammars", 0)
     if able and unable:
         detail = f"served by {', '.join(able)} {where}, refused by {', '.join(unable)}"
-        advice = "install the extra `grammars` for all of them, or keep such requests to one queue"
+        advice = "install the extra `grammars` for all workers, or send such requests to one queue"
         yield Finding("constraints", Verdict.WARN, detail, advice)
     elif able:
         yield Finding("constraints", Verdict.OK, f"served {where}")
     elif unable:
         detail = f"refused {where}: no worker has the extra `grammars`"
-        advice = "install it for all of them, unless no request of this queue has a constraint"
+        advice = "install it for all workers, unless no request of this queue has a constraint"
         yield Finding("constraints", Verdict.WARN, detail, advice)
 
 
 def _lengths(workers: Sequence[WorkerInfo], where: str) -> Iterator[Finding]:
-    """Whether it depends on the worker how long a request may be."""
+    """Whether all workers have the same limit for the length of a request."""
     named = "max_model_len"
     lengths = sorted({info.load[named] for info in workers if named in info.load})
     if len(lengths) > 1:
@@ -229,13 +231,13 @@ def _lengths(workers: Sequence[WorkerInfo], where: str) -> Iterator[Finding]:
             f"{length:.0f} tokens for {' and '.join(_those_with(workers, named, length))}"
             for length in lengths
         ]
-        advice = "set the same max_model_len, or one worker refuses what another one serves"
+        advice = "set the same max_model_len, or one worker refuses what another serves"
         detail = f"longest request {where}: {', '.join(parts)}"
         yield Finding("lengths", Verdict.WARN, detail, advice)
 
 
 def _adapters(workers: Sequence[WorkerInfo], where: str) -> Iterator[Finding]:
-    """Whether it depends on the worker if a request with an adapter is served, or gone on with."""
+    """Whether all workers have the same adapters, in the same revisions."""
     owners = {name: [info for info in workers if name in info.adapters] for name in _names(workers)}
     if not owners:
         return
@@ -243,14 +245,14 @@ def _adapters(workers: Sequence[WorkerInfo], where: str) -> Iterator[Finding]:
     if missing:
         without = {info.name for info in workers if not info.adapters.keys() >= set(missing)}
         detail = f"{few(missing)} {where}: refused by {few(sorted(without))}"
-        advice = "give all of them the same folder of adapters, or each folder a queue of its own"
+        advice = "give all workers the same folder of adapters, or each folder its own queue"
         yield Finding("adapters", Verdict.WARN, detail, advice)
     differing = [
         name for name, having in owners.items() if len({info.adapters[name] for info in having}) > 1
     ]
     if differing:
         detail = f"{few(differing)} {where}: in several revisions"
-        advice = "no worker can continue what another revision began: give all the same one"
+        advice = "no worker continues a request of another revision: give all the same revision"
         yield Finding("adapters", Verdict.WARN, detail, advice)
     if not missing and not differing:
         yield Finding("adapters", Verdict.OK, f"{few(list(owners))} {where}")
@@ -261,7 +263,7 @@ def _names(workers: Sequence[WorkerInfo]) -> list[str]:
 
 
 def _those_with(workers: Sequence[WorkerInfo], ability: str, value: float) -> list[str]:
-    """The workers that say so of themselves."""
+    """The names of the workers whose registry entry has this value."""
     return [info.name for info in workers if info.load.get(ability) == value]
 
 
@@ -275,7 +277,7 @@ print(json.dumps([torch.__version__, torch.version.cuda, name, torch.get_num_thr
 
 def _torch() -> Finding:
     try:
-        # In a process of its own: the command itself never loads torch.
+        # In a separate process: the command itself never loads torch.
         done = subprocess.run(  # noqa: S603
             [sys.executable, "-c", _TORCH_PROGRAM],
             capture_output=True,
@@ -300,15 +302,15 @@ def _torch() -> Finding:
 
 
 def _model(name: str | None) -> Finding:
-    # An installed `quire` has no checkout around it, but may be called inside of one.
+    # An installed `quire` is not part of a checkout, but may be run inside one.
     here = EMBEDDED_MODEL if EMBEDDED_MODEL.is_dir() else Path("models") / "abacus"
     if name == "":
-        # As where a variable of a shell was empty. No worker starts with it.
+        # For instance from an empty shell variable. A worker refuses it, too.
         return Finding("model", Verdict.FAIL, "its name is empty", "set --model or QUIRE_MODEL")
     folder = Path(name) if name else here
     if not folder.is_dir():
         if name and _may_be_of_hub(name):
-            return Finding("model", Verdict.WARN, f"{name} is no folder here; a hub name?")
+            return Finding("model", Verdict.WARN, f"{name} is not a folder here; a hub name?")
         verdict = Verdict.FAIL if name else Verdict.WARN
         return Finding("model", verdict, f"no folder {folder}", "set --model or QUIRE_MODEL")
     missing = []
@@ -325,9 +327,9 @@ def _model(name: str | None) -> Finding:
 
 
 def _may_be_of_hub(name: str) -> bool:
-    """Whether it is an `<owner>/<model>` that a worker would ask the hub for.
+    """Whether it is an `<owner>/<model>` that a worker would download from the hub.
 
-    A folder that is here is no owner: what is missing in it was mistyped.
+    Not if a folder named `<owner>` exists here: then the model's name is probably misspelt.
     """
     owner, *rest = Path(name).parts
     return len(rest) == 1 and not owner.startswith(("/", ".", "~")) and not Path(owner).is_dir()

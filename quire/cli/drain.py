@@ -1,7 +1,7 @@
-"""`quire drain`: asks workers to end from anywhere, and waits until they have.
+"""`quire drain`: asks workers to exit, from any machine, and waits until they have.
 
-A drained worker takes nothing new, finishes what fits into its grace period, gives the rest back
-with its tokens, and exits with 0. Whoever restarts processes that exit restarts it, too.
+A draining worker claims nothing new, finishes what it can within its grace period, releases the
+rest with its tokens, and exits with 0. A supervisor that restarts exited processes restarts it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from quire.cli import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
 from quire.cli.console import Console, add_server, brokers_of, not_negative
 from quire.transitions.values import LAST_STATES, SILENT_SECONDS, WorkerInfo
 
-#: Between two looks at the registry.
+#: The pause between two reads of the registry.
 LOOK_SECONDS = 0.5
 
-#: What is printed of a worker, and what it means unless the word says it.
+#: The outcomes that are printed for a worker, with an explanation if the word needs one.
 OUTCOMES = {
     "stopped": "",
     "failed": "its requests are taken over when their leases expire",
@@ -42,9 +42,9 @@ def add_drain(parser: argparse.ArgumentParser) -> None:
     add_server(parser)
     *others, last = (f"{one} ({why})" if why else one for one, why in OUTCOMES.items())
     parser.epilog = (
-        f"Prints each worker with what became of it: {', '.join(others)} or {last}. Exit codes: 0 "
-        "all stopped, restarted or asked, 3 some, 1 none. A supervisor that restarts processes "
-        "restarts a drained worker, too: scale down there."
+        f"Prints each worker with its outcome: {', '.join(others)} or {last}. Exit codes: 0 all "
+        "stopped, restarted or asked, 3 some, 1 none. A supervisor that restarts processes also "
+        "restarts a drained worker: to remove workers, scale down there."
     )
 
 
@@ -62,8 +62,8 @@ def run_drain(arguments: argparse.Namespace, console: Console) -> int:
     for name in names:
         watch.ask(name, known)
     if arguments.no_wait:
-        for name in list(watch.asked):
-            watch.tell(name, "asked")
+        for name in list(watch.draining):
+            watch.report(name, "asked")
     else:
         watch.wait(arguments.timeout)
     good = [outcome in ("asked", "restarted", "stopped") for outcome in watch.outcomes.values()]
@@ -74,53 +74,56 @@ def run_drain(arguments: argparse.Namespace, console: Console) -> int:
 
 @dataclass(slots=True)
 class _Watch:
-    """The workers that were asked to drain, and how those ended that have."""
+    """The workers that were asked to drain, and the outcomes of those that have ended."""
 
     brokers: Sequence[Broker]
     console: Console
-    #: Those still awaited, with the shards on which they work.
-    asked: dict[str, list[int]] = field(default_factory=dict)
+    #: The workers that have not ended, with the shards that they serve.
+    draining: dict[str, list[int]] = field(default_factory=dict)
     outcomes: dict[str, str] = field(default_factory=dict)
 
     def ask(self, name: str, known: Sequence[Mapping[str, WorkerInfo]]) -> None:
-        """Asks one worker, unless there is nobody to ask."""
+        """Asks one worker to drain, or reports at once that it is unknown or has ended."""
         shards = [number for number, workers in enumerate(known) if name in workers]
         if not shards:
-            self.tell(name, "unknown")
+            self.report(name, "unknown")
         elif end := _end_of([known[shard][name] for shard in shards]):
-            self.tell(name, end)
+            self.report(name, end)
         else:
             if any(known[shard][name].load.get("twins") for shard in shards):
-                self.console.complain(f"{name} is the name of several workers; this may end one")
+                self.console.complain(
+                    f"{name} is the name of several workers; only one of them may end"
+                )
             for shard in shards:
                 self.brokers[shard].drain(name)
-            self.asked[name] = shards
+            self.draining[name] = shards
 
     def wait(self, timeout: float) -> None:
-        """Looks again and again until all have ended."""
+        """Reads the registry until all have ended, or the timeout has passed."""
         give_up = time.monotonic() + timeout
-        while self.asked:
-            # In this order: a wish that is gone has been heard, so the registry shows the drain.
+        while self.draining:
+            # In this order: the command is removed when the worker registers as draining. So if the
+            # command is gone, the registry that is read after it shows the drain.
             wishes = [broker.drain_wishes() for broker in self.brokers]
             workers = _look(self.brokers)
-            for name, shards in list(self.asked.items()):
-                # It stays in the registry for a day, unless somebody deletes it.
+            for name, shards in list(self.draining.items()):
+                # An ended worker stays in the registry for a day, unless its entry is deleted.
                 infos = [workers[shard][name] for shard in shards if name in workers[shard]]
-                is_heard = not any(name in wishes[shard] for shard in shards)
-                if end := _end_of(infos, is_heard=is_heard):
-                    self.tell(name, end)
-            if self.asked and time.monotonic() >= give_up:
-                for name in list(self.asked):
-                    self.tell(name, "timeout")
-            elif self.asked:
-                self.console.progress(f"waiting for {_described(self.asked, workers)}")
+                is_accepted = not any(name in wishes[shard] for shard in shards)
+                if end := _end_of(infos, is_accepted=is_accepted):
+                    self.report(name, end)
+            if self.draining and time.monotonic() >= give_up:
+                for name in list(self.draining):
+                    self.report(name, "timeout")
+            elif self.draining:
+                self.console.progress(f"waiting for {_described(self.draining, workers)}")
                 time.sleep(LOOK_SECONDS)
         self.console.end_progress()
 
-    def tell(self, name: str, outcome: str) -> None:
-        """Prints what has become of a worker, and waits for it no longer."""
+    def report(self, name: str, outcome: str) -> None:
+        """Prints the outcome of a worker, and stops waiting for it."""
         assert outcome in OUTCOMES, f"{outcome} is not in the help"
-        self.asked.pop(name, None)
+        self.draining.pop(name, None)
         self.outcomes[name] = outcome
         self.console.end_progress()
         self.console.data({"worker": name, "outcome": outcome}, f"{name}  {outcome}")
@@ -128,7 +131,7 @@ class _Watch:
 
 
 def _look(brokers: Sequence[Broker]) -> list[dict[str, WorkerInfo]]:
-    """The registry of each shard by the workers' names."""
+    """The registry of each shard, by worker name."""
     return [{info.name: info for info in broker.workers()} for broker in brokers]
 
 
@@ -141,8 +144,8 @@ def _living(known: Sequence[Mapping[str, WorkerInfo]]) -> list[str]:
     ]
 
 
-def _end_of(infos: Sequence[WorkerInfo], *, is_heard: bool = False) -> str | None:
-    """How a worker ended, None while it has not. `is_heard`: it has said that it drains."""
+def _end_of(infos: Sequence[WorkerInfo], *, is_accepted: bool = False) -> str | None:
+    """How a worker ended; None while it has not. `is_accepted`: it has accepted the drain."""
     if not infos:
         return "unknown"
     for end in LAST_STATES:
@@ -150,18 +153,18 @@ def _end_of(infos: Sequence[WorkerInfo], *, is_heard: bool = False) -> str | Non
             return end
     if all(info.seen_seconds > SILENT_SECONDS for info in infos):
         return "silent"
-    if is_heard and not any(info.state == "draining" for info in infos):
-        # It has ended, and another one signs the registry under its name.
+    if is_accepted and not any(info.state == "draining" for info in infos):
+        # It has ended, and a new process has registered under its name.
         return "restarted"
     return None
 
 
 def _described(
-    asked: Mapping[str, Sequence[int]], workers: Sequence[Mapping[str, WorkerInfo]]
+    draining: Mapping[str, Sequence[int]], workers: Sequence[Mapping[str, WorkerInfo]]
 ) -> str:
-    """The awaited workers with their states and claims, as far as a line goes."""
+    """The draining workers with their states and claims: the first three, and how many more."""
     parts = []
-    for name, shards in asked.items():
+    for name, shards in draining.items():
         info = next((workers[shard][name] for shard in shards if name in workers[shard]), None)
         if info is not None:
             parts.append(f"{name} ({info.state}, {info.load.get('claims', 0):g} claims)")

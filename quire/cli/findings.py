@@ -1,4 +1,4 @@
-"""What a check of `quire doctor` has found."""
+"""The result of a check of `quire doctor`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """How a check came out; only FAIL makes the exit code 1."""
+    """The result of a check; only FAIL makes the exit code 1."""
 
     OK = "ok"
     WARN = "warn"
@@ -16,7 +16,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check and what it found; `advice` where something should be done."""
+    """One check and its result; `advice` says what to do, if anything."""
 
     check: str
     verdict: Verdict

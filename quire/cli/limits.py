@@ -1,4 +1,4 @@
-"""The verb about quotas: what a queue takes in before it refuses, and how much of that is used."""
+"""The verb `limits`: how much a queue accepts before it refuses, and how much of that is used."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
     )
     add_server(parser)
     parser.epilog = (
-        "Without a flag it shows the limits. 0 removes a limit; one that is not named stays. Each "
-        "shard applies them on its own: a queue of four shards takes in four times as much."
+        "Without a flag it shows the limits. 0 removes a limit; a limit without its flag stays. "
+        "Each shard applies them separately: a queue of four shards accepts four times as much."
     )
 
 
 def run_limits(arguments: argparse.Namespace, console: Console) -> int:
-    """Changes what was given, and prints what holds after that."""
+    """Changes the given limits, and prints all limits as they are then."""
     brokers = brokers_of(arguments)
     plain = {
         name: value or None
@@ -90,14 +90,14 @@ def _text(limit: int | None) -> str:
 
 
 def _limit(text: str) -> int:
-    """The type of a flag that is a limit; 0 is none."""
+    """The type of a flag that is a limit; 0 means no limit."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text} is not a number of requests or tokens")
     return int(text)
 
 
 def _of_tenant(text: str) -> tuple[str, int | None]:
-    """The type of `TENANT=N`: the tenant, and its limit, None to have none of its own."""
+    """The type of `TENANT=N`: the tenant and its limit, or None to use --per-tenant."""
     tenant, equals, limit = text.partition("=")
     if not equals or not is_tenant_name(tenant):
         raise argparse.ArgumentTypeError(f"{text} is not a tenant's name, `=` and a number")

@@ -1,4 +1,4 @@
-"""The verbs that need no queue: schema, and worker, gateway, demo, which live in the checkout."""
+"""The verbs that need no queue: schema, and worker, gateway, demo, which need a checkout."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ def run_schema(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def run_worker(arguments: argparse.Namespace, console: Console) -> int:
-    """Becomes `python -m service`, with all arguments."""
-    return _become("service", arguments, console)
+    """Replaces this process by `python -m service`, with all arguments."""
+    return _replace_process("service", arguments, console)
 
 
 def run_gateway(arguments: argparse.Namespace, console: Console) -> int:
-    """Becomes `python -m service.gateway`, with all arguments."""
-    return _become("service.gateway", arguments, console)
+    """Replaces this process by `python -m service.gateway`, with all arguments."""
+    return _replace_process("service.gateway", arguments, console)
 
 
 def run_demo(arguments: argparse.Namespace, console: Console) -> int:
-    """Becomes `python -m examples.demo`."""
-    return _become("examples.demo", arguments, console)
+    """Replaces this process by `python -m examples.demo`."""
+    return _replace_process("examples.demo", arguments, console)
 
 
-def _become(module: str, arguments: argparse.Namespace, console: Console) -> int:
+def _replace_process(module: str, arguments: argparse.Namespace, console: Console) -> int:
     package = module.partition(".")[0]
-    # An installed `quire` has no checkout around it, but may be called inside of one.
+    # An installed `quire` is not part of a checkout, but may be run inside one.
     sys.path.insert(0, str(Path.cwd()))
     found = importlib.util.find_spec(package)
     if found is None or found.origin is None or not _is_ours(Path(found.origin)):
         console.complain(
-            f"`{package}` is not importable here: workers, gateways and the demo are run from a "
+            f"`{package}` cannot be imported here: run workers, gateways and the demo from a "
             "checkout of Quire (pip install -c constraints.txt -e '.[worker]' or '.[gateway]') or "
-            "its image, not from the installed client"
+            "from its image, not from the installed client"
         )
         return EXIT_ERROR
     os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -63,12 +63,12 @@ def _become(module: str, arguments: argparse.Namespace, console: Console) -> int
 
 
 def _is_ours(init: Path) -> bool:
-    """Whether this package lies in a checkout of Quire, and is no stranger of the same name."""
+    """Whether this package is part of a checkout of Quire, and not another one of this name."""
     return (init.parents[1] / "quire" / "wire" / "protocol.py").exists()
 
 
 def _exec(command: list[str]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
-    # The program is this interpreter; signals and the exit code are the worker's own then.
+    # exec, and not a child process, so that signals and the exit code are the program's own.
     os.execv(command[0], command)  # noqa: S606

@@ -1,4 +1,4 @@
-"""The verbs about queues: status, top, queue, dead."""
+"""The verbs that operate a queue: status, top, queue, dead."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from quire.cli.console import Console, add_server, brokers_of, few, not_negative
 from quire.errors import UnknownRequest
 from quire.transitions.values import LAST_STATES, DeadLetter
 
-#: A worker that was not seen for so long is not shown to a person any more.
+#: A worker that was not seen for so long is no longer listed by name.
 GONE_SECONDS = 600
 
-#: The most dead letters looked through for one id.
+#: The most dead letters that are searched for an id, or purged at once.
 MAX_LETTERS = 10_000
 
 
@@ -28,7 +28,7 @@ def add_status(parser: argparse.ArgumentParser) -> None:
 
 
 def run_status(arguments: argparse.Namespace, console: Console) -> int:
-    """Prints one look at the queue."""
+    """Prints the state of the queue once."""
     _show(_look(brokers_of(arguments)), console)
     return EXIT_OK
 
@@ -36,12 +36,12 @@ def run_status(arguments: argparse.Namespace, console: Console) -> int:
 def add_top(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire top`."""
     parser.add_argument("--interval", type=not_negative, default=2.0, metavar="SECONDS", help="[2]")
-    parser.add_argument("--count", type=positive, metavar="N", help="stop after N looks")
+    parser.add_argument("--count", type=positive, metavar="N", help="stop after printing N times")
     add_server(parser)
 
 
 def run_top(arguments: argparse.Namespace, console: Console) -> int:
-    """Prints a look every --interval seconds, in place on a terminal, until interrupted."""
+    """Prints the state every --interval seconds, in place on a terminal, until interrupted."""
     brokers = brokers_of(arguments)
     in_place = sys.stdout.isatty() and not console.is_json
     looks = 0
@@ -60,16 +60,16 @@ def run_top(arguments: argparse.Namespace, console: Console) -> int:
 def add_queue(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire queue`."""
     actions = parser.add_subparsers(dest="action", required=True)
-    pause = actions.add_parser("pause", help="stop claims; running requests go on")
+    pause = actions.add_parser("pause", help="stop claims; running requests continue")
     pause.add_argument("reason", nargs="?", default="")
     add_server(pause)
     add_server(actions.add_parser("resume", help="end a pause"))
-    late = "end requests that have waited past their deadline, as workers do"
-    add_server(actions.add_parser("expire", help=late))
+    expire_help = "end requests that have waited past their deadline, as workers do"
+    add_server(actions.add_parser("expire", help=expire_help))
 
 
 def run_queue(arguments: argparse.Namespace, console: Console) -> int:
-    """Prints whether the queue is paused now, or the requests that were ended."""
+    """Prints whether the queue is now paused; for `expire`, the requests that it has ended."""
     brokers = brokers_of(arguments)
     if arguments.action == "expire":
         return _expire(brokers, console)
@@ -116,7 +116,7 @@ def add_dead(parser: argparse.ArgumentParser) -> None:
 
 
 def run_dead(arguments: argparse.Namespace, console: Console) -> int:
-    """Runs the action on dead letters."""
+    """Runs the chosen action on dead letters."""
     brokers = brokers_of(arguments)
     if arguments.action == "purge" and arguments.all != (not arguments.id):
         console.complain("purge takes either ids or --all")
@@ -145,7 +145,7 @@ def run_dead(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _letter(letters: list[tuple[DeadLetter, Broker]], name: str) -> tuple[DeadLetter, Broker]:
-    """The newest letter of this request or letter id, and who keeps it. UnknownRequest."""
+    """The newest letter with this id or request id, and its broker. UnknownRequest if none."""
     for letter, broker in letters:
         if name in (letter.request_id, letter.entry_id):
             return letter, broker
@@ -186,7 +186,7 @@ def _record(letter: DeadLetter) -> dict[str, object]:
 
 
 def _readable(original: bytes) -> object:
-    """The request as a map when the bytes can be read, and otherwise the bytes in hex."""
+    """The request as a map, or the bytes in hex if they cannot be decoded."""
     from quire.errors import ProtocolError
     from quire.wire.codec import unpack_map
 
@@ -197,7 +197,7 @@ def _readable(original: bytes) -> object:
 
 
 def _purge_all(broker: Broker) -> int:
-    # By their ids: a letter that comes meanwhile has not been looked at by anybody.
+    # By id, and not all at once: a letter that arrives now has not been seen by the operator.
     ids = [letter.entry_id for letter in broker.dead_letters(count=MAX_LETTERS)]
     if not ids:
         return 0
@@ -238,14 +238,14 @@ def _show(shards: Sequence[ShardState], console: Console) -> None:
     console.table(("shard", "priority", "unread", "delivered", "oldest_s"), streams)
     for number, shard in enumerate(shards):
         if shard.num_lost:
-            told = "queued requests are lost, for no stream has their entries: see `quire doctor`"
-            console.data(None, f"shard {number}: at least {shard.num_lost} {told}")
+            detail = "queued requests are lost: no stream has their entries; see `quire doctor`"
+            console.data(None, f"shard {number}: at least {shard.num_lost} {detail}")
     console.data(None, "")
     _show_workers(shards, console)
 
 
 def _show_workers(shards: Sequence[ShardState], console: Console) -> None:
-    """Those who work, and those who did so lately."""
+    """Prints the workers that were seen in the last GONE_SECONDS, and the number of others."""
     known = [
         (number, worker)
         for number, shard in enumerate(shards)

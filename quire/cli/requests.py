@@ -1,4 +1,4 @@
-"""The verbs about requests: submit, tail, result, inspect."""
+"""The verbs for single requests: submit, tail, result, inspect."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from quire.wire.output import Completion
 from quire.wire.protocol import GenerationRequest
 from quire.wire.sampling import SamplingParams
 
-#: Flags of `submit` that are sampling parameters of the same name: their types, and what they do.
+#: Flags of `submit` that are sampling parameters of the same name: their type and help.
 _SAMPLING: dict[str, tuple[type, str]] = {
     "max_tokens": (int, "longest output"),
     "min_tokens": (int, "shortest output"),
@@ -41,17 +41,17 @@ _SAMPLING: dict[str, tuple[type, str]] = {
     "min_p": (float, "drop tokens below this share of the highest probability"),
     "repetition_penalty": (float, "above 1 makes tokens of prompt and output less likely"),
     "presence_penalty": (float, "above 0 makes tokens of the output less likely"),
-    "frequency_penalty": (float, "the same, for each time they occurred"),
+    "frequency_penalty": (float, "the same, multiplied by the number of occurrences"),
     "seed": (int, "seed of the sampling [a new one each time]"),
-    "logprobs": (int, "return log-probabilities of each token and of the N best"),
+    "logprobs": (int, "return log-probabilities of each token and of the N likeliest"),
 }
 
 
 def add_submit(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire submit`."""
-    from_stdin = "one request each; `-` reads one from stdin, but for the line end behind it"
+    from_stdin = "one request each; `-` reads one from stdin, without its last line end"
     parser.add_argument("prompt", nargs="+", help=from_stdin)
-    parser.add_argument("--chat", action="store_true", help="send it as a user's message")
+    parser.add_argument("--chat", action="store_true", help="send it as a chat message of a user")
     for name, (kind, help_) in _SAMPLING.items():
         default = SamplingParams.model_fields[name].default
         text = help_ if default is None else f"{help_} [{default}]"
@@ -65,33 +65,34 @@ def add_submit(parser: argparse.ArgumentParser) -> None:
         "--priority", default="normal", help="low, normal, high or critical [normal]"
     )
     parser.add_argument(
-        "--deadline", type=float, metavar="SECONDS", help="end it after that, done or not"
+        "--deadline", type=float, metavar="SECONDS", help="end it after this time, done or not"
     )
-    parser.add_argument("--delay", type=float, metavar="SECONDS", help="queue it after that")
-    parser.add_argument("--model", help="a worker that serves another rejects it")
+    parser.add_argument("--delay", type=float, metavar="SECONDS", help="queue it after this time")
+    parser.add_argument("--model", help="a worker with another model rejects the request")
     parser.add_argument("--adapter", metavar="NAME", help="adapter of the model to use")
     parser.add_argument("--tenant", help="tenant of the request [default]")
-    known = "request id; to repeat a request is harmless, to reuse its id is refused"
-    parser.add_argument("--id", metavar="ID", help=known)
-    key = "if the tenant used it before, its earlier request is taken instead"
+    id_help = "request id; repeating a request is harmless, another request with its id is refused"
+    parser.add_argument("--id", metavar="ID", help=id_help)
+    key = "if the tenant has used it before, the earlier request is returned"
     parser.add_argument("--idempotency-key", metavar="KEY", help=key)
     parser.add_argument("--metadata", type=json_map, metavar="JSON", help="echoed in the result")
     trace = "W3C header; the worker logs its ids [TRACEPARENT]"
     context = os.environ.get("TRACEPARENT")
     parser.add_argument("--traceparent", default=context, metavar="HEADER", help=trace)
     wait = parser.add_mutually_exclusive_group()
-    wait.add_argument("--follow", action="store_true", help="print the output as it comes")
+    wait.add_argument(
+        "--follow", action="store_true", help="print the output while it is generated"
+    )
     wait.add_argument("--wait", action="store_true", help="print the output when it is complete")
     add_server(parser)
 
 
 def run_submit(arguments: argparse.Namespace, console: Console) -> int:
     """Prints the ids, or with --follow and --wait the output."""
-    # What `echo` writes behind it, or an editor, was not meant for the model.
     prompts = [_from_stdin() if text == "-" else text for text in arguments.prompt]
     named = arguments.id is not None or arguments.idempotency_key is not None
     if named and len(prompts) > 1:
-        raise InvalidRequest("id", "an id or a key can only be given to one prompt")
+        raise InvalidRequest("id", "an id or an idempotency key allows only one prompt")
     requests = [_request_of(arguments, prompt) for prompt in prompts]
     client = client_of(arguments)
     handles = client.submit_many(requests)
@@ -106,7 +107,7 @@ def run_submit(arguments: argparse.Namespace, console: Console) -> int:
             good.append(show(handle, console, flags=flags))
         except (BrokerUnavailable, KeyboardInterrupt):
             for other in handles[number + 1 :]:
-                _say_how_to_go_on(f"quire result {other.request_id}{flags}")
+                _print_continuation(f"quire result {other.request_id}{flags}")
             raise
     return _exit_code(good)
 
@@ -119,7 +120,7 @@ def add_tail(parser: argparse.ArgumentParser) -> None:
 
 
 def run_tail(arguments: argparse.Namespace, console: Console) -> int:
-    """Prints chunks; with --json one record each, and the request's end as the last."""
+    """Prints chunks; with --json one record for each, and a last one for the end."""
     client = client_of(arguments)
     handle, flags = client.attach(arguments.id), flags_of(arguments)
     return _exit_code([_tail(handle, console, after=arguments.after, flags=flags)])
@@ -147,7 +148,7 @@ def add_inspect(parser: argparse.ArgumentParser) -> None:
 
 
 def run_inspect(arguments: argparse.Namespace, console: Console) -> int:
-    """Prints the record, the envelope while it is kept, the end, and what the log holds."""
+    """Prints the record, the request while it is kept, the completion, and a summary of the log."""
     broker = client_of(arguments)._broker_of(arguments.id)
     found = _everything(broker, arguments.id, content=arguments.content)
     if console.is_json:
@@ -159,23 +160,26 @@ def run_inspect(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _add_constraints(parser: argparse.ArgumentParser) -> None:
-    """Flags that are sampling parameters of the same name; a request has one at most."""
+    """Adds the flags for constraints: sampling parameters of the same name, at most one."""
     one = parser.add_mutually_exclusive_group()
     json_text = "the output is JSON that matches the schema in FILE"
     one.add_argument("--json-schema", type=schema_file, metavar="FILE", help=json_text)
     object_text = "the output is a JSON object"
     one.add_argument("--json-object", action="store_const", const=True, help=object_text)
     one.add_argument("--regex", metavar="PATTERN", help="the whole output matches it")
-    choice_text = "the output is exactly this, or one of several; may be repeated"
+    choice_text = "the output is exactly this text; repeated, exactly one of these texts"
     one.add_argument("--choice", action="append", metavar="TEXT", help=choice_text)
     grammar_text = "the output follows the Lark grammar in FILE"
     one.add_argument("--grammar", type=text_file, metavar="FILE", help=grammar_text)
 
 
 def _from_stdin() -> str:
-    """All of stdin but the line end at its end: LF, or CR and LF."""
+    """The text of stdin without its last line end (LF, or CR and LF).
+
+    `echo` and editors add that line end; it is not part of the prompt.
+    """
     if isinstance(sys.stdin, io.TextIOWrapper):
-        # Otherwise each CR would be read as another character, LF.
+        # Otherwise Python would replace each CR by LF.
         sys.stdin.reconfigure(newline="")
     text = sys.stdin.read()
     return text.removesuffix("\r\n") if text.endswith("\r\n") else text.removesuffix("\n")
@@ -219,7 +223,7 @@ def _tail(handle: Handle, console: Console, *, after: int = 0, flags: str) -> bo
     except (BrokerUnavailable, KeyboardInterrupt):
         if not ends_line:
             console.piece("\n")
-        _say_how_to_go_on(f"quire tail {handle.request_id} --after {seen}{flags}")
+        _print_continuation(f"quire tail {handle.request_id} --after {seen}{flags}")
         raise
     except RequestFailed as error:
         if not ends_line:
@@ -237,7 +241,7 @@ def _result(handle: Handle, console: Console, *, timeout: float | None = None, f
     try:
         completion = handle.result(timeout=timeout)
     except (BrokerUnavailable, KeyboardInterrupt):
-        _say_how_to_go_on(f"quire result {handle.request_id}{flags}")
+        _print_continuation(f"quire result {handle.request_id}{flags}")
         raise
     except RequestFailed as error:
         _report(handle, error, console)
@@ -246,9 +250,9 @@ def _result(handle: Handle, console: Console, *, timeout: float | None = None, f
     return True
 
 
-def _say_how_to_go_on(command: str) -> None:
-    """Says how to follow the request from now on; its id may not have been printed before."""
-    sys.stderr.write(f"the request goes on; to see the rest: {command}\n")
+def _print_continuation(command: str) -> None:
+    """Prints the command that follows the request; its id may not have been printed before."""
+    sys.stderr.write(f"the request continues; to see the rest: {command}\n")
 
 
 def _report(handle: Handle, error: RequestFailed, console: Console) -> None:
@@ -275,7 +279,7 @@ def _everything(broker: Broker, request_id: str, *, content: bool) -> dict[str, 
         except (ProtocolError, InvalidRequest) as error:
             found["request"] = f"unreadable: {error}"
         else:
-            # Not the dump of pydantic, which takes no bytes and nothing that is nested deep.
+            # Not pydantic's dump: it fails for bytes that are not UTF-8 and for deep nesting.
             shown = {name: plain(value) for name, value in request if value is not None}
             shown["priority"] = int(request.priority)
             found["request"] = shown if content else _without_content(shown)
@@ -299,7 +303,7 @@ def _everything(broker: Broker, request_id: str, *, content: bool) -> dict[str, 
 
 
 def _without_content(request: dict[str, Any]) -> dict[str, Any]:
-    """A prompt may be confidential; it is shown only to who asks for it."""
+    """The request without its prompt, which may be confidential; --content shows it."""
     body = {k: v for k, v in request["body"].items() if k not in ("prompt", "messages")}
     return request | {"body": body}
 

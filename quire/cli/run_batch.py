@@ -1,4 +1,4 @@
-"""`quire run-batch`: OpenAI batch files through the queue."""
+"""`quire run-batch`: runs files of OpenAI batch requests through the queue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_run_batch(parser: argparse.ArgumentParser) -> None:
     errors = "failures [out.errors.jsonl for out.jsonl]"
     parser.add_argument("-e", "--errors", metavar="FILE", help=errors)
     parser.add_argument("--resume", action="store_true", help="continue an earlier run")
-    parser.add_argument("--name", help="tells batches of equal requests apart [the input's name]")
+    parser.add_argument("--name", help="separates batches of equal requests [the input's name]")
     parser.add_argument(
         "--max-inflight",
         type=int,
@@ -40,16 +40,16 @@ def add_run_batch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tenant", default="default")
     add_server(parser)
     parser.epilog = (
-        "Interrupted once, it cancels what is in flight and names the rest in the error file; "
-        "interrupted again, or killed, it leaves everything as it is. --resume continues after "
-        "either."
+        "The first interruption cancels the requests in flight and writes an error for each line "
+        "without a result. A second one, or a kill, leaves everything as it is. --resume continues "
+        "after both."
     )
 
 
 def run_run_batch(arguments: argparse.Namespace, console: Console) -> int:
     """Prints how many lines completed and failed; 3 when some failed, 130 when interrupted."""
     if path := _over_stdout(arguments):
-        console.complain(f"{path}: is where the summary is written; name another file")
+        console.complain(f"{path}: the summary is written to it (stdout); name another file")
         return EXIT_USAGE
     try:
         with _stop_when_interrupted() as stop:
@@ -72,8 +72,8 @@ def run_run_batch(arguments: argparse.Namespace, console: Console) -> int:
             )
     except OSError as error:
         if error.filename is None:
-            # Not a file that was named wrongly, but one that cannot be written any more.
-            console.complain(f"{error.strerror}; what could be written stays, --resume goes on")
+            # Not a wrong file name, but a write that failed, for instance on a full disk.
+            console.complain(f"{error.strerror}; written results stay, --resume continues")
             return EXIT_ERROR
         console.complain(f"{error.filename}: {error.strerror}")
         return EXIT_USAGE
@@ -81,8 +81,8 @@ def run_run_batch(arguments: argparse.Namespace, console: Console) -> int:
         console.complain(error)
         return EXIT_USAGE
     except BrokerUnavailable as error:
-        told = f"{error}{scheme_hint(arguments.redis_url, error)}"
-        console.complain(f"{told}; results so far are in {arguments.output}, --resume goes on")
+        message = f"{error}{scheme_hint(arguments.redis_url, error)}"
+        console.complain(f"{message}; results so far are in {arguments.output}, --resume continues")
         return EXIT_ERROR
     console.end_progress()
     text = (
@@ -99,12 +99,12 @@ def run_run_batch(arguments: argparse.Namespace, console: Console) -> int:
 
 @contextlib.contextmanager
 def _stop_when_interrupted() -> Iterator[threading.Event]:
-    """The event is set by the first interruption; the second one is a KeyboardInterrupt."""
+    """The first interruption sets the event; the second one raises KeyboardInterrupt."""
     stop = threading.Event()
 
     def interrupt(*_: object) -> None:
         if stop.is_set():
-            # To cancel takes a Redis that answers, and whoever asks again will not wait for that.
+            # Cancelling needs Redis, which may not answer; a second interruption does not wait.
             raise KeyboardInterrupt
         stop.set()
 
@@ -119,7 +119,7 @@ def _stop_when_interrupted() -> Iterator[threading.Event]:
 
 
 def _over_stdout(arguments: argparse.Namespace) -> str | None:
-    """The file for results that stdout is, too: a shell's `>` writes over what is there."""
+    """The result file that stdout is redirected to, if any: the summary would overwrite it."""
     with contextlib.suppress(OSError, ValueError):
         ours = os.fstat(sys.stdout.fileno())
         for path in filter(None, (arguments.output, arguments.errors)):
@@ -138,7 +138,7 @@ def _line(now: BatchProgress) -> str:
 
 
 def remaining_seconds(now: BatchProgress) -> float | None:
-    """The time to go at the pace of this run so far; None before its first result."""
+    """The remaining time at the average rate of this run; None before its first result."""
     done_here = now.done - now.done_before
     if done_here <= 0:
         return None

@@ -1,7 +1,7 @@
-"""Asks whether the scheme of a url is the right one, where a server does not answer.
+"""Suggests the other scheme of a url if a server does not answer: with TLS, or without.
 
-Who speaks TLS to a server that does not is left waiting, and who does not speak it to one that does
-is cut off: no error says why, and only who knows the url can guess.
+A client with TLS waits in vain for a server without it. A server with TLS closes the connection of
+a client without it. In both cases the error does not name the cause; the url helps to guess it.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from quire.transport.connection import is_of_stranger
 
 
 def scheme_hint(url: str, error: BaseException) -> str:
-    """A clause to stand behind what is said of the error; empty where the scheme is not to blame.
+    """A clause to add to the message of the error; empty if the scheme is not the cause.
 
     `error` is redis-py's, or ours with that as its cause.
     """
     scheme, _, _ = url.partition("://")
-    kind, plus, way = scheme.partition("+")
-    if kind == "rediss" and _waits_in_vain(error):
-        return f"; if it speaks no TLS there, the url begins with `redis{plus}{way}://`"
-    if kind == "redis" and _is_cut_off(error):
-        return f"; if it speaks TLS there, the url begins with `rediss{plus}{way}://`"
+    kind, plus, transport = scheme.partition("+")
+    if kind == "rediss" and _may_lack_tls(error):
+        return f"; if this server has no TLS, begin the url with `redis{plus}{transport}://`"
+    if kind == "redis" and _may_need_tls(error):
+        return f"; if this server has TLS, begin the url with `rediss{plus}{transport}://`"
     return ""
 
 
-def _waits_in_vain(error: BaseException) -> bool:
-    """Whether TLS may have met a server that does not speak it."""
-    for one in _behind(error):
+def _may_lack_tls(error: BaseException) -> bool:
+    """Whether the error is one that a client with TLS gets from a server without it."""
+    for one in _with_causes(error):
         if isinstance(one, RedisConnectionError) and is_of_stranger(one):
             return False
         if isinstance(one, RedisTimeoutError) and "connecting" in str(one):
@@ -42,17 +42,17 @@ def _waits_in_vain(error: BaseException) -> bool:
     return False
 
 
-def _is_cut_off(error: BaseException) -> bool:
-    """Whether a server that speaks TLS may have met who does not."""
+def _may_need_tls(error: BaseException) -> bool:
+    """Whether the error is one that a client without TLS gets from a server with it."""
     return any(
         isinstance(one, ConnectionResetError | InvalidResponse)
         or (isinstance(one, RedisConnectionError) and "closed by server" in str(one))
-        for one in _behind(error)
+        for one in _with_causes(error)
     )
 
 
-def _behind(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and those that it was made of."""
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, its cause, the cause of that, and so on."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

@@ -1,4 +1,4 @@
-"""What `quire doctor` makes of what a Redis server tells of itself (INFO)."""
+"""The checks of `quire doctor` on the INFO of a Redis server."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Any
 
 from quire.cli.findings import Finding, Verdict
 
-#: The oldest server whose commands suffice.
+#: The oldest server that has all the commands we use.
 MIN_REDIS = (6, 2)
 
-#: What Redis says of the last time it wrote its files.
-_WRITTEN = ("aof_last_write_status", "rdb_last_bgsave_status")
+#: Fields of INFO: the results of the last writes to disk.
+_WRITE_STATUS = ("aof_last_write_status", "rdb_last_bgsave_status")
 
-#: From this share on a limit is near.
+#: A resource is nearly used up from this share of its limit.
 NEAR_SHARE = 0.8
 
 EVICTION_ADVICE = "set maxmemory-policy noeviction, or requests vanish when memory is short"
 MEMORY_ADVICE = "raise maxmemory, or shorten the retention: see RedisOutOfMemory in the runbook"
 EVICTED_ADVICE = (
-    "parts of requests or results may be gone: `open requests` below tells what is lost now. The "
-    "number stays until the server is restarted, or CONFIG RESETSTAT"
+    "parts of requests or results may be lost: see `open requests` below. The number stays until "
+    "the server is restarted, or until CONFIG RESETSTAT"
 )
 
 
 def examined_server(info: dict[str, Any]) -> Iterator[Finding]:
-    """The findings about a server that told this."""
+    """The findings about a server with this INFO."""
     yield _version(info)
     yield _role(info)
     yield _persistence(info)
@@ -53,7 +53,7 @@ def _role(info: dict[str, Any]) -> Finding:
 
 
 def _persistence(info: dict[str, Any]) -> Finding:
-    failing = [name for name in _WRITTEN if info.get(name, "ok") != "ok"]
+    failing = [name for name in _WRITE_STATUS if info.get(name, "ok") != "ok"]
     if failing:
         advice = "its disk is full or broken: see RedisDiskFailing in the runbook"
         return Finding("redis persistence", Verdict.FAIL, f"{', '.join(failing)} err", advice)
@@ -65,7 +65,7 @@ def _persistence(info: dict[str, Any]) -> Finding:
 
 def _memory(info: dict[str, Any]) -> Finding:
     policy, limit = str(info.get("maxmemory_policy", "unknown")), int(info.get("maxmemory", 0))
-    # What Redis itself compares with the limit.
+    # Redis compares this difference with the limit.
     used = int(info.get("used_memory", 0)) - int(info.get("mem_not_counted_for_evict", 0))
     share = used / limit if limit else 0.0
     detail = f"{used} bytes used, maxmemory {limit or 'unlimited'}, policy {policy}"
@@ -78,24 +78,24 @@ def _memory(info: dict[str, Any]) -> Finding:
         return Finding("redis memory", Verdict.WARN, detail, f"before it is full: {MEMORY_ADVICE}")
     if policy != "noeviction":
         return Finding("redis memory", Verdict.WARN, detail, EVICTION_ADVICE)
-    whole = int(info.get("total_system_memory", 0))
-    if not limit and whole and used >= NEAR_SHARE * whole:
-        detail = f"{used / whole:.0%} of the machine's memory, {detail}"
+    total = int(info.get("total_system_memory", 0))
+    if not limit and total and used >= NEAR_SHARE * total:
+        detail = f"{used / total:.0%} of the machine's memory, {detail}"
         advice = "set maxmemory: without it the system kills Redis when memory is short"
         return Finding("redis memory", Verdict.WARN, detail, advice)
     return Finding("redis memory", Verdict.OK, detail)
 
 
 def _evictions(info: dict[str, Any]) -> Iterator[Finding]:
-    """Nothing where no key was evicted: what could do it is told with the memory."""
+    """No finding without evictions: `redis memory` covers the policy that allows them."""
     if number := int(info.get("evicted_keys", 0)):
         detail = f"{number} keys since the server was started"
         yield Finding("redis evictions", Verdict.WARN, detail, EVICTED_ADVICE)
 
 
 def _clients(info: dict[str, Any]) -> Iterator[Finding]:
-    """Nothing where there is room for more connections."""
+    """No finding while more connections are possible."""
     number, limit = int(info.get("connected_clients", 0)), int(info.get("maxclients", 0))
     if limit and number >= NEAR_SHARE * limit:
-        advice = "raise maxclients: at the limit nobody can connect any more"
+        advice = "raise maxclients: at the limit no new client can connect"
         yield Finding("redis clients", Verdict.WARN, f"{number} of {limit}", advice)

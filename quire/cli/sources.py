@@ -1,10 +1,10 @@
-"""Where the command finds its queue when no flag says so: `QUIRE_*` variables, then `quire.toml`.
+"""Settings of the command without flags: `QUIRE_*` variables first, then `quire.toml`.
 
-The names are the worker's, so that both can be given the same environment and the same file, and
-both read variables by what is here. In the file a key stands in the table `[client]`, in
-`[worker]`, or above all tables. A password has no flag, because `ps` shows flags: it is
-QUIRE_REDIS_PASSWORD, or in the file that QUIRE_REDIS_PASSWORD_FILE names; so is any other setting
-in that of a variable with this ending.
+The names are the worker's, so that both can use the same environment and the same file; both read
+variables with this module. In the file a key is in the table `[client]`, in `[worker]`, or before
+all tables. A password has no flag, because `ps` shows flags: set QUIRE_REDIS_PASSWORD, or
+QUIRE_REDIS_PASSWORD_FILE with the name of a file that contains it. Every other variable can also
+be set by a file in this way.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from urllib.parse import quote
 from quire.errors import InvalidRequest
 from quire.wire.refusals import nearest
 
-#: Read when QUIRE_CONFIG_FILE names no other and it exists in the working directory.
+#: The file in the working directory that is read unless QUIRE_CONFIG_FILE names another one.
 DEFAULT_FILE = "quire.toml"
 
-#: Every variable of ours starts so.
+#: The prefix of all our variables.
 ENV_PREFIX = "QUIRE_"
 
-#: Added to a variable's name, it names a file that holds the value: QUIRE_REDIS_PASSWORD_FILE.
+#: The suffix of a variable that names a file with the value, as in QUIRE_REDIS_PASSWORD_FILE.
 FILE_SUFFIX = "_FILE"
 
-#: What a command wants to know of its queue.
+#: The settings that the command uses.
 KEYS = (
     "redis_url", "redis_password", "queue", "shards", "max_queue_seconds", "retention_seconds",
 )  # fmt: skip
@@ -36,30 +36,31 @@ KEYS = (
 #: The tables of the file, one for each part of Quire.
 TABLES = frozenset({"client", "exporter", "gateway", "worker"})
 
-#: Keys of the file that may also stand above all tables.
+#: Keys of the file that may also be set before all tables.
 SHARED_KEYS = frozenset({"redis_url", "queue", "shards", "log_level", "log_format"})
 
-#: A name as like as this to one of KEYS is that one misspelt; no other setting of Quire is.
-MISSPELT = 0.8
+#: From this similarity to one of KEYS, an unknown name counts as misspelt. No other setting of
+#: Quire is so similar.
+MISSPELT_SIMILARITY = 0.8
 
-#: Bytes of a file that a variable names; a longer one is a mistake.
+#: The largest file that a variable may name, in bytes; a larger one is a mistake.
 MAX_SECRET_BYTES = 65_536
 
 
 def known_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """What variables and file say, as text; a key nobody has set is missing.
+    """The settings from variables and file, as text, without those that are not set.
 
-    InvalidRequest for a file that cannot be read, a key of `[client]` or above all tables that
-    nobody knows, or a setting that two variables give.
+    InvalidRequest for a file that cannot be read, an unknown key in `[client]` or before all
+    tables, or a setting that two variables set.
     """
     found = {key: str(value) for key, value in _file(environ).items()}
     return found | values_of_variables(environ, KEYS)
 
 
 def misspelt_variables(environ: Mapping[str, str]) -> list[str]:
-    """One clause for each variable that was probably meant for a setting of the command.
+    """One clause for each variable that is probably a misspelt setting of the command.
 
-    Other parts of Quire have variables of their own, which are not known here.
+    Not each unknown variable: other parts of Quire have variables that are not known here.
     """
     found = []
     foreign = tuple(f"{ENV_PREFIX}{table.upper()}_" for table in TABLES)
@@ -68,29 +69,29 @@ def misspelt_variables(environ: Mapping[str, str]) -> list[str]:
             continue
         name, from_file = setting_of(variable, KEYS, prefix=ENV_PREFIX)
         if variable.startswith(ENV_PREFIX) and name not in KEYS:
-            for key in difflib.get_close_matches(name, KEYS, n=1, cutoff=MISSPELT):
+            for key in difflib.get_close_matches(name, KEYS, n=1, cutoff=MISSPELT_SIMILARITY):
                 meant = f"{ENV_PREFIX}{key.upper()}{FILE_SUFFIX if from_file else ''}"
                 found.append(f"unknown variable {variable}; did you mean {meant}?")
     return found
 
 
 def known_model(environ: Mapping[str, str]) -> str | None:
-    """The model that a worker is told to load by variables and file; None if by neither.
+    """The model of a worker, from variables or file; None if neither sets one.
 
     InvalidRequest as for `known_settings`.
     """
-    told = values_of_variables(environ, ("model",))
-    if "model" not in told:
-        told = _tables(environ).get("worker", {})
-    return str(told["model"]) if "model" in told else None
+    found: Mapping[str, Any] = values_of_variables(environ, ("model",))
+    if "model" not in found:
+        found = _tables(environ).get("worker", {})
+    return str(found["model"]) if "model" in found else None
 
 
 def values_of_variables(
     environ: Mapping[str, str], known: Collection[str], *, prefix: str = ENV_PREFIX
 ) -> dict[str, str]:
-    """Values of variables by setting; `QUIRE_X_FILE` names a file that holds X's value.
+    """Setting -> value from variables. `QUIRE_X_FILE` names a file that contains the value of X.
 
-    InvalidRequest where both are set, or the file cannot be read.
+    InvalidRequest if both are set, or if the file cannot be read.
     """
     values: dict[str, str] = {}
     for variable, text in environ.items():
@@ -99,13 +100,13 @@ def values_of_variables(
             continue
         if name in values:
             plain = prefix + name.upper()
-            raise InvalidRequest(plain, f"both it and {plain}{FILE_SUFFIX} are set")
+            raise InvalidRequest(plain, f"cannot be combined with {plain}{FILE_SUFFIX}")
         values[name] = _secret(variable, Path(text)) if from_file else text
     return values
 
 
 def setting_of(variable: str, known: Collection[str], *, prefix: str) -> tuple[str, bool]:
-    """The setting a variable is about, and whether it names a file."""
+    """The setting of a variable, and whether the variable names a file with the value."""
     name = variable.removeprefix(prefix).lower()
     if name in known or not variable.endswith(FILE_SUFFIX):
         return name, False
@@ -113,8 +114,8 @@ def setting_of(variable: str, known: Collection[str], *, prefix: str) -> tuple[s
 
 
 def with_password(url: str, password: str | None) -> str:
-    """The url with the password in it, unless it has one of its own."""
-    # Only now: `--help` need not wait for the client of Redis.
+    """The url with this password, unless it already has one."""
+    # Imported here, so that `--help` does not wait for the import of the Redis client.
     from quire.transport.sentinel import parts_of
 
     parts = parts_of(url)
@@ -126,7 +127,7 @@ def with_password(url: str, password: str | None) -> str:
 
 
 def without_password(url: str) -> str:
-    """The url as it may be shown."""
+    """The url without passwords, for output."""
     from quire.transport.sentinel import parts_of
 
     parts = parts_of(url)
@@ -146,21 +147,21 @@ def _file(environ: Mapping[str, str]) -> dict[str, Any]:
     tables = _tables(environ)
     client = tables.get("client", {})
     path = environ.get("QUIRE_CONFIG_FILE") or DEFAULT_FILE
-    _refuse_unknown(set(tables) - TABLES, SHARED_KEYS, place=path)
-    _refuse_unknown(client, KEYS, place=f"[client] of {path}")
-    # What the worker was told of the queue holds for its clients, too, in the worker's order.
+    _refuse_unknown(set(tables) - TABLES, SHARED_KEYS, source=path)
+    _refuse_unknown(client, KEYS, source=f"[client] of {path}")
+    # The worker's settings of the queue also apply to clients, unless `[client]` sets them.
     shared = {**tables, **tables.get("worker", {}), **client}
     return {key: shared[key] for key in KEYS if key in shared}
 
 
-def _refuse_unknown(names: Iterable[str], known: Collection[str], *, place: str) -> None:
+def _refuse_unknown(names: Iterable[str], known: Collection[str], *, source: str) -> None:
     for name in sorted(names):
         if name not in known:
-            raise InvalidRequest(place, f"unknown key {name!r}{nearest(name, known)}")
+            raise InvalidRequest(source, f"unknown key {name!r}{nearest(name, known)}")
 
 
 def _tables(environ: Mapping[str, str]) -> dict[str, Any]:
-    """What the file holds; nothing if none is named and the usual one is not there."""
+    """The content of the file; empty if none is named and the default file does not exist."""
     named = environ.get("QUIRE_CONFIG_FILE")
     path = Path(named or DEFAULT_FILE)
     if not named and not path.is_file():
@@ -176,7 +177,7 @@ def _tables(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _secret(name: str, path: Path) -> str:
-    """What stands in the file that the variable `name` names. InvalidRequest."""
+    """The text of the file that the variable `name` names. InvalidRequest if it cannot be read."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_SECRET_BYTES + 1)

@@ -1,4 +1,4 @@
-"""Command lines whose usage fits a terminal: it names what must be given, and the rest below."""
+"""A parser of command lines whose usage line names the required arguments only."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import re
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-#: What nobody may read of a url, whatever characters it has, and what stands there instead. Whoever
-#: writes one in the wrong place may have written it wrong as well.
+#: Patterns of secrets in urls, with their replacements. They also match malformed urls: a url that
+#: was put in the wrong argument may be misspelt as well.
 _SECRETS = (
-    # User and password, behind two slashes or one; and behind none. The first url is enough: to
-    # begin at each would take long where there are many.
+    # User and password after one or more slashes, then without slashes. The first pattern matches
+    # only the first url of the text: to start at each url would be slow for many urls.
     (re.compile(r"\A((?>.*?:/+)).*(?=@)", re.DOTALL), r"\1***"),
     (re.compile(r"(?<![^\s'=])[^\s'=:]*:(?!/)[^\s']+(?=@)"), "***"),
-    # A password without a host behind it. What follows a name, and could be a port, is one.
+    # A password without a host after it. A number that could be a port, after a name, is kept.
     (
         re.compile(
             r"((?:redis|unix)[a-z+]{0,16}:/*(?:|[^:/?\s\[@']+(?!:\d{1,5}(?:[/?,\s']|$))):)"
-            # The value ends where the quote of argparse does.
+            # The url ends at the closing quote of argparse's message.
             r".*?(?='(?: \(|$)|$)",
             re.DOTALL | re.IGNORECASE,
         ),
@@ -30,20 +30,20 @@ _SECRETS = (
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser with a short usage, which is also what a mistake is answered with."""
+    """An ArgumentParser with a short usage line, which it also prints with an error."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **{"formatter_class": _ShortUsage, **settings})
 
     def error(self, message: str) -> NoReturn:
-        """Ends with a usage; a password in a url that stands where none belongs is not repeated."""
+        """Exits with the usage and the message, without the passwords of urls in the message."""
         for secret, instead in _SECRETS:
             message = secret.sub(instead, message)
         super().error(message)
 
 
 class _ShortUsage(argparse.HelpFormatter):
-    """Says `[options]` for all that may be left out: argparse breaks no line inside a group."""
+    """Prints `[options]` for all optional arguments: argparse does not wrap a long group."""
 
     def add_usage(
         self,

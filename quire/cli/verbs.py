@@ -1,4 +1,4 @@
-"""The verbs of the command: finds one, loads its module, and turns errors into exit codes."""
+"""The verbs of the command: imports the module of a verb, runs it, maps errors to exit codes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from quire.cli.console import Console
 
 
-#: How many calls of Python may be open. A message may be nested a thousand deep, and whatever
-#: prints it calls itself up to three times for each level.
-MAX_OPEN_CALLS = 4000
+#: The recursion limit. A message may be nested a thousand levels deep, and the code that prints it
+#: needs up to three calls for each level.
+RECURSION_LIMIT = 4000
 
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """One verb: the module under `quire.cli` that has `add_<verb>` and `run_<verb>`.
+    """One verb; its module in `quire.cli` has the functions `add_<verb>` and `run_<verb>`.
 
-    All arguments of one that `passes_on` are another program's.
+    With `passes_on`, all its arguments are passed to another program.
     """
 
     name: str
@@ -42,14 +42,14 @@ class Verb:
 
 VERBS = (
     Verb("submit", "requests", "enqueue prompts, and follow or await their output"),
-    Verb("tail", "requests", "print the output of a request as it comes"),
+    Verb("tail", "requests", "print the output of a request while it is generated"),
     Verb("result", "requests", "wait for the end of a request and print its text"),
     Verb("cancel", "cancel", "cancel requests, a group, or all requests of a tenant"),
-    Verb("inspect", "requests", "show everything the queue knows of a request"),
-    Verb("status", "operate", "show what waits, what runs, and the workers"),
+    Verb("inspect", "requests", "show everything that Redis holds of a request"),
+    Verb("status", "operate", "show waiting and running requests, and the workers"),
     Verb("top", "operate", "the same as status, refreshed until interrupted"),
     Verb("queue", "operate", "pause or resume a queue, end requests that wait too long"),
-    Verb("limits", "limits", "show or set how much a queue takes in before it refuses"),
+    Verb("limits", "limits", "show or set how much a queue accepts before it refuses"),
     Verb("drain", "drain", "ask workers to finish and exit, and wait until they have"),
     Verb("dead", "operate", "dead letters: ls, show, requeue, purge"),
     Verb("run-batch", "run_batch", "run a file of OpenAI batch requests"),
@@ -58,27 +58,32 @@ VERBS = (
     Verb("schema", "local", "print the JSON schema of a request"),
     Verb("worker", "local", "run a worker (needs the checkout)", passes_on=True),
     Verb("gateway", "local", "serve OpenAI's API (needs the checkout)", passes_on=True),
-    Verb("demo", "local", "two workers, one killed (needs the checkout)", passes_on=True),
+    Verb(
+        "demo",
+        "local",
+        "run the demo: one of two workers is killed (needs the checkout)",
+        passes_on=True,
+    ),
 )
 
 _EPILOG = """\
-`quire VERB --help` tells more. The server is --redis-url or QUIRE_REDIS_URL
-(its password QUIRE_REDIS_PASSWORD), the queue --queue or QUIRE_QUEUE;
-quire.toml may say so, too. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 some
-failed, 130 interrupted. What a verb found goes to stdout, with --json as a
-record per line; everything else to stderr."""
+`quire VERB --help` shows the flags of a verb. Set the server with --redis-url
+or QUIRE_REDIS_URL (its password with QUIRE_REDIS_PASSWORD), the queue with
+--queue or QUIRE_QUEUE, or both in quire.toml. Exit codes: 0 success, 1 failure,
+2 wrong usage, 3 some items failed, 130 interrupted. Results go to stdout, with
+--json as one record per line; everything else goes to stderr."""
 
 
 def run(arguments: list[str]) -> int:
     """Runs one command line, without the name of the program; returns the exit code."""
-    _open_what_was_closed()
-    sys.setrecursionlimit(max(sys.getrecursionlimit(), MAX_OPEN_CALLS))
+    _reopen_closed_streams()
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), RECURSION_LIMIT))
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Not every terminal has every letter that a model may say.
+        # An output may have characters that the terminal's encoding lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
     verb = next((verb for verb in VERBS if arguments and arguments[0] == verb.name), None)
     if verb is None:
-        # Only now: a parser of all verbs would need all their modules.
+        # Without the flags of the verbs: those would need the modules of all verbs.
         _overview().parse_args(arguments or ["--help"])
         return EXIT_USAGE
     module = importlib.import_module(f"quire.cli.{verb.module}")
@@ -93,7 +98,7 @@ def run(arguments: list[str]) -> int:
         try:
             getattr(module, f"add_{verb.function}")(parser)
         except InvalidRequest as error:
-            # A file of settings that cannot be right.
+            # The file of settings is invalid.
             sys.stderr.write(f"error: {error}\n")
             return EXIT_USAGE
         parsed = parser.parse_args(arguments[1:])
@@ -109,12 +114,12 @@ def _guarded(
 ) -> int:
     from redis.exceptions import RedisError
 
-    from quire.cli.console import telling_warnings
+    from quire.cli.console import printing_warnings
     from quire.errors import InvalidRequest, QuireError
     from quire.transport.connection import translated
 
     try:
-        with telling_warnings(console):
+        with printing_warnings(console):
             code = run(arguments, console)
         sys.stdout.flush()
     except InvalidRequest as error:
@@ -124,20 +129,20 @@ def _guarded(
         console.complain(f"{error}{_hint(arguments, error)}")
         return EXIT_ERROR
     except RedisError as error:
-        # From the few looks that go around the broker.
+        # From the few calls that do not use the broker, which translates its errors.
         console.complain(f"{translated(error)}{_hint(arguments, error)}")
         return EXIT_ERROR
     except KeyboardInterrupt:
         console.end_progress()
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader has gone, as `head` does.
-        _leave_stdout()
+        # The reader has closed the pipe, as `head` does.
+        _discard_stdout()
         return EXIT_ERROR
     except OSError as error:
-        # No verb lets one of a file of its own come so far: stdout is a file on a full disk.
+        # Verbs handle errors of their own files, so this one is of stdout: a full disk.
         console.complain(f"the output cannot be written: {error.strerror or error}")
-        _leave_stdout()
+        _discard_stdout()
         return EXIT_ERROR
     return code
 
@@ -148,15 +153,15 @@ def _hint(arguments: argparse.Namespace, error: Exception) -> str:
     return scheme_hint(getattr(arguments, "redis_url", ""), error)
 
 
-def _leave_stdout() -> None:
-    """What is written from now on is lost: the interpreter must not flush into it once more."""
+def _discard_stdout() -> None:
+    """Discards all further output, because the interpreter's last flush would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _open_what_was_closed() -> None:
-    """Whoever closed a stream of ours has nothing to say by it, or wants to hear nothing.
+def _reopen_closed_streams() -> None:
+    """Opens the null device for each standard stream that the caller has closed.
 
-    Python has None there, and the next socket would take its number.
+    Python has None for a closed stream, and the next socket would get its file descriptor.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -179,7 +184,7 @@ def _overview() -> argparse.ArgumentParser:
 
 
 class _Version(argparse.Action):
-    """Prints the version; looked up only when it is asked for."""
+    """Prints the version, which is read only then."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from quire.version import quire_version

@@ -378,4 +378,4 @@ def test_worker_becomes_the_service_where_there_is_one_and_says_so_where_not(tmp
         cwd=tmp_path, capture_output=True, text=True, timeout=30,
     )  # fmt: skip
     assert outside.returncode == 1
-    assert "not importable" in outside.stderr
+    assert "cannot be imported here" in outside.stderr

@@ -99,7 +99,7 @@ def test_the_wish_stands_when_nobody_waits_any_longer(drain, real_broker):
 def test_the_help_names_everything_that_can_become_of_a_worker(drain, capsys):
     with pytest.raises(SystemExit):
         main(["drain", "--help"])
-    text = capsys.readouterr().out.partition("what became of it:")[2].partition("Exit codes")[0]
+    text = capsys.readouterr().out.partition("with its outcome:")[2].partition("Exit codes")[0]
     told = {"asked", "failed", "restarted", "silent", "stopped", "timeout", "unknown"}
     assert told <= set(re.findall(r"\w+", text))
 

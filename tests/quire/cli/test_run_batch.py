@@ -76,14 +76,14 @@ def test_a_full_disk_ends_the_run_and_not_the_results(quire, source, real_broker
         code, out, err = quire("run-batch", "-i", str(source), "-o", "/dev/full", "-e", errors)
     assert (code, out) == (1, "")
     assert err == (
-        "error: No space left on device; what could be written stays, --resume goes on\n"
+        "error: No space left on device; written results stay, --resume continues\n"
     )
 
 
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        (["--shards", "0"], "shards: a queue has at least one"),
+        (["--shards", "0"], "shards: must be at least 1"),
         (["--max-inflight", "-1"], "max_inflight: must be positive"),
         (["--tenant", "a b"], "tenant: must match ^[A-Za-z0-9._-]{1,64}$"),
         *(
@@ -110,7 +110,7 @@ def test_results_are_not_written_where_the_summary_would_be_written_over_them(
         for paths in (["-o", str(output)], ["-o", str(tmp_path / "o"), "-e", str(output)]):
             code, _, err = quire("run-batch", "-i", str(source), *paths)
             assert code == 2
-            assert err == f"error: {output}: is where the summary is written; name another file\n"
+            assert err == f"error: {output}: the summary is written to it (stdout); name another file\n"
     assert output.read_text() == ""
 
 

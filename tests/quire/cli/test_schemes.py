@@ -8,8 +8,8 @@ from redis import exceptions
 from quire.cli.schemes import scheme_hint
 from quire.transport.connection import translated
 
-PLAIN = "; if it speaks no TLS there, the url begins with `redis://`"
-SECURED = "; if it speaks TLS there, the url begins with `rediss://`"
+PLAIN = "; if this server has no TLS, begin the url with `redis://`"
+SECURED = "; if this server has TLS, begin the url with `rediss://`"
 
 
 def wrapping(error, cause):

@@ -81,7 +81,7 @@ def test_a_setting_and_its_file_are_refused_together_in_the_words_of_a_worker(
         read_environment(os.environ, KEYS)
     assert main(["status"]) == EXIT_USAGE
     assert capsys.readouterr() == ("", f"error: {caught.value}\n")
-    assert str(caught.value) == f"{variable}: both it and {variable}_FILE are set"
+    assert str(caught.value) == f"{variable}: cannot be combined with {variable}_FILE"
 
 
 def test_a_password_goes_with_the_server_that_a_flag_names(monkeypatch):

@@ -189,7 +189,7 @@ def test_whoever_stops_watching_is_told_how_to_go_on(
     monkeypatch.setattr(Broker, "read_output", then_away)
     code, _, err = quire("submit", "x", "--id", "r", verb)
     assert code == (130 if error is KeyboardInterrupt else 1)
-    assert f"the request goes on; to see the rest: {told}\n" in err
+    assert f"the request continues; to see the rest: {told}\n" in err
 
 
 def test_a_submit_can_wait_for_its_time(quire, real_broker):

@@ -235,10 +235,10 @@ def test_a_command_with_the_scheme_of_the_other_kind_of_server_asks_for_it(
     """Under TLS it would wait for an answer, without it it is cut off; neither says why."""
     if is_secured:
         url = f"redis://127.0.0.1:{secured[0]}/0"
-        told = "if it speaks TLS there, the url begins with `rediss://`"
+        told = "if this server has TLS, begin the url with `rediss://`"
     else:
         url = f"rediss://127.0.0.1:{port_of(start())}/0?socket_timeout=0.2"
-        told = "if it speaks no TLS there, the url begins with `redis://`"
+        told = "if this server has no TLS, begin the url with `redis://`"
     line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
     monkeypatch.setattr("quire.batch.batch.OUTAGE_SECONDS", 0.1)
     (tmp_path / "in").write_text(json.dumps(line))

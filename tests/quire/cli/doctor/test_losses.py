@@ -31,7 +31,7 @@ def test_doctor_names_requests_that_nothing_leads_to(quire, real_broker, real_co
     assert (code, finding["verdict"]) == (1, "fail")
     assert finding["detail"].startswith(f"30 {where}, 30 of them lost: r")
     assert finding["detail"].endswith(", for instance, lacks its entry in Redis")
-    assert "a worker puts them back" in finding["advice"]
+    assert "a worker restores them" in finding["advice"]
     real_broker.restore()
     assert found(quire, "open requests")[1][0]["verdict"] == "ok"
 
