@@ -1,10 +1,10 @@
 """The register: every metric of the worker. Knows no metrics library.
 
 Those of the exporter and of the gateway are in `exporter_register` and `gateway.register`.
-`metrics_page` makes docs/metrics.md of all three, dashboards and alerts are compared with them, and
-neither `service.observe.metrics` nor `service.exporter` builds a metric that is not in them. Label
-values are closed sets. No label ever names a request, a tenant or the text of an error: such facts
-belong in the log.
+`metrics_page` makes docs/reference/metrics.md of all three, dashboards and alerts are compared with
+them, and neither `service.observe.metrics` nor `service.exporter` builds a metric that is not in
+them. Label values are closed sets. No label ever names a request, a tenant or the text of an error:
+such facts belong in the log.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ from service.settings.families import (
     Family,
 )
 
-#: The register. docs/metrics.md is this table.
+#: The register. docs/reference/metrics.md is this table.
 REGISTER: Mapping[str, tuple[Family, ...]] = {
     "Requests": (
         Family(

@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from the settings: `python -m service.pages.config_page`."""
+"""Writes docs/reference/configuration.md: `python -m service.pages.config_page`."""
 
 import sys
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from service.settings.reading import markdown_tables
 
 
 def render_markdown() -> str:
-    """docs/configuration.md, whole."""
+    """docs/reference/configuration.md, whole."""
     lines = [
         "# Configuration",
         "",

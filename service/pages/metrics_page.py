@@ -1,4 +1,4 @@
-"""Writes docs/metrics.md from the registers: `python -m service.pages.metrics_page`."""
+"""Writes docs/reference/metrics.md from the registers: `python -m service.pages.metrics_page`."""
 
 import sys
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from service.settings.families import Family
 
 
 def render_markdown() -> str:
-    """docs/metrics.md, whole."""
+    """docs/reference/metrics.md, whole."""
     lines = [
         "# Metrics",
         "",

@@ -1,6 +1,6 @@
 """Every setting of the worker; those of exporter and gateway are in modules of their own.
 
-Flags, variables, file keys and docs/configuration.md are all derived from these fields.
+Flags, variables, file keys and docs/reference/configuration.md are all derived from these fields.
 """
 
 import argparse

@@ -47,7 +47,7 @@ _Settings = TypeVar("_Settings", bound="ProcessSettings")
 
 
 def setting(section: str, description: str, *, default: Any, **constraints: Any) -> Any:
-    """One field of a process' settings with the section of docs/configuration.md it stands in."""
+    """One field of a process' settings and its section in docs/reference/configuration.md."""
     extra: JsonDict = {"section": section}
     return Field(default, description=description, json_schema_extra=extra, **constraints)
 
@@ -233,7 +233,7 @@ def make_parser(
 
 
 def markdown_tables(kind: type[ProcessSettings]) -> list[str]:
-    """The lines of docs/configuration.md for one process: a table for each section."""
+    """The lines of docs/reference/configuration.md for one process: a table for each section."""
     lines: list[str] = []
     section = ""
     for name, field in kind.model_fields.items():

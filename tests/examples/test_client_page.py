@@ -6,7 +6,7 @@ from quire import State
 from quire.testing.in_memory import FakeQuire
 from tests.service.builders import CHECKOUT
 
-PAGE = (CHECKOUT / "docs" / "client.md").read_text()
+PAGE = (CHECKOUT / "docs" / "how-to" / "client.md").read_text()
 
 
 def test_what_the_page_on_the_client_shows_runs(capsys):

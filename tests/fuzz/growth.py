@@ -1,6 +1,6 @@
 """What a caller can make costly, by size: `python -m tests.fuzz.growth` prints the times.
 
-They are those of docs/limits.md. The command exits with 1 where a bound is broken.
+They are those of docs/reference/limits.md. The command exits with 1 where a bound is broken.
 
 Each family makes an input of a given size, the kind that costs most, and what a worker, a client or
 a gateway does with it. `largest` is the size that the named limit lets through. What is raised as

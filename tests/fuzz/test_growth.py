@@ -9,7 +9,7 @@ import pytest
 from tests.fuzz import growth
 from tests.fuzz.growth import FAMILIES, MOST_GROWTH, MOST_SECONDS, Family, growth_of
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "limits.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "limits.md"
 #: The tests try a part of what a limit lets through; the command tries all of it.
 PART = 8
 

@@ -17,7 +17,7 @@ RULES = sorted((PROMETHEUS / "rules").glob("*.yml"))
 RULE_TESTS = sorted((PROMETHEUS / "tests").glob("*.yml"))
 GRAFANA = ROOT / "ops" / "grafana"
 DASHBOARD = GRAFANA / "dashboards" / "quire.json"
-RUNBOOK = ROOT / "docs" / "runbook.md"
+RUNBOOK = ROOT / "docs" / "how-to" / "runbook.md"
 
 
 def load_yaml(path: Path) -> Any:

@@ -115,7 +115,7 @@ def test_prometheus_finds_every_gateway_by_its_name_and_port():
 
 def test_the_stack_uses_the_ports_that_are_the_defaults_everywhere():
     image = (ROOT / "ops" / "Dockerfile").read_text(encoding="utf-8")
-    runbook = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
+    runbook = (ROOT / "docs" / "how-to" / "runbook.md").read_text(encoding="utf-8")
 
     for name in ("worker-cpu", "worker-gpu"):
         assert SERVICES[name]["environment"]["QUIRE_HTTP_PORT"] == str(WORKER_PORT)

@@ -20,7 +20,7 @@ def test_there_is_one_section_per_alert_and_no_other():
 @pytest.mark.parametrize("rule", alerts(), ids=lambda rule: rule["alert"])
 def test_the_link_of_an_alert_leads_to_its_section(rule):
     # GitHub's anchor of a heading of one word is the word in small letters.
-    assert rule["annotations"]["runbook_url"] == f"docs/runbook.md#{rule['alert'].lower()}"
+    assert rule["annotations"]["runbook_url"] == f"docs/how-to/runbook.md#{rule['alert'].lower()}"
 
 
 @pytest.mark.parametrize("alert", SECTIONS)

@@ -51,14 +51,14 @@ def test_every_code_of_a_request_is_in_the_document_of_the_protocol():
     # Intake gives the reasons of its dead letters as codes.
     of_requests = codes(*OF_REQUESTS) | set(DEAD_REASONS)
     assert len(of_requests) > 10
-    assert rows("protocol.md", "## Error codes") == of_requests - {"result_expired"}
-    assert "`result_expired`" in (ROOT / "docs" / "protocol.md").read_text()
+    assert rows("reference/protocol.md", "## Error codes") == of_requests - {"result_expired"}
+    assert "`result_expired`" in (ROOT / "docs" / "reference" / "protocol.md").read_text()
 
 
 def test_every_code_of_a_line_is_in_the_document_of_batches():
     of_lines = codes(*OF_LINES) | {EXPIRED, CANCELLED}
     assert len(of_lines) > 8
-    assert rows("batch.md", "| code in the errors |") == of_lines
+    assert rows("how-to/batch.md", "| code in the errors |") == of_lines
 
 
 def test_a_code_that_is_made_anywhere_would_be_found():

@@ -76,7 +76,7 @@ def test_log_probabilities_are_in_the_responses_of_those_lines_that_ask(folder):
 
 
 def test_the_line_that_the_document_shows_can_be_run(folder):
-    (line,) = re.findall(r"```json\n(.*)\n```", (ROOT / "docs" / "batch.md").read_text())
+    (line,) = re.findall(r"```json\n(.*)\n```", (ROOT / "docs" / "how-to" / "batch.md").read_text())
     folder.write(line)
     with FakeQuire(answer=echo) as fake:
         folder.run(fake.client())

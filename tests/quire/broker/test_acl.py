@@ -1,4 +1,4 @@
-"""The users of docs/acl.md: each can do its role's job, and is refused that of the others."""
+"""The users of docs/reference/acl.md: each can do its role's job and no other."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ from tests.quire.builders import claim_next, make_item, make_request
 
 pytestmark = pytest.mark.real_redis
 
-DOCUMENT = Path(quire.__file__).parents[1] / "docs" / "acl.md"
+DOCUMENT = Path(quire.__file__).parents[1] / "docs" / "reference" / "acl.md"
 
 #: The users of the document and their rules, for the queue `default`.
 ROLES = {

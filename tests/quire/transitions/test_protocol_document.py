@@ -1,4 +1,4 @@
-"""docs/protocol.md is enough: a client and a worker written from it, with redis-py and msgpack.
+"""docs/reference/protocol.md is enough to write a client and a worker, with redis-py and msgpack.
 
 Nothing of the package is imported here except by the tests that compare it with the document.
 """
@@ -12,7 +12,7 @@ import msgpack
 import pytest
 
 ROOT = Path(__file__).parents[3]
-DOCUMENT = (ROOT / "docs" / "protocol.md").read_text()
+DOCUMENT = (ROOT / "docs" / "reference" / "protocol.md").read_text()
 SCRIPTS = ROOT / "quire" / "transport" / "scripts"
 
 #: transition -> the files it is made of, from the table of the document.

@@ -1,4 +1,4 @@
-"""The examples of docs/gateway.md are run as they stand there, and its tables are complete."""
+"""The examples of docs/reference/gateway.md run unchanged, and its tables are complete."""
 
 import re
 import shutil
@@ -12,7 +12,7 @@ from service.gateway import settings as config
 from tests.service.builders import CHECKOUT
 from tests.service.gateway.builders import events_of
 
-PAGE = (CHECKOUT / "docs" / "gateway.md").read_text()
+PAGE = (CHECKOUT / "docs" / "reference" / "gateway.md").read_text()
 
 
 def example(language: str, port: int) -> str:

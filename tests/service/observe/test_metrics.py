@@ -77,12 +77,12 @@ def test_names_follow_the_rules_of_prometheus():
 
 
 def test_the_metrics_page_of_the_documentation_is_the_register():
-    documented = (CHECKOUT / "docs" / "metrics.md").read_text()
+    documented = (CHECKOUT / "docs" / "reference" / "metrics.md").read_text()
     assert documented == metrics_page.render_markdown(), "run: python -m service.pages.metrics_page"
 
 
 def test_the_configuration_page_of_the_documentation_is_the_settings():
-    documented = (CHECKOUT / "docs" / "configuration.md").read_text()
+    documented = (CHECKOUT / "docs" / "reference" / "configuration.md").read_text()
     assert documented == render_markdown(), "run: python -m service.pages.config_page"
 
 
