@@ -1,19 +1,19 @@
 """Why a request may be waiting for nothing: no worker is there that would take it.
 
-Knows what one look at a shard and at the registry of its workers tells; the brokers look.
+Knows what the registry of the workers of a shard tells. Knows no connection.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from redis.exceptions import RedisError
 
 from quire.keys import Keys
 from quire.transitions.replies import ms_of, readable, worker_of
 from quire.transitions.values import WorkerInfo
+from quire.transport.procedure import Procedure, RoundTrip, command
 
 #: The shard that every worker of a queue signs on at, unless it is told to serve others only.
 FIRST_SHARD = 0
@@ -22,21 +22,16 @@ FIRST_SHARD = 0
 _DRAINING = "draining"
 
 
-def ask_absence(pipeline: Any, keys: Keys) -> None:
-    """Adds the reads of one look: one round trip, a few small keys."""
-    pipeline.time()
-    pipeline.hget(keys.control, "paused")
-    pipeline.hgetall(keys.workers)
-    if keys.shard != FIRST_SHARD:
-        pipeline.hgetall(Keys(keys.queue, FIRST_SHARD).workers)
+def absence(keys: Keys) -> Procedure[str | None]:
+    """What is missing, as a clause; None if a worker may come at any moment.
 
-
-def absence_in(replies: Sequence[Any], keys: Keys) -> str | None:
-    """What is missing by these replies, as a clause; None if a worker may come at any moment.
-
-    None also where this user may not look at the registry, as a producer may not.
+    None also where this user may not read the registry, as a producer may not. One round trip, a
+    few small keys.
     """
-    time, paused, *registries = replies
+    shards = [keys] if keys.shard == FIRST_SHARD else [keys, Keys(keys.queue, FIRST_SHARD)]
+    reads = [command("time"), command("hget", keys.control, "paused")]
+    reads += [command("hgetall", shard.workers) for shard in shards]
+    time, paused, *registries = yield RoundTrip(tuple(reads), keeps_errors=True)
     if isinstance(time, RedisError):
         return None
     if isinstance(paused, bytes):

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,18 +17,18 @@ from redis.exceptions import RedisError
 
 from quire.broker.async_shard import heeding_cancels
 from quire.broker.waits import (
-    MAX_ENTRIES_PER_STREAM,
     RETURN_SECONDS,
     SWEEP_SECONDS,
-    WAKE_EXPIRY_MS,
     Wait,
+    WaitingReads,
     Waits,
-    each_alone,
+    lowest_of,
 )
 from quire.errors import BrokerUnavailable, QuireError
 from quire.keys import Keys
-from quire.transitions.output_log import OutputRead, entries_by_stream, log_positions, logs_in
-from quire.transport.connection import is_refused, longest_block_of
+from quire.transitions.output_log import OutputRead
+from quire.transport.connection import longest_block_of
+from quire.transport.procedure import RoundTrip, run_async, send_async
 
 #: How long `close` waits for the reading task before it is cancelled.
 CLOSE_SECONDS = 1.0
@@ -46,13 +45,10 @@ class AsyncReader:
         retrying: Callable[..., Awaitable[Any]],
     ) -> None:
         self._connection = connection
-        self._keys = keys
         self._retrying = retrying
-        self._longest_block = longest_block_of(connection)
+        self._reads = WaitingReads(keys, longest_block=longest_block_of(connection))
         self._waits = Waits()
         self._task: asyncio.Task[None] | None = None
-        self._wake_stream = keys.wake(secrets.token_hex(8))
-        self._wake_position: bytes | str = "0-0"
         self._is_blocked = False
 
     async def read(self, seen: Mapping[str, int], *, timeout: float) -> dict[str, OutputRead]:
@@ -106,63 +102,21 @@ class AsyncReader:
 
     async def _read_once(self) -> bool:
         groups = self._waits.groups()
-        try:
-            if len(groups) > 1:
-                replies = await self._retrying(partial(self._sweep, groups))
-            else:
-                replies = [await self._block(groups[0])]
-        except BrokerUnavailable as error:
-            if not is_refused(error):
-                raise
-            groups = each_alone(groups)
-            replies = [await self._read_alone(seen) for seen in groups]
-        has_news = False
-        for seen, reply in zip(groups, replies, strict=True):
-            reads: dict[str, OutputRead | QuireError]
-            if isinstance(reply, QuireError):
-                reads = dict.fromkeys(seen, reply)
-            else:
-                reads = {**logs_in(reply, self._keys, seen)}
-            if reads:
-                self._waits.deliver(reads, seen)
-                has_news = True
-        if not has_news and len(groups) > 1:
+        # Nothing has awaited since the groups were made, so every later wait finds it blocked.
+        reads = await run_async(self._reads.reading(groups), self._do)
+        self._waits.deliver(reads, lowest_of(groups))
+        if not reads and len(groups) > 1:
             await asyncio.sleep(SWEEP_SECONDS)
-        return has_news
+        return bool(reads)
 
-    async def _sweep(self, groups: Sequence[Mapping[str, int]]) -> list[Any]:
-        async with self._connection.pipeline(transaction=False) as pipeline:
-            for seen in groups:
-                pipeline.xread(log_positions(self._keys, seen), count=MAX_ENTRIES_PER_STREAM)
-            return list(await pipeline.execute())
-
-    async def _read_alone(self, seen: Mapping[str, int]) -> Any:
-        """The reply for one log, or the error that is its own."""
+    async def _do(self, trip: RoundTrip) -> list[Any]:
+        self._is_blocked = trip.wait_seconds > 0
+        once = partial(send_async, self._connection, trip)
         try:
-            (reply,) = await self._retrying(partial(self._sweep, [seen]))
-        except BrokerUnavailable as error:
-            if not is_refused(error):
-                raise
-            return error
-        return reply
-
-    async def _block(self, seen: Mapping[str, int]) -> Any:
-        after = log_positions(self._keys, seen)
-        after[self._wake_stream] = self._wake_position
-        block_ms = int(self._longest_block * 1000)
-        # Nothing has awaited since the groups were made, so every later wait finds this set.
-        self._is_blocked = True
-        try:
-            reply = await self._retrying(
-                lambda: self._connection.xread(after, count=MAX_ENTRIES_PER_STREAM, block=block_ms),
-                wait_seconds=self._longest_block,
-            )
+            replies: list[Any] = await self._retrying(once, wait_seconds=trip.wait_seconds)
         finally:
             self._is_blocked = False
-        for stream, entries in entries_by_stream(reply):
-            if stream == self._wake_stream.encode():
-                self._wake_position = entries[-1][0]
-        return reply
+        return replies
 
     async def _wake(self) -> None:
         if not self._is_blocked:
@@ -171,8 +125,4 @@ class AsyncReader:
         self._is_blocked = False
         # Without it (no memory left, say) the new wait begins when the blocked read has ended.
         with contextlib.suppress(RedisError):
-            # Not a transaction: those who only submit may not open one.
-            async with self._connection.pipeline(transaction=False) as pipeline:
-                pipeline.xadd(self._wake_stream, {"more": "1"}, maxlen=1, approximate=False)
-                pipeline.pexpire(self._wake_stream, WAKE_EXPIRY_MS)
-                await heeding_cancels(pipeline.execute())
+            await heeding_cancels(send_async(self._connection, self._reads.waking()))

@@ -12,22 +12,23 @@ from functools import partial
 from typing import Any, TypeVar
 
 import redis.asyncio
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import RedisError
 
-from quire.broker.producing import Ask, Conversation
+from quire.broker import reading
+from quire.broker.producing import Ask
 from quire.keys import Keys
-from quire.transitions.replies import ms_of
-from quire.transport.async_durability import AsyncDurability
-from quire.transport.connection import TRANSIENT, Attempts, is_of_replica, longest_block_of
+from quire.transport.connection import Attempts, is_of_replica, longest_block_of
+from quire.transport.durability import DurabilityRules
 from quire.transport.patience import OUTAGE_RETRIES
+from quire.transport.procedure import Procedure, RoundTrip, run_async, send_async
 from quire.transport.script_runner import (
     Argument,
-    Call,
+    ScriptArguments,
+    arguments_of,
     load_source,
-    of_its_kind,
     pipelines_of,
     script_error,
-    script_sha,
+    sending,
 )
 
 #: Tries of calls that are under way at once; each takes a connection. Others wait for their turn.
@@ -85,63 +86,43 @@ class AsyncShard:
         self.outage_seconds = OUTAGE_RETRIES * retry_seconds
         self._longest_block = longest_block_of(connection)
         self._durability = (
-            AsyncDurability(connection, keys, longest_seconds=self._longest_block)
-            if durable
-            else None
+            DurabilityRules(keys, longest_seconds=self._longest_block) if durable else None
         )
         self._turns = asyncio.Semaphore(MAX_CALLS)
 
     async def now_ms(self) -> int:
         """See `Broker.now_ms`."""
-        return ms_of(await self._call(self._connection.time))
+        return await self._run(reading.now_ms())
 
-    async def _hold(self, conversation: Conversation[_Result]) -> _Result:
-        replies: Any = None
-        try:
-            while True:
-                # The first send of a generator must be None.
-                replies = await self._run(conversation.send(replies))
-        except StopIteration as end:
-            result: _Result = end.value
-            return result
+    async def _run(self, procedure: Procedure[_Result]) -> _Result:
+        return await run_async(procedure, self._do)
 
-    async def _run(self, ask: Ask) -> list[Any]:
-        # A cancellation that is lost may be asked for again; a submit must not be lost.
-        durability = self._durability if ask.transition == "submit" else None
+    async def _do(self, step: Ask | RoundTrip) -> list[Any]:
+        if isinstance(step, Ask):
+            return await self._ask(step)
+        once = partial(self._look, step)
+        if step.wait_seconds:
+            # A read that waits must not take the turn of calls that are answered at once.
+            return await self._retrying(once, wait_seconds=step.wait_seconds)
+        return await self._call(once)
+
+    async def _look(self, trip: RoundTrip) -> list[Any]:
+        return await send_async(self._connection, trip)
+
+    async def _ask(self, ask: Ask) -> list[Any]:
+        durability = self._durability if ask.must_be_durable else None
         if durability:
-            await self._call(durability.find_out)
-        replies: list[Any] = []
+            await self._call(lambda: run_async(durability.probing(), self._look))
+        source, replies = load_source(ask.transition), list[Any]()
         for part in pipelines_of(ask.calls):
-            replies += await self._call(partial(self._pipeline, ask.transition, part, durability))
+            made = [arguments_of(call, self._settings) for call in part]
+            replies += await self._call(partial(self._send, source, made, durability))
         return [script_error(r) if isinstance(r, RedisError) else r for r in replies]
 
-    async def _pipeline(
-        self, transition: str, calls: Sequence[Call], durability: AsyncDurability | None
-    ) -> list[Any]:
-        source = load_source(transition)
-        replies = await self._send(source, calls, durability)
-        if any(isinstance(reply, NoScriptError) for reply in replies):
-            await self._connection.script_load(source)
-            replies = await self._send(source, calls, durability)
-        return replies
-
     async def _send(
-        self, source: str, calls: Sequence[Call], durability: AsyncDurability | None
+        self, source: str, made: Sequence[ScriptArguments], durability: DurabilityRules | None
     ) -> list[Any]:
-        async with self._connection.pipeline(transaction=False) as pipeline:
-            for call in calls:
-                values = (*call.keys, *self._settings, *call.arguments)
-                pipeline.evalsha(script_sha(source), len(call.keys), *values)
-            if durability:
-                durability.add_wait(pipeline)
-            replies = [*map(of_its_kind, await pipeline.execute(raise_on_error=False))]
-        for reply in replies:
-            if isinstance(reply, TRANSIENT):
-                # It may pass, and all calls may be made again.
-                raise reply
-        if durability:
-            durability.check(replies[len(calls) :])
-        return replies[: len(calls)]
+        return await run_async(sending(source, made, durability), self._look)
 
     async def _call(self, operation: Callable[[], Awaitable[_Result]]) -> _Result:
         # A turn is one try, and the time for all tries counts from here: when Redis is away all

@@ -8,33 +8,22 @@ time, before they raise BrokerUnavailable. keys.py describes the keys that hold 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any, TypeVar
 
 import redis
 
-from quire.broker.grouping import MAX_LEASES, Grouping, ended_of, overdue_in
-from quire.broker.ingress import IngressReader
+from quire.broker import reading
+from quire.broker.grouping import Grouping, at_most
 from quire.broker.moving import Moving
 from quire.broker.operating import Operating
-from quire.broker.producing import Conversation, cancelling, script_settings, submitting
+from quire.broker.producing import cancelling, script_settings, submitting
 from quire.broker.working import Working
-from quire.errors import UnknownRequest
 from quire.keys import Keys
-from quire.transitions.calls import MAX_ITEMS_PER_CALL, expire_call
-from quire.transitions.commits import CommitCalls
-from quire.transitions.output_log import OutputRead, read_logs
-from quire.transitions.replies import status_of
+from quire.transitions import output_log
+from quire.transitions.output_log import OutputRead
 from quire.transitions.values import RequestStatus, Submitted
-from quire.transport.connection import Retrying, longest_block_of
-from quire.transport.durability import Durability
-from quire.transport.patience import OUTAGE_RETRIES
-from quire.transport.script_runner import ScriptRunner
 from quire.wire.message import Message
 from quire.wire.output import State
 from quire.wire.protocol import GenerationRequest
-
-_Result = TypeVar("_Result")
 
 
 class Broker(Working, Moving, Operating, Grouping):
@@ -68,28 +57,21 @@ class Broker(Working, Moving, Operating, Grouping):
         durable: bool = False,
         sources: Mapping[str, str] | None = None,
     ) -> None:
-        self._longest_block = longest_block_of(connection)
-        self.keys = Keys(queue, shard)
-        self.lease_seconds = lease_seconds
-        self._connection = connection
-        self._retrying = Retrying(retry_seconds, connection)
-        #: For how long a wait without a timeout bears that Redis does not answer.
-        self.outage_seconds = OUTAGE_RETRIES * retry_seconds
-        self._durability = (
-            Durability(connection, self.keys, longest_seconds=self._longest_block)
-            if durable
-            else None
-        )
-        self._commit_calls = CommitCalls(self.keys)
-        self._ingress = IngressReader(connection, self.keys, retrying=self._retrying)
-        settings = script_settings(
+        super().__init__(
+            connection,
+            Keys(queue, shard),
+            settings=script_settings(
+                lease_seconds=lease_seconds,
+                max_queue_seconds=max_queue_seconds,
+                retention_seconds=retention_seconds,
+                max_attempts=max_attempts,
+                max_backlog=max_backlog,
+            ),
             lease_seconds=lease_seconds,
-            max_queue_seconds=max_queue_seconds,
-            retention_seconds=retention_seconds,
-            max_attempts=max_attempts,
-            max_backlog=max_backlog,
+            retry_seconds=retry_seconds,
+            durable=durable,
+            sources=sources,
         )
-        self._scripts = ScriptRunner(connection, settings, retrying=self._retrying, sources=sources)
 
     # What a producer needs.
 
@@ -111,7 +93,7 @@ class Broker(Working, Moving, Operating, Grouping):
 
     def submit_messages(self, messages: Sequence[Message]) -> list[Submitted]:
         """Like `submit_many`, of requests that are encoded already."""
-        return self._hold(submitting(self.keys, messages))
+        return self._run(submitting(self.keys, messages))
 
     def cancel(self, request_id: str) -> State:
         """Cancels a request; returns its state after that.
@@ -119,42 +101,11 @@ class Broker(Working, Moving, Operating, Grouping):
         A waiting one is `cancelled` at once; a running one stays `running` until its worker sees
         the flag on its next commit or heartbeat; a terminal one stays as it is. UnknownRequest.
         """
-        return self._hold(cancelling(self.keys, request_id))
-
-    def end_overdue(self, request_ids: Sequence[str]) -> dict[str, State]:
-        """Ends those whose time is over and which no worker holds; returns the states of these.
-
-        Their time is over when they are past their deadline, too long in the queue or, left behind
-        by a worker that is gone, cancelled. Whoever waits for them may call it at any time.
-        """
-        calls = [expire_call(self.keys, [request_id]) for request_id in request_ids]
-        return ended_of(request_ids, self._scripts.run_many("expire", calls))
-
-    def overdue(self, group: str) -> list[str]:
-        """What a reader of a group should `end_overdue`.
-
-        Members that a worker has left behind, and whatever has waited too long: that ends at once,
-        so it is in nobody's way the next time.
-        """
-        now = self.now_ms()
-
-        def look() -> list[Any]:
-            with self._connection.pipeline(transaction=False) as pipeline:
-                for times, most in (
-                    (self.keys.wait, MAX_ITEMS_PER_CALL),
-                    (self.keys.lease, MAX_LEASES),
-                ):
-                    pipeline.zrangebyscore(times, "-inf", now, start=0, num=most)
-                return pipeline.execute()
-
-        return overdue_in(self._retrying(look), group)
+        return self._run(cancelling(self.keys, request_id))
 
     def status(self, request_id: str) -> RequestStatus:
         """A snapshot of the request. UnknownRequest when there is none, or it has expired."""
-        place, fields, time = self._retrying(partial(self._look, request_id))
-        if not fields:
-            raise UnknownRequest(request_id)
-        return status_of(request_id, fields, place=place, time=time)
+        return self._run(reading.status(self.keys, request_id))
 
     def read_output(
         self, seen: Mapping[str, int], *, block_seconds: float | None = None
@@ -164,28 +115,5 @@ class Broker(Working, Moving, Operating, Grouping):
         If there is nothing new it waits up to `block_seconds` (at most MAX_BLOCK_SECONDS; None does
         not wait). A request without news, or that does not exist, is missing from the result.
         """
-        block = None if block_seconds is None else min(block_seconds, self._longest_block)
-        return self._retrying(
-            lambda: read_logs(self._connection, self.keys, seen, block_seconds=block),
-            wait_seconds=block or 0.0,
-        )
-
-    def _look(self, request_id: str) -> list[Any]:
-        with self._connection.pipeline(transaction=False) as pipeline:
-            pipeline.hget(self.keys.log_positions, request_id)
-            pipeline.hgetall(self.keys.request(request_id))
-            pipeline.time()
-            return pipeline.execute()
-
-    def _hold(self, conversation: Conversation[_Result]) -> _Result:
-        replies: Any = None
-        try:
-            while True:
-                # The first send of a generator must be None.
-                ask = conversation.send(replies)
-                # A lost cancellation can be repeated; a submit must not be lost.
-                durability = self._durability if ask.transition == "submit" else None
-                replies = self._scripts.run_many(ask.transition, ask.calls, durability=durability)
-        except StopIteration as end:
-            result: _Result = end.value
-            return result
+        block, count = at_most(block_seconds, self._longest_block), output_log.MAX_ENTRIES_PER_READ
+        return self._run(reading.read_output(self.keys, seen, count=count, block_seconds=block))

@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quire.broker.producing import Ask
+from quire.broker.reading import now_ms, read_streams
 from quire.broker.shard import Shard
 from quire.errors import QuireError
-from quire.keys import GROUP_SEPARATOR
-from quire.transitions.calls import cancel_call
+from quire.keys import GROUP_SEPARATOR, Keys
+from quire.transitions.calls import MAX_ITEMS_PER_CALL, cancel_call, expire_call
 from quire.transitions.output_log import entries_by_stream
 from quire.transitions.replies import reading
+from quire.transport.procedure import Procedure, RoundTrip, command
 from quire.transport.script_runner import raise_if_error
 from quire.wire.output import State
 
@@ -78,38 +81,108 @@ class Grouping(Shard):
 
     def group_counts(self, group: str) -> dict[State, int]:
         """How many of the group's requests are in each state; empty when there is no such group."""
-        key, _, _ = self.keys.of_group(group)
-        fields: Any = self._retrying(lambda: self._connection.hgetall(key))
-        return counts_of(fields)
+        return self._run(group_counts(self.keys, group))
 
     def open_members(self, group: str) -> list[str]:
         """The ids of the group's requests that have not ended, sorted."""
-        _, key, _ = self.keys.of_group(group)
-        members: Any = self._retrying(lambda: self._connection.smembers(key))
-        return sorted(member.decode() for member in members)
+        return self._run(open_members(self.keys, group))
 
     def num_open_members(self, group: str) -> int:
         """How many of the group's requests have not ended."""
-        _, key, _ = self.keys.of_group(group)
-        number: Any = self._retrying(lambda: self._connection.scard(key))
-        return int(number)
+        return self._run(num_open_members(self.keys, group))
 
     def read_ends(
         self, group: str, *, after: str = FIRST_POSITION, block_seconds: float | None = None
     ) -> list[GroupEnd]:
         """The ends that came after a position, in order; waits for one as `read_output` does."""
-        _, _, key = self.keys.of_group(group)
-        block = block_ms(block_seconds, longest=self._longest_block)
-        reply = self._retrying(
-            lambda: self._connection.xread({key: after}, count=MAX_ENDS_PER_READ, block=block),
-            wait_seconds=(block or 0) / 1000,
-        )
-        return ends_of(reply)
+        block = at_most(block_seconds, self._longest_block)
+        return self._run(read_ends(self.keys, group, after=after, block_seconds=block))
 
     def cancel_many(self, request_ids: Sequence[str]) -> dict[str, State]:
         """Cancels many requests in few round trips; unknown ones are missing from the answer."""
-        calls = [cancel_call(self.keys, request_id) for request_id in request_ids]
-        return states_of(request_ids, self._scripts.run_many("cancel", calls))
+        return self._run(cancel_many(self.keys, request_ids))
+
+    def end_overdue(self, request_ids: Sequence[str]) -> dict[str, State]:
+        """Ends those whose time is over and which no worker holds; returns the states of these.
+
+        Their time is over when they are past their deadline, too long in the queue or, left behind
+        by a worker that is gone, cancelled. Whoever waits for them may call it at any time.
+        """
+        return self._run(end_overdue(self.keys, request_ids))
+
+    def overdue(self, group: str) -> list[str]:
+        """What a reader of a group should `end_overdue`.
+
+        Members that a worker has left behind, and whatever has waited too long: that ends at once,
+        so it is in nobody's way the next time.
+        """
+        return self._run(overdue(self.keys, group))
+
+
+def group_counts(keys: Keys, group: str) -> Procedure[dict[State, int]]:
+    """See `Grouping.group_counts`."""
+    counts, _, _ = keys.of_group(group)
+    (fields,) = yield RoundTrip((command("hgetall", counts),))
+    return counts_of(fields)
+
+
+def open_members(keys: Keys, group: str) -> Procedure[list[str]]:
+    """See `Grouping.open_members`."""
+    _, members, _ = keys.of_group(group)
+    (names,) = yield RoundTrip((command("smembers", members),))
+    return sorted(name.decode() for name in names)
+
+
+def num_open_members(keys: Keys, group: str) -> Procedure[int]:
+    """See `Grouping.num_open_members`."""
+    _, members, _ = keys.of_group(group)
+    (number,) = yield RoundTrip((command("scard", members),))
+    return int(number)
+
+
+def read_ends(
+    keys: Keys, group: str, *, after: str, block_seconds: float | None
+) -> Procedure[list[GroupEnd]]:
+    """See `Grouping.read_ends`."""
+    _, _, ends = keys.of_group(group)
+    (reply,) = yield read_streams(
+        {ends: after}, count=MAX_ENDS_PER_READ, block_seconds=block_seconds
+    )
+    return ends_of(reply)
+
+
+def cancel_many(keys: Keys, request_ids: Sequence[str]) -> Procedure[dict[str, State]]:
+    """See `Grouping.cancel_many`."""
+    replies = yield Ask("cancel", [cancel_call(keys, request_id) for request_id in request_ids])
+    return _states_of(request_ids, replies)
+
+
+def end_overdue(keys: Keys, request_ids: Sequence[str]) -> Procedure[dict[str, State]]:
+    """See `Grouping.end_overdue`."""
+    replies = yield Ask("expire", [expire_call(keys, [request_id]) for request_id in request_ids])
+    # Each call is about one request, and its reply a list of one state.
+    states = [reply if isinstance(reply, QuireError) else reply[0] for reply in replies]
+    return _states_of(request_ids, states)
+
+
+def overdue(keys: Keys, group: str) -> Procedure[list[str]]:
+    """See `Grouping.overdue`."""
+    now = yield from now_ms()
+    longest = ((keys.wait, MAX_ITEMS_PER_CALL), (keys.lease, MAX_LEASES))
+    rows = yield RoundTrip(
+        tuple(
+            command("zrangebyscore", times, "-inf", now, start=0, num=most)
+            for times, most in longest
+        )
+    )
+    waiting, running = ([name.decode() for name in row if name.isascii()] for row in rows)
+    own = f"{group}{GROUP_SEPARATOR}"
+    return waiting + [name for name in running if name.startswith(own)]
+
+
+def at_most(seconds: float | None, longest: float) -> float | None:
+    """How long a read may block; None does not wait."""
+    return None if seconds is None else min(seconds, longest)
 
 
 def counts_of(fields: Mapping[bytes, bytes]) -> dict[State, int]:
@@ -117,11 +190,6 @@ def counts_of(fields: Mapping[bytes, bytes]) -> dict[State, int]:
     with reading("a count of the group"):
         counts = {State(name.decode()): int(count) for name, count in fields.items()}
     return {state: count for state, count in counts.items() if count}
-
-
-def block_ms(seconds: float | None, *, longest: float) -> int | None:
-    """How long an XREAD blocks. Never 0, which would be for ever."""
-    return None if seconds is None else max(1, int(1000 * min(seconds, longest)))
 
 
 def ends_of(reply: Any) -> list[GroupEnd]:
@@ -134,26 +202,13 @@ def ends_of(reply: Any) -> list[GroupEnd]:
         ]
 
 
-def states_of(request_ids: Sequence[str], replies: Sequence[Any]) -> dict[str, State]:
-    """Reads what CANCEL answered for each; unknown ones are missing. Raises the first error."""
+def _states_of(request_ids: Sequence[str], replies: Sequence[Any]) -> dict[str, State]:
+    """The states that a transition answered for each; empty answers are missing.
+
+    Raises the first error.
+    """
     return {
         request_id: State(reply.decode())
         for request_id, reply in zip(request_ids, map(raise_if_error, replies), strict=True)
         if reply
     }
-
-
-def ended_of(request_ids: Sequence[str], replies: Sequence[Any]) -> dict[str, State]:
-    """Reads what EXPIRE answered, asked for one at a time; those it let be are missing.
-
-    Raises the first error.
-    """
-    states = [reply if isinstance(reply, QuireError) else reply[0] for reply in replies]
-    return states_of(request_ids, states)
-
-
-def overdue_in(rows: Sequence[Sequence[bytes]], group: str) -> list[str]:
-    """The ids for `Broker.overdue`: of those that waited too long, and of leases that are over."""
-    waiting, running = ([name.decode() for name in row if name.isascii()] for row in rows)
-    own = f"{group}{GROUP_SEPARATOR}"
-    return waiting + [name for name in running if name.startswith(own)]

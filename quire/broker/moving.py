@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 from quire.broker.damage import condemn
 from quire.broker.shard import Shard
@@ -25,6 +24,7 @@ from quire.transitions.calls import (
     survey_call,
 )
 from quire.transitions.values import Expired, Lost, Promoted, Reaped, Restored
+from quire.transport.procedure import command
 from quire.transport.script_runner import Call
 from quire.wire.output import State
 
@@ -117,11 +117,10 @@ class Moving(Shard):
     ) -> Iterator[tuple[str, State]]:
         """Runs a transition on the requests that are due by a sorted set of times."""
         now = self.now_ms()
-        rows: Any = self._retrying(
-            lambda: self._connection.zrangebyscore(times, "-inf", now, start=0, num=limit)
-        )
+        read = command("zrangebyscore", times, "-inf", now, start=0, num=limit)
+        due = self._ids_in(times, self._read(read))
         # The script checks each time again, as it may have changed since.
-        for request_id, state in self._run_on(self._ids_in(times, rows), transition, call):
+        for request_id, state in self._run_on(due, transition, call):
             yield request_id, State(state)
 
     def _run_on(

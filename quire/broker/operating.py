@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, cast
+from typing import Any
 
-from quire.broker.absence import absence_in, ask_absence
+from quire.broker import reading
+from quire.broker.absence import absence
 from quire.broker.inspection import MAX_PENDING_SEEN
 from quire.broker.shard import Shard
 from quire.errors import InvalidRequest, UnknownRequest
@@ -18,9 +18,9 @@ from quire.transitions.replies import (
     limit_fields,
     limits_of,
     readable,
-    worker_of,
 )
 from quire.transitions.values import Backlog, DeadLetter, QueueLimits, WorkerInfo
+from quire.transport.procedure import command
 from quire.wire.output import State
 from quire.wire.protocol import Priority
 
@@ -39,8 +39,7 @@ class Operating(Shard):
 
     def dead_letters(self, *, count: int = 100) -> list[DeadLetter]:
         """The newest dead letters, newest first; what cannot be read is left out."""
-        key = self.keys.dead
-        rows: Any = self._retrying(lambda: self._connection.xrevrange(key, count=count))
+        rows = self._read(command("xrevrange", self.keys.dead, count=count))
         return readable(dead_letter_of, rows)
 
     def requeue(self, letter: DeadLetter, *, keep_tokens: bool) -> State:
@@ -80,8 +79,7 @@ class Operating(Shard):
 
     def pause_reason(self) -> str | None:
         """Why the shard is paused, None when it is not."""
-        key = self.keys.control
-        reason: Any = self._retrying(lambda: self._connection.hget(key, "paused"))
+        reason = self._read(command("hget", self.keys.control, "paused"))
         # Operators write it at the console, too, each in the encoding of a terminal.
         return None if reason is None else reason.decode(errors="replace")
 
@@ -96,15 +94,14 @@ class Operating(Shard):
 
     def drain_wishes(self) -> frozenset[str]:
         """The workers that were asked to drain and have not said yet that they do."""
-        key = self.keys.control
-        names: Any = self._retrying(lambda: self._connection.hkeys(key))
+        names = self._read(command("hkeys", self.keys.control))
         wishes = (name.decode(errors="replace") for name in names)
         return frozenset(w.removeprefix(_DRAIN) for w in wishes if w.startswith(_DRAIN))
 
     def set_limits(self, limits: QueueLimits) -> None:
         """Replaces the limits of this shard; every SUBMIT of any client obeys them from now on."""
         key, wanted = self.keys.control, limit_fields(limits)
-        before: Any = self._retrying(lambda: self._connection.hkeys(key))
+        before = self._read(command("hkeys", key))
         old = [name for name in before if name.startswith(b"max_")]
 
         def replace(pipeline: Any) -> None:
@@ -117,15 +114,11 @@ class Operating(Shard):
 
     def limits(self) -> QueueLimits:
         """The limits of this shard."""
-        key = self.keys.control
-        fields: Any = self._retrying(lambda: self._connection.hgetall(key))
-        return limits_of(fields)
+        return limits_of(self._read(command("hgetall", self.keys.control)))
 
     def backlog(self) -> Backlog:
         """What is before this shard, as its limits count it."""
-        key = self.keys.counts
-        fields: Any = self._retrying(lambda: self._connection.hgetall(key))
-        return backlog_of(fields)
+        return backlog_of(self._read(command("hgetall", self.keys.counts)))
 
     def open_of(self, tenant: str) -> list[str]:
         """The ids of a tenant's requests that wait or run, sorted.
@@ -136,8 +129,8 @@ class Operating(Shard):
         found: set[str] = set()
         cursor = 0
         while True:
-            look = partial(self._connection.hscan, self.keys.open, cursor, count=OPEN_PER_LOOK)
-            cursor, fields = cast("tuple[int, dict[bytes, bytes]]", self._retrying(look))
+            look = command("hscan", self.keys.open, cursor, count=OPEN_PER_LOOK)
+            cursor, fields = self._read(look)
             # A tenant has no spaces in it, so it is what stands behind the last one.
             found |= {
                 request_id.decode()
@@ -152,28 +145,17 @@ class Operating(Shard):
 
         What came back and what is new together.
         """
-
-        def lengths() -> list[int]:
-            with self._connection.pipeline(transaction=False) as pipeline:
-                for stream in self.keys.all_ingress:
-                    pipeline.xlen(stream)
-                return pipeline.execute()
-
-        found = self._retrying(lengths)
+        found = self._read(*(command("xlen", stream) for stream in self.keys.all_ingress))
         new, resumed = found[: len(Priority)], found[len(Priority) :]
         return dict(zip(Priority, map(sum, zip(new, resumed, strict=True)), strict=True))
 
     def num_scheduled(self) -> int:
         """Requests that wait for a moment of their own, or for another attempt."""
-        key = self.keys.delay
-        number: Any = self._retrying(lambda: self._connection.zcard(key))
-        return int(number)
+        return int(self._read(command("zcard", self.keys.delay)))
 
     def num_expired_leases(self) -> int:
         """Requests whose worker is gone, or cut off, and which no other has taken over yet."""
-        key, now = self.keys.lease, self.now_ms()
-        number: Any = self._retrying(lambda: self._connection.zcount(key, "-inf", now))
-        return int(number)
+        return int(self._read(command("zcount", self.keys.lease, "-inf", self.now_ms())))
 
     def num_unheard(self, since_ms: int) -> int:
         """Requests of whose worker nothing was heard since a moment on the broker's clock.
@@ -183,25 +165,19 @@ class Operating(Shard):
         """
         keys, idle_ms = self.keys, max(0, self.now_ms() - since_ms)
         renewed = since_ms + int(self.lease_seconds * 1000)
-
-        def counts() -> Any:
-            with self._connection.pipeline(transaction=False) as pipeline:
-                pipeline.zcount(keys.lease, "-inf", renewed)
-                for stream in keys.all_ingress:
-                    pipeline.xpending_range(stream, GROUP, "-", "+", count=MAX_PENDING_SEEN)
-                return pipeline.execute()
-
-        num_leases, *streams = self._retrying(counts)
+        delivered = (
+            command("xpending_range", stream, GROUP, "-", "+", count=MAX_PENDING_SEEN)
+            for stream in keys.all_ingress
+        )
+        num_leases, *streams = self._read(
+            command("zcount", keys.lease, "-inf", renewed), *delivered
+        )
         silences = [int(row["time_since_delivered"]) for rows in streams for row in rows]
         return int(num_leases) + sum(silence >= idle_ms for silence in silences)
 
     def workers(self) -> list[WorkerInfo]:
         """The last word of every worker heard within a day, sorted by name."""
-        key = self.keys.workers
-        rows: Any = self._retrying(lambda: self._connection.hgetall(key))
-        now = self.now_ms()
-        found = readable(partial(worker_of, now_ms=now), rows.items())
-        return sorted(found, key=lambda info: info.name)
+        return self._run(reading.workers(self.keys))
 
     def absence(self) -> str | None:
         """Why a request of this shard may be waiting for nothing, as a clause; None if it is not.
@@ -209,13 +185,7 @@ class Operating(Shard):
         No worker is alive, workers serve another number of shards, or the shard is paused. One
         round trip. None where this user may not look.
         """
-
-        def look() -> list[Any]:
-            with self._connection.pipeline(transaction=False) as pipeline:
-                ask_absence(pipeline, self.keys)
-                return list(pipeline.execute(raise_on_error=False))
-
-        return absence_in(self._retrying(look), self.keys)
+        return self._run(absence(self.keys))
 
     def _change(self, write: Callable[[Any], object]) -> None:
         """Changes what operators set, in one step.

@@ -1,15 +1,14 @@
 """What a producer does, without a connection: shared by the threaded and the async broker.
 
-A transition that takes several calls is written as a Conversation: a generator that yields the
-calls to make and is sent their replies. The owner of a connection drives it, in a thread or in an
-event loop, so that the logic is written only once.
+A transition that takes several calls is a procedure (see procedure.py): it is written once, and the
+owner of a connection runs it in a thread or in an event loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from quire.errors import BrokerUnavailable, InvalidRequest, QueueFull, QuireError, UnknownRequest
 from quire.keys import Keys
@@ -18,6 +17,7 @@ from quire.transitions.endings import ENDINGS
 from quire.transitions.replies import full_queue
 from quire.transitions.routing import placed
 from quire.transitions.values import Submitted
+from quire.transport.procedure import Procedure
 from quire.transport.script_runner import Argument, Call, raise_if_error
 from quire.wire.arguments import (
     MAX_SECONDS,
@@ -34,23 +34,23 @@ from quire.wire.sampling import ParsedBody
 #: How often the holder of an idempotency key may change during one submit.
 MAX_HOLDER_CHANGES = 3
 
-_Result = TypeVar("_Result")
-
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Calls of one transition. The replies are those of `ScriptRunner.run_many`."""
+    """The step that calls one transition. Its replies are those of `ScriptRunner.run_many`."""
 
     transition: str
     calls: Sequence[Call]
 
-
-Conversation = Generator[Ask, list[Any], _Result]
+    @property
+    def must_be_durable(self) -> bool:
+        """Whether a durable broker waits for the disk: a lost cancellation can be repeated."""
+        return self.transition == "submit"
 
 
 def submitting(
     keys: Keys, messages: Sequence[Message], *, calls: Sequence[Call] | None = None
-) -> Conversation[list[Submitted]]:
+) -> Procedure[list[Submitted]]:
     """See `Broker.submit_many`. `calls` are those of the messages, if they exist already."""
     submitted: list[Submitted] = []
     failure: QuireError | None = None
@@ -72,7 +72,7 @@ def submitting(
     return submitted
 
 
-def cancelling(keys: Keys, request_id: str) -> Conversation[State]:
+def cancelling(keys: Keys, request_id: str) -> Procedure[State]:
     """See `Broker.cancel`."""
     (reply,) = yield Ask("cancel", [cancel_call(keys, request_id)])
     state = raise_if_error(reply)
@@ -143,7 +143,7 @@ def _ready(
     return build_request(item, tenant=tenant, now_ms=now_ms)
 
 
-def _submitted(keys: Keys, message: Message, reply: Any) -> Conversation[Submitted]:
+def _submitted(keys: Keys, message: Message, reply: Any) -> Procedure[Submitted]:
     outcome, request_id, state, asked = _parts(reply)
     for _ in range(MAX_HOLDER_CHANGES):
         if outcome != "held":

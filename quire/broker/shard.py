@@ -2,30 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
 import redis
 
-from quire.broker.ingress import IngressReader
+from quire.broker import reading
+from quire.broker.producing import Ask
 from quire.keys import Keys
-from quire.transitions.commits import CommitCalls
-from quire.transitions.replies import ms_of
-from quire.transport.connection import Retrying
+from quire.transport.connection import Retrying, longest_block_of
 from quire.transport.durability import Durability
-from quire.transport.script_runner import ScriptRunner
+from quire.transport.patience import OUTAGE_RETRIES
+from quire.transport.procedure import Command, Procedure, RoundTrip, run, send
+from quire.transport.script_runner import Argument, ScriptRunner
+
+_Result = TypeVar("_Result")
 
 
 class Shard:
-    """The base of the sides; `Broker` sets it up."""
+    """The base of the sides of a Broker.
 
-    keys: Keys
-    lease_seconds: float
-    _connection: redis.Redis
-    _retrying: Retrying
-    _scripts: ScriptRunner
-    _commit_calls: CommitCalls
-    _ingress: IngressReader
-    _durability: Durability | None
-    _longest_block: float
+    `settings` are the arguments every transition begins with, `sources` see ScriptRunner.
+    """
+
+    def __init__(
+        self,
+        connection: redis.Redis,
+        keys: Keys,
+        *,
+        settings: Sequence[Argument],
+        lease_seconds: float,
+        retry_seconds: float,
+        durable: bool,
+        sources: Mapping[str, str] | None = None,
+    ) -> None:
+        self.keys = keys
+        self.lease_seconds = lease_seconds
+        #: For how long a wait without a timeout continues while Redis does not answer.
+        self.outage_seconds = OUTAGE_RETRIES * retry_seconds
+        self._connection = connection
+        self._longest_block = longest_block_of(connection)
+        self._retrying = Retrying(retry_seconds, connection)
+        self._scripts = ScriptRunner(connection, settings, retrying=self._retrying, sources=sources)
+        self._durability = (
+            Durability(connection, keys, longest_seconds=self._longest_block) if durable else None
+        )
 
     def now_ms(self) -> int:
         """The broker's clock in unix milliseconds: the one deadlines are measured on."""
-        return ms_of(self._retrying(self._connection.time))
+        return self._run(reading.now_ms())
+
+    def _run(self, procedure: Procedure[_Result]) -> _Result:
+        return run(procedure, self._do)
+
+    def _do(self, step: Ask | RoundTrip) -> list[Any]:
+        if isinstance(step, RoundTrip):
+            once = partial(send, self._connection, step)
+            return self._retrying(once, wait_seconds=step.wait_seconds)
+        durability = self._durability if step.must_be_durable else None
+        return self._scripts.run_many(step.transition, step.calls, durability=durability)
+
+    def _read(self, *commands: Command) -> Any:
+        """The reply to one command, or the replies to several that are sent together."""
+        replies = self._do(RoundTrip(commands))
+        return replies if len(commands) > 1 else replies[0]

@@ -7,11 +7,16 @@ read for, so a slow one costs nothing and holds up nobody.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from quire.errors import QuireError
-from quire.transitions.output_log import OutputRead
+from quire.errors import BrokerUnavailable, QuireError
+from quire.keys import Keys
+from quire.transitions.output_log import OutputRead, entries_by_stream, log_positions, logs_in
+from quire.transport.connection import is_refused
+from quire.transport.procedure import Procedure, RoundTrip, command
 
 #: The most logs of one XREAD: some 60 microseconds of the server's one thread.
 MAX_STREAMS_PER_READ = 256
@@ -115,9 +120,89 @@ class Waits:
             wait.wake()
 
 
-def each_alone(groups: Iterable[Mapping[str, int]]) -> list[dict[str, int]]:
-    """The same logs, each in a group of its own: who of them made a read fail, fails alone then."""
-    return [{request_id: seen} for group in groups for request_id, seen in group.items()]
+class WaitingReads:
+    """The XREADs that read for all waits of one reader. Knows no connection.
+
+    An entry in a stream of its own ends a read that is blocked, when there is more to read for.
+    """
+
+    def __init__(self, keys: Keys, *, longest_block: float) -> None:
+        self._keys = keys
+        self._longest_block = longest_block
+        self._wake_stream = keys.wake(secrets.token_hex(8))
+        self._wake_position: bytes | str = "0-0"
+
+    def waking(self) -> RoundTrip:
+        """Ends the read that is blocked."""
+        # Not a transaction: those who only submit may not open one.
+        return RoundTrip(
+            (
+                command("xadd", self._wake_stream, {"more": "1"}, maxlen=1, approximate=False),
+                command("pexpire", self._wake_stream, WAKE_EXPIRY_MS),
+            )
+        )
+
+    def reading(
+        self, groups: Sequence[Mapping[str, int]]
+    ) -> Procedure[dict[str, OutputRead | QuireError]]:
+        """Reads these groups of logs, see `Waits.groups`; waits for news only if there is one.
+
+        Returns the news, or the error of a log that cannot be read. Raises every error that is
+        about the server and not about one log.
+        """
+        try:
+            if len(groups) == 1:
+                replies = yield from self._blocking(groups[0])
+            else:
+                replies = yield self._sweep(groups)
+        except BrokerUnavailable as error:
+            if not is_refused(error):
+                raise
+            # Each log in a read of its own: the one that makes a read fail then fails alone.
+            groups = [{request_id: seen[request_id]} for seen in groups for request_id in seen]
+            replies = yield from self._alone(groups)
+        reads = dict[str, OutputRead | QuireError]()
+        for seen, reply in zip(groups, replies, strict=True):
+            if isinstance(reply, QuireError):
+                reads |= dict.fromkeys(seen, reply)
+            else:
+                reads |= logs_in(reply, self._keys, seen)
+        return reads
+
+    def _sweep(self, groups: Iterable[Mapping[str, int]]) -> RoundTrip:
+        return RoundTrip(
+            tuple(
+                command("xread", log_positions(self._keys, seen), count=MAX_ENTRIES_PER_STREAM)
+                for seen in groups
+            )
+        )
+
+    def _alone(self, groups: Iterable[Mapping[str, int]]) -> Procedure[list[Any]]:
+        """The reply for each log, or the error that is its own."""
+        replies: list[Any] = []
+        for seen in groups:
+            try:
+                replies += yield self._sweep([seen])
+            except BrokerUnavailable as error:
+                if not is_refused(error):
+                    raise
+                replies.append(error)
+        return replies
+
+    def _blocking(self, seen: Mapping[str, int]) -> Procedure[list[Any]]:
+        after = log_positions(self._keys, seen) | {self._wake_stream: self._wake_position}
+        block_ms = int(self._longest_block * 1000)
+        read = command("xread", after, count=MAX_ENTRIES_PER_STREAM, block=block_ms)
+        (reply,) = yield RoundTrip((read,), wait_seconds=self._longest_block)
+        for stream, entries in entries_by_stream(reply):
+            if stream == self._wake_stream.encode():
+                self._wake_position = entries[-1][0]
+        return [reply]
+
+
+def lowest_of(groups: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Behind how many tokens each log of these groups is read."""
+    return {request_id: seen for group in groups for request_id, seen in group.items()}
 
 
 def _one_more(error: QuireError) -> QuireError:

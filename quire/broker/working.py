@@ -9,9 +9,13 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+import redis
+
 from quire.broker.damage import condemn
+from quire.broker.ingress import IngressReader
 from quire.broker.shard import Shard
 from quire.errors import BrokerUnavailable, ProtocolError, QuireError
+from quire.keys import Keys
 from quire.transitions.calls import (
     MAX_REASON_LENGTH,
     beat_call,
@@ -22,7 +26,7 @@ from quire.transitions.calls import (
     in_parts,
     release_call,
 )
-from quire.transitions.commits import Extension
+from quire.transitions.commits import CommitCalls, Extension
 from quire.transitions.replies import claim_answer
 from quire.transitions.values import (
     BackOff,
@@ -37,6 +41,7 @@ from quire.transitions.values import (
     new_owner,
 )
 from quire.transport.connection import is_refused
+from quire.transport.procedure import command
 from quire.transport.script_runner import Call, raise_if_error
 from quire.wire.codec import pack
 from quire.wire.output import Completion, ErrorInfo, FinishReason, State
@@ -54,6 +59,11 @@ _log = logging.getLogger(__name__)
 
 class Working(Shard):
     """The worker's side of a Broker."""
+
+    def __init__(self, connection: redis.Redis, keys: Keys, **options: Any) -> None:
+        super().__init__(connection, keys, **options)
+        self._commit_calls = CommitCalls(keys)
+        self._ingress = IngressReader(connection, keys, retrying=self._retrying)
 
     def ensure_groups(self) -> None:
         """Creates the ingress streams and their consumer group where they are missing."""
@@ -284,9 +294,8 @@ class Working(Shard):
 
         ProtocolError where the registry is none.
         """
-        look = partial(self._connection.hget, self.keys.workers, worker)
         try:
-            word: Any = self._retrying(look)
+            word = self._read(command("hget", self.keys.workers, worker))
         except BrokerUnavailable as error:
             if is_refused(error):
                 raise ProtocolError(f"the registry cannot be read: {error}") from error

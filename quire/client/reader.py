@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -23,19 +22,18 @@ from redis.exceptions import RedisError
 
 from quire.broker.broker import Broker
 from quire.broker.waits import (
-    MAX_ENTRIES_PER_STREAM,
     RETURN_SECONDS,
     SWEEP_SECONDS,
-    WAKE_EXPIRY_MS,
     Wait,
+    WaitingReads,
     Waits,
-    each_alone,
+    lowest_of,
 )
 from quire.errors import BrokerUnavailable, QuireError
-from quire.keys import Keys
-from quire.transitions.output_log import OutputRead, entries_by_stream, log_positions, logs_in
+from quire.transitions.output_log import OutputRead
 from quire.transitions.values import RequestStatus
-from quire.transport.connection import MAX_BLOCK_SECONDS, Retrying, is_refused
+from quire.transport.connection import MAX_BLOCK_SECONDS, Retrying
+from quire.transport.procedure import RoundTrip, run, send
 from quire.wire.output import State
 
 #: Most short calls of readers at a time; each takes a connection. Others wait for their turn.
@@ -58,9 +56,8 @@ class SharedReadsBroker(Broker):
 
     def _begin(self) -> None:
         self._turns = threading.BoundedSemaphore(MAX_CALLS)
-        self._reader = _Reader(
-            self._connection, self.keys, retrying=self._retrying, longest_block=self._longest_block
-        )
+        reads = WaitingReads(self.keys, longest_block=self._longest_block)
+        self._reader = _Reader(self._connection, reads, retrying=self._retrying)
 
     def read_output(
         self, seen: Mapping[str, int], *, block_seconds: float | None = None
@@ -90,15 +87,10 @@ class SharedReadsBroker(Broker):
 class _Reader:
     """The one thread that reads for all waits. It ends after IDLE_SECONDS without any."""
 
-    def __init__(
-        self, connection: redis.Redis, keys: Keys, *, retrying: Retrying, longest_block: float
-    ) -> None:
+    def __init__(self, connection: redis.Redis, reads: WaitingReads, *, retrying: Retrying) -> None:
         self._connection = connection
-        self._keys = keys
+        self._reads = reads
         self._retrying = retrying
-        self._longest_block = longest_block
-        self._wake_stream = keys.wake(secrets.token_hex(8))
-        self._wake_position: str | bytes = "0-0"
         # Guards everything below; notified when there is something to wait for again.
         self._changed = threading.Condition()
         self._waits = Waits()
@@ -172,68 +164,22 @@ class _Reader:
 
     def _read_once(self, groups: Sequence[Mapping[str, int]]) -> bool:
         try:
-            if len(groups) == 1:
-                replies = [self._block(groups[0])]
-            else:
-                replies = self._retrying(partial(self._sweep, groups))
-        except BrokerUnavailable as error:
-            if not is_refused(error):
-                raise
-            groups = each_alone(groups)
-            replies = [self._read_alone(seen) for seen in groups]
+            reads = run(self._reads.reading(groups), self._do)
         finally:
             with self._changed:
                 self._is_blocked = False
-        reads, after = dict[str, OutputRead | QuireError](), dict[str, int]()
-        for seen, reply in zip(groups, replies, strict=True):
-            if isinstance(reply, QuireError):
-                reads |= dict.fromkeys(seen, reply)
-            else:
-                reads |= logs_in(reply, self._keys, seen)
-            after |= seen
         with self._changed:
-            self._waits.deliver(reads, after)
+            self._waits.deliver(reads, lowest_of(groups))
         return bool(reads)
 
-    def _sweep(self, groups: Sequence[Mapping[str, int]]) -> list[Any]:
-        with self._connection.pipeline(transaction=False) as pipeline:
-            for seen in groups:
-                pipeline.xread(log_positions(self._keys, seen), count=MAX_ENTRIES_PER_STREAM)
-            return list(pipeline.execute())
-
-    def _read_alone(self, seen: Mapping[str, int]) -> Any:
-        """The reply for one log, or the error that is its own."""
-        try:
-            (reply,) = self._retrying(partial(self._sweep, [seen]))
-        except BrokerUnavailable as error:
-            if not is_refused(error):
-                raise
-            return error
-        return reply
-
-    def _block(self, seen: Mapping[str, int]) -> Any:
-        after = log_positions(self._keys, seen)
-        after[self._wake_stream] = self._wake_position
-        block_ms = int(self._longest_block * 1000)
-        reply: Any = self._retrying(
-            lambda: self._connection.xread(after, count=MAX_ENTRIES_PER_STREAM, block=block_ms),
-            wait_seconds=self._longest_block,
-        )
-        for stream, entries in entries_by_stream(reply):
-            if stream == self._wake_stream.encode():
-                self._wake_position = entries[-1][0]
-        return reply
+    def _do(self, trip: RoundTrip) -> list[Any]:
+        once = partial(send, self._connection, trip)
+        return self._retrying(once, wait_seconds=trip.wait_seconds)
 
     def _wake(self) -> None:
         # Without it (no memory left, say) the new wait begins when the blocked read has ended.
-        # Not a transaction: those who only submit may not open one.
-        with (
-            contextlib.suppress(RedisError),
-            self._connection.pipeline(transaction=False) as pipeline,
-        ):
-            pipeline.xadd(self._wake_stream, {"more": "1"}, maxlen=1, approximate=False)
-            pipeline.pexpire(self._wake_stream, WAKE_EXPIRY_MS)
-            pipeline.execute()
+        with contextlib.suppress(RedisError):
+            send(self._connection, self._reads.waking())
 
 
 #: All of this process.

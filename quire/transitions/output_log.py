@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import redis
-
 from quire.errors import ProtocolError
 from quire.keys import Keys
 from quire.wire.output import Completion, TokenChunk, split_entry_id
@@ -65,21 +63,6 @@ class OutputRead:
         """
         last, _ = split_entry_id(self._entries[-1][0])
         return OutputRead(self._request_id, self._entries, seen=seen) if last >= seen else None
-
-
-def read_logs(
-    connection: redis.Redis, keys: Keys, seen: Mapping[str, int], *, block_seconds: float | None
-) -> dict[str, OutputRead]:
-    """Reads what lies beyond `seen` (request id -> tokens the reader has) in each log.
-
-    The first chunk of an answer may start beyond `seen` only if the log itself has a gap.
-    """
-    if not seen:
-        return {}
-    block_ms = None if block_seconds is None else max(1, int(block_seconds * 1000))
-    after = log_positions(keys, seen)
-    reply = connection.xread(after, count=MAX_ENTRIES_PER_READ, block=block_ms)
-    return logs_in(reply, keys, seen)
 
 
 def log_positions(keys: Keys, seen: Mapping[str, int]) -> Positions:

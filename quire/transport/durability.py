@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import redis
@@ -19,6 +20,7 @@ from redis.exceptions import NoPermissionError, RedisError, ResponseError
 from quire.errors import BrokerUnavailable, DurabilityUnavailable
 from quire.keys import Keys
 from quire.transport.connection import TRANSIENT
+from quire.transport.procedure import Procedure, RoundTrip, command, run, send
 
 #: How long the disk may take.
 SYNC_SECONDS = 2.0
@@ -32,19 +34,40 @@ _SETTINGS = "append*"
 _NOT_KEPT = "the server may have stopped writing to its disk before it answers"
 
 
-class Durability:
-    """What one server can promise about its disk, found out at the first use."""
+class DurabilityRules:
+    """What is sent to find out whether a write is on the disk. Has no connection of its own.
 
-    def __init__(self, connection: redis.Redis, keys: Keys, *, longest_seconds: float) -> None:
-        self._connection = connection
+    What the server can do is found out once, by `probing`.
+    """
+
+    def __init__(self, keys: Keys, *, longest_seconds: float) -> None:
         self._mark = keys.mark
         self._timeout_ms = int(1000 * min(SYNC_SECONDS, longest_seconds))
         self._waits: bool | None = None
 
-    def require(self) -> None:
-        """DurabilityUnavailable when the server cannot promise anything."""
-        if self._waits is None:
-            self._waits = self._probe()
+    def probing(self) -> Procedure[None]:
+        """DurabilityUnavailable if the server cannot confirm that a write is on its disk."""
+        if self._waits is not None:
+            return
+        try:
+            yield RoundTrip((command("execute_command", "WAITAOF", 1, 0, self._timeout_ms),))
+        except TRANSIENT:
+            raise
+        except RedisError as error:
+            require_unknown_command(error)
+        else:
+            with requiring_the_mark(self._mark):
+                yield RoundTrip((command("set", self._mark, "", px=MARK_MS),))
+            self._waits = True
+            return
+        try:
+            (found,) = yield RoundTrip((command("config_get", _SETTINGS),))
+        except TRANSIENT:
+            raise
+        except RedisError:
+            found = {}
+        require_write_through(found)
+        self._waits = False
 
     def add_wait(self, pipeline: Any) -> None:
         """Adds what must follow the writes of a pipeline; `check` judges the replies."""
@@ -87,27 +110,17 @@ class Durability:
             self._waits = None
             raise BrokerUnavailable(_NOT_KEPT) from error
 
-    def _probe(self) -> bool:
-        """Whether to wait: True, or False where every write is on disk before its reply."""
-        ask: Any = self._connection.execute_command
-        try:
-            ask("WAITAOF", 1, 0, self._timeout_ms)
-        except TRANSIENT:
-            raise
-        except RedisError as error:
-            require_unknown_command(error)
-        else:
-            with requiring_the_mark(self._mark):
-                self._connection.set(self._mark, "", px=MARK_MS)
-            return True
-        try:
-            found = self._connection.config_get(_SETTINGS)
-        except TRANSIENT:
-            raise
-        except RedisError:
-            found = {}
-        require_write_through(found)
-        return False
+
+class Durability(DurabilityRules):
+    """The rules for one server, and a connection to it for the probe."""
+
+    def __init__(self, connection: redis.Redis, keys: Keys, *, longest_seconds: float) -> None:
+        super().__init__(keys, longest_seconds=longest_seconds)
+        self._connection = connection
+
+    def require(self) -> None:
+        """DurabilityUnavailable if the server cannot confirm that a write is on its disk."""
+        run(self.probing(), partial(send, self._connection))
 
 
 @contextlib.contextmanager

@@ -25,10 +25,13 @@ from redis.exceptions import (
 
 from quire.errors import ProtocolError, QuireError
 from quire.transport.connection import TRANSIENT, Retrying, translated
-from quire.transport.durability import Durability
+from quire.transport.durability import DurabilityRules
+from quire.transport.procedure import Procedure, RoundTrip, command, run, send
 
 Argument = str | bytes | int
-Command = tuple[int, tuple[Argument, ...]]
+
+#: What EVALSHA takes after the hash: the number of keys, then keys, settings and arguments.
+ScriptArguments = tuple[int, tuple[Argument, ...]]
 
 #: The shared parts that come before the text of a transition.
 _PARTS = ("common", "request", "running")
@@ -96,7 +99,7 @@ class ScriptRunner:
         BrokerUnavailable, QueueFull, or ProtocolError, see `script_error`.
         """
         source = self._sources.get(name) or load_source(name)
-        num_keys, values = self._command(call)
+        num_keys, values = arguments_of(call, self._settings)
 
         def once() -> Any:
             try:
@@ -115,7 +118,7 @@ class ScriptRunner:
         return self._retrying(judged)
 
     def run_many(
-        self, name: str, calls: Iterable[Call], *, durability: Durability | None = None
+        self, name: str, calls: Iterable[Call], *, durability: DurabilityRules | None = None
     ) -> list[Any]:
         """Runs many calls in few round trips; each is atomic, all of them together are not.
 
@@ -124,20 +127,20 @@ class ScriptRunner:
         is sent.
         """
         if durability:
-            self._retrying(durability.require)
+            self._retrying(lambda: run(durability.probing(), self._send))
         replies: list[Any] = []
         for part in pipelines_of(calls):
-            commands = [self._command(call) for call in part]
-            replies += self._retrying(partial(self._pipeline, name, commands, durability))
+            made = [arguments_of(call, self._settings) for call in part]
+            replies += self._retrying(partial(self._pipeline, name, made, durability))
         return [script_error(r) if isinstance(r, RedisError) else r for r in replies]
 
     def run_as_made(self, name: str, calls: Iterator[Call]) -> list[Any]:
         """Like `run_many`: sends each call when it is made, to be run while the next is made."""
-        made: list[Command] = []
+        made: list[ScriptArguments] = []
 
-        def commands() -> Iterator[Command]:
+        def commands() -> Iterator[ScriptArguments]:
             for call in calls:
-                made.append(self._command(call))
+                made.append(arguments_of(call, self._settings))
                 yield made[-1]
 
         sending = commands()
@@ -150,7 +153,7 @@ class ScriptRunner:
             replies = self._retrying(partial(self._pipeline, name, made, None))
         return [script_error(r) if isinstance(r, RedisError) else r for r in replies]
 
-    def _send_as_made(self, source: str, commands: Iterable[Command]) -> list[Any]:
+    def _send_as_made(self, source: str, commands: Iterable[ScriptArguments]) -> list[Any]:
         """The replies, errors among them; fewer than there are commands when sending failed."""
         pool, sha = self._connection.connection_pool, script_sha(source)
         replies: list[Any] = []
@@ -181,34 +184,50 @@ class ScriptRunner:
         return replies
 
     def _pipeline(
-        self, name: str, commands: Sequence[Command], durability: Durability | None
+        self, name: str, made: Sequence[ScriptArguments], durability: DurabilityRules | None
     ) -> list[Any]:
         source = self._sources.get(name) or load_source(name)
-        replies = self._send(source, commands, durability)
-        if any(isinstance(reply, NoScriptError) for reply in replies):
-            self._connection.script_load(source)
-            replies = self._send(source, commands, durability)
-        return replies
+        return run(sending(source, made, durability), self._send)
 
-    def _send(
-        self, source: str, commands: Sequence[Command], durability: Durability | None
-    ) -> list[Any]:
-        with self._connection.pipeline(transaction=False) as pipeline:
-            for num_keys, values in commands:
-                pipeline.evalsha(script_sha(source), num_keys, *values)
-            if durability:
-                durability.add_wait(pipeline)
-            replies: list[Any] = [*map(of_its_kind, pipeline.execute(raise_on_error=False))]
-        for reply in replies:
-            if isinstance(reply, TRANSIENT):
-                # It may pass, and all calls may be made again.
-                raise reply
-        if durability:
-            durability.check(replies[len(commands) :])
-        return replies[: len(commands)]
+    def _send(self, trip: RoundTrip) -> list[Any]:
+        return send(self._connection, trip)
 
-    def _command(self, call: Call) -> Command:
-        return len(call.keys), (*call.keys, *self._settings, *call.arguments)
+
+def arguments_of(call: Call, settings: Sequence[Argument]) -> ScriptArguments:
+    """What EVALSHA takes for this call, with the settings that every call begins with."""
+    return len(call.keys), (*call.keys, *settings, *call.arguments)
+
+
+def sending(
+    source: str, made: Sequence[ScriptArguments], durability: DurabilityRules | None
+) -> Procedure[list[Any]]:
+    """Sends calls of one script in one pipeline, and loads the script where the server forgot it.
+
+    The result of a call that failed alone is its error. Raises a transient error: all calls may be
+    made again. With `durability`, DurabilityUnavailable or BrokerUnavailable unless all is on disk.
+    """
+    sha = script_sha(source)
+    commands = [command("evalsha", sha, num_keys, *values) for num_keys, values in made]
+    if durability:
+        commands.append(durability.add_wait)
+    trip = RoundTrip(tuple(commands), keeps_errors=True)
+    replies = _judged((yield trip), len(made), durability)
+    if any(isinstance(reply, NoScriptError) for reply in replies):
+        yield RoundTrip((command("script_load", source),))
+        replies = _judged((yield trip), len(made), durability)
+    return replies
+
+
+def _judged(
+    replies: Iterable[Any], num_calls: int, durability: DurabilityRules | None
+) -> list[Any]:
+    found = [*map(of_its_kind, replies)]
+    for reply in found:
+        if isinstance(reply, TRANSIENT):
+            raise reply
+    if durability:
+        durability.check(found[num_calls:])
+    return found[:num_calls]
 
 
 def pipelines_of(calls: Iterable[Call]) -> Iterator[list[Call]]:

@@ -1,0 +1,68 @@
+"""The reads of a producer as procedures, which Broker and AsyncBroker run. Knows no connection.
+
+A procedure says which commands are sent and how their replies are read. Those about groups are in
+grouping.py, that about missing workers is in absence.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from quire.errors import UnknownRequest
+from quire.keys import Keys
+from quire.transitions.output_log import OutputRead, log_positions, logs_in
+from quire.transitions.replies import ms_of, readable, status_of, worker_of
+from quire.transitions.values import RequestStatus, WorkerInfo
+from quire.transport.procedure import Procedure, RoundTrip, command
+
+
+def now_ms() -> Procedure[int]:
+    """See `Broker.now_ms`."""
+    (time,) = yield RoundTrip((command("time"),))
+    return ms_of(time)
+
+
+def status(keys: Keys, request_id: str) -> Procedure[RequestStatus]:
+    """See `Broker.status`."""
+    place, fields, time = yield RoundTrip(
+        (
+            command("hget", keys.log_positions, request_id),
+            command("hgetall", keys.request(request_id)),
+            command("time"),
+        )
+    )
+    if not fields:
+        raise UnknownRequest(request_id)
+    return status_of(request_id, fields, place=place, time=time)
+
+
+def read_output(
+    keys: Keys, seen: Mapping[str, int], *, count: int, block_seconds: float | None = None
+) -> Procedure[dict[str, OutputRead]]:
+    """See `Broker.read_output`; `count` is the most entries of one log.
+
+    The first chunk of an answer may start beyond `seen` only if the log itself has a gap.
+    """
+    if not seen:
+        return {}
+    after = log_positions(keys, seen)
+    (reply,) = yield read_streams(after, count=count, block_seconds=block_seconds)
+    return logs_in(reply, keys, seen)
+
+
+def read_streams(after: Mapping[Any, Any], *, count: int, block_seconds: float | None) -> RoundTrip:
+    """An XREAD from these positions; None does not wait."""
+    # 0 would block for ever.
+    block_ms = None if block_seconds is None else max(1, int(block_seconds * 1000))
+    read = command("xread", after, count=count, block=block_ms)
+    return RoundTrip((read,), wait_seconds=(block_ms or 0) / 1000)
+
+
+def workers(keys: Keys) -> Procedure[list[WorkerInfo]]:
+    """See `Broker.workers`."""
+    (rows,) = yield RoundTrip((command("hgetall", keys.workers),))
+    now = yield from now_ms()
+    found = readable(partial(worker_of, now_ms=now), rows.items())
+    return sorted(found, key=lambda info: info.name)
