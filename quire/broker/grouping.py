@@ -40,12 +40,13 @@ class GroupEnd:
     state: State
 
 
-class EndsPlace:
+class EndsCursor:
     """How far one reader of a group's ends has come in one shard.
 
-    Positions are times of Redis. One that lost its last ends, and whose clock is behind, as a
-    replica's may be, writes the next ones before the place of a reader that has seen those. So each
-    read begins at the last end that was seen: if another one stands there, all begins anew.
+    Positions are times of Redis. A Redis that lost its last ends, and whose clock is behind, as a
+    replica's may be, writes the next ends before the cursor of a reader that has seen the lost
+    ones. So each read begins at the last end that was seen. If another one is there, the reader
+    starts from the beginning.
     """
 
     def __init__(self) -> None:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from functools import partial
-from typing import TypeVar
+from collections.abc import AsyncIterator, Sequence
 
 from quire.broker.async_broker import AsyncBroker
-from quire.client.following import MAX_READINGS, Following, joined, raise_unless_completed
-from quire.client.turns import Turn
-from quire.errors import BrokerUnavailable, OutputRewound, ProtocolError, QuireError, UnknownRequest
-from quire.transitions.output_log import OutputRead
+from quire.client.following import Following, raise_unless_completed
+from quire.client.handle import end_of, next_read
+from quire.client.steps import in_loop, in_turns
 from quire.transitions.values import RequestStatus
-from quire.transport.connection import MAX_BLOCK_SECONDS
-from quire.transport.patience import Patience
+from quire.transport.procedure import run_async
 from quire.wire.output import Completion, State, TokenChunk
-
-_Result = TypeVar("_Result")
 
 
 class AsyncHandle:
@@ -64,9 +56,11 @@ class AsyncHandle:
             outage_seconds=self._broker.outage_seconds,
             explains=explains,
         )
-        async for items in _reads(self._broker, following):
-            self._known = True
-            yield items
+        while not following.has_ended:
+            read = await run_async(next_read(self._broker, following), in_loop)
+            async for items in in_turns(following.take(read)):
+                self._known = True
+                yield items
 
     async def result(self, *, timeout: float | None = None) -> Completion:
         """See `Handle.result`."""
@@ -76,7 +70,7 @@ class AsyncHandle:
             timeout=timeout,
             outage_seconds=self._broker.outage_seconds,
         )
-        completion = await _end_of(self._broker, following)
+        completion = await run_async(end_of(self._broker, following), in_loop)
         raise_unless_completed(completion)
         return completion
 
@@ -87,141 +81,3 @@ class AsyncHandle:
     async def status(self) -> RequestStatus:
         """A snapshot of the request. UnknownRequest."""
         return await self._broker.status(self.request_id)
-
-
-async def completion_of(broker: AsyncBroker, request_id: str) -> Completion | None:
-    """The completion of a request that has ended, however it did; None if it is open again.
-
-    Never waits. ResultExpired, ProtocolError.
-    """
-    for _ in range(MAX_READINGS):
-        try:
-            return await _read_whole(broker, request_id)
-        except OutputRewound:
-            # It has had another life since the first read. Nobody was told of the one before.
-            continue
-    raise ProtocolError(f"{request_id}: its log changed again each time it was read")
-
-
-async def _read_whole(broker: AsyncBroker, request_id: str) -> Completion | None:
-    following, chunks = Following(request_id, known=True), list[TokenChunk]()
-    while True:
-        read = (await broker.read_output(following.position)).get(request_id)
-        if read is None:
-            status = await _status(broker, request_id)
-            if status is not None and not status.state.is_terminal:
-                return None
-            following.silent(status)
-            continue
-        async for items in _turns(following.take(read)):
-            for item in items:
-                if isinstance(item, Completion):
-                    return joined(item, chunks)
-                chunks.append(item)
-
-
-async def _end_of(broker: AsyncBroker, following: Following) -> Completion:
-    chunks: list[TokenChunk] = []
-    async for items in _reads(broker, following):
-        for item in items:
-            if isinstance(item, Completion):
-                return joined(item, chunks)
-            chunks.append(item)
-    raise AssertionError("an output is followed to its end")
-
-
-async def _reads(
-    broker: AsyncBroker, following: Following
-) -> AsyncIterator[Sequence[TokenChunk | Completion]]:
-    """The chunks beyond the follower's place, turn by turn, and the completion, last."""
-    patience, request_id = following.patience, following.request_id
-    waits = False
-
-    async def read_on() -> OutputRead | None:
-        block = patience.left(MAX_BLOCK_SECONDS) if waits else None
-        return (await broker.read_output(following.position, block_seconds=block)).get(request_id)
-
-    while True:
-        read = await bearing(patience, read_on)
-        if read is None:
-            following.silent(await bearing(patience, partial(_status, broker, request_id)))
-            if following.is_overdue:
-                await end_overdue(broker, request_id)
-            elif following.is_queued:
-                await explain(patience, broker)
-        else:
-            async for items in _turns(following.take(read)):
-                yield items
-                if isinstance(items[-1], Completion):
-                    return
-        # WaitTimeout also if the next read has nothing to wait for.
-        patience.left(MAX_BLOCK_SECONDS)
-        waits = not following.must_find_the_end
-
-
-async def bearing(patience: Patience, read: Callable[[], Awaitable[_Result]]) -> _Result:
-    """See `quire.client.handle.bearing`. A frozen server holds it no longer than its patience."""
-    while True:
-        try:
-            result = await _within(patience, read)
-        except BrokerUnavailable as error:
-            pause = patience.bear(error)
-        else:
-            patience.answered()
-            return result
-        await asyncio.sleep(pause)
-
-
-async def _within(patience: Patience, read: Callable[[], Awaitable[_Result]]) -> _Result:
-    """The result of a read that may last as long as patience. WaitTimeout."""
-    try:
-        async with asyncio.timeout(patience.longest_call):
-            return await read()
-    except TimeoutError:
-        patience.left(0.0)
-        raise
-
-
-async def explain(patience: Patience, broker: AsyncBroker) -> None:
-    """See `quire.client.handle.explain`."""
-    if patience.is_to_explain:
-        reason = None
-        with contextlib.suppress(QuireError):
-            reason = await broker.absence()
-        patience.explain(reason)
-
-
-async def _turns(
-    taking: Iterator[TokenChunk | Completion],
-) -> AsyncIterator[list[TokenChunk | Completion]]:
-    """The items, as many together as one turn takes apart; those before an error are good."""
-    error: QuireError | None = None
-    while error is None:
-        items: list[TokenChunk | Completion] = []
-        try:
-            async with Turn() as turn:
-                for item in taking:
-                    items.append(item)
-                    if turn.is_over:
-                        await turn.next()
-                        break
-        except QuireError as found:
-            error = found
-        if items:
-            yield items
-        elif error is None:
-            return
-    raise error
-
-
-async def end_overdue(broker: AsyncBroker, request_id: str) -> None:
-    """See `quire.client.handle.end_overdue`."""
-    with contextlib.suppress(QuireError):
-        await broker.end_overdue([request_id])
-
-
-async def _status(broker: AsyncBroker, request_id: str) -> RequestStatus | None:
-    try:
-        return await broker.status(request_id)
-    except UnknownRequest:
-        return None

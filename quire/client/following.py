@@ -68,6 +68,9 @@ class Following:
         self.is_queued = False
         #: Whether its time is over, and somebody has to end it.
         self.is_overdue = False
+        #: Whether the completion was read.
+        self.has_ended = False
+        self._has_read = False
         self._ends_without_entry = 0
         # Whether the log was certainly as long as the reader's place says.
         self._was_there = not after or bool(prefix_hash)
@@ -88,12 +91,13 @@ class Following:
         ProtocolError for a gap and for what is not ours, OutputRewound if it does not continue what
         was read before.
         """
-        self.known = True
+        self.known = self._has_read = True
         self._ends_without_entry = 0
         self.patience.has_news()
         for item in read:
             if isinstance(item, Completion):
                 self._remember((), item.prefix_hash)
+                self.has_ended = True
                 yield item
                 continue
             if item.start != self.seen:
@@ -106,10 +110,11 @@ class Following:
     def silent(self, status: RequestStatus | None) -> None:
         """Checks, after a read without news, the record of the request; None if there is none.
 
-        UnknownRequest, ResultExpired, OutputRewound; otherwise the reader should go on waiting, or
-        look at once if it `must_find_the_end`. If the request `is_overdue`, the reader should see
-        to its end: with no worker alive nobody else does.
+        UnknownRequest, ResultExpired, OutputRewound; otherwise the reader should read on. If the
+        request `is_overdue`, the reader should see to its end: with no worker alive nobody else
+        does.
         """
+        self._has_read = True
         if status is None:
             error = ResultExpired if self.known else UnknownRequest
             raise error(self.request_id)
@@ -133,12 +138,22 @@ class Following:
 
     @property
     def must_find_the_end(self) -> bool:
-        """Whether the next read has to be one that waits for nothing.
+        """Whether the next read must not wait.
 
         The request has ended, so all is there. A read that waits shares its way with others and may
         return before it was made: what it does not bring is not lost.
         """
         return self._ends_without_entry > 0
+
+    def longest_wait(self, longest_seconds: float) -> float | None:
+        """For how long the next read may wait, at most so long; None if it must not wait.
+
+        The first read does not wait. WaitTimeout, also if the next read must not wait.
+        """
+        if not self._has_read:
+            return None
+        left = self.patience.left(longest_seconds)
+        return None if self.must_find_the_end else left
 
     def _remember(self, token_ids: Sequence[int], prefix_hash: str) -> None:
         """Adds tokens to what was seen; OutputRewound if the log has other tokens before them."""
@@ -165,6 +180,13 @@ class Following:
             return 0
         mine = extended(self._base_hash, self._token_ids[:left])
         return status.published if mine == status.prefix_hash else 0
+
+
+def joined_items(items: Sequence[TokenChunk | Completion]) -> Completion:
+    """See `joined`, for everything that was read, in order."""
+    *chunks, completion = items
+    assert isinstance(completion, Completion), "the completion is the last item"
+    return joined(completion, [item for item in chunks if isinstance(item, TokenChunk)])
 
 
 def joined(completion: Completion, chunks: Sequence[TokenChunk]) -> Completion:

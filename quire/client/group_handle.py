@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 from quire.broker.broker import Broker
-from quire.broker.grouping import EndsPlace, GroupEnd
-from quire.client.handle import bearing, completion_of, explain
+from quire.broker.grouping import EndsCursor, GroupEnd
+from quire.client.handle import borne, completion_of, explaining
+from quire.client.steps import AnyBroker, Call, in_thread
 from quire.errors import ProtocolError, QuireError, ResultExpired
 from quire.transport.connection import MAX_BLOCK_SECONDS
 from quire.transport.patience import Patience
+from quire.transport.procedure import Give, Procedure, run
 from quire.wire.output import Completion, ErrorInfo, FinishReason, State
 
 #: With its members in several shards, for how long a reader waits at one before it looks at the
@@ -44,10 +47,7 @@ class GroupHandle:
 
     def counts(self) -> dict[State, int]:
         """How many of its requests are in each state; states without any are left out."""
-        total = Counter[State]()
-        for broker in self._brokers:
-            total.update(broker.group_counts(self.group))
-        return dict(total)
+        return run(counts_of(self._brokers, self.group), in_thread)
 
     def results(self, *, timeout: float | None = None) -> Iterator[Completion]:
         """Yields the completion of every member as it ends, with its text, and ends with the last.
@@ -58,14 +58,61 @@ class GroupHandle:
         after that. WaitTimeout when `timeout` seconds pass. Begins with those that have ended
         before.
         """
-        patience, told = self._patience(timeout), set[str]()
-        for broker, end in self._ends(patience):
+        results = GroupReading(self._brokers, self.group, timeout=timeout).results()
+        while (completion := run(results, in_thread)) is not None:
+            yield completion
+
+    def wait(self, *, timeout: float | None = None) -> dict[State, int]:
+        """Waits until all members have ended; returns their counts. WaitTimeout."""
+        reading = GroupReading(self._brokers, self.group, timeout=timeout)
+        return run(reading.wait(), in_thread)
+
+    def cancel(self) -> int:
+        """Asks for the end of every open member; returns how many were open."""
+        return run(cancelling(self._brokers, self.group), in_thread)
+
+
+# For both kinds of handle.
+
+
+def counts_of(brokers: Sequence[AnyBroker], group: str) -> Procedure[dict[State, int]]:
+    """See `GroupHandle.counts`."""
+    total = Counter[State]()
+    for broker in brokers:
+        total.update((yield Call(partial(broker.group_counts, group))))
+    return dict(total)
+
+
+def cancelling(brokers: Sequence[AnyBroker], group: str) -> Procedure[int]:
+    """See `GroupHandle.cancel`."""
+    num_open = 0
+    for broker in brokers:
+        members = yield Call(partial(broker.open_members, group))
+        num_open += len((yield Call(partial(broker.cancel_many, members))))
+    return num_open
+
+
+class GroupReading:
+    """One reader of a group; its methods are procedures. Its time begins when it is made."""
+
+    def __init__(self, brokers: Sequence[AnyBroker], group: str, *, timeout: float | None) -> None:
+        self._brokers = brokers
+        self._group = group
+        self._cursors = {broker: EndsCursor() for broker in brokers}
+        outage_seconds = brokers[0].outage_seconds
+        self._patience = Patience(timeout, f"the group {group}", outage_seconds=outage_seconds)
+
+    def results(self) -> Procedure[Completion | None]:
+        """Gives each completion, and returns None after the last; see `GroupHandle.results`."""
+        told = set[str]()
+
+        def tell(broker: AnyBroker, end: GroupEnd) -> Procedure[None]:
             if end.request_id in told:
-                continue
+                return
             completion: Completion | None
             try:
                 look = partial(completion_of, broker, end.request_id)
-                completion = bearing(patience, look)
+                completion = yield from borne(self._patience, look)
             except ResultExpired:
                 completion = forgotten(end)
             except ProtocolError as error:
@@ -73,69 +120,66 @@ class GroupHandle:
             # One that was requeued is open again; its later end is still to come.
             if completion is not None:
                 told.add(end.request_id)
-                yield completion
+                yield Give(completion)
 
-    def wait(self, *, timeout: float | None = None) -> dict[State, int]:
-        """Waits until all members have ended; returns their counts. WaitTimeout."""
-        patience = self._patience(timeout)
-        for _ in self._ends(patience):
-            pass
-        return bearing(patience, self.counts)
+        yield from self._all_ends(tell)
+        return None
 
-    def cancel(self) -> int:
-        """Asks for the end of every open member; returns how many were open."""
-        num_open = 0
-        for broker in self._brokers:
-            num_open += len(broker.cancel_many(broker.open_members(self.group)))
-        return num_open
+    def wait(self) -> Procedure[dict[State, int]]:
+        """See `GroupHandle.wait`."""
+        yield from self._all_ends(_tell_nothing)
+        look = partial(counts_of, self._brokers, self._group)
+        counts: dict[State, int] = yield from borne(self._patience, look)
+        return counts
 
-    def _patience(self, timeout: float | None) -> Patience:
-        outage_seconds = self._brokers[0].outage_seconds
-        return Patience(timeout, f"the group {self.group}", outage_seconds=outage_seconds)
-
-    def _ends(self, patience: Patience) -> Iterator[tuple[Broker, GroupEnd]]:
-        """The ends of members as they come, until none is open."""
-        places = {broker: EndsPlace() for broker in self._brokers}
+    def _all_ends(self, tell: Callable[[AnyBroker, GroupEnd], Procedure[None]]) -> Procedure[None]:
+        """Tells the ends of members as they come, until none is open."""
+        patience = self._patience
         while True:
             # Looked at before the ends: whatever ended before the look is found by the reads.
-            waiting = [
-                broker
-                for broker in places
-                if bearing(patience, partial(broker.num_open_members, self.group))
-            ]
+            waiting: list[AnyBroker] = []
+            for broker in self._brokers:
+                num_open = partial(broker.num_open_members, self._group)
+                if (yield from borne(patience, num_open)):
+                    waiting.append(broker)
             has_news = False
-            for broker, place in places.items():
-                read = partial(broker.read_ends, self.group, after=place.overlap)
-                ends = place.take(bearing(patience, read))
+            for broker, cursor in self._cursors.items():
+                read = partial(broker.read_ends, self._group, after=cursor.overlap)
+                ends = cursor.take((yield from borne(patience, read)))
                 has_news = has_news or ends is None or bool(ends)
                 for end in ends or ():
-                    yield broker, end
+                    yield from tell(broker, end)
             if has_news:
                 patience.has_news()
-                continue
-            if not waiting:
+            elif not waiting:
                 return
-            if not self._has_come(waiting, places, patience):
-                for broker in waiting:
-                    # What is wrong then is met by the next read; see `end_overdue` of handles.
-                    with contextlib.suppress(QuireError):
-                        broker.end_overdue(broker.overdue(self.group))
-                explain(patience, waiting[0])
+            elif not (yield from self._has_come(waiting)):
+                yield from self._end_overdue(waiting)
+                yield from explaining(patience, waiting[0])
 
-    def _has_come(
-        self, waiting: Sequence[Broker], places: Mapping[Broker, EndsPlace], patience: Patience
-    ) -> bool:
+    def _has_come(self, waiting: Sequence[AnyBroker]) -> Procedure[bool]:
         """Waits for an end at each shard in turn; returns whether one has come."""
-        turn = MAX_BLOCK_SECONDS if len(places) == 1 else TURN_SECONDS
+        longest = MAX_BLOCK_SECONDS if len(self._cursors) == 1 else TURN_SECONDS
         for broker in waiting:
 
-            def wait(broker: Broker = broker) -> list[GroupEnd]:
-                after, left = places[broker].position, patience.left(turn)
-                return broker.read_ends(self.group, after=after, block_seconds=left)
+            def wait(broker: AnyBroker = broker) -> Any:
+                after, left = self._cursors[broker].position, self._patience.left(longest)
+                return broker.read_ends(self._group, after=after, block_seconds=left)
 
-            if bearing(patience, wait):
+            if (yield from borne(self._patience, wait)):
                 return True
         return False
+
+    def _end_overdue(self, waiting: Sequence[AnyBroker]) -> Procedure[None]:
+        for broker in waiting:
+            # What is wrong then is met by the next read; see `end_overdue` of handles.
+            with contextlib.suppress(QuireError):
+                overdue = yield Call(partial(broker.overdue, self._group))
+                yield Call(partial(broker.end_overdue, overdue))
+
+
+def _tell_nothing(_broker: AnyBroker, _end: GroupEnd) -> Procedure[None]:
+    yield from ()
 
 
 def forgotten(end: GroupEnd) -> Completion:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from quire.broker.broker import Broker
-from quire.client.following import MAX_READINGS, Following, joined, raise_unless_completed
+from quire.client.following import MAX_READINGS, Following, joined_items, raise_unless_completed
+from quire.client.steps import AnyBroker, Call, Collect, Pause, in_thread
 from quire.errors import BrokerUnavailable, OutputRewound, ProtocolError, QuireError, UnknownRequest
 from quire.transitions.output_log import OutputRead
 from quire.transitions.values import RequestStatus
 from quire.transport.connection import MAX_BLOCK_SECONDS
 from quire.transport.patience import Patience
+from quire.transport.procedure import Procedure, run
 from quire.wire.output import Completion, State, TokenChunk
 
 _Result = TypeVar("_Result")
@@ -63,9 +64,11 @@ class Handle:
             prefix_hash=prefix_hash,
             outage_seconds=self._broker.outage_seconds,
         )
-        for item in _follow(self._broker, following):
-            self._known = True
-            yield item
+        while not following.has_ended:
+            read = run(next_read(self._broker, following), in_thread)
+            for item in following.take(read):
+                self._known = True
+                yield item
 
     def result(self, *, timeout: float | None = None) -> Completion:
         """Waits for the end and returns the completion with all text and tokens joined.
@@ -81,7 +84,7 @@ class Handle:
             timeout=timeout,
             outage_seconds=self._broker.outage_seconds,
         )
-        completion = _end_of(self._broker, following)
+        completion = run(end_of(self._broker, following), in_thread)
         raise_unless_completed(completion)
         return completion
 
@@ -94,108 +97,123 @@ class Handle:
         return self._broker.status(self.request_id)
 
 
-def completion_of(broker: Broker, request_id: str) -> Completion | None:
+def bearing(patience: Patience, read: Callable[[], _Result]) -> _Result:
+    """See `borne`, in a thread."""
+    result: _Result = run(borne(patience, read), in_thread)
+    return result
+
+
+def explain(patience: Patience, broker: Broker) -> None:
+    """See `explaining`, in a thread."""
+    run(explaining(patience, broker), in_thread)
+
+
+# For both kinds of handle.
+
+
+def next_read(broker: AnyBroker, following: Following) -> Procedure[OutputRead]:
+    """Waits until there is something after what was read.
+
+    Meanwhile it looks at the request from time to time, ends one whose time is over, and finds out
+    why one is not begun. The errors are those of Following and of `borne`.
+    """
+    patience, request_id = following.patience, following.request_id
+
+    def read_on() -> Any:
+        block = following.longest_wait(MAX_BLOCK_SECONDS)
+        return broker.read_output(following.position, block_seconds=block)
+
+    while True:
+        read: OutputRead | None = (yield from borne(patience, read_on)).get(request_id)
+        if read is not None:
+            return read
+        following.silent((yield from borne(patience, partial(_status, broker, request_id))))
+        if following.is_overdue:
+            yield from _end_overdue(broker, request_id)
+        elif following.is_queued:
+            yield from explaining(patience, broker)
+
+
+def end_of(broker: AnyBroker, following: Following) -> Procedure[Completion]:
+    """Waits for the end; the completion has all text and tokens. See `next_read`."""
+    items: list[TokenChunk | Completion] = []
+    while not following.has_ended:
+        read = yield from next_read(broker, following)
+        items += yield Collect(following.take(read))
+    return joined_items(items)
+
+
+def completion_of(broker: AnyBroker, request_id: str) -> Procedure[Completion | None]:
     """The completion of a request that has ended, in whichever way; None if it is open again.
 
     Never waits. ResultExpired, ProtocolError.
     """
     for _ in range(MAX_READINGS):
         try:
-            return _read_whole(broker, request_id)
+            return (yield from _read_whole(broker, request_id))
         except OutputRewound:
             # It was requeued since the first read. Nothing of the earlier reading was returned.
             continue
     raise ProtocolError(f"{request_id}: its log changed again each time it was read")
 
 
-def _read_whole(broker: Broker, request_id: str) -> Completion | None:
-    following, chunks = Following(request_id, known=True), list[TokenChunk]()
-    while True:
-        read = broker.read_output(following.position).get(request_id)
-        if read is None:
-            status = _status(broker, request_id)
-            if status is not None and not status.state.is_terminal:
-                return None
-            following.silent(status)
+def _read_whole(broker: AnyBroker, request_id: str) -> Procedure[Completion | None]:
+    following, items = Following(request_id, known=True), list[TokenChunk | Completion]()
+    while not following.has_ended:
+        reads = yield Call(partial(broker.read_output, following.position))
+        if (read := reads.get(request_id)) is not None:
+            items += yield Collect(following.take(read))
             continue
-        for item in following.take(read):
-            if isinstance(item, Completion):
-                return joined(item, chunks)
-            chunks.append(item)
+        status = yield from _status(broker, request_id)
+        if status is not None and not status.state.is_terminal:
+            return None
+        following.silent(status)
+    return joined_items(items)
 
 
-def _end_of(broker: Broker, following: Following) -> Completion:
-    chunks: list[TokenChunk] = []
-    for item in _follow(broker, following):
-        if isinstance(item, Completion):
-            return joined(item, chunks)
-        chunks.append(item)
-    raise AssertionError("an output is followed to its end")
-
-
-def _follow(broker: Broker, following: Following) -> Iterator[TokenChunk | Completion]:
-    """The chunks after the follower's place as they come; the completion is the last item."""
-    patience, request_id = following.patience, following.request_id
-    waits = False
-
-    def read_on() -> OutputRead | None:
-        block = patience.left(MAX_BLOCK_SECONDS) if waits else None
-        return broker.read_output(following.position, block_seconds=block).get(request_id)
-
-    while True:
-        read = bearing(patience, read_on)
-        if read is None:
-            following.silent(bearing(patience, partial(_status, broker, request_id)))
-            if following.is_overdue:
-                end_overdue(broker, request_id)
-            elif following.is_queued:
-                explain(patience, broker)
-        else:
-            for item in following.take(read):
-                yield item
-                if isinstance(item, Completion):
-                    return
-        # WaitTimeout also if the next read has nothing to wait for.
-        patience.left(MAX_BLOCK_SECONDS)
-        waits = not following.must_find_the_end
-
-
-def bearing(patience: Patience, read: Callable[[], _Result]) -> _Result:
+def borne(patience: Patience, read: Callable[[], Any]) -> Procedure[Any]:
     """The result of a read, which is made again while Redis does not answer and patience lasts.
 
-    Only for what may be repeated. BrokerUnavailable, WaitTimeout; see `Patience.bear`.
+    Only for what may be repeated. BrokerUnavailable, WaitTimeout; see `Patience.bear`. While the
+    server is frozen, a thread waits until its socket gives up, an event loop only as long as
+    patience lasts.
     """
     while True:
         try:
-            result = read()
+            result = yield Call(read, patience.longest_call)
         except BrokerUnavailable as error:
-            time.sleep(patience.bear(error))
+            pause = patience.bear(error)
+        except TimeoutError:
+            patience.left(0.0)
+            raise
         else:
             patience.answered()
             return result
+        yield Pause(pause)
 
 
-def explain(patience: Patience, broker: Broker) -> None:
+def explaining(patience: Patience, broker: AnyBroker) -> Procedure[None]:
     """Looks once, when it is time, why nothing comes from this shard."""
     if patience.is_to_explain:
         reason = None
         # It says why another call fails, at most; that one will say so itself.
         with contextlib.suppress(QuireError):
-            reason = broker.absence()
+            reason = yield Call(broker.absence)
         patience.explain(reason)
 
 
-def end_overdue(broker: Broker, request_id: str) -> None:
+def _end_overdue(broker: AnyBroker, request_id: str) -> Procedure[None]:
     """Sees to the end of a request whose time is over.
 
     Whatever is wrong then is met by the next read. A user who may not do this waits for a worker.
     """
     with contextlib.suppress(QuireError):
-        broker.end_overdue([request_id])
+        yield Call(partial(broker.end_overdue, [request_id]))
 
 
-def _status(broker: Broker, request_id: str) -> RequestStatus | None:
+def _status(broker: AnyBroker, request_id: str) -> Procedure[RequestStatus | None]:
     try:
-        return broker.status(request_id)
+        status: RequestStatus = yield Call(partial(broker.status, request_id))
     except UnknownRequest:
         return None
+    return status

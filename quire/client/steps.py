@@ -1,0 +1,93 @@
+"""The steps of handles, and how a thread and an event loop carry them out.
+
+What a handle does is written once, as procedures (see quire/transport/procedure.py) over the
+methods that Broker and AsyncBroker have in common.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from quire.broker.async_broker import AsyncBroker
+from quire.broker.broker import Broker
+from quire.client.turns import Turn
+from quire.errors import QuireError
+from quire.transport.procedure import run, run_async
+
+_Item = TypeVar("_Item")
+
+AnyBroker = Broker | AsyncBroker
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Calls a method of a broker, or a procedure of such steps, and gets its result.
+
+    An event loop stops waiting for it after `longest_seconds`.
+    """
+
+    method: Callable[[], Any]
+    longest_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Waits."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """Makes a list of the items, and lets an event loop do other work in between."""
+
+    items: Iterator[Any]
+
+
+Step = Call | Pause | Collect
+
+
+def in_thread(step: Step) -> Any:
+    """Carries out one step and returns its result."""
+    if isinstance(step, Call):
+        result = step.method()
+        return run(result, in_thread) if isinstance(result, Generator) else result
+    if isinstance(step, Collect):
+        return list(step.items)
+    return time.sleep(step.seconds)
+
+
+async def in_loop(step: Step) -> Any:
+    """See `in_thread`. TimeoutError for a call that takes too long."""
+    if isinstance(step, Call):
+        async with asyncio.timeout(step.longest_seconds):
+            result = step.method()
+            return await (run_async(result, in_loop) if isinstance(result, Generator) else result)
+    if isinstance(step, Collect):
+        return [item async for items in in_turns(step.items) for item in items]
+    return await asyncio.sleep(step.seconds)
+
+
+async def in_turns(items: Iterator[_Item]) -> AsyncIterator[list[_Item]]:
+    """The items, as many together as one turn makes; those before an error come first."""
+    error: QuireError | None = None
+    while error is None:
+        made: list[_Item] = []
+        try:
+            async with Turn() as turn:
+                for item in items:
+                    made.append(item)
+                    if turn.is_over:
+                        await turn.next()
+                        break
+        except QuireError as found:
+            error = found
+        if made:
+            yield made
+        elif error is None:
+            return
+    raise error
