@@ -18,6 +18,7 @@ RULE_TESTS = sorted((PROMETHEUS / "tests").glob("*.yml"))
 GRAFANA = ROOT / "ops" / "grafana"
 DASHBOARD = GRAFANA / "dashboards" / "quire.json"
 RUNBOOK = ROOT / "docs" / "how-to" / "runbook.md"
+OPERATE = ROOT / "docs" / "how-to" / "operate.md"
 
 
 def load_yaml(path: Path) -> Any:

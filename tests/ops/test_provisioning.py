@@ -115,15 +115,15 @@ def test_prometheus_finds_every_gateway_by_its_name_and_port():
 
 def test_the_stack_uses_the_ports_that_are_the_defaults_everywhere():
     image = (ROOT / "ops" / "Dockerfile").read_text(encoding="utf-8")
-    runbook = (ROOT / "docs" / "how-to" / "runbook.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "operate.md").read_text(encoding="utf-8")
 
     for name in ("worker-cpu", "worker-gpu"):
         assert SERVICES[name]["environment"]["QUIRE_HTTP_PORT"] == str(WORKER_PORT)
     assert SERVICES["exporter"]["environment"]["QUIRE_EXPORTER_HTTP_PORT"] == str(EXPORTER_PORT)
     assert f"QUIRE_HTTP_PORT={WORKER_PORT}\n" in image
     assert f"EXPOSE {WORKER_PORT}\n" in image
-    assert f"http://127.0.0.1:{WORKER_PORT}/livez" in runbook
-    assert f"port {EXPORTER_PORT}" in runbook
+    assert f"http://127.0.0.1:{WORKER_PORT}/livez" in page
+    assert f"port {EXPORTER_PORT}" in page
 
 
 def test_a_scrape_outlasts_the_exporters_patience_with_redis():

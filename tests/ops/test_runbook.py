@@ -5,9 +5,11 @@ import pytest
 from service.exporter.register import exporter_families
 from service.exporter.settings import ExporterSettings
 from service.settings.config import Settings
-from tests.ops.checkout import COMPOSE_FILE, RUNBOOK, alerts, load_yaml, panels
+from tests.ops.checkout import COMPOSE_FILE, OPERATE, RUNBOOK, alerts, load_yaml, panels
 
 TEXT = RUNBOOK.read_text(encoding="utf-8")
+#: Both pages for operators, of which the runbook is one.
+PAGES = TEXT + OPERATE.read_text(encoding="utf-8")
 SECTIONS = {
     section.partition("\n")[0]: section.partition("\n")[2] for section in TEXT.split("\n## ")[1:]
 }
@@ -49,7 +51,7 @@ def test_the_alerts_that_see_nothing_without_the_exporter_are_named_where_it_is_
 
 def test_every_setting_it_names_exists():
     compose = COMPOSE_FILE.read_text(encoding="utf-8")
-    named = set(re.findall(r"QUIRE_[A-Z_]+", TEXT))
+    named = set(re.findall(r"QUIRE_[A-Z_]+", PAGES))
     settings = {
         *(f"QUIRE_{name.upper()}" for name in Settings.model_fields),
         *(f"QUIRE_EXPORTER_{name.upper()}" for name in ExporterSettings.model_fields),
@@ -75,7 +77,7 @@ def cannot_be_set(names: set[str], services: dict[str, dict]) -> set[str]:
 
 def test_every_setting_it_names_can_be_changed_in_the_stack():
     services = load_yaml(COMPOSE_FILE)["services"]
-    named = set(re.findall(r"QUIRE_[A-Z_]+[A-Z]", TEXT))
+    named = set(re.findall(r"QUIRE_[A-Z_]+[A-Z]", PAGES))
 
     assert cannot_be_set(named, services) == set()
     assert cannot_be_set({"QUIRE_HTTP_PORT", "QUIRE_QUEUE"}, services) == {"QUIRE_HTTP_PORT"}
@@ -83,7 +85,7 @@ def test_every_setting_it_names_can_be_changed_in_the_stack():
 
 def test_every_panel_it_names_exists():
     # A panel is named in italics that begin with a capital letter.
-    named = set(re.findall(r"(?<!\*)\*([A-Z][^*\n→]+)\*(?!\*)", TEXT))
+    named = set(re.findall(r"(?<!\*)\*([A-Z][^*\n→]+)\*(?!\*)", PAGES))
     titles = {panel["title"] for panel in panels()}
 
     assert named and named <= titles

@@ -58,7 +58,7 @@ def test_every_code_of_a_request_is_in_the_document_of_the_protocol():
 def test_every_code_of_a_line_is_in_the_document_of_batches():
     of_lines = codes(*OF_LINES) | {EXPIRED, CANCELLED}
     assert len(of_lines) > 8
-    assert rows("how-to/batch.md", "| code in the errors |") == of_lines
+    assert rows("how-to/batch.md", "| code in the error file |") == of_lines
 
 
 def test_a_code_that_is_made_anywhere_would_be_found():

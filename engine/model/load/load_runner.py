@@ -25,7 +25,7 @@ from engine.model.run.model_runner import ConfigFacts, Limits, ModelRunner
 from engine.model.wide.loader import load_model
 
 #: Default of `max_num_batched_tokens`. On a CPU larger steps brought no more tokens a second (see
-#: docs/explanation/performance-around-the-model.md), and the smaller a step, the sooner other
+#: docs/explanation/performance-log-service.md), and the smaller a step, the sooner other
 #: requests get their next token. A GPU computes hundreds in the time in which it reads the weights.
 NUM_BATCHED_TOKENS = {"cpu": 256, "cuda": 2048}
 #: How much of a KV pool is touched at load, and for how long at most: a virtual machine may take
