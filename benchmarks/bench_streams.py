@@ -17,9 +17,17 @@ import redis
 
 from benchmarks.common.figures import percentile
 from benchmarks.common.queue_loader import QueueLoader
-from quire import AsyncClient, Broker, Client, Completion, FinishReason, State, connect
-from quire.broker.async_broker import connect_async
-from quire.client.reader import SharedReadsBroker
+from quire import (
+    AsyncClient,
+    Broker,
+    Client,
+    Completion,
+    FinishReason,
+    SharedReadsBroker,
+    State,
+    connect,
+    connect_async,
+)
 from quire.transitions.values import Claimed, CommitItem
 
 #: Streams read at once, and the tokens of each.

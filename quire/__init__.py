@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from quire.client.async_client import AsyncClient, AsyncGroupHandle, AsyncHandle
     from quire.client.client import Client, Handle
     from quire.client.group_handle import GroupHandle
+    from quire.client.reader import SharedReadsBroker
     from quire.errors import (
         BrokerUnavailable,
         Cancelled,
@@ -88,6 +89,7 @@ __all__ = [
     "RequestStatus",
     "ResultExpired",
     "SamplingParams",
+    "SharedReadsBroker",
     "State",
     "Timing",
     "TokenChunk",
@@ -127,6 +129,7 @@ _NAMES_OF = {
         "WaitTimeout",
     ),
     "client.group_handle": ("GroupHandle",),
+    "client.reader": ("SharedReadsBroker",),
     "transport.local_redis": ("LocalRedis",),
     "wire.logprobs": ("TokenLogprob", "TopLogprob"),
     "wire.protocol": (

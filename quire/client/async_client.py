@@ -23,11 +23,11 @@ from quire.broker.inspection import adapters_of, models_of
 from quire.broker.producing import must_ask_clock, ready_messages
 from quire.client.async_group_handle import AsyncGroupHandle
 from quire.client.async_handle import AsyncHandle
-from quire.client.client import DEFAULT_URL
-from quire.client.conflicts import refuse_others
-from quire.errors import QuireError
-from quire.transitions.routing import Parting, check_group_name, shard_of
+from quire.client.client import DEFAULT_URL, check_shards, submitting
+from quire.client.steps import in_loop
+from quire.transitions.routing import check_group_name, shard_of
 from quire.transitions.values import RequestStatus
+from quire.transport.procedure import run_async
 from quire.wire.arguments import QueueSettings, RequestArguments, RequestOptions
 from quire.wire.choices import choices_of
 from quire.wire.message import Message
@@ -54,9 +54,7 @@ class AsyncClient:
         shards: int = 1,
         **settings: Unpack[QueueSettings],
     ) -> None:
-        if shards < 1 or (isinstance(broker, AsyncBroker) and (shards > 1 or settings)):
-            message = "shards must be at least 1, and a Broker serves one shard, as it was set up"
-            raise ValueError(message)
+        check_shards(shards, is_broker=isinstance(broker, AsyncBroker), settings=settings)
         self._owned = connect_async(broker) if isinstance(broker, str) else None
         connection = self._owned or broker
         self._owns_brokers = isinstance(connection, redis.asyncio.Redis)
@@ -192,16 +190,5 @@ class AsyncClient:
         messages: Sequence[Message],
         given: Sequence[GenerationRequest | RequestArguments],
     ) -> list[AsyncHandle]:
-        """See `Client._submit`."""
-        parting = Parting(messages, len(self._brokers))
-        for shard, part in parting.parts():
-            try:
-                parting.answered(shard, await self._brokers[shard].submit_messages(part))
-            except QuireError as error:
-                parting.failed(error)
-        answers = parting.answers()
-        refuse_others(messages, given, answers, num_shards=len(self._brokers))
-        return [
-            AsyncHandle(self._broker_of(answer.request_id), answer.request_id, known=True)
-            for answer in answers
-        ]
+        ids = await run_async(submitting(self._brokers, messages, given), in_loop)
+        return [AsyncHandle(self._broker_of(name), name, known=True) for name in ids]

@@ -12,9 +12,10 @@ slow one, or a thousand, change nothing for the worker.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Unpack, overload
+from typing import Any, Unpack, overload
 
 import redis
 
@@ -24,10 +25,12 @@ from quire.broker.producing import must_ask_clock, ready_messages
 from quire.client.conflicts import refuse_others
 from quire.client.group_handle import GroupHandle
 from quire.client.handle import Handle
+from quire.client.steps import AnyBroker, Call, in_thread
 from quire.errors import QuireError
 from quire.transitions.routing import Parting, check_group_name, shard_of
 from quire.transitions.values import RequestStatus
 from quire.transport.connection import connect
+from quire.transport.procedure import Procedure, run
 from quire.wire.arguments import QueueSettings, RequestArguments, RequestOptions
 from quire.wire.choices import choices_of
 from quire.wire.message import Message
@@ -64,9 +67,7 @@ class Client:
         shards: int = 1,
         **settings: Unpack[QueueSettings],
     ) -> None:
-        if shards < 1 or (isinstance(broker, Broker) and (shards > 1 or settings)):
-            message = "shards must be at least 1, and a Broker serves one shard, as it was set up"
-            raise ValueError(message)
+        check_shards(shards, is_broker=isinstance(broker, Broker), settings=settings)
         self._owned = connect(broker) if isinstance(broker, str) else None
         connection = self._owned or broker
         if isinstance(connection, Broker):
@@ -224,19 +225,38 @@ class Client:
         messages: Sequence[Message],
         given: Sequence[GenerationRequest | RequestArguments],
     ) -> list[Handle]:
-        """Submits each shard's messages to it; the handles are in the order of the messages.
+        ids = run(submitting(self._brokers, messages, given), in_thread)
+        return [Handle(self._broker_of(name), name, known=True) for name in ids]
 
-        `given` are the caller's arguments, from which the messages were made.
-        """
-        parting = Parting(messages, len(self._brokers))
-        for shard, part in parting.parts():
-            try:
-                parting.answered(shard, self._brokers[shard].submit_messages(part))
-            except QuireError as error:
-                parting.failed(error)
-        answers = parting.answers()
-        refuse_others(messages, given, answers, num_shards=len(self._brokers))
-        return [
-            Handle(self._broker_of(answer.request_id), answer.request_id, known=True)
-            for answer in answers
-        ]
+
+# For both kinds of client.
+
+
+def submitting(
+    brokers: Sequence[AnyBroker],
+    messages: Sequence[Message],
+    given: Sequence[GenerationRequest | RequestArguments],
+) -> Procedure[list[str]]:
+    """Submits to each shard its messages; the ids are in the order of the messages.
+
+    `given` are the caller's arguments, from which the messages were made. QueueFull,
+    RequestConflict.
+    """
+    parting = Parting(messages, len(brokers))
+    for shard, part in parting.parts():
+        try:
+            submitted = yield Call(partial(brokers[shard].submit_messages, part))
+        except QuireError as error:
+            parting.failed(error)
+        else:
+            parting.answered(shard, submitted)
+    answers = parting.answers()
+    refuse_others(messages, given, answers, num_shards=len(brokers))
+    return [answer.request_id for answer in answers]
+
+
+def check_shards(shards: int, *, is_broker: bool, settings: Mapping[str, Any]) -> None:
+    """ValueError for a number of shards, or settings, that a client cannot take."""
+    if shards < 1 or (is_broker and (shards > 1 or settings)):
+        message = "shards must be at least 1, and a Broker serves one shard, as it was set up"
+        raise ValueError(message)

@@ -1,6 +1,8 @@
 """A broker whose blocking reads share one connection, to follow many logs in many threads.
 
-    quire = Client(SharedReadsBroker(connect(url)))
+    from quire import Client, SharedReadsBroker, connect
+
+    client = Client(SharedReadsBroker(connect(url)))
 
 A thousand threads may stream from it: they cost Redis a few XREADs and one connection. The event
 loop's broker does the same with the same code around it, see async_reader.py.

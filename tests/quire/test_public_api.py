@@ -23,8 +23,8 @@ PUBLIC_NAMES = [
     "GenerationRequest", "GroupHandle", "Handle", "InvalidRequest", "LocalRedis",
     "OutputRewound", "Priority", "ProtocolError", "QueueFull", "QueueLimits", "QuireError",
     "RequestArguments", "RequestConflict", "RequestFailed", "RequestStatus", "ResultExpired",
-    "SamplingParams", "State", "Timing", "TokenChunk", "TokenLogprob", "TopLogprob",
-    "UnknownRequest", "UnsupportedVersion", "Usage", "WaitTimeout", "connect", "connect_async",
+    "SamplingParams", "SharedReadsBroker", "State", "Timing", "TokenChunk", "TokenLogprob",
+    "TopLogprob", "UnknownRequest", "UnsupportedVersion", "Usage", "WaitTimeout", "connect", "connect_async",
 ]  # fmt: skip
 
 
