@@ -19,10 +19,9 @@ QuireError
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from quire.wire.protocol import Completion
+from quire.records import TerminalRecord
 
 
 class QuireError(Exception):
@@ -121,7 +120,7 @@ class RequestFailed(QuireError):
         message: str,
         field: str | None = None,
         *,
-        completion: Completion | None = None,
+        completion: TerminalRecord | None = None,
     ) -> None:
         super().__init__(f"{code}: {message}" if field is None else f"{code}: {field}: {message}")
         self.code = code

@@ -3,7 +3,8 @@
 Exit codes: 0 success, 1 failure, 2 the command line or a request is invalid, 3 some of several
 items failed, 130 interrupted. Data goes to stdout, everything else to stderr.
 
-Imports nothing before `main` runs, so that an interruption during the imports prints no traceback.
+Imports nothing but these codes before `main` runs, so that an interruption during the imports
+prints no traceback.
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from quire.cli.exit_codes import (
+    EXIT_ERROR,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_PARTIAL,
+    EXIT_USAGE,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-EXIT_OK = 0
-EXIT_ERROR = 1
-EXIT_USAGE = 2
-EXIT_PARTIAL = 3
-EXIT_INTERRUPTED = 130
+__all__ = ["EXIT_ERROR", "EXIT_INTERRUPTED", "EXIT_OK", "EXIT_PARTIAL", "EXIT_USAGE", "main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

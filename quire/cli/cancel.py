@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Iterator, Sequence
 
 from quire.broker.broker import Broker
-from quire.cli import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
 from quire.cli.console import Console, add_server, brokers_of
+from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
 from quire.errors import UnknownRequest
 from quire.transitions.routing import check_group_name, shard_of
 

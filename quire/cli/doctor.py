@@ -18,8 +18,8 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError,
 
 from quire.broker.broker import Broker
 from quire.broker.losses import Losses, inspect_losses
-from quire.cli import EXIT_ERROR, EXIT_OK
 from quire.cli.console import Console, add_server, brokers_of, few
+from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK
 from quire.cli.findings import Finding, Verdict
 from quire.cli.schemes import scheme_hint
 from quire.cli.server_checks import examined_server

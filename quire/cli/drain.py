@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from quire.broker.broker import Broker
-from quire.cli import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
 from quire.cli.console import Console, add_server, brokers_of, not_negative
+from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
 from quire.transitions.values import LAST_STATES, SILENT_SECONDS, WorkerInfo
 
 #: The pause between two reads of the registry.

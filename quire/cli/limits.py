@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from quire.broker.broker import Broker
-from quire.cli import EXIT_OK
 from quire.cli.console import Console, add_server, brokers_of
+from quire.cli.exit_codes import EXIT_OK
 from quire.transitions.values import QueueLimits
 from quire.wire.protocol import is_tenant_name
 

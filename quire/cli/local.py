@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from quire.cli import EXIT_ERROR, EXIT_OK
 from quire.cli.console import Console, add_json
+from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK
 
 
 def add_schema(parser: argparse.ArgumentParser) -> None:

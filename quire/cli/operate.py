@@ -10,8 +10,8 @@ from typing import Any
 
 from quire.broker.broker import Broker
 from quire.broker.inspection import ShardState, inspect_shards
-from quire.cli import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
 from quire.cli.console import Console, add_server, brokers_of, few, not_negative, plain, positive
+from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
 from quire.errors import UnknownRequest
 from quire.transitions.values import LAST_STATES, DeadLetter
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from quire.broker.broker import Broker
-from quire.cli import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL
 from quire.cli.console import (
     Console,
     add_server,
@@ -23,6 +22,7 @@ from quire.cli.console import (
     schema_file,
     text_file,
 )
+from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL
 from quire.client.client import Handle
 from quire.errors import BrokerUnavailable, InvalidRequest, ProtocolError, RequestFailed
 from quire.wire.arguments import RequestArguments

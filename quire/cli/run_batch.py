@@ -14,8 +14,8 @@ from pathlib import Path
 
 from quire.batch.batch import DEFAULT_MAX_INFLIGHT, BatchProgress, run_batch
 from quire.batch.files import BatchFileError
-from quire.cli import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
 from quire.cli.console import Console, add_server, settings_of, url_of
+from quire.cli.exit_codes import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
 from quire.cli.schemes import scheme_hint
 from quire.errors import BrokerUnavailable
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quire.cli import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE
+from quire.cli.exit_codes import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE
 from quire.cli.usage import Parser
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Log-probabilities of the tokens of an output: the records, and their encoding in a log.
+"""Log-probabilities of the tokens of an output: how a log encodes them.
 
 The field `ids` of a log entry is an array with the id of each token. If the request has `logprobs`,
 each item is an array instead: id, log-probability and text of the token, then the same three of
@@ -11,39 +11,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import ProtocolError
+from quire.records import TokenLogprob, TopLogprob
 from quire.wire.codec import is_token_id, is_token_ids, pack_array, unpack
+
+__all__ = ["MAX_TOP_LOGPROBS", "TokenLogprob", "TopLogprob", "pack_tokens", "unpack_tokens"]
 
 #: The most of the likeliest tokens that are given with each token; the same limit as OpenAI's.
 MAX_TOP_LOGPROBS = 20
-
-
-@dataclass(frozen=True, slots=True)
-class TopLogprob:
-    """One of the likeliest tokens at an index: its natural log-probability, and its text."""
-
-    token_id: int
-    logprob: float
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """A sampled token, and the likeliest tokens at its index, best first.
-
-    The numbers are the model's own: they are computed in single precision from the unchanged
-    logits, before temperature, penalties, biases and every other parameter. So the sampled token
-    may be missing from `top`. `text` is the text of this token alone, as it is after other text;
-    bytes of an incomplete character show as U+FFFD.
-    """
-
-    token_id: int
-    logprob: float
-    text: str
-    top: tuple[TopLogprob, ...] = ()
 
 
 def pack_tokens(logprobs: Sequence[TokenLogprob]) -> bytes:

@@ -9,71 +9,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from quire.errors import ProtocolError
+from quire.records import (
+    ErrorInfo,
+    FinishReason,
+    State,
+    TerminalRecord,
+    Timing,
+    TokenLogprob,
+    Usage,
+)
 from quire.wire.codec import pack, unpack_ids, unpack_map
-from quire.wire.logprobs import TokenLogprob, unpack_tokens
+from quire.wire.logprobs import unpack_tokens
 
-
-class State(StrEnum):
-    """The state of a request in the broker. The last four are terminal and never change again."""
-
-    SCHEDULED = "scheduled"
-    QUEUED = "queued"
-    RUNNING = "running"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    EXPIRED = "expired"
-
-    @property
-    def is_terminal(self) -> bool:
-        return self not in (State.SCHEDULED, State.QUEUED, State.RUNNING)
-
-
-class FinishReason(StrEnum):
-    """Why a generation ended."""
-
-    EOS = "eos"
-    STOP = "stop"
-    LENGTH = "length"
-    CANCELLED = "cancelled"
-    DEADLINE = "deadline"
-    ERROR = "error"
-    REJECTED = "rejected"
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Token counts. `cached_tokens` are the prompt tokens whose KV came from the prefix cache."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorInfo:
-    """Why a request failed: a stable code, a sentence, and if it was rejected the field."""
-
-    code: str
-    message: str
-    field: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Seconds on the broker's clock from submit to first claim, to first token, and to the end.
-
-    None for what the request never reached.
-    """
-
-    queue_seconds: float | None = None
-    first_token_seconds: float | None = None
-    total_seconds: float | None = None
+__all__ = [
+    "Completion",
+    "ErrorInfo",
+    "FinishReason",
+    "State",
+    "Timing",
+    "TokenChunk",
+    "Usage",
+    "is_prefix_hash",
+    "split_entry_id",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +98,8 @@ class TokenChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
-    """The one terminal record of a request.
+class Completion(TerminalRecord):
+    """The one terminal record of a request, and its encoding; its fields are in TerminalRecord.
 
     The author, usually a worker, writes what only the author knows. The reader fills in `attempts`,
     `resumes`, `timing`, `metadata` and `usage.completion_tokens` from the broker's stamps in the
@@ -145,31 +107,6 @@ class Completion:
     `text`, `token_ids` and `logprobs` from the log; elsewhere they are empty. `logprobs` is also
     empty if the request does not have the parameter.
     """
-
-    request_id: str
-    state: State
-    finish_reason: FinishReason
-    usage: Usage = Usage()
-    error: ErrorInfo | None = None
-    timing: Timing = Timing()
-    attempts: int = 0
-    resumes: int = 0
-    preemptions: int = 0
-    model: str | None = None
-    #: The engine that finished differs from the one that began, in revision, dtype or backend.
-    resumed_fingerprint_changed: bool = False
-    #: Text that was held back, because a stop string could begin in it, until the generation ended.
-    #: All tokens were published by then, so it is in no chunk. `text` includes it.
-    tail: str = ""
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    text: str = ""
-    token_ids: tuple[int, ...] = ()
-    #: The hash of all tokens of the log; see TokenChunk.
-    prefix_hash: str = ""
-    logprobs: tuple[TokenLogprob, ...] = ()
-
-    def __post_init__(self) -> None:
-        assert self.state.is_terminal, f"a completion cannot be {self.state}"
 
     def encode(self) -> bytes:
         """The bytes of the field `done`: what only the author knows."""

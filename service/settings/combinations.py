@@ -5,10 +5,7 @@ changes nothing is told in the log. Defaults are never warned of: nobody asked f
 """
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from service.settings.config import Settings
+from typing import Protocol
 
 #: For how many leases the keys of a request are kept at least. They are renewed once half of that
 #: is over. So the half is left when a worker dies: its lease, and one more in which others look.
@@ -16,7 +13,39 @@ KEPT_LEASES = 4
 #: A step with a draft has at least this many tokens: the last known one, and one that is guessed.
 MIN_DRAFTED_STEP_TOKENS = 2
 
-Rule = tuple[Callable[["Settings"], bool], str]
+
+class Combined(Protocol):
+    """What is read of the settings here; config.py has their meaning."""
+
+    shards: int
+    served_shards: tuple[int, ...]
+    lease_seconds: float
+    max_queue_seconds: float
+    retention_seconds: float
+    num_blocks: int | None
+    kv_cache_memory_bytes: int | None
+    num_host_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int | None
+    long_prefill_token_threshold: int
+    num_speculative_tokens: int
+    max_speculative_step_tokens: int
+    async_scheduling: bool
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def policy(self) -> str: ...
+
+    @property
+    def preemption_mode(self) -> str: ...
+
+    @property
+    def model_fields_set(self) -> set[str]: ...
+
+
+Rule = tuple[Callable[[Combined], bool], str]
 
 #: What is refused: when, and what is told.
 _REFUSED: tuple[Rule, ...] = (
@@ -62,7 +91,7 @@ _REFUSED: tuple[Rule, ...] = (
 )
 
 #: What has no effect: the setting, when, and why.
-_IDLE: tuple[tuple[str, Callable[["Settings"], bool], str], ...] = (
+_IDLE: tuple[tuple[str, Callable[[Combined], bool], str], ...] = (
     (
         "swap_min_tokens",
         lambda s: s.preemption_mode != "auto",
@@ -96,14 +125,14 @@ _IDLE: tuple[tuple[str, Callable[["Settings"], bool], str], ...] = (
 )
 
 
-def refusal(settings: "Settings") -> str | None:
+def refusal(settings: Combined) -> str | None:
     """Why these settings cannot be had together; None if they can."""
     if any(shard >= settings.shards for shard in settings.served_shards):
         return f"served_shards: the shards are 0 to {settings.shards - 1}"
     return next((reason for is_wrong, reason in _REFUSED if is_wrong(settings)), None)
 
 
-def without_effect(settings: "Settings") -> Iterator[str]:
+def without_effect(settings: Combined) -> Iterator[str]:
     """A clause for each setting that was given and does not do what its name says."""
     for name, is_idle, reason in _IDLE:
         if name in settings.model_fields_set and is_idle(settings):
@@ -116,7 +145,7 @@ def without_effect(settings: "Settings") -> Iterator[str]:
         )
 
 
-def _largest_drafted_step(settings: "Settings") -> int:
+def _largest_drafted_step(settings: Combined) -> int:
     most = settings.max_num_batched_tokens
     drafted = settings.max_speculative_step_tokens
     return drafted if most is None else min(drafted, most)

@@ -24,7 +24,8 @@ PUBLIC_NAMES = [
     "OutputRewound", "Priority", "ProtocolError", "QueueFull", "QueueLimits", "QuireError",
     "RequestArguments", "RequestConflict", "RequestFailed", "RequestStatus", "ResultExpired",
     "SamplingParams", "SharedReadsBroker", "State", "Timing", "TokenChunk", "TokenLogprob",
-    "TopLogprob", "UnknownRequest", "UnsupportedVersion", "Usage", "WaitTimeout", "connect", "connect_async",
+    "TopLogprob", "UnknownRequest", "UnsupportedVersion", "Usage", "WaitTimeout", "connect",
+    "connect_async",
 ]  # fmt: skip
 
 

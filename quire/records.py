@@ -1,0 +1,128 @@
+"""What became of a request: its states, and the fields of its terminal record.
+
+Knows no encoding: quire/wire/ reads and writes these records. They are apart from it, so that the
+errors of quire/errors.py can carry one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class State(StrEnum):
+    """The state of a request in the broker. The last four are terminal and never change again."""
+
+    SCHEDULED = "scheduled"
+    QUEUED = "queued"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+    @property
+    def is_terminal(self) -> bool:
+        return self not in (State.SCHEDULED, State.QUEUED, State.RUNNING)
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended."""
+
+    EOS = "eos"
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    ERROR = "error"
+    REJECTED = "rejected"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts. `cached_tokens` are the prompt tokens whose KV came from the prefix cache."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorInfo:
+    """Why a request failed: a stable code, a sentence, and if it was rejected the field."""
+
+    code: str
+    message: str
+    field: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds on the broker's clock from submit to first claim, to first token, and to the end.
+
+    None for what the request never reached.
+    """
+
+    queue_seconds: float | None = None
+    first_token_seconds: float | None = None
+    total_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogprob:
+    """One of the likeliest tokens at an index: its natural log-probability, and its text."""
+
+    token_id: int
+    logprob: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A sampled token, and the likeliest tokens at its index, best first.
+
+    The numbers are the model's own: they are computed in single precision from the unchanged
+    logits, before temperature, penalties, biases and every other parameter. So the sampled token
+    may be missing from `top`. `text` is the text of this token alone, as it is after other text;
+    bytes of an incomplete character show as U+FFFD.
+    """
+
+    token_id: int
+    logprob: float
+    text: str
+    top: tuple[TopLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TerminalRecord:
+    """The fields of a Completion, which is the one terminal record of a request.
+
+    A Completion adds the encoding, and says who fills in which field.
+    """
+
+    request_id: str
+    state: State
+    finish_reason: FinishReason
+    usage: Usage = Usage()
+    error: ErrorInfo | None = None
+    timing: Timing = Timing()
+    attempts: int = 0
+    resumes: int = 0
+    preemptions: int = 0
+    model: str | None = None
+    #: The engine that finished differs from the one that began, in revision, dtype or backend.
+    resumed_fingerprint_changed: bool = False
+    #: Text that was held back, because a stop string could begin in it, until the generation ended.
+    #: All tokens were published by then, so it is in no chunk. `text` includes it.
+    tail: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    #: The hash of all tokens of the log; see TokenChunk.
+    prefix_hash: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert self.state.is_terminal, f"a completion cannot be {self.state}"
