@@ -1,5 +1,5 @@
 """The OpenAI-compatible front of a queue: HTTP on one side, a client of Redis on the other.
 
-It holds nothing that has to survive it: what was asked is in the record of the request, what was
-said in its log, and how far a caller has come is in the caller's hand.
+A gateway keeps no state that must survive it. The call is in the record of its request, the output
+is in its log, and the caller itself knows how far it has read.
 """

@@ -1,6 +1,8 @@
-"""Runs a gateway: `python -m service.gateway`. SIGTERM and SIGINT drain it, SIGHUP reads its keys.
+"""Runs a gateway: `python -m service.gateway`.
 
-Exit codes: 0 drained; 2 settings that cannot be right, or a module that is missing.
+SIGTERM and SIGINT drain it. SIGHUP makes it read its file of keys again.
+
+Exit codes: 0 drained; 2 invalid settings, or a Python module is missing.
 """
 
 import asyncio
@@ -9,19 +11,20 @@ import os
 import signal
 import sys
 
-#: Exit code of a command line, environment or file that cannot be right.
+#: Exit code for an invalid command line, environment or file.
 EXIT_USAGE = 2
-#: What brings everything that a gateway imports.
+#: The extra that installs every package a gateway imports.
 GATEWAY_EXTRA = "the extra `gateway`: pip install -c constraints.txt -e '.[gateway]'"
 
-#: When Python looks for garbage in cycles. Open streams are many objects that stay: looked through
-#: as often as is usual, they take a fifth of a busy gateway's time.
+#: Thresholds of Python's cyclic garbage collector. Open streams are many long-lived objects. With
+#: the default thresholds, scanning them takes a fifth of a busy gateway's time.
 GC_THRESHOLDS = (20_000, 20, 100)
 
 
 def main() -> int:
     """Run a gateway with the settings of this process; returns the exit code."""
-    # It would end a process that does not hear it yet. Kept back, it is heard once that is ready.
+    # By default SIGHUP ends the process. While it is blocked, it stays pending until the handler
+    # is installed.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         return _run()
@@ -37,7 +40,7 @@ def _run() -> int:
 
     try:
         settings = load_gateway_settings()
-        # `--help` and mistakes are answered without loading the rest.
+        # Imported only here, so that `--help` and wrong settings are answered quickly.
         from service.gateway.http.server import Server
         from service.settings.logs import configure_logs, warn_of_settings
 

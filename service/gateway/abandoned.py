@@ -1,8 +1,8 @@
-"""Cancels requests that nobody waits for any more, once Redis can be reached. Knows no HTTP.
+"""Cancels requests that nobody waits for any more, as soon as Redis can be reached. Knows no HTTP.
 
-When Redis goes away while a call is answered, its caller is told to try again, and OpenAI's clients
-do so by themselves: the requests of the first call would then be computed for nobody. Nothing else
-depends on this list: a gateway that dies with it loses no answer.
+If Redis fails while a call is answered, its caller gets a 503, and OpenAI's clients repeat the call
+by themselves. The requests of the first call would then be computed for nobody. Only their
+cancellation depends on this list: a gateway that dies with it loses no answer.
 """
 
 import asyncio
@@ -13,24 +13,26 @@ import structlog
 from quire.errors import BrokerUnavailable, QueueFull, QuireError
 from service.gateway.http.tasks import end
 
-#: Pause between two tries while Redis is away, or has no memory left.
-AGAIN_SECONDS = 0.5
+#: Pause between two attempts while Redis does not answer, or has no memory left.
+RETRY_SECONDS = 0.5
 
-#: The most requests that are kept, some 20 MiB; beyond that the oldest are dropped and go on.
+#: The most requests in the list, some 20 MiB. Beyond that the oldest are dropped: they are
+#: computed to their end.
 MAX_ABANDONED = 100_000
 
-#: What a cancellation is refused with that may be repeated: it is a write, and needs memory, too.
-REFUSED_FOR_NOW = (BrokerUnavailable, QueueFull)
+#: Errors of a cancellation that can succeed later. QueueFull is one of them: a cancellation is a
+#: write, and Redis refuses writes when its memory is full.
+TEMPORARY_ERRORS = (BrokerUnavailable, QueueFull)
 
 _log = structlog.get_logger("service.gateway")
 
 
-class Abandoned:
-    """Cancels requests as soon as that can be done. For one event loop."""
+class AbandonedRequests:
+    """Cancels requests as soon as Redis allows it. For one event loop."""
 
     def __init__(self, cancel: Callable[[str], Awaitable[object]]) -> None:
         self._cancel = cancel
-        #: In the order in which they came.
+        #: In the order in which they were added.
         self._ids: dict[str, None] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -43,21 +45,21 @@ class Abandoned:
             self._task = asyncio.create_task(self._run(), name="quire-abandoned")
 
     async def close(self) -> None:
-        """Stop trying, and log how many requests go on."""
+        """Stop cancelling, and log how many requests run on."""
         if self._task is not None:
             await end(self._task)
         if self._ids:
-            _log.warning("requests go on that nobody waits for", requests=len(self._ids))
+            _log.warning("requests run on that nobody waits for", requests=len(self._ids))
 
     async def _run(self) -> None:
         while self._ids:
             request_id = next(iter(self._ids))
             try:
                 await self._cancel(request_id)
-            except REFUSED_FOR_NOW:
-                await asyncio.sleep(AGAIN_SECONDS)
+            except TEMPORARY_ERRORS:
+                await asyncio.sleep(RETRY_SECONDS)
                 continue
             except QuireError:
-                # It never reached the queue, has expired, or cannot be read by anybody.
+                # The request never reached the queue, has expired, or has an unreadable record.
                 pass
             self._ids.pop(request_id, None)

@@ -1,7 +1,7 @@
-"""Reads the output logs of all choices of a call, merged as tokens come; knows no HTTP.
+"""Reads the output logs of all choices of a call and merges them as tokens come. Knows no HTTP.
 
-At most one read per choice is made ahead: the logs in Redis are the buffer, so a caller that reads
-slowly costs no more here than what that brought, and one that never comes back nothing at all.
+At most one read per choice is made ahead. The logs in Redis are the buffer: a slow caller costs the
+gateway only the result of that read, and a caller that has gone costs it nothing.
 """
 
 import asyncio
@@ -15,109 +15,116 @@ from quire.client.turns import Turn
 from quire.errors import OutputRewound, ResultExpired, UnknownRequest
 from quire.openai.answers import naming_prompt
 from quire.wire.output import Completion, State, TokenChunk
-from service.gateway.cursors import Place
+from service.gateway.cursors import Cursor
 from service.gateway.http.lifecycle import draining
 from service.gateway.http.tasks import end
-from service.gateway.idempotency import MAX_WHOLE_LOGPROBS, Asked
+from service.gateway.idempotency import MAX_COMPLETE_LOGPROBS, CallRecord
 from service.gateway.refusals import Refused, too_large
 
 _Item = TypeVar("_Item")
 
-#: A choice, and what one read of its log returned, never empty.
-News = tuple[int, Sequence[TokenChunk | Completion]]
+#: The index of a choice, and what one read of its log returned, never empty.
+Update = tuple[int, Sequence[TokenChunk | Completion]]
 
 
 class Answer:
-    """The answer to one call, read from a caller's places in it.
+    """The answer to one call, read from the cursors of its caller on.
 
-    Whoever iterates over `news` moves `places` on. When Redis has lost a part of what the caller
-    was sent, they are set back to what is certain. `closing` breaks the answer off.
+    `cursors` has one for each choice; without them reading starts at the beginning. The code that
+    iterates over `updates` advances them. If Redis has lost a part of what the caller was sent, the
+    cursor is set back to the last token that is certain. When `closing` is set, the answer is
+    broken off.
     """
 
     def __init__(
         self,
         client: AsyncClient,
-        asked: Asked,
+        record: CallRecord,
         *,
         closing: asyncio.Event,
-        places: Sequence[Place] | None = None,
+        cursors: Sequence[Cursor] | None = None,
     ) -> None:
-        self.asked = asked
-        self.places = list(places or [Place()] * asked.num_choices)
+        self.record = record
+        self.cursors = list(cursors or [Cursor()] * record.num_choices)
         self._client = client
         self._closing = closing
 
-    async def news(self, *, silence_seconds: float) -> AsyncGenerator[News | None, None]:
-        """The news of all choices, each completion after its chunks; None after every silence.
+    async def updates(self, *, idle_seconds: float) -> AsyncGenerator[Update | None, None]:
+        """The updates of all choices, each completion after its chunks.
 
-        Raises the error of a choice that did not complete or cannot be read, ResultExpired for one
-        that is not there any more; Refused when the answer is broken off.
+        Yields None whenever nothing has come for `idle_seconds`.
+
+        Raises:
+            QuireError: a choice did not complete, or its log cannot be read.
+            ResultExpired: a choice does not exist any more.
+            Refused: the answer is broken off.
         """
-        following = [self._follow(choice) for choice in range(self.asked.num_choices)]
-        async for item in merged(following, self._closing, silence_seconds=silence_seconds):
+        following = [self._follow(choice) for choice in range(self.record.num_choices)]
+        async for item in merged(following, self._closing, idle_seconds=idle_seconds):
             yield item
 
     async def whole(self) -> list[Completion]:
         """The completion of every choice, with its text and tokens.
 
-        Raises what `news` does; Refused for one that was asked for as a stream, and is too large.
+        Raises what `updates` raises, and Refused if the answer is too large to be sent complete,
+        which happens to calls that were submitted for a stream.
         """
         for _ in range(MAX_READINGS - 1):
-            # What Redis has lost of it nobody was told yet.
+            # Redis has lost a part of the log. The caller has received nothing, so read it again.
             with contextlib.suppress(OutputRewound):
-                return await self._read_whole()
-        return await self._read_whole()
+                return await self._read_complete()
+        return await self._read_complete()
 
-    async def _read_whole(self) -> list[Completion]:
-        self.places = [Place()] * self.asked.num_choices
+    async def _read_complete(self) -> list[Completion]:
+        self.cursors = [Cursor()] * self.record.num_choices
         num_logprobs = 0
-        chunks: list[list[TokenChunk]] = [[] for _ in self.places]
+        chunks: list[list[TokenChunk]] = [[] for _ in self.cursors]
         ends: dict[int, Completion] = {}
-        async for item in self.news(silence_seconds=float("inf")):
-            assert item is not None, "no silence is so long"
-            choice, news = item
-            for one in news:
+        async for item in self.updates(idle_seconds=float("inf")):
+            assert item is not None, "there is no idle timeout"
+            choice, updates = item
+            for one in updates:
                 if isinstance(one, Completion):
                     ends[choice] = one
                     continue
                 chunks[choice].append(one)
                 num_logprobs += sum(1 + len(token.top) for token in one.logprobs)
-                if num_logprobs > MAX_WHOLE_LOGPROBS:
-                    raise Refused(too_large(MAX_WHOLE_LOGPROBS))
+                if num_logprobs > MAX_COMPLETE_LOGPROBS:
+                    raise Refused(too_large(MAX_COMPLETE_LOGPROBS))
         return [joined(ends[choice], own) for choice, own in enumerate(chunks)]
 
-    async def _follow(self, choice: int) -> AsyncGenerator[News, None]:
-        place = self.places[choice]
-        handle = self._client.attach(self.asked.member_ids[choice])
+    async def _follow(self, choice: int) -> AsyncGenerator[Update, None]:
+        cursor = self.cursors[choice]
+        handle = self._client.attach(self.record.member_ids[choice])
         try:
-            async for news in handle.follow_reads(
-                after=place.num_tokens,
-                prefix_hash=place.prefix_hash,
-                # A caller is told in its stream; the log would have a line for each of them.
+            async for updates in handle.follow_reads(
+                after=cursor.num_tokens,
+                prefix_hash=cursor.prefix_hash,
+                # The stream itself says why it waits. The log would get a line for each caller.
                 explains=False,
             ):
-                *pieces, last = news
+                *pieces, last = updates
                 if isinstance(last, Completion) and last.state is not State.COMPLETED:
                     if pieces:
                         yield choice, pieces
                     raise_unless_completed(self._naming_prompt(choice, last))
-                yield choice, news
+                yield choice, updates
         except OutputRewound as rewound:
-            self.places[choice] = Place(rewound.kept)
+            self.cursors[choice] = Cursor(rewound.kept)
             raise
         except UnknownRequest as unknown:
-            # It was submitted, or found, before anybody asked for its answer.
+            # The request existed when the call was submitted or found, so it has expired since.
             raise ResultExpired(unknown.request_id) from unknown
 
     def _naming_prompt(self, choice: int, end: Completion) -> Completion:
-        asked = self.asked
+        record = self.record
         return naming_prompt(
-            end, choice, num_choices=asked.num_choices, num_prompts=asked.num_prompts
+            end, choice, num_choices=record.num_choices, num_prompts=record.num_prompts
         )
 
 
-async def in_turns(parts: Iterable[str]) -> bytes:
-    """All parts of a body, made one by one, with turns for other tasks of the loop in between."""
+async def encode_parts(parts: Iterable[str]) -> bytes:
+    """The parts of a body as UTF-8, joined. Yields to the event loop during long work."""
     made: list[bytes] = []
     async with Turn() as turn:
         for part in parts:
@@ -131,17 +138,17 @@ async def merged(
     sources: Sequence[AsyncGenerator[_Item, None]],
     closing: asyncio.Event,
     *,
-    silence_seconds: float,
+    idle_seconds: float,
 ) -> AsyncGenerator[_Item | None, None]:
-    """The items of all sources as they come; None whenever none comes for `silence_seconds`.
+    """The items of all sources as they come; None whenever nothing has come for `idle_seconds`.
 
-    One item of each source is awaited at a time. Refused once `closing` is set.
+    Awaits one item of each source at a time. Raises Refused once `closing` is set.
     """
     closed: asyncio.Future[Any] = asyncio.create_task(closing.wait())
     awaited: dict[asyncio.Future[_Item], AsyncGenerator[_Item, None]] = {
         asyncio.ensure_future(anext(source)): source for source in sources
     }
-    timeout = None if silence_seconds == float("inf") else silence_seconds
+    timeout = None if idle_seconds == float("inf") else idle_seconds
     try:
         while awaited:
             waited: set[asyncio.Future[Any]] = {closed, *awaited}

@@ -1,8 +1,8 @@
-"""Who a caller is: the file of API keys, and the tenant and the priority that come with a key.
+"""Identifies callers: the file of API keys, with the tenant and the highest priority of each key.
 
-A line of the file is `key tenant [priority]`; a blank one, or one that begins with #, says nothing.
-Keys are kept as their hash under a secret of this process, and looked up by it: neither a memory
-dump's strings nor the time of a lookup tells anything about a key. They are never logged.
+A line of the file is `key tenant [priority]`. Blank lines and lines that begin with # are ignored.
+Keys are stored and looked up as a keyed hash whose secret is made by this process. So neither the
+strings of a memory dump nor the time of a lookup tells anything about a key. Keys are never logged.
 """
 
 import hashlib
@@ -18,40 +18,41 @@ from service.gateway.http.cors import is_allowed
 from service.gateway.refusals import Refusal, Refused
 from service.settings.sources import ConfigurationError
 
-#: A key that is shorter can be guessed.
+#: Shorter keys can be guessed.
 MIN_KEY_LENGTH = 16
 
-#: What a request is treated as when nobody says otherwise.
-USUAL_PRIORITY = Priority.NORMAL
+#: The priority of a request without `X-Quire-Priority`, and of a key whose line names none.
+DEFAULT_PRIORITY = Priority.NORMAL
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose requests these are, and the most urgent class that they may be of.
+    """The tenant of a caller, and the highest priority that its requests may have.
 
-    `tenant` is None for whoever comes to a gateway without keys: it is nobody's in particular, and
-    may come back to every request.
+    `tenant` is None at a gateway without keys. Such a caller has access to every request.
     """
 
     tenant: str | None = None
     highest: Priority = Priority.CRITICAL
 
-    def priority(self, asked: Priority | None) -> Priority:
-        """The class of a request that asks for this one. Refused when the key does not allow it."""
-        if asked is None:
-            return min(USUAL_PRIORITY, self.highest)
-        if asked > self.highest:
+    def priority(self, requested: Priority | None) -> Priority:
+        """The priority of a request; None is the default one. Refused above what the key allows."""
+        if requested is None:
+            return min(DEFAULT_PRIORITY, self.highest)
+        if requested > self.highest:
             highest = self.highest.name.lower()
             message = f"this key allows priorities up to {highest}"
             raise Refused(Refusal(403, "priority_not_allowed", message))
-        return asked
+        return requested
 
 
 class ApiKeys:
-    """The keys of a gateway; without a file everybody is let in, but for pages of other origins.
+    """The keys of a gateway.
+
+    Without a file no key is needed, but pages of origins outside `allowed_origins` are refused.
 
     Raises:
-        ConfigurationError: the file cannot be read, or a line of it cannot be right.
+        ConfigurationError: the file cannot be read, or a line of it is wrong.
     """
 
     def __init__(self, path: Path | None, *, allowed_origins: Sequence[str] = ()) -> None:
@@ -65,11 +66,11 @@ class ApiKeys:
         return len(self._callers)
 
     @property
-    def are_asked_for(self) -> bool:
+    def are_required(self) -> bool:
         return self._path is not None
 
     def reload(self) -> None:
-        """Read the file again; when that fails, what was known before stays."""
+        """Read the file again; if that fails, the earlier keys stay valid. ConfigurationError."""
         if self._path is None:
             return
         try:
@@ -80,21 +81,21 @@ class ApiKeys:
         for number, line in enumerate(lines, start=1):
             if not line.strip() or line.lstrip().startswith("#"):
                 continue
-            place = f"keys_file: {self._path}, line {number}"
+            location = f"keys_file: {self._path}, line {number}"
             try:
                 key, caller = _parse(line.split())
             except ValueError as error:
-                raise ConfigurationError(f"{place}: {error}") from None
+                raise ConfigurationError(f"{location}: {error}") from None
             if self._hash(key) in callers:
-                raise ConfigurationError(f"{place}: this key is in an earlier line")
+                raise ConfigurationError(f"{location}: an earlier line has the same key")
             callers[self._hash(key)] = caller
         self._callers = callers
 
     def caller(self, headers: Mapping[str, str]) -> Caller:
-        """Who sends these headers. Refused for a stranger."""
-        if not self.are_asked_for:
+        """The caller that sends these headers. Refused without a valid key, or for its origin."""
+        if not self.are_required:
             if not is_allowed(headers.get("Origin"), self._allowed_origins):
-                refuse_foreign_page(headers.get("Origin"), headers.get("Host", ""))
+                check_origin(headers.get("Origin"), headers.get("Host", ""))
             return Caller()
         authorization = headers.get("Authorization", "")
         scheme, _, key = authorization.strip().partition(" ")
@@ -109,12 +110,13 @@ class ApiKeys:
         return hashlib.blake2b(key.encode(errors="replace"), key=self._secret).digest()
 
 
-def refuse_foreign_page(origin: str | None, host: str) -> None:
-    """Refused is what a browser sends for a page of somewhere else.
+def check_origin(origin: str | None, host: str) -> None:
+    """Refused for a request that a browser sends for a page of another origin.
 
-    Where no key is asked for, the browser of whoever reaches the gateway would be one: it sends a
-    POST of plain text for any page, wherever to. That the names of origin and host are the same
-    tells nothing, as a page can have its own name point here; an address cannot be made to.
+    Browsers send a plain-text POST of any page to any address. So without keys every page that a
+    user of this network visits could use the queue. Equal names in `origin` and `host` prove
+    nothing, because the owner of a page can let its name resolve to this gateway. Equal addresses
+    do prove that the page came from here.
     """
     if origin is None:
         return
@@ -138,14 +140,14 @@ def _name_in(url: str) -> str:
 
 
 def _parse(words: list[str]) -> tuple[str, Caller]:
-    """One line of the file. ValueError, whose text has nothing of the key in it."""
+    """One line of the file. ValueError, whose text contains no part of the key."""
     if not 2 <= len(words) <= 3:
         raise ValueError("must be `key tenant [priority]`")
     key, tenant, *priority = words
     if not key.isascii():
-        raise ValueError("a key is written in ASCII; headers carry nothing else for certain")
+        raise ValueError("a key must be ASCII, because headers carry nothing else reliably")
     if len(key) < MIN_KEY_LENGTH:
-        raise ValueError(f"a key has {MIN_KEY_LENGTH} characters or more")
+        raise ValueError(f"a key must have {MIN_KEY_LENGTH} characters or more")
     if not is_tenant_name(tenant):
         raise ValueError(f"the tenant must match {TENANT_PATTERN}")
-    return key, Caller(tenant, Priority.parse(priority[0]) if priority else USUAL_PRIORITY)
+    return key, Caller(tenant, Priority.parse(priority[0]) if priority else DEFAULT_PRIORITY)

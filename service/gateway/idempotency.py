@@ -1,8 +1,8 @@
-"""What a call asks for, kept in the metadata of its first request, where every gateway finds it.
+"""The record of a call, kept in the metadata of its first request, where every gateway finds it.
 
-Each choice of a call, for each of its prompts, is a request of its own. The first has the id of the
-call, however many there are. So one record describes the call, and an idempotency key that is
-reused with another number of choices still finds that record.
+Each choice for each prompt of a call is a request of its own. The id of the first request is that
+of the call, whatever the number of choices is. So one record describes the call, and an idempotency
+key that is reused with another number of choices still finds that record.
 """
 
 import asyncio
@@ -29,19 +29,21 @@ ID_PREFIX = "req-"
 #: Most bytes of all requests of one call together: each of them holds the whole prompt.
 MAX_CALL_BYTES = 8 << 20
 
-#: Most log-probabilities of one whole answer, top tokens included: some 40 MiB for its caller, and
-#: 250 MiB in the gateway while it is written. A stream may have any number.
-MAX_WHOLE_LOGPROBS = 1 << 19
+#: Most log-probabilities of one complete answer, top tokens included: the caller gets some 40 MiB,
+#: and writing them takes 250 MiB in the gateway. A stream may have any number.
+MAX_COMPLETE_LOGPROBS = 1 << 19
 
-#: Fields of a body that say how the answer is to be sent, not what is to be generated.
-_ABOUT_TELLING = ("stream", "stream_options")
+#: Fields of a body that change how the answer is sent and not what is generated.
+_RESPONSE_FIELDS = ("stream", "stream_options")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One call: its id, and what its answer looks like. `digest` covers all that it asks for.
+class CallRecord:
+    """One call: its id, and the form of its answer.
 
-    `num_choices` counts the choices for all prompts; each prompt has the same number of them.
+    `digest` is a hash over everything that changes what is generated. `num_choices` is the number
+    of choices for all prompts together, the same number for each prompt. `created` is in seconds
+    since the epoch.
     """
 
     request_id: str
@@ -54,12 +56,12 @@ class Asked:
 
     @property
     def heading(self) -> Heading:
-        """The fields that all parts of its answer share."""
+        """The fields that are the same in all parts of the answer."""
         return Heading(self.request_id, self.kind, self.created, self.model)
 
     @property
     def member_ids(self) -> list[str]:
-        """The ids of the requests of its choices."""
+        """The ids of the requests, one for each choice."""
         first = self.request_id
         return [first, *(f"{first}{CHOICE_SEPARATOR}{n}" for n in range(1, self.num_choices))]
 
@@ -77,10 +79,13 @@ class Asked:
         }
 
     @classmethod
-    def from_metadata(cls, request_id: str, metadata: Mapping[str, Any], created: int) -> "Asked":
-        """Reads it back; a request that no gateway submitted is a completion with one choice.
+    def from_metadata(
+        cls, request_id: str, metadata: Mapping[str, Any], created: int
+    ) -> "CallRecord":
+        """Read the record back from the metadata of a request.
 
-        So is one whose metadata says what no gateway writes: anybody who submits may write there.
+        A request that was not submitted by a gateway counts as a completion with one choice. So
+        does one with metadata that no gateway writes: every client may write metadata.
         """
         match metadata.get(METADATA_KEY):
             case {
@@ -91,7 +96,7 @@ class Asked:
                 "digest": str(digest),
             } if type(num_choices) is int and 1 <= num_choices <= MAX_CHOICES:
                 prompts = metadata[METADATA_KEY].get("prompts")
-                # Earlier versions do not write it: their calls had one prompt each.
+                # Earlier versions do not write this field: their calls had one prompt each.
                 num_prompts = prompts if type(prompts) is int and 0 < prompts <= num_choices else 1
                 return cls(request_id, kind, num_choices, num_prompts, model, stamp, digest)
         return cls(request_id, "completions", created=created)
@@ -99,30 +104,31 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call to submit; `is_whole` unless it is to be answered as a stream."""
+    """A call to submit. `is_streamed` says whether the caller wants its answer as a stream."""
 
-    asked: Asked
+    record: CallRecord
     request: OpenAIRequest
-    is_whole: bool
+    is_streamed: bool
 
     async def members(self, **envelope: Any) -> list[GenerationRequest]:
-        """The requests of its choices. InvalidRequest for an invalid body.
+        """The requests of all choices. InvalidRequest for an invalid body.
 
-        A long one takes some ten milliseconds to make; between two the event loop gets a turn.
+        A long request takes some ten milliseconds to build, so this yields to the event loop
+        between two of them.
         """
-        ids = self.asked.member_ids
+        ids = self.record.member_ids
         members: list[GenerationRequest] = []
         num_bytes = 0
         for choice, member_id in enumerate(ids):
             if choice:
                 await asyncio.sleep(0)
-            metadata = {} if choice else {"metadata": self.asked.metadata()}
+            metadata = {} if choice else {"metadata": self.record.metadata()}
             one = self.request.request(ids[0], choice, **metadata, **envelope)
-            if not choice and self.is_whole:
+            if not choice and not self.is_streamed:
                 self._check_logprobs(one)
             if self.request.begins_prompt(choice):
-                # Checked before the other choices of this prompt are made.
-                num_bytes += len(ids) // self.asked.num_prompts * len(one.encode())
+                # Checked before the other choices of this prompt are built.
+                num_bytes += len(ids) // self.record.num_prompts * len(one.encode())
                 self._check_bytes(num_bytes)
             members.append(one.model_copy(update={"id": member_id}))
         return members
@@ -131,18 +137,19 @@ class Call:
         sampling = first.parse_body().sampling
         if sampling.logprobs is None:
             return
-        most = self.asked.num_choices * sampling.max_tokens * (1 + sampling.logprobs)
-        if most > MAX_WHOLE_LOGPROBS:
+        most = self.record.num_choices * sampling.max_tokens * (1 + sampling.logprobs)
+        if most > MAX_COMPLETE_LOGPROBS:
             message = (
-                f"choices times max_tokens, with the likeliest tokens of each, may come to {most}; "
-                f"{MAX_WHOLE_LOGPROBS} are the most of a whole answer: ask for fewer, or a stream"
+                f"this call may need {most} log-probabilities (choices times max_tokens times one "
+                f"more than the alternatives of each token); an answer that is not streamed may "
+                f"have {MAX_COMPLETE_LOGPROBS}: ask for fewer, or for a stream"
             )
             raise InvalidRequest("body.logprobs", message)
 
     def _check_bytes(self, num_bytes: int) -> None:
-        if self.asked.num_choices > 1 and num_bytes > MAX_CALL_BYTES:
-            message = f"so many requests of this length take more than {MAX_CALL_BYTES} bytes"
-            field = "body.n" if self.asked.num_prompts == 1 else "body.prompt"
+        if self.record.num_choices > 1 and num_bytes > MAX_CALL_BYTES:
+            message = f"the requests of this call take more than {MAX_CALL_BYTES} bytes together"
+            field = "body.n" if self.record.num_prompts == 1 else "body.prompt"
             raise InvalidRequest(field, message)
 
 
@@ -153,23 +160,24 @@ def call_of(
     tenant: str,
     key: str | None,
     model: str,
-    is_whole: bool = False,
+    is_streamed: bool = True,
 ) -> Call:
-    """The call that a body asks for.
+    """The call that a body describes.
 
     With an idempotency key its id is a function of tenant and key, so that every gateway finds the
-    same request; without one it is random. A body without a seed gets one derived from the digest,
-    which with a key covers the body. `model` is the name that answers will show.
+    same request; without one the id is random. A body without a seed gets a seed derived from the
+    digest. With a key the digest is a hash of tenant, key, kind and body, and without one it is
+    random. `model` is the name that answers will show.
     """
     if key is None:
         digest = secrets.token_hex(32)
         name = digest
     else:
-        about_tokens = {k: v for k, v in body.items() if k not in _ABOUT_TELLING}
-        digest = _sha256([tenant, key, kind, about_tokens])
+        content_fields = {k: v for k, v in body.items() if k not in _RESPONSE_FIELDS}
+        digest = _sha256([tenant, key, kind, content_fields])
         name = _sha256([tenant, key])
     request = OpenAIRequest(kind, body, digest)
-    asked = Asked(
+    record = CallRecord(
         request_id=f"{ID_PREFIX}{name[:32]}",
         kind=kind,
         num_choices=request.num_choices,
@@ -178,13 +186,13 @@ def call_of(
         created=int(time.time()),
         digest=digest[:32],
     )
-    return Call(asked, request, is_whole)
+    return Call(record, request, is_streamed)
 
 
 def _sha256(value: object) -> str:
     try:
         written = json.dumps(value, sort_keys=True)
-    # What could just be parsed may be too deep to serialize, which recurses further.
+    # A body that could be parsed may still be nested too deep to serialize: that recurses further.
     except RecursionError as error:
         raise InvalidRequest("body", "is nested too deep") from error
     return hashlib.sha256(written.encode()).hexdigest()

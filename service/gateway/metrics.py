@@ -1,4 +1,4 @@
-"""The instruments of one gateway, built from its register, with all label values from the start."""
+"""The metrics of one gateway, built from its register. All label values exist from the start."""
 
 import itertools
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from prometheus_client.exposition import choose_encoder
 from service.gateway.register import gateway_families
 from service.observe.instruments import build_instrument
 
-#: The reasons of broken streams that are not the failure of a request, by the code of the error.
+#: The reason of a broken stream by the code of its error; every other code is a failed request.
 _REASONS = {
     "broker_unavailable": "unavailable",
     "output_rewound": "rewound",
@@ -45,12 +45,12 @@ class GatewayMetrics:
         self._broken[_REASONS.get(code, "failed"),].inc()
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
-        """What a scraper is sent, and of which type it is."""
+        """The metrics in the format that a scraper's `accept` asks for, and their content type."""
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
     def _bind(self, name: str) -> Any:
-        """The instrument; with labels, its children by their values."""
+        """The instrument; if it has labels, its children by label values."""
         family = gateway_families()[name]
         instrument = build_instrument(family, self._registry)
         if not family.labels:

@@ -1,4 +1,4 @@
-"""Which models a queue has, and with which adapters, from the registry of its workers."""
+"""The models of a queue and their adapters, from the registry of its workers."""
 
 import contextlib
 from collections.abc import Callable
@@ -10,15 +10,15 @@ from quire.wire.adapters import is_adapter_name, name_with
 from quire.wire.refusals import nearest
 from service.gateway.refusals import Refused, unknown_model
 
-#: How long a name that was found is served from the last reading of the registry.
+#: How long the names of one reading of the registry are reused.
 FRESH_SECONDS = 5.0
 
 
 class Models:
     """The models of the queue; read again after FRESH_SECONDS, and whenever a name is not found.
 
-    A model with an adapter has the name `<model>:<adapter>`, the only way for OpenAI's callers to
-    ask for it.
+    A model with an adapter has the name `<model>:<adapter>`: OpenAI's API has no other field for
+    an adapter.
     """
 
     def __init__(self, client: AsyncClient, *, clock: Callable[[], float] = monotonic) -> None:
@@ -26,27 +26,27 @@ class Models:
         self._clock = clock
         self._models: list[str] = []
         self._names: list[str] = []
-        self._looked = float("-inf")
+        self._read_at = float("-inf")
 
     async def names(self) -> list[str]:
         """All names, read now. BrokerUnavailable."""
         served = await self._client.adapters()
         self._models = list(served)
-        # Models first: the name of one may also be that of another with an adapter.
+        # Models come first: a model's own name may equal that of another model with an adapter.
         names = dict.fromkeys(self._models)
         for model, adapters in served.items():
             names |= dict.fromkeys(name_with(model, adapter) for adapter in adapters)
         self._names = list(names)
-        self._looked = self._clock()
+        self._read_at = self._clock()
         return self._names
 
-    async def are_served(self) -> bool:
-        """Whether some live worker serves a model, as far as is known; asked every FRESH_SECONDS.
+    async def have_worker(self) -> bool:
+        """Whether any live worker serves a model; read at most every FRESH_SECONDS.
 
-        A Redis that does not answer says nothing about workers.
+        True while Redis does not answer, because then nothing is known about workers.
         """
         with contextlib.suppress(QuireError):
-            if self._clock() - self._looked > FRESH_SECONDS:
+            if self._clock() - self._read_at > FRESH_SECONDS:
                 await self.names()
             return bool(self._models)
         return True
@@ -54,20 +54,21 @@ class Models:
     async def name_for(self, model: object, adapter: object) -> str:
         """The model name that an answer shows. Refused for a model that no worker serves.
 
-        `model` and `adapter` are those of a body, and may be anything. Without workers any name is
-        accepted, and left to a later worker to refuse; so is an unknown `adapter`. A call without a
-        model gets the queue's model, if there is exactly one.
+        `model` and `adapter` are the fields of a body and may have any type. While no worker is
+        alive every name is accepted, and a later worker refuses a wrong one. An unknown `adapter`
+        is also left to the worker. A call without a model gets the queue's model, if there is
+        exactly one.
         """
-        asked = model if isinstance(model, str) else None
-        is_stale = self._clock() - self._looked > FRESH_SECONDS
-        if is_stale or (asked is not None and asked not in self._names):
+        requested = model if isinstance(model, str) else None
+        is_stale = self._clock() - self._read_at > FRESH_SECONDS
+        if is_stale or (requested is not None and requested not in self._names):
             await self.names()
-        if asked is None:
-            asked = self._models[0] if len(self._models) == 1 else ""
-        elif self._names and asked not in self._names:
+        if requested is None:
+            requested = self._models[0] if len(self._models) == 1 else ""
+        elif self._names and requested not in self._names:
             served = ", ".join(map(repr, self._models))
-            hint = nearest(asked, self._names)
-            raise Refused(unknown_model(f"this queue serves {served}, not {asked!r}{hint}"))
-        if asked in self._models and is_adapter_name(adapter):
-            return name_with(asked, str(adapter))
-        return asked
+            hint = nearest(requested, self._names)
+            raise Refused(unknown_model(f"this queue serves {served}, not {requested!r}{hint}"))
+        if requested in self._models and is_adapter_name(adapter):
+            return name_with(requested, str(adapter))
+        return requested

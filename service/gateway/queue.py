@@ -1,4 +1,4 @@
-"""Submits calls to the queue, finds them again and ends them. Knows no HTTP."""
+"""Submits calls to the queue, finds them again and cancels them. Knows no HTTP."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -9,71 +9,72 @@ from quire.client.async_client import AsyncClient
 from quire.errors import BrokerUnavailable, QueueFull, QuireError, ResultExpired, UnknownRequest
 from quire.wire.output import Completion, State
 from quire.wire.protocol import MAX_REQUEST_ID_LENGTH, REQUEST_ID_PATTERN
-from service.gateway.abandoned import REFUSED_FOR_NOW, Abandoned
+from service.gateway.abandoned import TEMPORARY_ERRORS, AbandonedRequests
 from service.gateway.callers import Caller
-from service.gateway.idempotency import Asked, Call
+from service.gateway.idempotency import Call, CallRecord
 from service.gateway.refusals import Refused, key_reused
-from service.gateway.requests import Treatment
+from service.gateway.requests import QueueOptions
 
-#: The tenant of those who need no key.
-USUAL_TENANT = "default"
+#: The tenant of callers that need no key.
+DEFAULT_TENANT = "default"
 
 _REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
 _log = structlog.get_logger("service.gateway")
 
 
 class Queue:
-    """The calls of a queue. Methods raise the QuireErrors of the client, and Refused."""
+    """The calls of a queue. Methods raise the client's QuireErrors, and Refused."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
-        self._abandoned = Abandoned(client.cancel)
+        self._abandoned = AbandonedRequests(client.cancel)
 
     async def close(self) -> None:
-        """Stop cancelling abandoned requests; those that remain go on."""
+        """Stop cancelling abandoned requests; those that remain are computed to their end."""
         await self._abandoned.close()
 
-    async def submit(self, call: Call, caller: Caller, treatment: Treatment) -> Asked:
-        """Submit the call, or find the one that its idempotency key has begun; returns that.
+    async def submit(self, call: Call, caller: Caller, options: QueueOptions) -> CallRecord:
+        """Submit the call, or find the earlier one with its idempotency key; returns its record.
 
-        Refused if the key has begun a different call.
+        Refused if the earlier call with this key was a different one.
         """
-        priority = caller.priority(treatment.priority)
+        priority = caller.priority(options.priority)
         deadline_ms = None
-        if treatment.deadline_seconds is not None:
+        if options.deadline_seconds is not None:
             now_ms = await self._client.now_ms()
-            deadline_ms = now_ms + max(1, int(1000 * treatment.deadline_seconds))
+            deadline_ms = now_ms + max(1, int(1000 * options.deadline_seconds))
         members = await call.members(
-            tenant=caller.tenant or USUAL_TENANT,
+            tenant=caller.tenant or DEFAULT_TENANT,
             priority=priority,
             deadline_ms=deadline_ms,
-            headers=dict(treatment.headers),
+            headers=dict(options.headers),
         )
-        if treatment.key is None:
-            # If the submit fails, the caller cannot name the requests that were accepted: end them.
+        if options.key is None:
+            # If submitting fails, the caller does not know the ids of the requests that were
+            # accepted, so they are cancelled.
             try:
                 await self._client.submit_many(members)
             except QueueFull as full:
                 await self._end_all(full.accepted)
                 raise
             except BrokerUnavailable:
-                self.abandon_later(call.asked)
+                self.abandon_later(call.record)
                 raise
-            return call.asked
-        # The first one alone: if its id belongs to another call, the others must not be submitted.
+            return call.record
+        # Submit the first one alone: if its id belongs to another call, the others must not follow.
         await self._client.submit_many(members[:1])
         try:
-            asked = await self.find(call.asked.request_id, caller)
+            record = await self.find(call.record.request_id, caller)
         except UnknownRequest as unknown:
-            # It was there a moment ago.
+            # It existed a moment ago, so it has expired or Redis has lost it.
             raise ResultExpired(unknown.request_id) from unknown
-        if asked.digest != call.asked.digest:
+        if record.digest != call.record.digest:
             raise Refused(key_reused())
         await self._client.submit_many(members[1:])
-        return asked
+        return record
 
-    async def find(self, request_id: str, caller: Caller) -> Asked:
-        """The call with this id. UnknownRequest; also for a call of another tenant."""
+    async def find(self, request_id: str, caller: Caller) -> CallRecord:
+        """The call with this id. UnknownRequest if there is none, or if it is another tenant's."""
         if len(request_id) > MAX_REQUEST_ID_LENGTH or not _REQUEST_ID.fullmatch(request_id):
             raise UnknownRequest(request_id)
         handle = self._client.attach(request_id)
@@ -85,32 +86,32 @@ class Queue:
             async for item in handle.follow(after=status.published):
                 if isinstance(item, Completion):
                     metadata = item.metadata
-        return Asked.from_metadata(request_id, metadata, status.submitted_ms // 1000)
+        return CallRecord.from_metadata(request_id, metadata, status.submitted_ms // 1000)
 
-    async def end(self, asked: Asked) -> State:
-        """Cancel all choices; returns the state of the first after that."""
-        first, *others = asked.member_ids
+    async def end(self, record: CallRecord) -> State:
+        """Cancel all choices; returns the state of the first one afterwards."""
+        first, *others = record.member_ids
         await self._cancel(others)
         return await self._client.cancel(first)
 
-    async def abandon(self, asked: Asked) -> bool:
-        """Cancel a call nobody waits for; False if Redis refuses now and that is done later."""
-        return await self._end_all(asked.member_ids)
+    async def abandon(self, record: CallRecord) -> bool:
+        """Cancel a call that nobody waits for; False if Redis refuses now and it is done later."""
+        return await self._end_all(record.member_ids)
 
-    def abandon_later(self, asked: Asked) -> None:
-        """The same when Redis is known to be away; it may not even have got the call."""
-        self._abandoned.add(asked.member_ids)
+    def abandon_later(self, record: CallRecord) -> None:
+        """Cancel a call when Redis answers again; the call may never have reached it."""
+        self._abandoned.add(record.member_ids)
 
     async def _end_all(self, request_ids: Sequence[str]) -> bool:
         for number, request_id in enumerate(request_ids):
             try:
                 await self._cancel([request_id])
-            except REFUSED_FOR_NOW:
+            except TEMPORARY_ERRORS:
                 self._abandoned.add(request_ids[number:])
                 return False
             except QuireError as error:
-                # Nobody can end it, and nobody is left to be told; the others can be ended.
-                _log.error("request cannot be ended", request_id=request_id, error=str(error))
+                # This request cannot be cancelled, and its caller has gone. Cancel the others.
+                _log.error("request cannot be cancelled", request_id=request_id, error=str(error))
         return True
 
     async def _cancel(self, request_ids: Iterable[str]) -> None:
@@ -118,5 +119,5 @@ class Queue:
             try:
                 await self._client.cancel(request_id)
             except UnknownRequest:
-                # It never reached the queue, or has expired.
+                # The request never reached the queue, or has expired.
                 continue

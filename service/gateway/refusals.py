@@ -1,30 +1,31 @@
-"""What goes wrong, as OpenAI's clients are told it: a status, and a body with `error` in it.
+"""Refusals: errors in the form of OpenAI's API, a status and a body with `error` in it.
 
     status  code                                        when
-    303     gateway_draining                            the answer can be had of another one
-    400     invalid_request                             a field cannot be right; `param` names it
-            answer_too_large                            to be held whole; it was asked as a stream
-    401     invalid_api_key                             no key, or none that is known
-    403     priority_not_allowed                        more urgent than the caller's key allows
-            origin_not_allowed                          a page of elsewhere, where there are no keys
+    303     gateway_draining                            another gateway has the answer
+    400     invalid_request                             a field is invalid; `param` names it
+            answer_too_large                            it can only be read as a stream
+    401     invalid_api_key                             no key, or an unknown one
+    403     priority_not_allowed                        higher than the caller's key allows
+            origin_not_allowed                          a page of another origin, without keys
     404     model_not_found, unknown_request            the queue has no such model, no such request
-            unknown_url                                 there is no such path (see door.py)
-    405     method_not_allowed                          the path takes other methods (see door.py)
+            unknown_url                                 no such path (see http/middleware.py)
+    405     method_not_allowed                          the path takes other methods (there, too)
     408     body_timeout                                the body did not come in time
-    409     cancelled, output_rewound                   somebody ended it; Redis lost what was told
+    409     cancelled                                   the request was cancelled
+            output_rewound                              Redis has lost tokens the caller has
     413     body_too_large
-    422     idempotency_key_reused                      the key came with another body before
+    422     idempotency_key_reused                      an earlier call with the key was different
     429     queue_full                                  a limit of the queue is reached
-            too_many_open_answers                       the tenant has its share of this gateway
-    500     those of a failed request, protocol_error   the request has failed
-            internal_error                              a defect of the gateway (see door.py)
-    503     broker_unavailable, gateway_full,           nobody can say now; try again, or elsewhere
+            too_many_open_answers                       the tenant's limit here is reached
+    500     codes of failed requests, protocol_error    the request has failed
+            internal_error                              a defect (see http/middleware.py)
+    503     broker_unavailable, gateway_full,           try again, perhaps at another gateway
             gateway_draining
-            request_lost                                it was there and is gone; call again
-    504     deadline_exceeded, queue_timeout            its time was over
+            request_lost                                the request is gone; call again
+    504     deadline_exceeded, queue_timeout            the request took too long
 
-OpenAI's clients repeat 408, 409, 429 and all from 500 on, unless `x-should-retry` says otherwise:
-it does so where the same request would only end the same way once more.
+OpenAI's clients repeat a call after 408, 409, 429 and from 500 on, unless `x-should-retry` is
+false. It is false where the same call would end in the same way again.
 """
 
 from collections.abc import Callable, Mapping
@@ -46,22 +47,23 @@ from quire.errors import (
     UnknownRequest,
 )
 
-#: Seconds after which a caller may try again what was refused for want of room or of Redis.
+#: Seconds to wait before a call is repeated that was refused at a limit or without Redis.
 RETRY_AFTER_SECONDS = 2
 
-#: The types of errors by status; the others are mistakes in the request.
+#: OpenAI's error types by status. From 500 on it is `server_error`, and for all others
+#: `invalid_request_error`.
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 _RETRY_LATER = {"Retry-After": str(RETRY_AFTER_SECONDS)}
-#: A client that keeps its connections comes back by the same one, and so to the same gateway; over
-#: a new one the balancer takes it to another.
+#: A client that keeps its connection open would repeat the call at the same gateway. A new
+#: connection lets the load balancer choose another one.
 _RETRY_ELSEWHERE = {**_RETRY_LATER, "Connection": "close"}
 _DO_NOT_RETRY = {"x-should-retry": "false"}
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One answer that says what went wrong. `details` stand in the body beside OpenAI's fields."""
+    """One error response. `details` are added to OpenAI's fields in the body."""
 
     status: int
     code: str
@@ -72,14 +74,14 @@ class Refusal:
 
     @property
     def body(self) -> dict[str, Any]:
-        """What a response, or an event of a stream, says of it."""
+        """The body of a response, or the data of an event in a stream."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         fields = {"message": self.message, "type": _TYPES.get(self.status, kind)}
         return {"error": fields | {"param": self.param, "code": self.code} | dict(self.details)}
 
 
 class Refused(Exception):
-    """The gateway itself says no; the queue was not asked, or has nothing to do with it."""
+    """The gateway itself refuses; the error does not come from the queue."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
@@ -87,63 +89,63 @@ class Refused(Exception):
 
 
 def retry_later(code: str, message: str) -> Refused:
-    """What this gateway cannot do now, and another one may."""
+    """The refusal of a call that another gateway may be able to answer now."""
     return Refused(Refusal(503, code, message, headers=_RETRY_ELSEWHERE))
 
 
 def moved(refusal: Refusal, path: str) -> Refused:
-    """The same of an answer that can be had there; a client that follows it need not call again."""
+    """The same refusal as a redirect to `path`, where the answer is; it needs no new call."""
     headers = {"Connection": "close", "Location": path}
     return Refused(replace(refusal, status=303, headers=headers))
 
 
 def too_large(limit: int) -> Refusal:
-    """What was asked for as a stream is more than a gateway holds at once."""
-    message = f"the answer has more than {limit} log-probabilities; follow its events"
+    """The refusal of an answer that is too large to send complete; it was submitted as a stream."""
+    message = f"the answer has more than {limit} log-probabilities; read it as a stream of events"
     return Refusal(400, "answer_too_large", message)
 
 
 def too_many_open(tenant: str, limit: int) -> Refusal:
-    """The tenant has its share of a gateway already."""
-    message = f"the tenant {tenant!r} has {limit} answers open here, and may have no more"
+    """The refusal at a tenant's limit of open answers."""
+    message = f"the tenant {tenant!r} has {limit} answers open here, which is its limit"
     return Refusal(429, "too_many_open_answers", message, headers=_RETRY_LATER)
 
 
 def key_reused() -> Refusal:
-    """The idempotency key, of which the id is made, is that of another call."""
-    message = "this idempotency key came with another body before; give each call its own"
+    """The refusal of a call whose idempotency key, and so its id, is that of another call."""
+    message = "an earlier call with this idempotency key was different; give each call its own key"
     return Refusal(422, "idempotency_key_reused", message)
 
 
 def unknown_model(message: str) -> Refusal:
-    """The queue has no model of the name that was asked for."""
+    """The refusal of a model name that the queue does not serve."""
     return Refusal(404, "model_not_found", message, param="model")
 
 
 def refusal_of(error: QuireError | Refused) -> Refusal:
-    """How this error is told."""
+    """The refusal for an error."""
     if isinstance(error, Refused):
         return error.refusal
-    for kind, tell in _TOLD.items():
+    for kind, make in _REFUSALS.items():
         if isinstance(error, kind):
-            return tell(error)
+            return make(error)
     return unavailable()
 
 
 def unavailable() -> Refusal:
-    """The queue does not answer. Why, and where it is, is for the log: a caller may be anybody."""
+    """Redis does not answer. Its address and the reason are only logged, not told to callers."""
     message = "the queue cannot be reached now; try again"
     return Refusal(503, "broker_unavailable", message, headers=_RETRY_LATER)
 
 
 def lost() -> Refusal:
-    """The request is gone before its caller had all of its answer: only a new call brings one."""
-    message = "Redis lost this request, or kept its answer no longer; send the call again"
+    """The request was lost before its caller had the complete answer; only a new call can help."""
+    message = "Redis has lost this request, or its answer has expired; send the call again"
     return Refusal(503, "request_lost", message, headers=_RETRY_LATER)
 
 
 def with_headers(error: QuireError | Refused, headers: Mapping[str, str]) -> Refused:
-    """The same, told with these headers as well."""
+    """The refusal for an error, with these headers added."""
     refusal = refusal_of(error)
     return Refused(replace(refusal, headers={**refusal.headers, **headers}))
 
@@ -162,13 +164,13 @@ def _failed(error: RequestFailed) -> Refusal:
 
 
 def _rewound(error: OutputRewound) -> Refusal:
-    message = f"{error}; go on after the first {error.kept}, without what came behind them"
+    message = f"{error}; drop the tokens after the first {error.kept}, and go on from there"
     details = {"kept": error.kept}
     return Refusal(409, "output_rewound", message, headers=_DO_NOT_RETRY, details=details)
 
 
-#: The first kind that an error is counts.
-_TOLD: dict[type[QuireError], Callable[[Any], Refusal]] = {
+#: The first type that matches an error decides.
+_REFUSALS: dict[type[QuireError], Callable[[Any], Refusal]] = {
     RequestConflict: lambda _: key_reused(),
     InvalidRequest: _invalid,
     QueueFull: lambda e: Refusal(429, "queue_full", str(e), headers=_RETRY_LATER),

@@ -1,10 +1,10 @@
-"""Reads an HTTP request: the body, and the headers that say how the queue is to treat it.
+"""Reads an HTTP request: its body, and the headers with options for the queue.
 
-The body is OpenAI's and says which answer is wanted; all that concerns the queue is in headers,
-which OpenAI's clients send as `default_headers` or `extra_headers`:
+The body is OpenAI's and describes the wanted answer. Options for the queue are headers, which
+OpenAI's clients send as `default_headers` or `extra_headers`:
 
-    Idempotency-Key     the same call again is the same request, on every gateway
-    X-Quire-Priority    low, normal, high or critical; up to what the key allows
+    Idempotency-Key     a repeated call with the same key is the same request, on every gateway
+    X-Quire-Priority    low, normal, high or critical; at most what the API key allows
     X-Quire-Deadline    seconds from now
     traceparent         the caller's trace, for the log lines of the worker
 """
@@ -32,8 +32,12 @@ MAX_KEY_LENGTH = 255
 
 
 @dataclass(frozen=True, slots=True)
-class Treatment:
-    """How the queue is to treat a call, from its headers. `deadline_seconds` is from now."""
+class QueueOptions:
+    """Options for the queue, from the headers of a call.
+
+    `key` is the idempotency key, `deadline_seconds` counts from now, and `headers` are passed on to
+    the worker.
+    """
 
     key: str | None
     priority: Priority | None
@@ -42,20 +46,20 @@ class Treatment:
 
 
 @dataclass(frozen=True, slots=True)
-class Telling:
-    """How the answer is to be sent."""
+class ResponseOptions:
+    """How to send the answer."""
 
     is_stream: bool
     include_usage: bool
 
 
-def treatment_of(request: Request) -> Treatment:
+def queue_options_of(request: Request) -> QueueOptions:
     """Reads the headers. InvalidRequest names the invalid one."""
     key = request.headers.get(IDEMPOTENCY_KEY)
     if key is not None and not 0 < len(key) <= MAX_KEY_LENGTH:
         raise InvalidRequest(IDEMPOTENCY_KEY, f"must have 1 to {MAX_KEY_LENGTH} characters")
     trace = {TRACE_HEADER: request.headers.get(TRACE_HEADER, "")}
-    return Treatment(
+    return QueueOptions(
         key=key,
         priority=_priority(request.headers.get(PRIORITY)),
         deadline_seconds=_seconds(request.headers.get(DEADLINE)),
@@ -64,30 +68,33 @@ def treatment_of(request: Request) -> Treatment:
     )
 
 
-def telling_of(body: Mapping[str, Any]) -> Telling:
+def response_options_of(body: Mapping[str, Any]) -> ResponseOptions:
     """Reads `stream` and `stream_options`. InvalidRequest."""
     stream, options = body.get("stream"), body.get("stream_options")
     if not isinstance(stream, bool | None):
         raise InvalidRequest("body.stream", "must be true or false")
     if options is None:
-        return Telling(bool(stream), include_usage=False)
+        return ResponseOptions(bool(stream), include_usage=False)
     if not stream:
         raise InvalidRequest("body.stream_options", "needs stream to be true")
     if not isinstance(options, Mapping):
         raise InvalidRequest("body.stream_options", "must be a map")
     for name, value in options.items():
-        # Events are never padded, so switching the padding off asks for nothing.
-        says_nothing = value is None or (name == "include_obfuscation" and value is False)
-        if name != "include_usage" and not says_nothing:
+        # Events are never padded, so switching the padding off changes nothing.
+        is_harmless = value is None or (name == "include_obfuscation" and value is False)
+        if name != "include_usage" and not is_harmless:
             raise InvalidRequest(f"body.stream_options.{name}", "unknown field")
     include_usage = options.get("include_usage")
     if not isinstance(include_usage, bool | None):
         raise InvalidRequest("body.stream_options.include_usage", "must be true or false")
-    return Telling(is_stream=True, include_usage=bool(include_usage))
+    return ResponseOptions(is_stream=True, include_usage=bool(include_usage))
 
 
 async def body_of(request: Request, *, max_bytes: int, timeout_seconds: float) -> bytes:
-    """The whole body. Refused if it is too long or too slow, HungUp if the caller disconnects."""
+    """The complete body. Refused if it is too long or too slow, HungUp if the caller disconnects.
+
+    `max_bytes` is its greatest length, `timeout_seconds` the time in which all of it must arrive.
+    """
     announced = request.headers.get("Content-Length", "")
     if announced.isdigit() and int(announced[:20]) > max_bytes:
         raise _too_large(max_bytes)
@@ -107,7 +114,7 @@ async def body_of(request: Request, *, max_bytes: int, timeout_seconds: float) -
 
 
 def _too_large(max_bytes: int) -> Refused:
-    # Otherwise the rest of the body would have to be read before the connection's next call.
+    # On an open connection, the next call could only be read after the rest of this body.
     headers = {"Connection": "close"}
     message = f"the body takes more than {max_bytes} bytes"
     return Refused(Refusal(413, "body_too_large", message, headers=headers))

@@ -1,6 +1,6 @@
-"""Every setting of the gateway; flags, variables and the page are derived as for the worker.
+"""Every setting of the gateway. Flags, variables and the page of settings are derived from it.
 
-Imports nothing of the worker, and so nothing of the engine.
+Imports no module of the worker, and therefore no module of the engine.
 """
 
 import argparse
@@ -27,12 +27,12 @@ from service.settings.reading import (
 )
 from service.settings.sources import read_environment
 
-#: The port after those of worker and exporter.
+#: The next port after those of the worker and the exporter.
 GATEWAY_PORT = 10_402
 
-#: The shortest patience with a caller: an answer's way over a network may take as long.
+#: The shortest timeout for a caller, and the reason.
 MIN_PATIENCE_SECONDS = 0.05
-TOO_FAR = "the way over a network may take as long"
+PATIENCE_REASON = "the way over a network may take as long"
 
 #: Settings of the queue that gateway and worker share, under the same names.
 SHARED_WITH_WORKER = (
@@ -42,13 +42,13 @@ SHARED_WITH_WORKER = (
 
 
 class GatewaySettings(ProcessSettings):
-    """Everything a gateway is told at start."""
+    """All settings of a gateway."""
 
     model_config = SettingsConfigDict(env_prefix=f"{ENV_PREFIX}GATEWAY_")
     file_table: ClassVar[str] = "gateway"
     least_seconds: ClassVar[Mapping[str, tuple[float, str]]] = {
-        "body_timeout_seconds": (MIN_PATIENCE_SECONDS, TOO_FAR),
-        "patience_seconds": (MIN_PATIENCE_SECONDS, TOO_FAR),
+        "body_timeout_seconds": (MIN_PATIENCE_SECONDS, PATIENCE_REASON),
+        "patience_seconds": (MIN_PATIENCE_SECONDS, PATIENCE_REASON),
         **ProcessSettings.least_seconds,
     }
 
@@ -76,25 +76,25 @@ class GatewaySettings(ProcessSettings):
 
     keys_file: Path | None = setting(
         "Callers",
-        "File of API keys, a line `key tenant [priority]` each; read again at SIGHUP. Unset: "
-        "everybody is let in.",
+        "File of API keys, one line `key tenant [priority]` for each; read again at SIGHUP. Unset: "
+        "no key is needed.",
         default=None,
     )
     allowed_origins: tuple[Annotated[str, Field(pattern=ORIGIN_PATTERN)], ...] = setting(
         "Callers",
-        "Origins whose pages may call and read, as `https://page.example`, parted by commas; `*` "
-        "is every origin. Unset: pages of other origins can read nothing.",
+        "Origins whose pages may call and read, as `https://page.example`, separated by commas; "
+        "`*` is every origin. Unset: pages of other origins can read nothing.",
         default=(),
         max_length=64,
     )
     max_body_bytes: int = setting("Callers", "Longest body of a call.", default=4 << 20, ge=1)
     max_open_answers: int = setting(
-        "Callers", "Answers under way at once; more are refused with 503.", default=1000, ge=1
+        "Callers", "Most answers open at once; more are refused with 503.", default=1000, ge=1
     )
     max_open_answers_per_tenant: int | None = setting(
         "Callers",
-        "Answers of one tenant under way at once; more are refused with 429. Unset: one tenant may "
-        "have all.",
+        "Most answers of one tenant open at once; more are refused with 429. Unset: one tenant "
+        "may have all.",
         default=None,
         ge=1,
     )
@@ -103,14 +103,14 @@ class GatewaySettings(ProcessSettings):
     )
     patience_seconds: float = setting(
         "Callers",
-        "How long a caller may leave what it was sent unread; then it counts as gone.",
+        "How long a caller may read nothing of what it was sent; then it counts as gone.",
         default=60.0,
         gt=0.0,
     )
     drain_seconds: float = setting(
         "Callers",
         "After SIGTERM, how long open answers may go on. Those that remain are broken off, so that "
-        "their callers can go on elsewhere.",
+        "their callers can continue at another gateway.",
         default=30.0,
         ge=0.0,
     )
@@ -133,7 +133,7 @@ class GatewaySettings(ProcessSettings):
 
     @classmethod
     def read_variables(cls, environ: Mapping[str, str]) -> dict[str, str]:
-        """The gateway's own variables, which win over those it shares with the worker."""
+        """The gateway's own variables, which override those it shares with the worker."""
         shared = read_environment(environ, SHARED_WITH_WORKER)
         prefix = str(cls.model_config["env_prefix"])
         return shared | read_environment(environ, cls.model_fields, prefix=prefix)

@@ -1,7 +1,7 @@
 """Sends an answer as server-sent events, for as long as the caller is connected.
 
-The `id` of an event says how far the caller has read with it (see places.py): a caller that comes
-back with the last id gets the next token, from this gateway or from any other. Events that are
+The `id` of an event is the caller's cursors after that event (see cursors.py). A caller that comes
+back with the last id gets the next token, from this gateway or from any other one. Events that are
 ready at the same time are sent together.
 """
 
@@ -27,41 +27,45 @@ from starlette.types import Receive, Scope, Send
 from quire.errors import QuireError
 from quire.openai.answers import ending, opening, piece, usage_piece
 from quire.wire.output import Completion, TokenChunk
-from service.gateway.answers import Answer, News
-from service.gateway.cursors import Place, event_id
+from service.gateway.answers import Answer, Update
+from service.gateway.complete_answers import send_with_timeout
+from service.gateway.cursors import Cursor, event_id
 from service.gateway.http.tasks import HungUp, end, while_connected
 from service.gateway.refusals import Refused, refusal_of
-from service.gateway.whole_answers import send_in_patience
 
-#: How long the status of a stream waits for the first event: an error within this time becomes a
-#: status, a later one an event after a 200.
-FIRST_WORD_SECONDS = 1.0
+#: How long a stream waits for its first event before it sends its status. An error within this time
+#: becomes the status, a later one an event after a 200.
+FIRST_EVENT_SECONDS = 1.0
 
-#: After this long without an event a comment is sent, so that no proxy drops the connection.
-SILENCE_SECONDS = 15.0
+#: A comment is sent after this long without an event, so that no proxy drops the connection.
+COMMENT_SECONDS = 15.0
 
-#: Events that are ready at the same time are joined up to this size. The server buffers several
-#: times as much for a slow caller, so this hardly changes what it has to read in its patience.
+#: Events that are ready at the same time are joined up to this size, in bytes. The server buffers
+#: several times as much for a slow caller, so joining hardly changes how much the caller must read
+#: within `patience_seconds`.
 JOINED_BYTES = 16 << 10
 
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-#: Without a blank line: that would end an event without data, which OpenAI's Python client takes
-#: for a real one as soon as it has seen an `id`.
+#: A comment without a blank line after it. The blank line would end an event without data, and
+#: OpenAI's Python client takes that for a real event once it has seen an `id`.
 _COMMENT = b": the answer goes on\n"
-#: The same where the registry has no live worker.
-_NOBODY = b": no worker of this queue is alive; the request waits for one\n"
+#: The comment while the registry has no live worker.
+_NO_WORKER = b": no worker of this queue is alive; the request waits for one\n"
 _DONE = b"data: [DONE]\n\n"
 
 
 class EventStream(Response):
-    """The response that sends an answer as it is generated.
+    """The response that sends an answer while it is generated.
 
-    An error within FIRST_WORD_SECONDS is raised before anything is sent, as the Refused that
-    `untold` makes of it; a later one is sent as the last event, with `error` in it. `on_error` is
-    awaited for both. `on_first_token` is called once. A caller that `has_all` of an answer that has
-    ended gets 204: a browser's EventSource would come back to a 200 for ever. While nothing comes,
-    comments say that the answer goes on, or that it waits for a worker. When the caller
-    disconnects, or takes nothing for `patience_seconds`, `on_hang_up` is awaited and HungUp raised.
+    - An error within FIRST_EVENT_SECONDS is raised before anything is sent, as the Refused that
+      `refuse` makes of it. A later error is sent as the last event, with `error` in it. `on_error`
+      is awaited for both.
+    - `on_first_token` is called once.
+    - If the answer has ended and the caller `has_all` of it, the response is 204. After a 200 a
+      browser's EventSource would reconnect for ever.
+    - While no event comes, comments say that the answer goes on, or that it waits for a worker.
+    - If the caller disconnects, or reads nothing for `patience_seconds`, `on_hang_up` is awaited
+      and HungUp is raised.
     """
 
     media_type = "text/event-stream"
@@ -75,10 +79,10 @@ class EventStream(Response):
         include_usage: bool,
         patience_seconds: float,
         headers: Mapping[str, str],
-        is_served: Callable[[], Awaitable[bool]],
+        has_worker: Callable[[], Awaitable[bool]],
         on_first_token: Callable[[], None],
         on_error: Callable[[QuireError | Refused], Awaitable[None]],
-        untold: Callable[[QuireError | Refused], Refused],
+        refuse: Callable[[QuireError | Refused], Refused],
         on_hang_up: Callable[[], Awaitable[None]],
     ) -> None:
         super().__init__(headers={**_HEADERS, **headers})
@@ -89,10 +93,10 @@ class EventStream(Response):
         self._has_all = has_all
         self._include_usage = include_usage
         self._patience_seconds = patience_seconds
-        self._is_served = is_served
+        self._has_worker = has_worker
         self._on_first_token = on_first_token
         self._on_error = on_error
-        self._untold = untold
+        self._refuse_before_start = refuse
         self._on_hang_up = on_hang_up
 
     async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
@@ -103,48 +107,50 @@ class EventStream(Response):
             raise
         except (QuireError, Refused) as error:
             await self._on_error(error)
-            raise self._untold(error) from error
+            raise self._refuse_before_start(error) from error
 
     async def _respond(self, send: Send) -> None:
-        async with aclosing(self._answer.news(silence_seconds=SILENCE_SECONDS)) as news:
-            heard: list[News] = []
-            if self._has_all and await self._is_over(news, heard):
-                await self._tell_no_more(send)
+        async with aclosing(self._answer.updates(idle_seconds=COMMENT_SECONDS)) as updates:
+            already_read: list[Update] = []
+            if self._has_all and await self._is_over(updates, already_read):
+                await self._send_no_content(send)
                 return
-            following = again(heard, news) if heard else news
+            following = replayed(already_read, updates) if already_read else updates
             first = asyncio.ensure_future(anext(following))
             try:
-                await asyncio.wait({first}, timeout=FIRST_WORD_SECONDS)
+                await asyncio.wait({first}, timeout=FIRST_EVENT_SECONDS)
                 comment = b""
                 if first.done():
                     first.result()
-                elif not await self._is_served():
-                    comment = _NOBODY
-                await self._tell(first, following, send, comment=comment)
+                elif not await self._has_worker():
+                    comment = _NO_WORKER
+                await self._send_events(first, following, send, comment=comment)
             finally:
                 await end(first)
-        # The last await: once the response has ended, the server no longer reports a hang-up.
+        # Must be the last await: after the end of the response the server reports no disconnect.
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _is_over(self, news: AsyncIterator[News | None], heard: list[News]) -> bool:
-        """Whether the answer has ended without anything the caller lacks; adds what it reads."""
-        async for item in news:
+    async def _is_over(
+        self, updates: AsyncIterator[Update | None], already_read: list[Update]
+    ) -> bool:
+        """Whether only completions remain, which the caller has; adds what it reads to a list."""
+        async for item in updates:
             if item is None:
                 return False
-            heard.append(item)
+            already_read.append(item)
             if not all(isinstance(one, Completion) for one in item[1]):
                 return False
         return True
 
-    async def _tell_no_more(self, send: Send) -> None:
+    async def _send_no_content(self, send: Send) -> None:
         headers = [pair for pair in self.raw_headers if pair[0] != b"content-type"]
         await send({"type": "http.response.start", "status": 204, "headers": headers})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _tell(
+    async def _send_events(
         self,
-        first: Awaitable[News | None],
-        news: AsyncIterator[News | None],
+        first: Awaitable[Update | None],
+        updates: AsyncIterator[Update | None],
         send: Send,
         *,
         comment: bytes,
@@ -152,94 +158,94 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         if comment:
             await self._send(comment, send)
-        async with aclosing(self._bodies(chained(first, news))) as bodies:
+        async with aclosing(self._bodies(chained(first, updates))) as bodies:
             async for body in bodies:
                 await self._send(body, send)
 
     async def _send(self, body: bytes, send: Send) -> None:
         message = {"type": "http.response.body", "body": body, "more_body": True}
-        await send_in_patience(message, send, patience_seconds=self._patience_seconds)
+        await send_with_timeout(message, send, patience_seconds=self._patience_seconds)
 
-    async def _bodies(self, news: AsyncIterator[News | None]) -> AsyncGenerator[bytes, None]:
-        """The events as bytes, joined if they are ready at the same time."""
+    async def _bodies(self, updates: AsyncIterator[Update | None]) -> AsyncGenerator[bytes, None]:
+        """The bytes of all events; those that are ready at the same time are joined."""
         ends: dict[int, Completion] = {}
         try:
             for body in joined(self._openings()):
                 yield body
-            async for item in news:
+            async for item in updates:
                 if item is None:
-                    yield _COMMENT if await self._is_served() else _NOBODY
+                    yield _COMMENT if await self._has_worker() else _NO_WORKER
                     continue
                 for body in joined(self._events(*item, ends)):
                     yield body
         except (QuireError, Refused) as error:
-            yield _written(refusal_of(error).body, event_id(self._answer.places))
+            yield _written(refusal_of(error).body, event_id(self._answer.cursors))
             await self._on_error(error)
             return
         for body in joined(self._last_events(ends)):
             yield body
 
     def _openings(self) -> Iterator[bytes]:
-        heading = self._answer.asked.heading
+        heading = self._answer.record.heading
         if heading.is_chat and not self._is_resumed:
-            for choice in range(len(self._answer.places)):
+            for choice in range(len(self._answer.cursors)):
                 yield self._event(opening(heading, choice))
 
     def _events(
-        self, choice: int, news: Sequence[TokenChunk | Completion], ends: dict[int, Completion]
+        self, choice: int, updates: Sequence[TokenChunk | Completion], ends: dict[int, Completion]
     ) -> Iterator[bytes]:
-        """The events for the news of one choice; puts its end into `ends`."""
-        heading, places = self._answer.asked.heading, self._answer.places
-        for one in news:
+        """The events for the updates of one choice; adds its completion to `ends`."""
+        heading, cursors = self._answer.record.heading, self._answer.cursors
+        for one in updates:
             if isinstance(one, Completion):
                 ends[choice] = one
-                if not places[choice].has_end:
-                    places[choice] = replace(places[choice], has_end=True)
+                if not cursors[choice].has_end:
+                    cursors[choice] = replace(cursors[choice], has_end=True)
                     yield self._event(ending(heading, choice, one))
                 continue
             self._note_first_token()
-            places[choice] = Place.behind(one)
+            cursors[choice] = Cursor.after(one)
             yield self._event(piece(heading, choice, one))
 
     def _last_events(self, ends: Mapping[int, Completion]) -> Iterator[bytes]:
-        asked = self._answer.asked
+        record = self._answer.record
         if self._include_usage:
             completions = [ends[choice] for choice in sorted(ends)]
-            usage = usage_piece(asked.heading, completions, num_prompts=asked.num_prompts)
+            usage = usage_piece(record.heading, completions, num_prompts=record.num_prompts)
             yield self._event(usage, has_usage=True)
         yield _DONE
 
     def _event(self, body: dict[str, Any], *, has_usage: bool = False) -> bytes:
         if self._include_usage:
             body.setdefault("usage", None)
-        return _written(body, event_id(self._answer.places, has_usage=has_usage))
+        return _written(body, event_id(self._answer.cursors, has_usage=has_usage))
 
     def _note_first_token(self) -> None:
-        told, self._on_first_token = self._on_first_token, _nothing
-        told()
+        on_first_token, self._on_first_token = self._on_first_token, _nothing
+        on_first_token()
 
 
-async def again(
-    heard: Sequence[News], rest: AsyncIterator[News | None]
-) -> AsyncGenerator[News | None, None]:
-    """What was read already, and then the rest."""
-    for item in heard:
+async def replayed(
+    already_read: Sequence[Update], rest: AsyncIterator[Update | None]
+) -> AsyncGenerator[Update | None, None]:
+    """The updates that were read already, then the rest."""
+    for item in already_read:
         yield item
     async for other in rest:
         yield other
 
 
 async def chained(
-    first: Awaitable[News | None], rest: AsyncIterator[News | None]
-) -> AsyncIterator[News | None]:
-    """The item that is awaited already, and then the rest."""
+    first: Awaitable[Update | None], rest: AsyncIterator[Update | None]
+) -> AsyncIterator[Update | None]:
+    """The item of a task that has been started already, then the rest."""
     yield await first
     async for item in rest:
         yield item
 
 
 def joined(events: Iterable[bytes]) -> Iterator[bytes]:
-    """The events in order, joined up to JOINED_BYTES; lazily, as bodies are taken."""
+    """The events in order, joined up to JOINED_BYTES; each is made when its body is needed."""
     body = bytearray()
     for event in events:
         body += event
@@ -255,4 +261,4 @@ def _written(body: Mapping[str, Any], last: str) -> bytes:
 
 
 def _nothing() -> None:
-    """Does nothing, in place of `on_first_token` once it was called."""
+    """Replaces `on_first_token` after its only call."""

@@ -1,1 +1,1 @@
-"""The gateway's side of HTTP: socket, middleware, lifecycle. Knows no answer."""
+"""The gateway's HTTP server: socket, connections, middleware, lifecycle. Knows no answers."""

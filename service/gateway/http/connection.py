@@ -1,11 +1,11 @@
-"""One connection of a caller: it ends so that the caller can read the last answer.
+"""One connection of a caller, closed in a way that lets the caller read the last answer.
 
-A server that closes a socket with unread bytes makes the kernel reset the connection, and the reset
-throws away the answer if the caller has not read it yet. This happens to a caller that sends its
-whole body before it reads, when the answer does not wait for the body: 413, 401, 503 and others.
-So after such an answer the gateway ends its own half of the connection, and for a bounded time and
-size it reads and drops what still comes, until the caller closes. nginx does the same under the
-name `lingering_close`. RFC 9112, section 9.6, asks for it.
+If a server closes a socket that has unread bytes, the kernel resets the connection. The reset
+discards the answer if the caller has not read it yet. This happens when the answer does not wait
+for the body (413, 401, 503 and others) and the caller sends its complete body before it reads. So
+after such an answer the gateway closes only its own half of the connection. It then reads and drops
+the caller's bytes until the caller closes, for a bounded time and size. nginx calls this
+`lingering_close`; RFC 9112, section 9.6, recommends it.
 """
 
 import asyncio
@@ -21,23 +21,23 @@ from uvicorn.server import ServerState
 
 from service.gateway.refusals import Refusal
 
-#: The longest time that a connection stays open after its last answer, whatever comes.
+#: The longest time that a connection stays open after its last answer.
 LINGER_SECONDS = 30.0
 
-#: The same for a caller that sends nothing.
+#: The longest time that it stays open while the caller sends nothing.
 LINGER_IDLE_SECONDS = 5.0
 
-#: The same once the gateway ends.
+#: The longest time that it stays open once the gateway shuts down.
 LINGER_LAST_SECONDS = 1.0
 
-#: The most bytes that are read and dropped: a twentieth of a second of the event loop.
+#: The most bytes that are read and dropped. Reading them takes the event loop 0.05 seconds.
 LINGER_BYTES = 256 << 20
 
 
 class Connection(H11Protocol):
-    """uvicorn's HTTP connection that drops the rest of a body instead of resetting.
+    """uvicorn's HTTP connection, which drops the rest of a body instead of resetting.
 
-    An answer that begins before the whole body has come closes the connection, and says so.
+    An answer that begins before its complete body has come has `Connection: close`.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class Connection(H11Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        # uvicorn's types of messages are narrower than those of Starlette.
-        self.app: Any = self._telling_the_end(config.loaded_app)
+        # Any, because uvicorn's message types are narrower than Starlette's.
+        self.app: Any = self._announcing_close(config.loaded_app)
         self._lingering: _Lingering | None = None
         self._is_last = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(_Closing(transport, self))
+        super().connection_made(_LingeringTransport(transport, self))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._lingering is not None:
@@ -68,7 +68,7 @@ class Connection(H11Protocol):
             self._lingering.drop(len(data))
 
     def shutdown(self) -> None:
-        """The gateway ends: nothing more is served here."""
+        """Close the connection as soon as its answer has ended: the gateway shuts down."""
         self._is_last = True
         if self._lingering is None:
             super().shutdown()
@@ -76,20 +76,20 @@ class Connection(H11Protocol):
             self._lingering.shorten(LINGER_LAST_SECONDS)
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002
-        """Answer what is no HTTP, if no other answer has begun, and close."""
+        """Answer bytes that are not valid HTTP, unless an answer has begun, and close."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            # uvicorn calls this while it handles the error.
+            # uvicorn calls this in its `except` clause, so the error is the current exception.
             hint = getattr(sys.exception(), "error_status_hint", 400)
             self.transport.write(self._refusal(hint))
         self.transport.close()
 
     def linger(self, transport: asyncio.Transport) -> bool:
-        """Begin to linger, if the caller may still be sending; returns whether it lingers."""
+        """Start lingering if the caller may still be sending; returns whether it does."""
         is_sending = self.conn.their_state in (h11.SEND_BODY, h11.ERROR)
         if not is_sending and not self.conn.trailing_data[0]:
             return False
         if self.cycle is not None and not self.cycle.response_complete:
-            # The handler must end now, and not when the connection is lost.
+            # End the handler now. uvicorn would end it only when the connection is lost.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self._unset_keepalive_if_required()
@@ -115,11 +115,11 @@ class Connection(H11Protocol):
         )
         return b"".join(self.conn.send(event) or b"" for event in events)
 
-    def _telling_the_end(self, app: Any) -> ASGIApp:
-        """The application, whose answers say `Connection: close` if a body is still coming."""
+    def _announcing_close(self, app: Any) -> ASGIApp:
+        """The application; answers that begin before their body ends get `Connection: close`."""
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            async def telling(message: Message) -> None:
+            async def send_with_close(message: Message) -> None:
                 if (
                     message["type"] == "http.response.start"
                     and self.conn.their_state is h11.SEND_BODY
@@ -127,19 +127,19 @@ class Connection(H11Protocol):
                     message = with_close(message)
                 await send(message)
 
-            await app(scope, receive, telling)
+            await app(scope, receive, send_with_close)
 
         return answer
 
 
 def with_close(start: Message) -> Message:
-    """The start of a response, after which the connection is closed."""
+    """The same start of a response, with `Connection: close`."""
     kept = [pair for pair in start["headers"] if pair[0].lower() != b"connection"]
     return {**start, "headers": [*kept, (b"connection", b"close")]}
 
 
 class _Lingering:
-    """Reads and drops what comes on a connection, then closes it. Bounded in time and bytes."""
+    """Reads and drops the bytes of a connection, then closes it. Bounded in time and bytes."""
 
     def __init__(
         self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, *, seconds: float
@@ -149,20 +149,20 @@ class _Lingering:
         self._num_bytes = 0
         self._heard = loop.time()
         self._give_up = loop.time() + seconds
-        # The caller sees the end of the answer; what it still sends can be read.
+        # Closes our half: the caller sees the end of the answer, and its bytes can still be read.
         transport.write_eof()
         transport.resume_reading()
         self._timer = loop.call_later(min(seconds, LINGER_IDLE_SECONDS), self._look)
 
     def drop(self, num_bytes: int) -> None:
-        """So many bytes have come."""
+        """Count bytes that were received and dropped; close after too many."""
         self._heard = self._loop.time()
         self._num_bytes += num_bytes
         if self._num_bytes > LINGER_BYTES:
             self.end()
 
     def shorten(self, seconds: float) -> None:
-        """Linger no longer than this from now on."""
+        """Linger at most for this long from now on."""
         self._give_up = min(self._give_up, self._loop.time() + seconds)
         self._timer.cancel()
         self._look()
@@ -173,7 +173,8 @@ class _Lingering:
         self._transport.close()
 
     def _look(self) -> None:
-        # One timer for all pieces that come: it looks again when the last one was long ago.
+        # One timer serves all received pieces. When it fires, it is set again to the idle timeout
+        # of the last piece.
         due = min(self._give_up, self._heard + LINGER_IDLE_SECONDS)
         if self._loop.time() >= due:
             self.end()
@@ -181,8 +182,8 @@ class _Lingering:
             self._timer = self._loop.call_at(due, self._look)
 
 
-class _Closing(asyncio.Transport):
-    """A transport whose `close` lingers where the connection needs it."""
+class _LingeringTransport(asyncio.Transport):
+    """A transport whose `close` lingers if the caller may still be sending."""
 
     def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
         super().__init__()

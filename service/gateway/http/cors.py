@@ -1,11 +1,11 @@
 """Lets pages of other origins use the gateway: cross-origin resource sharing (CORS).
 
-A browser shows an answer to a page of another origin only if the answer allows it, and it asks with
-an OPTIONS request, the preflight, before it sends a key. Preflights need no key: a browser sends
-none with them.
+A browser shows an answer to a page of another origin only if the answer allows it. Before a browser
+sends a key, it asks for permission with an OPTIONS request, the preflight. Preflights need no key,
+because browsers send none with them.
 
-Credentials in the sense of CORS, which are cookies and what a browser adds by itself, are never
-allowed, since no caller of a gateway has any. A page sends its key as an `Authorization` header.
+The gateway never allows credentials in the sense of CORS (cookies and others that a browser adds by
+itself), because it uses none. A page sends its key as an `Authorization` header.
 """
 
 from collections.abc import Sequence
@@ -19,26 +19,26 @@ REQUEST_ID = "X-Request-ID"
 #: Allows the pages of every origin.
 ANY_ORIGIN = "*"
 
-#: What an origin looks like, as browsers write it: no path, no capital letters.
+#: The form of an origin as browsers write it: no path, no capital letters.
 ORIGIN_PATTERN = r"^(\*|[a-z][a-z0-9+.-]*://[^\sA-Z/,*?#@]+)$"
 
-#: Headers of responses that a page may read besides those that every page may.
+#: Response headers that a page may read in addition to those that CORS always allows.
 EXPOSED_HEADERS = (REQUEST_ID, "Retry-After", "x-should-retry", "Allow", "WWW-Authenticate")
 
-#: How long a browser may remember the answer to a preflight.
+#: How long a browser may reuse the answer to a preflight.
 PREFLIGHT_SECONDS = 600
 
 
 def for_pages_of(origins: Sequence[str], app: ASGIApp) -> ASGIApp:
-    """The application, readable for the pages of these origins; without any, the same one."""
+    """The application with CORS for pages of these origins; unchanged without origins."""
     if not origins:
         return app
     return CORSMiddleware(
         app,
         allow_origins=origins,
         allow_methods=("GET", "POST"),
-        # Whatever a client library adds. `Authorization` has to be named in the answer, which
-        # mirrors the names that were asked for.
+        # Client libraries add headers of their own, so every header is allowed. A `*` in the answer
+        # would not cover `Authorization`, so the middleware repeats the names from the preflight.
         allow_headers=(ANY_ORIGIN,),
         allow_credentials=False,
         allow_private_network=True,

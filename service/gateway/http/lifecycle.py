@@ -1,7 +1,7 @@
 """Counts a gateway's open answers, limits them, and drains the gateway. Knows no HTTP.
 
 A draining gateway takes no more calls, lets the open answers go on for a while, and then breaks off
-those that remain; their requests go on, and another gateway can be asked for the rest.
+those that remain. Their requests go on, and any other gateway can send the rest.
 """
 
 import asyncio
@@ -12,31 +12,31 @@ from collections.abc import Iterator
 from service.gateway.refusals import Refused, retry_later, too_many_open
 
 
-class Life:
+class Lifecycle:
     """Admits at most `max_open` answers at a time, and breaks them off. For one event loop.
 
-    No tenant has more than `max_open_per_tenant` of them; None sets no such limit.
+    One tenant may have at most `max_open_per_tenant` of them; None means no limit of its own.
     """
 
     def __init__(self, *, max_open: int, max_open_per_tenant: int | None = None) -> None:
         self.num_open = 0
         self.is_draining = False
-        #: Set when the open answers are to break off.
+        #: When set, all open answers break off.
         self.closing = asyncio.Event()
         self._max_open = max_open
         self._max_of_tenant = max_open if max_open_per_tenant is None else max_open_per_tenant
-        #: Only for tenants that have one open, so that names do not pile up.
+        #: Open answers by tenant. Tenants without one are removed, so that names do not pile up.
         self._open_of = Counter[str]()
         self._idle = asyncio.Event()
         self._idle.set()
 
     @contextlib.contextmanager
     def admitted(self, tenant: str) -> Iterator[None]:
-        """A context in which an answer is open. Refused when full, or when the gateway drains."""
+        """A context in which an answer is open. Refused at a limit and while the gateway drains."""
         if self.is_draining:
             raise draining()
         if self.num_open >= self._max_open:
-            message = f"this gateway has {self._max_open} answers open, and no room for more"
+            message = f"this gateway has {self._max_open} answers open, which is its limit"
             raise retry_later("gateway_full", message)
         if self._open_of[tenant] >= self._max_of_tenant:
             raise Refused(too_many_open(tenant, self._max_of_tenant))
@@ -54,7 +54,7 @@ class Life:
                 self._idle.set()
 
     def drain(self) -> None:
-        """Admit no more answers."""
+        """Admit no more answers from now on."""
         self.is_draining = True
 
     def close(self) -> None:
@@ -72,5 +72,5 @@ class Life:
 
 
 def draining() -> Refused:
-    """The refusal of a gateway that drains."""
-    return retry_later("gateway_draining", "this gateway ends; another one goes on")
+    """The refusal of a draining gateway."""
+    return retry_later("gateway_draining", "this gateway is shutting down; use another one")

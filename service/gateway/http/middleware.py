@@ -1,4 +1,4 @@
-"""Wraps each route: counts responses, admits answers, and reports errors in OpenAI's form."""
+"""Wraps the routes: counts responses, admits answers, and reports errors in OpenAI's form."""
 
 import contextlib
 import json
@@ -12,12 +12,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.errors import QuireError
 from service.gateway.http.connection import with_close
-from service.gateway.http.lifecycle import Life
+from service.gateway.http.lifecycle import Lifecycle
 from service.gateway.http.tasks import HungUp
 from service.gateway.metrics import GatewayMetrics
 from service.gateway.refusals import Refusal, Refused, refusal_of, unavailable
 
-#: The status by which web servers count a response whose caller hung up.
+#: The status under which web servers count a request whose caller disconnected.
 STATUS_HUNG_UP = 499
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -25,12 +25,12 @@ Handler = Callable[[Request], Awaitable[Response]]
 _log = structlog.get_logger("service.gateway")
 
 
-#: Lets one request in while it lasts, or raises Refused.
+#: Makes the context in which one answer counts as open. Entering it raises Refused at a limit.
 Admission = Callable[[Request], contextlib.AbstractContextManager[None]]
 
 
-class Door:
-    """The ASGI application of one route. `admit` is given for routes that send an answer."""
+class Endpoint:
+    """The ASGI application of one route. Routes that send an answer have an `admit`."""
 
     def __init__(
         self,
@@ -68,28 +68,29 @@ class Door:
             assert not has_begun, "a stream sends its errors itself"
             log_reason(error)
             await error_response(refusal_of(error))(scope, receive, counted)
-        # A defect of ours ends one answer, and the log has the traceback.
+        # A defect of the gateway ends only this answer; the traceback is logged.
         except Exception:
             _log.exception("defect", route=self._route)
             if has_begun:
                 raise
-            refusal = Refusal(500, "internal_error", "a defect of the gateway; its log has more")
+            refusal = Refusal(500, "internal_error", "a defect of the gateway; see its log")
             await error_response(refusal)(scope, receive, counted)
 
 
-class LastCalls:
-    """Wraps the whole application: closes connections after their response once it drains.
+class CloseWhenDraining:
+    """Wraps the application: while the gateway drains, responses have `Connection: close`.
 
-    Otherwise a client would come back over its kept-alive connection, past the load balancer.
+    A client with a kept-alive connection would otherwise come back to this gateway, because the
+    load balancer chooses a gateway only for new connections.
     """
 
-    def __init__(self, app: ASGIApp, *, life: Life) -> None:
+    def __init__(self, app: ASGIApp, *, lifecycle: Lifecycle) -> None:
         self._app = app
-        self._life = life
+        self._lifecycle = lifecycle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def closing(message: Message) -> None:
-            if message["type"] == "http.response.start" and self._life.is_draining:
+            if message["type"] == "http.response.start" and self._lifecycle.is_draining:
                 message = with_close(message)
             await send(message)
 
@@ -97,14 +98,14 @@ class LastCalls:
 
 
 def log_reason(error: QuireError | Refused) -> None:
-    """Log why the queue does not answer, which callers are not told."""
+    """Log why Redis does not answer; callers do not see the reason."""
     if not isinstance(error, Refused) and refusal_of(error) == unavailable():
         _log.warning("no answer from the queue", reason=str(error))
 
 
 def error_response(refusal: Refusal) -> Response:
     """The response for a refusal."""
-    # ASCII JSON: it may quote a caller's text, with surrogates that UTF-8 cannot encode.
+    # JSON in ASCII, because a message may quote a caller's surrogates, which UTF-8 cannot encode.
     return Response(
         json.dumps(refusal.body),
         status_code=refusal.status,
@@ -118,7 +119,8 @@ async def no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path, headers = request.url.path, error.headers or {}
     if error.status_code == 405:
-        message = f"{path} takes no {request.method}, but {headers.get('Allow', 'others')}"
+        allowed = headers.get("Allow", "other methods")
+        message = f"{path} does not take {request.method}; it takes {allowed}"
         return error_response(Refusal(405, "method_not_allowed", message, headers=headers))
-    message = f"there is no {path} here"
+    message = f"this gateway has no path {path}"
     return error_response(Refusal(error.status_code, "unknown_url", message, headers=headers))

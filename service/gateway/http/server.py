@@ -1,4 +1,4 @@
-"""Runs a gateway in one event loop: from the socket to the last answer."""
+"""Runs a gateway in one event loop: opens the socket, serves, drains, closes."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ import uvicorn
 from quire.client.async_client import AsyncClient
 from service.gateway.callers import ApiKeys
 from service.gateway.http.connection import Connection
-from service.gateway.http.lifecycle import Life
+from service.gateway.http.lifecycle import Lifecycle
 from service.gateway.routes import Gateway
 from service.gateway.settings import GatewaySettings
 from service.settings.sources import ConfigurationError
@@ -21,16 +21,17 @@ from service.settings.sources import ConfigurationError
 #: Signals that drain a gateway; a second one breaks off the open answers at once.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-#: How long broken-off answers may take to send their last event.
+#: How long answers that are broken off may take to send their last event.
 CLOSE_SECONDS = 5.0
 
-#: Connections that wait to be accepted.
+#: Most connections that wait to be accepted.
 BACKLOG = 1024
 
-#: How long a connection may be idle between two calls; longer than usual proxies keep theirs.
+#: How long a connection may be idle between two calls. Longer than the usual timeout of proxies, so
+#: that the proxy closes first and sends no call over a connection that the gateway is closing.
 KEEP_ALIVE_SECONDS = 75
 
-#: The longest the kernel knows, in milliseconds.
+#: The largest TCP_USER_TIMEOUT that the kernel accepts, in milliseconds.
 MAX_USER_TIMEOUT = (1 << 31) - 1
 
 _log = structlog.get_logger("service.gateway")
@@ -40,7 +41,7 @@ class Server:
     """One gateway and its socket.
 
     Raises:
-        ConfigurationError: it cannot listen on the address, or the file of keys is wrong.
+        ConfigurationError: the address cannot be listened on, or the file of keys is wrong.
     """
 
     def __init__(self, settings: GatewaySettings) -> None:
@@ -49,28 +50,28 @@ class Server:
         self._socket = _listening(
             settings.http_host, settings.http_port, patience_seconds=settings.patience_seconds
         )
-        self._life = Life(
+        self._lifecycle = Lifecycle(
             max_open=settings.max_open_answers,
             max_open_per_tenant=settings.max_open_answers_per_tenant,
         )
         self._stopping = asyncio.Event()
-        self._hurrying = asyncio.Event()
+        self._hurry = asyncio.Event()
 
     @property
     def http_port(self) -> int:
-        """The port it listens on."""
+        """The port that the gateway listens on."""
         return int(self._socket.getsockname()[1])
 
     def stop(self) -> None:
-        """Take no more calls and end; called once more, break off what is open."""
+        """Drain and end. A second call breaks off the answers that are still open."""
         if self._stopping.is_set():
-            self._hurrying.set()
+            self._hurry.set()
         self._stopping.set()
 
     async def run(self) -> None:
-        """Serve until a signal comes, then let the open answers end or break them off."""
+        """Serve until a signal comes, then drain: let the open answers end, or break them off."""
         settings = self._settings
-        self._hear_signals()
+        self._add_signal_handlers()
         async with AsyncClient(
             settings.connection_url,
             queue=settings.queue,
@@ -83,10 +84,10 @@ class Server:
 
     async def serve(self, client: AsyncClient) -> None:
         """Serve with this client until `stop` is called."""
-        gateway = Gateway(client, self._settings, keys=self._keys, life=self._life)
+        gateway = Gateway(client, self._settings, keys=self._keys, lifecycle=self._lifecycle)
         server = _Uvicorn(_uvicorn_config(gateway))
         serving = asyncio.create_task(server.serve(sockets=[self._socket]))
-        self._tell_ready()
+        self._log_ready()
         stopping = asyncio.create_task(self._stopping.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not serving.done():
@@ -97,19 +98,19 @@ class Server:
         await gateway.close()
 
     async def _drain(self) -> None:
-        self._life.drain()
-        _log.info("draining", open_answers=self._life.num_open)
-        idle = asyncio.create_task(self._life.until_idle(self._settings.drain_seconds))
-        hurrying = asyncio.create_task(self._hurrying.wait())
-        await asyncio.wait({idle, hurrying}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (idle, hurrying):
+        self._lifecycle.drain()
+        _log.info("draining", open_answers=self._lifecycle.num_open)
+        idle = asyncio.create_task(self._lifecycle.until_idle(self._settings.drain_seconds))
+        hurry = asyncio.create_task(self._hurry.wait())
+        await asyncio.wait({idle, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (idle, hurry):
             task.cancel()
-        num_broken = self._life.num_open
-        self._life.close()
-        await self._life.until_idle(CLOSE_SECONDS)
+        num_broken = self._lifecycle.num_open
+        self._lifecycle.close()
+        await self._lifecycle.until_idle(CLOSE_SECONDS)
         _log.info("drained", broken_off=num_broken)
 
-    def _hear_signals(self) -> None:
+    def _add_signal_handlers(self) -> None:
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self.stop)
@@ -120,12 +121,12 @@ class Server:
         try:
             self._keys.reload()
         except ConfigurationError as error:
-            _log.error("keys are kept as they were", reason=str(error))
+            _log.error("the earlier keys stay valid", reason=str(error))
         else:
-            # None at all is how a file looks that somebody has only begun to write.
+            # The number shows a file that was read while it was being written: it has few or none.
             _log.info("keys are read again", keys=len(self._keys))
 
-    def _tell_ready(self) -> None:
+    def _log_ready(self) -> None:
         settings = self._settings
         _log.info(
             "gateway ready",
@@ -133,12 +134,12 @@ class Server:
             http_host=settings.http_host,
             http_port=self.http_port,
         )
-        if not self._keys.are_asked_for:
-            _log.warning("no keys_file: whoever reaches this port may use the queue")
+        if not self._keys.are_required:
+            _log.warning("no keys_file: everyone who can reach this port may use the queue")
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn's server without its signal handlers: `Server` tells it when to end."""
+    """uvicorn's server without its signal handlers: `Server` ends it."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -152,7 +153,7 @@ def _uvicorn_config(gateway: Gateway) -> uvicorn.Config:
         ws="none",
         lifespan="off",
         log_config=None,
-        # What uvicorn logs below this level, the gateway logs itself.
+        # The gateway itself logs what uvicorn would log below this level.
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -167,9 +168,9 @@ def _listening(host: str, port: int, *, patience_seconds: float) -> socket.socke
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            # A closed connection waits until everything sent was received. A caller that receives
-            # nothing would keep it, and its buffers, for ever, so the kernel breaks it off.
-            # Accepted sockets inherit this option from the listening one.
+            # A closed connection stays until the caller has received everything that was sent. A
+            # caller that receives nothing would keep it and its buffers for ever. With this option
+            # the kernel closes it after a while. Accepted sockets inherit it from the listener.
             milliseconds = min(int(1000 * patience_seconds), MAX_USER_TIMEOUT)
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         listener.bind((host, port))

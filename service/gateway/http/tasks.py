@@ -6,18 +6,18 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
-#: A task that has not ended this long after it was cancelled is cancelled again.
+#: A task that still runs this long after its cancellation is cancelled again.
 INSIST_SECONDS = 0.2
 
 _Result = TypeVar("_Result")
 
 
 class HungUp(Exception):
-    """The caller has gone."""
+    """The caller has disconnected, or has read nothing for too long."""
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, _Result]) -> _Result:
-    """The result of the work; HungUp, with the work cancelled, if the caller disconnects first."""
+    """The result of `work`. If the caller disconnects first, `work` is cancelled; raises HungUp."""
     working, watching = asyncio.create_task(work), asyncio.create_task(_hang_up(receive))
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
@@ -32,9 +32,9 @@ async def end(*tasks: asyncio.Future[Any]) -> None:
     """Cancel these tasks and wait until they have ended; their results and errors are ignored.
 
     They are cancelled repeatedly, because one cancellation can be lost: in Python 3.11
-    `asyncio.wait_for` drops it when what it waits for arrives in the same turn of the loop. If the
-    caller of this function is itself cancelled meanwhile, perhaps by another `end`, that is raised
-    only after all tasks have ended.
+    `asyncio.wait_for` drops it if its result arrives in the same iteration of the event loop. If
+    the caller of `end` is itself cancelled meanwhile, perhaps by another `end`, CancelledError is
+    raised only after all tasks have ended.
     """
     interrupted: asyncio.CancelledError | None = None
     while pending := _unended(tasks):
@@ -46,7 +46,7 @@ async def end(*tasks: asyncio.Future[Any]) -> None:
             interrupted = error
     for task in tasks:
         if not task.cancelled():
-            # Retrieved once, or the loop would warn that it never was.
+            # Without this call asyncio would warn that the exception was never retrieved.
             task.exception()
     if interrupted is not None:
         raise interrupted

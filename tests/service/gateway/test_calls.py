@@ -236,7 +236,7 @@ def test_a_call_of_which_one_choice_is_too_long_sends_none(gateway, fake):
             assert "the limit is" in reply.error["message"]
             call = call_of("completions", body, tenant="default", key=key, model="fake")
             with pytest.raises(UnknownRequest):
-                fake.broker.status(call.asked.request_id)
+                fake.broker.status(call.record.request_id)
     assert found == {200, 400}
 
 
@@ -296,13 +296,13 @@ def test_a_body_that_never_comes_is_waited_for_no_longer_than_said(start):
 def test_what_there_is_not_is_told_in_openais_form(gateway):
     reply = gateway.get("/v1/embeddings")
     assert (reply.status, reply.error["code"]) == (404, "unknown_url")
-    assert reply.error["message"] == "there is no /v1/embeddings here"
+    assert reply.error["message"] == "this gateway has no path /v1/embeddings"
     for method, path in [
         ("GET", COMPLETIONS), ("DELETE", "/v1/models/fake"), ("POST", "/v1/requests/req-1"),
     ]:  # fmt: skip
         reply = gateway.ask(method, path)
         assert (reply.status, reply.error["code"]) == (405, "method_not_allowed")
-        assert reply.error["message"].startswith(f"{path} takes no {method}, but ")
+        assert reply.error["message"].startswith(f"{path} does not take {method}; it takes ")
         assert reply.headers["Allow"] in reply.error["message"]
 
 
@@ -337,4 +337,4 @@ def test_a_place_beyond_the_end_of_the_log_is_told_with_both_of_its_reasons(gate
     reply = gateway.get(f"/v1/requests/{request_id}/events", Last_Event_ID="400")
     assert (reply.status, reply.error["code"], reply.error["kept"]) == (409, "output_rewound", 0)
     assert "either that number is wrong, or Redis lost tokens" in reply.error["message"]
-    assert "go on after the first 0" in reply.error["message"]
+    assert "drop the tokens after the first 0" in reply.error["message"]

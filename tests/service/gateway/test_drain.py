@@ -7,7 +7,7 @@ from urllib.parse import urljoin
 
 import pytest
 
-from service.gateway.http.lifecycle import Life
+from service.gateway.http.lifecycle import Lifecycle
 from service.gateway.refusals import Refused
 from tests.service.builders import eventually
 from tests.service.gateway.builders import CHAT, COMPLETIONS
@@ -150,15 +150,18 @@ def test_when_it_has_ended_nobody_listens(gateway):
 
 def test_a_life_lets_in_so_many_and_knows_when_nobody_is_left():
     async def live():
-        life = Life(max_open=2)
-        with life.admitted("one"), life.admitted("one"):
-            with pytest.raises(Refused, match="no room"), life.admitted("other"):
+        lifecycle = Lifecycle(max_open=2)
+        with lifecycle.admitted("one"), lifecycle.admitted("one"):
+            with (
+                pytest.raises(Refused, match="2 answers open, which is its limit"),
+                lifecycle.admitted("other"),
+            ):
                 pass
-            assert life.num_open == 2
-            assert not await life.until_idle(0)
-        assert await life.until_idle(0)
-        life.drain()
-        with pytest.raises(Refused, match="ends"), life.admitted("one"):
+            assert lifecycle.num_open == 2
+            assert not await lifecycle.until_idle(0)
+        assert await lifecycle.until_idle(0)
+        lifecycle.drain()
+        with pytest.raises(Refused, match="is shutting down"), lifecycle.admitted("one"):
             pass
 
     asyncio.run(live())
@@ -166,13 +169,13 @@ def test_a_life_lets_in_so_many_and_knows_when_nobody_is_left():
 
 def test_a_life_gives_each_tenant_its_share_and_gets_every_place_back():
     async def live():
-        life = Life(max_open=4, max_open_per_tenant=2)
+        lifecycle = Lifecycle(max_open=4, max_open_per_tenant=2)
         for _ in range(3):
-            with life.admitted("one"), life.admitted("one"), life.admitted("other"):
-                with pytest.raises(Refused, match="'one' has 2 answers"), life.admitted("one"):
+            with lifecycle.admitted("one"), lifecycle.admitted("one"), lifecycle.admitted("other"):
+                with pytest.raises(Refused, match="'one' has 2 answers"), lifecycle.admitted("one"):
                     pass
-                with life.admitted("other"):
-                    assert life.num_open == 4
-        assert (life.num_open, life._open_of) == (0, {})
+                with lifecycle.admitted("other"):
+                    assert lifecycle.num_open == 4
+        assert (lifecycle.num_open, lifecycle._open_of) == (0, {})
 
     asyncio.run(live())

@@ -8,9 +8,8 @@ import pytest
 from quire.openai.answers import Heading, response, written_response
 from quire.wire.logprobs import TokenLogprob, TopLogprob
 from quire.wire.output import Completion, FinishReason, State
-from service.gateway import answers
-from service.gateway import idempotency as asked
-from service.gateway.answers import in_turns
+from service.gateway import answers, idempotency
+from service.gateway.answers import encode_parts
 from tests.service.gateway.builders import CHAT
 
 TEXTS = ["a", "\N{GRINNING FACE}", "\n", '"', "\N{REPLACEMENT CHARACTER}"]
@@ -47,7 +46,7 @@ def test_while_large_answers_are_written_others_have_their_turns():
 
     async def turns_of_others() -> int:
         parts = written_response(heading, large, num_prompts=1)
-        writing = asyncio.create_task(in_turns(parts))
+        writing = asyncio.create_task(encode_parts(parts))
         turns = 0
         while not writing.done():
             await asyncio.sleep(0)
@@ -60,7 +59,7 @@ def test_while_large_answers_are_written_others_have_their_turns():
 
 def test_more_than_a_whole_answer_may_hold_is_refused_before_the_queue_has_it(gateway, fake):
     # One more than the most that 25 numbers by each token leave room for.
-    num_tokens = asked.MAX_WHOLE_LOGPROBS // (5 * 5) + 1
+    num_tokens = idempotency.MAX_COMPLETE_LOGPROBS // (5 * 5) + 1
     body = {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 4}
     body |= {"n": 5, "max_tokens": num_tokens}
     reply = gateway.ask("POST", CHAT, body)
@@ -73,12 +72,12 @@ def test_more_than_a_whole_answer_may_hold_is_refused_before_the_queue_has_it(ga
 
 
 def test_what_came_as_a_stream_and_is_too_large_as_a_whole_is_followed(gateway, monkeypatch):
-    monkeypatch.setattr(answers, "MAX_WHOLE_LOGPROBS", 25)
+    monkeypatch.setattr(answers, "MAX_COMPLETE_LOGPROBS", 25)
     with gateway.stream(logprobs=1) as stream:
         stream.rest()
     reply = gateway.get(f"/v1/requests/{stream.request_id}")
     assert (reply.status, reply.error["code"]) == (400, "answer_too_large")
     with gateway.resume(stream.request_id) as again:
         assert "".join(event.text for event in again.rest()) == "one two three"
-    monkeypatch.setattr(answers, "MAX_WHOLE_LOGPROBS", 26)
+    monkeypatch.setattr(answers, "MAX_COMPLETE_LOGPROBS", 26)
     assert gateway.get(f"/v1/requests/{stream.request_id}").status == 200

@@ -129,8 +129,8 @@ def test_a_stream_that_fails_in_the_middle_raises(client, script):
 
 @pytest.mark.parametrize("pieces", [[None, "one ", "two"], ["one ", None, "two"]])
 def test_a_long_silence_is_no_event_to_the_client(client, script, monkeypatch, pieces):
-    monkeypatch.setattr(streams, "FIRST_WORD_SECONDS", 0.02)
-    monkeypatch.setattr(streams, "SILENCE_SECONDS", 0.02)
+    monkeypatch.setattr(streams, "FIRST_EVENT_SECONDS", 0.02)
+    monkeypatch.setattr(streams, "COMMENT_SECONDS", 0.02)
     silences = []
     plain = streams.EventStream._send
 

@@ -13,7 +13,7 @@ from quire.client.async_client import AsyncClient
 from quire.errors import BrokerUnavailable, ProtocolError, QueueFull, UnknownRequest
 from service.gateway import abandoned
 from service.gateway import streaming as streams
-from service.gateway.abandoned import Abandoned
+from service.gateway.abandoned import AbandonedRequests
 from service.gateway.answers import Answer
 from tests.service.builders import PATIENCE_SECONDS, eventually
 from tests.service.gateway.builders import COMPLETIONS
@@ -36,13 +36,13 @@ def wait_until_cancelled(fake, *request_ids):
 def followed(monkeypatch):
     """Set once a gateway reads the log of an answer; its call is in the queue by then."""
     followed = threading.Event()
-    plain = Answer.news
+    plain = Answer.updates
 
-    def news(self, *, silence_seconds):
+    def news(self, *, idle_seconds):
         followed.set()
-        return plain(self, silence_seconds=silence_seconds)
+        return plain(self, idle_seconds=idle_seconds)
 
-    monkeypatch.setattr(Answer, "news", news)
+    monkeypatch.setattr(Answer, "updates", news)
     return followed
 
 
@@ -91,7 +91,7 @@ def test_a_whole_answer_that_redis_leaves_is_told_why_in_the_log_only_and_its_re
 def test_a_stream_that_redis_leaves_before_a_word_ends_where_a_status_can_say_so(
     lose, fake, script, monkeypatch
 ):
-    monkeypatch.setattr(streams, "FIRST_WORD_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(streams, "FIRST_EVENT_SECONDS", PATIENCE_SECONDS)
     script.pieces = [None]
     response, _, _ = lose(body={"stream": True})
     assert response.status == 503
@@ -185,15 +185,15 @@ def test_a_stream_whose_request_redis_has_lost_says_that_only_a_new_call_helps(
 def test_a_whole_answer_of_which_redis_lost_a_part_is_read_anew(gateway, fake, script, monkeypatch):
     """Nobody was told of what is lost."""
     script.pieces = ["one ", "two ", None, "three"]
-    plain, reads = Answer.news, []
+    plain, reads = Answer.updates, []
 
-    async def news(self, *, silence_seconds):
+    async def news(self, *, idle_seconds):
         reads.append(0)
-        async for choice, items in plain(self, silence_seconds=silence_seconds):
+        async for choice, items in plain(self, idle_seconds=idle_seconds):
             reads[-1] += sum(len(item.token_ids) for item in items)
             yield choice, items
 
-    monkeypatch.setattr(Answer, "news", news)
+    monkeypatch.setattr(Answer, "updates", news)
     connection = gateway.send("POST", COMPLETIONS, {"prompt": "x"})
     eventually(lambda: reads == [8], "both pieces are read")
     keys, redis, (request,) = fake.broker.keys, fake.connection, fake.requests
@@ -307,7 +307,7 @@ def test_a_gateway_that_ends_first_says_how_many_requests_go_on_for_nobody(
     with capture_logs() as said:
         gateway.stop()
         gateway.join()
-    told = [line for line in said if line["event"] == "requests go on that nobody waits for"]
+    told = [line for line in said if line["event"] == "requests run on that nobody waits for"]
     assert [line["requests"] for line in told] == [2]
 
 
@@ -359,11 +359,11 @@ class Redis:
 
 @pytest.mark.parametrize("error", [AWAY, FULL])
 def test_what_is_abandoned_is_ended_in_its_order_once_redis_is_back(monkeypatch, error):
-    monkeypatch.setattr(abandoned, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(abandoned, "RETRY_SECONDS", 0.0)
 
     async def live():
         redis = Redis(error)
-        kept = Abandoned(redis.cancel)
+        kept = AbandonedRequests(redis.cancel)
         kept.add(["a", "unknown"])
         while redis.num_tries < 3:
             await asyncio.sleep(0)
@@ -386,7 +386,7 @@ def test_of_more_than_are_kept_the_oldest_go_on_and_an_end_says_how_many_are_lef
 
     async def live():
         redis = Redis()
-        kept = Abandoned(redis.cancel)
+        kept = AbandonedRequests(redis.cancel)
         kept.add("abcde")
         while not redis.num_tries:
             await asyncio.sleep(0)

@@ -16,8 +16,8 @@ from tests.service.gateway.builders import COMPLETIONS, GatewayThread
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(streams, "FIRST_WORD_SECONDS", 0.05)
-    monkeypatch.setattr(streams, "SILENCE_SECONDS", 0.1)
+    monkeypatch.setattr(streams, "FIRST_EVENT_SECONDS", 0.05)
+    monkeypatch.setattr(streams, "COMMENT_SECONDS", 0.1)
 
 
 @pytest.mark.real_redis

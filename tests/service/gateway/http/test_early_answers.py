@@ -135,7 +135,7 @@ def test_one_that_comes_while_the_gateway_drains_is_told(gateway, script):
     script.pieces = ["one ", None]
     with gateway.stream() as stream:
         stream.read_tokens(4)
-        gateway.server._life.drain()
+        gateway.server._lifecycle.drain()
         refused(gateway, 503, "gateway_draining")
 
 

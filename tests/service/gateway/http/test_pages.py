@@ -132,7 +132,7 @@ def test_every_answer_can_be_read_by_an_allowed_page(open_to, script):
     assert may_read(gateway.get(path, **known, **last), PAGE).status == 204
     script.pieces = [RuntimeError("broken")]
     assert may_read(gateway.complete(headers=known), PAGE).status == 500
-    gateway.server._life.drain()
+    gateway.server._lifecycle.drain()
     reply = may_read(gateway.complete(headers=known), PAGE)
     assert (reply.status, reply.headers["Connection"]) == (503, "close")
 

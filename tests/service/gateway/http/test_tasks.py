@@ -91,7 +91,7 @@ async def silent():
 
 def test_the_items_of_all_sources_come_each_in_its_own_order():
     async def play() -> list[int | None]:
-        both = merged([items(1, 2), items(10, 20)], asyncio.Event(), silence_seconds=9)
+        both = merged([items(1, 2), items(10, 20)], asyncio.Event(), idle_seconds=9)
         return [item async for item in both]
 
     found = asyncio.run(play())
@@ -102,10 +102,10 @@ def test_the_items_of_all_sources_come_each_in_its_own_order():
 def test_silence_is_told_and_the_word_to_close_ends_it():
     async def play() -> None:
         closing = asyncio.Event()
-        news = merged([silent()], closing, silence_seconds=0.001)
+        news = merged([silent()], closing, idle_seconds=0.001)
         assert await anext(news) is None
         closing.set()
-        with pytest.raises(Refused, match="ends"):
+        with pytest.raises(Refused, match="is shutting down"):
             await anext(news)
         assert asyncio.all_tasks() == {asyncio.current_task()}
 

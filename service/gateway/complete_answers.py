@@ -1,8 +1,9 @@
-"""Sends a whole answer, no faster than its caller takes it.
+"""Sends a complete answer (one that is not streamed), no faster than the caller reads it.
 
-The server keeps all that it is handed until the caller has taken it. An answer of many megabytes
-that is handed over at once is over for us, and its place free for the next: callers who ask again
-and again and take nothing would fill the memory.
+The server buffers everything it gets until the caller has read it. If many megabytes were handed to
+it at once, the answer would no longer count as open, and callers that repeat calls without reading
+the answers would fill the memory. So an answer is handed over in parts, and counts as open
+(`max_open_answers`) until its caller has read most of it.
 """
 
 import asyncio
@@ -14,14 +15,14 @@ from starlette.types import Message, Receive, Scope, Send
 
 from service.gateway.http.tasks import HungUp
 
-#: What the server is handed at once, which is what it holds before it lets us wait.
+#: Bytes that are handed to the server at once: as much as it buffers before `send` waits.
 PART_BYTES = 64 << 10
 
 
-async def send_in_patience(message: Message, send: Send, *, patience_seconds: float) -> None:
-    """Hand something to the server, which takes it once the caller has taken what was before.
+async def send_with_timeout(message: Message, send: Send, *, patience_seconds: float) -> None:
+    """Send a message, which waits until the caller has read most of the earlier ones.
 
-    HungUp when that takes too long.
+    HungUp if that takes longer than `patience_seconds`.
     """
     try:
         async with asyncio.timeout(patience_seconds):
@@ -30,10 +31,10 @@ async def send_in_patience(message: Message, send: Send, *, patience_seconds: fl
         raise HungUp from None
 
 
-class WholeAnswer(Response):
-    """The response that tells an answer in one piece; it lasts until most of it is taken.
+class CompleteAnswer(Response):
+    """The response with a complete answer; it ends when the caller has read most of it.
 
-    HungUp when the caller takes nothing for `patience_seconds`.
+    HungUp if the caller reads nothing for `patience_seconds`.
     """
 
     media_type = "application/json"
@@ -45,7 +46,7 @@ class WholeAnswer(Response):
     async def __call__(self, _: Scope, __: Receive, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         for message in chain([start], self._bodies()):
-            await send_in_patience(message, send, patience_seconds=self._patience_seconds)
+            await send_with_timeout(message, send, patience_seconds=self._patience_seconds)
 
     def _bodies(self) -> Iterator[Message]:
         body = memoryview(self.body)
@@ -55,5 +56,5 @@ class WholeAnswer(Response):
         for first in range(0, len(body), PART_BYTES):
             part = bytes(body[first : first + PART_BYTES])
             yield {"type": "http.response.body", "body": part, "more_body": True}
-        # Sent when the caller has taken all but what the buffers hold.
+        # Sent once the caller has read everything but the contents of the buffers.
         yield {"type": "http.response.body", "body": b""}
