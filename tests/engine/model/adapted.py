@@ -1,5 +1,6 @@
 """Builders of the adapters' tests: random ones in PEFT's format, and models with them merged in."""
 
+import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from engine.model.adapters import read_adapters
 from engine.model.decoder.decoder import Decoder
@@ -42,16 +43,13 @@ def save_adapter(
     `rank_pattern` in the fields is taken by the end of a module's name.
     """
     generator = torch.Generator().manual_seed(seed)
-    model = AutoModelForCausalLM.from_pretrained(model_folder)
     tensors = {}
-    for name, module in model.named_modules():
-        if not isinstance(module, nn.Linear) or name == "lm_head":
-            continue
+    for name, inputs, outputs in _linear_layers((model_folder / "config.json").read_text()):
         if targets != ALL_LINEAR and name.rpartition(".")[2] not in targets:
             continue
         ends = fields.get("rank_pattern", {}).items()
         rank = next((rank for end, rank in ends if re.search(rf"\.{end}$", name)), r)
-        shapes = {"A": (rank, module.in_features), "B": (module.out_features, rank)}
+        shapes = {"A": (rank, inputs), "B": (outputs, rank)}
         for side, shape in shapes.items():
             values = torch.randn(shape, generator=generator) * shape[1] ** -0.5 * 0.5
             tensors[f"base_model.model.{name}.lora_{side}.weight"] = values.to(dtype)
@@ -60,6 +58,22 @@ def save_adapter(
     (folder / "adapter_config.json").write_text(json.dumps(config | fields))
     save_file(tensors, folder / "adapter_model.safetensors")
     return folder
+
+
+@functools.cache
+def _linear_layers(config: str) -> list[tuple[str, int, int]]:
+    """Name, inputs and outputs of every linear layer but the head, by the text of the config.
+
+    The model has no weights: a load per adapter was half the time of the tests of adapters.
+    """
+    values = json.loads(config)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**values))
+    return [
+        (name, module.in_features, module.out_features)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and name != "lm_head"
+    ]
 
 
 def merged(model_folder: Path, adapter: Path, scales: Mapping[str, float] | float) -> Oracle:

@@ -11,6 +11,27 @@ from engine.model.kernels import build
 from engine.model.kernels.build import VARIANTS, KernelsUnavailable, best_variant, library_path
 from engine.model.kernels.library import ABI, load_library
 
+#: A library of the kernels' functions that computes nothing: its compilation takes no ten seconds.
+SMALL_SOURCE = f"""
+#include <cstdint>
+extern "C" {{
+int64_t quire_abi() {{ return {ABI}; }}
+void quire_advise(void*, int64_t) {{}}
+void* quire_create(void*) {{ return nullptr; }}
+void quire_destroy(void*) {{}}
+int64_t quire_step(void*, void*) {{ return 1; }}
+}}
+"""
+
+
+@pytest.fixture
+def small_source(tmp_path, monkeypatch):
+    """What is compiled is `SMALL_SOURCE`, with the flags of the kernels."""
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    (folder / "decoder.cpp").write_text(SMALL_SOURCE)
+    monkeypatch.setattr(build, "SOURCES", folder)
+
 
 def test_the_best_variant_is_the_first_that_the_processor_can_run(monkeypatch):
     monkeypatch.setattr(build, "_processor_features", frozenset)
@@ -71,7 +92,9 @@ def test_the_nearest_cache_of_this_machine_is_found():
     assert best_variant().fetch_level == (2 if size <= 32 << 10 else 1)
 
 
-def test_a_library_is_compiled_once_and_kept_where_only_its_owner_writes(tmp_path, monkeypatch):
+def test_a_library_is_compiled_once_and_kept_where_only_its_owner_writes(
+    small_source, tmp_path, monkeypatch
+):
     cache = tmp_path / "kernels"
     monkeypatch.setenv("QUIRE_KERNEL_CACHE", str(cache))
     commands = []
@@ -84,7 +107,9 @@ def test_a_library_is_compiled_once_and_kept_where_only_its_owner_writes(tmp_pat
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
 
 
-def test_a_machine_without_a_compiler_takes_what_was_built_elsewhere(tmp_path, monkeypatch):
+def test_a_machine_without_a_compiler_takes_what_was_built_elsewhere(
+    small_source, tmp_path, monkeypatch
+):
     monkeypatch.setenv("QUIRE_KERNEL_CACHE", str(tmp_path / "kernels"))
     path = library_path(best_variant())
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -146,7 +171,7 @@ def test_where_nobody_has_a_home_the_reason_is_one_sentence(monkeypatch):
 
 
 @pytest.mark.parametrize("content", [b"", b"no library"])
-def test_a_library_that_is_broken_is_compiled_again(content, tmp_path, monkeypatch):
+def test_a_library_that_is_broken_is_compiled_again(content, small_source, tmp_path, monkeypatch):
     """A machine that lost its power may have kept a file's name and lost what was in it."""
     monkeypatch.setenv("QUIRE_KERNEL_CACHE", str(tmp_path / "kernels"))
     path = library_path(VARIANTS[-1])
@@ -162,11 +187,12 @@ def test_nothing_is_run_from_a_folder_that_others_may_write_to(tmp_path, monkeyp
         library_path(best_variant())
 
 
-def test_the_sources_compile_without_a_warning(tmp_path):
+def test_the_sources_compile_without_a_warning():
+    """Warnings that need the optimiser are for `make check-native`, which compiles every variant."""
     compiler = build._compiler()
     assert compiler is not None
-    command = [compiler, "-Wall", "-Wextra", "-Werror", *build._FLAGS]
+    command = [compiler, "-Wall", "-Wextra", "-Werror", "-fsyntax-only", *build._FLAGS]
     source = build.SOURCES / "decoder.cpp"
-    flags = [*best_variant().options, str(source), "-o", str(tmp_path / "library.so")]
+    flags = [*best_variant().options, str(source)]
     finished = subprocess.run([*command, *flags], capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
