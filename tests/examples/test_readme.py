@@ -37,7 +37,7 @@ def test_the_snippet_prints_what_the_readme_says(monkeypatch):
     flags = ("--model", str(EMBEDDED_MODEL), "--device", "cpu")
     with (
         LocalRedis.start() as server,
-        WorkerProcess(server.url, "default", *flags, module="service") as worker,
+        WorkerProcess(server.url, "default", *flags, module="service", is_fresh=True) as worker,
     ):
         worker.wait_until_ready()
         command = [sys.executable, "-c", snippet.replace(ADDRESS, server.url)]

@@ -44,6 +44,7 @@ from tests.service.fake_model import (
     stays,
     text_of,
 )
+from tests.service.forked import ForkedProgram
 
 __all__ = [
     "BOS_ID",
@@ -67,6 +68,8 @@ __all__ = [
     "text_of",
 ]
 
+#: The module of the worker that serves a model.
+REAL_WORKER = "service"
 CHECKOUT = EMBEDDED_MODEL.parents[1]
 #: Short enough for quick takeovers, long enough to be renewed on a busy machine.
 LEASE_SECONDS = 1.5
@@ -172,13 +175,8 @@ class LoggedProcess:
         environ |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         self.log: list[dict[str, Any]] = []
         self.raw_log: list[str] = []
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", module, "--http-port", "0", "--log-format", "json", *flags],
-            cwd=CHECKOUT,
-            env=environ,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = (module, "--http-port", "0", "--log-format", "json", *flags)
+        self.process = self._start(command, environ)
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()
 
@@ -191,6 +189,17 @@ class LoggedProcess:
             self.process.kill()
         self.process.wait()
         self._reader.join()
+
+    def _start(
+        self, command: tuple[str, ...], environ: dict[str, str]
+    ) -> "subprocess.Popen[str] | ForkedProgram":
+        return subprocess.Popen(
+            [sys.executable, "-m", *command],
+            cwd=CHECKOUT,
+            env=environ,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     def wait_for_event(self, event: str) -> dict[str, Any]:
         """The first log line of that event; fails when the process ends without it."""
@@ -221,13 +230,28 @@ class LoggedProcess:
 
 
 class WorkerProcess(LoggedProcess):
-    """A worker in a process of its own: `python -m service`, or the fake one of these tests."""
+    """A worker in a process of its own: `python -m service`, or the fake one of these tests.
 
-    def __init__(self, redis_url: str, queue: str, *flags: str, module: str) -> None:
+    A real worker is forked from a process that has its imports, unless `is_fresh` asks for an
+    interpreter of its own.
+    """
+
+    def __init__(
+        self, redis_url: str, queue: str, *flags: str, module: str, is_fresh: bool = False
+    ) -> None:
+        self._is_forked = module == REAL_WORKER and not is_fresh
         self.name = f"process-{uuid.uuid4().hex[:8]}"
         where = ("--redis-url", redis_url, "--queue", queue, "--worker-name", self.name)
         times = ("--lease-seconds", str(LEASE_SECONDS), "--block-seconds", "0.05")
         super().__init__(module, *where, *times, *flags)
+
+    def _start(
+        self, command: tuple[str, ...], environ: dict[str, str]
+    ) -> "subprocess.Popen[str] | ForkedProgram":
+        if not self._is_forked:
+            return super()._start(command, environ)
+        module, *arguments = command
+        return ForkedProgram(module, arguments, environ=environ, folder=str(CHECKOUT))
 
     def wait_until_ready(self) -> dict[str, Any]:
         """The line that says where the worker listens."""

@@ -269,10 +269,10 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def real_worker(queue: Queue, folder: Path, *flags: str) -> WorkerProcess:
-    """`python -m service` itself, small enough for a test."""
+    """`python -m service` itself in a fresh interpreter, small enough for a test."""
     sizes = ("--max-num-seqs", "4", "--num-blocks", "128", "--dtype", "float32", "--device", "cpu")
     arguments = ("--model", str(folder), "--served-model-name", "served", *sizes, *flags)
-    return WorkerProcess(queue.url, queue.name, *arguments, module="service")
+    return WorkerProcess(queue.url, queue.name, *arguments, module="service", is_fresh=True)
 
 
 def test_the_real_worker_with_a_real_model_survives_a_kill_with_the_very_same_output(

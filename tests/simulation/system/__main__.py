@@ -47,10 +47,6 @@ CONTROL_CATCHES = 5
 #: Schedules a process plays between two reports.
 CHUNK = 25
 
-#: Schedules of a control that are played before their catches are counted. One whose requests wait
-#: until their time is over takes seconds.
-CONTROL_CHUNK = 2
-
 #: Failing seeds that are told with their laws; the others are only counted.
 MAX_TOLD = 10
 
@@ -139,13 +135,11 @@ def catches(control: Control, *, enough: int = CONTROL_CATCHES) -> int:
     """In how many schedules the control breaks its law; looks no further than `enough`."""
     control.check()
     count = 0
-    first = control.first_seed
-    for seeds in _chunks(range(first, first + CONTROL_SEEDS), CONTROL_CHUNK):
-        broken = partial(
-            play, sabotage=control.sabotage, runner=control.runner, plague=control.plague
-        )
-        for outcome in _played(broken, seeds):
-            count += any(text.startswith(control.law) for text in outcome.violations)
+    broken = partial(play, sabotage=control.sabotage, runner=control.runner, plague=control.plague)
+    # One by one: a schedule whose requests wait until their time is over takes seconds.
+    for seed in range(control.first_seed, control.first_seed + CONTROL_SEEDS):
+        (outcome,) = _played(broken, range(seed, seed + 1))
+        count += any(text.startswith(control.law) for text in outcome.violations)
         if count >= enough:
             break
     return count
@@ -162,9 +156,9 @@ def _played(player: Callable[[int], Outcome], seeds: range) -> list[Outcome]:
         gc.enable()
 
 
-def _chunks(seeds: range, size: int = CHUNK) -> Iterator[range]:
-    for first in range(0, len(seeds), size):
-        yield seeds[first : first + size]
+def _chunks(seeds: range) -> Iterator[range]:
+    for first in range(0, len(seeds), CHUNK):
+        yield seeds[first : first + CHUNK]
 
 
 def _report(figures: Figures, *, seconds: float) -> None:

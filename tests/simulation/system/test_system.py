@@ -33,6 +33,8 @@ from tests.simulation.system.schedule import play
 from tests.simulation.system.seams import installed
 
 NUM_SEEDS = 100
+#: The first seed that is tried for a device that takes a request along on its last attempt.
+TAKEN_ALONG_SEED = 56
 CHECKOUT = Path(__file__).parents[3]
 #: A control that nearly every schedule catches.
 QUICK = tuple(control for control in CONTROLS if control.law == "I10")
@@ -200,7 +202,8 @@ def test_the_device_of_a_last_attempt_may_take_the_request_along(monkeypatch):
     with installed():
         with monkeypatch.context() as ignorant:
             ignorant.setattr(audit, "GIVEN_UP", ("attempts_spent",))
-            told = ((seed, found(seed).violations) for seed in range(CONTROL_SEEDS))
+            seeds = range(TAKEN_ALONG_SEED, TAKEN_ALONG_SEED + CONTROL_SEEDS)
+            told = ((seed, found(seed).violations) for seed in seeds)
             seed, (violation,) = next(one for one in told if one[1])
         outcome = found(seed)
     assert re.match(r"I5: \S+ ended as failed \(engine_failed\)", violation)

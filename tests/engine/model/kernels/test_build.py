@@ -188,7 +188,7 @@ def test_nothing_is_run_from_a_folder_that_others_may_write_to(tmp_path, monkeyp
 
 
 def test_the_sources_compile_without_a_warning():
-    """Warnings that need the optimiser are for `make check-native`, which compiles every variant."""
+    """`make check-native` compiles every variant, with the warnings that need the optimiser."""
     compiler = build._compiler()
     assert compiler is not None
     command = [compiler, "-Wall", "-Wextra", "-Werror", "-fsyntax-only", *build._FLAGS]
