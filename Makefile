@@ -7,8 +7,8 @@ BIN := $(VENV)/bin
 TORCH ?=
 #: Where pip finds the `cpu` build of torch, if the configured index does not carry it.
 TORCH_INDEX_URL ?=
-#: Processes that run tests side by side.
-TEST_PROCESSES ?= 2
+#: Processes that run tests side by side: one more than two cores, since many tests wait.
+TEST_PROCESSES ?= 3
 #: A Python that has torch for the GPU at hand, and transformers; empty for the environment here.
 GPU_PYTHON ?=
 #: More arguments for pytest, for instance ARGS="-k resume".
@@ -82,7 +82,8 @@ demo: $(VENV)/demo.installed ## 200 requests, two workers, one of them killed ha
 
 test: $(VENV)/dev.installed ## run all tests; what is skipped is printed with its reason
 	@# A test process that crashes ends the run: with one put in its place it would wait for ever.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --max-worker-restart 0 $(ARGS)
+	@# The order is that of tests/conftest.py. Compiled modules are kept: a run starts hundreds of Pythons.
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
 check: lint types imports ## lint, types and import rules
 

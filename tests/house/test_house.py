@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import LONG_FILES
+
 ROOT = Path(__file__).resolve().parents[2]
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
@@ -52,6 +54,11 @@ def test_the_page_that_tells_the_story_fits_a_screen(where, most):
     file, name = where
     (lines,) = [lines for found, lines in functions(ROOT / file) if found == name]
     assert lines <= most
+
+
+def test_every_file_that_a_run_begins_with_is_there():
+    assert [name for name in LONG_FILES if not (ROOT / name).exists()] == []
+    assert len(set(LONG_FILES)) == len(LONG_FILES)
 
 
 #: The import rules that list the rooms of the service, and which rooms may import what they forbid.

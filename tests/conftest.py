@@ -1,0 +1,52 @@
+"""Long files first, so that no process of a run is left with one when the others have ended."""
+
+import pytest
+
+#: Files of ten seconds and more on one core, longest first. `make test ARGS=--durations=50` and the
+#: time of whole files say which they are; one that is missing costs time only.
+LONG_FILES = (
+    "tests/chaos/test_chaos.py",
+    "tests/service/process/test_processes.py",
+    "tests/service/gateway/test_outages.py",
+    "tests/service/process/test_watch.py",
+    "tests/simulation/system/test_system.py",
+    "tests/service/model/test_real_adapters.py",
+    "tests/service/gateway/test_processes.py",
+    "tests/service/constraints/test_probe.py",
+    "tests/engine/model/run/test_captured_steps.py",
+    "tests/service/process/test_signals.py",
+    "tests/engine/model/load/test_runner.py",
+    "tests/service/constraints/test_constraints.py",
+    "tests/engine/model/decoder/test_decoder.py",
+    "tests/simulation/test_model_matches_scripts.py",
+    "tests/simulation/test_modelcheck.py",
+    "tests/engine/model/load/test_adapted_kernels.py",
+    "tests/quire/client/test_waits_in_outages.py",
+    "tests/quire/broker/test_schedules.py",
+    "tests/quire/client/test_aio_conformance.py",
+    "tests/engine/model/decoder/test_kernels.py",
+    "tests/service/gateway/test_failover.py",
+    "tests/engine/model/test_golden_tokens.py",
+    "tests/engine/model/load/test_adapted_runs.py",
+    "tests/service/model/test_logprobs.py",
+    "tests/engine/model/checks/test_choosing.py",
+    "tests/engine/model/checks/test_determinism.py",
+    "tests/ops/test_rules.py",
+    "tests/ops/test_live_dashboard.py",
+    "tests/service/constraints/test_schemas.py",
+    "tests/engine/model/kernels/test_multiply.py",
+    "tests/service/constraints/test_grammars.py",
+    "tests/benchmarks/test_soak.py",
+    "tests/engine/test_histories.py",
+    "tests/examples/test_demo.py",
+    "tests/examples/test_readme.py",
+    "tests/house/test_make.py",
+    "tests/quire/cli/test_interrupted.py",
+    "tests/quire/cli/test_cli.py",
+)
+_ORDER = {name: number for number, name in enumerate(LONG_FILES)}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of a file stay together and in their order."""
+    items.sort(key=lambda item: _ORDER.get(item.nodeid.partition("::")[0], len(_ORDER)))
