@@ -47,19 +47,24 @@ def folder(family, tmp_path_factory):
     return save_model(FAMILIES[family], tmp_path_factory.mktemp("family"))
 
 
+@pytest.fixture(scope="module")
+def expected(folder) -> dict[str, list[int]]:
+    """What transformers generates from each prompt, by its number."""
+    oracle = Oracle(folder)
+    return {
+        str(index): oracle.greedy(tuple(prompt), NUM_TOKENS) for index, prompt in enumerate(PROMPTS)
+    }
+
+
 @pytest.mark.parametrize("form", ["compiled", "torch"])
-def test_every_family_generates_what_transformers_generates(form, family, folder):
+def test_every_family_generates_what_transformers_generates(form, folder, expected):
     backend = "auto" if form == "compiled" else "cpu"
     runner = make_runner(folder, model_path="fast", attention_backend=backend)
     assert isinstance(runner.model, NativeDecoder if form == "compiled" else Decoder)
-    oracle = Oracle(folder)
     requests = [
         make_request(str(index), prompt, max_tokens=NUM_TOKENS)
         for index, prompt in enumerate(PROMPTS)
     ]
-    expected = {
-        str(index): oracle.greedy(tuple(prompt), NUM_TOKENS) for index, prompt in enumerate(PROMPTS)
-    }
     assert generate(runner, requests, max_num_batched_tokens=23).tokens == expected
 
 
