@@ -125,7 +125,11 @@ def unknown_commands(text: str, folder: Path) -> list[str]:
 @cache
 def known_variables() -> frozenset[str]:
     """Variables that a setting, a program of ours or the compose file reads."""
-    files = [path for path in tracked("*.py", "docker-compose.yml") if "tests" not in path.parts]
+    files = [
+        path
+        for path in tracked("*.py", "docker-compose.yml")
+        if "tests" not in path.relative_to(ROOT).parts
+    ]
     read = re.findall(r"\bQUIRE_[A-Z_]+[A-Z]", "\n".join(path.read_text() for path in files))
     settings = [f"QUIRE_{name.upper()}" for name in Settings.model_fields]
     settings += [f"QUIRE_EXPORTER_{name.upper()}" for name in ExporterSettings.model_fields]

@@ -101,7 +101,9 @@ def hint_faults(text: str) -> list[str]:
 
 
 def test_every_hint_to_install_names_the_distribution_and_extras_that_exist():
-    files: list[Path] = [path for path in tracked("*.py", "*.md") if "tests" not in path.parts]
+    files: list[Path] = [
+        path for path in tracked("*.py", "*.md") if "tests" not in path.relative_to(ROOT).parts
+    ]
     faults = {path.name: hint_faults(path.read_text()) for path in files}
     assert {name: found for name, found in faults.items() if found} == {}
     assert "pip install 'quire-inference[local]'" in (ROOT / "docs/how-to/client.md").read_text()
