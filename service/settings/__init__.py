@@ -1,1 +1,1 @@
-"""Settings of the worker: read, checked, and how they are logged."""
+"""Settings of the worker: definitions, readers, checks, and the set-up of logs."""

@@ -1,21 +1,22 @@
-"""Settings that only make sense together: which are refused, and which a log line warns of.
+"""Rules for combinations of settings: which are refused, and which cause a warning in the log.
 
-A worker that was asked for something that it cannot do does not start. A setting that was given and
-changes nothing is told in the log. Defaults are never warned of: nobody asked for them.
+A worker with settings that contradict each other does not start. A setting that was set explicitly
+and has no effect causes a warning. Defaults never cause one: nobody has chosen them.
 """
 
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-#: For how many leases the keys of a request are kept at least. They are renewed once half of that
-#: is over. So the half is left when a worker dies: its lease, and one more in which others look.
+#: The keys of a request are kept for at least this many leases. Their expiry is renewed when half
+#: of it has passed. So at least half is left when a worker dies: one lease until the claim expires,
+#: and one in which another worker finds the request.
 KEPT_LEASES = 4
-#: A step with a draft has at least this many tokens: the last known one, and one that is guessed.
+#: A step with a draft has at least this many tokens: the last known one and one guessed token.
 MIN_DRAFTED_STEP_TOKENS = 2
 
 
 class Combined(Protocol):
-    """What is read of the settings here; config.py has their meaning."""
+    """The settings that the rules read; config.py defines them."""
 
     shards: int
     served_shards: tuple[int, ...]
@@ -47,7 +48,7 @@ class Combined(Protocol):
 
 Rule = tuple[Callable[[Combined], bool], str]
 
-#: What is refused: when, and what is told.
+#: The combinations that are refused: a test and the message.
 _REFUSED: tuple[Rule, ...] = (
     (
         lambda s: len(set(s.served_shards)) < len(s.served_shards),
@@ -90,12 +91,12 @@ _REFUSED: tuple[Rule, ...] = (
     ),
 )
 
-#: What has no effect: the setting, when, and why.
-_IDLE: tuple[tuple[str, Callable[[Combined], bool], str], ...] = (
+#: Settings without effect: the setting, a test, and the reason.
+_UNUSED: tuple[tuple[str, Callable[[Combined], bool], str], ...] = (
     (
         "swap_min_tokens",
         lambda s: s.preemption_mode != "auto",
-        "it is for preemption_mode 'auto'",
+        "only preemption_mode 'auto' uses it",
     ),
     (
         "swap_min_tokens",
@@ -110,7 +111,7 @@ _IDLE: tuple[tuple[str, Callable[[Combined], bool], str], ...] = (
     (
         "aging_seconds",
         lambda s: s.policy == "fcfs",
-        "policy 'fcfs' knows neither classes nor sizes",
+        "policy 'fcfs' ignores classes and sizes",
     ),
     (
         "long_prefill_token_threshold",
@@ -120,32 +121,32 @@ _IDLE: tuple[tuple[str, Callable[[Combined], bool], str], ...] = (
     (
         "async_scheduling",
         lambda s: s.async_scheduling and s.device == "cpu",
-        "on a CPU no step is launched ahead",
+        "on a CPU no step is launched in advance",
     ),
 )
 
 
 def refusal(settings: Combined) -> str | None:
-    """Why these settings cannot be had together; None if they can."""
+    """Why these settings cannot be combined; None if they can."""
     if any(shard >= settings.shards for shard in settings.served_shards):
-        return f"served_shards: the shards are 0 to {settings.shards - 1}"
+        return f"served_shards: must be from 0 to {settings.shards - 1}"
     return next((reason for is_wrong, reason in _REFUSED if is_wrong(settings)), None)
 
 
 def without_effect(settings: Combined) -> Iterator[str]:
-    """A clause for each setting that was given and does not do what its name says."""
-    for name, is_idle, reason in _IDLE:
-        if name in settings.model_fields_set and is_idle(settings):
+    """A clause for each setting that was set explicitly and has no or less effect."""
+    for name, is_unused, reason in _UNUSED:
+        if name in settings.model_fields_set and is_unused(settings):
             yield f"{name} has no effect: {reason}"
-    most = settings.max_num_batched_tokens
-    if most is not None and most < settings.max_num_seqs:
+    budget = settings.max_num_batched_tokens
+    if budget is not None and budget < settings.max_num_seqs:
         yield (
-            f"no more than {most} requests run at once, fewer than max_num_seqs: each needs a "
-            "token of max_num_batched_tokens in every step"
+            f"at most {budget} requests run at once, fewer than max_num_seqs: each needs a token "
+            "of max_num_batched_tokens in every step"
         )
 
 
 def _largest_drafted_step(settings: Combined) -> int:
-    most = settings.max_num_batched_tokens
+    budget = settings.max_num_batched_tokens
     drafted = settings.max_speculative_step_tokens
-    return drafted if most is None else min(drafted, most)
+    return drafted if budget is None else min(drafted, budget)

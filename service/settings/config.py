@@ -1,6 +1,6 @@
-"""Every setting of the worker; those of exporter and gateway are in modules of their own.
+"""Every setting of the worker; exporter and gateway have their own modules.
 
-Flags, variables, file keys and docs/reference/configuration.md are all derived from these fields.
+Flags, variables, keys of the file and docs/reference/configuration.md are derived from these fields.
 """
 
 import argparse
@@ -30,18 +30,18 @@ from service.settings.reading import (
 #: The model that ships with the checkout.
 EMBEDDED_MODEL = Path(__file__).resolve().parents[2] / "models" / "abacus"
 
-#: The port of /metrics. Prometheus' exporters use the ports from 9100 to 9999, and two of them run
-#: on the machines of workers: the node exporter (9100) and NVIDIA's DCGM exporter (9400).
+#: The port of /metrics. Prometheus' exporters use 9100 to 9999, and two of them often run on the
+#: same machines: the node exporter (9100) and NVIDIA's DCGM exporter (9400).
 WORKER_PORT = 10_400
 
-#: Renewals per lease: two may be lost before the third is due.
+#: Renewals per lease: two may fail before the lease expires.
 BEATS_PER_LEASE = 3
-#: How long the broker repeats a call by itself. Short: each thread has its own way to wait for
-#: Redis, and none may be stuck in a call when the worker ends.
+#: How long the broker repeats a failed call. Short, because each thread has its own way to wait for
+#: Redis, and a call must not delay the end of the worker.
 TRY_SECONDS = 0.5
-#: The shortest lease that is renewed in time even if the first renewal takes all of its tries.
+#: With a shorter lease, a first renewal that is repeated for TRY_SECONDS would come too late.
 MIN_LEASE_SECONDS = TRY_SECONDS * BEATS_PER_LEASE / (BEATS_PER_LEASE - 1)
-#: The longest lease: so long the requests of a worker that died wait for another.
+#: The longest lease: for so long the requests of a dead worker wait for another one.
 MAX_LEASE_SECONDS = 3600.0
 #: The longest name of a worker, in characters.
 MAX_NAME_LENGTH = 128
@@ -50,46 +50,46 @@ MIN_STALL_SECONDS = 0.1
 
 
 class Settings(ProcessSettings):
-    """Everything a worker is told at start. Frozen: "auto" values resolve into other objects."""
+    """All settings of a worker. Frozen: an "auto" value is resolved into another object."""
 
     file_table: ClassVar[str] = "worker"
     least_seconds: ClassVar[Mapping[str, tuple[float, str]]] = {
         "lease_seconds": (
             MIN_LEASE_SECONDS,
-            f"it is first renewed after a third of it, in tries that take {TRY_SECONDS:g} seconds",
+            f"a renewal is due after a third of it, and repeated for {TRY_SECONDS:g} seconds",
         ),
         "stall_timeout_seconds": (MIN_STALL_SECONDS, "any step would count as a stall"),
         **ProcessSettings.least_seconds,
     }
     most_seconds: ClassVar[Mapping[str, tuple[float, str]]] = {
-        "lease_seconds": (MAX_LEASE_SECONDS, "so long the requests of a worker that died wait"),
+        "lease_seconds": (MAX_LEASE_SECONDS, "the requests of a dead worker wait for so long"),
     }
 
     queue: str = setting("Queue", "Queue to serve.", default="default", pattern=QUEUE_PATTERN)
     shards: int = setting(
-        "Queue", "Shards of the queue, as its producers know it.", default=1, ge=1, le=1024
+        "Queue", "Shards of the queue; the same for its producers.", default=1, ge=1, le=1024
     )
     served_shards: tuple[Annotated[int, Field(ge=0)], ...] = setting(
         "Queue",
-        "The shards to serve, separated by commas; unset: all. Each needs a worker somewhere.",
+        "Shards to serve, separated by commas; unset: all. Each shard needs at least one worker.",
         default=(),
     )
     durable: bool = setting(
         "Queue",
-        "An end is told only when it is on the disk of Redis (WAITAOF, or `appendfsync always`). A "
-        "worker whose Redis cannot promise that does not start.",
+        "An end is reported only when it is on the disk of Redis (WAITAOF, or `appendfsync "
+        "always`). A worker does not start if its Redis cannot promise that.",
         default=False,
     )
     worker_name: str = setting(
         "Queue",
-        "Name in the worker registry and of the stream consumer; keep it stable over restarts, and "
-        "give no two workers of a queue the same. Unset: host name and process id.",
+        "Name in the worker registry and of the stream consumer. Keep it over restarts, and give "
+        "each worker of a queue another one. Unset: host name and process id.",
         default="",
     )
     claim_batch: int = setting(
         "Queue",
-        "Requests claimed at once, and the longest line that may wait in front of the engine; "
-        "everything else waits in Redis, where every worker can see it.",
+        "Requests claimed at once, and the most that may wait for the engine; all others wait in "
+        "Redis, where every worker can claim them.",
         default=16,
         ge=1,
         le=256,
@@ -99,23 +99,24 @@ class Settings(ProcessSettings):
     )
     burst: bool = setting(
         "Queue",
-        "Exit with 0 as soon as nothing can be claimed and all work is done, that of workers "
-        "included that died: of each that holds requests a sign of life is awaited, for a lease at "
-        "most. What is paused or scheduled for later stays, and the log says so.",
+        "Exit with 0 as soon as nothing can be claimed and all work is done, requests of dead "
+        "workers included: it waits up to one lease for a sign of life of each worker that holds "
+        "requests. Requests that are paused or scheduled for later stay, and the log says so.",
         default=False,
     )
 
     lease_seconds: float = setting(
         "Leases",
-        "A claim that is not renewed for so long is taken over. It is renewed every third of it. "
-        "At most a quarter of `max_queue_seconds` and `retention_seconds` together.",
+        "A claim that is not renewed for this time is taken over by another worker. It is renewed "
+        "after each third of it. At most a quarter of the sum of `max_queue_seconds` and "
+        "`retention_seconds`.",
         default=10.0,
         gt=0.0,
     )
     max_attempts: int = setting(
         "Leases",
-        "Claims of one request before it is given up as a dead letter; a claim that has published "
-        "tokens is not counted. All workers of a queue should agree on this and the next two.",
+        "Failed claims after which a request becomes a dead letter; a claim that has published "
+        "tokens is not counted. Set this and the next two to the same for all workers of a queue.",
         default=5,
         ge=1,
     )
@@ -127,16 +128,16 @@ class Settings(ProcessSettings):
     )
     stall_timeout_seconds: float = setting(
         "Leases",
-        "With requests running and no step for so long the engine counts as stalled: leases are "
-        "no longer renewed and `/livez` fails. After as long again, in which the process runs and "
-        "still no step ends, it exits with 3.",
+        "If requests run and no step ends for this time, the engine counts as stalled: leases are "
+        "no longer renewed and `/livez` fails. If no step ends for the same time again, while the "
+        "process itself can run, the worker exits with 3.",
         default=120.0,
         gt=0.0,
     )
     drain_seconds: float = setting(
         "Leases",
-        "After SIGTERM, how long running requests may go on before they are released to other "
-        "workers, their tokens kept.",
+        "After SIGTERM, how long running requests may continue before they are released, with "
+        "their tokens, to other workers.",
         default=30.0,
         ge=0.0,
     )
@@ -148,16 +149,16 @@ class Settings(ProcessSettings):
     )
     publish_interval_seconds: float = setting(
         "Leases",
-        "Least time between two commits. A longer interval makes longer chunks.",
+        "Shortest time between two commits. A longer interval makes longer chunks.",
         default=0.0,
         ge=0.0,
         le=5.0,
     )
     publish_share: float = setting(
         "Leases",
-        "Largest part of the time spent on commits, so that they, Redis and the readers leave the "
-        "cores to the device: after each commit the publisher rests in proportion, for 0.1 s at "
-        "most. 1 commits as fast as Redis answers.",
+        "Largest share of the time spent on commits, so that commits, Redis and readers leave the "
+        "cores to the model: after each commit the publisher rests in proportion, for at most "
+        "0.1 s. With 1 it commits as fast as Redis answers.",
         default=0.02,
         gt=0.0,
         le=1.0,
@@ -165,9 +166,9 @@ class Settings(ProcessSettings):
 
     model: str | None = setting(
         "Model",
-        "Folder or Hugging Face name; unset: the checkout's own `models/abacus`. A name that "
-        "begins with `.`, `/` or `~`, has two slashes, or has a folder here for its first part is "
-        "only looked for as a folder.",
+        "Folder or Hugging Face name; unset: the checkout's `models/abacus`. A name is only looked "
+        "up as a folder if it begins with `.`, `/` or `~`, has two slashes, or if its first part "
+        "is an existing folder.",
         default=None,
         min_length=1,
     )
@@ -180,8 +181,8 @@ class Settings(ProcessSettings):
     )
     adapters: Path | None = setting(
         "Model",
-        "Folder of adapters (LoRA, in PEFT's format) that requests may name: each subfolder that "
-        "has an `adapter_config.json` is one, under the subfolder's name. If one cannot be "
+        "Folder of adapters (LoRA, in PEFT's format) that requests may name: each subfolder with "
+        "an `adapter_config.json` is an adapter with the subfolder's name. If one cannot be "
         "served correctly, the worker does not start. Unset or empty: none.",
         default=None,
     )
@@ -193,8 +194,8 @@ class Settings(ProcessSettings):
     )
     model_path: Literal["auto", "fast", "wide"] = setting(
         "Model",
-        "`fast` is the common decoder in one call, `wide` the model's own code; `auto` takes the "
-        "fast one wherever its logits are those of the wide one.",
+        "`fast` is the common decoder in one call, `wide` the model's own code; `auto` uses the "
+        "fast one if its logits agree with those of the wide one.",
         default="auto",
     )
     attention_backend: Literal[
@@ -202,14 +203,15 @@ class Settings(ProcessSettings):
     ] = setting("Model", "Implementation of paged attention.", default="auto")
     deterministic: bool = setting(
         "Model",
-        "A token's logits do not depend, not by a bit, on what is computed beside it. Checked at "
-        "start with the model's own shapes; if the check fails, the worker does not start.",
+        "A token's logits do not depend on the other requests in the batch; they are equal bit by "
+        "bit. Checked at start with the model's own shapes; if the check fails, the worker does "
+        "not start.",
         default=False,
     )
     async_scheduling: bool = setting(
         "Model",
         "On CUDA the next step is planned and launched while one is in flight, so that the device "
-        "does not wait for the host. Off, each step waits for the tokens of the one before.",
+        "does not wait for the host. If off, each step waits for the tokens of the previous one.",
         default=True,
     )
     max_model_len: int | None = setting(
@@ -218,11 +220,11 @@ class Settings(ProcessSettings):
 
     block_size: int = setting("KV cache", "Tokens per block.", default=16, ge=1)
     num_blocks: int | None = setting(
-        "KV cache", "Blocks on the device; unset: as many as fit the memory.", default=None, ge=1
+        "KV cache", "Blocks on the device; unset: as many as the memory holds.", default=None, ge=1
     )
     kv_cache_memory_bytes: int | None = setting(
         "KV cache",
-        "Memory for blocks on the device; unset: what is really free after the weights.",
+        "Memory for blocks on the device; unset: what is free after loading the weights.",
         default=None,
         ge=1,
     )
@@ -233,15 +235,15 @@ class Settings(ProcessSettings):
         ge=0,
     )
     enable_prefix_caching: bool = setting(
-        "KV cache", "Share the blocks of equal prompt beginnings within a tenant.", default=True
+        "KV cache", "Share the blocks of equal prompt prefixes within a tenant.", default=True
     )
 
     max_num_seqs: int = setting("Scheduler", "Requests running at once.", default=64, ge=1)
     max_num_batched_tokens: int | None = setting(
         "Scheduler",
-        "Most tokens computed per step, prefill and decode together: more of them serve long "
-        "prompts sooner and let others wait longer for each token. Unset: 256 on a CPU, 2048 on a "
-        "GPU, twice `max_num_seqs` where that is more.",
+        "Most tokens computed per step, prefill and decode together. A larger value serves long "
+        "prompts sooner, and other requests wait longer for each token. Unset: 256 on a CPU, 2048 "
+        "on a GPU, or twice `max_num_seqs` if that is more.",
         default=None,
         ge=1,
     )
@@ -250,33 +252,35 @@ class Settings(ProcessSettings):
     )
     num_speculative_tokens: int = setting(
         "Scheduler",
-        "Tokens of one request that are guessed and checked in one step, from what came before in "
-        "its prompt and output or has to come by its constraint; 0: none. Changes no output. On "
-        "CUDA a step with room for them is only launched when the one before has ended.",
+        "Tokens of one request that are guessed and checked in one step. Guesses are taken from "
+        "its prompt and output, or follow from its constraint; 0: none. Changes no output. On "
+        "CUDA a step that may have guesses is launched only after the previous one has ended.",
         default=0,
         ge=0,
     )
     max_speculative_step_tokens: int = setting(
-        "Scheduler", "Tokens of a step up to which it is filled with guesses.", default=32, ge=0
+        "Scheduler", "Guesses fill a step only up to this number of tokens.", default=32, ge=0
     )
     policy: PolicyName = setting(
         "Scheduler",
-        "Who runs first. `priority`: the better class, and of one class the earlier request. "
-        "`adaptive`: that, and the smaller job or the nearer deadline. Both preempt lower classes "
-        "for better ones. `fcfs`: the earlier request, whatever its class. `sjf`: the smaller job.",
+        "Which request runs first. `priority`: the higher class, and within a class the earlier "
+        "request. `adaptive`: like `priority`, and it prefers smaller jobs and nearer deadlines. "
+        "Both preempt lower classes for higher ones. `fcfs`: the earlier request, whatever its "
+        "class. `sjf`: the smaller job.",
         default="priority",
     )
     aging_seconds: float = setting(
         "Scheduler",
-        "Seconds of waiting that are worth one priority class; under `sjf`, the most that a small "
-        "job gains. Age counts for requests that wait, and protects none that runs.",
+        "A request that has waited for this many seconds counts like one of the next higher "
+        "class; under `sjf` this is the largest advantage of a small job. Age counts for waiting "
+        "requests only; it does not protect a running one from preemption.",
         default=30.0,
         gt=0.0,
     )
     preemption_mode: PreemptionMode = setting(
         "Scheduler",
-        "What becomes of the KV of a preempted request. `recompute` drops it, `swap` copies it to "
-        "host memory where it fits there (needs `num_host_blocks`), `auto` does so from "
+        "What happens to the KV of a preempted request. `recompute` drops it. `swap` copies it to "
+        "host memory if it fits there (needs `num_host_blocks`). `auto` swaps from "
         "`swap_min_tokens` on, if there are `num_host_blocks`.",
         default="auto",
     )
@@ -302,8 +306,8 @@ class Settings(ProcessSettings):
     constraint_compile_seconds: float = setting(
         "Constraints",
         "CPU time that compiling one constraint (a schema, a pattern, a grammar) may take, in a "
-        "process of its own; one that takes more is refused. The same for every worker of a queue, "
-        "or it depends on the worker what is refused.",
+        "separate process; one that takes more is refused. Use the same value for all workers of "
+        "a queue, so that all refuse the same constraints.",
         default=1.0,
         ge=0.05,
         le=60.0,
@@ -328,18 +332,18 @@ class Settings(ProcessSettings):
 
     @field_validator("adapters", mode="before")
     @classmethod
-    def _nothing_is_no_folder(cls, value: object) -> object:
-        # A variable that is passed on to a container is there, whether it has a value or not.
+    def _empty_means_unset(cls, value: object) -> object:
+        # Compose passes a variable to a container as an empty text if it is not set.
         return value or None
 
     @field_validator("worker_name")
     @classmethod
-    def _can_be_read(cls, value: str) -> str:
-        # It stands in tables, in logs, and on the command line of `quire drain`.
+    def _is_printable(cls, value: str) -> str:
+        # It is shown in tables and logs, and typed on the command line of `quire drain`.
         if not value.isprintable() or value != value.strip() or len(value) > MAX_NAME_LENGTH:
             raise ValueError(
-                f"must be at most {MAX_NAME_LENGTH} characters that can be printed, without spaces "
-                "around them"
+                f"must be at most {MAX_NAME_LENGTH} printable characters, without spaces at the "
+                "begin or end"
             )
         return value
 
@@ -361,7 +365,7 @@ class Settings(ProcessSettings):
 
     @property
     def model_source(self) -> str:
-        """What to load: the folder or name given, or the embedded model."""
+        """The model to load: the folder or name that was set, or the embedded model."""
         return self.model if self.model is not None else str(EMBEDDED_MODEL)
 
     @property
@@ -371,7 +375,7 @@ class Settings(ProcessSettings):
 
     @property
     def worker(self) -> str:
-        """The worker's name as others see it."""
+        """The worker's name: as set, or host name and process id."""
         return self.worker_name or f"{socket.gethostname()}-{os.getpid()}"
 
 

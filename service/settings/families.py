@@ -1,6 +1,6 @@
-"""What a metric is, and the closed sets that buckets and label values are taken from.
+"""The type of a metric's definition, and the closed sets of buckets and label values.
 
-Knows no metric; those are in `service.observe.register`.
+Defines no metric; those are in `service.observe.register`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,12 +10,12 @@ from typing import Literal
 from quire.transitions.values import Lost
 from quire.wire.protocol import Priority
 
-#: Seconds a request can spend somewhere.
+#: Seconds of a phase of a request.
 LONG = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0),
     *(10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0),
 )
-#: Seconds between two tokens, of one step, of one commit. Small models need the first ones.
+#: Seconds between two tokens, of one step, of one commit. Small models need the low buckets.
 SHORT = (
     *(0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05),
     *(0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5),
@@ -31,7 +31,7 @@ SIZES = tuple(float(step * 10**power) for power in range(6) for step in (1, 2, 5
 FILL = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0, 16384.0)
 
 PRIORITIES = tuple(priority.name.lower() for priority in Priority)
-#: How a claim ends: the reasons of a terminal record, then the two that leave none.
+#: How a claim ends: the finish reasons of a terminal record, then the two ends without a record.
 OUTCOMES = (
     *("eos", "stop", "length", "cancelled", "deadline", "error", "rejected"),
     *("released", "lost"),
@@ -45,7 +45,7 @@ ERROR_KINDS = (
     *("connection", "timeout", "access", "read_only"),
     *("memory", "disk", "protocol", "other"),
 )
-#: What Redis may have lost of the queue around an open request.
+#: What Redis may have lost of an open request.
 LOST = tuple(map(str, Lost))
 DEAD_REASONS = ("undecodable", "unsupported_version", "broken_log")
 
@@ -58,10 +58,10 @@ BY_PRIORITY = {"priority": PRIORITIES}
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One metric as it is documented, exported and looked for by dashboards.
+    """The definition of one metric, for the documentation, the export and the dashboards.
 
-    `labels` gives each label its closed set of values; an empty one is a single value fixed at
-    start, such as the model's name.
+    `labels` gives each label its closed set of values. An empty set means a single value that is
+    fixed at start, such as the model's name.
     """
 
     kind: Literal["counter", "gauge", "histogram"]

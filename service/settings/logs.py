@@ -1,7 +1,7 @@
-"""Sets up logging: one event per line on stderr, JSON unless a person is watching.
+"""Sets up logging: one event per line on stderr, as JSON unless stderr is a terminal.
 
-Libraries that log or warn through the standard library come out of the same pipe in the same form.
-Prompts and outputs are never logged; what a line may name is the request's id.
+Libraries that log or warn through the standard library use the same handler and format. Prompts and
+outputs are never logged; a line may name the id of a request.
 """
 
 import logging
@@ -14,13 +14,13 @@ from typing import Literal, TextIO
 import structlog
 from structlog.typing import EventDict, Processor
 
-#: Libraries that talk too much below this level.
+#: Libraries whose events below `warning` are not logged, because there are too many.
 QUIET_LIBRARIES = ("httpx", "urllib3", "filelock", "transformers", "asyncio")
 
-#: Libraries that give their loggers a handler, to print what they have to say.
+#: Libraries that add their own handlers, which print to stderr.
 PRINTING_LIBRARIES = ("transformers", "huggingface_hub")
 
-#: The header in which a caller's trace travels: version, trace, span and flags
+#: The header with a caller's trace: version, trace id, span id and flags
 #: (https://www.w3.org/TR/trace-context/#traceparent-header).
 TRACE_HEADER = "traceparent"
 
@@ -38,8 +38,8 @@ def configure_logs(
 ) -> None:
     """Send every event of this process to `stream`, stderr by default.
 
-    In JSON every event names the `worker`: the lines of many are gathered in one place, where a
-    request is followed from one to the next.
+    In JSON every event names the `worker`. So when the logs of many workers are collected, a
+    request can be followed from one worker to the next.
     """
     target = sys.stderr if stream is None else stream
     as_json = style == "json" or (style == "auto" and not target.isatty())
@@ -56,7 +56,7 @@ def configure_logs(
             structlog.processors.JSONRenderer(),
         ]
     else:
-        # The default traceback shows local variables, and among those would be prompts.
+        # The default traceback shows local variables, which may contain prompts.
         plain = structlog.dev.plain_traceback
         renderers = [
             structlog.dev.ConsoleRenderer(colors=target.isatty(), exception_formatter=plain)
@@ -71,7 +71,7 @@ def configure_logs(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # Printed, a warning is two lines of which none can be read by a program.
+    # Python would print a warning as two lines that a program cannot parse.
     logging.captureWarnings(capture=True)
     for name in QUIET_LIBRARIES:
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
@@ -84,9 +84,9 @@ def configure_logs(
 
 
 def take_over_libraries() -> None:
-    """Have libraries log through this process' one handler that print by handlers of their own.
+    """Remove the handlers of libraries that print, so that they log through our handler.
 
-    Call it when they have been imported: that is when they set them up.
+    Call it after they have been imported, because the import adds the handlers.
     """
     for name in PRINTING_LIBRARIES:
         library = logging.getLogger(name)
@@ -101,13 +101,13 @@ def _name_worker(_: object, __: str, event: EventDict, *, worker: str | None) ->
 def trace_ids(headers: Mapping[str, str]) -> dict[str, str]:
     """`trace_id` and `span_id` of the caller, for the log lines of its request.
 
-    Empty when it sent no trace, or one that is none: by its standard such a header is ignored.
+    Empty without a valid header: the standard says that an invalid one is ignored.
     """
     found = _TRACEPARENT.fullmatch(headers.get(TRACE_HEADER, ""))
     return {} if found is None else {"trace_id": found[1], "span_id": found[2]}
 
 
 def warn_of_settings(clauses: Iterable[str]) -> None:
-    """One warning for each clause about what a process was told at start."""
+    """Log one warning for each clause about the settings of a process."""
     for clause in clauses:
         structlog.get_logger("service.settings").warning(clause)

@@ -1,8 +1,8 @@
-"""Reads settings: flags, before variables, before `quire.toml`, before defaults.
+"""Reads settings: flags win over variables, these over `quire.toml`, and that over defaults.
 
-Knows no setting itself but where the file and Redis are; the lists of settings are in
-`service.settings.config`, `service.exporter.settings` and `service.gateway.settings`. Importing
-this module costs no torch, so that `--help` answers at once.
+Defines only the settings that name the file and Redis; the others are defined in
+`service.settings.config`, `service.exporter.settings` and `service.gateway.settings`. This module
+does not import torch, so that `--help` prints at once.
 """
 
 import argparse
@@ -32,11 +32,11 @@ from service.settings.sources import (
     unknown_variables,
 )
 
-#: Names a queue; the braces of a Redis key's hash tag must stay outside.
+#: The name of a queue. It has no braces, because a Redis key has it inside a hash tag.
 QUEUE_PATTERN = r"^[A-Za-z0-9._-]{1,64}$"
 
-#: Why nothing is kept for less than MIN_KEPT_SECONDS.
-NOTHING_KEPT = "Redis counts whole milliseconds, and less than one is none"
+#: The reason for MIN_KEPT_SECONDS.
+NOTHING_KEPT = "Redis counts whole milliseconds, so less would be 0"
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "json", "console"]
@@ -47,27 +47,27 @@ _Settings = TypeVar("_Settings", bound="ProcessSettings")
 
 
 def setting(section: str, description: str, *, default: Any, **constraints: Any) -> Any:
-    """One field of a process' settings and its section in docs/reference/configuration.md."""
+    """One field of a process' settings, with its section in docs/reference/configuration.md."""
     extra: JsonDict = {"section": section}
     return Field(default, description=description, json_schema_extra=extra, **constraints)
 
 
 class ProcessSettings(BaseSettings):
-    """What every process of the service is told at start. Frozen, strict about names.
+    """The settings that all processes of the service have. Frozen; unknown names are refused.
 
-    A subclass names its table of the file, and the setting of its own that takes the value of each
-    key of the file that stands above all tables.
+    A subclass defines `file_table`, its table of the file, and `shared`: which of its settings
+    takes the value of each key before all tables.
     """
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX)
     file_table: ClassVar[str]
     shared: ClassVar[Mapping[str, str]] = {key: key for key in SHARED_KEYS}
-    #: The shortest some durations can be and still do what they are for, and why.
+    #: Duration -> the smallest value with which it works, and the reason.
     least_seconds: ClassVar[Mapping[str, tuple[float, str]]] = {
         "max_queue_seconds": (MIN_KEPT_SECONDS, NOTHING_KEPT),
         "retention_seconds": (MIN_KEPT_SECONDS, NOTHING_KEPT),
     }
-    #: The longest some can be, and why; of all others nobody knows what they are good for.
+    #: Duration -> the largest useful value, and the reason; all others have only MAX_SECONDS.
     most_seconds: ClassVar[Mapping[str, tuple[float, str]]] = {}
 
     config_file: Path | None = setting(
@@ -76,22 +76,22 @@ class ProcessSettings(BaseSettings):
 
     redis_url: str = setting(
         "Queue",
-        "Where Redis is: `redis://`, `rediss://` (TLS; `?ssl_ca_certs=<file>` and the like), "
+        "URL of Redis: `redis://`, `rediss://` (TLS, with options such as `?ssl_ca_certs=<file>`), "
         "`unix://`, or through sentinels `redis+sentinel://host:port,.../service/0` "
-        "(`rediss+sentinel://` if Redis speaks TLS, with the same options).",
+        "(`rediss+sentinel://` if Redis uses TLS, with the same options).",
         default="redis://127.0.0.1:6379/0",
         repr=False,
     )
     redis_password: SecretStr | None = setting(
         "Queue",
-        "Password, if it is not part of the URL. Has no flag: `ps` shows flags.",
+        "Password, if it is not part of the URL. It has no flag, because `ps` shows flags.",
         default=None,
     )
 
     @field_validator("redis_url")
     @classmethod
-    def _can_be_right(cls, value: str) -> str:
-        # Only now: `--help` need not wait for the client of Redis.
+    def _is_valid_url(cls, value: str) -> str:
+        # Imported here, so that `--help` does not wait for the import of the Redis client.
         from quire.transport.connection import (
             UnknownScheme,
             UnusableFile,
@@ -104,14 +104,15 @@ class ProcessSettings(BaseSettings):
         except (UnknownScheme, UnusableFile):
             raise
         except ValueError:
-            # Nothing of the value is in any of these messages: it may hold a password.
-            raise ValueError("its host, port, path or an option cannot be right") from None
+            # None of these messages contains the value, because it may contain a password.
+            raise ValueError("its host, port, path or an option is invalid") from None
         return value
 
     @field_validator("*")
     @classmethod
-    def _can_be_told(cls, value: Any) -> Any:
-        # A variable whose bytes are no UTF-8 is read as a text that no registry takes.
+    def _is_utf8(cls, value: Any) -> Any:
+        # Python reads a variable that is not UTF-8 as a text that cannot be encoded again, which
+        # would fail later, for instance in the worker registry.
         if isinstance(value, str):
             try:
                 value.encode()
@@ -122,14 +123,14 @@ class ProcessSettings(BaseSettings):
     @field_validator("http_host", check_fields=False)
     @classmethod
     def _is_an_address(cls, value: str) -> str:
-        # A socket takes an empty one for all addresses of the machine.
+        # A socket would treat an empty one as all addresses of the machine.
         if not value.strip():
-            raise ValueError("must be an address (0.0.0.0 for all of this machine)")
+            raise ValueError("must be an address (0.0.0.0 for all addresses of this machine)")
         return value
 
     @field_validator("*")
     @classmethod
-    def _is_no_eternity(cls, value: Any, info: ValidationInfo) -> Any:
+    def _is_within_limits(cls, value: Any, info: ValidationInfo) -> Any:
         name = str(info.field_name)
         if name.endswith("_seconds") and value > MAX_SECONDS:
             raise ValueError(f"must be at most {MAX_SECONDS} seconds")
@@ -143,19 +144,20 @@ class ProcessSettings(BaseSettings):
 
     @property
     def connection_url(self) -> str:
-        """The Redis URL with the password in it, unless it has one of its own."""
+        """The Redis URL with `redis_password`, unless the URL has a password."""
         secret = self.redis_password
-        # What the `quire` command does, so that both find the same server in one environment.
+        # The `quire` command uses the same function, so both use the same server in one
+        # environment.
         return with_password(self.redis_url, secret.get_secret_value() if secret else None)
 
     @classmethod
     def read_variables(cls, environ: Mapping[str, str]) -> dict[str, str]:
-        """The values our variables give, by setting."""
+        """Setting -> value from our variables."""
         return read_environment(environ, cls.model_fields)
 
     @classmethod
     def unknown_variables(cls, environ: Mapping[str, str]) -> list[str]:
-        """A clause for each variable that looks like one of ours and is none."""
+        """A clause for each variable that has our prefix and is not one of ours."""
         return unknown_variables(environ, cls.model_fields, prefix=cls.model_config["env_prefix"])
 
     @classmethod
@@ -167,8 +169,8 @@ class ProcessSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Take the flags, which come as arguments, and our own strict readers of the rest."""
-        # Pydantic's readers ignore names that they do not know.
+        """Use the flags, which are passed as arguments, and our own strict readers."""
+        # Pydantic's readers ignore unknown names.
         del env_settings, dotenv_settings, file_secret_settings
         environment = cls.read_variables(os.environ)
         named = init_settings().get("config_file") or environment.get("config_file")
@@ -197,7 +199,7 @@ def load(
 
 
 def split_list(value: Any) -> Any:
-    """The parts of a text with commas, as flags and variables write a list; other values as is."""
+    """Splits a text at commas, for lists in flags and variables; returns other values unchanged."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(","))
     return value
@@ -206,7 +208,7 @@ def split_list(value: Any) -> Any:
 def make_parser(
     kind: type[ProcessSettings], *, prog: str, description: str, epilog: str
 ) -> argparse.ArgumentParser:
-    """A command line with one flag per field, absent from the result unless given."""
+    """A parser with one flag per field; flags that are not given are absent from the result."""
     parser = Parser(
         prog=prog,
         description=description,
@@ -262,7 +264,7 @@ def _default_text(field: FieldInfo) -> str:
 
 
 def _choices(field: FieldInfo) -> tuple[str, ...]:
-    """The words a Literal allows; empty for every other type."""
+    """The values of a Literal of texts; empty for every other type."""
     options = get_args(field.annotation)
     return options if options and all(isinstance(option, str) for option in options) else ()
 
@@ -279,7 +281,7 @@ def _type_text(field: FieldInfo) -> str:
 
 
 def _describe(error: ValidationError) -> str:
-    """One clause per wrong setting. Values are left out: one of them may be a secret."""
+    """One clause per wrong setting, without its value, which may be a secret."""
     clauses = []
     for item in error.errors(include_input=False, include_url=False):
         name = ".".join(str(part) for part in item["loc"])

@@ -1,8 +1,9 @@
-"""Reads settings from the environment and from a TOML file, and lets no unknown name pass silently.
+"""Reads settings from the environment and from a TOML file; no unknown name is ignored silently.
 
-A misspelt setting that is silently ignored runs a whole night with its default. In the file, which
-is ours alone, it is refused. The environment is written by others as well (Kubernetes makes
-variables out of the names of services, tests and tools have theirs), so there it is warned about.
+Otherwise a worker with a misspelt setting would run a whole night with the default. In the file,
+which is ours alone, an unknown name is refused. In the environment it causes a warning only, since
+other programs set variables, too: Kubernetes derives some from the names of services, and tests and
+tools have theirs.
 """
 
 import tomllib
@@ -14,18 +15,18 @@ from quire.cli.sources import DEFAULT_FILE, ENV_PREFIX, TABLES, setting_of, valu
 from quire.errors import InvalidRequest
 from quire.wire.refusals import nearest
 
-#: Variables of these prefixes are read by other parts of Quire.
+#: Prefixes of variables that other parts of Quire read.
 FOREIGN_PREFIXES = ("QUIRE_EXPORTER_", "QUIRE_GATEWAY_", "QUIRE_KERNEL_", "QUIRE_TEST_")
 
 
 class ConfigurationError(Exception):
-    """The settings cannot be right; the message names the setting and where it came from."""
+    """Invalid settings; the message names the setting and its source."""
 
 
 def read_environment(
     environ: Mapping[str, str], known: Collection[str], *, prefix: str = ENV_PREFIX
 ) -> dict[str, str]:
-    """Values of our variables by setting, as the `quire` command reads its own."""
+    """Setting -> value from our variables, with the same rules as in the `quire` command."""
     try:
         return values_of_variables(environ, known, prefix=prefix)
     except InvalidRequest as error:
@@ -35,7 +36,7 @@ def read_environment(
 def unknown_variables(
     environ: Mapping[str, str], known: Collection[str], *, prefix: str = ENV_PREFIX
 ) -> list[str]:
-    """One clause for each variable that looks like ours and is not, with what it may have meant."""
+    """One clause for each unknown variable with our prefix, with a similar name if there is one."""
     names = [prefix + key.upper() for key in known]
     return [
         f"unknown variable {variable}{nearest(variable, names)}"
@@ -56,9 +57,10 @@ def _ours(environ: Mapping[str, str], *, prefix: str) -> dict[str, str]:
 def read_file(
     named: str | Path | None, known: Collection[str], *, table: str, shared: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Our values in the TOML file; empty if none is named and there is no default file.
+    """Setting -> value from the TOML file; empty if none is named and there is no default file.
 
-    `table` is ours, and `shared` says which of our settings a key above all tables gives.
+    `table` is the table of this process. `shared` maps each allowed key before all tables to the
+    setting that takes its value.
     """
     path = Path(named) if named else Path(DEFAULT_FILE)
     if not named and not path.exists():
@@ -71,12 +73,12 @@ def read_file(
     if not isinstance(own, dict):
         raise ConfigurationError(f"{table} in {path} is not a table")
     common = {key: value for key, value in content.items() if key not in TABLES}
-    _refuse_unknown(common, shared, place=str(path))
-    _refuse_unknown(own, known, place=f"[{table}] of {path}")
+    _refuse_unknown(common, shared, source=str(path))
+    _refuse_unknown(own, known, source=f"[{table}] of {path}")
     return {shared[key]: value for key, value in common.items()} | own
 
 
-def _refuse_unknown(table: Mapping[str, Any], known: Collection[str], *, place: str) -> None:
+def _refuse_unknown(table: Mapping[str, Any], known: Collection[str], *, source: str) -> None:
     for key in table:
         if key not in known:
-            raise ConfigurationError(f"unknown key {key!r} in {place}{nearest(key, known)}")
+            raise ConfigurationError(f"unknown key {key!r} in {source}{nearest(key, known)}")

@@ -110,7 +110,8 @@ def test_results_are_not_written_where_the_summary_would_be_written_over_them(
         for paths in (["-o", str(output)], ["-o", str(tmp_path / "o"), "-e", str(output)]):
             code, _, err = quire("run-batch", "-i", str(source), *paths)
             assert code == 2
-            assert err == f"error: {output}: the summary is written to it (stdout); name another file\n"
+            reason = "the summary is written to it (stdout); name another file"
+            assert err == f"error: {output}: {reason}\n"
     assert output.read_text() == ""
 
 

@@ -57,7 +57,7 @@ def test_what_cannot_be_had_is_refused_with_what_to_set(flags: str, remedy: str,
         ("--aging-seconds 9 --policy fcfs", "policy 'fcfs'"),
         ("--long-prefill-token-threshold 90 --max-num-batched-tokens 90", "no step has more"),
         ("--async-scheduling --device cpu", "on a CPU"),
-        ("--max-num-batched-tokens 9", "no more than 9 requests run at once"),
+        ("--max-num-batched-tokens 9", "at most 9 requests run at once"),
     ],
 )
 def test_what_changes_nothing_is_told(flags: str, reason: str):

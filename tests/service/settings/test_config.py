@@ -115,7 +115,7 @@ def test_a_duration_that_no_clock_takes_is_refused_before_a_request_meets_it(nam
 @pytest.mark.parametrize(
     ("name", "least", "reason"),
     [
-        ("lease_seconds", MIN_LEASE_SECONDS, "it is first renewed after a third of it"),
+        ("lease_seconds", MIN_LEASE_SECONDS, "a renewal is due after a third of it"),
         ("stall_timeout_seconds", 0.1, "any step would count as a stall"),
         ("max_queue_seconds", 0.001, "Redis counts whole milliseconds"),
         ("retention_seconds", 0.001, "Redis counts whole milliseconds"),
@@ -253,13 +253,15 @@ def test_a_wrong_url_is_not_repeated_in_the_message_because_it_may_hold_a_passwo
 def test_a_setting_and_its_file_cannot_both_be_given(monkeypatch):
     monkeypatch.setenv("QUIRE_QUEUE", "a")
     monkeypatch.setenv("QUIRE_QUEUE_FILE", str(write_file("b", "queue")))
-    with pytest.raises(ConfigurationError, match="both"):
+    with pytest.raises(ConfigurationError, match="cannot be combined with QUIRE_QUEUE_FILE"):
         load_settings([])
 
 
 @pytest.mark.parametrize("name", [" ", "a\nb", "a\x1b[31m", " a", "a\t", "a" * 129, "a\u202eb"])
 def test_a_worker_has_a_name_that_an_operator_can_read_and_write(name):
-    with pytest.raises(ConfigurationError, match="worker_name: must be at most 128 characters"):
+    with pytest.raises(
+        ConfigurationError, match="worker_name: must be at most 128 printable characters"
+    ):
         load_settings(["--worker-name", name])
     assert load_settings(["--worker-name", "b\u00fccher 7"]).worker == "b\u00fccher 7"
 

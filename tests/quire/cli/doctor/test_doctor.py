@@ -57,7 +57,8 @@ def test_doctor_takes_a_mistyped_folder_for_no_name_of_the_hub(
     lines = records(quire("doctor", "--no-torch", "--json", "--model", name)[1])
     (found,) = [finding for finding in lines if finding["check"] == "model"]
     assert found["verdict"] == verdict
-    assert found["detail"].startswith(f"{name} is not a folder here" if verdict == "warn" else "no ")
+    expected = f"{name} is not a folder here" if verdict == "warn" else "no "
+    assert found["detail"].startswith(expected)
 
 
 def test_doctor_looks_by_default_at_the_model_that_a_worker_would_load(
