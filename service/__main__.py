@@ -1,8 +1,8 @@
-"""Runs a worker: `python -m service`. SIGTERM and SIGINT drain it, a second one hurries it up.
+"""Runs a worker: `python -m service`. SIGTERM or SIGINT drains it; a second one skips the wait.
 
-Exit codes: 0 drained, or stopped before it had taken anything; 1 a part of it died, or work was
-left behind that leases hand over; 2 settings that cannot be right, or a model, a promise or a
-module that cannot be had here; 3 a part of it hung.
+Exit codes: 0 drained, or stopped before it had claimed anything; 1 a thread died, or claims are
+left that other workers take over; 2 invalid settings, or a model that cannot be served, a Redis
+that cannot be `durable`, or a missing module; 3 a thread hung.
 """
 
 import os
@@ -10,14 +10,14 @@ import sys
 
 from service.process.signals import StopSignals
 
-#: How long a thread may hold the interpreter while another waits for it. A step that comes back
-#: from native code must not stand behind the publisher for the five milliseconds of the default.
+#: The longest time a thread keeps the GIL while another waits for it. With Python's default of five
+#: milliseconds, a step that returns from native code would wait that long for the publisher.
 SWITCH_SECONDS = 0.0005
-#: The worker's exit code when it was stopped before there was a worker.
+#: The exit code if a signal came before the worker was built.
 EXIT_OK = 0
-#: Exit code of a command line, environment or file that cannot be right.
+#: The exit code for an invalid command line, environment or file.
 EXIT_USAGE = 2
-#: What brings everything that a worker imports.
+#: The installation with all modules that a worker imports.
 WORKER_EXTRA = "the extra `worker`: pip install -c constraints.txt -e '.[worker]'"
 
 
@@ -28,26 +28,26 @@ def main() -> int:
     try:
         return _run(signals)
     except ModuleNotFoundError as error:
-        # The client alone is installed, as by `pip install .`.
+        # Only the client is installed, for instance by `pip install .`.
         missing = f"the module {error.name} is missing"
         sys.stderr.write(f"installation: {missing}; a worker needs {WORKER_EXTRA}\n")
         return EXIT_USAGE
 
 
 def _run(signals: StopSignals) -> int:
-    # Only now: these imports take a second, and a signal may come at any moment of it.
+    # Imported after the signal handlers are installed, because these imports take a second.
     from service.settings.config import load_settings
     from service.settings.sources import ConfigurationError
 
     try:
         settings = load_settings()
-        # `--help` and mistakes are answered without loading the rest.
+        # Imported after the settings are read, so that `--help` and errors are printed at once.
         from service.process.watch import Watch
         from service.process.worker import Worker
         from service.settings.combinations import without_effect
         from service.settings.logs import configure_logs, warn_of_settings
 
-        if signals.were_heard:
+        if signals.are_pending:
             return EXIT_OK
         configure_logs(level=settings.log_level, style=settings.log_format, worker=settings.worker)
         warn_of_settings(settings.unknown_variables(os.environ))
@@ -58,16 +58,16 @@ def _run(signals: StopSignals) -> int:
         return EXIT_USAGE
     sys.setswitchinterval(SWITCH_SECONDS)
     signals.pass_to(worker.stop)
-    # Here and not in the worker: it ends the process, and looks on until that has ended.
+    # Not a part of the worker: it ends the process, and must run until the process has ended.
     Watch(worker.vitals).start()
     return worker.run()
 
 
 def leave(code: int) -> None:
-    """End the process now, whatever its threads are at.
+    """End the process now, without waiting for its threads.
 
-    One that loads a model or waits for a device cannot be asked to stop, and the interpreter's own
-    farewell crashes in the native code of such a thread.
+    A thread that loads a model or waits for a device cannot be stopped, and the normal shutdown of
+    the interpreter would crash in the native code of such a thread.
     """
     import logging
 

@@ -1,7 +1,7 @@
-"""Runs the engine on the one thread that owns torch, at a pace of its own whatever Redis does.
+"""Runs the engine on the one thread that owns torch. It never waits for Redis.
 
-Requests come in through a mailbox, outputs go out into the outbox; neither ever makes the engine
-wait. The model is loaded on this thread too, because much of torch's state is kept per thread.
+Requests arrive through a mailbox, outputs go to the outbox; neither ever blocks the engine. The
+model is loaded on this thread, too, because torch keeps much of its state per thread.
 """
 
 import queue
@@ -21,18 +21,18 @@ from service.observe.vitals import Vitals
 from service.outgoing.completions import own_failure, refusal
 from service.outgoing.outbox import Outbox
 
-#: How long an idle engine sleeps at most before it shows a sign of life.
+#: The longest sleep of an idle engine; after it the thread shows a sign of life.
 IDLE_SECONDS = 1.0
 
-#: A request to add, one to abort (its key and why), one to add and abort before any step, or None
-#: to wake the loop up.
+#: A request to add; a key to abort, with the reason; a request to add and abort before any step;
+#: or None to wake the loop up.
 Mail = Request | tuple[str | Request, FinishReason] | None
 
 _log = structlog.get_logger("service.loop")
 
 
 class EngineLoop:
-    """Owns one Engine. `run` is the engine thread's work; the other methods are for all threads."""
+    """Owns one Engine. `run` is the body of the engine thread; any thread may call the others."""
 
     def __init__(
         self,
@@ -55,14 +55,15 @@ class EngineLoop:
         self._engine: Engine | None = None
         self._was_idle = True
         self._num_steps = 0
-        #: Requests in the running state after the last step.
+        #: Number of running requests after the last step.
         self.num_running = 0
 
     def run(self) -> None:
         """Load the model, then step while there is work, until stopped.
 
         Raises:
-            DeviceFailed, and whatever else the engine cannot survive: the process must end.
+            DeviceFailed, and any other error after which the engine is unusable: the process must
+            end.
         """
         served = self._load()
         self._engine = served.engine
@@ -72,30 +73,30 @@ class EngineLoop:
         self._release_all(served.engine)
 
     def add(self, request: Request) -> None:
-        """Hand a request to the engine; its delivery must be open in the outbox."""
+        """Pass a request to the engine; its delivery must be open in the outbox."""
         self._mailbox.put(request)
 
     def add_aborted(self, request: Request, reason: FinishReason) -> None:
-        """Hand over a request that is to end at once: the engine computes nothing for it."""
+        """Pass a request that ends at once with `reason`; the engine computes nothing for it."""
         self._mailbox.put((request, reason))
 
     def abort(self, key: str, reason: FinishReason) -> None:
         """Abort a request, in any state; unknown keys are ignored.
 
-        The engine is told directly, so that it takes effect in the middle of a step, and by mail as
-        well, for a request that is itself still in the mailbox.
+        Calls the engine directly, so that it takes effect in the middle of a step. Also sends a
+        mail, in case the request itself is still in the mailbox.
         """
         if self._engine is not None:
             self._engine.abort(key, reason)
         self._mailbox.put((key, reason))
 
     def stop(self) -> None:
-        """Make `run` release what is left and return. The intakes must have ended before."""
+        """Make `run` release the remaining requests and return. The intakes must have ended."""
         self._stopping.set()
         self._mailbox.put(None)
 
     def _turn(self, engine: Engine) -> None:
-        """One round: mail, then a step; with nothing to compute, sleep until mail comes."""
+        """Read the mail, then compute one step; without work, sleep until mail arrives."""
         is_idle = not engine.has_work()
         if is_idle and not self._was_idle:
             self._check_laws(engine)
@@ -103,15 +104,15 @@ class EngineLoop:
         self._vitals.turned(is_busy=not is_idle)
         self._take_mail(engine, timeout=IDLE_SECONDS if is_idle else 0.0)
         if engine.has_work():
-            # Busy from here on, so that a step that never returns is seen as a stall.
+            # Busy before the step, so that a step that never returns counts as a stall.
             self._vitals.turned(is_busy=True)
             if is_idle:
-                # Otherwise the metrics show an idle engine for as long as its first step hangs.
+                # Otherwise the metrics would show an idle engine while its first step hangs.
                 self._metrics.observe_engine(engine.snapshot())
             self._step(engine)
 
     def _take_mail(self, engine: Engine, *, timeout: float) -> None:
-        """Handle all mail there is, after waiting up to `timeout` seconds for the first piece."""
+        """Handle all mail, after waiting up to `timeout` seconds for the first piece."""
         try:
             mail = self._mailbox.get(block=timeout > 0.0, timeout=timeout)
             while True:
@@ -126,7 +127,7 @@ class EngineLoop:
                 engine.add_request(mail)
             except RequestRejected as error:
                 self._outbox.end(mail.request_id, partial(refusal, error=error))
-            except Exception as error:  # noqa: BLE001 - as in intake: it costs one request.
+            except Exception as error:  # noqa: BLE001 - as in intake: only this request fails.
                 _log.exception("request cannot be added")
                 self._outbox.end(mail.request_id, partial(own_failure, error=error))
                 engine.abort(mail.request_id, FinishReason.ERROR)
@@ -148,7 +149,7 @@ class EngineLoop:
         self._metrics.observe_engine(snapshot)
 
     def _release_all(self, engine: Engine) -> None:
-        """Release what is unfinished. These steps compute nothing: their plans are empty."""
+        """Release unfinished requests. These steps compute nothing, because all are aborted."""
         self._take_mail(engine, timeout=0.0)
         for key in engine.alive_request_ids():
             engine.abort(key, FinishReason.RELEASED)
@@ -156,7 +157,7 @@ class EngineLoop:
             self._outbox.put(engine.step(self._clock))
 
     def _check_laws(self, engine: Engine) -> None:
-        """Check the invariants of an idle engine. A broken one is logged and counted, no more."""
+        """Check the invariants of an idle engine. A violation is only logged and counted."""
         for law in engine.violations():
             self._metrics.violations.inc()
             _log.error("engine law broken", law=law)

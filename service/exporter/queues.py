@@ -1,7 +1,8 @@
-"""Exports the state of queues to Prometheus, one for all workers: `python -m service.exporter`.
+"""Exports the state of queues to Prometheus, one process for all workers.
 
-Every number is read from Redis at the scrape that asks for it. When Redis does not answer in time,
-the scrape says so and holds nothing else: a backlog of an hour ago would look like one of now.
+Run it with `python -m service.exporter`. Every scrape reads its numbers from Redis. When Redis does
+not answer in time, the scrape contains only `quire_exporter_up 0`: an old backlog would look like a
+current one.
 """
 
 import os
@@ -32,7 +33,7 @@ from service.settings.families import PRIORITIES
 from service.settings.logs import configure_logs, warn_of_settings
 from service.settings.sources import ConfigurationError
 
-#: Exit code of a command line, environment or file that cannot be right.
+#: The exit code for an invalid command line, environment or file.
 EXIT_USAGE = 2
 #: The signals that end the exporter.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -42,26 +43,26 @@ Queues = Mapping[str, Sequence[ShardState]]
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What is told at one scrape."""
+class Reading:
+    """What one scrape has read from Redis. `memory` is None if the user may not read it."""
 
     queues: Queues
     memory: ServerMemory | None = None
 
 
-#: Labels, in the order of the register, and value.
+#: The values of the labels, in the order of the register, and the value.
 Sample = tuple[Sequence[str], float]
-#: Makes one number of those of a queue's shards.
+#: Combines the numbers of a queue's shards into one.
 Combine = Callable[[Iterable[Any]], float]
 
 _log = structlog.get_logger("service.exporter")
 
 
 class Exporter:
-    """One exporter: `start` answers scrapes, `stop` ends that.
+    """One exporter. After `start` it answers scrapes, until `stop`.
 
     Raises:
-        ConfigurationError: the address cannot be had.
+        ConfigurationError: it cannot listen on the address.
     """
 
     def __init__(self, settings: ExporterSettings) -> None:
@@ -75,8 +76,8 @@ class Exporter:
         )
         self._server = ProbeServer(
             registry,
-            # The exporter has no loop that could stand still: it lives if it answers. Were Redis
-            # asked too, an exporter would be restarted for what only it can report.
+            # The exporter has no loop that could hang: it is alive if it answers. It must not check
+            # Redis: it would be restarted for an outage that only it can report.
             {"/livez": lambda: (True, {"queues": list(settings.queues)})},
             host=settings.http_host,
             port=settings.http_port,
@@ -93,36 +94,36 @@ class Exporter:
         self._server.start()
 
     def stop(self) -> None:
-        """Close the port; a read that Redis has not answered yet is left behind."""
+        """Close the port. Does not wait for a read that Redis has not answered."""
         self._server.stop()
         self._read.close()
 
 
 class QueueCollector(Collector):
-    """Asks `read` for the queues at every scrape; when that fails, it tells so and nothing else."""
+    """Calls `read` at every scrape; when that fails, it exports only `quire_exporter_up 0`."""
 
-    def __init__(self, read: Callable[[], Look], *, worker_fresh_seconds: float) -> None:
+    def __init__(self, read: Callable[[], Reading], *, worker_fresh_seconds: float) -> None:
         self._read = read
         self._fresh_seconds = worker_fresh_seconds
         self._is_up: bool | None = None
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        """The names, without a read: registering must not wait for Redis."""
+        """The metrics without values: registering must not wait for Redis."""
         return [_gauge(name, ()) for name in exporter_families()]
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """All gauges of the register; the first alone when the queues cannot be read."""
+        """All gauges of the register, or only the first if the queues cannot be read."""
         try:
-            look = self._read()
+            reading = self._read()
         except QuireError as error:
             self._note(is_up=False, error=str(error))
             yield _gauge("quire_exporter_up", [((), 0.0)])
             return
         self._note(is_up=True)
-        queues = look.queues
+        queues = reading.queues
         yield _gauge("quire_exporter_up", [((), 1.0)])
-        if look.memory is not None:
-            used, limit = look.memory.used_bytes, look.memory.limit_bytes
+        if reading.memory is not None:
+            used, limit = reading.memory.used_bytes, reading.memory.limit_bytes
             yield _gauge("quire_redis_memory_bytes", [(("used",), used), (("limit",), limit)])
         yield _gauge("quire_queue_waiting_requests", _by_queue(queues, "num_queued", sum))
         yield _gauge("quire_queue_lag_messages", _by_priority(queues, "num_undelivered", sum))
@@ -144,7 +145,10 @@ class QueueCollector(Collector):
         yield _gauge("quire_dead_letter_messages", _by_queue(queues, "num_dead_letters", sum))
 
     def _num_consumers(self, shards: Sequence[ShardState]) -> int:
-        """Workers of any shard that are heard of and ready: one that drains takes nothing in."""
+        """The number of workers of any shard that are ready and were seen recently.
+
+        A draining worker does not count, because it claims nothing.
+        """
         names = {
             worker.name
             for shard in shards
@@ -154,7 +158,7 @@ class QueueCollector(Collector):
         return len(names)
 
     def _note(self, *, is_up: bool, **details: str) -> None:
-        """Log when reading begins to fail and when it works again, not at every scrape between."""
+        """Log when reads begin to fail and when they work again, but not at each scrape."""
         if self._is_up is is_up:
             return
         self._is_up = is_up
@@ -165,21 +169,21 @@ class QueueCollector(Collector):
 
 
 class BoundedRead:
-    """Calls `read` on a thread of its own, and waits for it no longer than `seconds`.
+    """Calls `read` on a separate thread, and waits at most `seconds` for it.
 
-    Socket timeouts alone bound each step and not the whole: a name is resolved, an address is
-    connected, a handshake made. Scrapes that come while a read is under way share it, so that a
-    hanging Redis costs one thread, however many scrapes there are.
+    Socket timeouts limit each step (resolving a name, connecting, the handshake) and not their sum.
+    Scrapes during a read share it, so that a hanging Redis occupies one thread only, whatever the
+    number of scrapes.
     """
 
-    def __init__(self, read: Callable[[], Look], *, seconds: float) -> None:
+    def __init__(self, read: Callable[[], Reading], *, seconds: float) -> None:
         self._read = read
         self._seconds = seconds
         self._lock = threading.Lock()
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="inspect")
-        self._under_way: Future[Look] | None = None
+        self._under_way: Future[Reading] | None = None
 
-    def __call__(self) -> Look:
+    def __call__(self) -> Reading:
         """What `read` returns or raises; BrokerUnavailable when it is not done in time."""
         with self._lock:
             if self._under_way is None or self._under_way.done():
@@ -191,12 +195,12 @@ class BoundedRead:
             raise BrokerUnavailable(f"no answer within {self._seconds:g} s") from None
 
     def close(self) -> None:
-        """Read no more; does not wait for what is under way."""
+        """Start no more reads; does not wait for the current one."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
 def main() -> int:
-    """Export until a signal comes; returns the exit code. The signals are blocked by now."""
+    """Export until a stop signal; returns the exit code. The signals must be blocked."""
     try:
         settings = load_exporter_settings()
         configure_logs(level=settings.log_level, style=settings.log_format)
@@ -218,8 +222,8 @@ def main() -> int:
     return 0
 
 
-def _inspect(connection: redis.Redis, settings: ExporterSettings) -> Look:
-    """One look at all shards of all queues, and at the server."""
+def _inspect(connection: redis.Redis, settings: ExporterSettings) -> Reading:
+    """Read the state of all shards of all queues, and of the server's memory."""
     shards = [
         Keys(queue, shard) for queue in settings.queues for shard in range(settings.num_shards)
     ]
@@ -227,7 +231,7 @@ def _inspect(connection: redis.Redis, settings: ExporterSettings) -> Look:
     queues = {
         queue: [next(states) for _ in range(settings.num_shards)] for queue in settings.queues
     }
-    return Look(queues, inspect_memory(connection))
+    return Reading(queues, inspect_memory(connection))
 
 
 def _gauge(name: str, samples: Iterable[Sample]) -> GaugeMetricFamily:
@@ -261,12 +265,16 @@ def _ages(queues: Queues) -> list[Sample]:
     ]
 
 
-def _split(queues: Queues, whole: tuple[str, str], part: tuple[str, str]) -> list[Sample]:
-    """What is not in the part, and the part; each is given as its label and its attribute."""
+def _split(queues: Queues, rest: tuple[str, str], part: tuple[str, str]) -> list[Sample]:
+    """Two samples for each queue: the total without the part, and the part.
+
+    `rest` is the label of the first and the attribute with the total; `part` is the label and the
+    attribute of the second.
+    """
     parts = dict(_by_queue(queues, part[1], sum))
     samples: list[Sample] = []
-    for labels, total in _by_queue(queues, whole[1], sum):
-        # The two were counted at neighbouring moments, so the part may be larger.
-        rest = max(0, total - parts[labels])
-        samples += [((*labels, whole[0]), rest), ((*labels, part[0]), parts[labels])]
+    for labels, total in _by_queue(queues, rest[1], sum):
+        # The two numbers were read one after the other, so the part may be larger.
+        difference = max(0, total - parts[labels])
+        samples += [((*labels, rest[0]), difference), ((*labels, part[0]), parts[labels])]
     return samples

@@ -1,4 +1,4 @@
-"""The metrics of the exporter; part of the register, see service/observe/register.py."""
+"""The metrics of the exporter: a part of the register, see service/observe/register.py."""
 
 from service.settings.families import BY_PRIORITY, NONE, QUEUE, Family
 
@@ -9,41 +9,39 @@ EXPORTER_REGISTER: tuple[Family, ...] = (
         "gauge",
         "quire_exporter_up",
         NONE,
-        "1 if the queues could be read from Redis in time; 0 if not, and then the scrape holds "
-        "nothing else.",
+        "1 if the queues were read from Redis in time. 0 if not; then it is the only metric.",
     ),
     Family(
         "gauge",
         "quire_queue_waiting_requests",
         QUEUE,
-        "Requests that wait for a worker now, read or not.",
+        "Queued requests, whether a worker has read their entry or not.",
     ),
     Family(
         "gauge",
         "quire_queue_lag_messages",
         {**QUEUE, **BY_PRIORITY},
-        "Entries in the ingress stream that no worker has read; those of requests that were "
-        "cancelled, or waited too long, stay until one has.",
+        "Entries in the ingress stream that no worker has read. Entries of requests that were "
+        "cancelled or expired stay until a worker reads them.",
     ),
     Family(
         "gauge",
         "quire_queue_pending_messages",
         {**QUEUE, **BY_PRIORITY},
-        "Entries that a worker has read and not claimed yet.",
+        "Entries that a worker has read but not claimed yet.",
     ),
     Family(
         "gauge",
         "quire_queue_oldest_message_age_seconds",
         {**QUEUE, **BY_PRIORITY, "state": ("undelivered", "pending")},
-        "Age of the oldest entry; undelivered: since it entered the stream, pending: since it "
-        "was read. 0 if there is none, undelivered also while no request is queued.",
+        "Age of the oldest entry. undelivered: since it was added to the stream; pending: since it "
+        "was read. 0 if there is none; undelivered is also 0 while no request is queued.",
     ),
     Family(
         "gauge",
         "quire_queue_scheduled_messages",
         {**QUEUE, "state": ("waiting", "due")},
-        "Requests scheduled for a later time; due: that time has come, and no worker has queued "
-        "them yet.",
+        "Scheduled requests. due: their time has come, and no worker has queued them yet.",
     ),
     Family(
         "gauge",
@@ -55,21 +53,21 @@ EXPORTER_REGISTER: tuple[Family, ...] = (
         "gauge",
         "quire_queue_leases",
         {**QUEUE, "state": ("live", "expired")},
-        "Requests that run somewhere; expired: nobody renewed the lease or took them over yet.",
+        "Running requests. expired: their lease has expired, and no worker has reaped it yet.",
     ),
     Family(
         "gauge",
         "quire_queue_consumers",
         QUEUE,
-        "Workers that have lately signed the registry as ready.",
+        "Workers that have recently registered as ready.",
     ),
-    Family("gauge", "quire_dead_letter_messages", QUEUE, "Dead letters kept for a person to see."),
+    Family("gauge", "quire_dead_letter_messages", QUEUE, "Dead letters kept for an operator."),
     Family(
         "gauge",
         "quire_redis_memory_bytes",
         {"kind": ("used", "limit")},
-        "Memory of Redis and its maxmemory, 0 for none. Missing where the exporter's user may not "
-        "ask (INFO).",
+        "Memory that Redis uses, and its maxmemory, 0 for none. Missing if the exporter's user is "
+        "not allowed to run INFO.",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""Every setting of the exporter; flags, variables and the page are derived as for the worker."""
+"""Every setting of the exporter. Flags, variables and documentation are derived from the fields."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -23,15 +23,15 @@ from service.settings.reading import (
 )
 from service.settings.sources import read_environment
 
-#: Beside those of worker and gateway.
+#: Between the worker's port and the gateway's.
 EXPORTER_PORT = 10_401
 
 
 class ExporterSettings(ProcessSettings):
-    """Everything the queue exporter is told at start.
+    """All settings of the exporter.
 
-    What the exporter shares with the worker it also takes from the worker's variables, so that both
-    can be given the same environment.
+    Settings that the worker has, too, are also read from the worker's variables, so that both can
+    use the same environment.
     """
 
     model_config = SettingsConfigDict(env_prefix=f"{ENV_PREFIX}EXPORTER_")
@@ -44,25 +44,25 @@ class ExporterSettings(ProcessSettings):
 
     queues: tuple[Annotated[str, Field(pattern=QUEUE_PATTERN)], ...] = setting(
         "Queue",
-        "Queues to watch, parted by commas. The worker's `QUIRE_QUEUE` counts where "
+        "Queues to export, separated by commas. The worker's `QUIRE_QUEUE` is used if "
         "`QUIRE_EXPORTER_QUEUES` is not set.",
         default=("default",),
         min_length=1,
         max_length=64,
     )
     num_shards: int = setting(
-        "Queue", "Shards of each queue, from 0 on; their numbers are added up.", default=1, ge=1
+        "Queue", "Shards of each queue; their numbers are added up.", default=1, ge=1
     )
     worker_fresh_seconds: float = setting(
         "Queue",
-        "A worker that signed the registry within so long counts as a consumer. Workers sign about "
-        "twice per lease.",
+        "A worker counts as a consumer if it has registered within this time. Workers register "
+        "about twice per lease.",
         default=30.0,
         gt=0.0,
     )
     timeout_seconds: float = setting(
         "Queue",
-        "How long a scrape waits for Redis; shorter than Prometheus waits for the scrape.",
+        "How long a scrape waits for Redis. Set it below the scrape timeout of Prometheus.",
         default=3.0,
         gt=0.0,
     )
@@ -91,7 +91,7 @@ class ExporterSettings(ProcessSettings):
 
     @classmethod
     def read_variables(cls, environ: Mapping[str, str]) -> dict[str, str]:
-        """Our own variables, before those of the worker's that we share."""
+        """Our own variables, which win over the shared variables of the worker."""
         worker = read_environment(environ, Settings.model_fields)
         shared = {**cls.shared, "config_file": "config_file", "redis_password": "redis_password"}
         common = {shared[name]: text for name, text in worker.items() if name in shared}
@@ -100,7 +100,7 @@ class ExporterSettings(ProcessSettings):
 
     @classmethod
     def unknown_variables(cls, environ: Mapping[str, str]) -> list[str]:
-        """Among our own variables, and among those of the worker's."""
+        """A clause for each unknown variable with our prefix or with the worker's."""
         return super().unknown_variables(environ) + Settings.unknown_variables(environ)
 
 

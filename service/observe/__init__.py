@@ -1,1 +1,1 @@
-"""Signs of life, metrics, and the page of health."""
+"""Signs of life, metrics, and the health server."""

@@ -1,8 +1,8 @@
-"""Serves `/livez`, `/readyz` and `/metrics` on a thread of its own.
+"""Serves `/livez`, `/readyz` and `/metrics` on a separate thread.
 
-`/livez` checks that the engine makes progress and the other threads show signs of life, and nothing
-else: if it checked Redis, too, a short outage would restart the whole fleet. `/readyz` says whether
-this worker takes work.
+`/livez` only checks that the engine makes progress and that the other threads show signs of life.
+It does not check Redis, because a short outage would restart the whole fleet. `/readyz` says
+whether this worker claims requests.
 """
 
 import errno
@@ -26,19 +26,20 @@ from service.settings.sources import ConfigurationError
 
 #: Seconds a client may take to send its request line and headers.
 REQUEST_TIMEOUT_SECONDS = 5.0
-#: How soon the server notices that it has to stop.
+#: The interval at which the server checks whether it has to stop.
 STOP_POLL_SECONDS = 0.05
 
 _log = structlog.get_logger("service.observe.health")
 
-#: Whether a check passes, and the readings that say so.
+#: Returns whether a check passes, and the readings behind that.
 Check = Callable[[], tuple[bool, dict[str, Any]]]
 
 
 class ProbeServer:
-    """A small HTTP server for checks by path, and the metrics. `port` 0 takes a free port.
+    """A small HTTP server for the metrics and for `checks`, path -> check. `port` 0: a free port.
 
-    `kind` is what kind of process serves by it, and so what else may have taken the port.
+    `kind` is the kind of this process. The error message names it, because another process of this
+    kind may use the port.
 
     Raises:
         ConfigurationError: it cannot listen on the address.
@@ -76,7 +77,7 @@ class ProbeServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Close the port; requests under way are cut off."""
+        """Close the port; interrupts requests that are being answered."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -85,7 +86,7 @@ class ProbeServer:
         registry, checks = self._registry, self._checks
 
         class Handler(BaseHTTPRequestHandler):
-            """Knows the checks and the metrics; everything else is 404."""
+            """Answers the checks and the metrics; every other path gets 404."""
 
             timeout = REQUEST_TIMEOUT_SECONDS
 
@@ -111,30 +112,30 @@ class ProbeServer:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-                """Probes come every few seconds; they are not news."""
+                """Log nothing: probes come every few seconds."""
 
         return Handler
 
 
 class _Server(ThreadingHTTPServer):
-    """Listens on IPv4 and IPv6 addresses; the library's own server knows only IPv4."""
+    """Listens on IPv4 and IPv6 addresses; the library's own server supports only IPv4."""
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, handler)
 
     def server_bind(self) -> None:
-        """Bind without the library's look-up of the host's name, which nothing here needs.
+        """Bind without the library's lookup of the host's name, which is not needed here.
 
-        Without a resolver that answers it takes so long that signals go unheard meanwhile.
+        If the resolver does not answer, that lookup takes long and delays the handling of signals.
         """
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
-        """Log an error of our own; the library would print it outside of the log.
+        """Log an error; the library would print it outside of the log.
 
-        A client that leaves before it has its answer, like a slow scrape, is not an error of ours.
+        Not an OSError: that is a client that disconnects before it has its answer.
         """
         if not isinstance(sys.exception(), OSError):
             _log.exception("probe cannot be answered", client=str(client_address))
@@ -158,7 +159,7 @@ class HealthServer(ProbeServer):
         super().__init__(registry, checks, host=host, port=port)
 
     def live(self) -> tuple[bool, dict[str, Any]]:
-        """Whether nothing hangs, and the readings that say so."""
+        """Whether no thread hangs, and the readings behind that."""
         vitals = self._vitals
         return vitals.is_alive, {
             "state": vitals.state,
@@ -171,7 +172,7 @@ class HealthServer(ProbeServer):
         }
 
     def ready(self) -> tuple[bool, dict[str, Any]]:
-        """Whether this worker takes work, and the readings that say so."""
+        """Whether this worker claims requests, and the readings behind that."""
         contact = self._vitals.seconds_since_contact
         is_ready = self._vitals.is_ready(contact_limit_seconds=self._contact_limit_seconds)
         return is_ready, {

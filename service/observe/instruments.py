@@ -1,4 +1,4 @@
-"""Makes instruments of the metrics library from what the registers say; knows no metric itself."""
+"""Builds instruments of the metrics library from the definitions in the registers."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -6,7 +6,7 @@ from service.settings.families import Family
 
 
 def build_instrument(family: Family, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
-    """The instrument of a family, registered."""
+    """Builds the instrument of a family, and adds it to `registry`."""
     labels = tuple(family.labels)
     if family.kind == "histogram":
         return Histogram(

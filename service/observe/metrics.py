@@ -1,8 +1,8 @@
 """The metrics of one worker, built from the register and bound once.
 
-A labelled lookup costs as much as the observation itself, so every child is bound here and the
-threads touch plain attributes. All label values exist from the first scrape with the value 0: a
-counter that appears with its first increment hides that increment from `rate()`.
+To look up a child by its labels costs as much as the observation itself. So all children are looked
+up once, here, and the threads use plain attributes. All label values exist from the first scrape
+with the value 0: if a counter appeared only with its first increment, `rate()` would miss it.
 """
 
 import itertools
@@ -24,7 +24,7 @@ MemoryReader = Callable[[], Mapping[str, int]]
 
 
 class Metrics:
-    """The worker's metrics. Attributes are bound children, or maps from a label value to one."""
+    """The worker's metrics. Each attribute is a bound child, or a map from label value to child."""
 
     def __init__(
         self, *, model: str, queue: str, registry: CollectorRegistry | None = None
@@ -74,10 +74,10 @@ class Metrics:
         self._read_at_scrape()
 
     def observe_engine(self, now: EngineSnapshot) -> None:
-        """Account for what happened since the last snapshot; called once after every step.
+        """Update the metrics from a new snapshot; called once after every step.
 
-        A dozen microseconds on the engine thread, most of them for the two histograms of a step;
-        the gauges are read from the snapshot when someone scrapes.
+        Takes a dozen microseconds on the engine thread, most of them for the two histograms of a
+        step. The gauges are read from the snapshot at each scrape.
         """
         before, self._snapshot = self._snapshot, now
         computed = now.prompt_tokens - now.cached_prompt_tokens
@@ -94,7 +94,7 @@ class Metrics:
             self._last_step.set(time.time())
 
     def watch_state(self, vitals: Vitals) -> None:
-        """Export the worker's state, and which threads hang, as it is at each scrape."""
+        """Export the worker's state and the overdue threads, read at each scrape."""
         for state in WorkerState:
             self._state[state].set_function(lambda state=state: float(vitals.state is state))
 
@@ -105,15 +105,15 @@ class Metrics:
             gauge.set_function(partial(num_overdue, kind))
 
     def watch_memory(self, device: str, read: MemoryReader) -> None:
-        """Export the device's memory as it is at each scrape; 0 where it cannot be read.
+        """Export the device's memory, read at each scrape; 0 if it cannot be read.
 
-        A device that fails must not take all the other metrics along, which tell of it.
+        An error of the device must not fail the scrape, because other metrics show that error.
         """
 
         def bytes_of(kind: str) -> float:
             try:
                 return float(read().get(kind, 0))
-            except Exception:  # noqa: BLE001 - whatever a driver raises.
+            except Exception:  # noqa: BLE001 - a driver may raise anything.
                 return 0.0
 
         gauges = self._bind("quire_device_memory_bytes", device=device)
@@ -121,11 +121,11 @@ class Metrics:
             gauge.set_function(partial(bytes_of, kind))
 
     def watch_threads(self, read: Callable[[], int]) -> None:
-        """Export how many threads compute a step, as it is at each scrape."""
+        """Export the number of threads that compute a step, read at each scrape."""
         self._bind("quire_engine_threads").set_function(lambda: float(read()))
 
     def describe(self, *, build: Mapping[str, str], sizes: Mapping[str, int]) -> None:
-        """Export what is running, and with which sizes."""
+        """Export the versions and the sizes of the engine."""
         labels = dict.fromkeys(families()["quire_build_info"].labels, "unknown")
         known = {"version": quire_version(), **build}
         self._bind("quire_build_info", **(labels | known)).set(1)
@@ -134,7 +134,7 @@ class Metrics:
 
     @property
     def _counters(self) -> tuple[tuple[Any, str], ...]:
-        """The counters that follow a counter of the snapshot."""
+        """Each counter with the attribute of the snapshot that it follows."""
         return (
             (self._prompt_tokens["cached"], "cached_prompt_tokens"),
             (self._generation_tokens, "generated_tokens"),
@@ -162,9 +162,10 @@ class Metrics:
         GCCollector(registry=self.registry)
 
     def _bind(self, name: str, **fixed: str) -> Any:
-        """One child; a map of them for one free label, keyed by pairs for two.
+        """Binds a metric: returns its child, or a map of children if it has free labels.
 
-        Typed Any because the library's three kinds share no interface.
+        A free label is one with a closed set of values. With one of them the keys are its values,
+        with two they are pairs. Typed Any because the library's three kinds share no interface.
         """
         family = families()[name]
         metric = build_instrument(family, self.registry)

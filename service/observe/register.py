@@ -1,10 +1,9 @@
-"""The register: every metric of the worker. Knows no metrics library.
+"""The register: the definitions of all metrics of the worker. Knows no metrics library.
 
-Those of the exporter and of the gateway are in `exporter_register` and `gateway.register`.
-`metrics_page` makes docs/reference/metrics.md of all three, dashboards and alerts are compared with
-them, and neither `service.observe.metrics` nor `service.exporter` builds a metric that is not in
-them. Label values are closed sets. No label ever names a request, a tenant or the text of an error:
-such facts belong in the log.
+`service.exporter.register` and `service.gateway.register` define those of the exporter and the
+gateway. docs/reference/metrics.md is generated from all three, and tests compare dashboards and alerts with
+them. Every exported metric is defined in one of them. Label values are closed sets. No label
+contains the id of a request, a tenant or the text of an error; those are in the log.
 """
 
 from collections.abc import Mapping
@@ -42,20 +41,20 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
             "counter",
             "quire_requests_finished_total",
             {**MODEL, "outcome": OUTCOMES},
-            "Claims that ended: terminal records written, requests released at drain, claims lost. "
-            "deadline: those as well that this worker ended because they were late in the queue.",
+            "Claims that ended: with a terminal record, released at a drain, or lost. deadline "
+            "also counts requests that this worker ended because they expired in the queue.",
         ),
         Family(
             "counter",
             "quire_requests_resumed_total",
             {**MODEL, "fingerprint": ("same", "changed")},
-            "Requests taken over with published tokens, by whether the fingerprint is the same.",
+            "Requests taken over with published tokens. changed: another engine generated them.",
         ),
         Family(
             "histogram",
             "quire_request_stream_wait_seconds",
             {**QUEUE, **BY_PRIORITY},
-            "From entering the ingress stream to the claim, on wall clocks; never below 0.",
+            "From the entry in the ingress stream to the claim, by wall clocks; never below 0.",
             LONG,
         ),
         Family(
@@ -76,7 +75,7 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
             "histogram",
             "quire_inter_token_latency_seconds",
             MODEL,
-            "Between two tokens of one request as they leave the engine.",
+            "Between two tokens of one request, when they leave the engine.",
             SHORT,
         ),
         Family(
@@ -97,7 +96,7 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
             "histogram",
             "quire_request_e2e_seconds",
             {**MODEL, **BY_PRIORITY},
-            "From entering the ingress stream to the commit of the terminal record.",
+            "From the entry in the ingress stream to the commit of the terminal record.",
             LONG,
         ),
         Family(
@@ -111,7 +110,7 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
             "histogram",
             "quire_request_generation_tokens",
             MODEL,
-            "Output length of finished requests, tokens of earlier claims included.",
+            "Output length of finished requests, including tokens of earlier claims.",
             SIZES,
         ),
     ),
@@ -127,7 +126,7 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
             "counter",
             "quire_draft_tokens_total",
             {**MODEL, "outcome": ("accepted", "rejected")},
-            "Draft tokens that a step has verified, by outcome.",
+            "Draft tokens that a step has checked, by outcome.",
         ),
         Family(
             "gauge",
@@ -148,8 +147,8 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
             "counter",
             "quire_engine_failed_steps_total",
             MODEL,
-            "Steps that raised. One that was planned ahead is planned again, any other is repeated "
-            "request by request.",
+            "Steps that failed with an error. A step that was planned in advance is planned again; "
+            "any other is repeated request by request.",
         ),
         Family(
             "gauge",
@@ -161,74 +160,79 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
             "gauge",
             "quire_engine_state",
             {**MODEL, "state": tuple(WorkerState)},
-            "1 for the state the worker is in, 0 for the others.",
+            "1 for the current state of the worker, 0 for the others.",
         ),
         Family(
             "counter",
             "quire_engine_violations_total",
             MODEL,
-            "Broken invariants found by the check of the idle engine. Must stay 0.",
+            "Broken invariants that the check of the idle engine has found. Must stay 0.",
         ),
         Family(
             "counter",
             "quire_preemptions_total",
             {**MODEL, "mode": ("recompute", "swap")},
-            "Running requests that were preempted, by what became of their KV.",
+            "Preempted requests, by whether their KV is recomputed or was swapped.",
         ),
         Family(
             "counter",
             "quire_preempted_tokens_total",
             MODEL,
-            "Tokens whose KV was discarded and has to be computed again.",
+            "Tokens whose KV was dropped and has to be recomputed.",
         ),
         Family(
             "gauge",
             "quire_kv_cache_blocks",
             {**MODEL, "state": ("used", "cached", "free")},
-            "Blocks used by requests, cached for reuse, and free; they add up to the pool.",
+            "Blocks used by requests, cached for reuse, and free; their sum is the pool.",
         ),
         Family("gauge", "quire_kv_cache_usage_ratio", MODEL, "Used blocks as a share of the pool."),
         Family(
             "gauge",
             "quire_device_memory_bytes",
             {"device": (), "kind": ("allocated", "reserved", "total")},
-            "Memory of the device; 0 where the device does not tell.",
+            "Memory of the device; 0 if it cannot be read.",
         ),
         Family(
             "gauge",
             "quire_engine_threads",
             MODEL,
-            "Threads that compute a step on a CPU: fewer while others use the cores; 0 on a GPU.",
+            "Threads that compute a step on a CPU: fewer while other processes use the cores; 0 on "
+            "a GPU.",
         ),
     ),
     "Publishing": (
         Family(
-            "histogram", "quire_publish_seconds", NONE, "One commit, first try to reply.", SHORT
+            "histogram",
+            "quire_publish_seconds",
+            NONE,
+            "Time of one commit, from the first try to the reply.",
+            SHORT,
         ),
-        Family("histogram", "quire_publish_entries", NONE, "Requests of one commit.", FILL),
+        Family("histogram", "quire_publish_entries", NONE, "Requests in one commit.", FILL),
         Family(
             "gauge",
             "quire_publish_backlog_tokens",
             NONE,
-            "Tokens generated and not committed yet.",
+            "Tokens generated but not committed yet.",
         ),
         Family(
             "counter",
             "quire_publish_rewinds_total",
             NONE,
-            "Commits that met a log shorter than what was published: Redis had lost its tail.",
+            "Commits that found a log shorter than expected, because Redis had lost its tail.",
         ),
         Family(
             "counter",
             "quire_publish_fenced_total",
             NONE,
-            "Items of commits refused because the claim was lost to another worker.",
+            "Items of commits that were refused because the worker had lost the claim.",
         ),
         Family(
             "counter",
             "quire_redis_errors_total",
             {"op": OPERATIONS, "kind": ERROR_KINDS},
-            "Calls to Redis that failed. Nothing is lost by one: idempotent calls are repeated.",
+            "Failed calls to Redis. Nothing is lost: the calls are idempotent and are repeated.",
         ),
     ),
     "Queue": (
@@ -236,26 +240,27 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
             "counter",
             "quire_messages_redelivered_total",
             QUEUE,
-            "Ingress entries picked up after their first reader went away before the claim.",
+            "Ingress entries taken over because their first reader ended before the claim.",
         ),
         Family(
             "counter",
             "quire_leases_reaped_total",
             QUEUE,
-            "Expired leases of any worker that this one put back into the queue or ended.",
+            "Expired leases of any worker whose requests this one has queued again or ended.",
         ),
         Family(
             "counter",
             "quire_requests_restored_total",
             {**QUEUE, "lost": LOST},
-            "Open requests to which this worker gave back what Redis had lost of the queue around "
-            "them: an entry in a stream, or a time in a set; record: only the counts were left.",
+            "Open requests for which this worker has restored what Redis had lost: an entry in a "
+            "stream, or a time in a set. record: the request itself was lost and is counted no "
+            "longer.",
         ),
         Family(
             "counter",
             "quire_messages_dead_lettered_total",
             {**QUEUE, "reason": DEAD_REASONS},
-            "Messages this worker could not read and put aside with their bytes.",
+            "Messages that this worker could not read and has stored as dead letters.",
         ),
     ),
     "Worker": (
@@ -263,7 +268,7 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
             "gauge",
             "quire_build_info",
             {"version": (), "torch": (), "device": (), "dtype": ()},
-            "Always 1; the labels say what is running.",
+            "Always 1; the labels are the versions and the device.",
         ),
         Family(
             "gauge",
@@ -275,7 +280,8 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
             "gauge",
             "quire_threads_overdue",
             {"thread": THREADS},
-            "Threads without a sign of life. Meanwhile the worker renews no lease; later it exits.",
+            "Threads without a sign of life for too long. While there is one, the worker renews no "
+            "lease; later it exits.",
         ),
     ),
 }

@@ -1,8 +1,8 @@
-"""The worker's state, signs of life of its threads, progress, and contact with Redis.
+"""The worker's state, the signs of life of its threads, progress, and contact with Redis.
 
-Each value is written by the thread it is about, and read by health checks, heartbeat and metrics.
-Every write is one assignment of a plain value, so readers need no lock; values read together may be
-of slightly different moments.
+Each thread writes its own values; health checks, heartbeat and metrics read them. Every write is
+one assignment of a plain value, so readers need no lock. Values that are read together may be from
+slightly different times.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -10,20 +10,20 @@ from enum import StrEnum
 from time import monotonic
 from typing import NamedTuple, TypeVar
 
-#: An idle engine thread that makes no turn for so long counts as hung.
+#: An idle engine thread without a turn for this time counts as hung.
 LOOP_TURN_SECONDS = 30.0
-#: The same for any other thread. One call to a Redis that is away may take most of it: several
-#: sentinels are tried, and the resolver of their names may be away as well.
+#: The same for any other thread. One call to an unreachable Redis may take most of this time: it
+#: tries several sentinels, and the resolver of their names may be unreachable as well.
 THREAD_TURN_SECONDS = 180.0
 
-#: The threads that show signs of life. Those of several shards have names like `intake-0`.
+#: The threads that show signs of life. There is an intake for each shard: `intake-0` and so on.
 THREADS = ("main", "engine", "intake", "compiler", "publisher", "heartbeat", "keeper")
 
 _Item = TypeVar("_Item")
 
 
 class WorkerState(StrEnum):
-    """The worker's life, in this order; FAILED can follow any of the others."""
+    """The states of a worker, in this order; FAILED can follow each of them."""
 
     LOADING = "loading"
     READY = "ready"
@@ -32,7 +32,7 @@ class WorkerState(StrEnum):
 
 
 class Silence(NamedTuple):
-    """A thread, its last sign of life (a reading of the clock), and how long it may be silent."""
+    """A thread, the time of its last sign of life, and the longest allowed time without one."""
 
     thread: str
     since: float
@@ -40,7 +40,7 @@ class Silence(NamedTuple):
 
 
 class Vitals:
-    """See the module. All times are readings of `clock`, in seconds."""
+    """The values of one worker; see the module. All times are from `clock`, in seconds."""
 
     def __init__(
         self, *, stall_timeout_seconds: float, clock: Callable[[], float] = monotonic
@@ -51,7 +51,7 @@ class Vitals:
         self._clock = clock
         self._last_turn = self._last_progress = clock()
         self._last_contact: float | None = None
-        #: The last sign of life by thread; in the future for a thread that announced a rest.
+        #: Thread -> its last sign of life. In the future for a thread that has announced a rest.
         self._signs: dict[str, float] = {}
 
     def turned(self, *, is_busy: bool) -> None:
@@ -66,17 +66,17 @@ class Vitals:
         self._last_progress = self._clock()
 
     def beat(self, thread: str, *, rest_seconds: float = 0.0) -> None:
-        """A thread shows a sign of life; the next is due only after `rest_seconds` of rest."""
+        """Note a sign of life; the thread's limit starts only after `rest_seconds`."""
         self._signs[thread] = self._clock() + rest_seconds
 
     def each(self, thread: str, items: Iterable[_Item]) -> Iterator[_Item]:
-        """The items, with a sign of life before each; for turns that make many calls."""
+        """Yields the items, with a sign of life before each; for turns that make many calls."""
         for item in items:
             self.beat(thread)
             yield item
 
     def during(self, thread: str, part: Callable[[], None]) -> None:
-        """Run a thread's work. Once it has ended, no sign of life is expected of the thread."""
+        """Run a thread's work. After its end no sign of life is expected from the thread."""
         try:
             part()
         finally:
@@ -109,8 +109,8 @@ class Vitals:
     def overdue(self) -> tuple[Silence, ...]:
         """The threads that hang.
 
-        A busy engine is judged by its last progress: a step may take up to the stall timeout. While
-        a model is loaded the engine thread is not watched; whoever starts the process limits that.
+        For a busy engine the last progress counts: a step may take up to the stall timeout. The
+        engine thread is not checked while it loads a model; the supervisor has to limit that time.
         """
         is_busy, now = self.is_busy, self._clock()
         silences = []
@@ -129,7 +129,7 @@ class Vitals:
         return self.state is not WorkerState.FAILED and not self.overdue
 
     def is_ready(self, *, contact_limit_seconds: float) -> bool:
-        """Whether the model is loaded, nothing drains or hangs, and Redis answered recently."""
+        """Whether the worker is ready, no thread hangs, and Redis has answered recently."""
         contact = self.seconds_since_contact
         return (
             self.state is WorkerState.READY

@@ -1,1 +1,1 @@
-"""From tokens to Redis: completions, commits, leases."""
+"""Writes to Redis: tokens and completions by commits, leases, and the worker registry."""

@@ -1,6 +1,6 @@
-"""Makes terminal records of the protocol from what the engine or a refusal says.
+"""Builds the terminal records of the protocol from the engine's outputs and from errors.
 
-Attempts, timing and metadata are left out: the broker adds them, as it saw all attempts.
+Attempts, timing and metadata are left out: the broker adds them, because it saw all attempts.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from quire.wire.adapters import name_with
 from quire.wire.protocol import Completion, ErrorInfo, FinishReason, State, Usage
 from service.model.adapters import is_same_chat
 
-#: State and finish reason on the wire for the engine's finish reasons; RELEASED has no record.
+#: The engine's finish reason -> state and finish reason on the wire; RELEASED has no record.
 ENDS = {
     EngineReason.EOS: (State.COMPLETED, FinishReason.EOS),
     EngineReason.STOP: (State.COMPLETED, FinishReason.STOP),
@@ -25,10 +25,10 @@ ENDS = {
     EngineReason.ERROR: (State.FAILED, FinishReason.ERROR),
     EngineReason.REFUSED: (State.FAILED, FinishReason.REJECTED),
 }
-#: The longest error message in a record, in characters; some libraries write pages.
+#: The longest error message in a record, in characters; those of some libraries fill pages.
 MAX_MESSAGE_LENGTH = 500
 
-#: Errors for ends before the generation was complete, as the broker has them for queued requests.
+#: Errors for early ends; the same as the broker's for queued requests.
 EARLY_ENDS = {
     FinishReason.CANCELLED: ErrorInfo("cancelled", "the request was cancelled"),
     FinishReason.DEADLINE: ErrorInfo(
@@ -39,7 +39,7 @@ EARLY_ENDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a claimed request came from: what its record, its log line and its metrics need."""
+    """Facts of a claimed request that its terminal record, log lines and metrics need."""
 
     request_id: str
     model: str
@@ -48,20 +48,21 @@ class Origin:
     tenant: str = "default"
     kind: str = ""
     attempts: int = 1
-    #: How many tokens it has to publish before others begin beside it; 0 unless it is a suspect.
+    #: The number of tokens that it must publish before other requests may start; 0 unless it is a
+    #: suspect.
     trial_tokens: int = 0
-    #: The claim's fencing number: 1 for a request's first claim, greater for every later one.
+    #: The epoch of the claim: 1 for a request's first claim, larger for each later one.
     epoch: int = 1
-    #: Reading of the worker's clock at the claim.
+    #: The time of the claim on the worker's clock.
     received: float = 0.0
-    #: Seconds between entering the ingress stream and the claim.
+    #: Seconds from the entry in the ingress stream to the claim.
     waited_seconds: float = 0.0
     num_resumed_tokens: int = 0
     #: The fingerprint of this engine, with the adapter if there is one.
     fingerprint: str = ""
-    #: The fingerprint of what generated the resumed tokens, if it is another one.
+    #: The fingerprint of the engine that generated the resumed tokens, if it differs.
     other_fingerprint: str | None = None
-    #: The caller's; see `logs.trace_ids`.
+    #: The ids of the caller's trace; see `logs.trace_ids`.
     trace_ids: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -75,12 +76,12 @@ class Origin:
 
     @property
     def names(self) -> dict[str, object]:
-        """Fields of every log line about this request, so that it and the claim can be found."""
+        """The fields of every log line about this request; they identify it and the claim."""
         return {"request_id": self.request_id, "epoch": self.epoch, **self.trace_ids}
 
     @property
     def priority_name(self) -> str:
-        """The class as labels and logs name it."""
+        """The priority class in labels and logs."""
         return self.priority.name.lower()
 
 
@@ -112,18 +113,18 @@ def completion_of(origin: Origin, output: RequestOutput) -> Completion:
 
 
 def short_error(code: str, message: str, field: str | None = None) -> ErrorInfo:
-    """An error with message and field cut to MAX_MESSAGE_LENGTH, as they may quote the request."""
+    """An error with message and field cut to MAX_MESSAGE_LENGTH; they may quote the request."""
     return ErrorInfo(code, message[:MAX_MESSAGE_LENGTH], field and field[:MAX_MESSAGE_LENGTH])
 
 
 def rejection(origin: Origin, *, error: InvalidRequest) -> Completion:
     """The record of an invalid request; the error names the field."""
-    told = short_error("invalid_request", error.message, error.field)
-    return _failed(origin, FinishReason.REJECTED, told)
+    info = short_error("invalid_request", error.message, error.field)
+    return _failed(origin, FinishReason.REJECTED, info)
 
 
 def refusal(origin: Origin, *, error: RequestRejected) -> Completion:
-    """The record of a request that this engine can never serve, its field named as on the wire."""
+    """The record of a request that this engine can never serve. The field has its wire name."""
     is_chat_prompt = error.field == "prompt" and origin.kind == "chat.completions"
     field = "body.messages" if is_chat_prompt else f"body.{error.field}"
     return _failed(
@@ -132,23 +133,23 @@ def refusal(origin: Origin, *, error: RequestRejected) -> Completion:
 
 
 def own_failure(origin: Origin, *, error: Exception) -> Completion:
-    """The record of a request that failed in intake by our own fault, not its author's."""
+    """The record of a request that failed in intake by our own error, not by its caller's."""
     message = f"{type(error).__name__} while the request was prepared"
     return _failed(origin, FinishReason.ERROR, ErrorInfo("internal_error", message))
 
 
 def not_resumable(origin: Origin) -> Completion:
-    """The record of a request whose tokens come from another adapter or prompt than it has here.
+    """The record of a request whose published tokens this worker must not continue.
 
-    They come from another revision of the adapter or from none; or from an adapter, where the name
-    that the request asks for is that of a model here; or from another version of Quire, in which
-    the chat was another prompt.
+    There are three cases. The tokens were generated without the adapter or with another revision of
+    it. They were generated with an adapter, but the requested name is that of a model here. They
+    were generated by another version of Quire, which built another prompt from the chat.
     """
-    message = f"its tokens do not come from this revision of the adapter {origin.adapter!r}"
+    message = f"its tokens were not generated with this revision of adapter {origin.adapter!r}"
     if origin.adapter is None:
-        message = f"its tokens come from an adapter, but {origin.model!r} names a model here"
+        message = f"its tokens were generated with an adapter, but {origin.model!r} is a model here"
     if not is_same_chat(origin.other_fingerprint or "", origin.fingerprint):
-        message = "its tokens come from a version that makes control tokens of text in messages"
+        message = "its tokens were generated by a version that reads control tokens in messages"
     return _failed(origin, FinishReason.ERROR, ErrorInfo("not_resumable", message))
 
 

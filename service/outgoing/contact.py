@@ -1,7 +1,7 @@
-"""Calls the broker, and records when Redis answered, since when it does not, and with which errors.
+"""Calls the broker, and records when Redis answers, outages, and their errors.
 
-Knows no Redis: the broker retries for a short time what is safe to retry, and then raises an error
-of `UNAVAILABLE`; what to do about it is up to each thread.
+Does not use Redis itself. The broker retries idempotent calls for a short time, and then raises an
+error of `UNAVAILABLE`; each thread decides what to do then.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,24 +16,25 @@ from quire.errors import BrokerUnavailable, DurabilityUnavailable, ProtocolError
 from service.observe.metrics import Metrics
 from service.observe.vitals import Vitals
 
-#: What a call to the broker raises when Redis is away, full, or cannot write to disk; may pass.
+#: The errors of a broker's call when Redis is unreachable, full, or cannot write to its disk. They
+#: are worth a retry.
 UNAVAILABLE = (BrokerUnavailable, QueueFull, DurabilityUnavailable)
-#: Pauses between two tries of a thread that cannot go on without Redis: the first, and the longest.
+#: Pauses between the tries of a thread that cannot continue without Redis: the first, the longest.
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 1.0
-#: While an operation goes on failing, how often the log says so again.
+#: The interval between two log lines about an operation that keeps failing.
 REMINDER_SECONDS = 30.0
 
-#: Operations that every worker calls several times per lease. While they are answered, so are the
-#: renewals of other workers; any other operation may fail alone, and for long.
+#: Operations that every worker calls several times per lease. If Redis answers them, other workers
+#: can renew their leases, too. Any other operation may fail alone, and for long.
 PULSE = frozenset({"heartbeat", "beat", "promote", "reap"})
-#: Kinds of errors that mean that Redis is away, whatever was asked. Such an outage may fall between
-#: two calls of the pulse, and Redis may come back from it with older leases than it had granted.
+#: Kinds of errors that mean that Redis is unreachable for all operations. Such an outage may happen
+#: between two calls of PULSE. After it, Redis may have lost the last renewals of leases.
 AWAY = frozenset({"connection", "timeout", "read_only"})
 
-#: How Redis refuses every write while it cannot write its own files.
+#: The error code with which Redis refuses every write while it cannot write its own files.
 NOT_WRITTEN = "MISCONF"
-#: The kind of an error by what the class of its cause is called.
+#: The kind of an error -> parts of the class names of its causes.
 _KINDS = {
     "timeout": ("Timeout",),
     "access": ("Authentication", "Authorization", "Permission"),
@@ -46,14 +47,19 @@ _log = structlog.get_logger("service.outgoing.contact")
 
 
 class Contact:
-    """The worker's books about Redis; shared by all threads.
+    """Records the worker's contact with Redis; shared by all threads.
 
-    Contact is broken while a PULSE operation fails, when another operation begins to find Redis
-    away, when Redis has lost something, and by more than `silence_seconds` without an answer: then
-    this process stood still, and what it knows of the other workers is out of date. Other refusals,
-    and other operations that go on failing while the pulse is answered, concern this worker alone.
-    They go on failing, though some succeed in between, if Redis is found away again within
-    `silence_seconds`: else nobody would count as dead where connections are cut off now and then.
+    Contact is broken in four cases: while a PULSE operation fails; when another operation begins to
+    fail with a kind of AWAY; when Redis has lost data; and after more than `silence_seconds`
+    without an answer. In the last case this process was paused, and its knowledge of other workers
+    is out of date.
+
+    All other failures concern this worker alone and do not break the contact: other kinds of
+    errors, and operations that keep failing while PULSE is answered. An operation also counts as
+    one that keeps failing if the last failure of any operation with a kind of AWAY is at most
+    `silence_seconds` ago, even with successes in between. Otherwise, if connections were cut off
+    now and then, contact would never stay unbroken for long enough to reap the leases of dead
+    workers.
     """
 
     def __init__(
@@ -70,17 +76,17 @@ class Contact:
         self._clock = clock
         self._last_answer = self._unbroken_since = clock()
         self._outages: dict[str, _Outage] = {}
-        #: When the log last said that an operation fails.
-        self._said: dict[str, float] = {}
-        #: When any of them last found Redis away.
+        #: Operation -> the time of the last log line about its failure.
+        self._logged: dict[str, float] = {}
+        #: The time of the last failure of any operation with a kind of AWAY.
         self._last_away = -inf
 
     def call(self, operation: str, function: Callable[[], _Result]) -> _Result:
-        """What `function` returns. `operation` is one of the register's OPERATIONS.
+        """Calls `function` and returns its result. `operation` is one of the register's OPERATIONS.
 
         Raises:
-            UNAVAILABLE: Redis cannot serve now; counted and logged already.
-            ProtocolError: Redis can never do what was asked; counted.
+            UNAVAILABLE: Redis cannot serve now; already counted and logged.
+            ProtocolError: Redis can never execute this call; already counted.
         """
         try:
             result = function()
@@ -98,29 +104,29 @@ class Contact:
         self._last_answer = now
         self._vitals.heard_from_redis()
         outage = self._outages.pop(operation, None)
-        if outage and outage.is_said:
+        if outage and outage.is_logged:
             away = round(now - outage.since, 1)
             _log.info("redis is back", operation=operation, away_seconds=away, calls=outage.calls)
         return result
 
     @property
     def unbroken_seconds(self) -> float:
-        """How long contact is unbroken: whoever is alive could renew its leases meanwhile."""
+        """How long contact has been unbroken; all live workers could renew leases in this time."""
         return self._clock() - self._unbroken_since
 
     def note_lapse(self) -> None:
-        """Redis has lost what it had confirmed, and so perhaps the last renewals of leases.
+        """Note that Redis has lost confirmed writes, perhaps also the last renewals of leases.
 
-        It was away for it, though so shortly that no call need have failed.
+        It must have restarted, but perhaps so fast that no call has failed.
         """
         self._unbroken_since = self._clock()
         _log.warning("redis came back with older data")
 
     def _note_outage(self, operation: str, *, kind: str, error: str) -> None:
-        """Log that an operation fails when it begins to, and from time to time while it does.
+        """Log when an operation begins to fail, and every REMINDER_SECONDS while it keeps failing.
 
-        One that fails and succeeds by turns, for instance while the memory of Redis is almost full,
-        counts as one that goes on failing: otherwise each of its failures would log two lines.
+        An operation that alternately fails and succeeds, for instance while the memory of Redis is
+        almost full, counts as one that keeps failing: otherwise each failure would log two lines.
         """
         now = self._clock()
         outage = self._outages.setdefault(operation, _Outage(since=now))
@@ -131,8 +137,8 @@ class Contact:
         if operation in PULSE or (outage.is_away and not was_away):
             self._unbroken_since = now
         outage.calls += 1
-        if now - self._said.get(operation, -inf) >= REMINDER_SECONDS:
-            self._said[operation], outage.is_said = now, True
+        if now - self._logged.get(operation, -inf) >= REMINDER_SECONDS:
+            self._logged[operation], outage.is_logged = now, True
             _log.warning(
                 "redis unavailable",
                 operation=operation,
@@ -144,22 +150,22 @@ class Contact:
 
 @dataclass(slots=True)
 class _Outage:
-    """An operation that fails: since when, in how many calls, and whether that was logged."""
+    """A failing operation: since when, the number of failed calls, and whether it was logged."""
 
     since: float
     calls: int = 0
-    is_said: bool = False
-    #: The last of these calls failed with an error of AWAY.
+    is_logged: bool = False
+    #: The last of these calls failed with a kind of AWAY.
     is_away: bool = False
 
 
 def kind_of(error: BaseException) -> str:
-    """The error as one of the register's ERROR_KINDS, judged by what caused it."""
+    """The register's ERROR_KIND of an error, derived from its cause."""
     if isinstance(error, QueueFull):
         return "memory"
     if isinstance(error, DurabilityUnavailable) or NOT_WRITTEN in str(error.__cause__):
         return "disk"
-    # By name: this module does not import redis, and so does not know its exception classes.
+    # By the name of the class, because this module does not import redis.
     cause = type(error.__cause__).__name__
     for kind, names in _KINDS.items():
         if any(name in cause for name in names):
@@ -168,7 +174,7 @@ def kind_of(error: BaseException) -> str:
 
 
 def pauses() -> Iterator[float]:
-    """Growing pauses for a thread that waits for Redis to come back."""
+    """Yields growing pauses, in seconds, for a thread that waits for Redis to come back."""
     pause = FIRST_PAUSE_SECONDS
     while True:
         yield pause

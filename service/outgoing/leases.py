@@ -1,8 +1,7 @@
-"""Renews this worker's leases, reaps those that expired, and queues the requests that are due.
+"""Renews this worker's leases, reaps expired leases, and queues scheduled requests that are due.
 
-The heartbeat has a thread of its own, so that nothing slow can delay it. Yet it stops renewing when
-the engine makes no progress or another thread hangs: a worker that only looks alive must lose its
-claims.
+The heartbeat has its own thread, so that no slow work can delay it. But it renews nothing while the
+engine makes no progress or another thread hangs, so that such a worker loses its claims.
 """
 
 import random
@@ -27,19 +26,19 @@ from service.outgoing.contact import UNAVAILABLE, Contact
 from service.outgoing.outbox import Outbox
 from service.settings.config import BEATS_PER_LEASE
 
-#: The longest pause between two looks of the keeper for requests that are due.
+#: The longest pause between two checks of the keeper for due requests.
 PROMOTE_SECONDS = 1.0
-#: How long the keeper may go on with one transition, when it has many requests to move.
+#: The longest time that the keeper repeats one transition while there are more requests to move.
 BUSY_SECONDS = 1.0
-#: The most requests that a line of the log names.
-MAX_NAMED = 20
+#: The most request ids in one log line.
+MAX_LOGGED_IDS = 20
 
 _Moved = TypeVar("_Moved", Reaped, Promoted, Expired, Restored)
 _log = structlog.get_logger("service.outgoing.leases")
 
 
 class ClaimHolder(Protocol):
-    """Takes claims that the heartbeat finds lost or cancelled; implemented by the Publisher."""
+    """Handles claims that the heartbeat finds lost or cancelled; implemented by the Publisher."""
 
     def lose(self, key: str, *, unless_ended: bool) -> None: ...
 
@@ -47,7 +46,7 @@ class ClaimHolder(Protocol):
 
 
 class Heartbeat:
-    """Renews all leases of this worker every third of a lease. `run` is a thread's work."""
+    """Renews all leases of this worker every third of a lease. `run` is the body of a thread."""
 
     def __init__(
         self,
@@ -72,24 +71,24 @@ class Heartbeat:
         pause = self._period_seconds
         self._vitals.beat("heartbeat", rest_seconds=pause)
         while not self._stopping.wait(pause):
-            # Without an answer, try again sooner: after an outage, our leases must be renewed
-            # before another worker reaps them.
+            # Without an answer, retry sooner: after an outage, our leases must be renewed before
+            # another worker reaps them.
             pause = self._period_seconds if self.beat() else self._period_seconds / BEATS_PER_LEASE
             self._vitals.beat("heartbeat", rest_seconds=pause)
 
     def stop(self) -> None:
-        """Make `run` return; the leases then expire by themselves."""
+        """Make `run` return; the leases then expire."""
         self._stopping.set()
 
     def beat(self) -> bool:
-        """Renew every lease once, unless a thread hangs; act on lost and cancelled claims.
+        """Renew every lease once, unless a thread hangs; handle lost and cancelled claims.
 
         False when Redis did not answer.
         """
         self._vitals.beat("heartbeat")
         if overdue := self._vitals.overdue:
             _log.error(
-                "leases are left to expire",
+                "leases not renewed: a thread hangs",
                 overdue=[silence.thread for silence in overdue],
                 seconds_since_progress=round(self._vitals.seconds_since_progress, 1),
             )
@@ -110,7 +109,7 @@ class Heartbeat:
                 self._holder.cancel(key)
 
     def _renew(self, broker: Broker, claims: Sequence[Claim]) -> list[HeartbeatReply]:
-        """One reply per claim. A claim that cannot be renewed counts as lost; the others go on."""
+        """Renew leases; one reply per claim. A claim that cannot be renewed counts as lost."""
         if not claims:
             return []
         try:
@@ -123,19 +122,20 @@ class Heartbeat:
         return [reply for claim in claims for reply in self._renew(broker, [claim])]
 
 
-#: For how long after such a sign two workers are said to have one name.
+#: How long the registry shows `twins` after another worker was seen with our name.
 TWIN_SECONDS = 60.0
 
 
 class Housekeeper:
-    """Reaps expired leases, queues what is due, restores what is lost, signs the registry.
+    """Reaps expired leases, queues due requests, restores lost ones, and registers the worker.
 
-    Every worker does this, at jittered times and without a leader: the transitions are idempotent.
-    `run` is a thread's work.
+    Every worker does this, at random intervals and without a leader: the transitions are
+    idempotent. `run` is the body of a thread.
 
     Args:
-        load: numbers for the registry, see `Broker.beat_worker`.
-        serves: for the registry, the name of the model and the fingerprints of its adapters.
+        load: returns numbers for the registry; see `Broker.beat_worker`.
+        serves: returns the name of the model and the fingerprints of its adapters, for the
+            registry.
         on_drain: called, perhaps repeatedly, when an operator has asked this worker to drain.
     """
 
@@ -164,55 +164,56 @@ class Housekeeper:
         self._metrics = metrics
         self._lease_seconds = lease_seconds
         self._stopping = threading.Event()
-        self._signed = ""
-        #: When this worker last signed each shard, on the broker's clock.
+        #: The state in the registry.
+        self._registered = ""
+        #: Broker -> the time of this worker's last registration, on the broker's clock.
         self._seen_ms: dict[Broker, int] = {}
-        #: Where that is certain: no reply was lost since.
+        #: Brokers for which that time is certain, because no reply was lost since.
         self._is_certain: set[Broker] = set()
-        #: When another worker was last seen to sign by our name.
+        #: When another worker was last seen with our name.
         self._twin_seen = -inf
-        # Seeded by the system: workers started together must not stay together.
+        # Seeded by the system: workers that started together must not stay in step.
         self._random = random.SystemRandom()
 
     def run(self) -> None:
-        """Keep the queue until stopped, then sign off."""
+        """Do the housekeeping until stopped, then register the worker as stopped or failed."""
         next_tidy = self._clock()
         while True:
             self._vitals.beat("keeper")
             if self._clock() >= next_tidy:
-                is_heard = self.tidy()
+                is_answered = self.tidy()
                 next_tidy = self._clock() + self._lease_seconds * self._random.uniform(0.25, 0.75)
             else:
-                is_heard = self._sign_a_new_state() and self.promote()
+                is_answered = self._register_new_state() and self.promote()
             pause = min(PROMOTE_SECONDS, self._lease_seconds / 4) * self._random.uniform(0.5, 1.0)
             if self._stopping.wait(pause):
-                if is_heard:
+                if is_answered:
                     has_failed = self._vitals.state is WorkerState.FAILED
-                    self._sign("failed" if has_failed else "stopped")
+                    self._register("failed" if has_failed else "stopped")
                 return
 
     def stop(self) -> None:
-        """Make `run` sign off and return."""
+        """Make `run` register the end of the worker and return."""
         self._stopping.set()
 
     def tidy(self) -> bool:
-        """Sign the registry, then put back what dead workers held, and what Redis has lost.
+        """Register the worker, then requeue requests of dead workers, and restore lost ones.
 
-        After an outage all leases may have expired, though their owners are alive: they get the
-        time of one lease to renew first. False when Redis did not answer.
+        After an outage all leases may have expired although their owners are alive; so the owners
+        get the time of one lease to renew them first. False when Redis did not answer.
         """
-        if not self._sign(self._vitals.state):
+        if not self._register(self._vitals.state):
             return False
         if self._contact.unbroken_seconds < self._lease_seconds:
             return True
-        is_heard = self._in_every_shard("reap", self._reap)
-        if is_heard:
-            # Its failure does not matter here: a user of Redis may be without the right to it.
+        is_answered = self._in_every_shard("reap", self._reap)
+        if is_answered:
+            # Its failure is ignored: the worker's Redis user may not be allowed to run it.
             self._in_every_shard("restore", self._restore)
-        return is_heard
+        return is_answered
 
     def promote(self) -> bool:
-        """Queue what is due, and end what has waited too long. False when Redis did not answer."""
+        """Queue due requests, and end those that waited too long. False without an answer."""
         return self._in_every_shard("promote", self._promote)
 
     def _reap(self, broker: Broker) -> None:
@@ -222,14 +223,15 @@ class Housekeeper:
             _log.info("leases reaped", request_ids=[item.request_id for item in reaped])
 
     def _restore(self, broker: Broker) -> None:
-        # Seldom one part of many. Where something is lost, much is: then go on at once.
-        turns = count()
-        for restored in self._parts(lambda: broker.restore(is_at_once=next(turns) > 0)):
+        # The first call examines a part of the requests, and only now and then. If it finds a loss,
+        # there are usually more, so the next calls continue at once.
+        calls = count()
+        for restored in self._parts(lambda: broker.restore(is_at_once=next(calls) > 0)):
             for lost, number in Counter(item.lost for item in restored).items():
                 self._metrics.restored[lost].inc(number)
             _log.warning(
-                "redis had lost what leads to these requests, and has it again",
-                request_ids=[item.request_id for item in restored[:MAX_NAMED]],
+                "restored keys of requests that redis had lost",
+                request_ids=[item.request_id for item in restored[:MAX_LOGGED_IDS]],
                 requests=len(restored),
                 lost=sorted({item.lost for item in restored}),
             )
@@ -242,10 +244,11 @@ class Housekeeper:
             self._count_late(expired)
 
     def _parts(self, move: Callable[[], Sequence[_Moved]]) -> Iterator[Sequence[_Moved]]:
-        """Repeat a transition until it moves nothing more, for BUSY_SECONDS at most.
+        """Repeat a transition until it moves nothing more, for at most BUSY_SECONDS.
 
-        Each call moves only a part, so that it does not hold up other users of Redis for long. Many
-        requests are due at once if they were scheduled for one moment, or if a large worker died.
+        Each call moves only a part, so that it does not block other clients of Redis for long. Many
+        requests are due at once if they were scheduled for the same time, or if a worker with many
+        claims died.
         """
         give_up = self._clock() + BUSY_SECONDS
         while part := move():
@@ -254,16 +257,16 @@ class Housekeeper:
                 return
 
     def _count_late(self, moved: Iterable[Reaped | Promoted | Expired]) -> None:
-        """Count the requests that ended by their deadline while nobody had claimed them."""
+        """Count the requests that expired before any worker had claimed them."""
         late = sum(item.state is State.EXPIRED for item in moved)
         self._metrics.finished["deadline"].inc(late)
 
-    def _sign_a_new_state(self) -> bool:
-        """Sign at once when the worker's state has changed. False when Redis did not answer."""
+    def _register_new_state(self) -> bool:
+        """Register at once if the worker's state has changed. False when Redis did not answer."""
         state = self._vitals.state
-        if state == self._signed:
+        if state == self._registered:
             return True
-        return self._sign(state)
+        return self._register(state)
 
     def _warn_of_other_models(self, broker: Broker) -> None:
         model, _ = self._serves()
@@ -271,14 +274,15 @@ class Housekeeper:
         for info in others:
             if info.model not in ("", model):
                 _log.warning(
-                    "another worker of this queue serves another model: who asks for none gets "
-                    "either, and who asks for one is refused by the other",
+                    "another worker of this queue serves another model: a request that names no "
+                    "model gets either, and one that names a model may be refused",
                     worker=info.name, model=info.model, shard=broker.keys.shard,
                 )  # fmt: skip
 
-    def _sign(self, state: str) -> bool:
+    def _register(self, state: str) -> bool:
+        """Write the worker's entry of the registry. False when Redis did not answer."""
         model, adapters = self._serves()
-        if state is WorkerState.READY and state != self._signed:
+        if state is WorkerState.READY and state != self._registered:
             self._in_every_shard("beat", self._warn_of_other_models)
 
         def beat(broker: Broker) -> None:
@@ -290,23 +294,23 @@ class Housekeeper:
             self._seen_ms[broker] = broker.seen_ms(self._worker)
             self._is_certain.add(broker)
 
-        is_heard = self._in_every_shard("beat", beat)
-        if is_heard:
-            self._signed = state
-        return is_heard
+        is_answered = self._in_every_shard("beat", beat)
+        if is_answered:
+            self._registered = state
+        return is_answered
 
     def _compare(self, seen_ms: int, broker: Broker) -> None:
-        """Hold what the registry says of this worker against what it has signed itself."""
+        """Compare the time in the registry with the time at which this worker last wrote it."""
         own_ms = self._seen_ms.get(broker, 0)
         if seen_ms < own_ms:
-            # A server that dies and is there again at once may fail no call at all. If it is
-            # without its last seconds, its leases are older than those it had granted.
+            # A server that restarts fast may fail no call at all. If it has lost its last seconds,
+            # it has also lost the last renewals of leases.
             self._contact.note_lapse()
         elif seen_ms > own_ms and broker in self._is_certain:
             if not self._has_twin:
                 _log.error(
-                    "another worker has this name: the registry shows one of the two, and `quire "
-                    "drain` may end one; give each a name of its own",
+                    "another worker has this name: the registry shows only one of the two, and "
+                    "`quire drain` may end only one; give each worker its own name",
                     worker=self._worker,
                 )
             self._twin_seen = self._clock()
@@ -316,10 +320,10 @@ class Housekeeper:
         return self._clock() - self._twin_seen < TWIN_SECONDS
 
     def _in_every_shard(self, operation: str, act: Callable[[Broker], None]) -> bool:
-        """Do it once for each shard. False when Redis did not answer.
+        """Call `act` for each shard. False when Redis did not answer.
 
-        A ProtocolError is only logged: a broken key needs an operator, and must not end the queue's
-        workers one after the other.
+        A ProtocolError is only logged: a broken key needs an operator, and it must not end all
+        workers of the queue one after the other.
         """
         for broker in self._vitals.each("keeper", self._brokers.values()):
             try:

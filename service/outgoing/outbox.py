@@ -1,9 +1,9 @@
-"""Holds what live claims still owe their readers, between the engine thread and the publisher.
+"""Holds the outputs of all claims, between the engine thread and the publisher.
 
-One Delivery per claim. The engine thread adds tokens to it and never waits; the publisher takes
-whatever has gathered, so a slow Redis makes longer chunks and nothing is dropped. Its size is
-bounded by the number of claims, ended and uncommitted ones included, which intake limits, times the
-length of one generation.
+It has one Delivery per claim. The engine thread adds tokens and never waits; the publisher takes
+everything that was added since, so a slow Redis makes longer chunks and nothing is dropped. Its
+size is at most the number of claims (those that have ended and are not committed included), which
+intake limits, times the length of one generation.
 """
 
 import threading
@@ -17,7 +17,7 @@ from quire.wire.protocol import Completion, ErrorInfo
 from service.outgoing.completions import Origin, completion_of
 from service.outgoing.delivery import Delivery
 
-#: Claims of one commit; more would hold up the other users of Redis for too long.
+#: The most claims of one commit; more would block other clients of Redis for too long.
 MAX_COMMIT_ITEMS = 256
 
 
@@ -35,10 +35,10 @@ class Outbox:
         #: Held by an intake from its check of `has_trial` until the deliveries it admits are open.
         self.trials = threading.Lock()
         self._changed = threading.Condition()
-        #: Set while all deliveries have ended, or once nothing more will be put.
+        #: Set while all deliveries have ended, and after `close`.
         self._quiet = threading.Event()
         self._deliveries: dict[str, Delivery] = {}
-        #: Keys with something to do for the publisher, oldest first; values unused.
+        #: Keys that the publisher has to commit or release, oldest first; the values are unused.
         self._due: dict[str, None] = {}
         self._is_closing = False
 
@@ -52,7 +52,7 @@ class Outbox:
             self._note_due(delivery)
 
     def put(self, outputs: Iterable[RequestOutput]) -> None:
-        """Add the outputs of one engine step; those of claims that are gone are dropped."""
+        """Add the outputs of one engine step; outputs of forgotten claims are dropped."""
         now, has_end = self._clock(), False
         with self._changed:
             for output in outputs:
@@ -79,10 +79,10 @@ class Outbox:
                 self._note_quiet()
 
     def take(self, *, timeout: float) -> list[tuple[Delivery, CommitItem | None]]:
-        """Due deliveries with what to commit for each; None marks one to release.
+        """The due deliveries, each with the item to commit, or None if it is to be released.
 
-        Waits up to `timeout` seconds for the first. A delivery taken is due again only when
-        something new is put, or by `settle`.
+        Waits up to `timeout` seconds for the first. A delivery that was taken is due again only
+        after `put`, `end` or `settle`.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._due or self._is_closing, timeout)
@@ -90,17 +90,18 @@ class Outbox:
             for key in keys:
                 del self._due[key]
             taken = [(delivery := self._deliveries[key], delivery.item()) for key in keys]
-            # A log that others wrote to may have come to be ahead of an engine that still runs.
+            # There may be no item: another worker's tokens can put the log ahead of this engine.
             return [(one, item) for one, item in taken if item is not None or one.is_released]
 
     def rest(self, seconds: float) -> None:
-        """Wait `seconds`, but no longer than the engine has work: nothing else gains by it."""
+        """Wait `seconds`, but not after all claims have ended: only the engine gains by it."""
         self._quiet.wait(seconds)
 
     def settle(self, key: str, item: CommitItem, *, reply: CommitReply) -> Delivery | None:
-        """Account for the reply to a commit; returns the delivery if its terminal record is in.
+        """Apply the reply to a commit; returns the delivery if its terminal record is committed.
 
-        After a rewind, or a replay that reached less far than the item, the rest is due again.
+        If the log has fewer tokens than the item, after a rewind or a replay, the rest is due
+        again.
         """
         with self._changed:
             delivery = self._deliveries.get(key)
@@ -114,13 +115,13 @@ class Outbox:
             return None
 
     def take_token_times(self, delivery: Delivery) -> list[float]:
-        """When each token since the last call left the engine."""
+        """The times at which the tokens since the last call left the engine."""
         with self._changed:
             times, delivery.token_times = delivery.token_times, []
             return times
 
     def forget(self, key: str, *, unless_ended: bool = False) -> Delivery | None:
-        """Drop a claim that is lost or given back; returns it, None if it was not there.
+        """Drop a claim that was lost or released; returns it, or None if it was not there.
 
         With `unless_ended` a delivery that only waits for its last commit stays: the reply to that
         commit will show whether the claim is lost.
@@ -132,27 +133,28 @@ class Outbox:
             return self._remove(key)
 
     def close(self) -> None:
-        """Declare that nothing more will be put: `take` stops waiting."""
+        """Declare that nothing more will be added; `take` no longer waits."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
             self._quiet.set()
 
-    def give_back(self, error: ErrorInfo) -> None:
-        """Release all that a dead engine has not ended, after the tokens it has are committed.
+    def release_all(self, error: ErrorInfo) -> None:
+        """Release all claims that a dead engine has not ended, after committing their tokens.
 
-        `error` counts as a failed attempt of those that may be to blame. The others got on, or
-        never ran: they may meet one failing device after the other and must not end for that.
+        For a suspect this counts as a failed attempt with `error`. The other requests made progress
+        or never ran. They may be released by several workers with failing devices, and must not
+        become dead letters for that.
         """
         with self._changed:
             for delivery in self._deliveries.values():
                 if not delivery.is_ended:
                     delivery.is_released = True
-                    delivery.setback = error if delivery.is_suspect else None
+                    delivery.failure = error if delivery.is_suspect else None
                     self._note_due(delivery)
 
     def claims(self, *, shard: int | None = None) -> list[tuple[str, Claim]]:
-        """All claims, or those of one shard, with their keys; their leases must be renewed."""
+        """Key and claim of all deliveries, or of those of one shard; their leases need renewal."""
         with self._changed:
             return [
                 (key, delivery.claim)
@@ -161,12 +163,12 @@ class Outbox:
             ]
 
     def holds(self, key: str) -> bool:
-        """Whether the claim has not been lost, given back or settled."""
+        """Whether the claim is still held: not lost, released or fully committed."""
         with self._changed:
             return key in self._deliveries
 
     def num_open(self, least: Priority) -> int:
-        """Claims of class `least` or better that the engine has not ended yet."""
+        """The number of claims of class `least` or higher that have not ended."""
         with self._changed:
             return sum(
                 not delivery.is_ended and delivery.origin.priority >= least
@@ -174,7 +176,7 @@ class Outbox:
             )
 
     def has_trial(self, least: Priority) -> bool:
-        """One of class `least` or better may have killed its last workers; see Delivery."""
+        """Whether a claim of class `least` or higher is on trial; see Delivery."""
         with self._changed:
             return any(
                 delivery.is_on_trial and delivery.origin.priority >= least
@@ -183,7 +185,7 @@ class Outbox:
 
     @property
     def num_claims(self) -> int:
-        """All claims, ended ones included until their end is committed."""
+        """The number of claims, including ended ones that are not committed yet."""
         with self._changed:
             return len(self._deliveries)
 
@@ -199,7 +201,7 @@ class Outbox:
 
     @property
     def is_settled(self) -> bool:
-        """Nothing is due: everything put so far is committed, or in the publisher's hands."""
+        """Whether nothing is due: everything added is committed or was taken by the publisher."""
         with self._changed:
             return not self._due
 

@@ -1,10 +1,10 @@
-"""Publishes: one fenced commit at a time for every request that has something new.
+"""Publishes outputs: one fenced commit at a time, with all requests that have something new.
 
-Of the engine it knows only how to abort a request. A commit that failed is repeated with the same
-items until Redis answers: commits are idempotent, and Redis decides whether the claims still hold.
-Meanwhile tokens gather in the outbox, so the next commit carries longer chunks. They also gather
-while the publisher rests after a commit: for this worker, Redis and the readers a commit costs the
-same with one token of a request as with ten, and on a small machine it takes time from the model.
+It uses the engine only to abort requests. A failed commit is repeated with the same items until
+Redis answers: commits are idempotent, and Redis decides whether the claims are still valid.
+Meanwhile tokens accumulate in the outbox, so the next commit has longer chunks. They also
+accumulate while the publisher rests after a commit. Worker, Redis and readers spend as much time on
+a commit with one token of a request as with ten, and on a small machine the model loses that time.
 """
 
 import threading
@@ -25,14 +25,14 @@ from service.outgoing.contact import UNAVAILABLE, Contact, pauses
 from service.outgoing.delivery import Delivery
 from service.outgoing.outbox import Outbox
 
-#: How long the publisher waits for work at most before it shows a sign of life.
+#: The longest wait for work; after it the thread shows a sign of life.
 WAIT_SECONDS = 1.0
-#: The longest rest that `publish_share` asks for, so that a stream gets ten chunks a second.
+#: The longest rest because of `publish_share`, so that a stream gets ten chunks per second.
 LONGEST_REST_SECONDS = 0.1
 #: Pauses before the next attempt of a request that may have made a worker's device fail.
-SETBACK_PAUSES = BackOff(first_seconds=1.0, longest_seconds=300.0)
+FAILURE_PAUSES = BackOff(first_seconds=1.0, longest_seconds=300.0)
 
-#: One claim with what to commit for it.
+#: One claim and the item to commit for it.
 Due = tuple[Delivery, CommitItem]
 
 _Reply = TypeVar("_Reply")
@@ -40,7 +40,7 @@ _log = structlog.get_logger("service.outgoing.publisher")
 
 
 class Aborts(Protocol):
-    """All that the publisher needs of the engine loop."""
+    """The part of the engine loop that the publisher uses."""
 
     def abort(self, key: str, reason: FinishReason) -> None:
         """Abort the request; see `service.loop`."""
@@ -48,7 +48,7 @@ class Aborts(Protocol):
 
 
 class Publisher:
-    """Commits the outbox to Redis. `run` is a thread's work; `stop` may come from any thread."""
+    """Commits the outbox to Redis. `run` is a thread's body; any thread may call the others."""
 
     def __init__(
         self,
@@ -91,19 +91,19 @@ class Publisher:
             self._rest(self._clock() - began)
 
     def stop(self) -> None:
-        """Make `run` return once everything is committed; nothing new may be put."""
+        """Make `run` return after everything is committed; nothing more may be added."""
         self._closing.set()
         self._outbox.close()
 
     def give_up(self) -> None:
-        """Make `run` return without waiting for Redis; leases hand the rest over."""
+        """Make `run` return without waiting for Redis; the other leases expire."""
         self._gave_up.set()
         self.stop()
 
     def _rest(self, worked_seconds: float) -> None:
-        """Leave the cores to the model, the longer the last commit took."""
-        wanted = min(LONGEST_REST_SECONDS, worked_seconds * (1 / self._share - 1))
-        self._outbox.rest(max(wanted, self._interval_seconds - worked_seconds))
+        """Leave the cores to the model, for longer after a longer commit."""
+        rest_seconds = min(LONGEST_REST_SECONDS, worked_seconds * (1 / self._share - 1))
+        self._outbox.rest(max(rest_seconds, self._interval_seconds - worked_seconds))
 
     def _commit(self, broker: Broker, due: Sequence[Due]) -> None:
         if not due:
@@ -113,7 +113,7 @@ class Publisher:
         try:
             replies = self._until_answered("commit", lambda: broker.commit(items))
         except ProtocolError as error:
-            # One of them can never be committed: try each alone to find out which.
+            # One item can never be committed: commit each alone to find out which.
             if len(due) == 1:
                 self._condemn(broker, due[0][0], error)
             else:
@@ -128,7 +128,7 @@ class Publisher:
             self._account(delivery, item, reply=reply)
 
     def _condemn(self, broker: Broker, delivery: Delivery, error: ProtocolError) -> None:
-        """End a request whose commit Redis refuses. If it refuses that too, drop the claim."""
+        """End a request whose commit Redis refuses. If Redis refuses that, too, drop the claim."""
         info = ErrorInfo("internal_error", "the output cannot be written")
         names = delivery.origin.names
         _log.error("commit refused", **names, error=str(error))
@@ -141,7 +141,7 @@ class Publisher:
             self._metrics.finished["error"].inc()
 
     def _account(self, delivery: Delivery, item: CommitItem, *, reply: CommitReply) -> None:
-        """Act on what Redis said about one item."""
+        """Handle the reply of Redis for one item."""
         if reply.status is CommitStatus.FENCED:
             self._metrics.fenced.inc()
             self.lose(delivery.key)
@@ -164,8 +164,8 @@ class Publisher:
     def lose(self, key: str, *, unless_ended: bool = False) -> None:
         """Drop a claim that this worker has lost; nothing more may be published for it.
 
-        With `unless_ended`, one that only waits for its last commit is left alone: a heartbeat that
-        crosses that commit finds no lease either.
+        With `unless_ended`, a claim that only waits for the reply to its last commit stays: after
+        that commit it has no lease, so a heartbeat at the same time finds none.
         """
         delivery = self._outbox.forget(key, unless_ended=unless_ended)
         if delivery is not None:
@@ -174,15 +174,15 @@ class Publisher:
             _log.warning("claim lost", **delivery.origin.names)
 
     def cancel(self, key: str) -> None:
-        """Abort a request that a caller cancelled; the engine's last output becomes its record."""
+        """Abort a request that a caller has cancelled; its record follows from the last output."""
         self._engine.abort(key, FinishReason.CANCELLED)
 
     def _release(self, broker: Broker, deliveries: Sequence[Delivery]) -> None:
-        """Give back claims whose tokens are all in the log."""
+        """Release claims whose tokens are all in the log."""
         for delivery in deliveries:
-            if delivery.setback is not None:
-                self._set_back(broker, delivery, delivery.setback)
-        rest = [delivery for delivery in deliveries if delivery.setback is None]
+            if delivery.failure is not None:
+                self._fail(broker, delivery, delivery.failure)
+        rest = [delivery for delivery in deliveries if delivery.failure is None]
         if not rest:
             return
         claims = [delivery.claim for delivery in rest]
@@ -198,15 +198,15 @@ class Publisher:
         for delivery in rest:
             self._forget_released(delivery)
 
-    def _set_back(self, broker: Broker, delivery: Delivery, error: ErrorInfo) -> None:
-        """Give back one claim as a failed attempt, to be retried after a pause."""
+    def _fail(self, broker: Broker, delivery: Delivery, error: ErrorInfo) -> None:
+        """Release one claim as a failed attempt; the next attempt follows after a pause."""
         try:
             failed = self._until_answered(
-                "fail", lambda: [broker.fail(delivery.claim, error, retry=SETBACK_PAUSES)]
+                "fail", lambda: [broker.fail(delivery.claim, error, retry=FAILURE_PAUSES)]
             )
         except ProtocolError as worse:
             names = delivery.origin.names
-            _log.error("claim cannot be given back", **names, error=str(worse))
+            _log.error("claim cannot be released", **names, error=str(worse))
         else:
             if failed is None:
                 return
@@ -219,7 +219,7 @@ class Publisher:
             "request released",
             **delivery.origin.names,
             published_tokens=delivery.published,
-            counts_as_attempt=delivery.setback is not None,
+            counts_as_attempt=delivery.failure is not None,
         )
 
     def _until_answered(
@@ -239,7 +239,7 @@ class Publisher:
         raise AssertionError("pauses never end")
 
     def _observe_tokens(self, delivery: Delivery) -> None:
-        """Observe the times of the tokens that left the engine since this claim's last commit."""
+        """Observe latencies from the times at which tokens left the engine since the last call."""
         times = self._outbox.take_token_times(delivery)
         if times and delivery.last_token_time is None:
             waited = self._clock() - delivery.origin.received

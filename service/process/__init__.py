@@ -1,1 +1,1 @@
-"""The process: start, threads, signals, drain, stop."""
+"""The worker process: start, threads, signals, drain, stop."""

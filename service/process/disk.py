@@ -1,7 +1,7 @@
-"""Checks at the start whether this Redis can keep the promise of the setting `durable`.
+"""Checks at start whether Redis can keep the promise of the setting `durable`.
 
-Where it cannot, brokers refuse to commit an end. Checking first lets the worker exit with one clear
-sentence, instead of running and never ending a request.
+If it cannot, brokers refuse to commit the end of a request. With this check the worker exits with a
+clear message, instead of running without ever ending a request.
 """
 
 import threading
@@ -19,10 +19,12 @@ RETRY_SECONDS = 0.5
 
 
 def require_durability(connection: redis.Redis, keys: Keys, *, ending: threading.Event) -> None:
-    """Return once the server has passed the check; wait while it is away, until `ending` is set.
+    """Return when the server has passed the check; retry while it is unreachable.
+
+    Setting `ending` ends the retries.
 
     Raises:
-        DurabilityUnavailable: it cannot be durable; the message says why.
+        DurabilityUnavailable: the server cannot be durable; the message says why.
     """
     durability = Durability(connection, keys, longest_seconds=longest_block_of(connection))
     for pause in pauses():

@@ -1,4 +1,4 @@
-"""The events that a worker's threads send to its main thread, which waits for nothing else."""
+"""The events that a worker's threads send to its main thread, which waits only for them."""
 
 from dataclasses import dataclass
 
@@ -6,23 +6,23 @@ from service.model.served import ServedModel
 from service.process.threads import ThreadDied
 
 
-class StopAsked:
-    """Somebody wants the worker to end."""
+class StopRequested:
+    """A signal, or a caller of `Worker.stop`, asks the worker to end."""
 
 
-class DrainAsked:
-    """An operator wants the worker to drain, and may say so again while it does."""
+class DrainRequested:
+    """An operator asks the worker to drain. May be repeated while it drains."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardEmpty:
-    """In a burst: nothing is left to do in this shard."""
+    """Only with the setting `burst`: nothing is left to do in this shard."""
 
     shard: int
 
 
 class OutboxEmpty:
-    """The last open claim has just been settled."""
+    """The last claim has been committed or released."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,4 +32,4 @@ class ModelLoaded:
     served: ServedModel
 
 
-Event = StopAsked | DrainAsked | ShardEmpty | OutboxEmpty | ModelLoaded | ThreadDied
+Event = StopRequested | DrainRequested | ShardEmpty | OutboxEmpty | ModelLoaded | ThreadDied

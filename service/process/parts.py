@@ -1,7 +1,7 @@
-"""Builds the parts of a worker and wires them to each other. Starts none of them: see `worker`.
+"""Builds the parts of a worker and connects them. Starts none of them; `worker` does.
 
-The parts share the Outbox, the Vitals, the Contact, the Metrics and the brokers; callers need no
-lock for any of them.
+The parts share the Outbox, the Vitals, the Contact, the Metrics and the brokers. All of these are
+thread-safe.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,14 +23,14 @@ from service.outgoing.contact import Contact
 from service.outgoing.leases import Heartbeat, Housekeeper
 from service.outgoing.outbox import Outbox
 from service.outgoing.publisher import Publisher
-from service.process.events import DrainAsked, Event, ModelLoaded, OutboxEmpty, ShardEmpty
+from service.process.events import DrainRequested, Event, ModelLoaded, OutboxEmpty, ShardEmpty
 from service.settings.config import TRY_SECONDS, Settings
 
 
 class Parts:
-    """The parts of one worker: all but its intakes, which `complete` adds once there is a model.
+    """The parts of one worker. `complete` builds the intakes, after the model is loaded.
 
-    `report` is given the events that the parts have for the main thread.
+    `report` is called with each event for the main thread.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class Parts:
         self.metrics = Metrics(model=settings.model_name, queue=settings.queue)
         self._contact = Contact(self.vitals, self.metrics, silence_seconds=settings.lease_seconds)
         self.outbox = Outbox(on_empty=lambda: report(OutboxEmpty()))
-        # Commits and heartbeats must notice a dead server sooner than a blocking read may.
+        # Two connections: commits and heartbeats need a shorter timeout than a blocking read.
         self.connection = connect(settings.connection_url, block_seconds=0.0)
-        #: By shard, for all but reading.
+        #: Brokers by shard, for everything except the intakes' reads.
         self.brokers = _brokers(settings, self.connection)
         reading = connect(settings.connection_url, block_seconds=settings.block_seconds)
-        #: By shard, for the intakes.
+        #: Brokers by shard, for the intakes.
         self.reading_brokers = _brokers(settings, reading)
         self.loop = EngineLoop(
             partial(load, settings),
@@ -87,9 +87,9 @@ class Parts:
         self.health = _health(settings, self.vitals, self.metrics)
 
     def complete(self, served: ServedModel) -> dict[str, Intake]:
-        """Build what needs the model: an intake for each shard, by the name of its thread.
+        """Build the parts that need the model: returns thread name -> intake, one for each shard.
 
-        From now on the metrics and the worker registry show that model.
+        From now on the metrics and the worker registry show this model.
         """
         self._served = served
         self.compiling.serve(served.grammars)
@@ -137,7 +137,7 @@ class Parts:
             worker=self._settings.worker,
             serves=self._serves,
             load=self._load,
-            on_drain=lambda: self._report(DrainAsked()),
+            on_drain=lambda: self._report(DrainRequested()),
             vitals=self.vitals,
             contact=self._contact,
             metrics=self.metrics,
@@ -157,20 +157,20 @@ class Parts:
 
 
 def _health(settings: Settings, vitals: Vitals, metrics: Metrics) -> HealthServer:
-    """The health server. Also exports the worker's state among the metrics."""
+    """The health server. Also adds the worker's state to the metrics."""
     metrics.watch_state(vitals)
     return HealthServer(
         vitals,
         metrics.registry,
         host=settings.http_host,
         port=settings.http_port,
-        # An idle worker is in contact: the keeper alone calls Redis more than once per lease.
+        # Long enough for an idle worker: its keeper calls Redis more than once per lease.
         contact_limit_seconds=max(settings.lease_seconds, 2 * settings.block_seconds),
     )
 
 
 def _brokers(settings: Settings, connection: redis.Redis) -> dict[int, Broker]:
-    """A broker for each shard served, over one pool of connections."""
+    """Shard -> broker, for each served shard, over one pool of connections."""
     return {
         shard: Broker(
             connection,

@@ -1,42 +1,42 @@
-"""Hears SIGTERM and SIGINT from the first moment, and passes them on once there is a worker.
+"""Handles SIGTERM and SIGINT from the first moment, and passes them on to the worker.
 
-Imports nothing that takes time. Until somebody listens, a signal ends the process by the system's
-default, and that must be so only while the process has nothing to lose.
+Imports nothing slow. Before the handlers are installed, a signal ends the process at once; that is
+acceptable only as long as the process has no work.
 """
 
 import signal
 from collections.abc import Callable
 
-#: What asks a worker to end.
+#: The signals that end a worker.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignals:
-    """Keeps the signals that come too early, for whoever can act on them. For the main thread."""
+    """Counts stop signals until there is a worker to pass them to. For the main thread only."""
 
     def __init__(self) -> None:
         self._num_early = 0
         self._stop: Callable[[], None] | None = None
 
     def listen(self) -> None:
-        """From now on no stop signal ends the process by itself."""
+        """Install the handlers: from now on a stop signal does not end the process by itself."""
         for number in STOP_SIGNALS:
-            signal.signal(number, self._hear)
+            signal.signal(number, self._handle)
 
     @property
-    def were_heard(self) -> bool:
-        """One came, and nobody has acted on it yet."""
+    def are_pending(self) -> bool:
+        """Whether a signal has arrived that was not passed on yet."""
         return self._num_early > 0
 
     def pass_to(self, stop: Callable[[], None]) -> None:
-        """Call `stop` for every signal, those that have come before included."""
-        # In this order: a signal that comes between the two lines is passed on by `_hear`.
+        """Call `stop` for every signal, those that have already arrived included."""
+        # In this order: `_handle` passes on a signal that arrives between the two lines.
         self._stop = stop
         early, self._num_early = self._num_early, 0
         for _ in range(early):
             stop()
 
-    def _hear(self, *_: object) -> None:
+    def _handle(self, *_: object) -> None:
         if self._stop is None:
             self._num_early += 1
         else:

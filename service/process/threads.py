@@ -1,6 +1,6 @@
-"""Threads that report their own death: a worker with one thread missing is worse than none.
+"""Threads that report an exception to the main thread, which then ends the process.
 
-A part of the worker that raises is reported to the worker, which then ends the process.
+A worker that continued without one of its threads would hold claims and not serve them.
 """
 
 import threading
@@ -14,7 +14,7 @@ TURN_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ThreadDied:
-    """A thread of the worker ended by an exception."""
+    """A thread of the worker has ended with an exception."""
 
     name: str
     error: BaseException
@@ -23,8 +23,8 @@ class ThreadDied:
 class Supervised(threading.Thread):
     """Runs one part of the worker, and reports the exception if it raises.
 
-    Daemonic, because a thread stuck in a device call must not keep a failed process alive; an
-    orderly shutdown joins every thread explicitly.
+    A daemon thread, because a thread that hangs in a device call must not keep a failed process
+    alive. A normal shutdown joins every thread explicitly.
     """
 
     def __init__(
@@ -35,14 +35,17 @@ class Supervised(threading.Thread):
         self._report = report
 
     def run(self) -> None:
-        """Run the part; anything it raises is reported, not printed."""
+        """Run the part; an exception is reported, not printed."""
         try:
             self._part()
-        except BaseException as error:  # noqa: BLE001 - whatever ended the thread ends the worker.
+        except BaseException as error:  # noqa: BLE001 - any exception here ends the worker.
             self._report(ThreadDied(self.name, error))
 
     def ends_within(self, seconds: float, *, on_turn: Callable[[], None]) -> bool:
-        """Wait up to `seconds` for the thread's end, calling `on_turn` now and then; True if so."""
+        """Wait up to `seconds` for the thread to end; returns whether it has.
+
+        Calls `on_turn` at least every TURN_SECONDS meanwhile.
+        """
         give_up = monotonic() + seconds
         while self.is_alive() and (left := give_up - monotonic()) > 0.0:
             on_turn()

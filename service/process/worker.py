@@ -1,4 +1,4 @@
-"""Runs a worker's life: start, serve, drain, stop. No policy; `parts` wires what it runs.
+"""Runs a worker: start, serve, drain, stop. Decides no policy; `parts` builds what it runs.
 
     main      waits for a signal, a drain, the end of a burst, or the death of a thread
     engine    service.loop       owns torch and the Engine
@@ -6,11 +6,11 @@
     compiler  service.incoming.compiling  compiles constraints
     publisher service.outgoing.publisher  commits
     heartbeat service.outgoing.leases     renews leases
-    keeper    service.outgoing.leases     reaps leases, queues what is due, signs on
+    keeper    service.outgoing.leases     reaps leases, queues due requests, registers the worker
     health    service.observe.health     /livez /readyz /metrics
 
-A thread that dies or hangs (service.process.watch) ends the process: its leases then expire and
-other workers take the requests over, which a half-alive worker would hold back.
+A thread that dies or hangs (service.process.watch) ends the process. Then the leases expire and
+other workers take the requests over; a worker that ran on without a thread would keep them.
 """
 
 import queue
@@ -32,7 +32,7 @@ from service.incoming.intake import Intake
 from service.model.served import ServedModel, load_model
 from service.observe.vitals import WorkerState
 from service.process.disk import require_durability
-from service.process.events import DrainAsked, Event, ModelLoaded, ShardEmpty, StopAsked
+from service.process.events import DrainRequested, Event, ModelLoaded, ShardEmpty, StopRequested
 from service.process.parts import Parts
 from service.process.threads import Supervised, ThreadDied
 from service.settings.config import Settings
@@ -40,20 +40,20 @@ from service.settings.config import Settings
 #: How long the engine may take to finish its step and release the remaining requests.
 RELEASE_SECONDS = 10.0
 #: After a thread has died: how long committing the tokens generated before may take.
-LAST_WORDS_SECONDS = 2.0
-#: The longest the main thread sleeps. The kernel may deliver a signal to any thread, as it does
-#: after the process was stopped; Python runs the handler once the main thread runs again.
-LOOK_UP_SECONDS = 1.0
+LAST_COMMIT_SECONDS = 2.0
+#: The longest sleep of the main thread. The kernel may deliver a signal to any thread, for instance
+#: after the process was stopped; Python runs the handler only when the main thread runs again.
+WAKE_UP_SECONDS = 1.0
 #: How long any other thread may take to end.
 JOIN_SECONDS = 10.0
 
 EXIT_OK = 0
-#: A thread died, or work was left behind. Leases hand it over.
+#: A thread died, or claims are left, which other workers take over when their leases expire.
 EXIT_FAILED = 1
 #: The model cannot be served on this machine, or Redis cannot keep the promise of `durable`.
 EXIT_REFUSED = 2
 
-#: Errors whose message is enough: they are logged without a traceback.
+#: Errors that are logged with their message and without a traceback.
 _REFUSALS = (ModelRefused, DurabilityUnavailable)
 
 _log = structlog.get_logger("service.process.worker")
@@ -68,13 +68,13 @@ class WorkerDied(Exception):
 
 
 class Worker:
-    """One worker process: `run` serves until the end, `stop` asks for it.
+    """One worker process: `run` serves until `stop` is called.
 
     Tests replace `load` and `connect`, to run an engine without a model and a Redis without a
     server.
     """
 
-    #: Which thread died and why, once one has.
+    #: The first thread that died, with its exception.
     death: ThreadDied | None = None
 
     def __init__(
@@ -109,11 +109,11 @@ class Worker:
         return EXIT_OK if self._outbox.is_empty and self.death is None else EXIT_FAILED
 
     def stop(self) -> None:
-        """Ask for the end: the first call drains; another while draining releases all at once.
+        """Ask the worker to end: the first call drains, a second one releases all claims at once.
 
         May be called from any thread and from a signal handler.
         """
-        self._events.put(StopAsked())
+        self._events.put(StopRequested())
 
     @property
     def http_port(self) -> int:
@@ -121,7 +121,7 @@ class Worker:
         return self._parts.health.port
 
     def _start(self) -> None:
-        """Start what needs no model; the health server first, so that loading can be observed."""
+        """Start what needs no model: the health server first, so that it answers while loading."""
         parts = self._parts
         parts.health.start()
         if self._settings.durable:
@@ -134,11 +134,11 @@ class Worker:
         self._launch("keeper", parts.keeper.run)
 
     def _serve(self) -> None:
-        """Take requests in once the model is loaded, until asked to stop or the burst is done."""
+        """Claim requests after the model is loaded, until asked to stop or the burst is done."""
         busy_shards = set(self._parts.brokers)
         while busy_shards:
             event = self._next_event()
-            if isinstance(event, StopAsked | DrainAsked):
+            if isinstance(event, StopRequested | DrainRequested):
                 return
             if isinstance(event, ModelLoaded):
                 self._open(event.served)
@@ -146,35 +146,35 @@ class Worker:
                 busy_shards.discard(event.shard)
 
     def _drain(self) -> None:
-        """Take in nothing new, and let the engine finish within the grace period."""
+        """Claim nothing new, and let the engine finish within the grace period."""
         give_up = monotonic() + self._settings.drain_seconds
         self.vitals.state = WorkerState.DRAINING
         _log.info("draining", claims=len(self._outbox.claims()))
         self._close_intakes(JOIN_SECONDS)
         while not self._outbox.is_empty:
             event = self._next_event(timeout=give_up - monotonic())
-            if event is None or isinstance(event, StopAsked):
+            if event is None or isinstance(event, StopRequested):
                 break
 
     def _release(self) -> None:
-        """Give unfinished requests back to the queue, with every token they have."""
-        # What waits for a constraint is released by the engine, too.
+        """Release unfinished requests to the queue, with all their tokens."""
+        # Requests that wait for a constraint are passed to the engine, which releases them.
         self._parts.compiling.stop()
         # The engine ends first, so that its last outputs and the releases are in the outbox. The
-        # publisher commits the tokens of a claim before it gives the claim back.
+        # publisher commits the tokens of a claim before it releases the claim.
         self._parts.loop.stop()
         if self._intakes:
             self._join("engine", RELEASE_SECONDS)
-            # If the engine died instead, `_fail` gives back what it could not release.
+            # If the engine died instead, `_fail` releases what it could not.
             self._raise_a_death()
         self._flush(self._settings.flush_seconds)
 
     def _stop(self) -> None:
         """End the heartbeat, the keeper and the health server, in this order, after the publisher.
 
-        Leases are renewed until the last commit, so that a slow drain does not get it fenced. The
-        keeper signs off from the registry once no claim is held. The health server answers to the
-        end, so that a drain can be watched.
+        Leases are renewed until the last commit, so that it is not fenced after a slow drain. The
+        keeper then registers the worker as stopped. The health server answers until the end, so
+        that a drain can be observed.
         """
         self._ending.set()
         self._parts.compiling.stop()
@@ -183,28 +183,29 @@ class Worker:
         self._join("heartbeat", JOIN_SECONDS)
         self._parts.keeper.stop()
         self._join("keeper", JOIN_SECONDS)
-        # Threads that died after the last event was read. Without intakes the stop came while the
-        # model was loading, and whatever that made fail is not worth a report.
+        # Report threads that died after the last event was read. Not without intakes: then the stop
+        # came while the model was loading, and errors caused by that are expected.
         while self._intakes and (death := self._next_death()):
             self._note_death(death)
         self._parts.health.stop()
         _log.info("worker stopped", claims_left=len(self._outbox.claims()))
 
     def _fail(self, error: WorkerDied) -> None:
-        """Log why, and commit the tokens that were generated before.
+        """Log the reason, and commit the tokens that were generated before.
 
-        What a dead engine held is given back at once; see `Outbox.give_back` for what counts as an
-        attempt. When another thread has died, the leases expire instead, and that counts: given
-        back uncounted, a request that kills its worker would kill every worker there is.
+        After the death of the engine its claims are released at once; see `Outbox.release_all` for
+        which of them count as a failed attempt. After the death of another thread the leases
+        expire, which counts as an attempt for all: if it did not, a request that kills its worker
+        would kill every worker.
         """
         self.vitals.state = WorkerState.FAILED
         death = error.death
         self._note_death(death)
-        self._close_intakes(LAST_WORDS_SECONDS)
+        self._close_intakes(LAST_COMMIT_SECONDS)
         if death.name == "engine":
             reason = f"the engine of a worker failed: {type(death.error).__name__}"
-            self._outbox.give_back(ErrorInfo("engine_failed", reason))
-        self._flush(LAST_WORDS_SECONDS)
+            self._outbox.release_all(ErrorInfo("engine_failed", reason))
+        self._flush(LAST_COMMIT_SECONDS)
 
     def _note_death(self, death: ThreadDied) -> None:
         self.death = self.death or death
@@ -218,7 +219,7 @@ class Worker:
             raise WorkerDied(death)
 
     def _next_death(self) -> ThreadDied | None:
-        """The next death not reported yet; other events no longer matter and are dropped."""
+        """The next unreported death; drops other events, which no longer matter."""
         while not self._events.empty():
             event = self._events.get()
             if isinstance(event, ThreadDied):
@@ -226,7 +227,7 @@ class Worker:
         return None
 
     def _open(self, served: ServedModel) -> None:
-        """Start an intake for each shard, now that the model is loaded."""
+        """Start an intake for each shard. Called after the model is loaded."""
         self._intakes = self._parts.complete(served)
         self._launch(compiling.THREAD, self._parts.compiling.run)
         for name, intake in self._intakes.items():
@@ -242,7 +243,7 @@ class Worker:
             http_port=self.http_port,
             max_model_len=served.engine.config.max_model_len,
             adapters=len(served.adapters),
-            # Without it nothing comes yet, though all is loaded; the reason stands in a warning.
+            # False: the model is loaded, but no request comes yet; a warning has the reason.
             redis_answers=self.vitals.seconds_since_contact is not None,
             **served.sizes,
         )
@@ -254,7 +255,7 @@ class Worker:
             self._join(name, seconds)
 
     def _flush(self, seconds: float) -> None:
-        """Let the publisher commit all that is in the outbox; after `seconds` it gives up."""
+        """Let the publisher commit everything in the outbox; after `seconds` it gives up."""
         self._parts.publisher.stop()
         if not self._join("publisher", seconds):
             self._parts.publisher.give_up()
@@ -268,9 +269,9 @@ class Worker:
             self.vitals.beat("main")
             left = give_up - monotonic()
             try:
-                event = self._events.get(timeout=max(0.0, min(LOOK_UP_SECONDS, left)))
+                event = self._events.get(timeout=max(0.0, min(WAKE_UP_SECONDS, left)))
             except queue.Empty:
-                if left <= LOOK_UP_SECONDS:
+                if left <= WAKE_UP_SECONDS:
                     return None
         if isinstance(event, ThreadDied):
             raise WorkerDied(event)

@@ -110,7 +110,7 @@ def test_a_thread_that_dies_at_the_very_end_is_heard_of(queue: Queue):
     with capture_logs() as said, WorkerThread(queue.settings()) as worker:
         queue.result(queue.submit((8, 9), max_tokens=2))
         # It signs off when all the others have ended.
-        worker.worker._parts.keeper._sign = {"ready": True, "draining": True}.__getitem__
+        worker.worker._parts.keeper._register = {"ready": True, "draining": True}.__getitem__
         assert worker.stop() == 1
     (line,) = (line for line in said if line["event"] == "worker died")
     assert line["thread"] == "keeper"

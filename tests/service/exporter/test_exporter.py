@@ -21,7 +21,7 @@ from quire.errors import BrokerUnavailable
 from quire.transport.connection import connect
 from quire.transport.local_redis import LocalRedis
 from quire.wire.protocol import GenerationRequest
-from service.exporter.queues import BoundedRead, Exporter, Look, QueueCollector
+from service.exporter.queues import BoundedRead, Exporter, QueueCollector, Reading
 from service.exporter.register import exporter_families
 from service.exporter.settings import ExporterSettings
 from service.observe import register
@@ -87,7 +87,7 @@ def test_the_memory_of_redis_is_told_with_its_limit_where_the_server_tells(queue
     finally:
         connection.config_set("maxmemory", before["maxmemory"])
 
-    unknown = QueueCollector(lambda: Look({}, memory=None), worker_fresh_seconds=1.0)
+    unknown = QueueCollector(lambda: Reading({}, memory=None), worker_fresh_seconds=1.0)
     assert "quire_redis_memory_bytes" not in {family.name for family in unknown.collect()}
 
 
@@ -182,7 +182,7 @@ def test_a_pause_of_any_shard_is_told(queue: Queue, start):
     assert scrape(exporter)[paused] == 1
 
 
-def test_consumers_are_workers_that_are_ready_and_were_heard_lately(queue: Queue, start):
+def test_consumers_are_workers_that_are_ready_and_are_pending_lately(queue: Queue, start):
     for name, state in (("w1", "ready"), ("w2", "ready"), ("w3", "draining"), ("w4", "stopped")):
         queue.broker.beat_worker(name, state, {})
     long_ago = queue.broker.now_ms() - 31_000
@@ -306,10 +306,10 @@ def not_refused(read: Callable[[], Any]) -> bool:
 def test_going_and_coming_back_are_logged_once_each(capture_events):
     answers = iter([True, False, False, True, True])
 
-    def read() -> Look:
+    def read() -> Reading:
         if not next(answers):
             raise BrokerUnavailable("connection refused")
-        return Look({})
+        return Reading({})
 
     collector = QueueCollector(read, worker_fresh_seconds=1.0)
     for _ in range(5):
@@ -332,7 +332,7 @@ def capture_events(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], lis
 
 
 def test_registering_reads_nothing():
-    def read() -> Look:
+    def read() -> Reading:
         raise AssertionError("Redis was asked before anybody scraped")
 
     CollectorRegistry().register(QueueCollector(read, worker_fresh_seconds=1.0))

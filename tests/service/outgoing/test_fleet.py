@@ -79,7 +79,7 @@ def test_a_worker_is_no_twin_of_itself(queue: Queue, make: Make, monkeypatch):
     assert twins(queue) == [0]
 
 
-@pytest.mark.parametrize("signs_first", [Housekeeper._sign_a_new_state, Housekeeper.tidy])
+@pytest.mark.parametrize("signs_first", [Housekeeper._register_new_state, Housekeeper.tidy])
 def test_a_worker_warns_of_those_that_serve_another_model(
     queue: Queue, make: Make, signs_first: Callable[[Housekeeper], bool]
 ):

@@ -178,9 +178,9 @@ def test_what_a_dead_engine_leaves_is_released_and_only_a_suspect_s_attempt_coun
     outbox.open(make_delivery("in the mail"))
     outbox.open(make_delivery("ended"))
     outbox.put([output(0, [1], key="ended", end=FinishReason.EOS)])
-    outbox.give_back(error)
+    outbox.release_all(error)
     due = {delivery.key: (delivery, item) for delivery, item in outbox.take(timeout=0.0)}
-    assert {key for key, (delivery, _) in due.items() if delivery.setback == error} == {"stuck"}
+    assert {key for key, (delivery, _) in due.items() if delivery.failure == error} == {"stuck"}
     assert {key for key, (_, item) in due.items() if item is None} == {
         *("waited", "stuck", "in the mail")
     }

@@ -41,15 +41,15 @@ def signals() -> Iterator[StopSignals]:
 
 def test_signals_that_came_before_there_was_a_worker_are_passed_on_each(signals: StopSignals):
     stops: list[str] = []
-    assert not signals.were_heard
+    assert not signals.are_pending
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGINT)
-    assert signals.were_heard
+    assert signals.are_pending
     signals.pass_to(lambda: stops.append("stop"))
     assert stops == ["stop", "stop"]
     os.kill(os.getpid(), signal.SIGTERM)
     assert len(stops) == 3
-    assert not signals.were_heard
+    assert not signals.are_pending
 
 
 @pytest.mark.timeout(PATIENCE_SECONDS)

@@ -46,7 +46,7 @@ class Watched:
         """Time in which the process runs, and nothing shows a sign of life."""
         for _ in range(int(seconds)):
             self.clock.now += 1.0
-            self.watch.look()
+            self.watch.check()
 
     def sleep(self, seconds: float) -> None:
         """Time in which the process stands still: it is stopped, or its machine is asleep."""
@@ -148,7 +148,7 @@ def test_an_engine_late_at_every_look_and_yet_going_on_ends_no_process(clock: Cl
     for _ in range(100):
         clock.now += 1.0
         assert not vitals.is_alive
-        watch.look()
+        watch.check()
         vitals.progressed()
     assert ended == []
 
@@ -244,9 +244,9 @@ def test_a_thread_that_hangs_is_told_by_livez_and_ends_the_process(queue: Queue,
         assert (status, f'"overdue": ["{thread}"]' in body) == (503, True)
         assert worker.metric("quire_threads_overdue", thread=thread.partition("-")[0]) == 1
         for _ in range(int(THREAD_TURN_SECONDS)):
-            watch.look()
+            watch.check()
         assert ended == []
-        watch.look()
+        watch.check()
         assert ended == [thread]
         hang.let_go()
         gate.open()
@@ -288,7 +288,7 @@ def test_a_redis_that_is_away_is_no_hang_however_long_it_is():
             assert set(worker.worker.vitals._signs) == {*CALLS, "engine", "compiler"}
             for _ in range(5):
                 clock.now += HOURS
-                watch.look()
+                watch.check()
                 # Each finds Redis away, and goes round.
                 eventually(lambda: worker.get("/livez")[0] == 200)
             server.restart()
@@ -314,7 +314,7 @@ def test_a_worker_that_waits_for_redis_at_its_end_does_not_hang_either():
             eventually(lambda: "engine" not in worker.worker.vitals._signs, "its end")
             for _ in range(3):
                 clock.now += HOURS
-                watch.look()
+                watch.check()
                 eventually(lambda: overdue(worker) == [])
             server.restart()
             assert worker.wait() == 0
