@@ -1,5 +1,5 @@
-"""Measurements. Every figure is a ratio of one run or comes with the machine it was taken on.
+"""Benchmarks. Each figure is a ratio measured in one run, or is given with its machine.
 
-Nothing here is a test: tests decide right or wrong, benchmarks print numbers, and refuse to print a
-number whose outputs were wrong.
+They are not tests: tests check what is correct, benchmarks print numbers. A benchmark prints no
+number if the outputs of its run were wrong.
 """

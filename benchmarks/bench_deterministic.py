@@ -1,11 +1,11 @@
-"""What `deterministic` costs: the same steps with it and without, in one process, in turns.
+"""The cost of `deterministic`: the same steps with and without it, alternating in one process.
 
     python -m benchmarks.bench_deterministic [--models TINY] [--dtype bfloat16] [--json FILE]
 
-Every form that can serve here is loaded twice. A shape is rows x tokens at a context of 256, as in
-`benchmarks.profile_step`; every round runs both sides once, and medians are printed. The gate: with
-`deterministic` requests generate the same tokens alone as together, bit for bit in whatever type,
-and every request of either side has the length it asked for.
+Each form of the model that this machine supports is loaded twice. A shape is rows x tokens at a
+context of 256, as in `benchmarks.profile_step`. Each round runs both sides once; medians are
+printed. The gate: with `deterministic`, requests generate the same tokens alone as together, in
+every data type; and on both sides each request has the requested number of tokens.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from quire.cli.console import positive
 CONTEXT = 256
 #: Steps of each side before the clock starts.
 WARM_UP_ROUNDS = 2
-#: How each form is asked for, without the promise and with it.
+#: Form -> the options that select it, without `deterministic` and with it.
 FORMS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "compiled": ({}, {}),
     "torch": (
@@ -37,7 +37,7 @@ FORMS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     ),
     "wide": ({"model_path": "wide"}, {"model_path": "wide"}),
 }
-#: Requests of the gate, at most so many tokens of their prompts, and how many each generates.
+#: Requests of the gate, the most tokens of their prompts, and the tokens that each generates.
 NUM_GATED = 6
 GATED_PROMPT_TOKENS = 64
 GATED_TOKENS = 24
@@ -45,7 +45,7 @@ GATED_TOKENS = 24
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Median milliseconds of one step, and how many times as long it takes with the promise."""
+    """Median milliseconds of one step without and with `deterministic`, and their ratio."""
 
     plain_ms: float
     deterministic_ms: float
@@ -53,7 +53,7 @@ class Cost:
 
 
 def gated(vocab_size: int) -> Workload:
-    """Some requests of W1, all of the same length, so that they stay in company to the end."""
+    """Some requests of W1, cut to the same length, so that they run together until the end."""
     items = (
         replace(
             item,
@@ -66,7 +66,7 @@ def gated(vocab_size: int) -> Workload:
 
 
 def pass_gate(engine: BenchedEngine, *, deterministic: bool) -> None:
-    """Raise SystemExit where figures would mean nothing."""
+    """The gate. SystemExit if the outputs are wrong, because the figures would be meaningless."""
     workload = gated(engine.vocab_size)
     _, tokens = engine.run(workload)
     check(engine, workload, tokens, exact=deterministic)
@@ -75,7 +75,7 @@ def pass_gate(engine: BenchedEngine, *, deterministic: bool) -> None:
 def measure(
     plain: BenchedEngine, promised: BenchedEngine, *, shape: tuple[int, int], rounds: int
 ) -> Cost:
-    """Steps of both in turns."""
+    """Times steps of both engines, alternating."""
     rows = tuple(greedy_rows(*shape, context=CONTEXT))
     times: dict[BenchedEngine, list[float]] = {plain: [], promised: []}
     for step in range(WARM_UP_ROUNDS + rounds):
@@ -90,7 +90,11 @@ def measure(
 def costs(
     model: str, *, dtype: str, shapes: list[tuple[int, int]], rounds: int
 ) -> Iterator[tuple[str, dict[str, Cost]]]:
-    """By form, then by shape; a form that cannot be built here is the next one, and left out."""
+    """Yields each form with its costs by shape.
+
+    If a form cannot be built here, the runner uses the next one instead; a form that was already
+    measured is skipped.
+    """
     seen = set()
     for plain_options, promised_options in FORMS.values():
         plain = BenchedEngine(model, dtype=dtype, **plain_options)

@@ -1,9 +1,9 @@
-"""The engine alone: tokens per second, first token and inter-token time, without Redis or text.
+"""The engine alone: tokens per second, time to first token, time between tokens. No Redis, no text.
 
     python -m benchmarks.bench_engine [--models TINY,SMALL] [--workloads W1,W2] [--dtype bfloat16]
 
-The gate: every request has exactly the length it asked for, and in float32 some of them, run again
-alone, give the same tokens. A run that fails it prints no figures.
+The gate: each request has exactly the requested number of tokens. In float32, some requests also
+run again alone and must give the same tokens. A run that fails the gate prints no figures.
 """
 
 import argparse
@@ -28,12 +28,12 @@ from quire.cli.console import positive
 MAX_NUM_SEQS = 64
 MAX_NUM_BATCHED_TOKENS = 256
 KV_CACHE_BYTES = 2 << 30
-#: Requests that are run again alone to see that batching changed nothing.
+#: Requests that run again alone, to check that batching changed nothing.
 NUM_CHECKED_ALONE = 4
 
 
 class BenchedEngine:
-    """One loaded model, run over and over; `options` are those of `load_runner`."""
+    """One loaded model for many runs; `options` are those of `load_runner`."""
 
     def __init__(self, model: str, *, dtype: str, **options: Any) -> None:
         started = time.perf_counter()
@@ -56,17 +56,17 @@ class BenchedEngine:
             block_size=facts.block_size,
             max_num_seqs=MAX_NUM_SEQS,
             max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
-            # Runs repeat their prompts; what is measured is computing them.
+            # Off, because runs repeat their prompts, and their computation is to be measured.
             enable_prefix_caching=False,
         )
         self._engine = Engine(self.config, self.runner)
 
     def compute_by(self, runner: ModelRunner) -> None:
-        """From now on the engine's steps go to this runner, which may have its own behind it."""
+        """Use this runner for all further steps; it may pass them on to the original one."""
         self._engine = Engine(self.config, runner)
 
     def run(self, workload: Workload) -> tuple[Figures, dict[str, list[int]]]:
-        """Run a workload from an idle engine; figures and tokens by request id."""
+        """Run a workload on an idle engine; returns figures, and tokens by request id."""
         for index, item in enumerate(workload.items):
             self._engine.add_request(
                 Request(
@@ -93,7 +93,7 @@ class BenchedEngine:
 def check(
     engine: BenchedEngine, workload: Workload, tokens: dict[str, list[int]], *, exact: bool
 ) -> None:
-    """The gate; raises SystemExit when a figure of this run would mean nothing."""
+    """The gate. SystemExit if the outputs are wrong, because the figures would be meaningless."""
     for index, item in enumerate(workload.items):
         if len(tokens[f"{workload.name}-{index}"]) != item.num_output_tokens:
             raise SystemExit(f"{workload.name}: request {index} has the wrong length")

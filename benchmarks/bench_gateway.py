@@ -1,13 +1,16 @@
-"""A thousand streams through one gateway process, against one client that reads them from Redis.
+"""A thousand streams through one gateway process, compared with reading them from Redis.
 
     python -m benchmarks.bench_gateway [--streams 1000] [--tokens 32] [--rounds 5] [--json FILE]
 
-The calls are made over HTTP, and what would be a worker commits their tokens, one an entry, at no
-cost but Redis's. Throughput: streams whose tokens are all there, read to their ends by events of
-the gateway and by an event loop over Redis, in turns. Lag: tokens are committed at a steady pace
-with the moment in their text, and the reader compares it with the moment of arrival; meanwhile the
-processor time of the gateway is counted. Memory: what the gateway's process has more while all
-streams are open. The gate: every stream ends, with all its tokens in order.
+Calls are made over HTTP. In place of a worker, this process commits the tokens, one per entry.
+
+- Throughput: all tokens are in Redis; the streams are read to their ends, alternately through the
+  gateway and by an event loop directly from Redis.
+- Lag: tokens are committed at a steady rate, each with its time in its text; the reader compares
+  that with the time of arrival. Meanwhile the processor time of the gateway is counted.
+- Memory: the growth of the gateway's process while all streams are open.
+
+The gate: each stream ends and has all its tokens in order.
 """
 
 import argparse
@@ -45,34 +48,37 @@ _Found = TypeVar("_Found")
 
 QUEUE = "gateway"
 HOST = "127.0.0.1"
-#: Of calls whose output nobody computes; the writer says when it ends.
+#: The body of each call. No model computes its output: the writer commits tokens and the end.
 CALL = json.dumps({"prompt": [1, 2, 3], "max_tokens": 64, "stream": True}).encode()
 
 
 class Gateway:
-    """A gateway process, and a caller of it that holds many connections in one event loop."""
+    """A gateway process, and a client with many connections to it in one event loop."""
 
     def __init__(self, process: subprocess.Popen[str], port: int) -> None:
-        #: The most memory that it held when a stream's first token came.
+        #: The largest resident size of the process, read at the first token of each stream.
         self.peak_bytes = 0
         self._pid = process.pid
         self._port = port
 
     def resident_bytes(self) -> int:
-        """What its process holds in memory."""
+        """The resident size of its process."""
         pages = int(Path(f"/proc/{self._pid}/statm").read_text().split()[1])
         return pages * resource.getpagesize()
 
     def processor_seconds(self) -> float:
-        """What its process has used of the processors."""
+        """The processor time that its process has used."""
         return process_seconds(self._pid)
 
     def read(self, request_ids: Sequence[str]) -> dict[str, Arrivals]:
-        """Read streams to their ends, all at once."""
+        """Read all streams to their ends, concurrently."""
         return asyncio.run(self._all(request_ids, self._read_one))
 
     def call(self, count: int, *, name: str) -> list[str]:
-        """Make so many calls and hang up; their ids. A key each lets them go on without us."""
+        """Make `count` calls, disconnect, and return the ids of their requests.
+
+        Each call has an idempotency key, so its request continues without a connection.
+        """
         keys = [f"{name}-{number}" for number in range(count)]
         return list(asyncio.run(self._all(keys, self._call_one)).values())
 
@@ -106,7 +112,7 @@ class Gateway:
         return arrivals
 
     async def _lines(self, head: str, body: bytes = b"") -> AsyncGenerator[bytes, None]:
-        """The lines of a response, chunk sizes included, until it ends."""
+        """Yields the lines of a response, including its chunk sizes."""
         reader, writer = await asyncio.open_connection(HOST, self._port)
         try:
             writer.write(f"{head}Host: {HOST}\r\nConnection: close\r\n\r\n".encode() + body)
@@ -118,7 +124,7 @@ class Gateway:
 
 @contextmanager
 def gateway_process(url: str, *, max_open: int) -> Iterator[Gateway]:
-    """A gateway of the private Redis, ready."""
+    """Starts a gateway and waits until it is ready."""
     flags = ("--redis-url", url, "--queue", QUEUE, "--max-open-answers", str(max_open))
     command = (sys.executable, "-m", "service.gateway", *flags)
     process = subprocess.Popen(
@@ -135,7 +141,7 @@ def gateway_process(url: str, *, max_open: int) -> Iterator[Gateway]:
 
 
 def claim_all(url: str, count: int) -> list[Claimed]:
-    """Claim so many requests, as a worker would."""
+    """Claims `count` requests, as a worker would."""
     claimed: list[Claimed] = []
     with connect(url) as connection:
         broker = Broker(connection, queue=QUEUE)
@@ -150,7 +156,7 @@ def claim_all(url: str, count: int) -> list[Claimed]:
 def measure_throughput(
     url: str, gateway: Gateway, *, num_streams: int, num_tokens: int, rounds: int
 ) -> dict[str, object]:
-    """Tokens a second of streams that are complete, by both ways in turns."""
+    """Tokens per second of complete streams, read in both ways alternately."""
     names = gateway.call(num_streams, name="throughput")
     write(url, QUEUE, claim_all(url, num_streams), num_ticks=num_tokens, tick_seconds=0.0)
     ways: dict[str, Callable[[Sequence[str]], dict[str, Arrivals]]] = {
@@ -170,11 +176,11 @@ def measure_throughput(
 
 
 def measure_lag(url: str, gateway: Gateway, *, num_streams: int) -> dict[str, object]:
-    """Milliseconds from before a commit to the arrival of its event; what streams cost."""
+    """Lag from before a commit to the arrival of its event; processor time and memory."""
     before = gateway.resident_bytes()
     names = gateway.call(num_streams, name="lag")
     claimed = claim_all(url, num_streams)
-    # A process of its own, so that the writer takes nothing from the interpreter that reads.
+    # In a separate process, so that the writer does not slow down the interpreter of the reader.
     writer = multiprocessing.get_context("spawn").Process(
         target=write,
         args=(url, QUEUE, claimed),

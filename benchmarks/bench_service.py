@@ -1,12 +1,12 @@
-"""End to end: the same workload through Redis, a worker process and a streaming reader.
+"""End to end: the engine alone, and the same workload through Redis, a worker and a reader.
 
     python -m benchmarks.bench_service [--models TINY,SMALL] [--dtype bfloat16] [--runs 3]
 
-Runs of the engine alone and of the whole service alternate in one process tree on the same cores,
-and the service's share is the median of the ratios of neighbours. What each process took of the
-cores is printed beside it, for all that is not the engine is taken from it. The gate: every request
-has the length it asked for, and both sides generated the same tokens wherever rounding allows
-(float32).
+Runs of the engine alone and of the whole service alternate in one process tree on the same cores.
+The share of the service is the median of the ratios of consecutive runs. The processor time of each
+process is printed beside it, because all other processes take it from the engine. The gate: each
+request has the requested number of tokens, and in float32, where rounding moves nothing, both sides
+generate the same tokens.
 """
 
 import argparse
@@ -43,7 +43,7 @@ POLL_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Seconds of processor time that each process took during one run."""
+    """Processor time of each process during one run, in seconds."""
 
     worker: float
     redis: float
@@ -51,7 +51,7 @@ class Cores:
 
     @classmethod
     def now(cls, redis: Redis, worker_pid: int) -> "Cores":
-        """Readings since each process began."""
+        """The processor time of each process since its start."""
         usage = redis.info("cpu")
         return cls(
             worker=process_seconds(worker_pid),
@@ -70,9 +70,9 @@ class Cores:
 
 @contextmanager
 def worker(redis: LocalRedis, broker: Broker, flags: Mapping[str, str]) -> Iterator[int]:
-    """The id of a worker process of the broker's queue, ready to serve.
+    """Starts a worker process for the broker's queue, waits until it is ready, yields its id.
 
-    The flags are without dashes; one whose value is empty stands alone.
+    `flags` maps names without dashes to values; a flag with an empty value has no argument.
     """
     command = [sys.executable, "-m", "service", "--queue", broker.keys.queue]
     for name, value in flags.items():
@@ -91,7 +91,7 @@ def worker(redis: LocalRedis, broker: Broker, flags: Mapping[str, str]) -> Itera
 
 
 def flags_of(model: str, *, dtype: str) -> dict[str, str]:
-    """A worker with the sizes of the engine beside it."""
+    """Flags of a worker with the same sizes as the engine that runs alone."""
     return {
         "model": str(model_folder(model)),
         "dtype": dtype,
@@ -106,7 +106,10 @@ def flags_of(model: str, *, dtype: str) -> dict[str, str]:
 
 
 def run_service(broker: Broker, workload: Workload) -> tuple[Figures, dict[str, list[int]]]:
-    """Submit the workload, read every token as it comes; figures and tokens by request."""
+    """Submit the workload and read each token when it arrives.
+
+    Returns figures, and the tokens by request.
+    """
     requests = [
         {
             "prompt": list(item.prompt_token_ids),
@@ -140,7 +143,7 @@ def run_service(broker: Broker, workload: Workload) -> tuple[Figures, dict[str, 
 
 
 def compare(model: str, workload_name: str, *, dtype: str, runs: int) -> dict[str, object]:
-    """Alternate engine-only and service runs; prints and returns medians and the share."""
+    """Alternate runs of the engine alone and of the service; prints and returns the figures."""
     engine = BenchedEngine(model, dtype=dtype)
     workload = make_workload(workload_name, vocab_size=engine.vocab_size)
     alone, served, cores = [], [], []

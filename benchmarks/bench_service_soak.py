@@ -2,14 +2,19 @@
 
     python -m benchmarks.bench_service_soak [--requests 20000] [--seed 1] [--json FILE]
 
-Producer and reader are this process, the worker serves abacus from a pool of blocks so small that
-half of the requests are preempted; prompts recur, and some requests are cancelled.
-After every tenth the queue comes to rest, and what Redis keeps of ended requests passes; then the
-worker's resident size, the memory of Redis and the number of its keys are read. The gate: every
-output is, token for token, what the engine gives its prompt alone, or the beginning of that if it
-was cancelled; at rest no key of a request is left, and there are as many keys as ever; everything
-that is to be soaked did happen; and over the last half neither process grew beyond the bounds of
-`benchmarks.bench_soak`.
+This process is producer and reader. The worker serves the model abacus with so few blocks that half
+of the requests are preempted. Prompts repeat, and some requests are cancelled. After each tenth of
+the requests the queue is empty, and the run waits until the keys of ended requests have expired.
+Then it reads the worker's resident size, the memory of Redis and the number of its keys.
+
+The gate:
+
+- Each output equals, token for token, what the engine generates for its prompt alone, or is a
+  prefix of that if it was cancelled.
+- When the queue is empty, no key of a request is left, and the number of keys is the same each
+  time.
+- Preemptions, cancellations and cache hits did happen.
+- In the last half neither process grew beyond the bounds of `benchmarks.bench_soak`.
 """
 
 import os
@@ -38,11 +43,11 @@ from quire.transitions.output_log import OutputRead
 MODEL = Path(__file__).resolve().parent.parent / "models" / "abacus"
 NUM_QUESTIONS = 400
 MAX_TOKENS = 96
-#: Requests open at once, and how many are submitted together.
+#: The most open requests, and the most in one submit.
 MAX_OPEN = 256
 SUBMITTED_AT_ONCE = 32
 CANCELLED_SHARE = 0.05
-#: How long Redis keeps what has ended, and how long it may take to see it gone.
+#: How long Redis keeps ended requests, and the longest wait until their keys are gone.
 RETENTION_SECONDS = 2.0
 PATIENCE_SECONDS = 60.0
 POLL_SECONDS = 0.1
@@ -61,7 +66,7 @@ WORKER_FLAGS = {
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt, and what the engine answers to it alone."""
+    """A prompt, and what the engine generates for it alone."""
 
     prompt: str
     token_ids: list[int]
@@ -69,8 +74,8 @@ class Question:
 
 
 @dataclass(slots=True)
-class Asked:
-    """One open request, and what has been read of it."""
+class OpenRequest:
+    """One open request, and the output that was read so far."""
 
     question: Question
     is_cancelled: bool
@@ -79,7 +84,7 @@ class Asked:
 
 
 def questions(seed: int) -> list[Question]:
-    """Different prompts of all tasks with their answers, each computed by itself."""
+    """Different prompts of all tasks, each with its answer, which is computed alone."""
     runner = load_runner(MODEL, max_num_seqs=1, max_num_batched_tokens=512, num_blocks=64)
     facts = runner.config_facts
     config = EngineConfig(
@@ -113,31 +118,31 @@ def questions(seed: int) -> list[Question]:
 
 @dataclass(slots=True)
 class ServiceSoak:
-    """A queue kept full of questions, and a reader of all answers."""
+    """Keeps a queue full of questions, and reads and checks all answers."""
 
     client: Client
     broker: Broker
     questions: list[Question]
     draw: random.Random
-    #: What happened, by kind.
+    #: Counts of ends, tokens, preemptions and cache hits, by kind.
     seen: Counter[str] = field(default_factory=Counter)
-    _open: dict[str, Asked] = field(default_factory=dict)
+    _open: dict[str, OpenRequest] = field(default_factory=dict)
 
     def run(self, count: int) -> None:
-        """Submit so many requests, read them to their ends, and judge every output."""
+        """Submit `count` requests, read them to their ends, and check each output."""
         num_left = count
         while num_left or self._open:
             while num_left and len(self._open) <= MAX_OPEN - SUBMITTED_AT_ONCE:
                 num_new = min(num_left, SUBMITTED_AT_ONCE)
                 self._submit(num_new)
                 num_left -= num_new
-            pending = {name: len(asked.token_ids) for name, asked in self._open.items()}
+            pending = {name: len(one.token_ids) for name, one in self._open.items()}
             for name, output in self.broker.read_output(pending, block_seconds=1.0).items():
                 self._take(name, output)
 
     def _submit(self, count: int) -> None:
-        asked = [
-            Asked(self.draw.choice(self.questions), self.draw.random() < CANCELLED_SHARE)
+        new = [
+            OpenRequest(self.draw.choice(self.questions), self.draw.random() < CANCELLED_SHARE)
             for _ in range(count)
         ]
         sampling = {"max_tokens": MAX_TOKENS, "temperature": 0.0}
@@ -147,50 +152,50 @@ class ServiceSoak:
                 "sampling": sampling,
                 "priority": self.draw.choice(("low", "normal", "high")),
             }
-            for one in asked
+            for one in new
         )
-        for handle, one in zip(handles, asked, strict=True):
+        for handle, one in zip(handles, new, strict=True):
             self._open[handle.request_id] = one
             if one.is_cancelled and self.draw.random() < 0.5:
                 handle.cancel()
 
     def _take(self, name: str, output: OutputRead) -> None:
-        asked = self._open[name]
+        request = self._open[name]
         for chunk in output.chunks:
-            if chunk.start != len(asked.token_ids):
-                raise SoakFailed(f"{name}: token {chunk.start} came out of turn")
-            asked.token_ids += chunk.token_ids
-            asked.text += chunk.text
+            if chunk.start != len(request.token_ids):
+                raise SoakFailed(f"{name}: token {chunk.start} is out of order")
+            request.token_ids += chunk.token_ids
+            request.text += chunk.text
         completion = output.completion
         if completion is None:
-            if asked.is_cancelled:
+            if request.is_cancelled:
                 self.client.cancel(name)
             return
         del self._open[name]
-        asked.text += completion.tail
+        request.text += completion.tail
         state = str(completion.state)
         self.seen[state] += 1
         self.seen["preemptions"] += completion.preemptions
         self.seen["cached_prompt_tokens"] += completion.usage.cached_tokens
-        self.seen["generated_tokens"] += len(asked.token_ids)
-        check_answer(name, asked, state=state)
+        self.seen["generated_tokens"] += len(request.token_ids)
+        check_answer(name, request, state=state)
 
 
-def check_answer(name: str, asked: Asked, *, state: str) -> None:
-    """The gate, for one request that ended in `state`."""
-    expected, count = asked.question, len(asked.token_ids)
+def check_answer(name: str, request: OpenRequest, *, state: str) -> None:
+    """The gate for one request that ended in `state`. SoakFailed."""
+    expected, count = request.question, len(request.token_ids)
     if state == "completed":
-        is_right = (asked.token_ids, asked.text) == (expected.token_ids, expected.text)
+        is_right = (request.token_ids, request.text) == (expected.token_ids, expected.text)
     else:
-        is_right = asked.is_cancelled and state == "cancelled"
-        is_right &= asked.token_ids == expected.token_ids[:count]
-        is_right &= expected.text.startswith(asked.text)
+        is_right = request.is_cancelled and state == "cancelled"
+        is_right &= request.token_ids == expected.token_ids[:count]
+        is_right &= expected.text.startswith(request.text)
     if not is_right:
-        raise SoakFailed(f"{name}, {expected.prompt!r}: {state} with {asked.text!r}")
+        raise SoakFailed(f"{name}, {expected.prompt!r}: {state} with {request.text!r}")
 
 
 def read_at_rest(connection: Redis, broker: Broker, worker_pid: int) -> dict[str, int]:
-    """Wait until Redis has forgotten all requests; then what both processes hold."""
+    """Wait until no key of a request is left in Redis; returns the memory of both processes."""
     give_up = time.monotonic() + PATIENCE_SECONDS
     patterns = [f"{broker.keys.prefix}:{kind}:*" for kind in "rbo"]
     while any(left := [key for p in patterns for key in connection.scan_iter(p, count=1000)]):
@@ -206,7 +211,7 @@ def read_at_rest(connection: Redis, broker: Broker, worker_pid: int) -> dict[str
 
 
 def judge(readings: Mapping[str, list[int]], seen: Counter[str], num_requests: int) -> None:
-    """The gate, for the whole soak."""
+    """The gate for the whole run. SoakFailed."""
     if len(set(readings["redis_keys"])) > 1:
         raise SoakFailed(f"the number of keys at rest changes: {readings['redis_keys']}")
     for process in ("worker", "redis"):
@@ -220,7 +225,7 @@ def judge(readings: Mapping[str, list[int]], seen: Counter[str], num_requests: i
 
 
 def soak(num_requests: int, seed: int) -> dict[str, Any]:
-    """Run one soak behind its gate and report it; SoakFailed."""
+    """Run one soak and return its record. SoakFailed if it fails the gate."""
     asked = questions(seed)
     readings: dict[str, list[int]] = {}
     started = time.perf_counter()

@@ -1,13 +1,18 @@
-"""Memory over 100,000 requests: the engine over its fake cache, with everything that can go wrong.
+"""Memory over 100,000 requests: the engine on its fake runner, with aborts and preemptions.
 
     python -m benchmarks.bench_soak [--requests 100000] [--seed 1] [--json FILE]
 
-Prompts of mixed lengths share beginnings, some requests arrive with published tokens, some are
-aborted in any state, and the pool is so small that others are preempted by swap and by recompute.
-The resident size is printed at every tenth. The gate: every output is what its request generates
-alone, or the beginning of that if it was aborted; the laws of the engine hold at every tenth;
-everything that is to be soaked did happen; and over the last half the process grew by no more than
-a bound that keeping one dictionary entry per request would break.
+Prompts of mixed lengths share prefixes, some requests arrive with published tokens, and some are
+aborted in any state. The pool is so small that others are preempted, by swap and by recompute. The
+resident size is printed after each tenth of the requests.
+
+The gate:
+
+- Each output equals what its request generates alone, or is a prefix of that if it was aborted.
+- The invariants of the engine hold after each tenth.
+- Aborts, both kinds of preemption and cache hits did happen.
+- In the last half the process grew by less than a bound, which a leak of one dictionary entry per
+  request would exceed.
 """
 
 import argparse
@@ -29,7 +34,8 @@ from engine.request import FinishReason, Priority, Request
 from engine.sampling_params import SamplingParams
 from quire.cli.console import positive
 
-#: Growth of the process over the last half that is no leak: this much, or so much per request.
+#: The allowed growth of the process in the last half: the larger of a fixed size and a size per
+#: request.
 MAX_GROWTH_BYTES = 1 << 20
 MAX_GROWTH_BYTES_PER_REQUEST = 64
 
@@ -39,10 +45,10 @@ NUM_SHARED_PROMPTS = 24
 MAX_SHARED_TOKENS = 48
 MAX_OWN_TOKENS = 24
 MAX_OUTPUT_TOKENS = 24
-#: Shares of the requests that are aborted, and that arrive with tokens of an earlier claim.
+#: The share of requests that are aborted, and of those that arrive with published tokens.
 ABORTED_SHARE = 0.05
 RESUMED_SHARE = 0.1
-#: An abort comes up to so many steps after its request.
+#: The most steps from the start of a request to its abort.
 MAX_STEPS_TO_ABORT = 40
 
 CONFIG = EngineConfig(
@@ -61,12 +67,12 @@ CONFIG = EngineConfig(
 
 
 class SoakFailed(Exception):
-    """The gate: what was wrong, in one sentence."""
+    """The gate has failed; the message says why."""
 
 
 @dataclass(slots=True)
 class Soaked:
-    """One request on its way through, and what it must generate."""
+    """One request in the engine, and the output that it must generate."""
 
     request: Request
     expected: list[int]
@@ -104,7 +110,7 @@ def make_request(index: int, seed: int, now: float) -> Soaked:
 
 @dataclass(slots=True)
 class Soak:
-    """An engine kept full, one step per second of its clock, until all requests have ended."""
+    """Keeps an engine full until all requests have ended; each step is a second of its clock."""
 
     num_requests: int
     seed: int
@@ -126,7 +132,7 @@ class Soak:
         self.engine = Engine(CONFIG, self.runner)
 
     def run(self) -> Iterator[int]:
-        """Run to the end; yields the number of ended requests whenever another tenth is over."""
+        """Run to the end; yields the number of ended requests after each tenth."""
         next_stop = self.num_requests // 10
         while self.num_added < self.num_requests or self.engine.has_work():
             self._fill()
@@ -170,17 +176,17 @@ class Soak:
 
 
 def resident_bytes() -> int:
-    """What the kernel counts as this process's memory, after a full collection."""
+    """The resident size of this process, after a full garbage collection."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def soak(num_requests: int, seed: int) -> dict[str, Any]:
-    """Run one soak behind its gate and report it.
+    """Run one soak and return its record.
 
     Raises:
-        SoakFailed: the gate.
+        SoakFailed: it has failed the gate.
     """
     one = Soak(num_requests, seed)
     sizes: list[int] = []
@@ -215,7 +221,7 @@ def growth_of_last_half(sizes: Sequence[int], num_requests: int) -> int:
     """Bytes by which the process grew from the fifth tenth to the tenth.
 
     Raises:
-        SoakFailed: more than can be told from the allocator's noise.
+        SoakFailed: it grew by more than the noise of the allocator.
     """
     growth = sizes[-1] - sizes[len(sizes) // 2 - 1]
     allowed = max(MAX_GROWTH_BYTES, MAX_GROWTH_BYTES_PER_REQUEST * num_requests // 2)
@@ -227,7 +233,7 @@ def growth_of_last_half(sizes: Sequence[int], num_requests: int) -> int:
 def run_command(
     soak: Callable[[int, int], dict[str, Any]], *, description: str, num_requests: int
 ) -> None:
-    """The command of a soak: its flags, its figures, and an exit code that tells of its gate.
+    """The command of a soak: reads the flags, prints the figures, exits with 1 if the gate fails.
 
     `soak` takes the number of requests, by default `num_requests`, and a seed.
     """

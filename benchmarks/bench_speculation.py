@@ -1,10 +1,10 @@
-"""What guessed tokens cost where they are wrong, and bring where they are right.
+"""Cost and gain of guessed tokens, by the share of them that is right.
 
     python -m benchmarks.bench_speculation [--models TINY,SMALL] [--tokens 4] [--rounds 5]
 
-Some requests decode, without guesses and with guesses of which a known share is right, in turns.
-What is guessed does not matter here, so it comes from the run before; how often a lookup is right
-depends on what a model is asked. The gate: the tokens are the same.
+Requests decode alternately without guesses, and with guesses of which a given share is right. The
+guesses are taken from an earlier run. How often the real lookup is right depends on the prompts,
+and is not measured here. The gate: the tokens are the same with and without guesses.
 """
 
 import argparse
@@ -26,12 +26,12 @@ from quire.cli.console import positive
 NUM_PROMPT_TOKENS, NUM_OUTPUT_TOKENS = 256, 96
 NUM_REQUESTS = (1, 2, 4, 8, 16)
 SHARES = (0.0, 0.5, 0.8, 1.0)
-#: No step is too large for a guess: which should be is what the figures say.
+#: So large that every step gets guesses: the figures show up to which size they are useful.
 EVERY_STEP = 1_000
 
 
 class Oracle(PromptLookup):
-    """Guesses what came in another run, and something else in its place now and then."""
+    """Guesses the tokens of an earlier run; only the given share of the guesses is right."""
 
     def __init__(self, tokens: Sequence[int], *, share: float, seed: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Oracle(PromptLookup):
 def generate(
     engine: Engine, number: int, *, oracles: Sequence[Oracle] = ()
 ) -> tuple[float, list[list[int]]]:
-    """Seconds that `number` requests take from their second token to their last, and the tokens."""
+    """Runs `number` requests; returns the seconds after all have a first token, and the tokens."""
     for index in range(number):
         draw = random.Random(index)
         request = Request(

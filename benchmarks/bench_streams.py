@@ -1,9 +1,11 @@
-"""A thousand streams read by one client process, against one stream; a part of bench_protocol.
+"""A thousand streams read by one client process, compared with one stream. See bench_protocol.
 
-Throughput: logs that are complete, one token an entry, read to their ends. Lag: a writer of its own
-process commits a token to every log at a steady pace and puts the moment into its text; the reader
-compares it with the moment of arrival, on the machine's one monotonic clock. The gate: every stream
-ends, with all its tokens in order.
+- Throughput: complete logs with one token per entry are read to their ends.
+- Lag: a writer in a separate process commits a token to each log at a steady rate, with the time in
+  its text. The reader compares it with the time of arrival; both use the monotonic clock of the
+  machine.
+
+The gate: each stream ends and has all its tokens in order.
 """
 
 import asyncio
@@ -36,13 +38,13 @@ NUM_STREAMS, NUM_TOKENS = 1_000, 32
 #: How often the writer commits to all logs while the lag is measured.
 TICK_SECONDS = 0.5
 
-#: Ticks of that measurement.
+#: The number of these commits.
 NUM_TICKS = 20
 
-#: How long a measurement may take before it counts as failed.
+#: A measurement that takes longer has failed.
 GIVE_UP_SECONDS = 120.0
 
-#: One arrival: its moment, and the text of its chunk.
+#: For each chunk its time of arrival and its text.
 Arrivals = list[tuple[float, str]]
 
 Reading = Callable[[str, str, Sequence[str]], dict[str, Arrivals]]
@@ -63,7 +65,7 @@ def measure_streams(connection: redis.Redis) -> dict[str, object]:
 
 
 def read_in_threads(url: str, queue: str, request_ids: Sequence[str]) -> dict[str, Arrivals]:
-    """A thread for each stream, all of them over one SharedReadsBroker."""
+    """Reads each stream in its own thread, all with one SharedReadsBroker."""
     arrivals: dict[str, Arrivals] = {}
     with connect(url) as connection:
         client = Client(SharedReadsBroker(connection, queue=queue))
@@ -81,7 +83,7 @@ def read_in_threads(url: str, queue: str, request_ids: Sequence[str]) -> dict[st
 
 
 def read_in_a_loop(url: str, queue: str, request_ids: Sequence[str]) -> dict[str, Arrivals]:
-    """A task for each stream, all of them over one AsyncClient."""
+    """Reads each stream in its own task, all with one AsyncClient."""
 
     async def read(client: AsyncClient, request_id: str) -> Arrivals:
         return [(time.monotonic(), chunk.text) async for chunk in client.stream(request_id)]
@@ -98,7 +100,7 @@ def read_in_a_loop(url: str, queue: str, request_ids: Sequence[str]) -> dict[str
 
 
 def _throughput(url: str, queue: str, read: Reading, count: int) -> float:
-    """Tokens per second of logs that are complete already. One stream is as long as all."""
+    """Tokens per second of complete logs. A single stream has as many tokens as the thousand."""
     num_tokens = NUM_TOKENS * NUM_STREAMS // count
     with connect(url) as connection:
         claimed = _claim_all(Broker(connection, queue=queue), count)
@@ -116,7 +118,7 @@ def _lag(url: str, queue: str, read: Reading, count: int) -> dict[str, float]:
     with connect(url) as connection:
         claimed = _claim_all(Broker(connection, queue=queue), count)
     names = [one.claim.request_id for one in claimed]
-    # A process of its own, so that the writer takes nothing from the interpreter that reads.
+    # In a separate process, so that the writer does not slow down the interpreter of the reader.
     writer = multiprocessing.get_context("spawn").Process(
         target=write,
         args=(url, queue, claimed),
@@ -130,7 +132,7 @@ def _lag(url: str, queue: str, read: Reading, count: int) -> dict[str, float]:
 
 
 def lags_of(arrivals: dict[str, Arrivals]) -> dict[str, float]:
-    """Milliseconds from the moments that `write` has put into the texts to their arrivals."""
+    """Milliseconds from the times that `write` has put into the texts to their arrivals."""
     lags = [
         1e3 * (moment - float(text.split()[1])) for pieces in arrivals.values()
         for moment, text in pieces
@@ -141,7 +143,7 @@ def lags_of(arrivals: dict[str, Arrivals]) -> dict[str, float]:
 def write(
     url: str, queue: str, claimed: Sequence[Claimed], *, num_ticks: int, tick_seconds: float
 ) -> None:
-    """Commits one token to every log per tick; the text of each is its index and its moment."""
+    """Commits one token to each log per tick; the text of a token is its index and the time."""
     with connect(url) as connection:
         broker = Broker(connection, queue=queue)
         began = time.monotonic()

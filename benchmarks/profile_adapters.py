@@ -1,12 +1,13 @@
-"""One step with adapters and without, in one process, in turns.
+"""The time of one step with and without adapters, alternating in one process.
 
     python -m benchmarks.profile_adapters [--models SMALL] [--dtype bfloat16] [--ranks 8,64]
         [--shapes 1x1,16x1,64x1,1x256] [--most 64] [--context 256] [--rounds 15]
 
-A shape is rows x tokens, as in `profile_step`. `none` is a form that was given no adapters, `idle`
-one that was and whose step has none, `one` has the same for all rows, and `many` has as many as
-there are rows, up to `--most`. Medians in milliseconds, and times of `none`. The adapters add to
-every linear layer; before the clock starts a form's logits are compared with the wide path's.
+A shape is rows x tokens, as in `profile_step`. `none` is a model without adapters. The others are a
+model with adapters: `idle` has steps that use none, `one` the same adapter for all rows, and `many`
+a different one for each row, up to `--most`. Medians in milliseconds are printed, and their ratios
+to `none`. The adapters change each linear layer except the head. Before any timing, the logits are
+compared with those of the wide path.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from quire.cli.console import positive
 
 
 def random_adapters(model: torch.nn.Module, *, rank: int, count: int) -> list[Adapter]:
-    """Adapters of every linear layer but the head."""
+    """Random adapters of all linear layers except the head."""
     generator = torch.Generator().manual_seed(rank)
 
     def part(linear: torch.nn.Linear) -> LowRank:
@@ -54,7 +55,7 @@ def random_adapters(model: torch.nn.Module, *, rank: int, count: int) -> list[Ad
 
 
 def make_forms(model: str, *, dtype: str, rank: int, count: int) -> dict[str, NativeDecoder]:
-    """Compiled forms without adapters and with them."""
+    """The compiled decoder without adapters and with them, by the name of the measurement."""
     loaded = load_model(model_folder(model), dtype=dtype)
     wide = probe(loaded.model, max_model_len=loaded.max_model_len)
     config = read_config(wide)

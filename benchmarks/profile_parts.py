@@ -1,12 +1,12 @@
-"""Where the time of a step goes: layers, attention and the head, each against its floor.
+"""The parts of the time of a step: layers, attention and head, each compared with its floor.
 
     python -m benchmarks.profile_parts [--models TINY,SMALL] [--dtype bf16] [--context 256]
         [--shapes 1x1,8x1,64x1,1x256] [--rounds 15]
 
-The parts are differences of whole steps taken in turns: a step whose rows are due no token lacks
-the head, the choice of tokens, and what comes after the last layer's keys and values; one at the
-shortest context lacks nearly all of attention. What is left are the products of the layers with
-norms, rotation and barriers. A shape is rows x tokens, as in `profile_step`.
+The parts are differences between whole steps, which alternate. A step whose rows sample no token
+lacks the head, the sampling, and everything after the keys and values of the last layer. A step
+with the shortest context lacks nearly all of attention. The remaining time is that of the layers:
+products, norms, rotation and barriers. A shape is rows x tokens, as in `profile_step`.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from quire.cli.console import positive
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Milliseconds of one step by what they are spent on; `whole` is the step itself."""
+    """Milliseconds of each part of a step; `whole` is the whole step."""
 
     layers: float
     attention: float
@@ -46,9 +46,9 @@ class Parts:
 def floor_of(
     model: str, num_rows: int, num_tokens: int, *, context: int, dtype: str, limits: Limits
 ) -> Parts:
-    """The least milliseconds of each part, by the limits of this machine.
+    """The shortest possible time of each part in milliseconds, from the limits of this machine.
 
-    Attention's floor is the reading of its keys and values alone.
+    For attention only the reading of keys and values counts.
     """
     shape, size = SHAPES[model], BYTES_PER_VALUE[dtype]
     body, head = weights_per_token(shape)
@@ -65,7 +65,7 @@ def floor_of(
 def measure(
     runner: ModelRunner, num_rows: int, num_tokens: int, *, context: int, rounds: int
 ) -> Parts:
-    """Medians of steps with and without the head, at the context and at the shortest one."""
+    """Times whole steps, steps without the head, and steps with the shortest context."""
     whole = greedy_rows(num_rows, num_tokens, context=context)
     variants: dict[str, list[BatchRow]] = {
         "whole": whole,
@@ -86,7 +86,7 @@ def measure(
 
 
 def greedy_rows(num_rows: int, num_tokens: int, *, context: int) -> list[BatchRow]:
-    """Rows of the profile that choose the likeliest token."""
+    """Rows of `profile_step` with greedy sampling."""
     greedy = SamplingParams(max_tokens=1, temperature=0.0)
     rows = make_rows(num_rows, num_tokens, context=context)
     return [row._replace(sampling=greedy) for row in rows]

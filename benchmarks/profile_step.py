@@ -1,19 +1,19 @@
-"""One step by kind and batch size: the forms of a model side by side, in one process, in turns.
+"""The time of one step in different forms of a model, alternating in one process.
 
     python -m benchmarks.profile_step [--models SMALL] [--dtype bfloat16] [--forms native,wide]
         [--shapes 1x1,8x1,64x1,1x128] [--context 256] [--rounds 9]
 
-Forms are `native`, `torch`, `wide`, and the kernels for lesser processors by their names:
-`avx512_bf16`, `avx512`, `avx2`, `portable`. `fetch-1` and `fetch-2` are `native` where what is
-needed later goes to the first-level cache, or to the second. What torch does on a lesser processor,
-it does under its own switches:
+Forms are `native`, `torch`, `wide`, and the kernels for older processors by their names:
+`avx512_bf16`, `avx512`, `avx2`, `portable`. `fetch-1` and `fetch-2` are `native` with prefetching
+into the first-level or the second-level cache. To let torch compute as on an older processor, set
+its own variables:
 
     ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
         python -m benchmarks.profile_step --models SMALL --forms avx2,torch
 
-A shape is rows x tokens: 64x1 decodes 64 requests, 1x128 computes 128 tokens of one prompt. Every
-round runs every form once, so that a machine that slows down slows all of them; medians are
-printed, and ratios to the last form. The logits of all forms are compared first.
+A shape is rows x tokens: 64x1 decodes 64 requests, 1x128 computes 128 tokens of one prompt. Each
+round runs each form once, so that a slower machine slows down all of them. Medians are printed, and
+ratios to the last form. First, the logits of all forms are compared with those of the wide path.
 """
 
 import argparse
@@ -44,7 +44,7 @@ from engine.sampling_params import SamplingParams
 from quire.cli.console import positive
 
 BLOCK_SIZE = 16
-#: What `--forms` may name.
+#: The possible values of `--forms`.
 FORMS = (
     *("native", "torch", "wide"),
     *(variant.name for variant in VARIANTS),
@@ -55,7 +55,7 @@ WARM_UP_ROUNDS = 2
 
 
 def make_forms(model: str, names: Sequence[str], *, dtype: str) -> dict[str, CausalModel]:
-    """The forms asked for, by name; each computes what the wide path computes, or this raises."""
+    """Name -> form. Raises if the logits of a form differ from those of the wide path."""
     loaded = load_model(model_folder(model), dtype=dtype)
     wide = probe(loaded.model, max_model_len=loaded.max_model_len)
     config = read_config(wide)
@@ -74,7 +74,7 @@ def make_forms(model: str, names: Sequence[str], *, dtype: str) -> dict[str, Cau
 
 
 def make_rows(num_rows: int, num_tokens: int, *, context: int) -> list[BatchRow]:
-    """Rows whose last token is at the end of the context, each with blocks of its own."""
+    """Rows whose last token is at the end of the context; no two rows share a block."""
     blocks_each = -(-context // BLOCK_SIZE)
     return [
         BatchRow(
@@ -92,9 +92,10 @@ def make_rows(num_rows: int, num_tokens: int, *, context: int) -> list[BatchRow]
 
 
 def make_pool(form: CausalModel, rows: Sequence[BatchRow], *, dtype: torch.dtype) -> KVPool:
-    """The blocks of `rows`, all written once after the form has said how they shall be mapped.
+    """A KV pool with the blocks of `rows`. The form computes once, then all blocks are written.
 
-    What was never written is read as one page of zeros, out of the caches.
+    The first computation determines how the pool is mapped. Memory that was never written would be
+    read as a single page of zeros from the caches, which is too fast.
     """
     num_blocks = len(rows) * len(rows[0].block_ids)
     pool = KVPool(form.layer_shapes, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=dtype)
@@ -104,7 +105,7 @@ def make_pool(form: CausalModel, rows: Sequence[BatchRow], *, dtype: torch.dtype
 
 
 def compute(form: CausalModel, rows: Sequence[BatchRow], pool: KVPool) -> None:
-    """One step."""
+    """Computes one step."""
     step = lay_out(rows, block_size=BLOCK_SIZE, device=torch.device("cpu"))
     form.forward(step.inputs(CpuAttention()), pool)
 

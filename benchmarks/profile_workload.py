@@ -1,11 +1,12 @@
-"""Where the time of a workload goes, by the tokens of a step, against each step's own floor.
+"""The time of a workload by the number of tokens per step, compared with each step's floor.
 
     python -m benchmarks.profile_workload [--models SMALL] [--workload W1] [--dtype bf16] [--runs 3]
 
-The floor of a workload lets all of its arithmetic go on beside all of its reading. A step cannot:
-a chunk of prompts computes while the memory rests, a few decodes read while the cores rest. So the
-sum of the steps' floors is what this schedule could reach at best. What is missing from there to
-the workload's floor belongs to the schedule, the rest to the kernels.
+The floor of a workload assumes that all its arithmetic and all its reading overlap. The steps of a
+schedule cannot do that: during a chunk of a prompt the memory is idle, and during a few decodes the
+cores are idle. So the sum of the steps' floors is the best time of this schedule. The gap between
+this sum and the workload's floor is due to the schedule; the gap between the measured time and this
+sum is due to the kernels.
 """
 
 import argparse
@@ -32,13 +33,13 @@ from benchmarks.peers.quire_engine import DTYPES
 from engine.batch import Batch, LaunchedStep, ModelRunner
 from quire.cli.console import positive
 
-#: Steps of so many tokens at most are one line of the table.
+#: Upper bounds of the table's lines, in tokens per step.
 BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, MAX_NUM_BATCHED_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step: tokens it computed, tokens it was asked for, KV entries it read, and its time."""
+    """One step: the tokens it computed and sampled, the KV entries it read, and its time."""
 
     num_tokens: int
     num_due: int
@@ -47,14 +48,14 @@ class Step:
 
 
 class Case(NamedTuple):
-    """A model by name, and its type by the short one."""
+    """The name of a model, and the short name of its data type."""
 
     model: str
     dtype: str
 
 
 class Recorder:
-    """A runner that remembers the steps of the one behind it, which has to compute in `launch`."""
+    """A runner that passes steps to another one and records them. It must compute in `launch`."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -70,7 +71,7 @@ class Recorder:
 
 
 def floor_of(step: Step, shape: dict[str, int], *, dtype: str) -> Work:
-    """The least work of a step: its products, the weights once, and the KV entries it reads."""
+    """The least work of a step: its products, one reading of the weights, and of its KV entries."""
     body, head = weights_per_token(shape)
     kv_values = kv_values_per_token(shape)
     values = body + head * (step.num_due > 0) + kv_values * step.num_read
@@ -83,7 +84,7 @@ def floor_of(step: Step, shape: dict[str, int], *, dtype: str) -> Work:
 def print_run(
     steps: Sequence[Step], limits: Limits, workload: Workload, *, case: Case, wall: float
 ) -> None:
-    """One line for each size of step, then what all of them amount to."""
+    """Prints one line for each range of step sizes, then the totals."""
     floors = [floor_of(step, SHAPES[case.model], dtype=case.dtype) for step in steps]
     print(f"{'tokens':>9}{'steps':>7}{'ms a step':>11}{'arithmetic':>12}{'reading':>9}{'share':>7}")
     for low, high in zip((0, *BOUNDS), BOUNDS, strict=False):
@@ -121,7 +122,7 @@ def main() -> None:
     for model in arguments.models:
         case = Case(model, arguments.dtype)
         engine = BenchedEngine(model, dtype=DTYPES[case.dtype])
-        # As in comparisons: how fast the system makes memory is another question.
+        # As in bench_peers: the time in which the system provides memory is not measured.
         engine.runner.kv_pool.make(range(engine.runner.kv_pool.num_blocks))
         recorder = Recorder(engine.runner)
         engine.compute_by(recorder)

@@ -1,1 +1,1 @@
-"""What several benchmarks share: workloads, figures, floors, gates, results."""
+"""Modules that several benchmarks use: workloads, figures, floors, gates, results."""

@@ -1,4 +1,4 @@
-"""Types of the flags of benchmarks: a name that nobody knows is refused before anything is made."""
+"""Types for the flags of benchmarks. Unknown names are refused before anything runs."""
 
 import argparse
 import re
@@ -10,7 +10,7 @@ _SHAPE = re.compile(r"[1-9]\d{0,6}x[1-9]\d{0,6}")
 
 
 def names_of(kind: str, known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
-    """The type of a flag that lists some of `known`, with commas between; `kind` is the noun."""
+    """The type of a flag that lists some of `known`, separated by commas; `kind` names one."""
 
     def names(text: str) -> tuple[str, ...]:
         found = tuple(part.strip() for part in text.split(","))
@@ -34,15 +34,15 @@ def step_shapes(text: str) -> tuple[str, ...]:
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """The type of a flag that lists numbers, each one at least."""
+    """The type of a flag that lists integers from 1."""
     return tuple(positive(part.strip()) for part in text.split(","))
 
 
 def numbers_or_none(text: str) -> tuple[int, ...]:
-    """The type of a flag that lists numbers, each of which may be 0."""
+    """The type of a flag that lists integers from 0."""
     return tuple(natural(part.strip()) for part in text.split(","))
 
 
 def natural(text: str) -> int:
-    """The type of a flag that is a number of things, or 0."""
+    """The type of a flag that is an integer from 0."""
     return 0 if text == "0" else positive(text)

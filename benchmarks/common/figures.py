@@ -1,4 +1,4 @@
-"""Turns the moments at which tokens arrived into the figures that every benchmark prints."""
+"""Computes the figures that benchmarks print from the times at which tokens arrived."""
 
 import os
 import platform
@@ -38,8 +38,8 @@ def figures_of(
 ) -> Figures:
     """Figures from (seconds since the start, tokens in this piece) per request.
 
-    A piece of several tokens counts as that many gaps of equal length since the piece before. First
-    tokens count from the second at which their request was submitted, by default the start.
+    A piece of n tokens counts as n equal gaps since the previous piece. The time to the first token
+    counts from the submit of its request, by default from the start.
     """
     begins = submitted or {}
     ends = [pieces[-1][0] for pieces in arrivals.values()]
@@ -70,7 +70,7 @@ def median_run(runs: Sequence[Figures]) -> Figures:
 
 
 def machine() -> dict[str, str | int]:
-    """Where the figures were taken."""
+    """The machine and the versions with which the figures were measured."""
     import torch
 
     return {
@@ -84,26 +84,26 @@ def machine() -> dict[str, str | int]:
 
 
 def processor() -> str:
-    """The processor's name, family and model, as Linux tells them; elsewhere what Python knows."""
+    """The processor's name, family and model from Linux; on other systems from Python."""
     information = Path("/proc/cpuinfo")
     if not information.exists():
         return platform.processor() or "unknown"
     lines = [line.partition(":") for line in information.read_text().splitlines() if ":" in line]
-    told = {name.strip(): value.strip() for name, _, value in reversed(lines)}
-    name = told.get("model name", "unknown")
-    return f"{name}, family {told.get('cpu family', '?')}, model {told.get('model', '?')}"
+    facts = {name.strip(): value.strip() for name, _, value in reversed(lines)}
+    name = facts.get("model name", "unknown")
+    return f"{name}, family {facts.get('cpu family', '?')}, model {facts.get('model', '?')}"
 
 
 def commit() -> str:
-    """The commit that was measured, marked when the tree differs from it; "unknown" without git."""
+    """The measured commit, with `-dirty` if the tree differs from it; "unknown" without git."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    told = subprocess.run(
+    finished = subprocess.run(
         command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
     )
-    return told.stdout.strip() or "unknown"
+    return finished.stdout.strip() or "unknown"
 
 
 def process_seconds(pid: int) -> float:
-    """User and system time of a process of ours, as Linux counts it."""
+    """User and system time of a process, from /proc."""
     values = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,8 +1,8 @@
-"""How fast a workload could be at best: its arithmetic and its bytes at what this machine reaches.
+"""The floor of a workload: the shortest time in which this machine could do its work.
 
-The floor counts products with weights at the rate of one large matrix product, and weights and KV
-at the rate at which as many bytes can be read over and over; the longer of the two times counts.
-Attention's own arithmetic, norms and sampling count nothing, so no engine gets there.
+There are two times: of the products with weights, at the rate of one large matrix product; and of
+reading weights and KV, at the rate of reading as many bytes again and again. The floor is the
+longer one. The arithmetic of attention, norms and sampling count as 0, so no engine reaches it.
 """
 
 import statistics
@@ -17,29 +17,29 @@ if TYPE_CHECKING:
     import torch
 
 BYTES_PER_VALUE = {"bf16": 2, "fp32": 4}
-#: Rows and columns of the product that is the peak.
+#: Rows and columns of the matrix product that measures the peak.
 PEAK_SIZE = 2048
-#: The same of one that only shows which arithmetic is the faster, and how often it is tried: the
-#: first product of a type takes many times as long, since its code is made then.
+#: Size of the product that finds the faster arithmetic, and the number of tries. Several, because
+#: the first product of a type takes many times as long: its code is generated then.
 PROBE_SIZE = 256
 PROBE_ATTEMPTS = 5
 #: How often peak and bandwidth are measured; the best counts.
 ATTEMPTS = 12
-#: How long each of the two is repeated to see what the machine keeps up.
+#: How long each of the two is repeated to find the sustained rate.
 SUSTAINED_SECONDS = 3.0
-#: Read in one attempt at least this much, however small the weights.
+#: The least number of bytes that one attempt reads, also for small weights.
 BYTES_PER_ATTEMPT = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a machine reaches, or keeps up: operations and bytes a second."""
+    """Operations and bytes per second of a machine: its best or its sustained rates."""
 
     operations_per_second: float
     bytes_per_second: float
 
     def best_with(self, other: "Limits") -> "Limits":
-        """The better of the two, each by itself: whatever else ran then made one of them worse."""
+        """The larger of each rate: a lower one was measured while something else ran."""
         return Limits(
             max(self.operations_per_second, other.operations_per_second),
             max(self.bytes_per_second, other.bytes_per_second),
@@ -47,7 +47,7 @@ class Limits:
 
     @classmethod
     def mean_of(cls, several: "Sequence[Limits]") -> "Limits":
-        """What was kept up on average, where each was measured for as long."""
+        """The mean of each rate, for measurements of equal length."""
         return cls(
             statistics.mean(one.operations_per_second for one in several),
             statistics.mean(one.bytes_per_second for one in several),
@@ -59,7 +59,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a workload cannot do without."""
+    """The least work of a workload: arithmetic operations, and bytes to read."""
 
     operations: float
     bytes_read: float
@@ -72,7 +72,10 @@ class Work:
 
 
 def weights_per_token(shape: dict[str, int]) -> tuple[int, int]:
-    """Weights that each computed token meets, and those that only a token due for output meets."""
+    """The weights that each computed token is multiplied with, and those of the head.
+
+    Only tokens whose logits are needed are multiplied with the head.
+    """
     hidden, inner = shape["hidden_size"], shape["intermediate_size"]
     head_dim = hidden // shape["num_attention_heads"]
     keys_and_values = 2 * shape["num_key_value_heads"] * head_dim
@@ -81,13 +84,16 @@ def weights_per_token(shape: dict[str, int]) -> tuple[int, int]:
 
 
 def kv_values_per_token(shape: dict[str, int]) -> int:
-    """Numbers in the keys and values of one token, of all layers."""
+    """The number of values in the keys and values of one token, over all layers."""
     head_dim = shape["hidden_size"] // shape["num_attention_heads"]
     return 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * head_dim
 
 
 def work_of(workload: Workload, shape: dict[str, int], *, dtype: str) -> Work:
-    """The least work: a shared prefix once, and the weights once for all requests of a step."""
+    """The least work of a workload.
+
+    It computes a shared prefix once, and reads the weights once for all requests of a step.
+    """
     body, head = weights_per_token(shape)
     kv_values = kv_values_per_token(shape)
     size = BYTES_PER_VALUE[dtype]
@@ -108,15 +114,15 @@ def work_of(workload: Workload, shape: dict[str, int], *, dtype: str) -> Work:
 
 
 def measure_limits(shape: dict[str, int], *, dtype: str) -> tuple[Limits, Limits]:
-    """The best of some attempts, on all cores, in the arithmetic of `dtype`; and what is kept up.
+    """The best and the sustained limits, on all cores, in the arithmetic of `dtype`.
 
-    The two are apart where a processor is as fast as it can be for moments only. What is in
-    bfloat16 can be multiplied in float32 as well: the faster arithmetic is the limit.
+    They differ if a processor reaches its highest speed only for short times. Values in bfloat16
+    can also be multiplied in float32: the faster arithmetic is the limit.
     """
     import torch
 
     kinds = {"bf16": (torch.bfloat16, torch.float32), "fp32": (torch.float32,)}[dtype]
-    # A product in bfloat16 takes a thousand times as long on a processor that has none.
+    # Without hardware support a product in bfloat16 takes a thousand times as long.
     probes = {kind: _product(PROBE_SIZE, kind) for kind in kinds}
     kind = min(kinds, key=lambda kind: min(_seconds(probes[kind]) for _ in range(PROBE_ATTEMPTS)))
     product = _product(PEAK_SIZE, kind)
@@ -144,7 +150,7 @@ def _product(size: int, kind: "torch.dtype") -> Callable[[], object]:
 
 
 def _seconds_of_each(compute: Callable[[], object]) -> list[float]:
-    """ATTEMPTS at least, and SUSTAINED_SECONDS."""
+    """The seconds of each call: at least ATTEMPTS of them, for at least SUSTAINED_SECONDS."""
     found: list[float] = []
     while len(found) < ATTEMPTS or sum(found) < SUSTAINED_SECONDS:
         found.append(_seconds(compute))

@@ -1,10 +1,10 @@
-"""The gate before any figure counts: are the tokens of a run what the model says?
+"""The gate for figures: it checks that the tokens of a run are those of the model.
 
-Lengths must be the ones asked for. Beyond that the reference decides: transformers in float32,
-which is given a prompt with its output and says at each place which token it would have chosen. In
-float32 an engine that computes right agrees everywhere, which is the same as having generated the
-reference's tokens. In bfloat16 rounding moves near-ties: there we agree no less often than any peer
-that was given the same prompts.
+First, each output must have the requested length. Then the reference checks the tokens:
+transformers in float32 reads a prompt with its output, and says for each token which one it would
+have chosen. In float32 a correct engine agrees everywhere, so it has generated the reference's
+tokens. In bfloat16 rounding decides between tokens that are nearly equally likely. There our engine
+must agree at least as often as each peer with the same prompts.
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from typing import Any
 from benchmarks.common.models import model_folder
 from benchmarks.common.workloads import Workload
 
-#: Requests of a run that the reference reads: prompts of W4 alone would take it minutes.
+#: Workload -> the number of requests that the reference reads. With all of W4 it takes minutes.
 GATED_REQUESTS = {"W1": 64, "W2": 1, "W3": 24, "W4": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Places at which a run chose the reference's token, of how many."""
+    """The number of tokens that the reference would have chosen, too, and of all tokens."""
 
     num_agreed: int
     num_tokens: int
@@ -37,14 +37,14 @@ NOTHING_READ = Agreement(0, 0)
 
 
 class Reference:
-    """transformers in float32, loaded when first asked."""
+    """transformers in float32, loaded at the first use."""
 
     def __init__(self, model: str) -> None:
         self._name = model
         self._model: Any = None
 
     def agreement(self, workload: Workload, tokens: Sequence[Sequence[int]]) -> Agreement:
-        """How often the reference, given all tokens before, would have chosen the token."""
+        """Counts the tokens that the reference would have chosen after the same tokens."""
         import torch
 
         if self._model is None:
@@ -66,6 +66,6 @@ class Reference:
 
 
 def right_lengths(workload: Workload, tokens: Sequence[Sequence[int]]) -> bool:
-    """Whether every request of a run has exactly the tokens that it asked for."""
+    """Whether each request of a run has exactly the requested number of tokens."""
     wanted = [item.num_output_tokens for item in workload.items]
     return [len(output) for output in tokens] == wanted

@@ -1,7 +1,7 @@
-"""From the runs of one case to its cells: the gate first, then medians and ratios.
+"""Computes the cells of one case from its runs: first the gate, then medians and ratios.
 
-A cell is what is known of one workload on one case: figures by engine, our ratio to each peer, our
-share of the floor, whether the gate was passed, and what it was measured with.
+A cell has the results of one workload in one case: figures by engine, our ratio to each peer, our
+share of the floor, whether the gate was passed, and the machine and versions.
 """
 
 import json
@@ -19,16 +19,16 @@ from benchmarks.common.workloads import make_workload
 from benchmarks.peers.register import OURS
 
 METRICS = ("output_tokens_per_second", "inter_token_ms", "first_token_ms")
-#: One round of one workload: (window, number). Ratios are taken within it.
+#: One round of one workload: (window, number). Ratios are computed within a round.
 Round = tuple[int, int]
-#: What one engine was given first of one workload: (window, workload, engine).
+#: The first run of an engine with a workload in a window: (window, workload, engine).
 FirstRun = tuple[int, str, str]
 Cell = dict[str, Any]
 
 
 @dataclass(slots=True)
 class Runs:
-    """The lines of a file of runs, sorted by what they tell."""
+    """The lines of a file of runs, separated by kind."""
 
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     limits: dict[int, Limits] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Runs:
 
 
 def judge(case: str, path: Path) -> dict[str, Cell]:
-    """The cells of a case, by workload; prints a line for each engine of each."""
+    """Workload -> cell of a case. Prints each cell with a line per engine."""
     model, _, dtype = case.partition("-")
     found = Runs.read(path)
     agreements = _Agreements(model, path.with_suffix(".agreement.json")).read(found)
@@ -108,7 +108,7 @@ def judge(case: str, path: Path) -> dict[str, Cell]:
 
 
 def near_enough(agreements: Mapping[FirstRun, Agreement]) -> bool:
-    """Whether we agree no less often than each peer, over the prompts that both were given."""
+    """Whether we agree with the reference at least as often as each peer, on common prompts."""
     for peer in {name for _, _, name in agreements} - {OURS}:
         ours = theirs = NOTHING_READ
         for (window, workload, name), agreement in agreements.items():
@@ -123,7 +123,7 @@ def near_enough(agreements: Mapping[FirstRun, Agreement]) -> bool:
 def total(
     agreements: Mapping[FirstRun, Agreement], engine: str, *, workload: str | None = None
 ) -> Agreement:
-    """All that was read of an engine, or of what it did with one workload."""
+    """The sum of an engine's agreements, over all workloads or one."""
     found = NOTHING_READ
     for (_, name, whose), agreement in agreements.items():
         if whose == engine and workload in (None, name):
@@ -132,7 +132,7 @@ def total(
 
 
 def by_round(runs: Iterable[Mapping[str, Any]]) -> dict[Round, dict[str, dict[str, float]]]:
-    """Figures by round and engine; runs of one turn are one figure, their median."""
+    """Round -> engine -> figures. Several runs of one turn are combined into their median."""
     turns: dict[Round, dict[str, list[Mapping[str, float]]]] = defaultdict(
         lambda: defaultdict(list)
     )
@@ -148,7 +148,7 @@ def by_round(runs: Iterable[Mapping[str, Any]]) -> dict[Round, dict[str, dict[st
 
 
 def medians(rounds: Mapping[Round, Mapping[str, Mapping[str, float]]]) -> Cell:
-    """Each metric by engine, the median of its rounds."""
+    """Metric -> engine -> the median over the rounds."""
     names = sorted({name for engines in rounds.values() for name in engines})
     return {
         metric: {
@@ -167,7 +167,7 @@ def ratios(
     rounds: Mapping[Round, Mapping[str, Mapping[str, float]]],
     metric: str = "output_tokens_per_second",
 ) -> dict[str, float]:
-    """Our figure over each peer's: the median of the rounds in which both took part."""
+    """Peer -> our figure divided by the peer's: the median over the rounds with both."""
     found: dict[str, list[float]] = defaultdict(list)
     for engines in rounds.values():
         for name in engines:
@@ -182,7 +182,7 @@ def floor_share(
     workload: str,
     case: str,
 ) -> float | None:
-    """Our throughput as a share of the floor of its own window; the median of the rounds."""
+    """Our throughput as a share of the floor in the same window: the median over the rounds."""
     model, _, dtype = case.partition("-")
     items = make_workload(workload, vocab_size=SHAPES[model]["vocab_size"])
     work = work_of(items, SHAPES[model], dtype=dtype)
@@ -197,7 +197,7 @@ def floor_share(
 
 
 class _Agreements:
-    """Agreement of each engine's first run of each workload in a window, kept between calls."""
+    """The agreement of each engine's first run of each workload in a window, cached in a file."""
 
     def __init__(self, model: str, path: Path) -> None:
         self._model = model
@@ -240,5 +240,5 @@ def _print(case: str, workload: str, cell: Cell) -> None:
 
 
 def _significant(value: float) -> float:
-    """Four significant digits: more than the noise leaves."""
+    """Rounds to four significant digits, which is more than the noise justifies."""
     return float(f"{value:.4g}")

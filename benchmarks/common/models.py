@@ -1,11 +1,11 @@
 """The benchmark models: random weights in common shapes, written once as Hugging Face folders.
 
-TINY   12.5 M parameters: 384 wide, 6 layers, 6 heads over 2 KV heads, vocabulary 8 k
-SMALL  134.5 M parameters, the shape of SmolLM2-135M: 576 wide, 30 layers, 9 heads over 3
+TINY   12.5 M parameters: hidden 384, 6 layers, 6 heads, 2 KV heads, vocabulary 8 k
+SMALL  134.5 M parameters, the shape of SmolLM2-135M: hidden 576, 30 layers, 9 heads, 3 KV heads
 
-With the usual spread of random weights a model whose embedding is tied repeats its last token for
-ever, whatever its layers compute, and no check of its tokens could fail. So projections spread
-wider than the embedding, and the tokens follow from all of the arithmetic.
+With the usual standard deviation of random weights, a model with a tied embedding repeats its last
+token for ever, whatever its layers compute. Then no check of its tokens could fail. So the weights
+of projections have a larger deviation than the embedding, and all arithmetic affects the tokens.
 """
 
 from pathlib import Path
@@ -38,7 +38,7 @@ SHAPES = {
 
 
 def model_folder(name: str) -> Path:
-    """The folder of the model called `name`, made on first use; weights are stored in bfloat16."""
+    """The folder of the model `name`, written at the first use. Weights are stored in bfloat16."""
     folder = BUILD_FOLDER / name
     if not (folder / "tokenizer_config.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def _write_weights(name: str, folder: Path) -> None:
 
 
 def _write_tokenizer(vocab_size: int, folder: Path) -> None:
-    """One word per id, so that detokenizing is part of what is measured."""
+    """Writes a tokenizer with one word per id, so that benchmarks include detokenization."""
     from tokenizers import Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
 

@@ -1,7 +1,7 @@
-"""Fills a queue quickly: the real SUBMIT for every request, but only the first is built anew.
+"""Fills a queue quickly with the real SUBMIT, without building each message anew.
 
-A message is checked and packed once; for the others the id, which has the same length in all of
-them, is put in its place. What reaches Redis is what a Client would have sent.
+One message is checked and packed. For each request its id is replaced by another one of the same
+length. So Redis receives what a Client would have sent.
 """
 
 from quire import Broker
@@ -16,17 +16,17 @@ PIPELINE_SIZE = 1_000
 #: The prompt of every request, in token ids.
 PROMPT = tuple(range(100, 164))
 
-#: So that none passes during a measurement.
+#: Long enough that no deadline passes during a measurement.
 DEADLINE_SECONDS = 3600.0
 
 
 def request_id_of(number: int) -> str:
-    """The id of the request submitted as the `number`th: as long as those that a Client mints."""
+    """The id of the request with this number, as long as the ids that a Client mints."""
     return f"{number:032x}"
 
 
 class QueueLoader:
-    """Submits requests that differ in nothing but their ids, which are counted from 0."""
+    """Submits requests that differ only in their ids, which are numbered from 0."""
 
     def __init__(self, broker: Broker, *, has_deadline: bool = False) -> None:
         self._connection = broker._connection
@@ -42,8 +42,8 @@ class QueueLoader:
             tenant="default",
             now_ms=broker.now_ms(),
         )
-        #: The length of the body that every one of them has.
         message = Message.of(request, body)
+        #: The size of each request's body.
         self.body_bytes = len(message.data)
         num_keys, values = broker._scripts._command(submit_call(broker.keys, message))
         source = load_source("submit")
@@ -54,7 +54,7 @@ class QueueLoader:
         self._next = 0
 
     def fill(self, count: int) -> None:
-        """Submits the next `count` requests. The gate: each of them was created."""
+        """Submits the next `count` requests. The gate: each of them is created."""
         end = self._next + count
         while self._next < end:
             part = range(self._next, min(end, self._next + PIPELINE_SIZE))

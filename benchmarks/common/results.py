@@ -1,4 +1,4 @@
-"""The file of results: `{workload: {case: cell}}`, which several calls fill."""
+"""The file of results: `{workload: {case: cell}}`. Several calls may add to it."""
 
 import json
 from collections.abc import Mapping
@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 _FOLDER = Path(__file__).resolve().parents[1] / "results"
-#: What is committed, a file for each kind of processor, and what the README's tables are made of.
+#: The committed files, one for each kind of processor; the README's tables are made from them.
 COMMITTED = tuple(
     _FOLDER / name for name in ("peers.json", "peers-amx.json", "peers-small-cache.json")
 )
 
 
 def read_cells(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """All cells of a file; none where there is no file yet."""
+    """All cells of a file; empty if it does not exist."""
     if not path.exists():
         return {}
     cells: dict[str, dict[str, dict[str, Any]]] = json.loads(path.read_text())
@@ -21,7 +21,7 @@ def read_cells(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def write_cells(path: Path, case: str, cells: Mapping[str, Mapping[str, Any]]) -> None:
-    """Put the cells of a case into a file, by workload, beside what it holds."""
+    """Add the cells of a case, workload -> cell, to a file."""
     content = read_cells(path)
     for workload, cell in cells.items():
         content.setdefault(workload, {})[case] = dict(cell)

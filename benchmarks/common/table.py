@@ -1,7 +1,7 @@
-"""The README's tables of benchmarks, made of the committed results.
+"""Makes the README's benchmark tables from the committed results.
 
 python -m benchmarks.common.table            print them
-python -m benchmarks.common.table --write    put them between the two markers in README.md
+python -m benchmarks.common.table --write    write them between the two markers in README.md
 """
 
 import argparse
@@ -16,7 +16,7 @@ README = ROOT / "README.md"
 BEGIN = "<!-- benchmarks: made by `python -m benchmarks.common.table --write` -->"
 END = "<!-- benchmarks: end -->"
 
-#: Which figure a workload is about, its unit, and where our ratios to the peers stand.
+#: Workload -> the figure to show, its unit, and the key of our ratios to the peers.
 METRICS = {
     "W1": ("output_tokens_per_second", "tok/s", "ratio"),
     "W2": ("inter_token_ms", "ms between tokens", "inter_token_ratio"),
@@ -29,7 +29,7 @@ Cells = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 
 def table(cells: Cells) -> str:
-    """Markdown: a row for each case and workload measured, a column for each engine."""
+    """A Markdown table with a row for each measured case and workload, a column for each engine."""
     found = [cells[workload][case] for workload in cells for case in cells[workload]]
     names = [name for name in PEERS if any(name in cell[METRICS["W1"][0]] for cell in found)]
     titles = ["", *(PEERS[name].title for name in names), "against the best"]
@@ -45,7 +45,7 @@ def table(cells: Cells) -> str:
 
 
 def section(cells: Cells) -> str:
-    """The table with the sentence that says where it was measured."""
+    """The table, and a sentence with the machine."""
     found = [cells[workload][case] for workload in cells for case in cells[workload]]
     machines = sorted(
         {f"{cell['machine']['cores']} cores, {cell['machine']['processor']}" for cell in found}
@@ -63,12 +63,12 @@ def section(cells: Cells) -> str:
 
 
 def sections(paths: Iterable[Path]) -> str:
-    """The sections of some files, one after the other."""
+    """The sections of several files, in order."""
     return "\n\n".join(section(read_cells(path)) for path in paths)
 
 
 def put_between_the_markers(text: str, content: str) -> str:
-    """The text with whatever stood between the markers replaced; ValueError without markers."""
+    """Replaces the content between the markers in a text. ValueError without markers."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -77,7 +77,7 @@ def put_between_the_markers(text: str, content: str) -> str:
 
 
 def _against_the_best(ratios: Mapping[str, float], kind: str) -> str:
-    """How many times as fast as the best peer we are; of times, less is faster."""
+    """How many times as fast as the best peer we are. For latencies, smaller ratios are faster."""
     if not ratios:
         return ""
     times = min(ratios.values()) if kind == "ratio" else 1.0 / max(ratios.values())

@@ -1,14 +1,14 @@
-"""The workloads by name: which prompts arrive when, and how many tokens each request generates.
+"""The workloads: prompts, arrival times, and the number of output tokens of each request.
 
 W1  64 requests at once; prompts of 16 to 512 tokens, outputs of 16 to 256, log-uniform.
-W2  one request, 128 tokens in and 128 out.
-W3  256 requests that arrive at random (Poisson), half of them with the same first 512 tokens and 16
-    to 256 of their own, the others with 16 to 512; outputs of 16 to 64.
-W4  8 requests at once with prompts of 4,096 to 8,128 tokens, 64 out.
+W2  one request with a prompt of 128 tokens and an output of 128.
+W3  256 requests with random arrivals (Poisson); outputs of 16 to 64 tokens. Half of the prompts
+    share their first 512 tokens and have 16 to 256 more, the others have 16 to 512.
+W4  8 requests at once with prompts of 4,096 to 8,128 tokens, outputs of 64.
 
-Prompts are random token ids: with random weights the content does not matter, the lengths do. The
-lengths and arrivals of a workload never change. Its ids change with the turn, so that no engine
-finds a prompt of an earlier turn in its cache.
+Prompts are random token ids: with random weights only their lengths matter. Lengths and arrivals of
+a workload never change. The ids change with the turn, so that no engine finds a prompt of an
+earlier turn in its cache.
 """
 
 import math
@@ -17,16 +17,16 @@ from dataclasses import dataclass
 
 SEED = 7
 NAMES = ("W1", "W2", "W3", "W4")
-#: Requests per second in W3: more than any engine measured here has served, so that queues form.
+#: Requests per second in W3: more than any measured engine can serve, so that requests wait.
 ARRIVALS_PER_SECOND = {"TINY": 320.0, "SMALL": 32.0}
 SHARED_PREFIX_TOKENS = 512
-#: Ids below this one are a tokenizer's special tokens.
+#: Smaller ids are special tokens.
 FIRST_TOKEN_ID = 3
 
 
 @dataclass(frozen=True, slots=True)
 class WorkItem:
-    """One request: its prompt, the exact number of tokens it must generate, and when it arrives."""
+    """One request: its prompt, the exact number of output tokens, and its time of arrival."""
 
     prompt_token_ids: tuple[int, ...]
     num_output_tokens: int
@@ -35,7 +35,7 @@ class WorkItem:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests in the order of their arrival."""
+    """A named list of requests in order of arrival."""
 
     name: str
     items: tuple[WorkItem, ...]
@@ -58,7 +58,7 @@ class Workload:
 def make_workload(
     name: str, *, vocab_size: int, turn: int = 0, arrivals_per_second: float = 32.0
 ) -> Workload:
-    """The workload called `name` with the prompts of a turn; KeyError for an unknown name."""
+    """The workload `name` with the prompts of a turn. KeyError for an unknown name."""
     lengths = random.Random(SEED)
     ids = random.Random(SEED + 1 + turn)
 

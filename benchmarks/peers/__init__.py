@@ -1,5 +1,5 @@
-"""Other engines side by side with ours: each a child process in an environment of its own.
+"""Other engines for comparison. Each runs as a child process in its own virtual environment.
 
-`child` and the modules named after engines run inside those environments, so they import nothing
-of this project but `benchmarks.peers.child`, which needs the standard library alone.
+`child` and the modules of other engines run inside those environments. So the only module of this
+project that they import is `benchmarks.peers.child`, which needs only the standard library.
 """

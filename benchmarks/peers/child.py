@@ -1,12 +1,13 @@
-"""The child's half of a comparison: loads one engine, runs workloads when told, tells what it did.
+"""The child process of a comparison: loads one engine, runs workloads, returns the outputs.
 
-One JSON object a line on standard input, one on standard output for each:
+It reads one JSON object per line from standard input, and answers each with one line on standard
+output:
 
     {"model": folder, "dtype": "bf16" | "fp32", "workspace": folder}     → {"ready": facts}
     {"requests": [{"prompt": ids, "num_output_tokens": n, "arrival_seconds": s}, ...]}
                                        → {"generations": [{"tokens": ids, "seconds": times}, ...]}
 
-Whatever a library prints goes to standard error. The end of the input ends the child.
+All output of libraries goes to standard error. The child ends at the end of its input.
 """
 
 import json
@@ -21,7 +22,7 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Request:
-    """What one request asks for; seconds count from the start of the run."""
+    """One request. `arrival_seconds` counts from the start of the run."""
 
     prompt: list[int]
     num_output_tokens: int
@@ -30,14 +31,14 @@ class Request:
 
 @dataclass
 class Generation:
-    """The tokens of one request and the moment at which each could be read."""
+    """The tokens of one request, and the time at which each could be read."""
 
     tokens: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
 
 class ServedEngine(Protocol):
-    """One loaded engine. `facts` tells its version and the settings that matter for speed."""
+    """One loaded engine. `facts` has its version and the settings that affect its speed."""
 
     facts: dict[str, object]
 
@@ -46,7 +47,10 @@ class ServedEngine(Protocol):
 
 
 def serve(load: Callable[[Path, str, Path], ServedEngine]) -> None:
-    """Answer the parent until it closes the pipe; `load(model, dtype, workspace)` comes first."""
+    """Answer the parent until it closes the pipe. The first message loads the engine.
+
+    It is loaded by `load(model, dtype, workspace)`.
+    """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     engine: ServedEngine | None = None
@@ -65,7 +69,7 @@ def serve(load: Callable[[Path, str, Path], ServedEngine]) -> None:
 
 
 def num_cores() -> int:
-    """The cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -76,10 +80,9 @@ def drive(
     has_work: Callable[[], bool],
     step: Callable[[], Iterable[tuple[int, list[int]]]],
 ) -> list[Generation]:
-    """Run an engine that computes step by step, giving it each request when it arrives.
+    """Run an engine step by step, and add each request at its time of arrival.
 
-    `step` tells which request, by its index, has which new tokens; they count as readable when it
-    returns.
+    `step` yields pairs of a request's index and its new tokens. Their time is that of its return.
     """
     generations = [Generation() for _ in requests]
     num_added = 0

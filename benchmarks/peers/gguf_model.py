@@ -1,6 +1,6 @@
-"""Writes a benchmark model as GGUF; runs where the `gguf` package of llama.cpp's sources is.
+"""Writes a benchmark model as a GGUF file. Needs the `gguf` package of llama.cpp's sources.
 
-The command is `python -m benchmarks.peers.gguf_model MODEL_FOLDER OUTPUT_FILE bf16|fp32`.
+Run it with `python -m benchmarks.peers.gguf_model MODEL_FOLDER OUTPUT_FILE bf16|fp32`.
 """
 
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-#: Our names of a layer's tensors, and theirs.
+#: Our name of a layer's tensor -> its name in GGUF.
 LAYER_TENSORS = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -24,7 +24,7 @@ LAYER_TENSORS = {
 
 
 def convert(model: Path, output: Path, dtype: str) -> None:
-    """Write the Llama model in a folder to a GGUF file; matrices in `dtype`, norms in float32."""
+    """Write the Llama model in a folder as a GGUF file: matrices in `dtype`, norms in float32."""
     import gguf
 
     config = json.loads((model / "config.json").read_text())
@@ -60,7 +60,7 @@ def convert(model: Path, output: Path, dtype: str) -> None:
 
 
 def read_bfloat16(path: Path):
-    """Names and bit patterns of all tensors of a safetensors file that holds bfloat16 alone."""
+    """Yields name and bit pattern of each tensor in a safetensors file with bfloat16 only."""
     content = path.read_bytes()
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
@@ -73,7 +73,7 @@ def read_bfloat16(path: Path):
 
 
 def their_name(name: str) -> str:
-    """What GGUF calls a tensor; KeyError for one it does not know."""
+    """The name of a tensor in GGUF. KeyError for an unknown one."""
     whole = {"model.embed_tokens.weight": "token_embd", "model.norm.weight": "output_norm"}
     if name in whole:
         return f"{whole[name]}.weight"
@@ -82,7 +82,7 @@ def their_name(name: str) -> str:
 
 
 def interleave_halves(values: np.ndarray, num_heads: int) -> np.ndarray:
-    """Order a projection's outputs for a rotation that pairs neighbours instead of halves."""
+    """Reorder the outputs of a projection, because GGUF's rotation pairs neighbours, not halves."""
     halves = values.reshape(num_heads, 2, -1, values.shape[1])
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
 

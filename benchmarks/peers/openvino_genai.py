@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's continuous batching as a child, on the model its exporter has written."""
+"""OpenVINO GenAI's continuous batching as a child process, on an exported model."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -8,17 +8,17 @@ from benchmarks.peers.child import Generation, Request, drive, num_cores, serve
 
 MAX_NUM_BATCHED_TOKENS = 256
 CACHE_GIGABYTES = 2
-#: Properties of the CPU plug-in, by data type.
+#: Data type -> properties of the CPU plug-in.
 PROPERTIES = {
     "bf16": {"INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "bf16"},
     "fp32": {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"},
 }
-#: What the exporter calls the weights that each data type computes with.
+#: Data type -> the exporter's name for the format of its weights.
 WEIGHTS = {"bf16": "fp16", "fp32": "fp32"}
 
 
 class OpenVINOEngine:
-    """A ContinuousBatchingPipeline, stepped by hand so that each token's moment is known."""
+    """A ContinuousBatchingPipeline. We call its steps, so that the time of each token is known."""
 
     def __init__(self, model: Path, dtype: str, workspace: Path) -> None:
         import openvino_genai
@@ -77,7 +77,7 @@ class OpenVINOEngine:
 
 
 def _has_bfloat16() -> bool:
-    """Whether the plug-in computes in it; where not, it refuses a cache in it as well."""
+    """Whether the plug-in supports bfloat16. If not, it also refuses a cache in bfloat16."""
     import openvino
 
     return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")

@@ -1,7 +1,7 @@
-"""The parent's half of a comparison: starts one child, asks it to load and to run.
+"""The parent of a comparison: starts child processes, which load engines and run workloads.
 
-A child that has nothing to do is stopped (SIGSTOP), with all processes it has started: whatever its
-threads do when they wait, they do not do it while another engine is measured.
+An idle child is stopped (SIGSTOP), together with all processes it has started. So its waiting
+threads do not disturb the measurement of another engine.
 """
 
 import json
@@ -17,13 +17,13 @@ from benchmarks.peers.register import ROOT, Peer
 
 
 class PeerFailed(Exception):
-    """A child ended or could not start; the message says which and where it wrote why."""
+    """A child has ended or cannot start; the message names it and its log."""
 
 
 class PeerProcess:
-    """One engine in a process group of its own, stopped except while it is asked something.
+    """One engine in its own process group, which is stopped except while it handles a message.
 
-    `facts` is what the child told when it had loaded: versions, settings, seconds to load.
+    `facts` is the child's answer to the first message: versions, settings, seconds to load.
     """
 
     def __init__(self, peer: Peer, *, model: Path, dtype: str, log: Path) -> None:
@@ -50,7 +50,7 @@ class PeerProcess:
         self._stand_still()
 
     def run(self, workload: Workload) -> list[Generation]:
-        """Run a workload while every other child stands still; generations in its order."""
+        """Run a workload while all other children are stopped; generations in order of requests."""
         self._signal(signal.SIGCONT)
         try:
             answer = self._ask({"requests": [as_request(item) for item in workload.items]})
@@ -59,7 +59,7 @@ class PeerProcess:
         return [Generation(**generation) for generation in answer["generations"]]
 
     def close(self) -> None:
-        """End the child and all it has started; harmless when it has ended by itself."""
+        """Kill the child and all processes it has started; harmless if it has already ended."""
         self._signal(signal.SIGKILL)
         self._process.wait()
 
@@ -78,7 +78,8 @@ class PeerProcess:
 
     def _stand_still(self) -> None:
         self._signal(signal.SIGSTOP)
-        # A signal takes its time; the next engine starts when this one has stopped, or has ended.
+        # A signal takes effect later. Wait until the child has stopped or ended, so that the next
+        # engine does not start before.
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -90,7 +91,7 @@ class PeerProcess:
 
 
 def as_request(item: WorkItem) -> dict[str, Any]:
-    """A WorkItem as the child reads it."""
+    """A WorkItem in the form of the child's message."""
     return {
         "prompt": item.prompt_token_ids,
         "num_output_tokens": item.num_output_tokens,

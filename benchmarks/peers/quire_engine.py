@@ -1,4 +1,4 @@
-"""Our own engine as one of the children: loaded and measured the way the others are."""
+"""Our own engine as a child process: loaded and measured like the others."""
 
 import os
 import time
@@ -19,10 +19,10 @@ KV_CACHE_BYTES = 2 << 30
 
 
 class QuireEngine:
-    """The engine without Redis and text; prefix caching on, as it is in service.
+    """The engine without Redis and text. Prefix caching is on, as in a worker.
 
-    A cache like that takes memory it never used until it is full, which a system may make slowly.
-    So it is made before the first turn, as vLLM makes its own at load, and has a figure of its own.
+    A prefix cache uses new memory until it is full, and a system may provide new memory slowly. So
+    all memory is written before the first turn, as vLLM does at load. `cache_seconds` is the time.
     """
 
     def __init__(self, model: Path, dtype: str, _workspace: Path) -> None:

