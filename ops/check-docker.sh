@@ -1,7 +1,7 @@
 #!/bin/sh
-# Says what docker-compose.yml needs and this machine lacks; silent if nothing is missing.
+# Prints what docker-compose.yml needs and this machine does not have; prints nothing if all is there.
 #
-# `start_interval` of health checks came with engine 25 and compose 2.20.2. Older ones ignore or
+# Health checks have `start_interval` since engine 25 and compose 2.20.2. Older versions ignore or
 # refuse it.
 set -eu
 MIN_ENGINE=25

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Makes the secrets docker-compose.yml mounts, once: a file that exists is kept.
+# Makes the secrets that docker-compose.yml mounts; existing files are kept.
 #
-# The files are readable by everyone, and the folder by its owner alone: a bind-mounted secret keeps
-# its mode, and each container reads it as another user.
+# The files are readable by everyone, because a bind-mounted secret keeps its mode and each container
+# reads it as another user. The folder is only accessible to its owner.
 set -eu
 folder="$(dirname "$0")/secrets"
 mkdir -p "$folder"

@@ -1,4 +1,4 @@
-"""What callers over HTTP see of the gateways; each of these tells of itself."""
+"""The gateways as their callers see them. Each gateway exports its own metrics."""
 
 from ops.grafana.panel import Panel, Row, Target
 from ops.grafana.queries import GATEWAYS, quantiles, rate, total
@@ -8,8 +8,8 @@ GATEWAY_ROW = Row(
     [
         Panel(
             title="Responses",
-            description="By what was asked and with which status the answer began. 499: the caller "
-            "had gone before there was one.",
+            description="By route and status. 499: the caller had disconnected before the answer "
+            "began.",
             unit="reqps",
             targets=[
                 Target(
@@ -21,22 +21,21 @@ GATEWAY_ROW = Row(
         ),
         Panel(
             title="First token over HTTP",
-            description="From a call for a stream to its first token, the wait in the queue "
-            "included.",
+            description="From the call for a stream to its first token, including the wait in the "
+            "queue.",
             unit="s",
             targets=quantiles("quire_gateway_first_token_seconds", GATEWAYS),
         ),
         Panel(
             title="Open answers",
-            description="Whole answers and streams under way, and how many may be. What comes "
-            "beyond is refused with 503.",
+            description="Open whole answers and streams, and the limit. Further calls get 503.",
             unit="short",
             targets=[Target(total("quire_gateway_open_answers", "kind", GATEWAYS), "{{kind}}")],
         ),
         Panel(
             title="Broken streams",
-            description="Streams that ended in an error, and streams that went on behind the last "
-            "event of their caller.",
+            description="Streams that ended with an error, and streams that were resumed after "
+            "the last event that the caller had.",
             unit="cps",
             targets=[
                 Target(
@@ -46,9 +45,9 @@ GATEWAY_ROW = Row(
             ],
         ),
         Panel(
-            title="Hang-ups",
-            description="Callers that went before the end. Their requests were cancelled, or left "
-            "to go on for a caller that comes back; late: Redis hears of it when it is back.",
+            title="Disconnects",
+            description="Callers that disconnected before the end. Their requests were cancelled, "
+            "or continue because the caller may come back. late: cancelled when Redis is back.",
             unit="cps",
             targets=[
                 Target(rate("quire_gateway_hang_ups_total", "outcome", GATEWAYS), "{{outcome}}")

@@ -1,7 +1,7 @@
 """Writes the dashboard: `python -m ops.grafana.generate`, or `--check` to compare only.
 
-The JSON is checked in, since that is what Grafana reads; the rows in `queue_row.py`,
-`traffic_rows.py`, `worker_rows.py` and `gateway_row.py` are what people read. A test compares them.
+Grafana reads the JSON, which is committed. Its sources are the rows in `queue_row.py`,
+`traffic_rows.py`, `worker_rows.py` and `gateway_row.py`. A test compares them.
 """
 
 import argparse
@@ -18,13 +18,14 @@ from ops.grafana.queue_row import QUEUE_ROW
 from ops.grafana.traffic_rows import LATENCY_ROW, THROUGHPUT_ROW
 from ops.grafana.worker_rows import KV_CACHE_ROW, PREEMPTIONS_ROW, PUBLISH_ROW, WORKER_ROW
 
-#: The file Grafana's provisioning mounts.
+#: The file that Grafana's provisioning mounts.
 OUTPUT = Path(__file__).resolve().parent / "dashboards" / "quire.json"
-#: The uid that ops/grafana/provisioning gives the data source.
+#: The uid of the data source in ops/grafana/provisioning.
 DEFAULT_DATASOURCE = "prometheus"
-#: Older Grafanas migrate up to their own version; this one is understood since Grafana 11.
+#: The schema of Grafana 11. Later versions of Grafana migrate it to their own.
 SCHEMA_VERSION = 39
-#: Grafana's name for: ask again whenever the time range changes, since workers come and go.
+#: Grafana's value for reading the variable's values again when the time range changes: the set of
+#: workers changes over time.
 ON_TIME_RANGE_CHANGE = 2
 
 
@@ -74,7 +75,7 @@ ROWS = (
     PUBLISH_ROW,
     GATEWAY_ROW,
 )
-#: Title, colour and query of the marks across all panels.
+#: Title, colour and query of the annotations in all panels.
 ANNOTATIONS = (
     (
         "Worker started",
@@ -87,8 +88,8 @@ ANNOTATIONS = (
         'max by (alertname) (ALERTS{alertstate="firing", alertname=~".+", alertname!="Watchdog"})',
     ),
 )
-#: Name, label and source of the variables; each one narrows the next, except that queues are
-#: told of by the exporter and not by workers, and gateways by themselves.
+#: Name, label and query of the variables. Job, worker and model narrow each other in this order.
+#: Queue and gateway do not depend on them: their metrics come from the exporter and the gateways.
 VARIABLES = (
     ("job", "Job", "label_values(quire_build_info, job)"),
     ("instance", "Worker", 'label_values(quire_build_info{job=~"$job"}, instance)'),

@@ -1,4 +1,4 @@
-"""Turns a description of panels into the JSON that Grafana reads. Knows no metric."""
+"""Converts descriptions of panels to the JSON that Grafana reads. Knows no metric."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 Kind = Literal["timeseries", "stat", "heatmap", "state-timeline", "table"]
 
-#: Every panel and target takes its data source from the variable, so a copy works anywhere.
+#: Every panel and target uses the data source variable, so the dashboard works in any Grafana.
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 #: Grafana's grid has 24 columns.
 GRID_COLUMNS = 24
-#: Height of a panel and of the title of a row, in grid cells.
+#: Heights of a panel and of a row's title, in grid cells.
 PANEL_HEIGHT = 8
 ROW_HEIGHT = 1
 
@@ -25,7 +25,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """What a panel shows. `mappings` gives the words for a state timeline's numbers."""
+    """One panel. `mappings` has (number, text, colour) for a state timeline."""
 
     title: str
     description: str
@@ -36,21 +36,21 @@ class Panel:
     height: int = PANEL_HEIGHT
     is_stacked: bool = False
     maximum: float | None = None
-    #: (from this value on, colour), the first one without a value.
+    #: (lower bound, colour); the first one has no bound.
     thresholds: Sequence[tuple[float | None, str]] = ((None, "green"),)
     mappings: Sequence[tuple[int, str, str]] = field(default_factory=tuple)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A titled group of panels, laid out from left to right in the order given."""
+    """A titled group of panels, laid out from left to right in this order."""
 
     title: str
     panels: Sequence[Panel]
 
 
 def lay_out(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The dashboard's `panels`: rows and their panels with positions and ids, top to bottom."""
+    """The dashboard's `panels`: rows and their panels, with positions and ids."""
     result: list[dict[str, Any]] = []
     y = 0
     for row in rows:
@@ -70,7 +70,7 @@ def lay_out(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def render(panel: Panel) -> dict[str, Any]:
-    """One panel without its place."""
+    """The JSON of one panel without its id and position."""
     defaults: dict[str, Any] = {
         "unit": panel.unit,
         "min": 0,

@@ -1,13 +1,13 @@
-"""What waits in Redis, and how it is taken from there. The first panels are the exporter's.
+"""Requests that wait in Redis, and how workers claim them. The first panels are from the exporter.
 
-They take the largest value and not the sum of what exporters tell: while one is replaced there are
-two, which tell the same.
+They use the largest value of all exporters and not the sum: while an exporter is replaced there are
+two of them, which export the same numbers.
 """
 
 from ops.grafana.panel import Panel, Row, Target
 from ops.grafana.queries import MODELS, QUEUES, WORKERS, largest, quantile, rate, total
 
-#: How long the backlog lasts at the pace of the last minutes.
+#: How long the workers need for the backlog at the rate of the last minutes.
 DRAIN_SECONDS = (
     f"sum by (queue) ({largest('quire_queue_lag_messages', 'queue, priority', QUEUES)}) / "
     f"{rate('quire_requests_received_total', 'queue', f'{MODELS}, {QUEUES}')}"
@@ -18,8 +18,8 @@ QUEUE_ROW = Row(
     [
         Panel(
             title="Queue backlog",
-            description="Requests that no worker has read, and those that one has read and not "
-            "claimed yet, by priority. The second is a matter of milliseconds.",
+            description="Requests that no worker has read, and requests that a worker has read but "
+            "not claimed, by priority. A claim normally follows within milliseconds.",
             unit="short",
             targets=[
                 Target(
@@ -35,9 +35,9 @@ QUEUE_ROW = Row(
         ),
         Panel(
             title="Oldest request",
-            description="How long the first request in line has waited for a worker, by priority, "
-            "and the one that was read and not claimed for longest. Unlike the wait of claimed "
-            "requests it grows while nothing is claimed.",
+            description="How long the oldest request has waited for a worker, by priority; and how "
+            "long ago the oldest unclaimed request was read. Unlike the wait of claimed requests "
+            "these times grow while nothing is claimed.",
             unit="s",
             targets=[
                 Target(
@@ -62,16 +62,15 @@ QUEUE_ROW = Row(
         ),
         Panel(
             title="Time to drain",
-            description="How long the backlog would last at the pace at which requests are being "
-            "claimed. Without claims it has no end.",
+            description="How long the workers need for the backlog at the current rate of claims. "
+            "Infinite without claims.",
             unit="s",
             targets=[Target(DRAIN_SECONDS, "{{queue}}")],
         ),
         Panel(
             title="Scheduled",
-            description="Requests that are not queued before a moment of their own, among them "
-            "those that pause between two attempts. Due ones are queued within seconds while a "
-            "worker lives.",
+            description="Requests that are queued at a later time, including those that pause "
+            "between two attempts. Workers queue due ones within seconds.",
             unit="short",
             targets=[
                 Target(
@@ -83,8 +82,8 @@ QUEUE_ROW = Row(
         ),
         Panel(
             title="Leases",
-            description="Requests that run somewhere. An expired lease belongs to a worker that is "
-            "gone; the others take the request over within seconds.",
+            description="Running requests. An expired lease belongs to a worker that has died or "
+            "hangs; other workers take the request over within seconds.",
             unit="short",
             targets=[
                 Target(
@@ -96,7 +95,7 @@ QUEUE_ROW = Row(
         ),
         Panel(
             title="Consumers",
-            description="Workers that have lately signed the registry of the queue as ready.",
+            description="Workers that have recently registered as ready for the queue.",
             unit="short",
             targets=[Target(largest("quire_queue_consumers", "queue", QUEUES), "{{queue}}")],
             kind="stat",
@@ -105,8 +104,8 @@ QUEUE_ROW = Row(
         ),
         Panel(
             title="Dead letters kept",
-            description="Messages that were given up, unreadable or their attempts spent, and wait "
-            "for a person to look at them.",
+            description="Messages that were unreadable, or whose attempts have all failed. They "
+            "wait for an operator.",
             unit="short",
             targets=[Target(largest("quire_dead_letter_messages", "queue", QUEUES), "{{queue}}")],
             kind="stat",
@@ -115,8 +114,8 @@ QUEUE_ROW = Row(
         ),
         Panel(
             title="Memory of Redis",
-            description="What Redis uses, and its maxmemory; a limit of 0 is none. Queued requests "
-            "store prompts, finished ones outputs for their retention. When it is full, Redis "
+            description="Memory that Redis uses, and its maxmemory; 0 means no limit. Queued "
+            "requests store prompts, finished ones store outputs for the retention. A full Redis "
             "refuses writes.",
             unit="bytes",
             targets=[
@@ -125,15 +124,15 @@ QUEUE_ROW = Row(
         ),
         Panel(
             title="Claimed requests",
-            description="Requests taken from the queue per second, by priority.",
+            description="Requests claimed per second, by priority.",
             unit="reqps",
             targets=[Target(rate("quire_requests_received_total", "priority"), "{{priority}}")],
             is_stacked=True,
         ),
         Panel(
             title="Wait in the queue, p95",
-            description="From entering the ingress stream to the claim, by priority. Says nothing "
-            "of requests that no worker has claimed yet: see the oldest request.",
+            description="From the entry in the ingress stream to the claim, by priority. Does not "
+            "include requests that are not claimed yet: see the oldest request.",
             unit="s",
             targets=[
                 Target(
@@ -144,17 +143,17 @@ QUEUE_ROW = Row(
         ),
         Panel(
             title="Requests in the engines",
-            description="Running, waiting for a first step, and preempted. A worker claims only "
-            "what it can soon run, so the backlog itself is in Redis.",
+            description="Running requests, those that wait for their first step, and preempted "
+            "ones. A worker claims only what it can soon run, so the backlog stays in Redis.",
             unit="short",
             targets=[Target(total("quire_engine_requests", "state"), "{{state}}")],
             is_stacked=True,
         ),
         Panel(
             title="Taken over",
-            description="Entries whose reader went away before the claim, and expired leases put "
-            "back: a worker died or hung. What is restored had been lost by Redis: a stream was "
-            "trimmed, or a key was evicted.",
+            description="Entries whose reader ended before the claim, and requests with an expired "
+            "lease: a worker died or hangs. For restored requests Redis had lost keys, because a "
+            "stream was trimmed or a key was evicted.",
             unit="cps",
             targets=[
                 Target(rate("quire_messages_redelivered_total", "", WORKERS), "redelivered"),
@@ -166,8 +165,8 @@ QUEUE_ROW = Row(
         ),
         Panel(
             title="Resumed",
-            description="Requests continued from their published tokens, by whether this engine is "
-            "like the one that began them.",
+            description="Requests continued after their published tokens. changed: another engine "
+            "generated those.",
             unit="reqps",
             targets=[
                 Target(rate("quire_requests_resumed_total", "fingerprint"), "{{fingerprint}}"),
@@ -175,7 +174,7 @@ QUEUE_ROW = Row(
         ),
         Panel(
             title="Dead letters",
-            description="Messages nobody can read, put aside with their bytes, by reason.",
+            description="Messages that workers could not read and have stored, by reason.",
             unit="cps",
             targets=[
                 Target(rate("quire_messages_dead_lettered_total", "reason", WORKERS), "{{reason}}"),

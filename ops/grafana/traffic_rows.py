@@ -1,4 +1,4 @@
-"""What requests meet on their way through the workers: latency and throughput."""
+"""Latency and throughput of the workers."""
 
 from ops.grafana.panel import Panel, Row, Target
 from ops.grafana.queries import (
@@ -22,20 +22,20 @@ LATENCY_ROW = Row(
         ),
         Panel(
             title="Between two tokens",
-            description="Time between two tokens of one request as they leave the engine.",
+            description="Time between two tokens of one request, when they leave the engine.",
             unit="s",
             targets=quantiles("quire_inter_token_latency_seconds"),
         ),
         Panel(
             title="End to end",
-            description="From entering the ingress stream to the commit of the terminal record.",
+            description="From the entry in the ingress stream to the commit of the end.",
             unit="s",
             targets=quantiles("quire_request_e2e_seconds"),
         ),
         Panel(
-            title="Where the time goes",
-            description="Mean seconds a request spends in the queue, waiting in the engine, in "
-            "prefill and in decode.",
+            title="Time per phase",
+            description="Mean seconds of a request in the queue, waiting in the engine, in prefill "
+            "and in decode.",
             unit="s",
             targets=[
                 Target(mean("quire_request_stream_wait_seconds", WORKERS), "in the queue"),
@@ -47,14 +47,14 @@ LATENCY_ROW = Row(
         ),
         Panel(
             title="Time to the first token, distribution",
-            description="How many requests saw their first token after how long.",
+            description="Number of requests by the time to their first token.",
             unit="s",
             targets=heat("quire_time_to_first_token_seconds"),
             kind="heatmap",
         ),
         Panel(
             title="Between two tokens, distribution",
-            description="How many tokens followed the one before after how long.",
+            description="Number of tokens by the time since the previous token.",
             unit="s",
             targets=heat("quire_inter_token_latency_seconds"),
             kind="heatmap",
@@ -67,8 +67,8 @@ THROUGHPUT_ROW = Row(
     [
         Panel(
             title="Tokens",
-            description="Tokens per second: generated, prompt tokens computed or found in the "
-            "prefix cache, and guesses by whether they came.",
+            description="Tokens per second: generated; prompt tokens, computed or found in the "
+            "prefix cache; and guessed tokens, accepted or rejected.",
             unit=TOKENS_PER_SECOND,
             targets=[
                 Target(rate("quire_generation_tokens_total"), "generated"),
@@ -85,21 +85,21 @@ THROUGHPUT_ROW = Row(
         ),
         Panel(
             title="Steps",
-            description="Engine steps per second by what they computed.",
+            description="Engine steps per second, by phase.",
             unit="ops",
             targets=[Target(rate("quire_engine_steps_total", "phase"), "{{phase}}")],
             is_stacked=True,
         ),
         Panel(
             title="Step time, p95",
-            description="Time the device takes for one step, by what it computes.",
+            description="Time of one step on the device, by phase.",
             unit="s",
             targets=[Target(quantile(0.95, "quire_engine_step_seconds", "phase"), "{{phase}}")],
         ),
         Panel(
             title="Tokens per step",
-            description="How full the batches are. A mean near 1 under load means that requests "
-            "are not batched.",
+            description="Tokens in one batch. A mean near 1 under load means that requests are not "
+            "batched.",
             unit="short",
             targets=[
                 Target(mean("quire_engine_step_tokens"), "mean"),

@@ -1,4 +1,4 @@
-"""How the workers are: their lives, KV cache, preemptions, and what they write to Redis."""
+"""The workers: state and resources, KV cache, preemptions, and commits to Redis."""
 
 from ops.grafana.panel import Panel, Row, Target
 from ops.grafana.queries import (
@@ -14,10 +14,10 @@ from ops.grafana.queries import (
 )
 
 FINISHED = "quire_requests_finished_total"
-#: Releases and lost claims end a claim, not a request.
+#: `released` and `lost` end a claim, not a request.
 ENDED = f'{MODELS}, outcome!~"released|lost"'
 ERROR_RATIO = f"{rate(FINISHED, outcome='error')} / {rate(FINISHED, where=ENDED)}"
-#: A state timeline shows numbers under their names.
+#: A state timeline maps numbers to texts: number, text, colour.
 STATE_NUMBERS = (
     (1, "loading", "blue"),
     (2, "ready", "green"),
@@ -50,8 +50,8 @@ WORKER_ROW = Row(
         ),
         Panel(
             title="Error ratio",
-            description="Share of ended requests that failed by our own fault. Rejected and "
-            "cancelled ones are the caller's and do not count.",
+            description="Share of ended requests that failed because of an error of the system. "
+            "Rejected and cancelled ones are caused by the caller and do not count.",
             unit="percentunit",
             targets=[Target(f"{ERROR_RATIO} or vector(0)")],
             kind="stat",
@@ -61,7 +61,7 @@ WORKER_ROW = Row(
         ),
         Panel(
             title="Generating",
-            description="Tokens generated per second by all chosen workers.",
+            description="Tokens generated per second by all selected workers.",
             unit=TOKENS_PER_SECOND,
             targets=[Target(rate("quire_generation_tokens_total"))],
             kind="stat",
@@ -70,7 +70,7 @@ WORKER_ROW = Row(
         ),
         Panel(
             title="State",
-            description="The life of each worker: loading, ready, draining, failed.",
+            description="The state of each worker: loading, ready, draining, failed.",
             unit="none",
             targets=[Target(STATES, "{{instance}}")],
             kind="state-timeline",
@@ -80,16 +80,16 @@ WORKER_ROW = Row(
         ),
         Panel(
             title="Time since the last step, while there is work",
-            description="Grows when the device hangs. Zero for a worker that has nothing to do. "
-            "After two minutes EngineStalled fires; after stall_timeout_seconds the worker gives "
-            "up its leases.",
+            description="Grows when the device hangs. Zero for an idle worker. After two minutes "
+            "EngineStalled fires; after stall_timeout_seconds the worker stops renewing its "
+            "leases.",
             unit="s",
             targets=[Target(STALLED, "{{instance}}")],
         ),
         Panel(
             title="Engine faults",
-            description="Steps that raised and were repeated request by request, and laws of the "
-            "engine found broken. The second must stay 0.",
+            description="Steps that failed with an error and were repeated request by request, and "
+            "broken invariants of the engine. The second must stay 0.",
             unit="cps",
             targets=[
                 Target(rate("quire_engine_failed_steps_total", "instance"), "failed {{instance}}"),
@@ -98,7 +98,7 @@ WORKER_ROW = Row(
         ),
         Panel(
             title="Processor",
-            description="Cores in use by each worker process, and threads that compute a step.",
+            description="Cores that each worker process uses, and threads that compute a step.",
             unit="short",
             targets=[
                 Target(rate("process_cpu_seconds_total", "instance", WORKERS), "{{instance}}"),
@@ -115,7 +115,7 @@ WORKER_ROW = Row(
         ),
         Panel(
             title="Device memory",
-            description="Memory of the device by kind; 0 where the device does not tell.",
+            description="Memory of the device by kind; 0 if it cannot be read.",
             unit="bytes",
             targets=[
                 Target(
@@ -125,7 +125,7 @@ WORKER_ROW = Row(
             ],
         ),
         Panel(
-            title="What is running",
+            title="Versions",
             description="Version, torch, device and data type of each worker.",
             unit="short",
             targets=[
@@ -138,7 +138,7 @@ WORKER_ROW = Row(
         ),
         Panel(
             title="Sizes",
-            description="Rows per step, tokens per block and blocks of each worker's engine.",
+            description="Rows per step, tokens per block, and number of blocks of each engine.",
             unit="short",
             targets=[
                 Target(
@@ -160,16 +160,16 @@ KV_CACHE_ROW = Row(
     [
         Panel(
             title="Blocks",
-            description="Blocks used by requests, kept for their prefixes, and free. They add up "
-            "to the pool.",
+            description="Blocks used by requests, cached for their prefixes, and free. Their sum "
+            "is the pool.",
             unit="short",
             targets=[Target(total("quire_kv_cache_blocks", "state"), "{{state}}")],
             is_stacked=True,
         ),
         Panel(
             title="Usage",
-            description="Blocks used by requests as a share of the pool. At 1 the next token "
-            "preempts somebody.",
+            description="Blocks used by requests as a share of the pool. At 1 the next block for a "
+            "request preempts another request.",
             unit="percentunit",
             targets=[
                 Target(
@@ -199,22 +199,23 @@ PREEMPTIONS_ROW = Row(
     [
         Panel(
             title="Preemptions",
-            description="Running requests that gave way per second, by what became of their KV.",
+            description="Preempted requests per second, by whether their KV is recomputed or was "
+            "swapped.",
             unit="cps",
             targets=[Target(rate("quire_preemptions_total", "mode"), "{{mode}}")],
             is_stacked=True,
             width=12,
         ),
         Panel(
-            title="Work thrown away",
-            description="Tokens given up by preemptions, per token generated. Above 0.2 a fifth of "
-            "the work is done twice: PreemptionThrash.",
+            title="Recomputed tokens",
+            description="Tokens whose KV was dropped by preemptions, per generated token. Above "
+            "0.2 PreemptionThrash fires.",
             unit="percentunit",
             targets=[
                 Target(
                     f"{rate('quire_preempted_tokens_total')} / "
                     f"{rate('quire_generation_tokens_total')}",
-                    "thrown away",
+                    "recomputed",
                 ),
             ],
             width=12,
@@ -227,14 +228,14 @@ PUBLISH_ROW = Row(
     [
         Panel(
             title="Commit time",
-            description="One commit to Redis, from the first try to the reply.",
+            description="Time of one commit to Redis, from the first try to the reply.",
             unit="s",
             targets=quantiles("quire_publish_seconds", WORKERS),
         ),
         Panel(
             title="Requests per commit",
-            description="How many requests one commit serves. Grows when Redis is slow, since "
-            "tokens then gather.",
+            description="Number of requests in one commit. Grows when Redis is slow, because then "
+            "tokens accumulate.",
             unit="short",
             targets=[
                 Target(mean("quire_publish_entries", WORKERS), "mean"),
@@ -243,7 +244,7 @@ PUBLISH_ROW = Row(
         ),
         Panel(
             title="Backlog",
-            description="Tokens generated and not committed yet.",
+            description="Tokens generated but not committed yet.",
             unit="short",
             targets=[
                 Target(total("quire_publish_backlog_tokens", "instance", WORKERS), "{{instance}}"),
@@ -251,7 +252,7 @@ PUBLISH_ROW = Row(
         ),
         Panel(
             title="Redis errors",
-            description="Calls to Redis that failed, by operation and kind. They are repeated.",
+            description="Failed calls to Redis, by operation and kind. They are repeated.",
             unit="cps",
             targets=[
                 Target(rate("quire_redis_errors_total", "op, kind", WORKERS), "{{op}} {{kind}}"),
@@ -260,9 +261,9 @@ PUBLISH_ROW = Row(
         ),
         Panel(
             title="Rewinds",
-            description="Commits that met a log shorter than what was published: Redis had lost "
-            "its tail, and the worker wrote it again. Fenced ones came too late: the claim was "
-            "another worker's by then.",
+            description="Commits that found a log shorter than expected: Redis had lost its tail, "
+            "and the worker wrote it again. Fenced ones were refused, because the worker had lost "
+            "the claim.",
             unit="cps",
             targets=[
                 Target(rate("quire_publish_rewinds_total", "instance", WORKERS), "{{instance}}"),

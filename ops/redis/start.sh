@@ -1,13 +1,13 @@
 #!/bin/sh
-# Starts Redis with the password of the secret. It goes through a file in memory, because arguments
-# and environment can be read by others; arguments of this script are handed to redis-server.
+# Starts Redis with the password from the secret. The password is passed in a file in memory, because
+# other processes can read arguments and environment. Arguments are passed on to redis-server.
 set -eu
 umask 077
 
-# A log that a crash has torn inside of a transaction is cut back to the last whole one first. Redis
-# would start on it as well, but leave the half in the file and, after the next crash, run it as a
-# part of what it wrote behind it (docs/adr/0006). A damage larger than any script's effects is not
-# a torn end; what to do about that is for a person to say, and Redis refuses to start on it.
+# If a crash has torn the log inside a transaction, cut it back to the last complete one first. Redis
+# would also start with such a log. But it would leave the incomplete transaction in the file, and
+# after the next crash run it together with the writes after it (docs/adr/0006). Damage larger than
+# the effects of any script is not a torn end: Redis does not start, and an operator must decide.
 largest_end=16777216
 for log in /data/appendonlydir/*.manifest /data/appendonly.aof; do
     [ -f "$log" ] || continue

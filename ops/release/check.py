@@ -1,7 +1,7 @@
-"""`make release-check`: what is uploaded for a release, built, looked into and tried.
+"""`make release-check`: builds, checks and tries the files that are uploaded for a release.
 
-Builds wheel and source archive, holds their contents to the checkout, installs each into an empty
-environment and uses it there. A wheel without its Lua scripts, made on purpose, has to be refused.
+Builds wheel and source archive, compares their contents with the checkout, installs each into an
+empty environment and uses it there. As a control, a wheel without its Lua scripts must be refused.
 Needs the extra `release`, and a package index for the three dependencies of the client.
 """
 
@@ -19,11 +19,11 @@ from pathlib import Path
 from ops.release.commands import Refused, run
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Files beside the package in the source archive; PKG-INFO and .gitignore come from hatchling.
+#: Files of the source archive outside the package; hatchling adds PKG-INFO and .gitignore.
 SDIST_FILES = {
     "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml", ".gitignore",
 }  # fmt: skip
-#: Runs in the new environment: its standard library, what was installed, and nothing else.
+#: This script runs in the new environment, with only the standard library and the package.
 TRY = ROOT / "ops" / "release" / "try_installed.py"
 
 
@@ -41,12 +41,12 @@ def main() -> int:
 
 
 def check(folder: Path) -> None:
-    """Build in an empty `folder` and check what was built; raises `Refused` at the first fault."""
+    """Empty `folder`, build into it, check the results. `Refused` at the first fault."""
     version = project()["version"]
     refuse(changelog_faults((ROOT / "CHANGELOG.md").read_text("utf-8"), version))
     shutil.rmtree(folder, ignore_errors=True)
     built = folder / "dist"
-    # Without isolation: hatchling is a part of the extra, with its version pinned.
+    # Without isolation, because the extra has hatchling with a pinned version.
     run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(built), str(ROOT)])
     run([sys.executable, "-m", "twine", "check", "--strict", *map(str, built.iterdir())])
     (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
@@ -55,7 +55,7 @@ def check(folder: Path) -> None:
     control(wheel, folder)
     for archive in (wheel, sdist):
         try_archive(archive, folder / f"environment-{archive.suffix[1:]}", version)
-    print(f"release-check: {wheel.name} and {sdist.name} are fit to be released")
+    print(f"release-check: {wheel.name} and {sdist.name} can be released")
 
 
 def project() -> dict:
@@ -64,7 +64,7 @@ def project() -> dict:
 
 
 def changelog_faults(text: str, version: str) -> list[str]:
-    """What is missing for a version in the changelog: its heading, or any text below it."""
+    """What the changelog lacks for a version: its heading, or any line below it."""
     heading = rf"^## \[{re.escape(version)}\] - \d{{4}}-\d{{2}}-\d{{2}}$"
     section = re.split(heading, text, maxsplit=1, flags=re.MULTILINE)
     if len(section) < 2:
@@ -82,14 +82,14 @@ def package_files() -> set[str]:
 
 
 def wheel_faults(wheel: Path) -> list[str]:
-    """What a wheel has too much or too little: it is the package `quire` and its metadata."""
+    """Missing and unexpected files of a wheel, which has the package `quire` and its metadata."""
     names = set(zipfile.ZipFile(wheel).namelist())
     metadata = {name for name in names if name.partition("/")[0].endswith(".dist-info")}
     return _differences(names - metadata, package_files(), wheel.name)
 
 
 def sdist_faults(sdist: Path) -> list[str]:
-    """The same of a source archive, which also has what the wheel is built from."""
+    """Missing and unexpected files of a source archive, which also has SDIST_FILES."""
     with tarfile.open(sdist) as archive:
         names = {member.name.partition("/")[2] for member in archive if member.isfile()}
     return _differences(names - SDIST_FILES, package_files(), sdist.name)
@@ -103,7 +103,7 @@ def _differences(found: set[str], wanted: set[str], archive: str) -> list[str]:
 
 
 def control(wheel: Path, folder: Path) -> None:
-    """Show that the check can fail: the same wheel without its Lua scripts has to be refused."""
+    """Check that the check can fail: the same wheel without its Lua scripts must be refused."""
     broken = folder / "control" / wheel.name
     broken.parent.mkdir(parents=True)
     with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(broken, "w") as part:
@@ -123,13 +123,13 @@ def try_archive(archive: Path, environment: Path, version: str) -> None:
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
     run([*pip, str(archive)])
     scripts = sum(name.endswith(".lua") for name in package_files())
-    # In an empty folder and without variables, so that the checkout cannot stand in.
+    # In an empty folder and without variables, so that the checkout cannot be imported instead.
     empty = environment / "empty"
     empty.mkdir()
     run([str(python), "-I", str(TRY), version, str(scripts)], cwd=empty)
-    told = run([str(environment / "bin" / "quire"), "--version"], cwd=empty)
-    if told.strip() != f"quire {version}":
-        raise Refused(f"`quire --version` of {archive.name} prints {told!r}")
+    printed = run([str(environment / "bin" / "quire"), "--version"], cwd=empty)
+    if printed.strip() != f"quire {version}":
+        raise Refused(f"`quire --version` of {archive.name} prints {printed!r}")
     if "submit" not in run([str(environment / "bin" / "quire"), "--help"], cwd=empty):
         raise Refused(f"`quire --help` of {archive.name} names no verbs")
     print(f"release-check: {archive.name} is installed and works")
@@ -137,8 +137,8 @@ def try_archive(archive: Path, environment: Path, version: str) -> None:
 
 def refuse(faults: Iterable[str]) -> None:
     """Raise `Refused` with all faults, if there are any."""
-    if told := "\n  ".join(faults):
-        raise Refused(told)
+    if text := "\n  ".join(faults):
+        raise Refused(text)
 
 
 if __name__ == "__main__":

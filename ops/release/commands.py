@@ -1,4 +1,4 @@
-"""Runs the programs of a release; one that fails ends it, with what it printed."""
+"""Runs the programs of a release. A failing one ends the release, and its output is shown."""
 
 import os
 import shlex
@@ -6,18 +6,18 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-#: Longest time of one program. The slowest one installs packages.
+#: The longest time of one program; the slowest installs packages.
 COMMAND_SECONDS = 300.0
 
 
 class Refused(Exception):
-    """What was built cannot be released; the text says why."""
+    """The built files cannot be released; the message says why."""
 
 
 def run(command: Sequence[str], *, cwd: Path | None = None) -> str:
     """The standard output of a program; raises `Refused` if it fails or takes too long.
 
-    It does not see PYTHONPATH, which could let a checkout stand in for what was installed.
+    PYTHONPATH is removed, so that the program cannot import a checkout instead of the package.
     """
     variables = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
     try:

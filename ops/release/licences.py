@@ -1,4 +1,4 @@
-"""Which licences of dependencies are accepted: expressions of SPDX against licences.toml."""
+"""Checks licences of dependencies: compares SPDX expressions with licences.toml."""
 
 import re
 import tomllib
@@ -8,13 +8,13 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 RULES = Path(__file__).with_name("licences.toml")
-#: What pip-licenses writes where the metadata name no licence.
+#: pip-licenses prints this if the metadata have no licence.
 UNKNOWN = "UNKNOWN"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LicenceRules:
-    """The tables of licences.toml: reasons by licence and by package, and other spellings."""
+    """The tables of licences.toml: licence -> reason, spelling -> licence, package -> reason."""
 
     allowed: Mapping[str, str]
     spellings: Mapping[str, str]
@@ -26,11 +26,11 @@ class LicenceRules:
         return cls(**tomllib.loads(RULES.read_text("utf-8")))
 
     def spelled(self, licence: str) -> str:
-        """A licence as SPDX spells it, where an older spelling is known."""
+        """The SPDX name of a licence, if this is a known other spelling; else the same text."""
         return self.spellings.get(licence, licence)
 
     def reason(self, package: str, licence: str) -> str | None:
-        """Why a package under a licence is accepted; None if it is not."""
+        """Why a package with this licence is accepted; None if it is not."""
         for pattern, reason in self.packages.items():
             if fnmatch(package.lower(), pattern):
                 return reason
@@ -39,11 +39,11 @@ class LicenceRules:
 
 
 def licence_of(row: Mapping[str, str]) -> str:
-    """The most exact of what a row of pip-licenses says: expression, text, or classifiers."""
+    """The most exact licence in a row of pip-licenses: expression, text, or classifiers."""
     expression, text = row["License-Expression"], row["License-Metadata"]
     if expression != UNKNOWN:
         return expression
-    # Some packages put the whole text of the licence there.
+    # Some packages have the whole text of the licence in this field.
     if text != UNKNOWN and "\n" not in text:
         return text
     return row["License-Classifier"].replace("; ", " AND ")
@@ -52,8 +52,8 @@ def licence_of(row: Mapping[str, str]) -> str:
 def _accepted(expression: str, allowed: Mapping[str, str]) -> list[str] | None:
     """The licences that make an expression acceptable, or None.
 
-    AND asks for both sides, OR for one; OR binds less than AND, and WITH most. The grammar is that
-    of the SPDX specification, annex "SPDX license expressions".
+    AND needs both sides, OR one of them. WITH binds most tightly, then AND, then OR. The grammar is
+    that of the SPDX specification, annex "SPDX license expressions".
     """
     if expression in allowed:
         return [expression]

@@ -1,8 +1,8 @@
-"""`make sbom`: what the worker's image consists of, and under which licences.
+"""`make sbom`: writes a bill of materials and a table of licences for the worker's image.
 
-Writes a bill of materials in CycloneDX's format and a table of licences for the packages that the
-extras of the image need, directly or not; what else lies in the environment is left out. Fails if a
-licence is not in licences.toml. Needs the extra `release`, and those of the image installed.
+They list all direct and indirect dependencies of the image's extras, and no other packages of the
+environment. The bill is in CycloneDX's format. Fails if a licence is not in licences.toml. Needs
+the extra `release` and the extras of the image.
 """
 
 import json
@@ -20,7 +20,7 @@ from ops.release.licences import LicenceRules, licence_of
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "sbom"
-#: What the image installs (ops/Dockerfile).
+#: The extras that the image installs (ops/Dockerfile).
 IMAGE_EXTRAS = ("worker", "gateway", "grammars")
 
 
@@ -43,15 +43,15 @@ def main() -> int:
 
 
 def roots(project: Mapping) -> list[Requirement]:
-    """What the image asks for itself."""
+    """The direct requirements of the image."""
     extras = project["optional-dependencies"]
     texts = [*project["dependencies"], *(text for name in IMAGE_EXTRAS for text in extras[name])]
     return [Requirement(text) for text in texts]
 
 
-def closure(asked: Iterable[Requirement]) -> set[str]:
-    """The names of all packages that requirements need here; raises `Refused` if one is absent."""
-    open_ones = [(each, extra) for each in asked for extra in ("", *each.extras)]
+def closure(direct: Iterable[Requirement]) -> set[str]:
+    """The names of all direct and indirect dependencies. `Refused` if one is not installed."""
+    open_ones = [(each, extra) for each in direct for extra in ("", *each.extras)]
     seen: set[tuple[str, str]] = set()
     while open_ones:
         requirement, extra = open_ones.pop()
@@ -71,7 +71,7 @@ def closure(asked: Iterable[Requirement]) -> set[str]:
 
 
 def write_bill(names: set[str], path: Path) -> None:
-    """Write CycloneDX's bill of the packages named; raises `Refused` if one is not in it."""
+    """Write CycloneDX's bill of the named packages; raises `Refused` if one is missing."""
     program = [sys.executable, "-m", "cyclonedx_py", "environment", sys.executable]
     bill = json.loads(
         run([*program, "--pyproject", str(ROOT / "pyproject.toml"), "--output-reproducible"])
@@ -81,7 +81,7 @@ def write_bill(names: set[str], path: Path) -> None:
     if absent:
         raise Refused(f"the bill of materials lacks {', '.join(sorted(absent))}")
     text = json.dumps(bill, indent=2)
-    # Only the extra `release` has it.
+    # Imported here, because only the extra `release` has it.
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator
 
@@ -91,7 +91,7 @@ def write_bill(names: set[str], path: Path) -> None:
 
 
 def only(bill: Mapping, names: set[str]) -> dict:
-    """A bill without the components that are not named, and what depends on them."""
+    """A bill with only the named components, and the dependencies between them."""
     kept = [each for each in bill["components"] if canonicalize_name(each["name"]) in names]
     root = bill["metadata"]["component"]["bom-ref"]
     known = {root, *(each["bom-ref"] for each in kept)}
@@ -104,7 +104,7 @@ def only(bill: Mapping, names: set[str]) -> dict:
 
 
 def write_licences(names: set[str], path: Path) -> list[str]:
-    """Write the table of licences; returns what is not allowed."""
+    """Write the table of licences; returns a message for each licence that is not allowed."""
     program = [sys.executable, "-m", "piplicenses", "--format=json", "--from=all"]
     rows = json.loads(run([*program, "--with-system", "--packages", *sorted(names)]))
     rules = LicenceRules.read()

@@ -1,4 +1,4 @@
-"""Run in an environment with the released package alone: uses what a service would use.
+"""Tries the installed package in an environment that has nothing else.
 
 Arguments: the version, and the number of Lua scripts.
 """
@@ -10,7 +10,7 @@ import quire
 
 
 def main(version: str, num_scripts: int) -> None:
-    """Raise an assertion at the first thing that is not as it was promised."""
+    """AssertionError if a file, a public name or a schema is missing, or a module is too much."""
     assert metadata.version("quire-inference") == version
     package = resources.files("quire")
     assert str(package).startswith(sys.prefix), f"this is another quire: {package}"

@@ -1,9 +1,9 @@
 """The register: the definitions of all metrics of the worker. Knows no metrics library.
 
 `service.exporter.register` and `service.gateway.register` define those of the exporter and the
-gateway. docs/reference/metrics.md is generated from all three, and tests compare dashboards and alerts with
-them. Every exported metric is defined in one of them. Label values are closed sets. No label
-contains the id of a request, a tenant or the text of an error; those are in the log.
+gateway. docs/reference/metrics.md is generated from all three, and tests compare dashboards and
+alerts with them. Every exported metric is defined in one of them. Label values are closed sets. No
+label contains the id of a request, a tenant or the text of an error; those are in the log.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """Every setting of the worker; exporter and gateway have their own modules.
 
-Flags, variables, keys of the file and docs/reference/configuration.md are derived from these fields.
+Flags, variables, keys of the file and docs/reference/configuration.md come from these fields.
 """
 
 import argparse
