@@ -75,9 +75,7 @@ def test_a_full_disk_ends_the_run_and_not_the_results(quire, source, real_broker
     with FakeWorker(real_broker, lambda request: "done"):
         code, out, err = quire("run-batch", "-i", str(source), "-o", "/dev/full", "-e", errors)
     assert (code, out) == (1, "")
-    assert err == (
-        "error: No space left on device; written results stay, --resume continues\n"
-    )
+    assert err == ("error: No space left on device; written results stay, --resume continues\n")
 
 
 @pytest.mark.parametrize(
