@@ -1,13 +1,13 @@
-"""Quire, the contract: what another service installs and imports to use the queue.
+"""Quire, the contract: the package that another service installs to use the queue.
 
     from quire import Client
 
     with Client("redis://127.0.0.1:6379/0") as quire:
         print(quire.submit("12+34=").result(timeout=30).text)
 
-Knows nothing of models and engines; needs redis, msgpack and pydantic only. A name's module is
-loaded when the name is asked for first, so that `quire --help` and a service that needs the errors
-alone wait for none of the three.
+Knows nothing of models and engines; needs only redis, msgpack and pydantic. A module is loaded when
+one of its names is used first, so that `quire --help`, and a service that only needs the errors,
+load none of the three.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ __all__ = [
     "connect_async",
 ]
 
-#: module -> the public names in it, once more for those who run and do not check types.
+#: module -> its public names: the imports above, for use at run time.
 _NAMES_OF = {
     "client.async_client": ("AsyncClient", "AsyncGroupHandle", "AsyncHandle"),
     "wire.arguments": ("RequestArguments",),
@@ -151,7 +151,7 @@ _NAMES_OF = {
 _MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}
 
 
-# A type checker that saw this function would take every name for one of ours.
+# A type checker that saw this function would accept every name.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
@@ -159,7 +159,7 @@ if not TYPE_CHECKING:
         if module is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(import_module(f"{__name__}.{module}"), name)
-        # The next look finds it without coming here.
+        # The next use finds it without this function.
         globals()[name] = value
         return value
 

@@ -1,4 +1,4 @@
-"""The client of an event loop; see `quire.client.async_client`."""
+"""The client for an event loop; see `quire.client.async_client`."""
 
 from quire.client.async_client import AsyncClient, AsyncGroupHandle, AsyncHandle
 

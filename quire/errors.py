@@ -2,18 +2,18 @@
 
 QuireError
 ├── InvalidRequest        a request that can never be served; names the field
-│   └── RequestConflict       its id is that of another request
-├── ProtocolError         bytes that are not a message of Quire
-│   └── UnsupportedVersion    a message of Quire, of a major version this reader does not know
+│   └── RequestConflict       another request has this id
+├── ProtocolError         bytes that are not a valid message of Quire
+│   └── UnsupportedVersion    a message with an unknown major version
 ├── QueueFull             a limit of the queue is reached, or Redis has no memory left
 ├── UnknownRequest        there is no request with this id
 │   └── ResultExpired         there was one, but its retention has passed
-├── RequestFailed         the request has ended without completing; carries the Completion
-│   ├── Cancelled             because a caller asked for it
-│   └── DeadlineExceeded      because its deadline passed
-├── OutputRewound         the log does not go on where its reader is: Redis lost tokens
-├── DurabilityUnavailable the server cannot promise what a durable broker needs
-├── WaitTimeout           `result(timeout=)` ran out; the request goes on
+├── RequestFailed         the request has ended without completing; has the Completion
+│   ├── Cancelled             a caller has cancelled it
+│   └── DeadlineExceeded      its deadline has passed
+├── OutputRewound         the log does not continue what its reader has: Redis lost tokens
+├── DurabilityUnavailable the server cannot confirm writes to disk, as a durable broker requires
+├── WaitTimeout           `result(timeout=)` ran out of time; the request continues
 └── BrokerUnavailable     Redis cannot be reached, or its reply was lost
 """
 
@@ -25,9 +25,9 @@ from quire.records import TerminalRecord
 
 
 class QuireError(Exception):
-    """The root of the tree: `except QuireError` catches all that Quire raises on purpose.
+    """The root of the tree: `except QuireError` catches all errors that Quire raises on purpose.
 
-    All of them can be pickled: a pool of processes hands an error on as it was raised.
+    All of them can be pickled, so that a pool of processes can return them.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -36,37 +36,37 @@ class QuireError(Exception):
 
 
 class InvalidRequest(QuireError):
-    """A request that can never be served. `field` is the path of the fault, such as `body.top_p`.
+    """A request that can never be served. `field` is the path of the error, such as `body.top_p`.
 
-    `index` is its place among several that were submitted together, from 0.
+    `index` is its index among the requests that were submitted together, from 0.
     """
 
     def __init__(self, field: str, message: str, *, index: int | None = None) -> None:
-        place = "" if index is None else f"request {index}: "
-        super().__init__(f"{place}{field}: {message}")
+        which = "" if index is None else f"request {index}: "
+        super().__init__(f"{which}{field}: {message}")
         self.field = field
         self.message = message
         self.index = index
 
 
 class RequestConflict(InvalidRequest):
-    """The id `request_id` is that of another request, which is unchanged.
+    """Another request has the id `request_id`; it was not changed.
 
-    Raised after everything was sent: the others submitted with it are in the queue.
+    Raised after everything was sent: the other requests of the submit are in the queue.
     """
 
     def __init__(self, request_id: str, *, index: int | None = None) -> None:
-        message = f"{request_id} is there already and asks for something else"
+        message = f"{request_id} exists already and is a different request"
         super().__init__("request_id", message, index=index)
         self.request_id = request_id
 
 
 class ProtocolError(QuireError):
-    """Bytes that are not a message of this protocol: malformed, foreign, or over a limit."""
+    """Bytes that are not a valid message of this protocol: malformed, unknown, or over a limit."""
 
 
 class UnsupportedVersion(ProtocolError):
-    """A message whose major version this reader does not know; `found` is the version it names."""
+    """A message with an unknown major version, which is `found`."""
 
     def __init__(self, found: object) -> None:
         super().__init__(f"protocol version {found!r} is not supported")
@@ -76,8 +76,8 @@ class UnsupportedVersion(ProtocolError):
 class QueueFull(QuireError):
     """A limit is reached; try again later.
 
-    `limit` is the one reached: waiting `requests`, their `tokens`, open requests of the `tenant`,
-    or the `memory` of Redis. `accepted` are the ids of those submitted together that are queued.
+    `limit` is the reached limit: `requests` that wait, their `tokens`, open requests of the
+    `tenant`, or the `memory` of Redis. `accepted` are the ids of the same submit that are queued.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class QueueFull(QuireError):
 
 
 class UnknownRequest(QuireError):
-    """There is no request with this id in the queue: never submitted, or already expired."""
+    """There is no request with this id in the queue: it was never submitted, or has expired."""
 
     def __init__(self, request_id: str, message: str = "no such request") -> None:
         super().__init__(f"{request_id}: {message}")
@@ -97,9 +97,9 @@ class UnknownRequest(QuireError):
 
 
 class ResultExpired(UnknownRequest):
-    """The request was known to this handle, and its keys are gone.
+    """The request has existed, and its keys are gone.
 
-    Its retention has passed; or Redis has lost its data, and the request with them.
+    Its retention has passed, or Redis has lost its data.
     """
 
     def __init__(self, request_id: str) -> None:
@@ -109,9 +109,9 @@ class ResultExpired(UnknownRequest):
 class RequestFailed(QuireError):
     """The request is terminal and did not complete.
 
-    `code` is stable and for programs, `message` for people; `field` is what is wrong in a rejected
-    request. `completion` is the terminal record, with the text and tokens published until then when
-    the error comes from `result()`.
+    `code` is stable and for programs, `message` is for people, `field` is the wrong field of a
+    rejected request. `completion` is the terminal record; if `result()` raised the error, with the
+    published text and tokens.
     """
 
     def __init__(
@@ -130,22 +130,22 @@ class RequestFailed(QuireError):
 
 
 class Cancelled(RequestFailed):
-    """The request was cancelled by a caller."""
+    """A caller has cancelled the request."""
 
 
 class DeadlineExceeded(RequestFailed):
-    """The request's deadline, or its longest time in the queue, passed before it was complete."""
+    """The request's deadline, or its longest time in the queue, has passed before it completed."""
 
 
 class OutputRewound(QuireError):
-    """Redis has lost what this reader had already read.
+    """Redis has lost tokens that this reader has already read.
 
-    `seen` is the number of tokens the reader has, `published` the number in the log now. The log
-    may be shorter, or may have grown past the reader's place again with other tokens. The first
-    `kept` of the reader's tokens are certainly still in it: read on after those.
+    `seen` is the number of tokens that the reader has, `published` the number in the log now. The
+    log may be shorter, or may have grown again with other tokens. The first `kept` of the reader's
+    tokens are certainly still in it: continue after these.
 
-    `is_certain` is False where nothing but the number that the reader was given says that the log
-    was ever so long: it may as well be a wrong number.
+    `is_certain` is False if the reader only got the number `seen` from its caller: then this number
+    may be wrong, and nothing is lost.
     """
 
     def __init__(
@@ -162,8 +162,8 @@ class OutputRewound(QuireError):
             f"log, which has {published}"
         )
         beyond = (
-            f"its log has {published} tokens, and what comes after the first {seen} was asked for: "
-            "either that number is wrong, or Redis lost tokens"
+            f"its log has {published} tokens, and the reader asked for those after the first "
+            f"{seen}: either this number is wrong, or Redis lost tokens"
         )
         super().__init__(f"{request_id}: {lost if is_certain else beyond}")
         self.request_id = request_id
@@ -174,20 +174,20 @@ class OutputRewound(QuireError):
 
 
 class WaitTimeout(QuireError):
-    """`result(timeout=)` ran out of time. The request goes on; waiting again is harmless."""
+    """`result(timeout=)` ran out of time. The request continues; you may wait again."""
 
 
 class DurabilityUnavailable(QuireError):
-    """The server cannot wait for its disk: no WAITAOF, or no append-only file.
+    """The server cannot confirm writes to disk: no WAITAOF, or no append-only file.
 
     Raised before anything is sent.
     """
 
 
 class BrokerUnavailable(QuireError):
-    """Redis cannot be reached, refuses service, or did not answer within the bounded retries.
+    """Redis cannot be reached, refuses service, or did not answer within the retry time.
 
-    Whether the last call took effect is unknown. Every transition may be repeated with the same
+    It is unknown whether the last call took effect. Every transition may be repeated with the same
     arguments; only `read_ingress` may not.
     """
 

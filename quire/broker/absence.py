@@ -1,4 +1,4 @@
-"""Why a request may be waiting for nothing: no worker is there that would take it.
+"""Why a request may wait for ever: no worker will take it.
 
 Knows what the registry of the workers of a shard tells. Knows no connection.
 """
@@ -15,18 +15,18 @@ from quire.transitions.replies import ms_of, readable, worker_of
 from quire.transitions.values import WorkerInfo
 from quire.transport.procedure import Procedure, RoundTrip, command
 
-#: The shard that every worker of a queue signs on at, unless it is told to serve others only.
+#: The shard that every worker of a queue serves, unless its settings name only other shards.
 FIRST_SHARD = 0
 
-#: The state of a worker that takes nothing new, since it is about to end.
+#: The state of a worker that will end soon and takes no new requests.
 _DRAINING = "draining"
 
 
 def absence(keys: Keys) -> Procedure[str | None]:
-    """What is missing, as a clause; None if a worker may come at any moment.
+    """Why no worker will take a request, as a clause; None if a worker may take it at any time.
 
-    None also where this user may not read the registry, as a producer may not. One round trip, a
-    few small keys.
+    Also None if this Redis user may not read the registry; a producer may not. One round trip that
+    reads a few small keys.
     """
     shards = [keys] if keys.shard == FIRST_SHARD else [keys, Keys(keys.queue, FIRST_SHARD)]
     reads = [command("time"), command("hget", keys.control, "paused")]
@@ -36,8 +36,8 @@ def absence(keys: Keys) -> Procedure[str | None]:
         return None
     if isinstance(paused, bytes):
         reason = paused.decode(errors="replace")
-        told = f"{_name(keys)} is paused"
-        return f"{told} ({reason})" if reason else told
+        clause = f"{_name(keys)} is paused"
+        return f"{clause} ({reason})" if reason else clause
     if any(isinstance(registry, RedisError) for registry in registries):
         return None
     own, *first = (_workers_in(registry, now_ms=ms_of(time)) for registry in registries)
@@ -55,14 +55,14 @@ def _nobody(
     others = [worker.name for worker in elsewhere if worker.is_alive]
     if others:
         return (
-            f"nobody serves shard {keys.shard} of queue {keys.queue!r}, but {others[0]} serves "
-            f"shard {FIRST_SHARD}: workers and clients must be given the same number of shards"
+            f"no worker serves shard {keys.shard} of queue {keys.queue!r}, but {others[0]} serves "
+            f"shard {FIRST_SHARD}: set the same number of shards for workers and clients"
         )
     if workers:
         last = min(workers, key=lambda worker: worker.seen_seconds)
         seen = f"{last.name} ({last.state}, {last.seen_seconds:.0f} s ago)"
         return f"no worker is alive on {_name(keys)}; the last one was {seen}"
-    return f"no worker is alive on {_name(keys)}, and none was of late; is this the right queue?"
+    return f"no worker is alive on {_name(keys)}, and none was recently; is this the right queue?"
 
 
 def _name(keys: Keys) -> str:

@@ -1,4 +1,4 @@
-"""The broker of an event loop: the transitions a producer needs, and reads that share an XREAD."""
+"""The broker for an event loop: the transitions of a producer, and reads that share an XREAD."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from quire.wire.protocol import GenerationRequest
 
 
 def connect_async(url: str, *, block_seconds: float = MAX_BLOCK_SECONDS) -> redis.asyncio.Redis:
-    """The counterpart of `quire.connect`, under the same discipline. Nothing is sent yet.
+    """Like `quire.connect`, for an event loop. Sends nothing yet.
 
-    ValueError for a url that cannot be right.
+    ValueError for an invalid url.
     """
     settings = connection_settings(url, block_seconds) | {"retry": Retry(NoBackoff(), 0)}
     if is_sentinel_url(url):
@@ -46,10 +46,10 @@ def connect_async(url: str, *, block_seconds: float = MAX_BLOCK_SECONDS) -> redi
 
 
 class AsyncBroker(AsyncShard):
-    """What a producer asks of one queue shard, over one redis.asyncio connection pool.
+    """The producer's side of one queue shard, over one redis.asyncio connection pool.
 
-    For one event loop. The reads of all its coroutines share one connection and few XREADs, however
-    many logs are followed. The settings are those of `Broker`.
+    For one event loop. The waiting reads of all coroutines share one connection and few XREADs,
+    however many logs they follow. The settings are those of `Broker`.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class AsyncBroker(AsyncShard):
     async def read_output(
         self, seen: Mapping[str, int], *, block_seconds: float | None = None
     ) -> dict[str, OutputRead]:
-        """See `Broker.read_output`; a read that waits shares its XREAD with all others."""
+        """See `Broker.read_output`. A read that waits shares its XREAD with all others."""
         if block_seconds is not None and seen:
             return await self._reader.read(seen, timeout=min(block_seconds, MAX_BLOCK_SECONDS))
         return await self._run(reading.read_output(self.keys, seen, count=MAX_ENTRIES_PER_STREAM))
@@ -124,10 +124,10 @@ class AsyncBroker(AsyncShard):
         return await self._run(absence(self.keys))
 
     async def close(self) -> None:
-        """Ends the reads; BrokerUnavailable for those that wait. The connection stays open."""
+        """Ends all waiting reads with BrokerUnavailable. The connection stays open."""
         await self._reader.close()
 
-    # Of groups; see `Grouping`.
+    # Groups; see `Grouping`.
 
     async def group_counts(self, group: str) -> dict[State, int]:
         """See `Broker.group_counts`."""
@@ -144,7 +144,7 @@ class AsyncBroker(AsyncShard):
     async def read_ends(
         self, group: str, *, after: str = FIRST_POSITION, block_seconds: float | None = None
     ) -> list[GroupEnd]:
-        """See `Broker.read_ends`. One that waits takes a connection for as long."""
+        """See `Broker.read_ends`. A read that waits uses a connection of its own meanwhile."""
         block = at_most(block_seconds, self._longest_block)
         return await self._run(
             grouping.read_ends(self.keys, group, after=after, block_seconds=block)

@@ -1,7 +1,6 @@
-"""The reading of an event loop: one task, one connection, however many coroutines follow a log.
+"""The shared reader of an event loop: one task and one connection for all coroutines that wait.
 
-The counterpart of what reader.py does for threads. Who waits for what, and which logs are read
-together, is the same code (waits.py).
+reader.py is the same for threads. waits.py, which both use, decides which logs are read together.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ CLOSE_SECONDS = 1.0
 
 
 class AsyncReader:
-    """The one task that reads for all waits of this loop. It lives as long as someone waits."""
+    """The one task that reads for all waits of this loop. It ends when no wait is left."""
 
     def __init__(
         self,
@@ -52,7 +51,7 @@ class AsyncReader:
         self._is_blocked = False
 
     async def read(self, seen: Mapping[str, int], *, timeout: float) -> dict[str, OutputRead]:
-        """What comes to these logs within `timeout` seconds, beyond the tokens already seen.
+        """What is added to these logs within `timeout` seconds, after the tokens already seen.
 
         BrokerUnavailable when one of them cannot be read.
         """
@@ -74,11 +73,11 @@ class AsyncReader:
         return wait.news
 
     async def close(self) -> None:
-        """End the task; BrokerUnavailable for those that wait."""
+        """Ends the task, and every wait with BrokerUnavailable."""
         if self._task is None:
             return
         self._waits.fail(BrokerUnavailable("the client was closed"))
-        # A read that is cancelled costs its connection, so the task is woken and ends by itself.
+        # Cancelling a read closes its connection, so the task is woken and ends by itself.
         await self._wake()
         _, running = await asyncio.wait([self._task], timeout=CLOSE_SECONDS)
         for task in running:
@@ -89,7 +88,7 @@ class AsyncReader:
             while self._waits:
                 await self._read_or_fail()
         finally:
-            # Only those a mistake of ours has left behind; nobody may wait for a task that is gone.
+            # Waits are left only after a bug in this class. Fail them, because the task has ended.
             self._waits.fail(BrokerUnavailable("the task that reads has ended"))
 
     async def _read_or_fail(self) -> None:
@@ -102,7 +101,7 @@ class AsyncReader:
 
     async def _read_once(self) -> bool:
         groups = self._waits.groups()
-        # Nothing has awaited since the groups were made, so every later wait finds it blocked.
+        # There was no await since the groups were made, so later waits see `_is_blocked`.
         reads = await run_async(self._reads.reading(groups), self._do)
         self._waits.deliver(reads, lowest_of(groups))
         if not reads and len(groups) > 1:
@@ -121,8 +120,8 @@ class AsyncReader:
     async def _wake(self) -> None:
         if not self._is_blocked:
             return
-        # One entry wakes it; those that come until it has woken need not write another.
+        # One entry wakes the reader; waits that are added until then need not write another one.
         self._is_blocked = False
-        # Without it (no memory left, say) the new wait begins when the blocked read has ended.
+        # If this fails (no memory, for example), the new wait begins after the blocked read.
         with contextlib.suppress(RedisError):
             await heeding_cancels(send_async(self._connection, self._reads.waking()))

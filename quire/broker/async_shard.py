@@ -1,7 +1,7 @@
-"""How an event loop reaches one queue shard; what it asks there is AsyncBroker's.
+"""How an event loop reaches one queue shard: the base class of AsyncBroker.
 
-What is asked of Redis, and what its answers mean, is the same code as behind `Broker`; here is only
-what waits. Like there, nothing is repeated but transitions that may be, for a bounded time.
+The commands and the meaning of their replies are procedures that Broker runs, too. This module
+only sends, waits and retries. As in Broker, only what is idempotent is retried, for a limited time.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from quire.transport.script_runner import (
     sending,
 )
 
-#: Tries of calls that are under way at once; each takes a connection. Others wait for their turn.
+#: The most calls that are sent at the same time; each uses a connection. Others wait.
 MAX_CALLS = 8
 
-#: How many requests are made ready before others of the loop have their turn: some milliseconds.
+#: How many requests are prepared before other tasks of the loop may run: some milliseconds.
 REQUESTS_PER_TURN = 64
 
 _Result = TypeVar("_Result")
 
 
 async def taking_turns(items: Iterable[_Result]) -> list[_Result]:
-    """The items, which are made as they are asked for; the others of the loop get on meanwhile."""
+    """The items as a list. Yields to the event loop while they are made."""
     made: list[_Result] = []
     for item in items:
         made.append(item)
@@ -51,13 +51,13 @@ async def taking_turns(items: Iterable[_Result]) -> list[_Result]:
 
 
 async def heeding_cancels(awaitable: Awaitable[_Result]) -> _Result:
-    """Awaits it; CancelledError where it has swallowed one.
+    """Awaits it, and raises CancelledError if it has swallowed a cancellation.
 
-    redis-py sends by `asyncio.wait_for`, and that of Python 3.11 drops a cancellation that comes
-    just when all is sent. Who was cancelled would go on: a timeout would have no effect.
+    redis-py sends with `asyncio.wait_for`. In Python 3.11 that drops a cancellation that arrives
+    just when everything is sent. The cancelled task would continue, and a timeout have no effect.
     """
     task = asyncio.current_task()
-    assert task is not None, "only a task awaits"
+    assert task is not None, "only a task can await"
     before = task.cancelling()
     try:
         return await awaitable
@@ -67,7 +67,7 @@ async def heeding_cancels(awaitable: Awaitable[_Result]) -> _Result:
 
 
 class AsyncShard:
-    """The base of AsyncBroker. `settings` are the arguments every transition begins with."""
+    """The base class of AsyncBroker. Every transition's arguments begin with `settings`."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class AsyncShard:
         self._connection = connection
         self._settings = tuple(settings)
         self._retry_seconds = retry_seconds
-        #: For how long a wait without a timeout bears that Redis does not answer.
+        #: For how long a wait without a timeout continues while Redis does not answer.
         self.outage_seconds = OUTAGE_RETRIES * retry_seconds
         self._longest_block = longest_block_of(connection)
         self._durability = (
@@ -102,7 +102,7 @@ class AsyncShard:
             return await self._ask(step)
         once = partial(self._look, step)
         if step.wait_seconds:
-            # A read that waits must not take the turn of calls that are answered at once.
+            # A read that waits must not hold up calls that Redis answers at once.
             return await self._retrying(once, wait_seconds=step.wait_seconds)
         return await self._call(once)
 
@@ -125,8 +125,8 @@ class AsyncShard:
         return await run_async(sending(source, made, durability), self._look)
 
     async def _call(self, operation: Callable[[], Awaitable[_Result]]) -> _Result:
-        # A turn is one try, and the time for all tries counts from here: when Redis is away all
-        # callers learn it together, instead of each after the tries of those before it.
+        # Each attempt takes a turn, but the retry time counts from here. So all callers fail at the
+        # same time in an outage, and not one after the other.
         return await self._retrying(partial(self._in_turn, operation))
 
     async def _in_turn(self, operation: Callable[[], Awaitable[_Result]]) -> _Result:

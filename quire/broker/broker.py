@@ -1,8 +1,8 @@
 """The broker: one method for each atomic transition of a request, and the reads around them.
 
-Every transition is one Lua script in `scripts/`, takes its clock from Redis, and may be repeated
-with the same arguments when its reply was lost; that is what the methods here do, for a bounded
-time, before they raise BrokerUnavailable. keys.py describes the keys that hold a request.
+Every transition is one Lua script in `scripts/`. It uses the clock of Redis, and may be repeated
+with the same arguments if its reply was lost. The methods here do that for a limited time, and then
+raise BrokerUnavailable. keys.py describes the keys of a request.
 """
 
 from __future__ import annotations
@@ -29,17 +29,19 @@ from quire.wire.protocol import GenerationRequest
 class Broker(Working, Moving, Operating, Grouping):
     """The transitions of one queue shard over one Redis connection (see `connection.connect`).
 
-    Safe to share between threads, except that `read_ingress` and `recover_entries` belong to one
-    thread. All brokers of a queue should be given the same durations.
+    Safe to share between threads, except that only one thread may call `read_ingress` and
+    `recover_entries`. Set the same durations for all brokers of a queue.
 
-    `lease_seconds`: how long a claim lives without a heartbeat. `max_attempts`: claims
-    that publish nothing until a request is given up. `max_queue_seconds`: the longest wait in the
-    queue. `retention_seconds`: how long a finished request can be read. Together these two should
-    be four leases or more, or what a worker leaves that dies may be gone. `max_backlog`: the most
-    requests waiting, scheduled or queued, None for no limit but those set by `set_limits`.
-    `retry_seconds`: how long a call is repeated.
-    `durable`: SUBMIT, and the COMMIT of an end, return when they are on the server's disk; where
-    the server cannot promise that, DurabilityUnavailable is raised before anything is sent.
+    `lease_seconds`: how long a claim lasts without a heartbeat.
+    `max_attempts`: after so many claims that publish nothing the request ends as failed.
+    `max_queue_seconds`: the longest wait in the queue.
+    `retention_seconds`: how long a finished request can be read. The last two together should be
+    four leases or more, or a request may expire before it is taken over from a dead worker.
+    `max_backlog`: the most requests that wait, scheduled or queued; with None only the limits of
+    `set_limits` apply.
+    `retry_seconds`: how long a call is retried.
+    `durable`: SUBMIT, and the COMMIT of an end, return when they are on the server's disk. If the
+    server cannot confirm that, DurabilityUnavailable is raised before anything is sent.
     """
 
     def __init__(
@@ -78,42 +80,43 @@ class Broker(Working, Moving, Operating, Grouping):
     def submit(self, request: GenerationRequest) -> Submitted:
         """Enqueues a request once, however often it is called with the same id.
 
-        InvalidRequest when it cannot be encoded; its body is not checked here. QueueFull when the
-        backlog limit or Redis' memory is reached; nothing was enqueued then.
+        InvalidRequest if it cannot be encoded; the body is not checked here. QueueFull if a limit
+        of the backlog or Redis' memory limit is reached; then nothing was enqueued.
         """
         return self.submit_many([request])[0]
 
     def submit_many(self, requests: Sequence[GenerationRequest]) -> list[Submitted]:
         """Enqueues many requests in few round trips.
 
-        QueueFull when one was refused; its `accepted` are the ids that are in the queue all the
-        same. Calling again with the same requests is safe.
+        QueueFull if one was refused; its `accepted` are the ids of those that were enqueued.
+        Calling again with the same requests is safe.
         """
         return self.submit_messages([Message.of(request) for request in requests])
 
     def submit_messages(self, messages: Sequence[Message]) -> list[Submitted]:
-        """Like `submit_many`, of requests that are encoded already."""
+        """Like `submit_many`, for requests that are already encoded."""
         return self._run(submitting(self.keys, messages))
 
     def cancel(self, request_id: str) -> State:
         """Cancels a request; returns its state after that.
 
-        A waiting one is `cancelled` at once; a running one stays `running` until its worker sees
-        the flag on its next commit or heartbeat; a terminal one stays as it is. UnknownRequest.
+        A waiting request is `cancelled` at once. A running one stays `running` until its worker
+        sees the flag at its next commit or heartbeat. A terminal one does not change.
+        UnknownRequest.
         """
         return self._run(cancelling(self.keys, request_id))
 
     def status(self, request_id: str) -> RequestStatus:
-        """A snapshot of the request. UnknownRequest when there is none, or it has expired."""
+        """A snapshot of the request. UnknownRequest if it does not exist or has expired."""
         return self._run(reading.status(self.keys, request_id))
 
     def read_output(
         self, seen: Mapping[str, int], *, block_seconds: float | None = None
     ) -> dict[str, OutputRead]:
-        """What the output logs hold beyond `seen`: request id -> number of tokens already read.
+        """What the output logs have after `seen`: request id -> number of tokens already read.
 
-        If there is nothing new it waits up to `block_seconds` (at most MAX_BLOCK_SECONDS; None does
-        not wait). A request without news, or that does not exist, is missing from the result.
+        If there is nothing new, it waits up to `block_seconds` (at most MAX_BLOCK_SECONDS; None
+        does not wait). A request without news, or that does not exist, is not in the result.
         """
         block, count = at_most(block_seconds, self._longest_block), output_log.MAX_ENTRIES_PER_READ
         return self._run(reading.read_output(self.keys, seen, count=count, block_seconds=block))

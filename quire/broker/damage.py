@@ -1,6 +1,7 @@
-"""Ends requests of which the queue holds what no transition wrote, so that every one fails on them.
+"""Ends requests with damaged keys.
 
-Left as they are, they would come up again for ever, in the way of all others.
+Such keys contain what no transition wrote, so every transition on them fails. If the request
+stayed, it would be tried again for ever and hold up all others.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ def condemn(
     error: ProtocolError,
     entry: IngressEntry | None = None,
 ) -> bool:
-    """Ends a request on which a transition always fails. False if its keys are sound.
+    """Ends a request on which a transition always fails. False if its keys are not damaged.
 
-    `error` is what the transition failed with. A claim passes the `entry` it was made for, which is
-    removed as well. An error of the call itself is logged and not raised; the request stays then.
+    `error` is the error of the transition. A claim passes its `entry`, which is removed as well. An
+    error of this call itself is logged and not raised; then the request stays.
     """
-    info = ErrorInfo("damaged", "what the queue holds of the request is damaged")
+    info = ErrorInfo("damaged", "the keys of the request in the queue are damaged")
     done = Completion(request_id, State.FAILED, FinishReason.ERROR, error=info).encode()
     reason = f"{info.code}: {error}"[:MAX_REASON_LENGTH]
     call = condemn_call(keys, request_id, entry=entry, reason=reason, done=done)
     try:
         ended = bool(scripts.run("condemn", call))
     except QuireError as worse:
-        # Not raised: the caller must learn what became of the others of the same call.
+        # Not raised: the caller needs the results of the other requests of the same call.
         _log.error("condemn of %s: %s", request_id, worse)
         return False
     if ended:

@@ -1,4 +1,4 @@
-"""What a producer asks of the broker about groups: requests that were submitted as one."""
+"""The broker's reads and transitions for groups: requests that were submitted together."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from quire.transport.procedure import Procedure, RoundTrip, command
 from quire.transport.script_runner import raise_if_error
 from quire.wire.output import State
 
-#: Where a reader of a group's ends begins.
+#: The cursor with which a reader of a group's ends begins.
 FIRST_POSITION = "0-0"
 
 #: The most ends taken by one read.
 MAX_ENDS_PER_READ = 256
 
-#: The most leases that are over of which one look finds out whose they are: a millisecond.
+#: The most expired leases that one look reads: a millisecond of the server.
 MAX_LEASES = 4096
 
-#: The largest number of a position within its millisecond.
+#: The largest sequence number of a stream id within its millisecond.
 _LAST_NUMBER = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class GroupEnd:
-    """One member of a group came to an end. `position` is where to read on."""
+    """One member of a group has ended. `position` is the cursor to read on from."""
 
     position: str
     request_id: str
@@ -41,7 +41,7 @@ class GroupEnd:
 
 
 class EndsCursor:
-    """How far one reader of a group's ends has come in one shard.
+    """The cursor of one reader of a group's ends in one shard.
 
     Positions are times of Redis. A Redis that lost its last ends, and whose clock is behind, as a
     replica's may be, writes the next ends before the cursor of a reader that has seen the lost
@@ -54,19 +54,19 @@ class EndsCursor:
 
     @property
     def position(self) -> str:
-        """Where to wait for the next end."""
+        """The cursor to wait from for the next end."""
         return self._last.position if self._last else FIRST_POSITION
 
     @property
     def overlap(self) -> str:
-        """Where to read on, so that the last end that was seen comes again."""
+        """The cursor to read on from, so that the last end that was seen is read again."""
         if self._last is None:
             return FIRST_POSITION
         time_ms, number = map(int, self._last.position.split("-"))
         return f"{time_ms}-{number - 1}" if number else f"{time_ms - 1}-{_LAST_NUMBER}"
 
     def take(self, ends: Sequence[GroupEnd]) -> Sequence[GroupEnd] | None:
-        """What is new of that which was read from `overlap` on; None if all begins anew."""
+        """The new ends among those read from `overlap` on; None if the reader must start again."""
         if self._last is not None:
             if not ends or ends[0] != self._last:
                 self._last = None
@@ -78,10 +78,10 @@ class EndsCursor:
 
 
 class Grouping(Shard):
-    """The side of a Broker that knows groups; each shard knows only its own part of one."""
+    """The side of a Broker for groups. Each shard has only its own part of a group."""
 
     def group_counts(self, group: str) -> dict[State, int]:
-        """How many of the group's requests are in each state; empty when there is no such group."""
+        """How many of the group's requests are in each state; empty if the group does not exist."""
         return self._run(group_counts(self.keys, group))
 
     def open_members(self, group: str) -> list[str]:
@@ -95,27 +95,27 @@ class Grouping(Shard):
     def read_ends(
         self, group: str, *, after: str = FIRST_POSITION, block_seconds: float | None = None
     ) -> list[GroupEnd]:
-        """The ends that came after a position, in order; waits for one as `read_output` does."""
+        """The ends after a cursor, in order; waits for one as `read_output` does."""
         block = at_most(block_seconds, self._longest_block)
         return self._run(read_ends(self.keys, group, after=after, block_seconds=block))
 
     def cancel_many(self, request_ids: Sequence[str]) -> dict[str, State]:
-        """Cancels many requests in few round trips; unknown ones are missing from the answer."""
+        """Cancels many requests in few round trips; the result has no unknown ones."""
         return self._run(cancel_many(self.keys, request_ids))
 
     def end_overdue(self, request_ids: Sequence[str]) -> dict[str, State]:
-        """Ends those whose time is over and which no worker holds; returns the states of these.
+        """Ends the requests that are overdue and held by no worker; returns the states of these.
 
-        Their time is over when they are past their deadline, too long in the queue or, left behind
-        by a worker that is gone, cancelled. Whoever waits for them may call it at any time.
+        A request is overdue if it is past its deadline, too long in the queue, or was cancelled and
+        its worker is dead. Every reader that waits for it may call this at any time.
         """
         return self._run(end_overdue(self.keys, request_ids))
 
     def overdue(self, group: str) -> list[str]:
-        """What a reader of a group should `end_overdue`.
+        """The ids that a reader of a group should pass to `end_overdue`.
 
-        Members that a worker has left behind, and whatever has waited too long: that ends at once,
-        so it is in nobody's way the next time.
+        Members whose lease has expired, and all requests that have waited too long: these end at
+        once, so the next call does not return them again.
         """
         return self._run(overdue(self.keys, group))
 
@@ -182,7 +182,7 @@ def overdue(keys: Keys, group: str) -> Procedure[list[str]]:
 
 
 def at_most(seconds: float | None, longest: float) -> float | None:
-    """How long a read may block; None does not wait."""
+    """For how many seconds a read may block; None does not wait."""
     return None if seconds is None else min(seconds, longest)
 
 
@@ -194,7 +194,7 @@ def counts_of(fields: Mapping[bytes, bytes]) -> dict[State, int]:
 
 
 def ends_of(reply: Any) -> list[GroupEnd]:
-    """Reads what an XREAD of the ends of one group answered. ProtocolError."""
+    """Reads the reply to an XREAD of the ends of one group. ProtocolError."""
     with reading("an end in the group"):
         return [
             GroupEnd(entry_id.decode(), fields[b"id"].decode(), State(fields[b"state"].decode()))
@@ -204,10 +204,7 @@ def ends_of(reply: Any) -> list[GroupEnd]:
 
 
 def _states_of(request_ids: Sequence[str], replies: Sequence[Any]) -> dict[str, State]:
-    """The states that a transition answered for each; empty answers are missing.
-
-    Raises the first error.
-    """
+    """The states in the replies to a transition, without empty replies. Raises the first error."""
     return {
         request_id: State(reply.decode())
         for request_id, reply in zip(request_ids, map(raise_if_error, replies), strict=True)

@@ -1,7 +1,7 @@
-"""Reads the ingress streams for one worker: in the order of priority, and what a crash left behind.
+"""Reads the ingress streams for one worker: by priority, and the entries that a crash left.
 
-Delivery is not a right to run: it only tells a worker what to try to claim. So an entry delivered
-twice does no harm, and an entry whose delivery was lost is found again by `recover`.
+A delivery is not a claim: it only tells a worker which request to try to claim. So an entry that is
+delivered twice does no harm. `recover` finds an entry whose delivery was lost.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from quire.transitions.values import IngressEntry
 from quire.transport.connection import MAX_BLOCK_SECONDS, Retrying
 from quire.wire.protocol import Priority
 
-#: Every so many reads one entry of another class goes first, each in turn, so that none starves.
+#: After so many reads, one entry of another class goes first, each class in turn, so that no class
+#: starves.
 AGING_PERIOD = 16
 
-#: How often a server that cannot block a group read is asked instead.
+#: The pause between two reads of a server that cannot block a group read.
 POLL_SECONDS = 0.01
 
-#: How long the probe of that ability waits for an entry that is already there.
+#: How long the probe for blocking reads waits for an entry that is already in the stream.
 _PROBE_BLOCK_MS = 20
 
-#: How long the stream of a probe lives whose worker died over it.
+#: After how long the stream of a probe expires if its worker died during the probe.
 _PROBE_EXPIRY_MS = 60_000
 
-#: In one step: between two, a worker could die and leave a stream for ever.
+#: One script, because a worker that died between two commands would leave a stream for ever.
 _MAKE_PROBE = """
 redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[1], '0', 'MKSTREAM')
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
@@ -44,25 +45,26 @@ Streams = dict[str | bytes | memoryview, str | bytes | int | memoryview]
 
 
 class IngressReader:
-    """Reads one shard's ingress streams. Not for two threads at once."""
+    """Reads one shard's ingress streams. Not thread-safe."""
 
     def __init__(self, connection: redis.Redis, keys: Keys, *, retrying: Retrying) -> None:
         self._connection = connection
-        # What comes back goes before what is new in its class.
+        # In its class, a request that was requeued goes before the new ones.
         self._streams = {level: (keys.resumed(level), keys.ingress(level)) for level in Priority}
         self._priorities = {
             name.encode(): level for level, names in self._streams.items() for name in names
         }
         self._probe_key = keys.probe
         self._retrying = retrying
-        # Apart for each `least`: else every turn of a low class could fall on reads without it.
+        # One count for each `least`. With one count for all, every turn of a low class could fall
+        # on a read that does not include it.
         self._reads = dict.fromkeys(Priority, 0)
         self._can_block: bool | None = None
 
     def ensure_groups(self) -> None:
-        """Creates the streams and their group where they are missing; harmless when they are not.
+        """Creates the streams and their group if they are missing; otherwise does nothing.
 
-        From id 0, so that requests submitted before the first worker came are delivered too.
+        From id 0, so that requests submitted before the first worker started are delivered, too.
         """
         for stream in self._in_order(sorted(self._streams)):
             self._retrying(partial(self._create_group, stream))
@@ -70,19 +72,19 @@ class IngressReader:
     def read(
         self, worker: str, *, count: int, block_seconds: float, least: Priority = Priority.LOW
     ) -> list[IngressEntry]:
-        """At most `count` entries never delivered before of class `least` or better, best first.
+        """At most `count` undelivered entries of class `least` or better, best class first.
 
-        When there are none, waits up to `block_seconds` (at most MAX_BLOCK_SECONDS) for the next
-        one; entries that come to several streams at that moment may make it a few more than
-        `count`. BrokerUnavailable is raised at once: a lost reply may have delivered something,
-        which stays pending for `recover`.
+        If there are none, waits up to `block_seconds` (at most MAX_BLOCK_SECONDS) for the next one;
+        if entries arrive in several streams at the same time, there may be a few more than `count`.
+        BrokerUnavailable is raised without a retry: a lost reply may have delivered entries, which
+        stay pending for `recover`.
         """
         self._reads[least] += 1
         entries: list[IngressEntry] = []
         classes = self._best_first(least)
         turn, rest = divmod(self._reads[least], AGING_PERIOD)
         if rest == 0:
-            # Each class is first in turn, or the lowest would be served before the middle ones.
+            # Each class is first in turn; otherwise the lowest would go before the middle ones.
             rising = classes[::-1]
             first = (turn - 1) % len(rising)
             entries += self._read_first(worker, rising[first:] + rising[:first], count=1)
@@ -100,12 +102,12 @@ class IngressReader:
         count: int,
         least: Priority = Priority.LOW,
     ) -> list[IngressEntry]:
-        """Entries of class `least` or better that were delivered and then left alone, best first.
+        """Entries of class `least` or better that were delivered but not claimed, best class first.
 
-        At most `count` of each stream. They are all those pending for `worker` itself, which must
-        not be reading in another thread, and those that were pending for anyone for
-        `min_idle_seconds`. That time is no lease: it only bounds how soon an entry left by a crash
-        between read and claim is looked at again.
+        At most `count` of each stream: all that are pending for `worker` itself, which must not
+        read in another thread at the same time, and all that have been pending for any worker for
+        `min_idle_seconds`. That time is not a lease. It only says how soon an entry is read again
+        after a crash between read and claim.
         """
         found: dict[tuple[str, str], IngressEntry] = {}
         for stream in self._in_order(self._best_first(least)):
@@ -118,7 +120,7 @@ class IngressReader:
     def _read_first(
         self, worker: str, order: Sequence[Priority], *, count: int
     ) -> list[IngressEntry]:
-        # COUNT is per stream and XREADGROUP knows no order between streams: so one call per stream.
+        # One call per stream: COUNT is per stream, and XREADGROUP has no order between streams.
         entries: list[IngressEntry] = []
         for stream in self._in_order(order):
             wanted = count - len(entries)
@@ -156,7 +158,7 @@ class IngressReader:
         def once() -> Any:
             return self._connection.xreadgroup(GROUP, worker, after, count=count, block=block_ms)
 
-        # Not repeatable: a read whose reply was lost has delivered what it read.
+        # Not repeatable: a read whose reply was lost has delivered its entries.
         read = partial(self._with_groups, once, streams=streams)
         found = entries_by_stream(self._retrying(read, repeatable=False))
         return [entry for stream, part in found for entry in self._entries(stream, part)]
@@ -171,7 +173,7 @@ class IngressReader:
         return self._entries(stream.encode(), reply[1])
 
     def _entries(self, stream: bytes, part: Any) -> list[IngressEntry]:
-        """Parses deliveries; one whose entry was deleted since is acknowledged here and dropped."""
+        """Parses deliveries. Acknowledges and drops those whose entry was deleted meanwhile."""
         entries = []
         for item in part:
             if not item or item[0] is None:
@@ -184,7 +186,7 @@ class IngressReader:
                 IngressEntry(
                     stream=stream.decode(),
                     entry_id=entry_id.decode(),
-                    # A foreign entry has no id. It is claimed like any other, which removes it.
+                    # An entry that no script wrote has no id. Claiming it removes it, as any other.
                     request_id=fields.get(b"id", b"").decode(errors="replace"),
                     priority=self._priorities[stream],
                     enqueued_ms=int(entry_id.partition(b"-")[0]),
@@ -196,9 +198,9 @@ class IngressReader:
         try:
             return read()
         except ResponseError:
-            # A flushed or failed-over server has forgotten the group, and says so in several ways
-            # (NOGROUP, UNBLOCKED). An error reply has delivered nothing, so the read may be made
-            # again; an error of another kind will come again and is raised then.
+            # After a flush or a failover the server does not have the group, and replies with one
+            # of several errors (NOGROUP, UNBLOCKED). An error reply has delivered nothing, so the
+            # read may be repeated. If the error has another cause, the second read raises it.
             for stream in streams:
                 self._create_group(stream)
             return read()
@@ -211,19 +213,19 @@ class IngressReader:
                 raise
 
     def _probe_blocking(self) -> bool:
-        """Whether XREADGROUP BLOCK can be trusted on this server.
+        """Whether XREADGROUP BLOCK works on this server.
 
-        An in-memory fake returns at once from an empty stream when COUNT is given, and loses what
-        is there when it is not. The probe sees both on a stream of its own.
+        An in-memory fake returns at once from an empty stream if COUNT is given, and loses entries
+        if it is not. The probe detects both on a stream of its own.
         """
-        # A name of its own, or two workers that start together would eat each other's entry.
+        # A random name; otherwise two workers that start together would read each other's entry.
         key, read = f"{self._probe_key}:{secrets.token_hex(8)}", self._connection.xreadgroup
         try:
             self._connection.eval(_MAKE_PROBE, 1, key, GROUP, _PROBE_EXPIRY_MS)
             began = time.monotonic()
             read(GROUP, "probe", {key: ">"}, count=1, block=_PROBE_BLOCK_MS)
             waited = time.monotonic() - began >= _PROBE_BLOCK_MS / 2000
-            # A server that lost the stream since must not get one that never expires.
+            # If the server has lost the stream since, this must not create one that never expires.
             self._connection.xadd(key, {"probe": "1"}, nomkstream=True)
             return waited and bool(read(GROUP, "probe", {key: ">"}, block=_PROBE_BLOCK_MS))
         finally:

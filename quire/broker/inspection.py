@@ -1,8 +1,8 @@
-"""Looks at queues from outside: how much waits, how long, who is there. Changes nothing.
+"""Reads the state of queues: how many requests wait, for how long, and which workers there are.
 
-Plain reads in two round trips for any number of queues, so that one reader can watch them all. The
-numbers of one look belong to neighbouring moments, not to one: a request may be claimed between the
-two round trips.
+Changes nothing. Two round trips for any number of queues, so that one reader can watch them all.
+The numbers do not belong to exactly one moment: a request may be claimed between the two round
+trips.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from quire.transitions.values import WorkerInfo
 from quire.transport.connection import Retrying
 from quire.wire.protocol import Priority
 
-#: Deliveries looked at per stream for the one that waits longest for its claim. More than workers
-#: hold between read and claim, unless many hundreds of them die at once.
+#: The most deliveries read per stream to find the one that waits longest for its claim. Workers
+#: hold fewer between read and claim, unless many hundreds of them die at once.
 MAX_PENDING_SEEN = 256
 
-#: Streams of a shard: for each class one of new requests, and one of those that came back.
+#: Streams of a shard: for each class one for new requests and one for requeued ones.
 _NUM_STREAMS = 2 * len(Priority)
 
 
 @dataclass(frozen=True, slots=True)
 class IngressState:
-    """The requests of one class in its ingress streams, of new ones and of those that came back.
+    """The requests of one class in its two ingress streams: new ones and requeued ones.
 
-    One that came back counts from then on. `undelivered_seconds`: since the oldest undelivered
-    entry came into its stream; where no request is queued, all entries are of ended ones, and their
-    age says nothing. `pending_seconds`: since the delivery of the one that waits longest for its
-    claim. 0 where there is none.
+    `undelivered_seconds`: the age of the oldest undelivered entry; of a requeued request, since it
+    was requeued. 0 if no request is queued, because all entries belong to ended requests then.
+    `pending_seconds`: since the delivery of the entry that waits longest for its claim; 0 if there
+    is none.
     """
 
     priority: Priority
@@ -49,13 +49,13 @@ class IngressState:
 
 @dataclass(frozen=True, slots=True)
 class ShardState:
-    """One shard of a queue: its streams by priority, and what else belongs to it.
+    """One shard of a queue: its streams by priority, and its other counts.
 
-    `num_queued` requests wait for a worker now. The streams may have more entries: that of a
-    request which was cancelled, or waited too long, stays there until a worker has read it.
-    `num_due` are those of `num_scheduled` that should have been queued by now, and
-    `num_expired_leases` those of `num_leases` that nobody has renewed or reaped in time. `workers`
-    are those of the registry, silent ones included.
+    `num_queued` requests wait for a worker now. The streams may have more entries: the entry of a
+    request that was cancelled, or waited too long, stays until a worker has read it. `num_due` of
+    the `num_scheduled` should have been queued by now. `num_expired_leases` of the `num_leases`
+    were neither renewed nor reaped in time. `workers` are those of the registry, silent ones
+    included.
     """
 
     ingress: tuple[IngressState, ...]
@@ -70,21 +70,21 @@ class ShardState:
 
     @property
     def num_lost(self) -> int:
-        """Queued requests that have no entry in any stream: at least so many.
+        """A lower bound for the queued requests that have no entry in any stream.
 
-        An entry of a request that has ended may stand for one that is lost.
+        The entry of an ended request may hide one that is lost.
         """
         num_entries = sum(each.num_undelivered + each.num_pending for each in self.ingress)
         return max(0, self.num_queued - num_entries)
 
 
 def models_of(workers: Iterable[WorkerInfo]) -> list[str]:
-    """The names of the models that workers who are there say they serve, sorted."""
+    """The names of the models that live workers serve, sorted."""
     return sorted(adapters_of(workers))
 
 
 def adapters_of(workers: Iterable[WorkerInfo]) -> dict[str, list[str]]:
-    """The same by name, and for each of them the adapters that some worker has, sorted."""
+    """The models that live workers serve: name -> adapters that some worker has, sorted."""
     found: dict[str, set[str]] = {}
     for worker in workers:
         if worker.model and worker.is_alive:
@@ -93,23 +93,23 @@ def adapters_of(workers: Iterable[WorkerInfo]) -> dict[str, list[str]]:
 
 
 def inspect_shards(connection: redis.Redis, shards: Sequence[Keys]) -> list[ShardState]:
-    """The state of each shard, in the order given; one without any key is empty, not an error.
+    """The state of each shard, in the given order; a shard without any key is empty.
 
-    Tries once, so that it takes no longer than the connection's timeouts allow: BrokerUnavailable.
+    Does not retry, so that it takes no longer than the connection's timeouts. BrokerUnavailable.
     """
     return Retrying(0.0)(lambda: _inspect(connection, shards))
 
 
 @dataclass(frozen=True, slots=True)
 class ServerMemory:
-    """How full the server is, whatever else it keeps; a limit of 0 is none."""
+    """The memory that the whole server uses, and its limit; 0 is no limit."""
 
     used_bytes: int
     limit_bytes: int
 
 
 def inspect_memory(connection: redis.Redis) -> ServerMemory | None:
-    """The memory of the server; None where it does not tell this user. Tries once, as above."""
+    """The memory of the server; None if this user may not read it. Does not retry."""
     try:
         info: Any = Retrying(0.0)(lambda: connection.info("memory"))
     except BrokerUnavailable as error:
@@ -121,7 +121,7 @@ def inspect_memory(connection: redis.Redis) -> ServerMemory | None:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """What the first round trip tells of a stream; `lag` is None where the server cannot tell."""
+    """The first round trip's data of a stream; `lag` is None if the server does not know it."""
 
     last_delivered: bytes
     length: int
@@ -131,7 +131,7 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """What the first round trip tells of a shard; `workers` as they stand in the registry."""
+    """The first round trip's data of a shard; `workers` are the fields of the registry."""
 
     groups: tuple[_Group, ...]
     is_paused: bool
@@ -188,7 +188,7 @@ def _ask_heads(pipeline: Any, shards: Sequence[Keys], sizes: Sequence[_Sizes], n
 
 
 def _read_heads(replies: Iterator[Any], known: _Sizes, *, now_ms: int) -> ShardState:
-    # The two were counted at neighbouring moments.
+    # The two were not counted at exactly the same moment.
     num_queued = max(0, known.num_waiting - known.num_scheduled)
     streams = [
         _ingress_of(
@@ -211,10 +211,10 @@ def _read_heads(replies: Iterator[Any], known: _Sizes, *, now_ms: int) -> ShardS
 
 
 def _answers(connection: redis.Redis, ask: Callable[[Any], None]) -> Iterator[Any]:
-    """The replies of one round trip. A stream or group that is missing is an empty reply.
+    """The replies of one round trip. A missing stream or group is an empty reply.
 
-    Redis makes a stream with its first request and its group with the first worker, so that neither
-    says anything about the queue but that nobody was there yet.
+    The first request creates a stream, and the first worker its group. So a missing one only means
+    that there was no request or no worker yet.
     """
     with connection.pipeline(transaction=False) as pipeline:
         ask(pipeline)
@@ -246,8 +246,8 @@ def _group_of(rows: Sequence[Mapping[str, Any]], length: int) -> _Group:
 def _ingress_of(
     priority: Priority, group: _Group, waiting: Any, pending: Any, *, now_ms: int, is_ended: bool
 ) -> IngressState:
-    # Servers before 7.0 know no lag, others lose it when somebody deletes an entry. A claim removes
-    # its entry, so what is in the stream and not pending is undelivered.
+    # Redis before 7.0 has no lag, and later versions lose it when an entry is deleted. A claim
+    # removes its entry, so an entry in the stream that is not pending is undelivered.
     lag = max(0, group.length - group.pending) if group.lag is None else group.lag
     has_age = waiting and not is_ended
     entered_ms = int(waiting[0][0].partition(b"-")[0]) if has_age else now_ms
@@ -262,7 +262,7 @@ def _ingress_of(
 
 
 def _together(new: IngressState, resumed: IngressState) -> IngressState:
-    """Both streams of one class as one."""
+    """The two streams of one class together."""
     return IngressState(
         priority=new.priority,
         num_undelivered=new.num_undelivered + resumed.num_undelivered,

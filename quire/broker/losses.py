@@ -1,6 +1,6 @@
-"""Finds open requests that nothing in the queue leads to any more. Changes nothing.
+"""Finds open requests that are in no stream or set of the queue any more. Changes nothing.
 
-RESTORE (see `Broker.restore`) puts back what is lost; here it is only looked for, by plain reads.
+RESTORE (see `Broker.restore`) repairs such losses; this module only finds them, with plain reads.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from quire.keys import Keys
 from quire.transitions.values import Lost
 from quire.transport.connection import Retrying
 
-#: The most open requests looked at: a second or so.
+#: The most open requests that are examined: about a second.
 MAX_SEEN = 10_000
 
-#: How many of them are looked at in one round trip, or a few more.
+#: About how many of them are examined in one round trip.
 _PER_LOOK = 500
 
-#: What is compared of a record: if all of it stays the same, no transition came between two looks.
+#: The compared fields of a record. If none has changed, no transition came between two reads.
 _FIELDS = ("state", "epoch", "priority", "entry")
 
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """`lost`: what leads to a request no more, by its id. `num_seen` of `num_open` were looked at.
+    """`lost`: request id -> what is missing. `num_seen` of the `num_open` requests were examined.
 
-    One that an older version has queued is not told: its record does not name its entry.
+    Requests that an older version has queued are not reported: their records do not name an entry.
     """
 
     num_open: int
@@ -38,9 +38,9 @@ class Losses:
 
 
 def inspect_losses(connection: redis.Redis, keys: Keys, *, most: int = MAX_SEEN) -> Losses:
-    """Compares open requests of a shard with its streams and sets. Tries once: BrokerUnavailable.
+    """Compares open requests of a shard with its streams and sets. BrokerUnavailable; no retry.
 
-    A request may be claimed between two reads, so each that seems lost is looked at again.
+    A request may be claimed between two reads, so each that seems lost is read a second time.
     """
 
     def look() -> Losses:
@@ -72,7 +72,7 @@ def _lost_of(connection: redis.Redis, keys: Keys, names: Sequence[str]) -> dict[
         for (name, lost, _), answer in zip(asked, answers, strict=True)
         if not _is_there(name, lost, answer)
     }
-    # The second look: what is as it was has not been claimed, ended or moved since.
+    # The second read: a request with an unchanged record was not claimed, ended or moved meanwhile.
     was = dict(zip(names, before, strict=True))
     still = zip(seem_lost, _records(connection, keys, list(seem_lost)), strict=True)
     return {name: seem_lost[name] for name, record in still if record == was[name]}
@@ -81,7 +81,7 @@ def _lost_of(connection: redis.Redis, keys: Keys, names: Sequence[str]) -> dict[
 def _question(
     keys: Keys, name: str, record: Sequence[bytes | None]
 ) -> tuple[Lost, Callable[[Any], object]] | None:
-    """What leads to a request by its record, and the read that tells whether it is there."""
+    """Where the record says that the request is, and the read that checks it."""
     state, epoch, priority, entry = record
     if state is None:
         return Lost.RECORD, lambda pipeline: pipeline.hexists(keys.open, name)
@@ -101,7 +101,7 @@ def _is_there(name: str, lost: Lost, answer: Any) -> bool:
     if lost is Lost.ENTRY:
         return bool(answer) and answer[0][1].get(b"id") == name.encode()
     if lost is Lost.RECORD:
-        # Not open any more: it has ended between two reads.
+        # If it is not open any more, it has ended between two reads.
         return not answer
     return answer is not None
 

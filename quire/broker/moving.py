@@ -1,7 +1,7 @@
-"""Keeps a queue moving: takes back what dead workers hold, queues what is due, ends what is late.
+"""Moves requests whose time has come: expired leases, scheduled requests that are due, late ones.
 
-It is nobody's work in particular: any worker or operator may look for requests whose time has come.
-The transition looks again, so that several who look at once move each request once.
+Any worker or operator may do this at any time. The transition checks each request again, so that
+several workers that look at the same time move each request once.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from quire.transport.procedure import command
 from quire.transport.script_runner import Call
 from quire.wire.output import State
 
-#: How many open requests one turn of `restore` looks at, or a few more: four calls of RESTORE, and
-#: about 20 ms of the server.
+#: About how many open requests one turn of `restore` examines: four calls of RESTORE, and about
+#: 20 ms of the server.
 OPEN_PER_TURN = 1000
 
-#: The shortest time between two turns of `restore`, whoever takes them: 0.5 % of the server.
+#: The shortest time between two turns of `restore`, of all workers together: 0.5 % of the server.
 TURN_MS = 4000
 
-#: The time from the end of one pass over all open requests to the beginning of the next one.
+#: The pause between two passes over all open requests.
 REST_MS = 30_000
 
 _log = logging.getLogger(__name__)
 
 
 class Moving(Shard):
-    """The side of a Broker that moves on requests whose time has come."""
+    """The side of a Broker that moves requests whose time has come."""
 
     def reap(self, *, limit: int = MAX_ITEMS_PER_CALL) -> list[Reaped]:
-        """Takes requests from workers whose leases expired; any worker may call it at any time.
+        """Takes requests back whose leases have expired; any worker may call it at any time.
 
-        Each is queued again, its tokens kept, or ended when it was cancelled, is past its deadline
-        or has spent its attempts (a dead letter then). A claim that has published tokens is not
-        counted as an attempt. A request with tokens goes before the others of its class. At most
-        `limit`, oldest lease first.
+        Each is requeued with its tokens. It ends instead if it was cancelled, is past its deadline,
+        or has no attempts left; in the last case it leaves a dead letter. A claim that has
+        published tokens does not count as an attempt. A request with tokens goes before the others
+        of its class. At most `limit`, oldest lease first.
         """
         return [
             Reaped(*moved)
@@ -58,11 +58,10 @@ class Moving(Shard):
         ]
 
     def promote(self, *, limit: int = MAX_ITEMS_PER_CALL, ends_late: bool = True) -> list[Promoted]:
-        """Queues the scheduled requests that are due, and ends waiting ones that are late.
+        """Queues the scheduled requests that are due, and ends waiting requests that are late.
 
-        Any worker may call it at any time. At most `limit` of each, the longest due first. Returns
-        those that were due; to learn the late ones as well, pass `ends_late=False` and call
-        `expire`.
+        Any worker may call it at any time. At most `limit` of each, earliest time first. Returns
+        only those that were due; to get the late ones, pass `ends_late=False` and call `expire`.
         """
         promoted = [
             Promoted(*moved)
@@ -75,8 +74,8 @@ class Moving(Shard):
     def expire(self, *, limit: int = MAX_ITEMS_PER_CALL) -> list[Expired]:
         """Ends the waiting requests that are past their deadline or too long in the queue.
 
-        A claim would end them, too, but a busy or paused queue claims nothing. Any worker or
-        operator may call it at any time. At most `limit`, the longest overdue first.
+        A claim would end them, too, but in a busy or paused queue no worker claims them. Any worker
+        or operator may call it at any time. At most `limit`, earliest time first.
         """
         return [
             Expired(*moved)
@@ -84,13 +83,13 @@ class Moving(Shard):
         ]
 
     def restore(self, *, is_at_once: bool = False) -> list[Restored]:
-        """One turn of comparing the open requests with the streams and sets that hold them.
+        """Compares some open requests with the streams and sets of the queue, and repairs losses.
 
-        Streams can be trimmed or deleted, and keys evicted; then nobody would look at a request
-        any more. It gets back what was lost. Any worker may call it at any time. A turn looks at
-        the next OPEN_PER_TURN open requests. All workers share one place, and take a turn every
-        TURN_MS at most; after a whole pass there is a rest. `is_at_once` does not wait for that:
-        it is for one that has just found something.
+        Streams can be trimmed or deleted, and keys evicted. Then no worker would find the request
+        any more, so its entry is put back. Any worker may call this at any time. One turn examines
+        the next OPEN_PER_TURN open requests. All workers share one cursor and one pace: a turn
+        every TURN_MS at most, and a pause of REST_MS after a whole pass. `is_at_once` ignores the
+        pace, for a worker that has just found a loss.
         """
         survey = survey_call(
             self.keys,
@@ -99,10 +98,10 @@ class Moving(Shard):
             rest_ms=REST_MS,
             is_at_once=is_at_once,
         )
-        # An id is text; what else somebody wrote among the open requests is no request.
+        # An id is UTF-8 text. Any other field of the hash is not a request.
         names = [row.decode(errors="ignore") for row in self._scripts.run("survey", survey)]
         replies = self._run_on([name for name in names if name], "restore", restore_call)
-        # A damaged one has ended instead.
+        # A damaged request was ended instead, and its reply is a state.
         return [
             Restored(request_id, Lost(lost)) for request_id, lost in replies if lost in set(Lost)
         ]
@@ -115,11 +114,11 @@ class Moving(Shard):
         times: str,
         limit: int,
     ) -> Iterator[tuple[str, State]]:
-        """Runs a transition on the requests that are due by a sorted set of times."""
+        """Runs a transition on the requests that are due, according to a sorted set of times."""
         now = self.now_ms()
         read = command("zrangebyscore", times, "-inf", now, start=0, num=limit)
         due = self._ids_in(times, self._read(read))
-        # The script checks each time again, as it may have changed since.
+        # The script checks each time again, because it may have changed meanwhile.
         for request_id, state in self._run_on(due, transition, call):
             yield request_id, State(state)
 
@@ -129,7 +128,7 @@ class Moving(Shard):
         transition: str,
         call: Callable[[Keys, Sequence[str]], Call],
     ) -> Iterator[tuple[str, str]]:
-        """Runs a transition on many requests; its answers but for the empty ones."""
+        """Runs a transition on many requests; the replies that are not empty."""
         for part in in_parts(request_ids):
             try:
                 replies = self._scripts.run(transition, call(self.keys, part))
@@ -140,13 +139,13 @@ class Moving(Shard):
                     yield request_id, reply.decode()
 
     def _ids_in(self, times: str, rows: Sequence[bytes]) -> list[str]:
-        """The requests in a sorted set; a member that is no id is removed from it."""
+        """The requests in a sorted set. Removes members that are not ids."""
         ids: list[str] = []
         for row in rows:
             try:
                 ids.append(row.decode())
             except UnicodeDecodeError:
-                _log.error("no request has this id: %r in %s", row, times)
+                _log.error("not a request id, removed: %r in %s", row, times)
                 self._retrying(partial(self._connection.zrem, times, row))
         return ids
 
@@ -158,11 +157,11 @@ class Moving(Shard):
         *,
         error: ProtocolError,
     ) -> list[bytes]:
-        """Moves requests one by one, at least one of which is damaged: the damaged ones end.
+        """Moves requests one by one, because at least one is damaged. The damaged ones end.
 
-        Each is checked for damage before it is moved: enough damaged ones would block all others
-        for ever, and the failed call may have changed it so that the transition passes it over now.
-        What the failed call has moved already is missing from the result.
+        Each is checked for damage before it is moved, for two reasons: many damaged requests would
+        block all others for ever, and the failed call may have changed a damaged request so that
+        the transition now skips it. Requests that the failed call has moved are not in the result.
         """
         states: list[bytes] = []
         for request_id in request_ids:

@@ -1,4 +1,4 @@
-"""What an operator asks of the broker: dead letters, pauses, limits, and who is there."""
+"""The operator's side of the broker: dead letters, pauses, limits, counts and workers."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from quire.wire.protocol import Priority
 #: The longest reason of a pause, in characters.
 MAX_REASON_LENGTH = 500
 
-#: How many open requests one look of `open_of` goes through, or a few more.
+#: About how many open requests one read of `open_of` examines.
 OPEN_PER_LOOK = 1000
 
-#: What the fields of the control hash begin with that ask a worker to drain.
+#: The prefix of the control hash's fields that ask a worker to drain.
 _DRAIN = "drain:"
 
 
@@ -38,68 +38,68 @@ class Operating(Shard):
     """The operator's side of a Broker."""
 
     def dead_letters(self, *, count: int = 100) -> list[DeadLetter]:
-        """The newest dead letters, newest first; what cannot be read is left out."""
+        """The newest dead letters, newest first, without unreadable ones."""
         rows = self._read(command("xrevrange", self.keys.dead, count=count))
         return readable(dead_letter_of, rows)
 
     def requeue(self, letter: DeadLetter, *, keep_tokens: bool) -> State:
-        """Gives the request of a dead letter another life under its id; returns its state then.
+        """Queues the request of a dead letter again under its id; returns its state after that.
 
-        It is `queued` with all its attempts before it, and the letter is gone. The tokens it has
-        published are kept and continued, or dropped; they are gone anyway once its retention has
-        passed. Its deadline stands. A request that has found another life already is left alone.
-        UnknownRequest when there is neither letter nor request, or when the request is gone and a
-        later one has its id: then that one and the letter stay as they are.
+        It is `queued` with all its attempts, and the letter is deleted. With `keep_tokens` the
+        request continues after its published tokens, unless its retention has passed; otherwise
+        they are dropped. Its deadline does not change. A request that was requeued before does not
+        change. UnknownRequest if neither letter nor request exists. UnknownRequest also if the
+        request is gone and a later one has its id: then this request and the letter do not change.
         """
         call = requeue_call(self.keys, letter, keep_tokens=keep_tokens)
         state = self._scripts.run("requeue", call)
         if not state:
             raise UnknownRequest(letter.request_id, "no such dead letter")
         if state == b"superseded":
-            told = f"the request of the letter {letter.entry_id} is gone, a later one has its id"
-            raise UnknownRequest(letter.request_id, told)
+            message = f"the request of the letter {letter.entry_id} is gone, a later one has its id"
+            raise UnknownRequest(letter.request_id, message)
         return State(state.decode())
 
     def pause(self, reason: str = "") -> None:
-        """Lets no request of this shard be claimed from now on; what runs goes on.
+        """From now on no request of this shard can be claimed. Running requests continue.
 
-        InvalidRequest for a reason that is no text.
+        InvalidRequest if the reason cannot be encoded as UTF-8.
         """
         key = self.keys.control
         try:
-            told = reason[:MAX_REASON_LENGTH].encode()
+            stored = reason[:MAX_REASON_LENGTH].encode()
         except UnicodeEncodeError:
             raise InvalidRequest("reason", "must be a text") from None
-        self._change(lambda pipeline: pipeline.hset(key, "paused", told))
+        self._change(lambda pipeline: pipeline.hset(key, "paused", stored))
 
     def resume(self) -> None:
-        """Ends a pause; harmless when there is none."""
+        """Ends a pause; does nothing if there is none."""
         key = self.keys.control
         self._change(lambda pipeline: pipeline.hdel(key, "paused"))
 
     def pause_reason(self) -> str | None:
-        """Why the shard is paused, None when it is not."""
+        """The reason of the pause; None if the shard is not paused."""
         reason = self._read(command("hget", self.keys.control, "paused"))
-        # Operators write it at the console, too, each in the encoding of a terminal.
+        # Operators may write it with redis-cli, in the encoding of their terminal.
         return None if reason is None else reason.decode(errors="replace")
 
     def drain(self, worker: str) -> None:
-        """Asks a worker to end: it takes nothing new, and finishes or gives back what it has.
+        """Asks a worker to end: it claims nothing new, and finishes or releases its requests.
 
-        It hears of it when it signs the registry next, within a lease. Harmless when repeated, and
-        forgotten after a day if no worker of that name has heard it.
+        The worker reads this when it next signs the registry, within a lease. May be repeated. It
+        expires after a day if no worker of that name has read it.
         """
         key, now = self.keys.control, self.now_ms()
         self._change(lambda pipeline: pipeline.hset(key, f"{_DRAIN}{worker}", now))
 
     def drain_wishes(self) -> frozenset[str]:
-        """The workers that were asked to drain and have not said yet that they do."""
+        """The workers that were asked to drain and have not confirmed it yet."""
         names = self._read(command("hkeys", self.keys.control))
         wishes = (name.decode(errors="replace") for name in names)
         return frozenset(w.removeprefix(_DRAIN) for w in wishes if w.startswith(_DRAIN))
 
     def set_limits(self, limits: QueueLimits) -> None:
-        """Replaces the limits of this shard; every SUBMIT of any client obeys them from now on."""
+        """Replaces the limits of this shard; from now on they apply to every SUBMIT."""
         key, wanted = self.keys.control, limit_fields(limits)
         before = self._read(command("hkeys", key))
         old = [name for name in before if name.startswith(b"max_")]
@@ -117,21 +117,21 @@ class Operating(Shard):
         return limits_of(self._read(command("hgetall", self.keys.control)))
 
     def backlog(self) -> Backlog:
-        """What is before this shard, as its limits count it."""
+        """The backlog of this shard, as its limits count it."""
         return backlog_of(self._read(command("hgetall", self.keys.counts)))
 
     def open_of(self, tenant: str) -> list[str]:
         """The ids of a tenant's requests that wait or run, sorted.
 
-        Looks through the open requests of this shard a part at a time. One that comes or ends
-        meanwhile may be in the answer or not.
+        Reads all open requests of this shard, in parts. A request that is submitted or ends
+        meanwhile may be in the result or not.
         """
         found: set[str] = set()
         cursor = 0
         while True:
             look = command("hscan", self.keys.open, cursor, count=OPEN_PER_LOOK)
             cursor, fields = self._read(look)
-            # A tenant has no spaces in it, so it is what stands behind the last one.
+            # A tenant contains no space, so it is the text after the last one.
             found |= {
                 request_id.decode()
                 for request_id, value in fields.items()
@@ -141,27 +141,27 @@ class Operating(Shard):
                 return sorted(found)
 
     def queue_depth(self) -> dict[Priority, int]:
-        """Entries in the ingress streams of each class: waiting, or delivered and not yet claimed.
+        """Entries in the ingress streams of each class, new and requeued ones together.
 
-        What came back and what is new together.
+        They wait, or were delivered and not claimed yet.
         """
         found = self._read(*(command("xlen", stream) for stream in self.keys.all_ingress))
         new, resumed = found[: len(Priority)], found[len(Priority) :]
         return dict(zip(Priority, map(sum, zip(new, resumed, strict=True)), strict=True))
 
     def num_scheduled(self) -> int:
-        """Requests that wait for a moment of their own, or for another attempt."""
+        """The number of scheduled requests: with a time of their own, or between two attempts."""
         return int(self._read(command("zcard", self.keys.delay)))
 
     def num_expired_leases(self) -> int:
-        """Requests whose worker is gone, or cut off, and which no other has taken over yet."""
+        """The number of requests whose lease has expired and which are not taken over yet."""
         return int(self._read(command("zcount", self.keys.lease, "-inf", self.now_ms())))
 
     def num_unheard(self, since_ms: int) -> int:
-        """Requests of whose worker nothing was heard since a moment on the broker's clock.
+        """The number of requests whose worker has been silent since a time on the broker's clock.
 
-        It was given them before that, and has not renewed their leases or claimed them since. It
-        may yet do so, at most a lease after that moment; else they can be taken over.
+        They were delivered to the worker before that time, and it has not claimed them or renewed
+        their leases since. One lease after that time they can be taken over.
         """
         keys, idle_ms = self.keys, max(0, self.now_ms() - since_ms)
         renewed = since_ms + int(self.lease_seconds * 1000)
@@ -176,21 +176,21 @@ class Operating(Shard):
         return int(num_leases) + sum(silence >= idle_ms for silence in silences)
 
     def workers(self) -> list[WorkerInfo]:
-        """The last word of every worker heard within a day, sorted by name."""
+        """The workers that have signed the registry within a day, sorted by name."""
         return self._run(reading.workers(self.keys))
 
     def absence(self) -> str | None:
-        """Why a request of this shard may be waiting for nothing, as a clause; None if it is not.
+        """Why no worker will take a request of this shard, as a clause; None if one may.
 
-        No worker is alive, workers serve another number of shards, or the shard is paused. One
-        round trip. None where this user may not look.
+        No worker is alive, all drain, the workers serve another number of shards, or the shard is
+        paused. Also None if this Redis user may not read the registry. One round trip.
         """
         return self._run(absence(self.keys))
 
     def _change(self, write: Callable[[Any], object]) -> None:
-        """Changes what operators set, in one step.
+        """Changes the settings of operators atomically.
 
-        Always as a transaction: that is what tells operators from others in Redis' access lists.
+        Always in a transaction, because the access lists of Redis allow MULTI only to operators.
         """
 
         def once() -> None:

@@ -1,4 +1,4 @@
-"""What a producer does, without a connection: shared by the threaded and the async broker.
+"""The transitions of a producer, for Broker and AsyncBroker. Knows no connection.
 
 A transition that takes several calls is a procedure (see procedure.py): it is written once, and the
 owner of a connection runs it in a thread or in an event loop.
@@ -44,14 +44,14 @@ class Ask:
 
     @property
     def must_be_durable(self) -> bool:
-        """Whether a durable broker waits for the disk: a lost cancellation can be repeated."""
+        """Whether a durable broker waits for the disk. Not for a cancel, which may be repeated."""
         return self.transition == "submit"
 
 
 def submitting(
     keys: Keys, messages: Sequence[Message], *, calls: Sequence[Call] | None = None
 ) -> Procedure[list[Submitted]]:
-    """See `Broker.submit_many`. `calls` are those of the messages, if they exist already."""
+    """See `Broker.submit_many`. `calls` are those for the messages, if the caller has made them."""
     submitted: list[Submitted] = []
     failure: QuireError | None = None
     if calls is None:
@@ -89,7 +89,7 @@ def script_settings(
     max_attempts: int,
     max_backlog: int | None,
 ) -> tuple[Argument, ...]:
-    """The arguments every transition begins with, as `common.lua` reads them. ValueError."""
+    """The first arguments of every transition, as `common.lua` reads them. ValueError."""
     durations = (lease_seconds, max_queue_seconds, retention_seconds)
     if not all(MIN_KEPT_SECONDS <= one <= MAX_SECONDS for one in durations) or max_attempts < 1:
         names = "lease_seconds, max_queue_seconds and retention_seconds"
@@ -104,7 +104,7 @@ def script_settings(
 
 
 def must_ask_clock(items: Iterable[GenerationRequest | RequestArguments]) -> bool:
-    """Whether one of them has a time that is relative to the broker's clock."""
+    """Whether one of them has a time relative to the broker's clock."""
     return any(not isinstance(item, GenerationRequest) and needs_clock(item) for item in items)
 
 
@@ -116,17 +116,17 @@ def ready_messages(
     num_shards: int,
     group: str | None,
 ) -> Iterator[Message]:
-    """The messages of what a client was given to submit, under the ids by which they are found.
+    """The checked messages of a submit, with the ids under which the requests are stored.
 
-    Each is checked when it is asked for. InvalidRequest, with the place of the culprit when it is
-    one of several.
+    Lazy: each is checked when the iterator reaches it. InvalidRequest, with the `index` of the
+    wrong item if there are several.
     """
     given = list(items)
     for index, item in enumerate(given):
         try:
             request, body = _ready(item, tenant=tenant, now_ms=now_ms)
             request = placed(request, num_shards=num_shards, group=group)
-            # Whether it can be sent is found here, too: later, other shards would have their part.
+            # Encode it here, too: later, other shards would have got their part before an error.
             message = Message.of(request, body)
         except InvalidRequest as error:
             if len(given) == 1:
@@ -148,17 +148,17 @@ def _submitted(keys: Keys, message: Message, reply: Any) -> Procedure[Submitted]
     for _ in range(MAX_HOLDER_CHANGES):
         if outcome != "held":
             break
-        # A script declares its keys, so the record of the holder takes a call of its own.
+        # A script must declare its keys, so reading the record of the holder needs another call.
         (reply,) = yield Ask("submit", [submit_call(keys, message, holder=request_id)])
         outcome, request_id, state, asked = _parts(reply)
     if outcome == "full":
         raise full_queue(limit=state, tenant=message.request.tenant)
     if outcome == "held":
-        raise BrokerUnavailable("the idempotency key changed hands too often")
+        raise BrokerUnavailable("the request of the idempotency key changed too often")
     return Submitted(request_id, State(state), created=outcome == "created", asked=asked)
 
 
 def _parts(reply: Any) -> tuple[str, str, str, bytes]:
-    """What submit.lua replies; what is not known by its own id has no fourth part there."""
+    """The reply of submit.lua: outcome, id, state and digest; the last may be missing."""
     outcome, request_id, state, *asked = raise_if_error(reply)
     return outcome.decode(), request_id.decode(), state.decode(), asked[0] if asked else b""

@@ -53,7 +53,7 @@ def read_output(
 
 
 def read_streams(after: Mapping[Any, Any], *, count: int, block_seconds: float | None) -> RoundTrip:
-    """An XREAD from these positions; None does not wait."""
+    """An XREAD from these cursors; None does not wait."""
     # 0 would block for ever.
     block_ms = None if block_seconds is None else max(1, int(block_seconds * 1000))
     read = command("xread", after, count=count, block=block_ms)

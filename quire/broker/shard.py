@@ -1,4 +1,4 @@
-"""What the sides of a Broker share: one queue shard, and how it is reached."""
+"""The base class of the sides of a Broker: one queue shard, and how to reach it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _Result = TypeVar("_Result")
 
 
 class Shard:
-    """The base of the sides of a Broker.
+    """The base class of the sides of a Broker.
 
-    `settings` are the arguments every transition begins with, `sources` see ScriptRunner.
+    `settings` are the first arguments of every transition. For `sources` see ScriptRunner.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Shard:
         )
 
     def now_ms(self) -> int:
-        """The broker's clock in unix milliseconds: the one deadlines are measured on."""
+        """The broker's clock, in unix milliseconds. Deadlines are times on this clock."""
         return self._run(reading.now_ms())
 
     def _run(self, procedure: Procedure[_Result]) -> _Result:

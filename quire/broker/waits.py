@@ -1,7 +1,7 @@
-"""Puts many waiting reads of output logs into few XREADs; knows no connection, thread or loop.
+"""Combines many waiting reads of output logs into few XREADs. Knows no connection, thread or loop.
 
-Nothing is buffered: the log itself is the buffer. A reader that has not come back for more is not
-read for, so a slow one costs nothing and holds up nobody.
+Nothing is buffered: the log itself is the buffer. A log is read only while a reader waits for it,
+so a slow reader costs nothing and delays no other.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from quire.transitions.output_log import OutputRead, entries_by_stream, log_posi
 from quire.transport.connection import is_refused
 from quire.transport.procedure import Procedure, RoundTrip, command
 
-#: The most logs of one XREAD: some 60 microseconds of the server's one thread.
+#: The most logs of one XREAD: about 60 microseconds of the server's one thread.
 MAX_STREAMS_PER_READ = 256
 
-#: The most entries of one log that one of these reads takes; the rest comes with the next.
+#: The most entries of one log in one of these reads; the next read returns the rest.
 MAX_ENTRIES_PER_STREAM = 128
 
-#: With more logs than one call may block on, how long to wait after a round without news.
+#: The pause after a round without news, if there are more logs than one call may block on.
 SWEEP_SECONDS = 0.01
 
-#: After news, how long readers have to come back for more before the next read begins without them.
+#: After news, the time for readers to wait again before the next read begins without them.
 RETURN_SECONDS = 0.002
 
-#: The stream that wakes a blocked reader is forgotten when it was not used for so long.
+#: The stream that wakes a blocked reader expires if it was not used for so long.
 WAKE_EXPIRY_MS = 60_000
 
 
 @dataclass(eq=False, slots=True)
 class Wait:
-    """One reader that waits for news beyond what it has: request id -> tokens.
+    """One reader that waits for more than it has. `seen`: request id -> number of tokens it has.
 
-    `wake` is called once, when `news` or `error` has been set.
+    `wake` is called once, after `news` or `error` was set.
     """
 
     seen: Mapping[str, int]
@@ -57,12 +57,12 @@ class Waits:
         return bool(self._by_request)
 
     def add(self, wait: Wait) -> None:
-        """From now on the logs of this wait are read."""
+        """Adds a wait; from now on its logs are read."""
         for request_id in wait.seen:
             self._by_request.setdefault(request_id, []).append(wait)
 
     def discard(self, wait: Wait) -> None:
-        """This wait is over; harmless when it is already."""
+        """Removes a wait; does nothing if it was removed before."""
         for request_id in wait.seen:
             waiting = self._by_request.get(request_id, [])
             if wait in waiting:
@@ -71,9 +71,9 @@ class Waits:
                     del self._by_request[request_id]
 
     def groups(self) -> list[dict[str, int]]:
-        """What to read, at most MAX_STREAMS_PER_READ logs in each group.
+        """The logs to read: request id -> number of tokens, MAX_STREAMS_PER_READ in each group.
 
-        A log that several wait for is read for the one who has least of it.
+        If several readers wait for a log, it is read for the one with the fewest tokens.
         """
         lowest = [
             (request_id, min(wait.seen[request_id] for wait in waiting))
@@ -87,11 +87,11 @@ class Waits:
     def deliver(
         self, reads: Mapping[str, OutputRead | QuireError], after: Mapping[str, int]
     ) -> None:
-        """Hands the news to those who wait for it, and ends their waits.
+        """Hands news to the readers that wait for it, and ends their waits.
 
-        `after` are the tokens behind which each log was read. Who has come since then, and has
-        fewer, waits on: what lies between was not read. A log that cannot be read is an error for
-        its own readers only.
+        `after` are the tokens after which each log was read. A reader with fewer tokens, which has
+        begun to wait since then, continues to wait: the tokens in between were not read. A log that
+        cannot be read is an error only for its own readers.
         """
         answered: dict[Wait, None] = {}
         for request_id, read in reads.items():
@@ -121,9 +121,10 @@ class Waits:
 
 
 class WaitingReads:
-    """The XREADs that read for all waits of one reader. Knows no connection.
+    """The XREADs of one shared reader, as procedures.
 
-    An entry in a stream of its own ends a read that is blocked, when there is more to read for.
+    A blocked read includes a stream of the reader itself. An entry there ends the read, so that the
+    next one includes new waits.
     """
 
     def __init__(self, keys: Keys, *, longest_block: float) -> None:
@@ -133,8 +134,8 @@ class WaitingReads:
         self._wake_position: bytes | str = "0-0"
 
     def waking(self) -> RoundTrip:
-        """Ends the read that is blocked."""
-        # Not a transaction: those who only submit may not open one.
+        """Ends the blocked read."""
+        # Not a transaction: a user with the rights of a producer may not use MULTI.
         return RoundTrip(
             (
                 command("xadd", self._wake_stream, {"more": "1"}, maxlen=1, approximate=False),
@@ -145,10 +146,10 @@ class WaitingReads:
     def reading(
         self, groups: Sequence[Mapping[str, int]]
     ) -> Procedure[dict[str, OutputRead | QuireError]]:
-        """Reads these groups of logs, see `Waits.groups`; waits for news only if there is one.
+        """Reads these groups of logs, see `Waits.groups`. Waits for news only if it is one group.
 
-        Returns the news, or the error of a log that cannot be read. Raises every error that is
-        about the server and not about one log.
+        Returns the news of each log, or the error of a log that cannot be read. Raises the errors
+        that are not about one log.
         """
         try:
             if len(groups) == 1:
@@ -158,7 +159,7 @@ class WaitingReads:
         except BrokerUnavailable as error:
             if not is_refused(error):
                 raise
-            # Each log in a read of its own: the one that makes a read fail then fails alone.
+            # One read for each log, so that only the log that cannot be read fails.
             groups = [{request_id: seen[request_id]} for seen in groups for request_id in seen]
             replies = yield from self._alone(groups)
         reads = dict[str, OutputRead | QuireError]()
@@ -178,7 +179,7 @@ class WaitingReads:
         )
 
     def _alone(self, groups: Iterable[Mapping[str, int]]) -> Procedure[list[Any]]:
-        """The reply for each log, or the error that is its own."""
+        """The reply for each log, or its error."""
         replies: list[Any] = []
         for seen in groups:
             try:
@@ -201,15 +202,15 @@ class WaitingReads:
 
 
 def lowest_of(groups: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Behind how many tokens each log of these groups is read."""
+    """After how many tokens each log of these groups is read."""
     return {request_id: seen for group in groups for request_id, seen in group.items()}
 
 
 def _one_more(error: QuireError) -> QuireError:
-    """The same error for one more who raises it.
+    """A copy of the error, for one more reader that raises it.
 
-    An error keeps the traceback of everyone who has raised it: shared by a thousand readers, it
-    would tell the last of them the way of all others.
+    An error collects the traceback of each raise. If a thousand readers raised the same object, the
+    last one would show the tracebacks of all.
     """
     own = copy.copy(error)
     own.__cause__ = error.__cause__

@@ -1,4 +1,4 @@
-"""The worker's side of the broker: deliveries, claims, commits, leases, and how claims end."""
+"""The worker's side of the broker: deliveries, claims, commits, leases, and the ends of claims."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ from quire.wire.codec import pack
 from quire.wire.output import Completion, ErrorInfo, FinishReason, State
 from quire.wire.protocol import Priority
 
-#: A worker that was silent for this long is removed from the registry, with its consumers.
+#: A worker that was silent for so long is removed from the registry, with its consumers.
 WORKER_MEMORY_SECONDS = 86_400.0
 
-#: How often a read that waits looks whether the queue is still paused.
+#: How often a waiting read checks whether the queue is still paused.
 PAUSE_POLL_SECONDS = 0.1
 
 _NO_ADAPTERS: Mapping[str, str] = MappingProxyType({})
@@ -66,17 +66,17 @@ class Working(Shard):
         self._ingress = IngressReader(connection, keys, retrying=self._retrying)
 
     def ensure_groups(self) -> None:
-        """Creates the ingress streams and their consumer group where they are missing."""
+        """Creates the ingress streams and their consumer group if they are missing."""
         self._ingress.ensure_groups()
 
     def read_ingress(
         self, worker: str, *, count: int, block_seconds: float, least: Priority = Priority.LOW
     ) -> list[IngressEntry]:
-        """Up to `count` fresh deliveries for `worker`, most urgent first; see IngressReader.read.
+        """Up to `count` new deliveries for `worker`, most urgent first; see IngressReader.read.
 
-        None of a class below `least`: those stay for workers that have room for them.
-        An empty list while the queue is paused. BrokerUnavailable is raised without a retry; what a
-        lost reply has delivered is found by `recover_entries`.
+        None of a class below `least`: those stay for workers that have room for them. An empty list
+        while the queue is paused. BrokerUnavailable is raised without a retry; `recover_entries`
+        finds the entries that a lost reply has delivered.
         """
         give_up = time.monotonic() + min(block_seconds, self._longest_block)
         while self._is_paused():
@@ -95,12 +95,12 @@ class Working(Shard):
         count: int,
         least: Priority = Priority.LOW,
     ) -> list[IngressEntry]:
-        """Deliveries nobody claimed: all of `worker`'s own, and any left for `min_idle_seconds`.
+        """Unclaimed deliveries: all of `worker`'s own, and those idle for `min_idle_seconds`.
 
         At most `count` of each stream, of class `least` or better.
 
-        Call it at the start and from time to time. Harmless for entries that someone is just
-        claiming: the claim decides.
+        Call it at the start and from time to time. If another worker is just claiming an entry,
+        this does no harm: the claim decides.
         """
         return self._ingress.recover(
             worker, min_idle_seconds=min_idle_seconds, count=count, least=least
@@ -115,14 +115,14 @@ class Working(Shard):
     ) -> list[Claimed | NotClaimed]:
         """Turns deliveries into claims, one answer per entry in the same order.
 
-        Either the request is this worker's now, with its lease running, or the answer says why not.
+        Either the worker holds the request now, with a running lease, or the answer says why not.
         The entry is removed from the stream in both cases. `fingerprint` names the engine and is
-        recorded at the first claim. A request with damaged keys, or one that the server refuses,
-        fails alone, see NotClaimedReason; a refusal is raised only when nothing was claimed.
+        recorded at the first claim. A request with damaged keys, or a claim that the server
+        refuses, fails alone, see NotClaimedReason. A refusal is raised only if nothing was claimed.
 
-        A call that raised BrokerUnavailable may have claimed all the same. Whoever may make it
-        again passes `owners` of its own, see `new_owner`, one per entry: the same ones again are
-        answered with what the first call has claimed.
+        A call that raised BrokerUnavailable may have claimed requests. To be able to repeat it,
+        pass `owners`, one per entry, see `new_owner`. A second call with the same owners returns
+        what the first one has claimed.
         """
         owners = owners or [new_owner() for _ in entries]
         calls = [
@@ -134,7 +134,7 @@ class Working(Shard):
             self._claimed(entry, owner, reply=reply)
             for entry, owner, reply in zip(entries, owners, replies, strict=True)
         ]
-        # Successful claims must be returned, or nobody runs them until their leases expire.
+        # Return successful claims; otherwise no worker runs them until their leases expire.
         if not any(isinstance(answer, Claimed) for answer in answers):
             for reply in filter(_is_refusal, replies):
                 raise reply
@@ -158,7 +158,7 @@ class Working(Shard):
                 entry=entry,
             )
             if not ended and not isinstance(reply, ProtocolError):
-                # We hold the claim, but cannot read its log.
+                # This worker holds the claim, but cannot read the log.
                 ended = self._give_up(Claim(request_id, int(reply[1]), owner), error=error)
         return NotClaimed(request_id, NotClaimedReason.DAMAGED, ended=ended)
 
@@ -173,11 +173,11 @@ class Working(Shard):
     def commit(self, items: Sequence[CommitItem]) -> list[CommitReply]:
         """Publishes tokens and ends, one answer per item in the same order.
 
-        Each is judged alone; at most one item per request. It renews no lease; see `heartbeat`.
-        EXTEND adds tokens where the log is as their worker believes, COMMIT then judges all other
-        items. ProtocolError when the keys of one of those hold what no transition wrote; repeating
-        the call does not help. Which of the others are committed is unknown then: commit each item
-        in a call of its own to find out which one it is.
+        Each item is decided alone; at most one item per request. Leases are not renewed, see
+        `heartbeat`. EXTEND adds tokens if the log position is the expected one; COMMIT decides all
+        other items. ProtocolError if the keys of one of these are damaged; repeating the call does
+        not help. Then it is unknown which of the others are committed: commit each item in a call
+        of its own to find the damaged one.
         """
         replies: list[CommitReply] = []
         for part in in_parts(items):
@@ -190,7 +190,7 @@ class Working(Shard):
         return replies
 
     def _extend(self, items: Sequence[CommitItem]) -> dict[int, CommitReply]:
-        """The answers to the items that EXTEND has added, by their index in `items`."""
+        """The answers for the items that EXTEND has added, by index in `items`."""
         extensions: list[Extension] = []
 
         def calls() -> Iterator[Call]:
@@ -205,7 +205,7 @@ class Working(Shard):
         return answers
 
     def _judge(self, items: Sequence[CommitItem]) -> list[CommitReply]:
-        """COMMIT for what EXTEND has not added, or may not."""
+        """COMMIT, for the items that EXTEND has not added or may not add."""
         durability = self._durability if any(item.completion for item in items) else None
         call = self._commit_calls.commit(items)
         if durability:
@@ -215,7 +215,7 @@ class Working(Shard):
         return self._commit_calls.committed(items, raise_if_error(reply))
 
     def heartbeat(self, claims: Sequence[Claim]) -> list[HeartbeatReply]:
-        """Renews the leases still held, one answer per claim in the same order."""
+        """Renews the leases that are still held, one answer per claim in the same order."""
         replies: list[HeartbeatReply] = []
         for part in in_parts(claims):
             rows = self._scripts.run("heartbeat", heartbeat_call(self.keys, part))
@@ -223,10 +223,10 @@ class Working(Shard):
         return replies
 
     def release(self, claims: Sequence[Claim]) -> list[bool]:
-        """Gives claims back: the requests are queued again, their tokens kept, no attempt counted.
+        """Gives claims back: the requests are requeued with their tokens; no attempt is counted.
 
-        They go before the others of their class. False for a claim that was not held any more. A
-        request that a caller has cancelled ends.
+        They go before the others of their class. False for a claim that is not held any more. A
+        cancelled request ends.
         """
         replies: list[bool] = []
         for part in in_parts(claims):
@@ -235,13 +235,13 @@ class Working(Shard):
         return replies
 
     def fail(self, claim: Claim, error: ErrorInfo, *, retry: BackOff | None = None) -> State | None:
-        """Reports a failed attempt. Returns the state after it, None when fenced.
+        """Reports a failed attempt. Returns the state after it; None if fenced.
 
-        With a `retry` the request is `scheduled` for another attempt after a pause that doubles
-        with each, its tokens kept; when its attempts are spent it ends as `failed` with `error`,
-        and leaves a dead letter. Without a `retry` it ends at once and leaves none: for an error
-        that another attempt would only meet again. A request that a caller has cancelled, or that
-        is past its deadline, ends as that.
+        With a `retry` the request keeps its tokens and is `scheduled` for another attempt, after a
+        pause that doubles each time. When no attempt is left it ends as `failed` with `error`, and
+        leaves a dead letter. Without a `retry` it ends at once and leaves none; use this for an
+        error that every attempt would meet. A request that was cancelled, or is past its deadline,
+        ends as cancelled or expired.
         """
         completion = Completion(claim.request_id, State.FAILED, FinishReason.ERROR, error=error)
         reason = f"{error.code}: {error.message}"[:MAX_REASON_LENGTH]
@@ -250,10 +250,10 @@ class Working(Shard):
         return State(state.decode()) if state else None
 
     def dead_letter(self, claim: Claim, reason: str, *, error: ErrorInfo | None = None) -> bool:
-        """Ends a claimed request that can never run and keeps its original bytes for a person.
+        """Ends a claimed request that can never run, and keeps its bytes for an operator.
 
-        For bytes that cannot be read, or an unknown major version. The caller of the request gets a
-        `failed` record with `error` (code `undecodable` by default). False when fenced.
+        For a message that cannot be decoded, or has an unknown major version. The request gets a
+        `failed` record with `error` (code `undecodable` by default). False if fenced.
         """
         reason = reason[:MAX_REASON_LENGTH]
         completion = Completion(
@@ -274,25 +274,25 @@ class Working(Shard):
         model: str = "",
         adapters: Mapping[str, str] = _NO_ADAPTERS,
     ) -> bool:
-        """Notes that a worker lives; forgets those silent for a day, with their idle consumers.
+        """Signs the registry for a worker; removes workers that were silent for a day.
 
         `model` and `adapters` are those it serves, see WorkerInfo.
 
-        Returns whether an operator wants it to drain: True until its state is `draining`, `stopped`
-        or `failed`.
+        Returns whether an operator has asked the worker to drain: True until its state is
+        `draining`, `stopped` or `failed`.
         """
         served = {"model": model, "adapters": dict(adapters)}
-        told = {name: value for name, value in served.items() if value}
-        data = pack({**load, **told}, field="load")
+        named = {name: value for name, value in served.items() if value}
+        data = pack({**load, **named}, field="load")
         call = beat_call(
             self.keys, worker, state=state, load=data, memory_seconds=WORKER_MEMORY_SECONDS
         )
         return bool(self._scripts.run("beat_worker", call))
 
     def seen_ms(self, worker: str) -> int:
-        """When the worker last signed the registry, on the broker's clock; 0 if Redis knows none.
+        """When the worker last signed the registry, on the broker's clock; 0 if it never did.
 
-        ProtocolError where the registry is none.
+        ProtocolError if the registry cannot be read.
         """
         try:
             word = self._read(command("hget", self.keys.workers, worker))
@@ -310,5 +310,5 @@ class Working(Shard):
 
 
 def _is_refusal(reply: Any) -> bool:
-    """The server refused the call without doing anything, and may accept it later."""
+    """Whether the server refused the call without any effect, and may accept it later."""
     return isinstance(reply, QuireError) and not isinstance(reply, ProtocolError)

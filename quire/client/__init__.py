@@ -1,6 +1,6 @@
-"""What a service uses: submit, stream, result, cancel, attach, groups.
+"""The client of a service: submit, stream, result, cancel, attach, groups.
 
-For threads here, and for an event loop in `quire.aio`.
+This is the client for threads. The client for an event loop is in `quire.aio`.
 """
 
 from quire.client.client import DEFAULT_URL, Client, Handle

@@ -1,12 +1,12 @@
-"""The client of an event loop: the verbs of `Client`, awaited.
+"""The client for an event loop: the methods of `Client` as coroutines.
 
     async with AsyncClient("redis://127.0.0.1:6379/0") as quire:
         handle = await quire.submit("12+34=", sampling={"max_tokens": 16}, deadline=60)
         async for chunk in handle.stream():
             print(chunk.text, end="")
 
-All handles of a client read through one connection, a thousand as well as one. What a request is,
-what its log says and which errors there are is the code behind `Client`, too.
+All handles of a client read through one connection, however many there are. Client uses the same
+code for requests, logs and errors.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ __all__ = ["AsyncClient", "AsyncGroupHandle", "AsyncHandle"]
 class AsyncClient:
     """Talks to one queue from one event loop.
 
-    `broker` is a Redis URL, a connection made with `connect_async`, or an AsyncBroker with settings
-    of its own. Nothing is sent before the first call. Only a connection made here is closed here.
-    All methods may raise BrokerUnavailable. `shards` and `settings` see Client.
+    `broker` is a Redis URL, a connection from `connect_async`, or an AsyncBroker with its own
+    settings. Nothing is sent before the first call. `close` closes only a connection that this
+    client has made. All methods may raise BrokerUnavailable. For `shards` and `settings` see
+    Client.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Ends what this client started and closes what it opened; harmless when repeated."""
+        """Ends the tasks and closes the connection of this client. May be repeated."""
         if self._owns_brokers:
             for broker in self._brokers:
                 await broker.close()
@@ -176,7 +177,7 @@ class AsyncClient:
     async def _ready(
         self, items: Sequence[GenerationRequest | RequestArguments], *, group: str | None = None
     ) -> list[Message]:
-        """The checked messages, under the ids by which they are found."""
+        """The checked messages, with their final ids."""
         now_ms = await self._brokers[0].now_ms() if must_ask_clock(items) else None
         num_shards = len(self._brokers)
         return await taking_turns(

@@ -1,4 +1,4 @@
-"""A group of requests as a coroutine sees it; what it does is written in group_handle.py."""
+"""The handle of a group for coroutines; its procedures are in group_handle.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.wire.output import Completion, State
 
 
 class AsyncGroupHandle:
-    """One group. It holds no state but the name and may be thrown away; see `GroupHandle`."""
+    """One group, see `GroupHandle`. It has no state but the name, so it may be discarded."""
 
     def __init__(self, brokers: Sequence[AsyncBroker], group: str) -> None:
         self.group = group

@@ -1,4 +1,4 @@
-"""A request as a coroutine sees it; the counterpart of handle.py."""
+"""The handle of a request for coroutines; its procedures are in handle.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.wire.output import Completion, State, TokenChunk
 
 
 class AsyncHandle:
-    """One request as its caller sees it. It holds no state but the id and may be thrown away."""
+    """One request, see `Handle`. It has no state but the id, so it may be discarded."""
 
     def __init__(self, broker: AsyncBroker, request_id: str, *, known: bool = False) -> None:
         self.request_id = request_id
@@ -43,10 +43,10 @@ class AsyncHandle:
     async def follow_reads(
         self, *, after: int = 0, prefix_hash: str = "", explains: bool = True
     ) -> AsyncIterator[Sequence[TokenChunk | Completion]]:
-        """What `follow` gives, as much at a time as came together; never nothing.
+        """The items of `follow`, in non-empty lists of items that were read together.
 
-        Of what came, only what one turn takes apart at a time: who stops in between holds the rest
-        as it came. Unless it `explains`, nothing is logged where no worker is alive.
+        One list has at most what one turn decodes: if the caller stops, the rest is not decoded.
+        With `explains` False, no warning is logged if no worker is alive.
         """
         following = Following(
             self.request_id,

@@ -5,9 +5,9 @@
         for chunk in handle.stream():
             print(chunk.text, end="")
 
-The id of a request is minted before the first attempt to submit it, so every retry is harmless, and
-a reader that comes back later says how many tokens it has and misses none. Readers only read: a
-slow one, or a thousand, change nothing for the worker.
+The id of a request is made before the first attempt to submit it, so every retry is harmless. A
+reader that returns later says how many tokens it has, and misses none. Readers write nothing: slow
+readers, or a thousand of them, do not affect the worker.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from quire.wire.protocol import GenerationRequest
 
 __all__ = ["DEFAULT_URL", "Client", "Handle"]
 
-#: Where a Redis usually listens.
+#: The usual address of a Redis.
 DEFAULT_URL = "redis://127.0.0.1:6379/0"
 
 
 class Client:
     """Talks to one queue. Safe to share between threads.
 
-    `broker` is a Redis URL, a connection made with `quire.transport.connection.connect`, or a
-    Broker with settings of its own. Nothing is sent before the first call. Only a connection made
-    here is closed here. A connection made with redis-py alone keeps redis-py's limit of 100: each
-    thread that waits in a stream or for a result takes one of them, and one more is refused. All
-    methods may raise BrokerUnavailable.
+    `broker` is a Redis URL, a connection from `quire.connect`, or a Broker with its own settings.
+    Nothing is sent before the first call. `close` closes only a connection that this client has
+    made. A pool that redis-py makes by itself has at most 100 connections. Each thread that waits
+    for a stream or a result uses one; a further one is refused. All methods may raise
+    BrokerUnavailable.
 
-    `shards` is how many shards the queue has; every client and worker of it must be given the same
-    number. The `settings` are those of Broker, for instance `retention_seconds`, which should be as
-    the workers have it, or `durable`: a submit returns when the request is on disk. ValueError for
-    an invalid url, name or setting.
+    `shards` is the number of shards of the queue; set the same number for all its clients and
+    workers. The `settings` are those of Broker, for example `retention_seconds`, which should be
+    the same as for the workers, or `durable`: a submit returns when the request is on disk.
+    ValueError for an invalid url, name or setting.
     """
 
     def __init__(
@@ -92,23 +92,23 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes the connections this client made; harmless when repeated."""
+        """Closes the connections that this client has made. May be repeated."""
         if self._owned is not None:
             self._owned.close()
 
     def submit(
         self, prompt: str | Sequence[int] | None = None, **options: Unpack[RequestOptions]
     ) -> Handle:
-        """Enqueues one request: a text, token ids, or the `messages` of a conversation.
+        """Enqueues one request: a text, token ids, or the `messages` of a chat.
 
         `sampling` is a SamplingParams or a map of its fields, `priority` a name or a Priority,
-        `deadline` in seconds from now. With `delay_seconds` or a moment `not_before` it is
-        scheduled, and queued at that time. `request_id` makes a call repeatable: across processes,
-        and after BrokerUnavailable, which leaves open whether the request is queued.
-        RequestConflict if the id is that of a request, open or ended, that asks for something else.
-        With an `idempotency_key` the tenant has used before, the handle is that of the earlier
-        request. A queue has one model; a `model` with another name is refused. Name an `adapter`
-        of it there, or in `model` as `<model>:<adapter>`. InvalidRequest, QueueFull.
+        `deadline` in seconds from now. With `delay_seconds`, or a time `not_before`, the request is
+        scheduled, and queued at that time. With a `request_id` the call may be repeated: by another
+        process, or after BrokerUnavailable, when it is unknown whether the request is queued.
+        RequestConflict if another request, open or ended, has the id. If the tenant has used the
+        `idempotency_key` before, the handle is that of the earlier request. A queue has one model;
+        another `model` is refused. Name an adapter as `adapter`, or in `model` as
+        `<model>:<adapter>`. InvalidRequest, QueueFull.
         """
         return self.submit_many([{"prompt": prompt, **options}])[0]
 
@@ -128,12 +128,12 @@ class Client:
         *,
         group: str | None = None,
     ) -> list[Handle] | GroupHandle:
-        """Enqueues many requests in few round trips; a map holds the arguments of one `submit`.
+        """Enqueues many requests in few round trips; a map has the arguments of one `submit`.
 
         For type checkers, annotate a list of maps as list[RequestArguments].
         With a `group` they become its members, with the ids `<group>~<id>`, and the handle of the
-        group is returned. A call with the same ids is repeatable; members may be added later.
-        InvalidRequest, with the `index` of the wrong one, before anything is sent. QueueFull when
+        group is returned. A call with the same ids may be repeated; members may be added later.
+        InvalidRequest, with the `index` of the wrong item, before anything is sent. QueueFull if
         some were refused; its `accepted` are the ids of the others, which are in the queue.
         RequestConflict, as for `submit`, after all were sent.
         """
@@ -149,11 +149,11 @@ class Client:
         n: int,
         **options: Unpack[RequestOptions],
     ) -> list[Handle]:
-        """Enqueues one request for `n` answers; a handle to each, in the order of the choices.
+        """Enqueues one request for `n` answers; returns a handle for each, in their order.
 
-        The options are those of `submit`. Each choice is a request of its own, with the id
-        `<request id>:<index>` and a seed derived from the request's; the first has the request's
-        seed, and a single choice also its id. A call with the same id is repeatable.
+        The options are those of `submit`. Each choice is a separate request, with the id
+        `<request id>:<index>` and a seed derived from the request's. The first choice has the
+        request's seed, and a single choice also its id. A call with the same id may be repeated.
         InvalidRequest, QueueFull.
         """
         arguments: RequestArguments = {"prompt": prompt, **options}
@@ -195,7 +195,7 @@ class Client:
         return adapters_of(info for broker in self._brokers for info in broker.workers())
 
     def now_ms(self) -> int:
-        """Unix milliseconds on the broker's clock, by which deadlines are judged."""
+        """The broker's clock, in unix milliseconds. Deadlines are times on this clock."""
         return self._brokers[0].now_ms()
 
     @property
@@ -211,7 +211,7 @@ class Client:
         self, items: Sequence[GenerationRequest | RequestArguments], *, group: str | None = None
     ) -> list[Message]:
         """The checked messages, with their final ids."""
-        # Moments are on the broker's clock; one reading serves all requests.
+        # Times are on the broker's clock; it is read once for all requests.
         now_ms = self._brokers[0].now_ms() if must_ask_clock(items) else None
         num_shards = len(self._brokers)
         return list(
@@ -237,7 +237,7 @@ def submitting(
     messages: Sequence[Message],
     given: Sequence[GenerationRequest | RequestArguments],
 ) -> Procedure[list[str]]:
-    """Submits to each shard its messages; the ids are in the order of the messages.
+    """Submits the messages to their shards; returns the ids in the order of the messages.
 
     `given` are the caller's arguments, from which the messages were made. QueueFull,
     RequestConflict.
@@ -256,7 +256,7 @@ def submitting(
 
 
 def check_shards(shards: int, *, is_broker: bool, settings: Mapping[str, Any]) -> None:
-    """ValueError for a number of shards, or settings, that a client cannot take."""
+    """ValueError for an invalid number of shards, or for settings in addition to a Broker."""
     if shards < 1 or (is_broker and (shards > 1 or settings)):
-        message = "shards must be at least 1, and a Broker serves one shard, as it was set up"
+        message = "shards must be at least 1; a Broker is for one shard and has its own settings"
         raise ValueError(message)

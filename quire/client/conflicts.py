@@ -1,9 +1,9 @@
-"""Tells a request that is submitted again from another one under the same id. Knows no connection.
+"""Distinguishes a repeated submit from another request with the same id. Knows no connection.
 
-SUBMIT answers for an id that it knows with the request that is there. For one call said twice that
-is right: its reply may have been lost, or its process. For two calls it would give the second one
-the answer of the first. So it also answers what the request asks that is there, see message.py, for
-as long as there is a record of it: after its end, too.
+If the id exists, SUBMIT returns the stored request. This is right for a call that is repeated,
+because its reply was lost or its process died. For two different calls, the second one would get
+the output of the first. So SUBMIT also returns the digest of the stored request (see message.py),
+as long as the record exists, also after the end of the request.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def refuse_others(
     *,
     num_shards: int,
 ) -> None:
-    """RequestConflict for the first of one submit that asks for something else than what is there.
+    """RequestConflict for the first message that differs from the stored request with its id.
 
-    `given` is what each of the messages was made of. An idempotency key means the request that had
-    it first, whatever that asks: what was found by its key is no other one.
+    `given` are the arguments from which the messages were made. An idempotency key stands for the
+    first request with that key, whatever its content: a request found by its key never conflicts.
     """
     for index, (message, one, answer) in enumerate(zip(messages, given, answers, strict=True)):
         if answer.created or is_found_by_key(message.request, num_shards=num_shards):
@@ -40,9 +40,9 @@ def refuse_others(
 
 
 def is_another(asked: bytes, earlier: bytes, *, names_seed: bool) -> bool:
-    """Whether the request that is there, and asked `earlier`, asks for something else.
+    """Whether the stored request, with the digest `earlier`, is a different one.
 
-    Nothing is held against one that does not say what it asks, or says so by another rule.
+    False if a digest is missing, or was made by another rule.
     """
     if not (asked.startswith(DIGEST_RULE) and earlier.startswith(DIGEST_RULE)):
         return False
@@ -51,7 +51,7 @@ def is_another(asked: bytes, earlier: bytes, *, names_seed: bool) -> bool:
 
 
 def _names_seed(given: GenerationRequest | RequestArguments) -> bool:
-    """Whether the caller said a seed; the one that is drawn otherwise is another each time."""
+    """Whether the caller set a seed. A drawn seed differs each time, so it is not compared."""
     if isinstance(given, GenerationRequest):
         return given.body.get("seed") is not None
     sampling: SamplingParams | Mapping[str, Any] | None = given.get("sampling")

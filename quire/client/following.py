@@ -1,7 +1,7 @@
-"""Follows one output log as its reader sees it; knows neither a connection nor how to wait.
+"""The state of one reader of an output log. Sends nothing and never waits.
 
-The clients read, and pass what they read to a Following; after a read without news they pass it the
-request's record instead. It keeps the reader's place and detects loss, expiry and the end.
+A client passes what it has read to a Following, or the request's status after a read without news.
+The Following keeps the reader's cursor, and detects the end, a lost log and an expired request.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from quire.transport.patience import Patience
 from quire.wire.history import EMPTY, extended
 from quire.wire.output import Completion, State, TokenChunk, is_prefix_hash
 
-#: How often a whole log is read from its beginning before it counts as damaged: nobody requeues a
-#: request more often while it is read.
+#: How often a log is read from its beginning before it counts as damaged. A request is not requeued
+#: more often than this while it is read.
 MAX_READINGS = 5
 
 
 class Following:
-    """The place of one reader in the log of one request.
+    """The cursor of one reader in the log of one request.
 
-    `after` is the number of tokens the reader has, `known` whether the request is known to have
-    existed, `timeout` after how many seconds its `patience` runs out; None for never. `prefix_hash`
-    is that of the tokens the reader has, if it kept it: see history.py. `outage_seconds` and
-    `explains` see Patience. InvalidRequest for a place that no log can have.
+    `after` is the number of tokens that the reader has. `known`: the request has existed. `timeout`
+    is that of its `patience`, in seconds; None for no limit. `prefix_hash` is the hash of the
+    reader's tokens, if it kept it: see history.py. For `outage_seconds` and `explains` see
+    Patience. InvalidRequest for a negative `after` or an invalid hash.
     """
 
     def __init__(
@@ -64,31 +64,31 @@ class Following:
             has_answered=known,
             explains=explains,
         )
-        #: Whether it waits for a worker, as far as is known.
+        #: Whether the request waited for a worker at the last status.
         self.is_queued = False
-        #: Whether its time is over, and somebody has to end it.
+        #: Whether the request is overdue, and a reader has to end it.
         self.is_overdue = False
         #: Whether the completion was read.
         self.has_ended = False
         self._has_read = False
         self._ends_without_entry = 0
-        # Whether the log was certainly as long as the reader's place says.
+        # Whether the log certainly had as many tokens as the reader says.
         self._was_there = not after or bool(prefix_hash)
-        # The hash of all tokens seen, empty while unknown; the hash of the first `_base` of them;
-        # and the tokens after those.
+        # `_hash`: of all tokens seen, empty while unknown. `_base_hash`: of the first `_base`
+        # tokens. `_token_ids`: the tokens after these.
         self._hash = prefix_hash if after else EMPTY
         self._base, self._base_hash = after, self._hash
         self._token_ids: list[int] = []
 
     @property
     def position(self) -> dict[str, int]:
-        """Where to read on, as `Broker.read_output` takes it."""
+        """The cursor to read on from, as `Broker.read_output` takes it."""
         return {self.request_id: self.seen}
 
     def take(self, read: OutputRead) -> Iterator[TokenChunk | Completion]:
-        """What was read, in order; the completion is the last item.
+        """The items of a read, in order; the completion is the last one.
 
-        ProtocolError for a gap and for what is not ours, OutputRewound if it does not continue what
+        ProtocolError for a gap or a damaged entry. OutputRewound if the read does not continue what
         was read before.
         """
         self.known = self._has_read = True
@@ -108,11 +108,10 @@ class Following:
             self.seen = item.end
 
     def silent(self, status: RequestStatus | None) -> None:
-        """Checks, after a read without news, the record of the request; None if there is none.
+        """Checks the status of the request after a read without news; None if it does not exist.
 
         UnknownRequest, ResultExpired, OutputRewound; otherwise the reader should read on. If the
-        request `is_overdue`, the reader should see to its end: with no worker alive nobody else
-        does.
+        request `is_overdue`, the reader should end it, because there may be no live worker.
         """
         self._has_read = True
         if status is None:
@@ -128,25 +127,25 @@ class Following:
                 kept=self._kept(status),
                 is_certain=self._was_there,
             )
-        # The end may have come since the read, but it cannot be missing twice.
+        # The end may have been written since the read, but then the next read must return it.
         self._ends_without_entry += status.state.is_terminal
         if self._ends_without_entry > 1:
             raise ResultExpired(self.request_id)
         self.is_overdue = not status.state.is_terminal and status.seconds_left == 0
-        # Who is overdue has been looked at, and waits for a worker.
+        # For an overdue request no further status at a fixed time is needed.
         self.patience.look_in(status.seconds_left or None)
 
     @property
     def must_find_the_end(self) -> bool:
         """Whether the next read must not wait.
 
-        The request has ended, so all is there. A read that waits shares its way with others and may
-        return before it was made: what it does not bring is not lost.
+        The request has ended, so its log is complete. A waiting read shares an XREAD with others
+        and may time out before the XREAD is sent, so a missing end would prove nothing.
         """
         return self._ends_without_entry > 0
 
     def longest_wait(self, longest_seconds: float) -> float | None:
-        """For how long the next read may wait, at most so long; None if it must not wait.
+        """For how many seconds the next read may wait, at most; None if it must not wait.
 
         The first read does not wait. WaitTimeout, also if the next read must not wait.
         """
@@ -156,7 +155,7 @@ class Following:
         return None if self.must_find_the_end else left
 
     def _remember(self, token_ids: Sequence[int], prefix_hash: str) -> None:
-        """Adds tokens to what was seen; OutputRewound if the log has other tokens before them."""
+        """Adds tokens to those seen. OutputRewound if the log has other tokens before them."""
         end = self.seen + len(token_ids)
         if self._hash:
             self._hash = extended(self._hash, token_ids)
@@ -164,17 +163,17 @@ class Following:
             if prefix_hash not in ("", self._hash):
                 raise OutputRewound(self.request_id, seen=self.seen, published=end)
         else:
-            # The reader began in the middle without a hash; this is the first one it gets.
+            # The reader began in the middle without a hash; this is its first one.
             self._hash = self._base_hash = prefix_hash
             self._base = end
 
     def _is_rewritten(self, status: RequestStatus) -> bool:
-        """Whether a log as long as what was seen certainly has other tokens."""
+        """Whether a log of the same length certainly has other tokens than were seen."""
         is_known = status.published == self.seen and self._hash and status.prefix_hash
         return bool(is_known) and status.prefix_hash != self._hash
 
     def _kept(self, status: RequestStatus) -> int:
-        """How many of the reader's tokens are still in a log that became shorter."""
+        """How many of the reader's tokens are certainly still in a log that became shorter."""
         left = status.published - self._base
         if left < 0 or not self._base_hash:
             return 0
@@ -200,7 +199,7 @@ def joined(completion: Completion, chunks: Sequence[TokenChunk]) -> Completion:
 
 
 def raise_unless_completed(completion: Completion) -> None:
-    """Raises what became of the request, unless it completed."""
+    """Raises the error for a request that did not complete."""
     if completion.state is State.COMPLETED:
         return
     kinds = {State.CANCELLED: Cancelled, State.EXPIRED: DeadlineExceeded}

@@ -1,10 +1,10 @@
-"""A group of requests as its caller sees it: how far it is, and its results as they come.
+"""The handle of a group of requests: its progress, and its results in the order of their ends.
 
     group = quire.submit_many(rows, group="eval-7")
     for completion in group.results():
         print(completion.request_id, completion.state, completion.text)
 
-The group is its name: any process that knows it can look at it with `Client.attach_group`.
+Any process that knows the name of a group gets a handle from `Client.attach_group`.
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ from quire.transport.patience import Patience
 from quire.transport.procedure import Give, Procedure, run
 from quire.wire.output import Completion, ErrorInfo, FinishReason, State
 
-#: With its members in several shards, for how long a reader waits at one before it looks at the
-#: next.
+#: If the queue has several shards, how long a reader waits for one before it reads the next.
 TURN_SECONDS = 0.05
 
 
 class GroupHandle:
-    """One group. It holds no state but the name and may be thrown away.
+    """One group. The handle has no state but the name, so it may be discarded.
 
-    Its counts are kept inside the transitions of its members, so at every moment they add up to the
-    number of its requests. It is forgotten when the last of its members is; a group that nobody
-    knows has no members, and waiting for it ends at once.
+    The transitions of the members update the counts, so they always add up to the number of
+    requests. A group expires with its last member. A group that does not exist has no members, and
+    a wait for it ends at once.
     """
 
     def __init__(self, brokers: Sequence[Broker], group: str) -> None:
@@ -46,17 +45,17 @@ class GroupHandle:
         return f"GroupHandle({self.group!r})"
 
     def counts(self) -> dict[State, int]:
-        """How many of its requests are in each state; states without any are left out."""
+        """How many of its requests are in each state, without states that have none."""
         return run(counts_of(self._brokers, self.group), in_thread)
 
     def results(self, *, timeout: float | None = None) -> Iterator[Completion]:
-        """Yields the completion of every member as it ends, with its text, and ends with the last.
+        """Yields the completion of every member, with its text, when it ends.
 
-        Those that failed, expired or were cancelled are among them; nothing is raised for them. A
-        member whose result is gone already is told as an error `result_expired`, and one whose
-        result cannot be read as failed, `damaged`. Each is told once, even if it is requeued
-        after that. WaitTimeout when `timeout` seconds pass. Begins with those that have ended
-        before.
+        Begins with the members that have ended already, and returns after the last one. Members
+        that failed, expired or were cancelled are included; nothing is raised for them. If the
+        result has expired, the completion has the error `result_expired`; if it cannot be read, the
+        state is failed and the error `damaged`. Each member is returned once, even if it is
+        requeued later. WaitTimeout after `timeout` seconds.
         """
         results = GroupReading(self._brokers, self.group, timeout=timeout).results()
         while (completion := run(results, in_thread)) is not None:
@@ -68,7 +67,7 @@ class GroupHandle:
         return run(reading.wait(), in_thread)
 
     def cancel(self) -> int:
-        """Asks for the end of every open member; returns how many were open."""
+        """Cancels every open member; returns how many were open."""
         return run(cancelling(self._brokers, self.group), in_thread)
 
 
@@ -93,7 +92,7 @@ def cancelling(brokers: Sequence[AnyBroker], group: str) -> Procedure[int]:
 
 
 class GroupReading:
-    """One reader of a group; its methods are procedures. Its time begins when it is made."""
+    """One reader of a group; its methods are procedures. `timeout` starts when it is made."""
 
     def __init__(self, brokers: Sequence[AnyBroker], group: str, *, timeout: float | None) -> None:
         self._brokers = brokers
@@ -103,7 +102,7 @@ class GroupReading:
         self._patience = Patience(timeout, f"the group {group}", outage_seconds=outage_seconds)
 
     def results(self) -> Procedure[Completion | None]:
-        """Gives each completion, and returns None after the last; see `GroupHandle.results`."""
+        """Gives each completion, and returns None after the last. See `GroupHandle.results`."""
         told = set[str]()
 
         def tell(broker: AnyBroker, end: GroupEnd) -> Procedure[None]:
@@ -117,7 +116,7 @@ class GroupReading:
                 completion = forgotten(end)
             except ProtocolError as error:
                 completion = unreadable(end, error)
-            # One that was requeued is open again; its later end is still to come.
+            # A requeued member is open again; its next end is read later.
             if completion is not None:
                 told.add(end.request_id)
                 yield Give(completion)
@@ -133,10 +132,10 @@ class GroupReading:
         return counts
 
     def _all_ends(self, tell: Callable[[AnyBroker, GroupEnd], Procedure[None]]) -> Procedure[None]:
-        """Tells the ends of members as they come, until none is open."""
+        """Calls `tell` for the end of each member, until none is open."""
         patience = self._patience
         while True:
-            # Looked at before the ends: whatever ended before the look is found by the reads.
+            # Counted before the ends are read, so that the reads find every end before the count.
             waiting: list[AnyBroker] = []
             for broker in self._brokers:
                 num_open = partial(broker.num_open_members, self._group)
@@ -158,7 +157,7 @@ class GroupReading:
                 yield from explaining(patience, waiting[0])
 
     def _has_come(self, waiting: Sequence[AnyBroker]) -> Procedure[bool]:
-        """Waits for an end at each shard in turn; returns whether one has come."""
+        """Waits for an end in each shard in turn; returns whether there was one."""
         longest = MAX_BLOCK_SECONDS if len(self._cursors) == 1 else TURN_SECONDS
         for broker in waiting:
 
@@ -172,7 +171,7 @@ class GroupReading:
 
     def _end_overdue(self, waiting: Sequence[AnyBroker]) -> Procedure[None]:
         for broker in waiting:
-            # What is wrong then is met by the next read; see `end_overdue` of handles.
+            # A lasting error is raised by the next read.
             with contextlib.suppress(QuireError):
                 overdue = yield Call(partial(broker.overdue, self._group))
                 yield Call(partial(broker.end_overdue, overdue))
@@ -183,12 +182,12 @@ def _tell_nothing(_broker: AnyBroker, _end: GroupEnd) -> Procedure[None]:
 
 
 def forgotten(end: GroupEnd) -> Completion:
-    """What is left to say about a member whose result is gone already."""
-    error = ErrorInfo("result_expired", "the result was kept no longer")
+    """The completion of a member whose result has expired."""
+    error = ErrorInfo("result_expired", "the retention of the result has passed")
     return Completion(end.request_id, end.state, FinishReason.ERROR, error=error)
 
 
 def unreadable(end: GroupEnd, reason: ProtocolError) -> Completion:
-    """What is told of a member whose result is damaged: no text of it can be trusted."""
+    """The completion of a member whose result is damaged; it has no text."""
     error = ErrorInfo("damaged", str(reason))
     return Completion(end.request_id, State.FAILED, FinishReason.ERROR, error=error)

@@ -1,4 +1,4 @@
-"""The handle of a request: follow its output, wait for its end, cancel it, see its state."""
+"""The handle of a request: follow its output, wait for its end, cancel it, get its status."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Result = TypeVar("_Result")
 
 
 class Handle:
-    """One request as its caller sees it. It holds no state but the id and may be thrown away."""
+    """One request. The handle has no state but the id, so it may be discarded."""
 
     def __init__(self, broker: Broker, request_id: str, *, known: bool = False) -> None:
         self.request_id = request_id
@@ -35,15 +35,17 @@ class Handle:
     def stream(self, *, after: int = 0, prefix_hash: str = "") -> Iterator[TokenChunk]:
         """Yields what is published after the first `after` tokens, until the request ends.
 
-        A reader that stops reading changes nothing for the request: to end it, `cancel` it.
+        If the reader stops, the request continues; to end it, `cancel` it. While Redis does not
+        answer, the reader waits for up to a minute (30 times the `retry_seconds` of the client),
+        and then raises BrokerUnavailable.
 
-        While Redis does not answer it waits on, for up to a minute (30 times the `retry_seconds` of
-        the client), and then raises BrokerUnavailable. Ends silently when the request completed.
-        Otherwise raises Cancelled, DeadlineExceeded or RequestFailed after the last chunk;
-        UnknownRequest or ResultExpired when the request is gone; OutputRewound when Redis lost
-        tokens this reader had, even if others have come in their place, or never had as many as
-        `after` says. That should be the `end` of a chunk; with
-        the `prefix_hash` of that chunk a reader in another process notices a rewind, too.
+        Returns after the last chunk if the request completed. Otherwise raises Cancelled,
+        DeadlineExceeded or RequestFailed after the last chunk. UnknownRequest or ResultExpired if
+        the request does not exist. OutputRewound if Redis lost tokens that this reader had, even if
+        other tokens have replaced them, or if the log never had `after` tokens.
+
+        `after` should be the `end` of a chunk. With the `prefix_hash` of that chunk, a reader in
+        another process notices a rewind, too.
         """
         for item in self.follow(after=after, prefix_hash=prefix_hash):
             if isinstance(item, Completion):
@@ -52,10 +54,10 @@ class Handle:
             yield item
 
     def follow(self, *, after: int = 0, prefix_hash: str = "") -> Iterator[TokenChunk | Completion]:
-        """Like `stream`, and yields the completion after the last chunk, however the request ended.
+        """Like `stream`, but yields the completion after the last chunk, whatever its state.
 
-        It has no text or tokens of the chunks, only its `tail`. Raises for a request that is gone
-        or rewound, and not for one that failed.
+        The completion has only its `tail`, without text and tokens of the chunks. Raises if the
+        request does not exist or was rewound, but not if it failed.
         """
         following = Following(
             self.request_id,
@@ -71,12 +73,12 @@ class Handle:
                 yield item
 
     def result(self, *, timeout: float | None = None) -> Completion:
-        """Waits for the end and returns the completion with all text and tokens joined.
+        """Waits for the end, and returns the completion with all text and tokens.
 
-        WaitTimeout after `timeout` seconds; the request goes on. An outage of Redis does not end
-        the wait before; one without a timeout ends after a minute of it, as `stream`. A wait of
-        more than a second without a worker that could end it is logged as a warning, once. For a
-        request that did not complete the same errors as `stream`, carrying the completion.
+        WaitTimeout after `timeout` seconds; the request continues. During an outage of Redis the
+        wait continues until its timeout; without a timeout it ends after a minute, as `stream`
+        does. If no worker is alive after a second, this is logged once as a warning. If the request
+        did not complete, raises the same errors as `stream`, with the completion.
         """
         following = Following(
             self.request_id,
@@ -114,8 +116,8 @@ def explain(patience: Patience, broker: Broker) -> None:
 def next_read(broker: AnyBroker, following: Following) -> Procedure[OutputRead]:
     """Waits until there is something after what was read.
 
-    Meanwhile it looks at the request from time to time, ends one whose time is over, and finds out
-    why one is not begun. The errors are those of Following and of `borne`.
+    Meanwhile it reads the status from time to time, ends an overdue request, and reports if no
+    worker is there. The errors are those of Following and of `borne`.
     """
     patience, request_id = following.patience, following.request_id
 
@@ -135,7 +137,7 @@ def next_read(broker: AnyBroker, following: Following) -> Procedure[OutputRead]:
 
 
 def end_of(broker: AnyBroker, following: Following) -> Procedure[Completion]:
-    """Waits for the end; the completion has all text and tokens. See `next_read`."""
+    """Waits for the end. The completion has all text and tokens. See `next_read`."""
     items: list[TokenChunk | Completion] = []
     while not following.has_ended:
         read = yield from next_read(broker, following)
@@ -144,7 +146,7 @@ def end_of(broker: AnyBroker, following: Following) -> Procedure[Completion]:
 
 
 def completion_of(broker: AnyBroker, request_id: str) -> Procedure[Completion | None]:
-    """The completion of a request that has ended, in whichever way; None if it is open again.
+    """The completion of a request that has ended, in any state; None if it is open again.
 
     Never waits. ResultExpired, ProtocolError.
     """
@@ -152,9 +154,9 @@ def completion_of(broker: AnyBroker, request_id: str) -> Procedure[Completion | 
         try:
             return (yield from _read_whole(broker, request_id))
         except OutputRewound:
-            # It was requeued since the first read. Nothing of the earlier reading was returned.
+            # It was requeued since the first read. Nothing of that reading was returned.
             continue
-    raise ProtocolError(f"{request_id}: its log changed again each time it was read")
+    raise ProtocolError(f"{request_id}: its log was rewritten during each of {MAX_READINGS} reads")
 
 
 def _read_whole(broker: AnyBroker, request_id: str) -> Procedure[Completion | None]:
@@ -172,11 +174,11 @@ def _read_whole(broker: AnyBroker, request_id: str) -> Procedure[Completion | No
 
 
 def borne(patience: Patience, read: Callable[[], Any]) -> Procedure[Any]:
-    """The result of a read, which is made again while Redis does not answer and patience lasts.
+    """Repeats a read while Redis does not answer and patience lasts; returns its result.
 
-    Only for what may be repeated. BrokerUnavailable, WaitTimeout; see `Patience.bear`. While the
-    server is frozen, a thread waits until its socket gives up, an event loop only as long as
-    patience lasts.
+    Only for what may be repeated. BrokerUnavailable, WaitTimeout; see `Patience.bear`. If the
+    server is frozen, a thread waits until its socket times out, and an event loop only until
+    patience runs out.
     """
     while True:
         try:
@@ -193,19 +195,20 @@ def borne(patience: Patience, read: Callable[[], Any]) -> Procedure[Any]:
 
 
 def explaining(patience: Patience, broker: AnyBroker) -> Procedure[None]:
-    """Looks once, when it is time, why nothing comes from this shard."""
+    """Finds out once, when it is time, why no worker takes requests of this shard."""
     if patience.is_to_explain:
         reason = None
-        # It says why another call fails, at most; that one will say so itself.
+        # An error here is not raised, because the next read raises it if it lasts.
         with contextlib.suppress(QuireError):
             reason = yield Call(broker.absence)
         patience.explain(reason)
 
 
 def _end_overdue(broker: AnyBroker, request_id: str) -> Procedure[None]:
-    """Sees to the end of a request whose time is over.
+    """Ends an overdue request.
 
-    Whatever is wrong then is met by the next read. A user who may not do this waits for a worker.
+    A lasting error is raised by the next read. If this Redis user may not end the request, a worker
+    does.
     """
     with contextlib.suppress(QuireError):
         yield Call(partial(broker.end_overdue, [request_id]))

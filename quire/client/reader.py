@@ -1,11 +1,11 @@
-"""A broker whose blocking reads share one connection, to follow many logs in many threads.
+"""A broker whose waiting reads share one connection, to follow many logs in many threads.
 
     from quire import Client, SharedReadsBroker, connect
 
     client = Client(SharedReadsBroker(connect(url)))
 
-A thousand threads may stream from it: they cost Redis a few XREADs and one connection. The event
-loop's broker does the same with the same code around it, see async_reader.py.
+A thousand threads that stream from it cost Redis a few XREADs and one connection. AsyncBroker does
+the same for an event loop, see async_reader.py.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from quire.transport.connection import MAX_BLOCK_SECONDS, Retrying
 from quire.transport.procedure import RoundTrip, run, send
 from quire.wire.output import State
 
-#: Most short calls of readers at a time; each takes a connection. Others wait for their turn.
+#: The most short calls of readers at the same time; each uses a connection. Others wait.
 MAX_CALLS = 8
 
-#: How long the reading thread stays when nobody waits any more.
+#: After how long without a wait the reading thread ends.
 IDLE_SECONDS = 1.0
 
 
 class SharedReadsBroker(Broker):
     """A Broker for many threads. One per process and queue is enough; it also works after a fork.
 
-    Nothing is read ahead or kept for a reader that is slow to come back for more.
+    Nothing is read ahead or buffered for a slow reader.
     """
 
     def __init__(self, connection: redis.Redis, **settings: Any) -> None:
@@ -64,7 +64,7 @@ class SharedReadsBroker(Broker):
     def read_output(
         self, seen: Mapping[str, int], *, block_seconds: float | None = None
     ) -> dict[str, OutputRead]:
-        """See `Broker.read_output`; a read that waits shares its XREAD with all others."""
+        """See `Broker.read_output`. A read that waits shares its XREAD with all others."""
         if block_seconds is not None and seen:
             return self._reader.read(seen, timeout=min(block_seconds, MAX_BLOCK_SECONDS))
         with self._turns:
@@ -81,19 +81,19 @@ class SharedReadsBroker(Broker):
             return super().absence()
 
     def end_overdue(self, request_ids: Sequence[str]) -> dict[str, State]:
-        """See `Broker.end_overdue`: the deadlines of a thousand readers may be one."""
+        """See `Broker.end_overdue`: a thousand readers may have the same deadline."""
         with self._turns:
             return super().end_overdue(request_ids)
 
 
 class _Reader:
-    """The one thread that reads for all waits. It ends after IDLE_SECONDS without any."""
+    """The one thread that reads for all waits. It ends after IDLE_SECONDS without a wait."""
 
     def __init__(self, connection: redis.Redis, reads: WaitingReads, *, retrying: Retrying) -> None:
         self._connection = connection
         self._reads = reads
         self._retrying = retrying
-        # Guards everything below; notified when there is something to wait for again.
+        # Guards all attributes below; notified when a wait is added.
         self._changed = threading.Condition()
         self._waits = Waits()
         self._is_running = False
@@ -108,7 +108,7 @@ class _Reader:
                 self._wake()
             news.wait(max(0.0, give_up - time.monotonic()))
         finally:
-            # A signal handler may have raised out of the wait; it must not stay among the waits.
+            # A signal handler may have raised during the wait; then the wait must be removed, too.
             with self._changed:
                 self._waits.discard(wait)
         if wait.error is not None:
@@ -116,15 +116,15 @@ class _Reader:
         return wait.news
 
     def _is_to_be_woken_for(self, wait: Wait) -> bool:
-        """Adds a wait; True if the reading thread is blocked in a read without it."""
+        """Adds a wait. True if the reading thread is blocked in a read without it."""
         with self._changed:
             self._waits.add(wait)
             if not self._is_running:
                 threading.Thread(target=self._run, name="quire-reader", daemon=True).start()
-                # Only now: starting may fail, and then nobody may wait for the thread.
+                # Set after the start: if the start fails, the next wait must try again.
                 self._is_running = True
             self._changed.notify()
-            # One wake is enough for all that come until the reader is back.
+            # One wake is enough for all waits that are added until the reader returns.
             must_wake, self._is_blocked = self._is_blocked, False
             return must_wake
 
@@ -136,8 +136,8 @@ class _Reader:
             has_ended = True
         finally:
             if not has_ended:
-                # A bug of ours. Fail all waits, so that none is left without a thread; the next one
-                # starts another. (After an orderly end another may be running already.)
+                # A bug in this class. Fail all waits, because their thread has ended; the next wait
+                # starts another. (After a normal end, another thread may be running already.)
                 with self._changed:
                     self._is_running = False
                     self._waits.fail(BrokerUnavailable("the thread that reads has ended"))
@@ -179,17 +179,17 @@ class _Reader:
         return self._retrying(once, wait_seconds=trip.wait_seconds)
 
     def _wake(self) -> None:
-        # Without it (no memory left, say) the new wait begins when the blocked read has ended.
+        # If this fails (no memory, for example), the new wait begins after the blocked read.
         with contextlib.suppress(RedisError):
             send(self._connection, self._reads.waking())
 
 
-#: All of this process.
+#: All brokers of this process, for `_begin_anew`.
 _BROKERS = WeakSet[SharedReadsBroker]()
 
 
 def _begin_anew() -> None:
-    """Reset all brokers in a forked child, which has none of the parent's threads."""
+    """Resets all brokers in a forked child, which has none of the parent's threads."""
     for broker in list(_BROKERS):
         broker._begin()
 

@@ -1,7 +1,7 @@
-"""The steps of handles, and how a thread and an event loop carry them out.
+"""The steps of handles and clients, and how a thread and an event loop carry them out.
 
-What a handle does is written once, as procedures (see quire/transport/procedure.py) over the
-methods that Broker and AsyncBroker have in common.
+Their procedures (see quire/transport/procedure.py) call the methods that Broker and AsyncBroker
+have in common.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ AnyBroker = Broker | AsyncBroker
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Calls a method of a broker, or a procedure of such steps, and gets its result.
+    """Calls a method of a broker, or runs a procedure of such steps; the reply is its result.
 
-    An event loop stops waiting for it after `longest_seconds`.
+    An event loop stops waiting after `longest_seconds`; a thread cannot.
     """
 
     method: Callable[[], Any]
@@ -43,7 +43,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Collect:
-    """Makes a list of the items, and lets an event loop do other work in between."""
+    """Makes a list of the items. An event loop runs other tasks in between."""
 
     items: Iterator[Any]
 
@@ -62,7 +62,7 @@ def in_thread(step: Step) -> Any:
 
 
 async def in_loop(step: Step) -> Any:
-    """See `in_thread`. TimeoutError for a call that takes too long."""
+    """See `in_thread`. TimeoutError if a call takes longer than its `longest_seconds`."""
     if isinstance(step, Call):
         async with asyncio.timeout(step.longest_seconds):
             result = step.method()
@@ -73,7 +73,7 @@ async def in_loop(step: Step) -> Any:
 
 
 async def in_turns(items: Iterator[_Item]) -> AsyncIterator[list[_Item]]:
-    """The items, as many together as one turn makes; those before an error come first."""
+    """The items, in lists of those that one turn makes. Yields the items before an error first."""
     error: QuireError | None = None
     while error is None:
         made: list[_Item] = []

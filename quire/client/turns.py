@@ -1,4 +1,4 @@
-"""Long work in an event loop, of which the others must have their turns: it knows when one is over.
+"""Time slices for long work in an event loop, so that other tasks run in between.
 
 async with Turn() as turn:
     for item in many:
@@ -14,18 +14,18 @@ import time
 from types import TracebackType
 from weakref import WeakKeyDictionary
 
-#: How long a turn lasts, or one step of the work that takes longer.
+#: How long a turn lasts. A step of the work that takes longer is not interrupted.
 TURN_SECONDS = 0.002
 
-#: Of each loop; who holds it has the turn.
+#: One lock for each loop; the work that holds it has the turn.
 _locks = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]()
 
 
 class Turn:
-    """The turn of one work, which begins with this.
+    """The turns of one long work; the first begins now.
 
-    Of all works of a loop that take more than one turn, one has the next: a loop comes round in the
-    time of one turn, and not of as many as there are such works.
+    If several long works run in a loop, only one of them gets a turn per round of the loop. So a
+    round takes the time of one turn, however many long works there are.
     """
 
     def __init__(self) -> None:
@@ -46,12 +46,12 @@ class Turn:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is time for the others."""
+        """Whether other tasks should run now."""
         return time.monotonic() >= self._end
 
     async def next(self) -> None:
-        """Let everybody else get on, and then those who have waited for longer."""
-        # Held meanwhile: given back before, it would be taken by one after the other in this round.
+        """Lets all other tasks run, and then the long works that have waited longer."""
+        # Keep the lock meanwhile; otherwise several long works would get a turn in this round.
         await asyncio.sleep(0)
         self._give_back()
         await self._lock.acquire()

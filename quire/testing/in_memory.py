@@ -5,8 +5,8 @@
             store_summary(client=fake.client(), text="...")
         assert fake.requests[0].body["prompt"].startswith("Summarise")
 
-The client and every transition are the real ones, on an in-memory Redis; only the model is not.
-An answer may come in pieces, wait for an event, or fail:
+Client and transitions are the real ones, on an in-memory Redis; only the model is fake. An answer
+may come in pieces, wait for an event, or fail:
 
     def answer(request):
         yield "first "
@@ -46,22 +46,22 @@ except ImportError as missing:
 if TYPE_CHECKING:
     from quire.client.async_client import AsyncClient
 
-#: How long the worker waits for a request before it looks after those it runs.
+#: How long the worker waits for a request before it checks those that it runs.
 LOOK_SECONDS = 0.02
 
-#: The most requests answered at once; each has a thread.
+#: The most requests answered at the same time; each has a thread.
 MAX_RUNNING = 64
 
-#: How long a client of the fake repeats a call during an outage before it says so.
+#: How long a client of the fake retries a call during an outage before it raises.
 RETRY_SECONDS = 0.1
 
-#: How long the end of a `with` waits for answers that are still being made.
+#: How long `stop` waits for answers that are still being made.
 STOP_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A text in pieces, each published by itself, and why the generation ends."""
+    """A text in pieces, each published alone, and the reason why the generation ends."""
 
     pieces: Iterable[str] = ()
     finish_reason: FinishReason = FinishReason.EOS
@@ -73,14 +73,14 @@ Answering = Callable[[GenerationRequest], str | Iterable[str] | Answer]
 class FakeQuire:
     """An in-memory queue, and a worker that answers with `answer`. A context manager.
 
-    `answer` gets the checked request and returns the text, or its pieces as any iterable, or an
-    Answer; it runs in a thread of its own. What it raises becomes the end of the request:
-    InvalidRequest a rejection, RequestFailed a failure with its code, DeadlineExceeded an expiry,
-    anything else the failure `internal_error`. Every character counts as one token, whose id is its
-    code point and which is certain, for those who ask for log-probabilities; other sampling
-    parameters are not applied. It serves every model, and of each the `adapters` named, whatever
-    its answer makes of them; a request for another one is refused as by any worker. Without an
-    `answer` nobody works, and a test drives `broker` by hand.
+    `answer` gets the checked request and returns the text, an iterable of its pieces, or an Answer;
+    it runs in its own thread. Its errors end the request: InvalidRequest as rejected, RequestFailed
+    as failed with its code, DeadlineExceeded as expired, any other as failed with `internal_error`.
+
+    Every character is one token: its id is the code point, and its log-probability 0. Other
+    sampling parameters have no effect. The worker serves every model, with the given `adapters`; it
+    refuses a request for another adapter, as every worker does. Without an `answer` there is no
+    worker, and a test calls `broker` itself.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class FakeQuire:
         self._server = fakeredis.FakeServer(version=(7, 0))
         self.connection = fakeredis.FakeRedis(server=self._server)
         self.broker = self.make_broker(queue=queue)
-        #: What the worker was given, in the order in which it began with it.
+        #: The requests that the worker has begun, in their order.
         self.requests: list[GenerationRequest] = []
         self._worker: FakeWorker | None = None
         if answer is not None:
@@ -119,7 +119,7 @@ class FakeQuire:
         self.connection.close()
 
     def make_broker(self, *, queue: str | None = None, **settings: Any) -> Broker:
-        """A broker of this queue with settings of its own, such as `max_backlog`."""
+        """A broker of this queue with other settings, such as `max_backlog`."""
         queue = queue or self.broker.keys.queue
         broker = Broker(self.connection, queue=queue, **{"retry_seconds": RETRY_SECONDS} | settings)
         broker.outage_seconds = RETRY_SECONDS
@@ -132,7 +132,7 @@ class FakeQuire:
     def async_client(
         self, *, tenant: str = "default", max_backlog: int | None = None
     ) -> AsyncClient:
-        """A client for the event loop it is made in."""
+        """A client for the event loop in which it is made."""
         from quire.client.async_client import AsyncClient
 
         connection = fakeredis.FakeAsyncRedis(server=self._server)
@@ -144,7 +144,7 @@ class FakeQuire:
 
     @contextlib.contextmanager
     def outage(self) -> Iterator[None]:
-        """While this lasts Redis cannot be reached; calls raise BrokerUnavailable."""
+        """Within this context Redis cannot be reached; calls raise BrokerUnavailable."""
         self._server.connected = False
         try:
             yield
@@ -153,9 +153,9 @@ class FakeQuire:
 
 
 class FakeWorker:
-    """Claims requests from any broker, in memory or real, and answers each in a thread of its own.
+    """Claims requests from any broker, in memory or real, and answers each in its own thread.
 
-    A context manager. `requests` collects what it was given; see FakeQuire for the rest.
+    A context manager. `requests` collects the requests that it begins; for the rest see FakeQuire.
     """
 
     def __init__(
@@ -187,11 +187,11 @@ class FakeWorker:
         self.stop()
 
     def start(self) -> None:
-        """Begins to work."""
+        """Starts the worker's thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Claims nothing more, and waits a while for the answers that are being made."""
+        """Claims no more requests, and waits up to STOP_SECONDS for each running answer."""
         self._stopping.set()
         self._thread.join(STOP_SECONDS)
         for run in self._running:
@@ -220,7 +220,7 @@ class FakeWorker:
                 run.thread.start()
 
     def _look_after_waiting(self) -> None:
-        """What every worker does for its queue: what is due comes in, and what was left behind."""
+        """What every worker does for its queue: promotes due requests, and reaps expired leases."""
         self._broker.promote()
         self._broker.reap()
 
@@ -240,7 +240,7 @@ class FakeWorker:
 
 
 class _Run:
-    """One request being answered: what is published of it, by its thread and by the worker."""
+    """One request that is being answered; its thread and the worker publish to its log."""
 
     def __init__(
         self, broker: Broker, claimed: Claimed, answer: Answering, *, adapters: Collection[str]
@@ -253,7 +253,7 @@ class _Run:
         self.thread = threading.Thread(target=self._run, args=(answer,), daemon=True)
         self._broker = broker
         self._published = claimed.num_published
-        # An answer that waits for an event must not keep the worker from ending its request.
+        # Held only during a commit: the worker can end a request whose answer waits for an event.
         self._lock = threading.Lock()
 
     def end(
@@ -274,7 +274,7 @@ class _Run:
         try:
             self._end_somehow(answer)
         except BrokerUnavailable:
-            # As from a worker that died: the lease runs out and the request is queued again.
+            # As after the death of a worker: the lease expires, and the request is requeued.
             self.has_ended = True
 
     def _end_somehow(self, answer: Answering) -> None:
@@ -290,7 +290,7 @@ class _Run:
             self.end(State.FAILED, FinishReason.ERROR, error=failure)
         except BrokerUnavailable:
             raise
-        # Whatever a test's answer raises is a failure of the request, not of the worker.
+        # Every error of a test's answer is a failure of the request, not of the worker.
         except Exception as error:  # noqa: BLE001
             bug = ErrorInfo("internal_error", f"{type(error).__name__}: {error}")
             self.end(State.FAILED, FinishReason.ERROR, error=bug)
@@ -298,7 +298,7 @@ class _Run:
     def _end_well(self, answer: Answering) -> None:
         adapter = _adapter_of(self.request, self._adapters)
         self._model = name_with(self._model, adapter)
-        # What an earlier claim has published is made again and left out.
+        # The answer is made again; skip what an earlier claim has published.
         skip = self._published
         answered = answer(self.request)
         if not isinstance(answered, Answer):
@@ -310,7 +310,7 @@ class _Run:
         self.end(State.COMPLETED, answered.finish_reason)
 
     def _commit(self, text: str, completion: Completion | None = None) -> bool:
-        """Publishes; False when the request has ended or is somebody else's now."""
+        """Publishes. False if the request has ended or another worker has claimed it."""
         with self._lock:
             if self.has_ended:
                 return False
@@ -329,7 +329,7 @@ class _Run:
             return not self.has_ended
 
     def _logprobs_of(self, text: str) -> tuple[TokenLogprob, ...]:
-        """Those of a model that could not say anything else; none where nobody asked."""
+        """Log-probabilities of 0, as if no other token were possible; none if not requested."""
         wanted = self.request.parse_body().sampling.logprobs if text else None
         if wanted is None:
             return ()
@@ -344,8 +344,8 @@ _EXPIRED = ErrorInfo("deadline_exceeded", "the deadline passed before the reques
 
 
 def _adapter_of(request: GenerationRequest, known: Collection[str]) -> str | None:
-    """The adapter that is asked for. InvalidRequest for one that is not known."""
-    # Whichever model is asked for is the one that is served, with no adapter of ours in its name.
+    """The requested adapter. InvalidRequest for an unknown one."""
+    # Every requested model is served; its name ends before the name of a known adapter.
     model = str(request.body.get("model") or "")
     owner, _, suffix = model.rpartition(ADAPTER_SEPARATOR)
     asked = adapter_of(request.body, model=owner if owner and suffix in known else model)

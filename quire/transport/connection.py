@@ -1,8 +1,8 @@
-"""Connections to Redis, and the one place where an operation is tried again.
+"""Connections to Redis, and the only code that retries an operation.
 
-redis-py's defaults retry writes behind the caller's back: during a short stall one XADD makes two
-entries, and one XREADGROUP delivers twice and shows once. So connections made here never retry, and
-`Retrying` repeats only what is safe to repeat, for a bounded time.
+By default redis-py retries writes without telling the caller: after a short stall one XADD makes
+two entries, and one XREADGROUP delivers entries twice and returns them once. So connections made
+here never retry. `Retrying` repeats only what is safe to repeat, for a limited time.
 """
 
 from __future__ import annotations
@@ -54,27 +54,27 @@ try:
 except ImportError:
     maint_notifications = None  # type: ignore[assignment]
 
-#: The longest a read may block on the server. A blocked reader can hang across a failover.
+#: The longest time a read may block on the server. A blocked read may hang during a failover.
 MAX_BLOCK_SECONDS = 2.0
 
-#: By how much a socket outlives the longest blocking read before it gives up.
+#: By how much the socket timeout exceeds the longest blocking read.
 SOCKET_MARGIN_SECONDS = 3.0
 
-#: The most connections of one client: what a Redis takes from all of its clients, unless told. Each
-#: thread that waits in a blocking read has one, and redis-py would refuse the hundred and first.
+#: The most connections of one client: as many as a Redis accepts by default from all its clients.
+#: Each thread in a blocking read uses one, and redis-py's default limit is 100.
 MAX_CONNECTIONS = 10_000
 
-#: What the url of a server may begin with.
+#: The prefixes of server urls.
 URL_SCHEMES = ("redis://", "rediss://", "unix://", *(f"{scheme}://" for scheme in SCHEMES))
 
 #: How long a TCP connect may take.
 CONNECT_SECONDS = 3.0
 
-#: The pauses between two tries grow from the first to the second, doubling.
+#: The pause between two attempts doubles from the first value to the second.
 FIRST_PAUSE_SECONDS = 0.02
 LONGEST_PAUSE_SECONDS = 0.5
 
-#: What may pass by itself: a lost connection, a loading or demoted server, a slot in migration.
+#: Errors that may pass: a lost connection, a loading or demoted server, a slot in migration.
 TRANSIENT = (
     RedisConnectionError,
     RedisTimeoutError,
@@ -83,29 +83,29 @@ TRANSIENT = (
     TryAgainError,
 )
 
-#: How a server that becomes a replica ends the reads that it has blocked.
+#: The error of a blocked read when its server becomes a replica.
 _UNBLOCKED = "UNBLOCKED"
 
-#: How the sentence about an error begins; the first kind that fits counts.
+#: How the message for each kind of error begins; the first matching kind counts.
 _SENTENCES: dict[type[RedisError], str] = {
-    BusyLoadingError: "Redis still reads its data",
+    BusyLoadingError: "Redis is still loading its data",
     RedisConnectionError: "Redis cannot be reached",
     RedisTimeoutError: "Redis did not answer in time",
-    NoPermissionError: "Redis does not allow this user what was asked",
-    InvalidResponse: "what answers there is not Redis",
+    NoPermissionError: "Redis does not allow the command for this user",
+    InvalidResponse: "the server that answers is not Redis",
     ResponseError: "Redis refused",
 }
 
-#: How OpenSSL says that the other side is not who it should be.
+#: OpenSSL's text for a certificate that is not trusted.
 _UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 
-#: How Redis says that it has no database of that number.
+#: Redis' text for a database number that it does not have.
 _NO_DATABASE = "DB index is out of range"
 
-#: How Redis says that nobody has told it who is there.
+#: Redis' texts for a missing user or password.
 _NOTHING_GIVEN = ("HELLO must be called", "Authentication required", "NOAUTH")
 
-#: Versions of redis-py before there were any know no such setting.
+#: Turns notifications off. Older versions of redis-py do not have this setting.
 _NO_NOTIFICATIONS = (
     {"maint_notifications_config": maint_notifications.MaintNotificationsConfig(enabled=False)}
     if maint_notifications is not None
@@ -116,23 +116,23 @@ _Result = TypeVar("_Result")
 
 
 class UnknownScheme(ValueError):
-    """A url that begins with no scheme there is. The message has nothing of the url."""
+    """A url with an unknown scheme. The message quotes nothing of the url."""
 
 
 class UnusableFile(ValueError):
-    """A file of certificates or keys that a url names. The message has nothing else of the url."""
+    """An unusable file of certificates or keys in a url. The message quotes only the file."""
 
     def __init__(self, message: str) -> None:
         super().__init__(f"the url names a file that cannot be used: {message}")
 
 
 def connect(url: str, *, block_seconds: float = MAX_BLOCK_SECONDS) -> redis.Redis:
-    """A client that never retries by itself and whose sockets outlive a read of `block_seconds`.
+    """A client that never retries by itself, for reads that block up to `block_seconds`.
 
-    Takes `redis://`, `rediss://` (TLS; `?ssl_ca_certs=<file>` and the like), `unix://` and the urls
-    of sentinels, see sentinel.py. Nothing is sent yet. A connection used only for calls that do not
-    block (heartbeats, commits) should be made with `block_seconds=0`, so that a dead server is
-    noticed sooner. ValueError for a url that cannot be right.
+    Takes `redis://`, `rediss://` (TLS; `?ssl_ca_certs=<file>` and similar options), `unix://` and
+    the urls of sentinels, see sentinel.py. Sends nothing yet. For calls that do not block
+    (heartbeats, commits) use `block_seconds=0`, so that a dead server is detected sooner.
+    ValueError for an invalid url.
     """
     settings = connection_settings(url, block_seconds) | {"retry": Retry(NoBackoff(), 0)}
     if is_sentinel_url(url):
@@ -144,21 +144,21 @@ def connect(url: str, *, block_seconds: float = MAX_BLOCK_SECONDS) -> redis.Redi
 
 
 def refuse_unknown_options(client: redis.Redis | redis.asyncio.Redis) -> None:
-    """ValueError for an option of the client's url that no connection takes, or not so.
+    """ValueError for an unknown or invalid option in the client's url.
 
-    redis-py takes any, and would raise at the first command; of a file that is not there it would
-    say that the server cannot be reached.
+    redis-py accepts any option, and would raise only at the first command. For a missing file it
+    would say that the server cannot be reached.
     """
     pool = client.connection_pool
     try:
         pool.connection_class(**pool.connection_kwargs)
     except (TypeError, RedisError) as error:
-        raise ValueError(f"the url has an option that cannot be right: {error}") from error
+        raise ValueError(f"the url has an invalid option: {error}") from error
     _refuse_unusable_files(pool.connection_kwargs)
 
 
 def _refuse_unusable_files(settings: Mapping[str, Any]) -> None:
-    # Whether they can be used now: each connection reads them anew, and so what took their place.
+    # Checks the files as they are now. Each connection reads them again, so they may be replaced.
     authorities, key = settings.get("ssl_ca_certs"), settings.get("ssl_keyfile")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     name = f"ssl_ca_certs={authorities}"
@@ -167,21 +167,21 @@ def _refuse_unusable_files(settings: Mapping[str, Any]) -> None:
             context.load_verify_locations(authorities)
         if certificate := settings.get("ssl_certfile"):
             name = f"ssl_certfile={certificate}" + (f", ssl_keyfile={key}" if key else "")
-            # With no password at all OpenSSL would ask for one at the terminal.
+            # Without a password OpenSSL would prompt for one at the terminal.
             context.load_cert_chain(certificate, key, settings.get("ssl_password") or "")
     except OSError as error:
         raise UnusableFile(f"{name}: {error.strerror or error}") from error
 
 
 def connection_settings(url: str, block_seconds: float) -> dict[str, Any]:
-    """What every connection is made with, in a thread or a loop, but the retry that is none.
+    """The settings of every connection, in a thread or an event loop, except `retry`.
 
-    ValueError for a url that cannot be taken apart.
+    ValueError for a url that cannot be parsed.
     """
     _take_apart(url)
     settings: dict[str, Any] = {
-        # A pool that may be notified takes what is left on a connection for notifications. It would
-        # give it to the next caller, whose answers were those to a call that was interrupted.
+        # With notifications, a pool keeps a connection with unread data, which it takes for
+        # notifications. The next caller would then read the replies to an interrupted call.
         **_NO_NOTIFICATIONS,
         "socket_timeout": block_seconds + SOCKET_MARGIN_SECONDS,
         "socket_connect_timeout": CONNECT_SECONDS,
@@ -189,7 +189,7 @@ def connection_settings(url: str, block_seconds: float) -> dict[str, Any]:
         "max_connections": MAX_CONNECTIONS,
     }
     if url.startswith("unix://"):
-        # No machine and no wire that could go away without a word, and redis-py knows no keepalive.
+        # A unix socket cannot disappear silently, and redis-py has no keepalive for it.
         return settings
     return settings | {
         "socket_keepalive": True,
@@ -207,26 +207,28 @@ def _take_apart(url: str) -> None:
             must_be_host(parts.hostname or "")
             _must_name_a_database(parts)
     except ValueError:
-        # In words of its own: those of the library quote what it takes for a host or a port, and
-        # where a password has a character that ends a host, that is the password.
-        message = "the url has a host, a port or a database that cannot be right; a password in it "
-        raise ValueError(f"{message}is quoted, as `%2F` for `/`") from None
+        # Not the message of the library: it quotes the host or the port, which contain a part of
+        # the password if the password has a character that ends a host.
+        message = "the url has an invalid host, port or database; in a password, quote special "
+        raise ValueError(f"{message}characters, as `%2F` for `/`") from None
 
 
 def _must_name_a_database(parts: SplitResult) -> None:
-    """ValueError for a path that is no number, which redis-py reads as that of database 0.
+    """ValueError for a path that is not a number; redis-py would take it for database 0.
 
-    Of a password with a `/` behind an `@` it is a part, and what lies between them the host.
+    If a password contains an `@` and then a `/`, the rest of it looks like the path, and the part
+    between the two like the host.
     """
     database = parts.path.replace("/", "") or "0"
     if parts.scheme in ("redis", "rediss") and not database.isdecimal():
-        raise ValueError("no number")
+        raise ValueError("not a number")
 
 
 def longest_block_of(connection: redis.Redis | redis.asyncio.Redis) -> float:
-    """The longest a read on this connection may block. ValueError for one we cannot work with.
+    """For how many seconds a read on this connection may block. ValueError if it is unusable.
 
-    A read that outlives its socket would be sent again and again, and deliver each time.
+    A read that blocks longer than the socket timeout would be sent again and again, and deliver
+    entries each time.
     """
     timeout = socket_timeout_of(connection)
     if timeout is None:
@@ -237,7 +239,7 @@ def longest_block_of(connection: redis.Redis | redis.asyncio.Redis) -> float:
 
 
 def socket_timeout_of(connection: redis.Redis | redis.asyncio.Redis) -> float | None:
-    """The socket timeout the connection's pool was made with. ValueError if it decodes replies."""
+    """The socket timeout of the connection's pool. ValueError if the pool decodes replies."""
     settings = connection.connection_pool.connection_kwargs
     if settings.get("decode_responses"):
         raise ValueError("the connection must not decode responses: bodies are bytes")
@@ -246,14 +248,14 @@ def socket_timeout_of(connection: redis.Redis | redis.asyncio.Redis) -> float | 
 
 
 class Retrying:
-    """Runs operations against Redis and turns its errors into ours.
+    """Runs operations against Redis, and raises QuireErrors in place of redis-py's errors.
 
-    A repeatable operation is tried again after a transient error, with growing pauses, for at most
-    `seconds` in all; then, as at once for any other operation, BrokerUnavailable is raised. What an
-    operation waits on the server for news is not counted: no fault of the server's takes that time.
+    A repeatable operation is retried after a transient error, with growing pauses, for at most
+    `seconds` in all. Then BrokerUnavailable is raised; for other operations at the first error. The
+    time for which an operation may block on the server does not count.
 
-    Idle connections of `connection` are closed when its server turns out to be a replica: whoever
-    is tried next asks anew where its url leads.
+    If the server is a replica, idle connections of `connection` are closed, so that the next
+    attempt resolves the url again.
     """
 
     def __init__(self, seconds: float, connection: redis.Redis | None = None) -> None:
@@ -279,13 +281,13 @@ class Retrying:
 
 
 class Attempts:
-    """The tries of one operation: whether there is another one, and after which pause.
+    """The attempts of one operation: whether there is another one, and after which pause.
 
-    They go on for `seconds` from now; or, where one waits for up to `wait_seconds` on a server that
-    is there, from its failure. It does not sleep itself, because an event loop must not.
+    They continue for `seconds` from now; for an operation that may block for `wait_seconds`, from
+    its first failure. The caller sleeps, because an event loop must not block.
     """
 
-    # Seeded by the system, apart from the program's own random source.
+    # Independent of the seed of the program's `random`.
     _random = random.SystemRandom()
 
     def __init__(self, seconds: float, *, wait_seconds: float = 0.0) -> None:
@@ -295,7 +297,7 @@ class Attempts:
         self._pause = FIRST_PAUSE_SECONDS
 
     def pause_after(self, error: RedisError) -> float:
-        """Seconds until the next try. Raises our error when there is none."""
+        """Seconds until the next attempt. Raises a QuireError if there is none."""
         pause = self._pause
         now = time.monotonic()
         if self._give_up is None:
@@ -303,34 +305,34 @@ class Attempts:
         if not _may_pass(error) or now + pause >= self._give_up:
             raise translated(error) from error
         self._pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
-        # Jitter keeps a fleet that lost its server together from coming back together.
+        # Jitter, so that many clients that lost the server together do not return together.
         return pause * self._random.uniform(0.5, 1.0)
 
 
 def is_of_replica(error: RedisError) -> bool:
-    """Whether the server says that it is a replica, or becomes one.
+    """Whether the server reports that it is a replica, or becomes one.
 
-    After a failover the name in a url leads to another server, but what was connected before stays
-    with the old one, which answers that for ever.
+    After a failover the name in the url resolves to another server, but existing connections stay
+    with the old one, which gives this error for ever.
     """
     return isinstance(error, ReadOnlyError | MasterDownError) or _is_unblocked(error)
 
 
 def is_of_stranger(error: RedisError) -> bool:
-    """Whether the certificate there is not one that the url trusts."""
+    """Whether the certificate of the server is not trusted."""
     return _UNTRUSTED in str(error)
 
 
 def is_of_database(error: RedisError) -> bool:
-    """Whether the server has no database of the number in the url."""
+    """Whether the server does not have the database of the url."""
     return _NO_DATABASE in str(error)
 
 
 def translated(error: RedisError) -> QuireError:
-    """Our error for one of redis-py's, which stays its cause."""
+    """The QuireError for an error of redis-py, which becomes its cause."""
     if isinstance(error, MasterNotFoundError | AsyncMasterNotFoundError):
-        # Behind its sentence redis-py prints all settings of its connections, and some versions the
-        # passwords, too. In the error itself, because whoever prints ours prints its cause.
+        # After the message redis-py lists all settings of its connections, in some versions with
+        # the passwords. Cut in the error itself, because a traceback prints the cause, too.
         error.args = (str(error).partition(" : ")[0],)
     ours: QuireError
     if isinstance(error, OutOfMemoryError):
@@ -342,14 +344,14 @@ def translated(error: RedisError) -> QuireError:
 
 
 def _sentence(error: RedisError) -> str:
-    """What a person has to know of it; redis-py's own words where they add to that."""
+    """The message for people, with redis-py's own text if it adds something."""
     if isinstance(error, ReadOnlyError | MasterDownError):
         return "Redis takes no writes: it is a replica, or has become one"
     if isinstance(error, AuthenticationError):
-        # Without any password the handshake is what fails, and says so at length.
+        # Without a password the handshake fails, with a long text.
         if str(error).startswith(_NOTHING_GIVEN):
-            return "Redis wants a password, and was given none"
-        return f"Redis wants another user or password: {error}"
+            return "Redis requires a password, and none was given"
+        return f"Redis refused the user or the password: {error}"
     if is_of_stranger(error):
         return f"the certificate of Redis is not trusted, see `ssl_ca_certs`: {error}"
     if is_of_database(error):
@@ -361,19 +363,19 @@ def _sentence(error: RedisError) -> str:
 
 
 def is_refused(error: QuireError) -> bool:
-    """Whether the server has answered so, and would again, as where a key has another type."""
+    """Whether it is a lasting error reply of the server, for example for a key of another type."""
     cause = error.__cause__
     return isinstance(cause, ResponseError) and not _may_pass(cause)
 
 
 def may_pass(error: QuireError) -> bool:
-    """Whether it tells of an outage of Redis, which may end without anybody's help."""
+    """Whether it is an outage of Redis that may end by itself."""
     cause = error.__cause__
     return isinstance(cause, RedisError) and _may_pass(cause)
 
 
 def _may_pass(error: RedisError) -> bool:
-    # To redis-py a refused password is a broken connection, too.
+    # In redis-py a refused password is a subclass of a connection error.
     may_pass = isinstance(error, TRANSIENT) and not isinstance(error, AuthenticationError)
     return may_pass or _is_unblocked(error)
 
@@ -383,7 +385,7 @@ def _is_unblocked(error: RedisError) -> bool:
 
 
 def _keepalive_options() -> dict[int, int]:
-    # The names differ between platforms; what is missing keeps the system's value.
+    # The names differ between platforms. For a missing one the system's value applies.
     wanted = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
     return {
         getattr(socket, name): seconds for name, seconds in wanted.items() if hasattr(socket, name)

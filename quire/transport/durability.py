@@ -1,10 +1,10 @@
-"""Lets a caller hear of a write only when it is on the disk of the server.
+"""Confirms a write only when it is on the server's disk.
 
-Redis answers before it writes: a server that writes its log once a second forgets up to a second of
-what it has confirmed when its machine fails. Where that must not happen, the calls that matter
-(SUBMIT, and the COMMIT of an end) are followed by WAITAOF on the same connection. A server without
-that command is good enough if it writes every command to disk by itself, which is asked behind
-every such call, and refused otherwise: nobody shall believe in a promise that is not kept.
+Redis replies before it writes to disk: if it writes its log once a second and the machine fails, up
+to a second of confirmed writes is lost. A durable broker prevents this for SUBMIT and the COMMIT of
+an end: each is followed by WAITAOF on the same connection. A server without WAITAOF must write
+every command to disk before it replies. Its settings are read after every such call, and the call
+fails if they do not guarantee that.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from quire.keys import Keys
 from quire.transport.connection import TRANSIENT
 from quire.transport.procedure import Procedure, RoundTrip, command, run, send
 
-#: How long the disk may take.
+#: How long the write to disk may take.
 SYNC_SECONDS = 2.0
 
-#: How long the key of the marking write lives.
+#: After how long the key of the marking write expires.
 MARK_MS = 1000
 
-#: The settings of a server that say when it writes to its disk.
+#: The server's settings for writes to its disk.
 _SETTINGS = "append*"
 
 _NOT_KEPT = "the server may have stopped writing to its disk before it answers"
 
 
 class DurabilityRules:
-    """What is sent to find out whether a write is on the disk. Has no connection of its own.
+    """The commands that confirm that a write is on disk, and the checks of their replies.
 
-    What the server can do is found out once, by `probing`.
+    Has no connection. `probing` finds out once what the server supports.
     """
 
     def __init__(self, keys: Keys, *, longest_seconds: float) -> None:
@@ -70,29 +70,29 @@ class DurabilityRules:
         self._waits = False
 
     def add_wait(self, pipeline: Any) -> None:
-        """Adds what must follow the writes of a pipeline; `check` judges the replies."""
+        """Adds the commands that must follow the writes of a pipeline; see `check`."""
         if self._waits is None:
             return
         if not self._waits:
-            # It is a setting, and an operator may have changed it since.
+            # An operator may have changed the setting since the probe.
             pipeline.config_get(_SETTINGS)
             return
-        # A repeated call may find its work done and write nothing, and WAITAOF waits only for what
-        # its own connection wrote: so something is written behind whatever there was before.
+        # WAITAOF waits only for writes of its own connection, and a repeated call may find its work
+        # done and write nothing. So the mark is written first.
         pipeline.set(self._mark, "", px=MARK_MS)
         pipeline.execute_command("WAITAOF", 1, 0, self._timeout_ms)
 
     def check(self, replies: list[Any]) -> None:
-        """Judges the replies to these commands. BrokerUnavailable, DurabilityUnavailable."""
+        """Checks the replies to these commands. BrokerUnavailable, DurabilityUnavailable."""
         if not replies:
-            # Another thread has just heard that there is no promise any more.
+            # Another thread has just found that the server does not support it any more.
             raise BrokerUnavailable(_NOT_KEPT)
         if len(replies) == 1:
             self._check_write_through(replies[0])
             return
         marked, synced = replies
         if isinstance(marked, RedisError):
-            # Without it nothing may have been waited for.
+            # Without the mark, WAITAOF may have waited for nothing.
             raise marked
         if isinstance(synced, ResponseError):
             self._waits = None
@@ -100,13 +100,13 @@ class DurabilityRules:
         if isinstance(synced, RedisError):
             raise synced
         if int(synced[0]) < 1:
-            raise BrokerUnavailable("what was written did not reach the disk in time")
+            raise BrokerUnavailable("the write did not reach the disk in time")
 
     def _check_write_through(self, found: Any) -> None:
         try:
             require_write_through({} if isinstance(found, RedisError) else found)
         except DurabilityUnavailable as error:
-            # What was written may be on disk or not; the next call is refused before it is sent.
+            # It is unknown whether the write is on disk. The next call fails before it is sent.
             self._waits = None
             raise BrokerUnavailable(_NOT_KEPT) from error
 
@@ -125,7 +125,7 @@ class Durability(DurabilityRules):
 
 @contextlib.contextmanager
 def requiring_the_mark(mark: str) -> Iterator[None]:
-    """DurabilityUnavailable where the user may not write the mark: each wait would be refused."""
+    """DurabilityUnavailable if this Redis user may not write the mark: every wait would fail."""
     try:
         yield
     except NoPermissionError as error:
@@ -136,16 +136,15 @@ def requiring_the_mark(mark: str) -> Iterator[None]:
 
 
 def require_unknown_command(error: RedisError) -> None:
-    """DurabilityUnavailable for an answer to WAITAOF, unless the server merely lacks it."""
+    """DurabilityUnavailable for an error of WAITAOF, unless the server has no such command."""
     if "unknown command" not in str(error).lower():
         raise DurabilityUnavailable(str(error)) from error
 
 
 def require_write_through(found: Mapping[Any, Any]) -> None:
-    """DurabilityUnavailable unless these settings of the server write every command to disk.
+    """DurabilityUnavailable unless, by these settings, the server writes every command to disk.
 
-    None of them, because it may not tell or has no such command: then nothing is known, and nothing
-    promised.
+    The settings are empty if the server does not show them; this counts as not durable.
     """
     settings = {_text(name): _text(value) for name, value in found.items()}
     if settings.get("appendonly") != "yes" or settings.get("appendfsync") != "always":

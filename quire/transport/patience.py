@@ -1,7 +1,7 @@
-"""How long a caller still waits for an end. Knows a clock, but not what is waited for, nor how.
+"""How long a caller waits. Knows a clock, but not what the caller waits for.
 
-It also decides how long a wait goes on while Redis does not answer, and when it is time to look for
-the reason why nothing comes.
+It also decides how long a wait continues while Redis does not answer, and when to find out why
+there is no news.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ import time
 from quire.errors import BrokerUnavailable, WaitTimeout
 from quire.transport.connection import may_pass
 
-#: For how long a read waits, in seconds, when the moment to look has passed: to Redis, no time is
+#: How many seconds a read waits if the time for the next look has passed. Not 0: Redis would block
 #: for ever.
 AT_ONCE = 0.001
 
-#: A wait without a timeout goes on for this many times the broker's `retry_seconds` while Redis
-#: does not answer: for a minute, unless that is set.
+#: While Redis does not answer, a wait without a timeout continues for this many times the broker's
+#: `retry_seconds`: by default for a minute.
 OUTAGE_RETRIES = 30
 
-#: The pause between two tries while Redis does not answer; each try repeats its call by itself.
+#: The pause between two attempts while Redis does not answer; each attempt retries its call, too.
 AGAIN_SECONDS = 0.25
 
-#: A wait that has brought nothing for so long looks once for what is missing.
+#: After so long without news, a wait finds out once what is missing.
 NOTE_SECONDS = 1.0
 
-#: How long the last look of a wait may take that is over by then.
+#: How long the last look may take after the timeout of a wait.
 LAST_LOOK_SECONDS = 1.0
 
 _log = logging.getLogger("quire")
 
 
 class Patience:
-    """Runs out `timeout` seconds after it was made; that of None never does.
+    """Runs out `timeout` seconds after it was made; with None never.
 
-    `who` has not ended when it does: a request's id, or `the group <name>`. Without a timeout, an
-    outage of Redis is borne for `outage_seconds`, if Redis has answered this wait before or
-    `has_answered` says so: otherwise its address may be wrong. A wait that `explains` looks once
-    for the reason why nothing comes, and logs it.
+    `who` is named in messages: a request's id, or `the group <name>`. Without a timeout, a wait
+    continues through an outage of Redis for `outage_seconds`, but only if Redis has answered
+    before (`has_answered`, or during this wait): otherwise its address may be wrong. A wait that
+    `explains` finds out once why there is no news, and logs the reason.
     """
 
     def __init__(
@@ -62,15 +62,15 @@ class Patience:
         self._reason = ""
 
     def look_in(self, seconds: float | None) -> None:
-        """From now on a read that is waiting then comes back; None for no such moment."""
+        """A waiting read should return after so many seconds; None for no such time."""
         self._look_at = None if seconds is None else time.monotonic() + seconds
 
     def left(self, longest_seconds: float) -> float:
-        """For how long the next read may wait, at most so long. WaitTimeout when time is up."""
+        """For how many seconds the next read may wait, at most. WaitTimeout if time is up."""
         now, left = time.monotonic(), longest_seconds
         if self._look_at is not None:
             left = min(left, max(self._look_at - now, AT_ONCE))
-        # Once that moment has passed, the look comes with the next read that finds nothing.
+        # After that time, the next read without news is followed by the look.
         if self._explain_at is not None and self._explain_at > now:
             left = min(left, self._explain_at - now)
         if self._give_up is None:
@@ -82,24 +82,24 @@ class Patience:
 
     @property
     def longest_call(self) -> float | None:
-        """For how long a call may last that can be broken off; None for as long as it likes.
+        """For how many seconds a call may last, if the caller can stop it; None for no limit.
 
-        A wait that is over looks for the last time, and needs a moment for that.
+        Includes the time for the last look of a wait whose time is up.
         """
         if self._give_up is None:
             return None
         return max(0.0, self._give_up - time.monotonic()) + LAST_LOOK_SECONDS
 
     def answered(self) -> None:
-        """Redis has answered."""
+        """Notes that Redis has answered."""
         self._has_answered = True
         self._away_since = self._outage = None
 
     def bear(self, error: BrokerUnavailable) -> float:
-        """Seconds until the next try of a read that failed like this.
+        """Seconds until the next attempt of a read that failed with this error.
 
-        Raises the error if it cannot pass by itself or has lasted too long, and WaitTimeout when
-        time is up. Only for what may be repeated.
+        Raises the error if it cannot pass by itself or has lasted too long. WaitTimeout if time is
+        up. Only for what may be repeated.
         """
         now = time.monotonic()
         if self._away_since is None:
@@ -116,9 +116,9 @@ class Patience:
 
     @property
     def is_to_explain(self) -> bool:
-        """Whether it is time to look, once, for the reason why nothing comes.
+        """Whether it is time to find out, once, why there is no news.
 
-        That is after NOTE_SECONDS, or when a shorter wait is over.
+        That is after NOTE_SECONDS, or when a shorter timeout is over.
         """
         if self._explain_at is None:
             return False
@@ -126,9 +126,9 @@ class Patience:
         return time.monotonic() >= min(moments)
 
     def explain(self, reason: str | None) -> None:
-        """Nothing comes for this reason; None where none is known.
+        """Sets the reason why there is no news; None if it is unknown.
 
-        It is in the text of a WaitTimeout, and logged, unless the wait is over already.
+        The reason is part of a WaitTimeout's message, and is logged unless time is up.
         """
         is_over = self._give_up is not None and time.monotonic() >= self._give_up
         self._explain_at = None
@@ -138,11 +138,11 @@ class Patience:
                 _log.warning("%s waits: %s", self._who, reason)
 
     def has_news(self) -> None:
-        """Something has come: there is nothing to explain."""
+        """Notes that there was news: there is nothing to explain."""
         self._explain_at = None
 
     def _timeout(self) -> WaitTimeout:
-        told = f"{self._who} has not ended yet"
+        message = f"{self._who} has not ended yet"
         if self._outage is not None:
-            return WaitTimeout(f"{told}, and Redis does not answer: {self._outage}")
-        return WaitTimeout(f"{told}: {self._reason}" if self._reason else told)
+            return WaitTimeout(f"{message}, and Redis does not answer: {self._outage}")
+        return WaitTimeout(f"{message}: {self._reason}" if self._reason else message)

@@ -29,7 +29,7 @@ _HANDED_BACK = (QuireError, RedisError, TimeoutError)
 
 @dataclass(frozen=True, slots=True)
 class Give:
-    """The step that hands an item to the caller of `run`. The next `run` continues after it."""
+    """The step that gives an item to the caller of `run`. The next `run` continues after it."""
 
     item: Any
 
@@ -93,7 +93,7 @@ def run(procedure: Procedure[_Result], do: Callable[[Any], Any]) -> _Result:
         except StopIteration as end:
             step = Give(end.value)
         finally:
-            # An error that leaves here refers to this frame; the frame must not refer to it.
+            # The traceback of an error refers to this frame. Without this, the two form a cycle.
             reply = error = None
         if isinstance(step, Give):
             item: _Result = step.item

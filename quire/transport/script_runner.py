@@ -1,7 +1,7 @@
-"""Loads the Lua transitions and runs them by hash, falling back when the server forgot them.
+"""Loads the Lua transitions and runs them by hash; loads them again if the server lost them.
 
-Every transition is idempotent, so a call whose reply was lost is simply made again (see
-`Retrying`). The source that runs is that of the shared parts followed by the transition's own file.
+Every transition is idempotent, so a call whose reply was lost is repeated (see `Retrying`). The
+source of a transition is the shared parts followed by its own file.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Argument = str | bytes | int
 #: What EVALSHA takes after the hash: the number of keys, then keys, settings and arguments.
 ScriptArguments = tuple[int, tuple[Argument, ...]]
 
-#: The shared parts that come before the text of a transition.
+#: The shared parts that are put in front of a transition.
 _PARTS = ("common", "request", "running")
 
-#: Transitions that take fewer of them, because they may be called by those who touch fewer keys.
+#: Transitions with fewer shared parts, because users with access to fewer keys call them.
 _PARTS_OF = {
     "submit": _PARTS[:2],
     "cancel": _PARTS[:2],
@@ -46,38 +46,38 @@ _PARTS_OF = {
     "survey": _PARTS[:1],
 }
 
-#: What an error reply to a script says when it is about the server, or about what its user may do,
-#: and so may be mended without us. Every other one is about the script and what it found.
+#: Error replies about the server, or about the rights of the user, which may be resolved outside
+#: Quire. Every other error reply is about the script and the keys.
 _OF_THE_SERVER = re.compile(
     r"\b(BUSY|CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|NOAUTH|NOPERM|NOREPLICAS|OOM|READONLY"
     r"|UNKILLABLE)\b|The user executing the script|ACL failure in script|DB index is out of range"
 )
 
-#: How Redis 6.2 tells what a command in a script was refused for, of which redis-py knows nothing.
+#: The format of Redis 6.2 for the error of a command in a script, which redis-py does not parse.
 _OF_A_COMMAND = re.compile(r": -(OOM|READONLY) ")
 _KINDS = {"OOM": OutOfMemoryError, "READONLY": ReadOnlyError}
 
-#: Error replies after which a call is made again.
+#: Error replies after which a call is repeated.
 _AGAIN = (*TRANSIENT, NoScriptError)
 
-#: The most calls sent in one pipeline, and the most bytes of more than one call: a bound on the
-#: memory of both sides, and on how long the last call waits for its answer.
+#: The most calls in one pipeline, and the most bytes if there are several. Limits the memory of
+#: both sides, and how long the last call waits for its reply.
 MAX_CALLS_PER_PIPELINE = 256
 MAX_BYTES_PER_PIPELINE = 1 << 23
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One run of a transition: all keys it touches, and its arguments after the settings."""
+    """One call of a transition: all its keys, and its arguments after the settings."""
 
     keys: Sequence[str]
     arguments: Sequence[Argument]
 
 
 class ScriptRunner:
-    """Runs transitions on one server, with the broker's settings before each call's arguments.
+    """Runs transitions on one server. The arguments of each call begin with `settings`.
 
-    `sources` replaces the shipped text of a transition; the tests break one on purpose with it.
+    `sources` replaces the source of a transition: tests use it to break one on purpose.
     """
 
     def __init__(
@@ -120,11 +120,10 @@ class ScriptRunner:
     def run_many(
         self, name: str, calls: Iterable[Call], *, durability: DurabilityRules | None = None
     ) -> list[Any]:
-        """Runs many calls in few round trips; each is atomic, all of them together are not.
+        """Runs many calls in few round trips. Each is atomic; all of them together are not.
 
-        The result of a call that failed alone is its error, as a QuireError in the list. With
-        `durability` it returns when all is on disk, or raises DurabilityUnavailable before anything
-        is sent.
+        If a call fails alone, its QuireError is in the list. With `durability` it returns when all
+        is on disk, or raises DurabilityUnavailable before anything is sent.
         """
         if durability:
             self._retrying(lambda: run(durability.probing(), self._send))
@@ -135,7 +134,7 @@ class ScriptRunner:
         return [script_error(r) if isinstance(r, RedisError) else r for r in replies]
 
     def run_as_made(self, name: str, calls: Iterator[Call]) -> list[Any]:
-        """Like `run_many`: sends each call when it is made, to be run while the next is made."""
+        """Like `run_many`, but sends each call at once, so that it runs while the next is made."""
         made: list[ScriptArguments] = []
 
         def commands() -> Iterator[ScriptArguments]:
@@ -145,8 +144,7 @@ class ScriptRunner:
 
         sending = commands()
         replies = self._send_as_made(self._sources.get(name) or load_source(name), sending)
-        # Those that were not made yet when the sending failed. They note themselves, so that adding
-        # them here, too, would make each of them twice.
+        # Make the calls that were not made yet when sending failed. `commands` adds them to `made`.
         for _ in sending:
             pass
         if len(replies) < len(made) or any(isinstance(r, _AGAIN) for r in replies):
@@ -154,10 +152,10 @@ class ScriptRunner:
         return [script_error(r) if isinstance(r, RedisError) else r for r in replies]
 
     def _send_as_made(self, source: str, commands: Iterable[ScriptArguments]) -> list[Any]:
-        """The replies, errors among them; fewer than there are commands when sending failed."""
+        """The replies, including errors; fewer than commands if sending failed."""
         pool, sha = self._connection.connection_pool, script_sha(source)
         replies: list[Any] = []
-        # What it is made of has no types of its own.
+        # redis-py has no types for it.
         connection: Any = None
         is_whole = False
         try:
@@ -173,12 +171,12 @@ class ScriptRunner:
                     replies.append(of_its_kind(error))
             is_whole = True
         except RedisError:
-            # Whether it may pass is found out by those who send again.
+            # The caller sends again, and that decides whether the error lasts.
             return []
         finally:
             if connection:
                 if not is_whole:
-                    # Nobody else may read what is still to come.
+                    # Another caller must not read the remaining replies.
                     connection.disconnect()
                 pool.release(connection)
         return replies
@@ -194,17 +192,18 @@ class ScriptRunner:
 
 
 def arguments_of(call: Call, settings: Sequence[Argument]) -> ScriptArguments:
-    """What EVALSHA takes for this call, with the settings that every call begins with."""
+    """What EVALSHA takes for this call."""
     return len(call.keys), (*call.keys, *settings, *call.arguments)
 
 
 def sending(
     source: str, made: Sequence[ScriptArguments], durability: DurabilityRules | None
 ) -> Procedure[list[Any]]:
-    """Sends calls of one script in one pipeline, and loads the script where the server forgot it.
+    """Sends calls of one script in one pipeline; loads the script if the server does not have it.
 
-    The result of a call that failed alone is its error. Raises a transient error: all calls may be
-    made again. With `durability`, DurabilityUnavailable or BrokerUnavailable unless all is on disk.
+    If a call fails alone, its error is in the result. A transient error is raised, because all
+    calls may be repeated. With `durability`, DurabilityUnavailable or BrokerUnavailable unless all
+    is on disk.
     """
     sha = script_sha(source)
     commands = [command("evalsha", sha, num_keys, *values) for num_keys, values in made]
@@ -231,7 +230,7 @@ def _judged(
 
 
 def pipelines_of(calls: Iterable[Call]) -> Iterator[list[Call]]:
-    """The calls in their order, in parts that may each be sent in one pipeline."""
+    """The calls in order, in parts for one pipeline each."""
     part: list[Call] = []
     num_bytes = 0
     for call in calls:
@@ -255,21 +254,21 @@ def load_source(name: str) -> str:
 
 
 def of_its_kind(reply: Any) -> Any:
-    """What a script was answered with; an error as the one that Redis 7 and later tell."""
+    """The reply of a script; an error of Redis 6.2 becomes the one that Redis 7 would return."""
     if type(reply) is ResponseError and (found := _OF_A_COMMAND.search(str(reply))):
         return _KINDS[found[1]](str(reply))
     return reply
 
 
 def is_lasting(error: RedisError) -> bool:
-    """Whether a script that failed like this would fail again, however often it is called."""
+    """Whether a script that failed with this error would fail each time."""
     return type(error) is ResponseError and not _OF_THE_SERVER.search(str(error))
 
 
 def script_error(error: RedisError) -> QuireError:
-    """Our error for one that a call of a script was answered with; see `connection.translated`.
+    """The QuireError for an error reply of a script; see `connection.translated`.
 
-    ProtocolError for one that lasts: the keys do not hold what the scripts write there.
+    ProtocolError for a lasting one: the keys contain what no script wrote.
     """
     if not is_lasting(error):
         return translated(error)
@@ -279,7 +278,7 @@ def script_error(error: RedisError) -> QuireError:
 
 
 def raise_if_error(reply: Any) -> Any:
-    """The reply, unless it is one of the errors `run_many` leaves in its list."""
+    """The reply; raises it if it is an error in the list of `run_many`."""
     if isinstance(reply, QuireError):
         raise reply
     return reply
@@ -287,5 +286,5 @@ def raise_if_error(reply: Any) -> Any:
 
 @cache
 def script_sha(source: str) -> str:
-    """The hash by which Redis names a script; nothing secret depends on it."""
+    """The hash by which Redis names a script; it is not used for security."""
     return hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()

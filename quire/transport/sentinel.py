@@ -1,11 +1,11 @@
-"""Connections to a Redis whose address is known to its sentinels, and may change.
+"""Connections to a Redis whose address its sentinels know, because it may change.
 
     redis+sentinel://[user:password@]host:port[,host:port ...]/<service>[/<database>]
 
-and `rediss+sentinel` where the server speaks TLS; then the options of `rediss://` that begin with
-`ssl_` may follow, as in `?ssl_ca_certs=<file>`. The user and password are the server's; those of
-the sentinels themselves, if they have any, follow as `?sentinel_username=..&sentinel_password=..`.
-Sentinels are asked without TLS.
+and `rediss+sentinel` if the server uses TLS. Then the options of `rediss://` that begin with `ssl_`
+may follow, as in `?ssl_ca_certs=<file>`. The user and password are those of the server. If the
+sentinels have their own, add `?sentinel_username=..&sentinel_password=..`. The connections to the
+sentinels do not use TLS.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ from redis.sentinel import (
     SentinelManagedSSLConnection,
 )
 
-#: The schemes of such a url, and whether the server speaks TLS.
+#: The schemes of such a url, and whether the server uses TLS.
 SCHEMES: Mapping[str, bool] = {"redis+sentinel": False, "rediss+sentinel": True}
 
-#: Where a sentinel listens that names no port.
+#: The port of a sentinel without a port in the url.
 DEFAULT_PORT = 26379
 
-#: The options of a url that are about the sentinels themselves.
+#: The options of a url for the sentinels themselves.
 OWN_OPTIONS = frozenset({"sentinel_username", "sentinel_password"})
 
-#: How every option begins that is about the server's TLS.
+#: The prefix of every option for the server's TLS.
 TLS_PREFIX = "ssl_"
 
 _OUTSIDE_BRACKETS = re.compile(r"[^\[\]]*")
-#: A name or an address, and a port; what they are is looked at by those who connect.
+#: A name or an address, and a port. Checks only the brackets; connecting checks the rest.
 _HOST = re.compile(rf"(\[[^\[\]]+\])?{_OUTSIDE_BRACKETS.pattern}")
 
 #: How long a sentinel may take to answer.
 SENTINEL_SECONDS = 1.0
 
-#: For how long the answer of the sentinels is believed while there are connections.
+#: For how long an answer of the sentinels is used while there are connections.
 BELIEF_SECONDS = 1.0
 
-#: Where sentinels are slow to answer, they are asked in no more than this share of the time.
+#: If sentinels are slow, queries to them take no more than this share of the time.
 _ASKING_SHARE = 0.1
 
 
 class _WholeAnswers(SentinelManagedConnection):
-    """A connection that is not used again once reading an answer from it was interrupted.
+    """A connection that is closed if reading a reply from it was interrupted.
 
-    The other connections of redis-py are closed then, but in its threaded ones through sentinels
-    the rest of the answer stays, and the next caller takes it for its own.
+    redis-py closes its other connections in this case. But for threads and sentinels it keeps the
+    rest of the reply, and the next caller would take it for its own.
     """
 
     def read_response(self, *positional: Any, **named: Any) -> Any:
@@ -65,11 +65,11 @@ class _WholeAnswers(SentinelManagedConnection):
 
 
 class _SecureWholeAnswers(_WholeAnswers, SentinelManagedSSLConnection):
-    """The same under TLS."""
+    """The same with TLS."""
 
 
 class _Belief:
-    """Until when what the sentinels said is believed. Of many who come then, one asks."""
+    """Until when the last answer of the sentinels is used. After that, one caller asks again."""
 
     def __init__(self) -> None:
         self._until = time.monotonic() + BELIEF_SECONDS
@@ -79,7 +79,7 @@ class _Belief:
 
     @contextlib.contextmanager
     def renewed(self) -> Iterator[None]:
-        """What is done meanwhile is the asking. Where nobody answers, all stays as it is."""
+        """Ask the sentinels within this context. If none answers, nothing changes."""
         began = time.monotonic()
         self._until = began + BELIEF_SECONDS
         try:
@@ -91,11 +91,11 @@ class _Belief:
 
 
 class _MasterPool(SentinelConnectionPool):
-    """Connections to the server that is the master now, also where the one before is still there.
+    """Connections to the current master, also if the previous master is still alive.
 
-    redis-py asks the sentinels when it connects, and never again while a connection lasts. But they
-    demote a server that lives only some ten seconds after they have promoted another one, as in a
-    failover that an operator asked for, and all that it is told until then is lost.
+    redis-py asks the sentinels only when it connects, and not while a connection lasts. In a
+    failover that an operator starts, the sentinels demote the previous master only about ten
+    seconds after they have promoted another one. All writes to it until then are lost.
     """
 
     def __init__(self, *positional: Any, **named: Any) -> None:
@@ -105,7 +105,7 @@ class _MasterPool(SentinelConnectionPool):
     def get_connection(self, *positional: Any, **named: Any) -> Any:
         if self._belief.is_over():
             with self._belief.renewed():
-                # Idle connections to another server are closed with it, those in use at their end.
+                # If the master has changed, this closes idle connections; used ones close later.
                 self.get_master_address()  # type: ignore[no-untyped-call]
         return super().get_connection(*positional, **named)
 
@@ -129,20 +129,19 @@ class _AsyncMasterPool(redis.asyncio.sentinel.SentinelConnectionPool):
         await super().release(connection)
 
 
-#: By what asks the sentinels.
+#: The connection pool for each kind of sentinel client.
 _POOLS = {Sentinel: _MasterPool, redis.asyncio.sentinel.Sentinel: _AsyncMasterPool}
 
 
 def is_sentinel_url(url: str) -> bool:
-    """Whether a url is one of those `connect_through_sentinels` takes."""
+    """Whether `connect_through_sentinels` takes this url."""
     return url.partition("://")[0] in SCHEMES
 
 
 def parts_of(url: str) -> SplitResult:
-    """What `urlsplit` says of any url, of one with several hosts, too.
+    """Like `urlsplit`, but also for urls with several hosts. ValueError.
 
-    Versions of Python that look into brackets refuse an address in them beside other hosts.
-    ValueError.
+    Some versions of Python check brackets, and refuse an address in brackets beside other hosts.
     """
     if not is_sentinel_url(url):
         return urlsplit(url)
@@ -150,14 +149,14 @@ def parts_of(url: str) -> SplitResult:
     end = min(found for mark in "/?#" if (found := f"{rest}{mark}".find(mark)) >= 0)
     user, _, hosts = rest[:end].rpartition("@")
     if not _OUTSIDE_BRACKETS.fullmatch(user) or not all(map(_HOST.fullmatch, hosts.split(","))):
-        raise ValueError("only an address is in brackets")
+        raise ValueError("only an address may be in brackets")
     return urlsplit(f"{scheme}://{rest[end:]}")._replace(netloc=rest[:end])
 
 
 def must_be_host(name: str) -> None:
-    """ValueError for what no resolver can be asked for: its error would be none of Redis.
+    """ValueError for a name that cannot be resolved, because the resolver's error is not Redis'.
 
-    As where nothing stands between two dots because a variable was empty.
+    For example, nothing between two dots, because a variable was empty.
     """
     plain = unquote(name)
     try:
@@ -166,24 +165,24 @@ def must_be_host(name: str) -> None:
     except UnicodeError:
         can_be_asked = False
     if not can_be_asked:
-        # Not quoted: where a password has a `/`, this is the password.
-        raise ValueError("a url names a host that cannot be one")
+        # Not quoted: if a password has a `/`, this is a part of the password.
+        raise ValueError("the url has an invalid host name")
 
 
 def connect_through_sentinels(
     url: str, settings: Mapping[str, Any], *, make: Any = Sentinel
 ) -> Any:
-    """A client of the server that is the master now, found again when another one is.
+    """A client of the current master; it follows the master after a failover.
 
-    `settings` are those of every connection to it; `make` is redis-py's Sentinel, or that of
-    redis.asyncio for a client of its kind. ValueError for a url that cannot be right; whether there
-    are TLS options of these names is for `refuse_unknown_options` to say.
+    `settings` are those of every connection to the server; `make` is the Sentinel of redis-py, or
+    that of redis.asyncio for an async client. ValueError for an invalid url;
+    `refuse_unknown_options` checks the names of TLS options.
     """
     parts = parts_of(url)
     server, _, hosts = parts.netloc.rpartition("@")
     service, _, database = parts.path.removeprefix("/").partition("/")
     if not hosts or not service or not (database or "0").isdecimal():
-        raise ValueError("a sentinel url names hosts, a service, and a database by its number")
+        raise ValueError("a sentinel url needs hosts and a service; a database must be a number")
     username, _, password = server.partition(":")
     has_tls = SCHEMES[parts.scheme]
     query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
@@ -210,7 +209,7 @@ def connect_through_sentinels(
 
 
 def _tls_settings(query: str, *, has_tls: bool) -> dict[str, Any]:
-    """What the options of a url say about TLS. ValueError for any that nobody would heed."""
+    """The TLS options of a url. ValueError for an option that would have no effect."""
     names = set[str]()
     for name, values in parse_qs(query, keep_blank_values=True).items():
         if name in OWN_OPTIONS:
@@ -222,7 +221,7 @@ def _tls_settings(query: str, *, has_tls: bool) -> dict[str, Any]:
         if not all(values):
             raise ValueError(f"the option {name!r} has no value")
         names.add(name)
-    # What they mean is what they mean in the url of one server.
+    # They mean the same as in the url of one server.
     settings: dict[str, Any] = parse_url(f"rediss://?{query}")  # type: ignore[no-untyped-call]
     return {name: value for name, value in settings.items() if name in names}
 
@@ -232,8 +231,8 @@ def _address(host: str) -> tuple[str, int]:
     if not separator or port.endswith("]"):
         name, port = host, str(DEFAULT_PORT)
     if not port.isdecimal():
-        # Not quoted: where a password has a `/`, this is the password.
-        raise ValueError("a sentinel url names each host alone or with a port")
+        # Not quoted: if a password has a `/`, this is a part of the password.
+        raise ValueError("in a sentinel url, write each host as host or host:port")
     name = name.strip("[]")
     must_be_host(name)
     return name, int(port)

@@ -29,7 +29,7 @@ def sign(broker, state, name="worker-1"):
 
 
 CASES = [
-    ([], None, "no worker is alive on queue '{queue}', and none was of late; is this the right"),
+    ([], None, "no worker is alive on queue '{queue}', and none was recently; is this the right"),
     (["stopped"], None, "no worker is alive on queue '{queue}'; the last one was worker-1 (stop"),
     (["draining"], None, "every worker of queue '{queue}' drains, and takes nothing new"),
     (["ready"], "a new model", "queue '{queue}' is paused (a new model)"),
@@ -56,7 +56,7 @@ def test_what_is_missing_is_told(broker, states, paused, told):
 def test_workers_that_serve_another_number_of_shards_are_told(broker):
     sign(broker, "ready")
     other = Broker(broker._connection, queue=broker.keys.queue, shard=2)
-    told = f"nobody serves shard 2 of queue '{broker.keys.queue}', but worker-1 serves shard 0: "
+    told = f"no worker serves shard 2 of queue '{broker.keys.queue}', but worker-1 serves shard 0: "
     assert other.absence().startswith(told)
     assert "the same number of shards" in other.absence()
 
@@ -150,7 +150,7 @@ def test_a_client_in_a_loop_says_the_same(real_server, real_broker, caplog):
         async with AsyncClient(real_server.url, queue=real_broker.keys.queue, shards=3) as quire:
             handle = await quire.submit("x", request_id=id_in_shard(2, 3))
             real_broker.beat_worker("worker-1", "ready", {})
-            with pytest.raises(WaitTimeout, match="nobody serves shard 2 of queue"):
+            with pytest.raises(WaitTimeout, match="no worker serves shard 2 of queue"):
                 await handle.result(timeout=10 * NOTE)
 
     asyncio.run(scenario())

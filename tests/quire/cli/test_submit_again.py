@@ -14,4 +14,4 @@ def test_another_prompt_under_a_known_id_is_exit_code_2_and_names_the_id(quire):
     quire("submit", "x", "--id", "a")
     code, out, err = quire("submit", "other prompt", "--id", "a", "--follow")
     assert (code, out) == (2, "")
-    assert "request_id: a is there already and asks for something else" in err
+    assert "request_id: a exists already and is a different request" in err

@@ -23,7 +23,7 @@ def test_a_refused_password_is_told_as_one(quire, monkeypatch):
             connection.config_set("requirepass", "right")
         url = ["--redis-url", server.url]
         said = quire("submit", "x", *url)
-        assert said == (1, "", "error: Redis wants a password, and was given none\n")
+        assert said == (1, "", "error: Redis requires a password, and none was given\n")
         monkeypatch.setenv("QUIRE_REDIS_PASSWORD", "wrong")
         code, out, _ = quire("doctor", "--no-torch", *url)
         assert code == 1 and "QUIRE_REDIS_PASSWORD" in out
