@@ -163,7 +163,7 @@ class OutputRewound(QuireError):
         )
         beyond = (
             f"its log has {published} tokens, and the reader asked for those after the first "
-            f"{seen}: either this number is wrong, or Redis lost tokens"
+            f"{seen}: either that number is wrong, or Redis lost tokens"
         )
         super().__init__(f"{request_id}: {lost if is_certain else beyond}")
         self.request_id = request_id

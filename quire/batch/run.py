@@ -18,7 +18,7 @@ from quire.batch.files import ResultFiles, count_lines, unfinished_lines
 from quire.batch.lines import CANCELLED, EXPIRED, BadLine, BatchLine, error_line, output_line
 from quire.broker.broker import Broker
 from quire.client.following import Following
-from quire.client.handle import bearing, explain
+from quire.client.handle import explain, retrying
 from quire.errors import InvalidRequest, OutputRewound, ProtocolError, QueueFull, UnknownRequest
 from quire.transitions.output_log import OutputRead
 from quire.transitions.routing import Parting, shard_of
@@ -195,7 +195,7 @@ class BatchRun:
             for shard, share in Parting(requests, len(self._brokers)).parts():
                 try:
                     submit = partial(self._brokers[shard].submit_many, share)
-                    submitted = bearing(self._patience, submit)
+                    submitted = retrying(self._patience, submit)
                 except QueueFull as full:
                     answers |= {name: _accepted(name) for name in full.accepted}
                     self._submit_after = time.monotonic() + FULL_PAUSE_SECONDS
@@ -253,7 +253,7 @@ class BatchRun:
         seen = {request_id: self._open[request_id].following.seen for request_id in group}
         broker = self._broker_of(group[0])
         look = partial(broker.read_output, seen, block_seconds=block_seconds)
-        news = bearing(self._patience, look)
+        news = retrying(self._patience, look)
         if news:
             self._patience.has_news()
         else:
@@ -316,7 +316,7 @@ class BatchRun:
             open_.heard = now
             try:
                 status = partial(self._broker_of(request_id).status, request_id)
-                open_.following.silent(bearing(self._patience, status))
+                open_.following.silent(retrying(self._patience, status))
             except OutputRewound:
                 _read_anew(open_)
             except ProtocolError as error:

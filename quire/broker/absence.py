@@ -41,10 +41,10 @@ def absence(keys: Keys) -> Procedure[str | None]:
     if any(isinstance(registry, RedisError) for registry in registries):
         return None
     own, *first = (_workers_in(registry, now_ms=ms_of(time)) for registry in registries)
-    return _nobody(own, keys, elsewhere=first[0] if first else ())
+    return _reason(own, keys, elsewhere=first[0] if first else ())
 
 
-def _nobody(
+def _reason(
     workers: Sequence[WorkerInfo], keys: Keys, *, elsewhere: Sequence[WorkerInfo]
 ) -> str | None:
     alive = [worker for worker in workers if worker.is_alive]

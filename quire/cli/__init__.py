@@ -3,8 +3,7 @@
 Exit codes: 0 success, 1 failure, 2 the command line or a request is invalid, 3 some of several
 items failed, 130 interrupted. Data goes to stdout, everything else to stderr.
 
-Imports nothing but these codes before `main` runs, so that an interruption during the imports
-prints no traceback.
+Imports nothing before `main` runs, so that an interruption during the imports prints no traceback.
 """
 
 from __future__ import annotations
@@ -12,18 +11,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from quire.cli.exit_codes import (
-    EXIT_ERROR,
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    EXIT_PARTIAL,
-    EXIT_USAGE,
-)
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-__all__ = ["EXIT_ERROR", "EXIT_INTERRUPTED", "EXIT_OK", "EXIT_PARTIAL", "EXIT_USAGE", "main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,4 +22,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return run(list(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:
+        from quire.cli.exit_codes import EXIT_INTERRUPTED
+
         return EXIT_INTERRUPTED

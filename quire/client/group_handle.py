@@ -17,7 +17,7 @@ from typing import Any
 
 from quire.broker.broker import Broker
 from quire.broker.grouping import EndsCursor, GroupEnd
-from quire.client.handle import borne, completion_of, explaining
+from quire.client.handle import completion_of, explaining, retried
 from quire.client.steps import AnyBroker, Call, in_thread
 from quire.errors import ProtocolError, QuireError, ResultExpired
 from quire.transport.connection import MAX_BLOCK_SECONDS
@@ -103,51 +103,51 @@ class GroupReading:
 
     def results(self) -> Procedure[Completion | None]:
         """Gives each completion, and returns None after the last. See `GroupHandle.results`."""
-        told = set[str]()
+        given = set[str]()
 
-        def tell(broker: AnyBroker, end: GroupEnd) -> Procedure[None]:
-            if end.request_id in told:
+        def give(broker: AnyBroker, end: GroupEnd) -> Procedure[None]:
+            if end.request_id in given:
                 return
             completion: Completion | None
             try:
                 look = partial(completion_of, broker, end.request_id)
-                completion = yield from borne(self._patience, look)
+                completion = yield from retried(self._patience, look)
             except ResultExpired:
                 completion = forgotten(end)
             except ProtocolError as error:
                 completion = unreadable(end, error)
             # A requeued member is open again; its next end is read later.
             if completion is not None:
-                told.add(end.request_id)
+                given.add(end.request_id)
                 yield Give(completion)
 
-        yield from self._all_ends(tell)
+        yield from self._all_ends(give)
         return None
 
     def wait(self) -> Procedure[dict[State, int]]:
         """See `GroupHandle.wait`."""
-        yield from self._all_ends(_tell_nothing)
+        yield from self._all_ends(_give_nothing)
         look = partial(counts_of, self._brokers, self._group)
-        counts: dict[State, int] = yield from borne(self._patience, look)
+        counts: dict[State, int] = yield from retried(self._patience, look)
         return counts
 
-    def _all_ends(self, tell: Callable[[AnyBroker, GroupEnd], Procedure[None]]) -> Procedure[None]:
-        """Calls `tell` for the end of each member, until none is open."""
+    def _all_ends(self, give: Callable[[AnyBroker, GroupEnd], Procedure[None]]) -> Procedure[None]:
+        """Calls `give` for the end of each member, until none is open."""
         patience = self._patience
         while True:
             # Counted before the ends are read, so that the reads find every end before the count.
             waiting: list[AnyBroker] = []
             for broker in self._brokers:
                 num_open = partial(broker.num_open_members, self._group)
-                if (yield from borne(patience, num_open)):
+                if (yield from retried(patience, num_open)):
                     waiting.append(broker)
             has_news = False
             for broker, cursor in self._cursors.items():
                 read = partial(broker.read_ends, self._group, after=cursor.overlap)
-                ends = cursor.take((yield from borne(patience, read)))
+                ends = cursor.take((yield from retried(patience, read)))
                 has_news = has_news or ends is None or bool(ends)
                 for end in ends or ():
-                    yield from tell(broker, end)
+                    yield from give(broker, end)
             if has_news:
                 patience.has_news()
             elif not waiting:
@@ -165,7 +165,7 @@ class GroupReading:
                 after, left = self._cursors[broker].position, self._patience.left(longest)
                 return broker.read_ends(self._group, after=after, block_seconds=left)
 
-            if (yield from borne(self._patience, wait)):
+            if (yield from retried(self._patience, wait)):
                 return True
         return False
 
@@ -177,7 +177,7 @@ class GroupReading:
                 yield Call(partial(broker.end_overdue, overdue))
 
 
-def _tell_nothing(_broker: AnyBroker, _end: GroupEnd) -> Procedure[None]:
+def _give_nothing(_broker: AnyBroker, _end: GroupEnd) -> Procedure[None]:
     yield from ()
 
 

@@ -99,9 +99,9 @@ class Handle:
         return self._broker.status(self.request_id)
 
 
-def bearing(patience: Patience, read: Callable[[], _Result]) -> _Result:
-    """See `borne`, in a thread."""
-    result: _Result = run(borne(patience, read), in_thread)
+def retrying(patience: Patience, read: Callable[[], _Result]) -> _Result:
+    """See `retried`, in a thread."""
+    result: _Result = run(retried(patience, read), in_thread)
     return result
 
 
@@ -117,7 +117,7 @@ def next_read(broker: AnyBroker, following: Following) -> Procedure[OutputRead]:
     """Waits until there is something after what was read.
 
     Meanwhile it reads the status from time to time, ends an overdue request, and reports if no
-    worker is there. The errors are those of Following and of `borne`.
+    worker is there. The errors are those of Following and of `retried`.
     """
     patience, request_id = following.patience, following.request_id
 
@@ -126,10 +126,10 @@ def next_read(broker: AnyBroker, following: Following) -> Procedure[OutputRead]:
         return broker.read_output(following.position, block_seconds=block)
 
     while True:
-        read: OutputRead | None = (yield from borne(patience, read_on)).get(request_id)
+        read: OutputRead | None = (yield from retried(patience, read_on)).get(request_id)
         if read is not None:
             return read
-        following.silent((yield from borne(patience, partial(_status, broker, request_id))))
+        following.silent((yield from retried(patience, partial(_status, broker, request_id))))
         if following.is_overdue:
             yield from _end_overdue(broker, request_id)
         elif following.is_queued:
@@ -173,7 +173,7 @@ def _read_whole(broker: AnyBroker, request_id: str) -> Procedure[Completion | No
     return joined_items(items)
 
 
-def borne(patience: Patience, read: Callable[[], Any]) -> Procedure[Any]:
+def retried(patience: Patience, read: Callable[[], Any]) -> Procedure[Any]:
     """Repeats a read while Redis does not answer and patience lasts; returns its result.
 
     Only for what may be repeated. BrokerUnavailable, WaitTimeout; see `Patience.bear`. If the

@@ -351,7 +351,7 @@ def _sentence(error: RedisError) -> str:
         # Without a password the handshake fails, with a long text.
         if str(error).startswith(_NOTHING_GIVEN):
             return "Redis requires a password, and none was given"
-        return f"Redis refused the user or the password: {error}"
+        return f"Redis refused the user or password: {error}"
     if is_of_stranger(error):
         return f"the certificate of Redis is not trusted, see `ssl_ca_certs`: {error}"
     if is_of_database(error):

@@ -6,8 +6,9 @@ import os
 import pytest
 
 from quire import InvalidRequest
-from quire.cli import EXIT_USAGE, main
+from quire.cli import main
 from quire.cli.console import add_server, url_of
+from quire.cli.exit_codes import EXIT_USAGE
 from quire.cli.sources import (
     KEYS,
     MAX_SECRET_BYTES,

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 import quire.cli
-from quire.cli import EXIT_USAGE, main
+from quire.cli import main
+from quire.cli.exit_codes import EXIT_USAGE
 from quire.cli.verbs import VERBS
 
 COLUMNS = 80

@@ -204,6 +204,6 @@ def test_a_number_beyond_the_end_of_the_log_is_not_told_as_a_loss_of_redis(quire
     code, out, err = quire("tail", "r", "--after", "20")
     assert (code, out) == (1, "")
     assert err == (
-        "error: r: its log has 2 tokens, and what comes after the first 20 was asked for: "
+        "error: r: its log has 2 tokens, and the reader asked for those after the first 20: "
         "either that number is wrong, or Redis lost tokens\n"
     )

@@ -113,7 +113,7 @@ def test_another_spelling_of_the_same_body_joins_its_request(client, pair, turne
 def test_another_request_under_a_known_id_is_refused_by_that_id(client, broker, first, other):
     client.submit(**first, request_id="a")
     for _ in range(2):
-        with pytest.raises(RequestConflict, match=r"^request_id: a is there already") as caught:
+        with pytest.raises(RequestConflict, match=r"^request_id: a exists already") as caught:
             client.submit(**other, request_id="a")
         assert (caught.value.request_id, caught.value.index) == ("a", None)
         assert isinstance(caught.value, InvalidRequest)
@@ -128,7 +128,7 @@ def test_another_request_under_a_known_id_is_refused_by_that_id(client, broker, 
 def test_one_of_many_is_refused_by_its_place_and_the_others_are_there(client, broker):
     client.submit("x", request_id="b")
     rows = [{"prompt": "y", "request_id": name} for name in ("a", "b", "c")]
-    with pytest.raises(RequestConflict, match=r"^request 1: request_id: b is") as caught:
+    with pytest.raises(RequestConflict, match=r"^request 1: request_id: b exists") as caught:
         client.submit_many(rows)
     assert (caught.value.request_id, caught.value.index) == ("b", 1)
     assert [client.attach(name).status().state for name in "abc"] == [State.QUEUED] * 3
@@ -140,7 +140,7 @@ def test_choices_are_joined_again_and_other_ones_refused(client):
     first = client.submit_choices("x", n=3, request_id="a")
     again = client.submit_choices("x", n=3, request_id="a")
     assert [one.request_id for one in again] == [one.request_id for one in first]
-    with pytest.raises(RequestConflict, match="a:0 is there"):
+    with pytest.raises(RequestConflict, match="a:0 exists"):
         client.submit_choices("y", n=3, request_id="a")
 
 
@@ -196,9 +196,9 @@ def test_whatever_becomes_of_a_request_it_is_known_what_it_asked(client, broker,
     befalls(broker)
     state = broker.status("a").state
     assert client.submit("x", request_id="a").status().state is state
-    with pytest.raises(RequestConflict, match="a is there already"):
+    with pytest.raises(RequestConflict, match="a exists already"):
         client.submit("y", request_id="a")
-    with pytest.raises(RequestConflict, match="a is there already"):
+    with pytest.raises(RequestConflict, match="a exists already"):
         client.submit("x", request_id="a", sampling={"seed": 8})
 
 
@@ -224,7 +224,7 @@ def test_so_it_does_where_the_id_is_made_of_the_key(connection, broker):
 def test_a_key_does_not_hide_that_an_id_is_that_of_another_request(client, broker):
     client.submit("x", request_id="a", idempotency_key="k")
     for prompt, key in (("y", "fresh"), ("y", "k")):
-        with pytest.raises(RequestConflict, match="a is there already"):
+        with pytest.raises(RequestConflict, match="a exists already"):
             client.submit(prompt, request_id="a", idempotency_key=key)
     for key in ("fresh", "k"):
         assert client.submit("x", request_id="a", idempotency_key=key).request_id == "a"
@@ -262,5 +262,5 @@ def test_of_a_queue_of_shards_each_tells_of_its_requests(connection, broker):
     client.submit_many(rows)
     client.submit_many(rows)
     for number in range(9):
-        with pytest.raises(RequestConflict, match=f"^request_id: r-{number} is"):
+        with pytest.raises(RequestConflict, match=f"^request_id: r-{number} exists"):
             client.submit("other", request_id=f"r-{number}")

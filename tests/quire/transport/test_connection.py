@@ -167,7 +167,7 @@ def test_an_error_that_will_not_pass_is_raised_at_once():
             MasterDownError("Link with MASTER is down"),
             "Redis takes no writes: it is a replica, or has become one",
         ),
-        (AuthenticationError("WRONGPASS"), "Redis refused the user or the password: WRONGPASS"),
+        (AuthenticationError("WRONGPASS"), "Redis refused the user or password: WRONGPASS"),
         (
             AuthenticationError("HELLO must be called with the client already authenticated"),
             "Redis requires a password, and none was given",
