@@ -24,8 +24,8 @@ from service.outgoing.outbox import Outbox
 #: The longest sleep of an idle engine; after it the thread shows a sign of life.
 IDLE_SECONDS = 1.0
 
-#: A request to add; a key to abort, with the reason; a request to add and abort before any step;
-#: or None to wake the loop up.
+#: The kinds of mail to the engine loop: a request to add; a key to abort, with the reason; a
+#: request to add and abort before any step, with the reason; None, which only wakes the loop up.
 Mail = Request | tuple[str | Request, FinishReason] | None
 
 _log = structlog.get_logger("service.loop")

@@ -82,7 +82,8 @@ def drive(
 ) -> list[Generation]:
     """Run an engine step by step, and add each request at its time of arrival.
 
-    `step` yields pairs of a request's index and its new tokens. Their time is that of its return.
+    `step` yields pairs of a request's index and its new tokens. Tokens get the time at which the
+    call of `step` that yielded them has ended.
     """
     generations = [Generation() for _ in requests]
     num_added = 0

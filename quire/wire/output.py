@@ -125,7 +125,10 @@ class Completion(TerminalRecord):
 
     @classmethod
     def decode(cls, data: bytes, *, request_id: str) -> Completion:
-        """Reads the field `done`; unknown fields are ignored. ProtocolError when it is not ours."""
+        """Reads a completion from the bytes of the field `done`, and ignores unknown fields.
+
+        ProtocolError when the bytes are not a completion.
+        """
         fields = unpack_map(data)
         try:
             error = fields.get("error")

@@ -70,7 +70,10 @@ class Vitals:
         self._signs[thread] = self._clock() + rest_seconds
 
     def each(self, thread: str, items: Iterable[_Item]) -> Iterator[_Item]:
-        """Yields the items, with a sign of life before each; for turns that make many calls."""
+        """Yields the items, and notes a sign of life of the thread before each of them.
+
+        For turns with a call per item, which as a whole may take longer than the limit.
+        """
         for item in items:
             self.beat(thread)
             yield item
