@@ -11,8 +11,8 @@
 #pragma once
 
 #include "multiply.h"
-#include "softmax.h"
 #include "strip_pointers.h"
+#include "softmax.h"
 
 namespace quire {
 

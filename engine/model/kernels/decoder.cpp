@@ -11,9 +11,9 @@
 #include <optional>
 
 #include "adapters.h"
-#include "argmax.h"
 #include "attention.h"
 #include "layers.h"
+#include "argmax.h"
 #include "product.h"
 #include "workspace.h"
 
