@@ -115,7 +115,7 @@ class Decoder : public AnyDecoder {
     const int64_t partials = std::max(plan_.num_partials, logit_plan_.num_partials);
     workspace_.add(&partials_, (partials + threads) * partial_stride_);
     adapters_.lay_out(workspace_, activated_.stride, attended_.stride, normed_.stride);
-    // The matrix unit reads whole tile registers, beyond the last row.
+    // Padding: the matrix unit reads whole tile registers, beyond the last row.
     const int64_t longest = std::max({normed_.stride, attended_.stride, activated_.stride});
     workspace_.reserve(UNIT_HEIGHT * longest * (int64_t)sizeof(typename Row::Element));
   }

@@ -16,8 +16,8 @@ struct QuireLinear {
 struct QuireLayer {
   const float *attention_norm, *query_norm, *key_norm, *attention_post_norm;
   const float *mlp_norm, *mlp_post_norm;
-  QuireLinear qkv, output, gate_up,
-      down;         // gate_up alternates a strip of gates and a strip of ups.
+  // The strips of gate_up alternate: a strip of gates, a strip of ups.
+  QuireLinear qkv, output, gate_up, down;
   int64_t window;   // Keys a token sees, itself included; 0 for all.
   int64_t rotates;  // Whether queries and keys are rotated.
 };
@@ -41,8 +41,7 @@ struct QuireAddition {
 struct QuireModel {
   int64_t is_bfloat16, num_layers, hidden_size, num_heads, num_kv_heads, head_dim, rotary_dim;
   int64_t intermediate_size, vocab_size;
-  int64_t norms_whole_projections;  // query_norm and key_norm are over all heads together, not over
-                                    // each head.
+  int64_t norms_whole_projections;  // Whether query_norm and key_norm are over all heads together.
   float epsilon, scaling, rotary_scaling;
   float embedding_multiplier, residual_multiplier, logits_divisor;
   const void* embedding;
@@ -62,8 +61,10 @@ struct QuireStep {
   const int64_t* adapters;  // One per token, negative for none; null if no token has one.
   void* const* key_caches;  // One per layer.
   void* const* value_caches;
-  float* logits;  // One row of the head's outputs per logit row; not written if `argmax` is given.
-  int64_t* argmax;  // The token of the largest logit per logit row, or BROKEN; may be null.
+  // Per logit row, the head's outputs; not written if `argmax` is given.
+  float* logits;
+  // Per logit row, the token of the largest logit, or BROKEN; may be null.
+  int64_t* argmax;
 };
 
 // The version of the structs above; must change with them.

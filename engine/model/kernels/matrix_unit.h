@@ -86,8 +86,8 @@ inline void add_products() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUMS), "i"(ROWS), "i"(STRIP));
 }
 
-// Loads and stores a tile register of accumulators of which only the first `count` rows are in
-// memory.
+// Loads and stores a tile register of accumulators, of which `count` rows are in memory (16 if
+// more).
 template <int REGISTER>
 inline void load_sums(const float* from, int64_t stride, int64_t count) {
   if (count >= UNIT_HEIGHT) return load_register<REGISTER>(from, stride * 4);

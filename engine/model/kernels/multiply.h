@@ -30,7 +30,7 @@ constexpr int64_t SUMS_SIZE = ROW_BLOCK * TILE_STRIPS * LANES;
 struct PrefetchRange {
   const uint32_t* start;
   int64_t num_words;
-  // The memory behind the range will not be used: the number of lines per word is reduced so that
+  // The memory after the range will not be used: the number of lines per word is reduced so that
   // not much more than the range is prefetched.
   bool bounded = false;
   // The range belongs to the product that is being computed.

@@ -30,9 +30,10 @@ struct Prefetch {
   const char* const* streams = nullptr;
   int64_t num_streams = 0;
   int64_t offset = 0;  // Bytes from the start of each stream to its first line.
-  // Near prefetch, for this tile's own strips: where the first strip continues behind this segment;
-  // the others continue at the same distances from it as here. Set only where the strips come from
-  // memory for this tile: their words are prefetched NEAR_WORDS before they are multiplied.
+  // Near prefetch, for strips that are read from memory for this tile alone: each word is
+  // prefetched NEAR_WORDS before it is multiplied. At the tile's end the prefetch continues here,
+  // where the next tile's first strip begins; its other strips are at the same distances as in this
+  // tile. Null: no near prefetch.
   const uint32_t* next_strips = nullptr;
 };
 
@@ -56,8 +57,7 @@ inline const char* const* streams_of(const Prefetch& prefetch, int64_t segment) 
   return prefetch.streams + segment / TILE_STRIPS * TILE_STRIPS;
 }
 
-// Words before this segment among those with the same streams: each has prefetched one line or more
-// of every stream.
+// Lines of each stream that earlier segments with the same streams have prefetched, one per word.
 inline int64_t lines_before(const Strips& strips, int64_t segment) {
   return segment % TILE_STRIPS * strips.inner;
 }

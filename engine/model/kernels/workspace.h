@@ -19,7 +19,7 @@ class Workspace {
     used_ += (size * (int64_t)sizeof(E) + 127) / 64 * 64;
   }
 
-  // Allocates all requested buffers and `padding` readable bytes behind the last one. Throws
+  // Allocates all requested buffers and `padding` readable bytes after the last one. Throws
   // std::bad_alloc, and keeps the memory of the last step then.
   void reserve(int64_t padding) {
     const std::vector<Request> requests = std::move(requests_);
