@@ -24,7 +24,7 @@ from benchmarks.profile_step import BLOCK_SIZE, WARM_UP_ROUNDS, compute, make_po
 from engine.batch import BatchRow
 from engine.model.adapters import Adapter, LowRank
 from engine.model.checks.probe import probe
-from engine.model.decoder.decoder_adapters import place_adapter
+from engine.model.decoder.decoder_adapters import map_adapter
 from engine.model.decoder.decoder_config import read_config
 from engine.model.decoder.decoder_weights import read_weights
 from engine.model.decoder.native_decoder import NativeDecoder
@@ -62,7 +62,7 @@ def make_forms(model: str, *, dtype: str, rank: int, count: int) -> dict[str, Na
     weights = read_weights(config, loaded.model.state_dict())
     adapters = random_adapters(loaded.model, rank=rank, count=count)
     wide.add_adapters(adapters)
-    placed = [place_adapter(config, adapter) for adapter in adapters]
+    placed = [map_adapter(config, adapter) for adapter in adapters]
     adapted = NativeDecoder(config, weights, placed, variant=best_variant())
     check_against(wide, adapted, block_size=BLOCK_SIZE, adapters=["a0"])
     plain = NativeDecoder(config, weights, variant=best_variant())

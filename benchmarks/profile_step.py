@@ -100,7 +100,7 @@ def make_pool(form: CausalModel, rows: Sequence[BatchRow], *, dtype: torch.dtype
     num_blocks = len(rows) * len(rows[0].block_ids)
     pool = KVPool(form.layer_shapes, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=dtype)
     compute(form, rows, pool)
-    pool.make(range(num_blocks))
+    pool.touch(range(num_blocks))
     return pool
 
 

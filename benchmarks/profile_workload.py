@@ -123,7 +123,7 @@ def main() -> None:
         case = Case(model, arguments.dtype)
         engine = BenchedEngine(model, dtype=DTYPES[case.dtype])
         # As in bench_peers: the time in which the system provides memory is not measured.
-        engine.runner.kv_pool.make(range(engine.runner.kv_pool.num_blocks))
+        engine.runner.kv_pool.touch(range(engine.runner.kv_pool.num_blocks))
         recorder = Recorder(engine.runner)
         engine.compute_by(recorder)
         workload = make_workload(arguments.workload, vocab_size=engine.vocab_size)

@@ -1,6 +1,6 @@
-"""How the next token is chosen, and when to stop. Knows no wire: see `service.incoming.conversion`.
+"""Parameters of sampling and stopping. `service.incoming.conversion` makes them from a request.
 
-Values arrive validated; the assertions here catch our own mistakes, not a caller's.
+Values are already validated; the assertions here catch bugs, not mistakes of a caller.
 """
 
 from dataclasses import dataclass, field
@@ -8,15 +8,16 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Immutable sampling and stopping parameters of one request, in the field's standard terms.
+    """Immutable sampling and stopping parameters of one request, with their usual names.
 
-    `temperature == 0` is greedy. `top_k == 0`, `top_p == 1` and `min_p == 0` switch the truncation
-    off. `seed` is always set: a request without one gets it at submit, so that a resume repeats the
-    same noise. An empty `allowed_token_ids` allows every token. `logit_bias` holds pairs of a token
-    id, each at most once, and what is added to its logit. `logprobs` is how many of the likeliest
-    tokens are reported at each place beside the sampled one; None reports nothing.
-    `takes_likeliest` follows from the other fields: plain argmax of the raw logits, nothing else.
-    It is stored because every step reads it for every row.
+    `temperature == 0` is greedy. `top_k == 0`, `top_p == 1` and `min_p == 0` each disable that
+    truncation. `seed` is always set: a request without a seed gets one at submit, so that resuming
+    repeats the same noise. An empty `allowed_token_ids` allows every token. `logit_bias` has pairs
+    of a token id, each at most once, and the value that is added to its logit. `logprobs` is the
+    number of top tokens whose log-probabilities are reported with each sampled token; None reports
+    none.
+    `takes_argmax` is derived from the other fields: the token is the argmax of the raw logits. It
+    is stored because every step reads it for every row.
     """
 
     max_tokens: int
@@ -37,7 +38,7 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    takes_likeliest: bool = field(init=False, repr=False, compare=False)
+    takes_argmax: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         assert self.max_tokens >= 1
@@ -49,18 +50,18 @@ class SamplingParams:
         assert self.repetition_penalty > 0.0
         assert len(dict(self.logit_bias)) == len(self.logit_bias)
         assert self.logprobs is None or self.logprobs >= 0
-        asks_more = self.allowed_token_ids or self.logit_bias or self.min_tokens
-        plain = not (asks_more or self.has_penalties) and self.logprobs is None
-        object.__setattr__(self, "takes_likeliest", self.is_greedy and plain)
+        processes_logits = self.allowed_token_ids or self.logit_bias or self.min_tokens
+        plain = not (processes_logits or self.has_penalties) and self.logprobs is None
+        object.__setattr__(self, "takes_argmax", self.is_greedy and plain)
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the most likely token is taken, without drawing noise."""
+        """Whether the most likely token is chosen, without noise."""
         return self.temperature == 0.0
 
     @property
     def has_penalties(self) -> bool:
-        """Whether the logits depend on the tokens so far, so that the sampler needs them."""
+        """Whether the sampler needs the tokens so far, because penalties depend on them."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0

@@ -38,7 +38,7 @@ class QuireEngine:
         if "QUIRE_BENCH_FIXED_THREADS" in os.environ:
             runner.threads = None
         loaded = time.perf_counter()
-        runner.kv_pool.make(range(runner.kv_pool.num_blocks))
+        runner.kv_pool.touch(range(runner.kv_pool.num_blocks))
         made = time.perf_counter()
         facts = runner.config_facts
         self._engine = Engine(

@@ -1,8 +1,8 @@
-"""Reads low-rank adapters in PEFT's folder format, or says why not. Knows no form of a model.
+"""Reads LoRA adapters in PEFT's folder format, or refuses them with a reason.
 
-Hu et al., LoRA, 2021: a linear layer W gets y = W x + scale * up (down x). As with a model's own
-config, every field has to be understood: one that would change the result and is not computed here
-refuses the adapter, and is never dropped.
+Hu et al., LoRA, 2021: a linear layer computes y = W x + scale * up (down x). Every field of an
+adapter's config must be known here, as those of a model's config: an adapter with a field that
+would change the result and is not computed here is refused. No field is ignored silently.
 """
 
 import hashlib
@@ -26,18 +26,18 @@ from engine.errors import ModelRefused
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
-#: The same as a pickle.
+#: The weights as a pickle, which is refused.
 PICKLE_NAME = "adapter_model.bin"
-#: Wraps the name of every module in a file of weights.
+#: Prefix of every module's name in a file of weights.
 PREFIX = "base_model.model."
-#: The largest rank, in one layer of one adapter.
+#: The largest rank that a layer of an adapter may have.
 MAX_RANK = 1024
 
-#: Fields that become part of the description, or are judged by themselves.
+#: Fields that this module uses or checks one by one.
 _READ = frozenset(
     {"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights"}
 )
-#: Fields that say which layers there are, as the weights do, or how they were trained.
+#: Fields that name the adapted layers, as the weights also do, or describe the training.
 _HARMLESS = frozenset(
     {
         "base_model_name_or_path",
@@ -55,23 +55,24 @@ _HARMLESS = frozenset(
         "eva_config",
         "corda_config",
         "lora_ga_config",
-        # Of embeddings and heads, whose tensors refuse the adapter.
+        # For embeddings and heads; an adapter with tensors for them is refused.
         "ensure_weight_tying",
         "qalora_group_size",
         "runtime_config",
     }
 )
-#: Fields with the values that this description means; any other field has to say nothing.
+#: Fields with the only supported values; every other field must be empty.
 _EXPECTED: dict[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "task_type": ("CAUSAL_LM", None),
     "bias": ("none", None),
 }
-#: Values of `init_lora_weights` that leave the model's own weights alone, as True, False, null do.
-_HARMLESS_BEGINNINGS = frozenset({"gaussian", "orthogonal", "eva", "mica"})
-#: A tensor's name, in which the module's comes first.
+#: Values of `init_lora_weights` that do not change the model's own weights, like True, False and
+#: null.
+_HARMLESS_INITS = frozenset({"gaussian", "orthogonal", "eva", "mica"})
+#: A tensor's name: the module's name, then A or B.
 _TENSOR = re.compile(rf"{re.escape(PREFIX)}(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
-#: A module inside a layer: its name contains the layer's number.
+#: A module inside a decoder layer: its name contains the layer's number.
 _IN_A_LAYER = re.compile(r".+\.\d+\..+")
 
 
@@ -93,7 +94,7 @@ class LowRank:
         return len(self.down)
 
     def added(self, inputs: torch.Tensor) -> torch.Tensor:
-        """[tokens, outputs] for [tokens, inputs]."""
+        """The update [tokens, outputs] for [tokens, inputs]."""
         return functional.linear(functional.linear(inputs, self.down) * self.scale, self.up)
 
 
@@ -102,8 +103,8 @@ class Adapter:
     """One adapter, its tensors in the type and on the device of the model.
 
     Args:
-        fingerprint: changes with the config and the weights.
-        layers: by the name of the linear layer in the model.
+        fingerprint: a hash of the config and the weights.
+        layers: the updates by the name of the linear layer in the model.
     """
 
     name: str
@@ -117,10 +118,10 @@ class Adapter:
 
 
 def read_adapters(model: PreTrainedModel, folders: Mapping[str, Path]) -> tuple[Adapter, ...]:
-    """The adapters of some folders for a model, in the order of their names.
+    """Read the adapters of some folders for a model; the result is sorted by name.
 
     Raises:
-        ModelRefused: one of them cannot be served; the message is one sentence.
+        ModelRefused: an adapter cannot be served; the message is one sentence.
     """
     return tuple(_Reader(folders[name], model).adapter(name) for name in sorted(folders))
 
@@ -164,18 +165,18 @@ class _Reader:
         try:
             config = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise self._refused(f"{CONFIG_NAME} is no JSON: {error}") from error
+            raise self._refused(f"{CONFIG_NAME} is not JSON: {error}") from error
         if not isinstance(config, dict):
-            raise self._refused(f"{CONFIG_NAME} is no JSON object")
+            raise self._refused(f"{CONFIG_NAME} is not a JSON object")
         for name, values in _EXPECTED.items():
             if config.get(name) not in values:
                 raise self._refused(f"{CONFIG_NAME} has {name} = {config.get(name)!r}")
-        beginning = config.get("init_lora_weights")
-        is_harmless = str(beginning).lower() in _HARMLESS_BEGINNINGS
-        if not is_harmless and beginning not in (True, False, None):
+        init = config.get("init_lora_weights")
+        is_harmless = str(init).lower() in _HARMLESS_INITS
+        if not is_harmless and init not in (True, False, None):
             raise self._refused(
-                f"{CONFIG_NAME} has init_lora_weights = {beginning!r}, which may take something "
-                "from the model's own weights: have PEFT save it as a plain LoRA "
+                f"{CONFIG_NAME} has init_lora_weights = {init!r}, which may change the model's own "
+                "weights: let PEFT save it as a plain LoRA "
                 "(path_initial_model_for_weight_conversion)"
             )
         for name in sorted(config.keys() - _READ - _HARMLESS - _EXPECTED.keys()):
@@ -187,7 +188,7 @@ class _Reader:
         return config
 
     def _sides(self, weights: bytes) -> dict[str, dict[str, torch.Tensor]]:
-        """The tensors A and B by the name of the module."""
+        """The tensors A and B by the name of their module."""
         try:
             tensors = load(weights)
         except (SafetensorError, ValueError, KeyError) as error:
@@ -196,7 +197,7 @@ class _Reader:
         for name, tensor in tensors.items():
             parts = _TENSOR.fullmatch(name)
             if parts is None:
-                raise self._refused(f"nothing is known to do with its tensor {name}")
+                raise self._refused(f"its tensor {name} is not the A or B of a linear layer")
             module = parts["module"]
             if module not in self._linears:
                 raise self._refused(f"{module} is not a linear layer in the model's layers")
@@ -222,19 +223,21 @@ class _Reader:
                     raise self._refused(f"lora_{side} of {name} has complex numbers")
                 if tuple(tensors[side].shape) != shape:
                     raise self._refused(
-                        f"lora_{side} of {name} is {tuple(tensors[side].shape)}, and {shape} "
-                        "would fit r and the model"
+                        f"lora_{side} of {name} is {tuple(tensors[side].shape)}; r and the model "
+                        f"need {shape}"
                     )
             alpha = self._number(config, "lora_alpha", "alpha_pattern", name)
             scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
             down, up = (tensors[side].to(linear.weight) for side in "AB")
             if not (torch.isfinite(down).all() and torch.isfinite(up).all()):
-                raise self._refused(f"{name} has numbers that are none in {linear.weight.dtype}")
+                raise self._refused(
+                    f"{name} has numbers that are not finite in {linear.weight.dtype}"
+                )
             layers[name] = LowRank(down, up, scale)
         return layers
 
     def _number(self, config: dict[str, Any], name: str, pattern_name: str, module: str) -> float:
-        """A field's value for a module: that of the first pattern matching the end of its name."""
+        """A field's value for a module: the value of the first pattern that its name ends with."""
         where, value = name, config.get(name)
         patterns = config.get(pattern_name) or {}
         if not isinstance(patterns, dict):

@@ -1,7 +1,7 @@
-"""The one interface between the runner and a model, whichever path computes it.
+"""The interface between the runner and a model, the same for every path.
 
-Knows no request and no sampling: a flattened step goes in, logits come out, one row for each token
-that is to be chosen.
+Knows no request and no sampling: the input is a flattened step, the output has one row of logits
+for each token to sample.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ import torch
 from engine.model.attention.interface import AttentionMetadata, StepAttention
 from engine.model.device.kv_pool import KVPool, LayerShape, Slots
 
-#: Stands for a token id where no logit is finite.
+#: Returned instead of a token id if the largest logit is not finite.
 BROKEN = -2
 
 
 class AdaptedTokens(NamedTuple):
-    """Indices of the tokens of one adapter in a step, [count]."""
+    """The indices [count] of a step's tokens that use one adapter."""
 
     adapter: str
     tokens: torch.Tensor
@@ -26,16 +26,16 @@ class AdaptedTokens(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """The tensors of one step, rows one after the other; [tokens] unless said otherwise.
+    """The tensors of one step, its rows concatenated; shape [tokens] unless stated otherwise.
 
     Args:
-        token_ids: what is computed.
-        positions: each token's place in its own request.
-        slots: where its key and value go.
-        logit_rows: [tokens to choose], indices of the tokens whose logits are wanted.
+        token_ids: the tokens to compute.
+        positions: the index of each token in its own request.
+        slots: the cache slots for each token's key and value.
+        logit_rows: [tokens to sample], indices of the tokens whose logits are needed.
         metadata: which tokens see which slots.
         attention: the step's attention, planned once for all layers.
-        adapted: the tokens that are computed with an adapter, one entry per adapter.
+        adapted: the tokens with an adapter, one entry per adapter.
     """
 
     token_ids: torch.Tensor
@@ -52,36 +52,37 @@ class CausalModel(Protocol):
 
     @property
     def name(self) -> str:
-        """Which path computes it; part of the engine's fingerprint."""
+        """The path that computes it; part of the engine's fingerprint."""
         ...
 
     @property
     def reads_unwritten_slots(self) -> bool:
-        """Whether it reads slots without a token if the backend does: they must be finite."""
+        """Whether it reads unwritten slots if the backend does, so that they must be finite."""
         ...
 
     @property
     def layer_shapes(self) -> Sequence[LayerShape]:
-        """What each layer keeps of a token, in the order of the pool's layers."""
+        """The shape of each layer's keys and values, in the order of the pool's layers."""
         ...
 
     @property
     def vocab_size(self) -> int:
-        """Width of the logits; every token id below it may be fed and sampled."""
+        """Width of the logits; every token id below it may be an input and may be sampled."""
         ...
 
     def forward(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
-        """Write the step's keys and values to `kv_pool`; return [tokens to choose, vocab_size]."""
+        """Write the step's keys and values to `kv_pool`; return [tokens to sample, vocab_size]."""
         ...
 
 
 @runtime_checkable
 class Chooser(Protocol):
-    """A decoder that can also find the likeliest tokens itself, without returning logits."""
+    """A decoder that can also compute the argmax of the logits, without returning the logits."""
 
     def choose(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
-        """As `forward`, but returns [tokens to choose], the first token with the largest logit.
+        """Like `forward`, but return the argmax of each row of logits, [tokens to sample].
 
-        `BROKEN` where that logit is not finite; a NaN counts as the largest.
+        Of equal logits, the first wins. `BROKEN` if the largest logit is not finite; a NaN counts
+        as the largest.
         """
         ...

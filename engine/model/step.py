@@ -1,6 +1,7 @@
-"""A Batch's rows as the flat tensors of one step. Knows no model.
+"""Converts the rows of a Batch to the flat tensors of one step. Knows no model.
 
-Everything is laid out with numpy on the host and becomes a tensor once; on a CPU without a copy.
+All arrays are built with numpy on the host, and each becomes a tensor once; on a CPU without a
+copy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,22 +21,22 @@ from engine.model.device.transfer import to_device
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """Tokens that the step in flight chooses and that the host does not know yet.
+    """Input tokens that the step in flight samples, so that the host does not know them yet.
 
     Args:
-        tokens: on the device, one for each of its `due`; negative where there is none.
-        sources: [decodes], the index in `tokens` of each decode's token; -1 where it is known.
+        tokens: on the device, one for each of that step's `due`; negative if sampling failed.
+        sources: [decodes], the index in `tokens` of each decode's token; -1 if the host knows it.
     """
 
     tokens: torch.Tensor
     sources: IntArray
 
     def put_into(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """`token_ids` with the unknown ones filled in; the decodes come first."""
+        """`token_ids` with the unknown ones replaced; the decodes are the first of them."""
         count = len(self.sources)
         sources = to_device(self.sources, token_ids.device)
-        # A row without a token has failed: what is computed for it now is dropped, but the model
-        # needs a valid id.
+        # A negative token means that its row has failed. The result of that row is dropped, but the
+        # model needs a valid id.
         tokens = self.tokens[sources.clamp(min=0)].clamp_(min=0)
         decodes = torch.where(sources >= 0, tokens, token_ids[:count])
         return torch.cat((decodes, token_ids[count:]))
@@ -43,15 +44,15 @@ class Fed:
 
 @dataclass(frozen=True, slots=True)
 class HostStep:
-    """One step as arrays on the host, rows one after the other; [tokens] unless said otherwise.
+    """One step as arrays on the host, its rows concatenated; [tokens] unless stated otherwise.
 
     Args:
-        token_ids: what is computed.
-        positions: each token's place in its own request.
-        blocks, offsets: the slot where its key and value go.
-        logit_rows: [tokens to choose], indices of the tokens whose logits are wanted.
-        fed: where the unknown tokens come from; None if all are known.
-        adapted: indices of the tokens of each adapter in the step.
+        token_ids: the tokens to compute.
+        positions: the index of each token in its own request.
+        blocks, offsets: the cache slot for each token's key and value.
+        logit_rows: [tokens to sample], indices of the tokens whose logits are needed.
+        fed: the source of tokens that the host does not know yet; None if it knows all.
+        adapted: for each adapter in the step, the indices of its tokens.
     """
 
     token_ids: IntArray
@@ -69,7 +70,7 @@ class HostStep:
 
     @property
     def begun_blocks(self) -> IntArray:
-        """Blocks of which this step writes the first slot, but not the last."""
+        """The ids of blocks whose first slot this step writes, but not their last."""
         metadata = self.metadata
         last = (metadata.context_lens - 1) // metadata.block_size
         begun = last * metadata.block_size >= metadata.starts
@@ -78,7 +79,7 @@ class HostStep:
         return metadata.block_tables[rows, last[rows]]
 
     def inputs(self, backend: AttentionBackend) -> StepInputs:
-        """The same as tensors on the device, and the step's attention."""
+        """The step as tensors on the device, with its planned attention."""
         device = self.metadata.device
         token_ids, positions, blocks, offsets, logit_rows = (
             to_device(array, device)
@@ -105,10 +106,10 @@ class HostStep:
 
 
 class CapturedSteps(Protocol):
-    """Steps that were recorded once and are replayed; see `engine.model.run.graphs`."""
+    """Captured steps that are replayed; see `engine.model.run.graphs`."""
 
     def accepts(self, step: HostStep) -> bool:
-        """Whether one of them can compute `step`."""
+        """Whether a captured step can compute `step`."""
         ...
 
     def run(self, step: HostStep) -> torch.Tensor:
@@ -124,7 +125,7 @@ def lay_out(
     decodes: DecodeRows = NO_DECODES,
     fed: Fed | None = None,
 ) -> HostStep:
-    """The step over `decodes` and then `rows`; `device` is where the model and the cache are."""
+    """The step of `decodes`, followed by `rows`, for a model and a cache on `device`."""
     num_rows = len(decodes) + len(rows)
     assert num_rows
     assert decodes.block_size == block_size or not len(decodes)
@@ -146,7 +147,7 @@ def lay_out(
     positions = np.arange(num_tokens) + np.repeat(starts - metadata.offsets, query_lens)
     num_due = np.ones(num_rows, dtype=np.int64)
     num_due[len(decodes) :] = [(1 + row.num_drafted) * row.samples for row in rows]
-    # The last tokens of each row, as many as it has tokens to choose.
+    # The logits are those of a row's last tokens, as many as it has tokens to sample.
     from_end = np.repeat(num_due.cumsum(), num_due) - np.arange(num_due.sum())
     return HostStep(
         token_ids=_append(decodes.token_ids, list(chain.from_iterable(r.token_ids for r in rows))),
@@ -161,25 +162,28 @@ def lay_out(
 
 
 def feed_of(decodes: DecodeRows, due_ids: Sequence[str], tokens: torch.Tensor) -> Fed | None:
-    """The unknown tokens of `decodes`, out of the `tokens` of a step that was due for `due_ids`."""
+    """The source of the unknown tokens of `decodes`: `tokens`, which a step samples for `due_ids`.
+
+    None if the host knows all tokens.
+    """
     unknown = decodes.token_ids == UNKNOWN_TOKEN
     if not unknown.any():
         return None
-    place_of = {request_id: place for place, request_id in enumerate(due_ids)}
-    sources = [place_of.get(request.request_id, -1) for request in decodes.requests]
+    index_of = {request_id: index for index, request_id in enumerate(due_ids)}
+    sources = [index_of.get(request.request_id, -1) for request in decodes.requests]
     return Fed(tokens, np.where(unknown, sources, -1))
 
 
 def with_all_logits(step: HostStep) -> HostStep:
-    """The same step, with the logits of every token."""
+    """The step with logits for every token."""
     return replace(step, logit_rows=np.arange(step.num_tokens))
 
 
 def pad(step: HostStep, *, multiple: int, spare_block: int) -> HostStep:
-    """The same step with tokens and logits padded to multiples of `multiple`.
+    """The step with its tokens and logits padded to multiples of `multiple`.
 
-    The padding is rows of one token at position 0 of `spare_block`, which no request owns: all of
-    them write the same there. The real logits come first, in their order.
+    The padding consists of rows with one token at position 0 of `spare_block`, which no request
+    owns; all of them write the same values there. The real logits come first, in their order.
     """
     metadata = step.metadata
     more = -step.num_tokens % multiple
@@ -213,14 +217,14 @@ def compute_logits(
     multiple: int = 1,
     graphs: CapturedSteps | None = None,
 ) -> torch.Tensor:
-    """Write the step's keys and values to the pool; returns [tokens to choose, width of logits].
+    """Write the step's keys and values to the pool; return [tokens to sample, width of logits].
 
-    If model and backend read slots that were never written, a block is cleared by the step that
-    writes its first slot but not its last: what an earlier owner left in it is then gone before it
-    is read. Otherwise clearing would only add two kernels per layer to most steps.
+    If both model and backend read unwritten slots, the step that writes the first slot of a block,
+    but not its last, clears the block first, so that values of an earlier owner are never read.
+    Other models need no clearing, which would add two kernels per layer to most steps.
 
-    A step that `graphs` accept is replayed; its logits are then valid until the next step.
-    Tokens and logits are computed in multiples of `multiple`; above 1 the pool needs a spare block.
+    A step that `graphs` accepts is replayed; its logits are then valid until the next step.
+    Tokens and logits are padded to multiples of `multiple`; above 1 the pool needs a spare block.
     """
     num_logits = len(step.logit_rows)
     if reads_unwritten_slots(model, backend) and len(begun := step.begun_blocks):
@@ -234,12 +238,12 @@ def compute_logits(
 
 
 def reads_unwritten_slots(model: CausalModel, backend: AttentionBackend) -> bool:
-    """Whether slots that were never written must hold finite numbers."""
+    """Whether unwritten slots must contain finite numbers."""
     return model.reads_unwritten_slots and backend.reads_unwritten_slots
 
 
 def _lay_out_decodes(decodes: DecodeRows, device: torch.device, fed: Fed | None) -> HostStep:
-    """`lay_out` for decodes alone, whose columns are nearly laid out: most steps are like this."""
+    """`lay_out` for decodes alone, as in most steps: their columns are nearly the arrays."""
     starts, tables = decodes.starts, np.ascontiguousarray(decodes.block_tables)
     rows, ones = np.arange(len(decodes)), np.ones(len(decodes), dtype=np.int64)
     return HostStep(
@@ -257,7 +261,7 @@ def _lay_out_decodes(decodes: DecodeRows, device: torch.device, fed: Fed | None)
 def _adapted(
     names: Sequence[str | None], offsets: IntArray, query_lens: IntArray
 ) -> dict[str, IntArray]:
-    """The indices of each adapter's tokens, in order; `offsets` are of the rows' first tokens."""
+    """The indices of each adapter's tokens, ascending; `offsets` are the rows' first tokens."""
     if names.count(None) == len(names):
         return {}
     tokens: dict[str, list[IntArray]] = {}
@@ -268,7 +272,7 @@ def _adapted(
 
 
 def _block_tables(rows: Sequence[BatchRow], decodes: DecodeRows, block_size: int) -> IntArray:
-    """[decodes and rows, most blocks], the part of each table that the step's context reaches."""
+    """[rows of the step, most blocks]: of each block table, the part that the step reads."""
     sizes = [-(-row.end // block_size) for row in rows]
     width = max((decodes.block_tables.shape[1], *sizes))
     tables = np.zeros((len(decodes) + len(rows), width), dtype=np.int64)

@@ -1,13 +1,13 @@
 """Paged attention behind one function. Knows no model.
 
-    reference      one request at a time, any device; the oracle
-    single-token   one token at a time, any device; no token depends on another's company
-    cpu            batched torch operations; made for a CPU, runs anywhere
-    cuda           torch's flash attention over packed rows, read from their pages
-    cuda-gathered  the same over gathered keys, where torch cannot read pages
-    triton         decodes alone, split over their keys; for captured steps
+    reference      one request at a time, any device; the oracle of the others
+    single-token   one token at a time, any device; independent of the other tokens of a step
+    cpu            batched torch operations; made for a CPU, runs on any device
+    cuda           torch's flash attention over packed rows, reads the blocks directly
+    cuda-gathered  the same over gathered keys, for releases of torch that cannot read blocks
+    triton         only decodes, split over their keys (flash decoding); for captured steps
 
-Every backend passes the same suite of tests, and `self_check` on the machine it is about to serve.
+Every backend must pass the same test suite, and `self_check` on the machine on which it serves.
 """
 
 import logging
@@ -42,11 +42,11 @@ BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
     "reference": ReferenceAttention,
     "single-token": SingleTokenAttention,
 }
-#: What "auto" tries on a kind of device, in this order.
+#: The backends that "auto" tries on each type of device, in this order.
 AUTOMATIC = {"cpu": ("cpu", "reference"), "cuda": ("cuda", "cuda-gathered", "cpu", "reference")}
-#: The same with `deterministic`, where a token's result must not depend on its neighbours.
+#: The same for `deterministic`, where a token's result must not depend on other tokens.
 DETERMINISTIC = {"cpu": ("single-token",), "cuda": ("cuda", "cuda-gathered", "single-token")}
-#: Attention of captured steps in order of preference: the first splits long rows.
+#: Attention of captured steps, in order of preference: the first one splits long rows.
 DECODES: tuple[Callable[[], DecodeAttention], ...] = (TritonDecode, CudaAttention)
 
 logger = logging.getLogger(__name__)
@@ -61,14 +61,14 @@ def choose_backend(
     needs: AttentionNeeds = ANY_NEEDS,
     deterministic: bool = False,
 ) -> tuple[AttentionBackend, int]:
-    """The backend called `name`, checked on this machine, and the block size it works with.
+    """The backend with this name, checked on this machine, and the block size to use with it.
 
-    "auto" is the fastest one that passes. The block size is the one asked for, or else the next
-    multiple of what the backend needs.
+    "auto" is the fastest backend that passes. The block size is `block_size` if the backend
+    supports it, otherwise the next multiple of the backend's `block_multiple`.
 
     Raises:
         ValueError: no backend has this name.
-        AttentionCheckFailed: the one asked for fails, or all do.
+        AttentionCheckFailed: the named backend fails; for "auto", all backends fail.
     """
     if name != "auto" and name not in BACKENDS:
         raise ValueError(f"attention backend {name!r} is not one of auto, {', '.join(BACKENDS)}")
@@ -96,7 +96,7 @@ def choose_backend(
 def choose_decode(
     *, dtype: torch.dtype, device: torch.device | str, block_size: int, needs: AttentionNeeds
 ) -> DecodeAttention | None:
-    """The first of `DECODES` that works here; None when none does."""
+    """The first of `DECODES` that works on this device; None if there is none."""
     for make in DECODES:
         try:
             decode = make()
@@ -109,7 +109,7 @@ def choose_decode(
                 rows=CHECKED_DECODES,
             )
         except (AttentionUnavailable, AttentionCheckFailed) as reason:
-            logger.warning("one attention of captured steps is left out: %s", reason)
+            logger.warning("an attention for captured steps cannot be used: %s", reason)
         else:
             return decode
     return None

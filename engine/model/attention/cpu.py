@@ -1,8 +1,8 @@
 """Paged attention from batched torch operations. Knows no model; made for a CPU, runs anywhere.
 
-Rows of one token (decodes) are attended together in groups of similar context length; longer rows
-(chunks of a prompt) one by one. A group's blocks are gathered and attended while they are still in
-the processor's cache. Which rows share a group changes a row's result by rounding at most.
+Rows of one token (decodes) are computed in groups of similar context length, longer rows (chunks of
+a prompt) one by one. The blocks of a group are gathered and used while they are still in the
+processor's cache. The grouping changes a row's result by rounding errors at most.
 """
 
 from collections.abc import Iterator
@@ -14,21 +14,21 @@ import torch
 from engine.model.attention.dense import additive, attend, visible
 from engine.model.attention.interface import AttentionMetadata, IntArray, StepAttention
 
-#: Keys gathered for one group of decodes: more would leave the processor's cache before they are
-#: read again.
+#: Most bytes of keys gathered for one group of decodes: more would be evicted from the processor's
+#: cache before they are used.
 MAX_GROUP_BYTES = 3 * 1024 * 1024
-#: A row joins a group if its blocks are at least this share of the longest row's, ...
+#: A row joins a group if it has at least this share of the longest row's blocks, ...
 MIN_FILL_SHARE = 0.75
-#: ... or at most this many blocks fewer: a call into torch costs more than a few blocks of padding.
+#: ... or at most this many blocks less: a torch call costs more than a few blocks of padding.
 MAX_PADDING_BLOCKS = 4
 
 
 class CpuAttention:
-    """Groups of decodes and single chunks, each through one dense attention."""
+    """One dense attention for each group of decodes and for each chunk."""
 
     name = "cpu"
     block_multiple = 1
-    #: Whole blocks are gathered.
+    #: True because whole blocks are gathered.
     reads_unwritten_slots = True
 
     def prepare(self, metadata: AttentionMetadata) -> StepAttention:
@@ -37,15 +37,15 @@ class CpuAttention:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Rows attended by one call; a chunk is a group of its own.
+    """The rows of one call: several decodes, or one chunk.
 
     Args:
-        tokens: which tokens of the step: indices for decodes, a slice for a chunk.
-        num_rows: rows of the group, 1 for a chunk.
-        cache_rows: [num_rows * kv_heads * blocks], in the cache seen as [num_blocks * kv_heads,
-            slots * dim].
-        num_keys: gathered slots that are attended to; the tail of a chunk's last block is left out.
-        bias: [num_rows, 1, queries, num_keys], or None when the attention is plainly causal.
+        tokens: the tokens of the step: indices for decodes, a slice for a chunk.
+        num_rows: number of rows of the group; 1 for a chunk.
+        cache_rows: [num_rows * kv_heads * blocks], row indices of the cache viewed as [num_blocks *
+            kv_heads, slots * dim].
+        num_keys: number of gathered slots that are used, without the tail of a chunk's last block.
+        bias: [num_rows, 1, queries, num_keys], or None if the attention is causal without window.
     """
 
     tokens: torch.Tensor | slice
@@ -60,7 +60,7 @@ class _Group:
 
 
 class _CpuStep:
-    """One step; groups are laid out once for all layers of the same window and cache shape."""
+    """One step; groups are computed once for all layers with the same window and cache shape."""
 
     def __init__(self, metadata: AttentionMetadata) -> None:
         self._metadata = metadata
@@ -100,7 +100,7 @@ class _CpuStep:
 
 
 class _Layout:
-    """Lays the rows of a step out in groups, for one window size and one shape of the cache."""
+    """Divides the rows of a step into groups, for one window size and one cache shape."""
 
     def __init__(
         self, metadata: AttentionMetadata, cache: torch.Tensor, *, sliding_window: int | None
@@ -123,7 +123,7 @@ class _Layout:
             yield self._decodes(rows)
 
     def _similar_decodes(self) -> Iterator[IntArray]:
-        """Decodes, longest first, cut where padding or the gathered bytes would grow too large."""
+        """Groups of decodes, longest first, within the limits of padding and gathered bytes."""
         num_blocks = self._last_blocks - self._first_blocks + 1
         decodes = np.flatnonzero(self._metadata.query_lens == 1)
         decodes = decodes[np.argsort(-num_blocks[decodes], kind="stable")]
@@ -169,17 +169,17 @@ class _Layout:
         )
 
     def _block_indices(self, rows: IntArray) -> IntArray:
-        """[rows, blocks], visible blocks as indices into the rows' tables.
+        """[rows, blocks], the visible blocks as indices into the rows' block tables.
 
-        A shorter row is padded with its own last index: its own blocks hold finite numbers, while
-        another request's may not. The padding stands for positions beyond the row's context.
+        A shorter row is padded with its own last index: its own blocks contain finite numbers, but
+        another request's may not. The padding counts as positions after the row's context.
         """
         first, last = self._first_blocks[rows][:, None], self._last_blocks[rows][:, None]
         blocks: IntArray = np.minimum(first + np.arange(int((last - first).max()) + 1), last)
         return blocks
 
     def _positions(self, blocks: IntArray) -> IntArray:
-        """[rows, slots], the position of every gathered slot, running on past the context."""
+        """[rows, slots], the position of every gathered slot; they continue after the context."""
         slots = np.arange(blocks.shape[1] * self._metadata.block_size)
         return blocks[:, :1] * self._metadata.block_size + slots
 
@@ -198,9 +198,9 @@ def _gather(cache: torch.Tensor, group: _Group) -> torch.Tensor:
 
 
 def _fold(query: torch.Tensor, group: _Group, kv_heads: int) -> torch.Tensor:
-    """[rows, heads, queries, dim] of a group's tokens, [tokens, heads, dim].
+    """Reshape a group's queries from [tokens, heads, dim] to [rows, heads, queries, dim].
 
-    The heads of a decode that share a key head become its queries, so that no key is repeated.
+    The query heads of a decode that share a key head become its queries, so that no key is copied.
     """
     if group.is_chunk:
         return query.transpose(0, 1).unsqueeze(0)
@@ -208,5 +208,5 @@ def _fold(query: torch.Tensor, group: _Group, kv_heads: int) -> torch.Tensor:
 
 
 def _unfold(attended: torch.Tensor, group: _Group) -> torch.Tensor:
-    """[tokens, heads, dim], the inverse."""
+    """The inverse of `_fold`: [tokens, heads, dim]."""
     return attended[0].transpose(0, 1) if group.is_chunk else attended.flatten(1, 2)

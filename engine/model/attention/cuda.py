@@ -1,8 +1,8 @@
 """Paged attention on CUDA: torch's flash attention over packed rows. Knows no model.
 
-One call serves any mix of chunks and decodes. It never splits a row's keys (`num_splits=1`): with a
-split, the paged kernel of torch is silently wrong for every row after the first (pytorch issue
-194167), and without one a row's sum has one order, whatever is in the batch.
+One call computes any mix of chunks and decodes. A row's keys are never split (`num_splits=1`), for
+two reasons: with splits, the paged kernel of torch is silently wrong for every row after the first
+(pytorch issue 194167); and without splits, the order of a row's sums does not depend on the batch.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from engine.model.attention.interface import AttentionMetadata, AttentionUnavail
 from engine.model.attention.varlen import Varlen, find_varlen, grouping, window_of
 from engine.model.device.transfer import to_device
 
-#: What the function must take.
+#: Parameters that the function must have.
 REQUIRED_OPTIONS = frozenset({"scale", "window_size", "seqused_k", "block_table", "num_splits"})
 
 
@@ -22,14 +22,14 @@ class CudaAttention:
     """Rows of any length in one call.
 
     Args:
-        varlen: `torch.nn.attention.varlen.varlen_attn`, or what computes the same.
+        varlen: `torch.nn.attention.varlen.varlen_attn`, or a function with the same results.
 
     Raises:
-        AttentionUnavailable: torch's function lacks an option.
+        AttentionUnavailable: torch's function lacks a parameter.
     """
 
     name = "cuda"
-    #: FlashAttention 2 reads pages of whole multiples; others take any.
+    #: FlashAttention 2 needs page sizes that are multiples of it; other versions accept any size.
     block_multiple = 256
     reads_unwritten_slots = False
 
@@ -41,7 +41,7 @@ class CudaAttention:
         cumulative = np.zeros((2, rows + 1), dtype=np.int32)
         np.cumsum(metadata.query_lens, out=cumulative[0, 1:])
         np.cumsum(metadata.context_lens, out=cumulative[1, 1:])
-        # Table entries after a row's context must still be ids of existing blocks.
+        # Table entries after a row's context must be valid block ids, too.
         sizes = -(-metadata.context_lens // metadata.block_size)
         behind = np.arange(metadata.block_tables.shape[1]) >= sizes[:, None]
         tables = np.where(behind, 0, metadata.block_tables).astype(np.int32)
@@ -76,7 +76,7 @@ class CudaAttention:
 
 @dataclass(frozen=True, slots=True)
 class _VarlenStep:
-    """Tensors as the function wants them: int32, on the device."""
+    """The arguments of the function: int32 tensors on the device."""
 
     varlen: Varlen
     cumulative_queries: torch.Tensor
@@ -97,8 +97,11 @@ class _VarlenStep:
         softcap: float | None = None,
     ) -> torch.Tensor:
         if softcap is not None:
-            raise AttentionUnavailable("the attention backend 'cuda' caps no scores")
-        # Pages are [slots, kv_heads, dim] there; only the last dimension must be contiguous.
+            raise AttentionUnavailable(
+                "the attention backend 'cuda' does not support capped scores"
+            )
+        # The function's pages are [slots, kv_heads, dim]; only the last dimension must be
+        # contiguous.
         attended: torch.Tensor = self.varlen(
             query.contiguous(),
             key_cache.transpose(1, 2),

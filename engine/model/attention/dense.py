@@ -1,4 +1,4 @@
-"""Dense attention, which backends built from torch operations share. Knows no block tables."""
+"""Dense attention, shared by backends that use torch operations. Knows no block tables."""
 
 import torch
 import torch.nn.functional as functional
@@ -7,12 +7,12 @@ import torch.nn.functional as functional
 def visible(
     query_positions: torch.Tensor, key_positions: torch.Tensor, sliding_window: int | None
 ) -> torch.Tensor:
-    """Which key a query may see, [..., queries, keys]: itself and earlier ones inside the window.
+    """The mask [..., queries, keys]: a query sees its own and earlier keys inside the window.
 
     Args:
         query_positions: [..., queries].
         key_positions: [..., keys].
-        sliding_window: keys seen at most, the query's own included; None for no limit.
+        sliding_window: the most keys a query sees, its own included; None for no limit.
     """
     queries, keys = query_positions.unsqueeze(-1), key_positions.unsqueeze(-2)
     mask = keys <= queries
@@ -39,8 +39,8 @@ def attend(
 ) -> torch.Tensor:
     """Attention of [batch, heads, queries, dim] to [batch, kv_heads, keys, dim].
 
-    `bias` is added to the scores. Without one, queries and keys must be of the same tokens, and the
-    attention is causal.
+    `bias` is added to the scores. Without a bias the attention is causal, and queries and keys must
+    belong to the same tokens.
     """
     if softcap is not None:
         return _attend_capped(query, key, value, bias=bias, scaling=scaling, softcap=softcap)
@@ -64,14 +64,14 @@ def _attend_capped(
     scaling: float,
     softcap: float,
 ) -> torch.Tensor:
-    """`attend` with capped scores, which torch's fused kernels lack; softmax in float32."""
+    """`attend` with capped scores, which torch's fused kernels lack; the softmax is in float32."""
     batch, heads, queries, _ = query.shape
     groups = heads // key.shape[1]
     if bias is None:
         positions = torch.arange(queries, device=query.device)
         bias = additive(visible(positions, positions, None), query.dtype)
     if groups > 1:
-        # Fold query heads that share a key head into the query axis, so that no key is repeated.
+        # Fold the query heads of one key head into the query axis, so that no key is copied.
         query = query.reshape(batch, heads // groups, groups * queries, -1)
         bias = bias.expand(*bias.shape[:-2], queries, -1)
         bias = torch.cat([bias] * groups, dim=-2)

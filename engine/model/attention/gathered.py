@@ -1,7 +1,7 @@
-"""Attention on CUDA where torch cannot read paged keys: they are gathered, then attended packed.
+"""Attention on CUDA for releases of torch that cannot read paged keys: gathers them first.
 
-Knows no model. Compared with `cuda` it writes and reads the keys of a step once more. A step's rows
-are processed in runs, so that long contexts are not all in memory twice.
+Knows no model. Compared with `cuda`, it writes and reads the keys of a step once more. The rows of
+a step are processed in batches, so that not all long contexts are in memory twice.
 """
 
 from collections.abc import Iterator
@@ -14,24 +14,24 @@ from engine.model.attention.interface import AttentionMetadata, AttentionUnavail
 from engine.model.attention.varlen import Varlen, find_varlen, grouping, window_of
 from engine.model.device.transfer import to_device
 
-#: What the function must take.
+#: Parameters that the function must have.
 REQUIRED_OPTIONS = frozenset({"scale", "window_size"})
-#: The most keys gathered at once, unless a single row has more.
+#: The most keys gathered at once, unless one row has more.
 MAX_GATHERED_KEYS = 1 << 15
 
 
 class GatheredAttention:
     """Rows of any length, in few calls.
 
-    A row's keys are never split: torch splits where pages are read, or where queries that share a
-    key head are folded, which it does not do with a causal window.
+    A row's keys are never split: torch splits them only when it reads pages or folds the queries of
+    a key head, which it does not do with a causal window.
 
     Args:
-        varlen: `torch.nn.attention.varlen.varlen_attn`, or what computes the same.
-        max_keys: see above.
+        varlen: `torch.nn.attention.varlen.varlen_attn`, or a function with the same results.
+        max_keys: the most keys gathered at once, unless one row has more.
 
     Raises:
-        AttentionUnavailable: torch's function lacks an option.
+        AttentionUnavailable: torch's function lacks a parameter.
     """
 
     name = "cuda-gathered"
@@ -43,16 +43,16 @@ class GatheredAttention:
         self._max_keys = max_keys
 
     def prepare(self, metadata: AttentionMetadata) -> StepAttention:
-        runs = [
-            _run(metadata, first, end)
-            for first, end in _cuts(metadata.context_lens, self._max_keys)
+        ranges = [
+            _plan_range(metadata, first, end)
+            for first, end in _row_ranges(metadata.context_lens, self._max_keys)
         ]
-        return _GatheredStep(self._varlen, runs)
+        return _GatheredStep(self._varlen, ranges)
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    """Consecutive rows; cumulative lengths are [rows + 1] int32, slots are [keys]."""
+class _RowRange:
+    """Consecutive rows; cumulative lengths are int32 [rows + 1], `blocks` and `offsets` [keys]."""
 
     tokens: slice
     blocks: torch.Tensor
@@ -66,7 +66,7 @@ class _Run:
 @dataclass(frozen=True, slots=True)
 class _GatheredStep:
     varlen: Varlen
-    runs: list[_Run]
+    ranges: list[_RowRange]
 
     def __call__(
         self,
@@ -79,28 +79,30 @@ class _GatheredStep:
         softcap: float | None = None,
     ) -> torch.Tensor:
         if softcap is not None:
-            raise AttentionUnavailable("the attention backend 'cuda-gathered' caps no scores")
+            raise AttentionUnavailable(
+                "the attention backend 'cuda-gathered' does not support capped scores"
+            )
         attended = [
             self.varlen(
-                query[run.tokens].contiguous(),
+                query[one.tokens].contiguous(),
                 # [keys, kv_heads, dim], in the order of rows and positions.
-                key_cache[run.blocks, :, run.offsets],
-                value_cache[run.blocks, :, run.offsets],
-                run.cumulative_queries,
-                run.cumulative_keys,
-                run.max_query,
-                run.max_context,
+                key_cache[one.blocks, :, one.offsets],
+                value_cache[one.blocks, :, one.offsets],
+                one.cumulative_queries,
+                one.cumulative_keys,
+                one.max_query,
+                one.max_context,
                 scale=scaling,
                 window_size=window_of(sliding_window),
                 **grouping(self.varlen, query, key_cache.shape[1]),
             )
-            for run in self.runs
+            for one in self.ranges
         ]
         return attended[0] if len(attended) == 1 else torch.cat(attended)
 
 
-def _cuts(context_lens: np.ndarray, max_keys: int) -> Iterator[tuple[int, int]]:
-    """Runs of rows that have at most `max_keys` keys, or one row."""
+def _row_ranges(context_lens: np.ndarray, max_keys: int) -> Iterator[tuple[int, int]]:
+    """Ranges of rows with at most `max_keys` keys, or with one row."""
     first, keys = 0, 0
     for row, length in enumerate(context_lens.tolist()):
         if row > first and keys + length > max_keys:
@@ -110,8 +112,8 @@ def _cuts(context_lens: np.ndarray, max_keys: int) -> Iterator[tuple[int, int]]:
     yield first, len(context_lens)
 
 
-def _run(metadata: AttentionMetadata, first: int, end: int) -> _Run:
-    """The slot of each key is computed on the device: on the host it would take milliseconds."""
+def _plan_range(metadata: AttentionMetadata, first: int, end: int) -> _RowRange:
+    """Plan a range of rows. Slots are computed on the device; the host would need milliseconds."""
     query_lens, context_lens = metadata.query_lens[first:end], metadata.context_lens[first:end]
     cumulative = np.zeros((2, end - first + 1), dtype=np.int32)
     np.cumsum(query_lens, out=cumulative[0, 1:])
@@ -121,10 +123,10 @@ def _run(metadata: AttentionMetadata, first: int, end: int) -> _Run:
         to_device(array, device)
         for array in (metadata.block_tables[first:end], context_lens, cumulative[1])
     )
-    # With the output's size given, torch need not wait for the device to learn it.
+    # With `output_size`, torch does not wait for the device to compute the size.
     row_of_key = torch.repeat_interleave(lengths, output_size=num_keys)
     positions = torch.arange(num_keys, device=device) - ends[row_of_key]
-    return _Run(
+    return _RowRange(
         tokens=slice(start, start + int(cumulative[0, -1])),
         blocks=tables[row_of_key, positions // metadata.block_size],
         offsets=positions % metadata.block_size,

@@ -1,8 +1,8 @@
-"""What every paged attention backend takes and promises. Knows no model and no request.
+"""The interface of paged attention backends. Knows no model and no request.
 
-A backend is asked twice: once per step (`prepare`, which may plan from the lengths on the host),
-and then once per layer with the tensors of that layer. Two steps never overlap on the device,
-so a backend may keep scratch memory there.
+A backend is called once per step (`prepare`, which may plan from the lengths on the host), and then
+once per layer with the tensors of that layer. Two steps never overlap on the device, so a backend
+may keep scratch memory there.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """Which tokens of a step see which slots of the cache; host arrays, the same for every layer.
+    """Which tokens of a step see which cache slots. Host arrays, the same for every layer.
 
     Row r owns `query_lens[r]` consecutive tokens of the flattened step, at positions
     `context_lens[r] - query_lens[r] .. context_lens[r] - 1`, and the token at position p attends to
@@ -26,10 +26,10 @@ class AttentionMetadata:
     Args:
         block_size: slots per block.
         query_lens: [rows], each at least 1.
-        context_lens: [rows], the length including this step's tokens.
-        block_tables: [rows, most blocks of any row]; position p of row r lies in block
-            `block_tables[r, p // block_size]`. Entries past a row's context may be anything.
-        device: where the cache and the queries are.
+        context_lens: [rows], the number of keys, those of this step's tokens included.
+        block_tables: [rows, most blocks of any row]; position p of row r is in block
+            `block_tables[r, p // block_size]`. Entries after a row's context are undefined.
+        device: the device of cache and queries.
     """
 
     block_size: int
@@ -49,12 +49,12 @@ class AttentionMetadata:
 
     @property
     def offsets(self) -> IntArray:
-        """[rows], where each row begins in the flattened step."""
+        """[rows], the index of each row's first token in the flattened step."""
         return np.cumsum(self.query_lens) - self.query_lens
 
 
 class StepAttention(Protocol):
-    """The attention of one step; called once per layer, after its keys and values were written."""
+    """The attention of one step. Call it once per layer, after writing its keys and values."""
 
     def __call__(
         self,
@@ -68,17 +68,17 @@ class StepAttention(Protocol):
     ) -> torch.Tensor:
         """Causal attention of every token of the step through the block tables.
 
-        Slots past a row's context are never weighted, but a backend may read them: where it says
-        so, they must hold finite numbers in the blocks of a row (`KVPool.clear` sees to it). All
-        others may hold anything.
+        Slots after a row's context have no weight, but a backend may read them
+        (`reads_unwritten_slots`): then the slots of the row's blocks must contain finite numbers,
+        which `KVPool.clear` ensures. All other slots may contain anything.
 
         Args:
-            query: [tokens, heads, key_dim], rows one after the other.
+            query: [tokens, heads, key_dim], the rows concatenated.
             key_cache: [num_blocks, kv_heads, block_size, key_dim]; heads is a multiple of kv_heads.
             value_cache: [num_blocks, kv_heads, block_size, value_dim].
             scaling: factor of the scores before the softmax.
             sliding_window: a token sees itself and the `sliding_window - 1` tokens before it; None
-                sees all.
+                for all.
             softcap: scores become `softcap * tanh(score / softcap)` before masking.
 
         Returns:
@@ -88,7 +88,7 @@ class StepAttention(Protocol):
 
 
 class AttentionUnavailable(Exception):
-    """This attention cannot be computed here, or not in this way; the message is one sentence."""
+    """This attention does not work here, or not with these options; the message is one sentence."""
 
 
 class AttentionBackend(Protocol):
@@ -96,28 +96,28 @@ class AttentionBackend(Protocol):
 
     @property
     def name(self) -> str:
-        """The name by which it is chosen; part of the engine's fingerprint."""
+        """The name in the configuration; part of the engine's fingerprint."""
         ...
 
     @property
     def block_multiple(self) -> int:
-        """If the block size asked for is refused, the next multiple of this one is tried."""
+        """If a block size is not supported, the next multiple of this one is tried."""
         ...
 
     @property
     def reads_unwritten_slots(self) -> bool:
-        """Whether unwritten slots enter the sums with weight zero; they must then be finite."""
+        """Whether unwritten slots enter sums with weight 0, so that they must be finite."""
         ...
 
     def prepare(self, metadata: AttentionMetadata) -> StepAttention:
-        """Plan one step; what it returns is valid until the next call."""
+        """Plan one step. The result is valid until the next call."""
         ...
 
 
 class DecodeAttention(Protocol):
-    """Attention of rows of one token, planned from tensors whose values may change afterwards.
+    """Attention of decodes, planned from device tensors whose values may change after planning.
 
-    It reads nothing on the host, so a step that uses it can be captured and replayed. It reads no
+    It uses no values on the host, so a step with it can be captured and replayed. It reads no
     unwritten slot.
     """
 
@@ -131,8 +131,8 @@ class DecodeAttention(Protocol):
     ) -> StepAttention:
         """Plan for int32 tensors on the device, [rows] and [rows, blocks].
 
-        Every entry of the tables is a block that exists. `max_context` is the longest context that
-        the tensors will ever hold while the plan is used.
+        Every entry of the tables must be a valid block id. `max_context` is the longest context
+        that the tensors will contain while the plan is used.
         """
         ...
 
@@ -142,9 +142,9 @@ class AttentionNeeds:
     """The features of a model's attention that a backend may not support.
 
     Args:
-        heads: of the queries; this and the other sizes are those of the layer whose queries are
-            largest.
-        has_window, has_softcap: of any layer.
+        heads: number of query heads. This and the other sizes are those of the layer with the
+            largest queries.
+        has_window, has_softcap: whether any layer has one.
     """
 
     heads: int

@@ -1,7 +1,6 @@
-"""Paged attention one request at a time: the oracle every other backend is measured against.
+"""Paged attention one request at a time: the oracle with which every other backend is compared.
 
-Knows no batching and no tricks: the slots of a row are looked up one by one and handed to dense
-attention.
+No batching and no optimisation: it gathers the slots of each row and calls dense attention.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +14,7 @@ from engine.model.attention.interface import AttentionMetadata, StepAttention
 
 
 class ReferenceAttention:
-    """Slow and plain, on any device."""
+    """The slow and simple backend, for any device."""
 
     name = "reference"
     block_multiple = 1
@@ -49,7 +48,7 @@ class _ReferenceStep:
             blocks = table[key_positions // metadata.block_size]
             slots = key_positions % metadata.block_size
             mask = visible(key_positions[end - length :], key_positions, sliding_window)
-            with _by_the_formula(query.device):
+            with _unfused(query.device):
                 attended = attend(
                     query[offset : offset + length].transpose(0, 1).unsqueeze(0),
                     key_cache[blocks, :, slots].transpose(0, 1).unsqueeze(0),
@@ -62,6 +61,6 @@ class _ReferenceStep:
         return torch.cat(outputs)
 
 
-def _by_the_formula(device: torch.device) -> AbstractContextManager[None]:
-    """Keep torch on CUDA from choosing a fused kernel: those are what the oracle judges."""
+def _unfused(device: torch.device) -> AbstractContextManager[None]:
+    """On CUDA, exclude torch's fused kernels: the oracle must be independent of them."""
     return sdpa_kernel(SDPBackend.MATH) if device.type == "cuda" else nullcontext()

@@ -1,8 +1,8 @@
-"""Start-up test of an attention backend on this very machine. Knows no model but its shapes.
+"""Start-up test of an attention backend on this machine. Knows only the shapes of a model.
 
-A backend is trusted because it agrees with `reference` on the shapes that have gone wrong
-elsewhere: mixed query lengths, ragged last blocks, scattered block ids, grouped heads, windows.
-Never because of a version number.
+A backend is trusted only if it agrees with `reference` on cases that have failed in other systems:
+mixed query lengths, partly filled last blocks, scattered block ids, grouped heads, windows. It is
+never trusted because of a version number.
 """
 
 from collections.abc import Iterator
@@ -21,23 +21,23 @@ from engine.model.attention.interface import (
 )
 from engine.model.attention.reference import ReferenceAttention
 
-#: (query length, context length): decodes and chunks in one step, short of, at and past a block's
-#: end.
+#: (query length, context length): decodes and chunks in one step, with contexts that end before, at
+#: and after the end of a block.
 CHECKED_ROWS = ((1, 1), (5, 5), (1, 33), (7, 40), (1, 16), (3, 48), (1, 130), (20, 20))
-#: Decodes alone, two of them longer than what is attended in one run.
+#: Decodes alone; two contexts are longer than one split.
 CHECKED_DECODES = ((1, 1), (1, 33), (1, 700), (1, 16), (1, 2600), (1, 129))
-#: Largest accepted error, as `worst_error` counts it, by the bits of the type's mantissa.
+#: Largest accepted `worst_error`, which depends on the mantissa bits of the type.
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 4e-2}
-#: What a model that is not known yet may ask for.
+#: Needs for a check without a model.
 ANY_NEEDS = AttentionNeeds(
     heads=6, kv_heads=2, key_dim=64, value_dim=64, has_window=True, has_softcap=True
 )
-#: What libraries raise for a shape, a type or a device that they do not take.
+#: Exceptions of libraries for unsupported shapes, types or devices.
 _REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError, AttentionUnavailable)
 
 
 class AttentionCheckFailed(RuntimeError):
-    """The backend computes something else than the reference on this machine."""
+    """The backend does not agree with the reference on this machine, or does not work."""
 
 
 def self_check(
@@ -52,7 +52,7 @@ def self_check(
     """Compare `backend` with the reference on a mixed batch; takes some milliseconds.
 
     Raises:
-        AttentionCheckFailed: naming the backend and the kind of batch.
+        AttentionCheckFailed: the message names the backend and the options.
     """
     generator = torch.Generator().manual_seed(0)
     metadata, num_blocks = _metadata(rows, block_size, torch.device(device))
@@ -98,11 +98,12 @@ def self_check(
 
 
 def worst_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest error of any one token and head of [tokens, heads, dim], relative to its norm.
+    """The largest error in [tokens, heads, dim] by two measures; the worse one counts.
 
-    Not to the largest value of all alone: the average of many values is small, so that whatever
-    went wrong in a long context would pass for rounding beside a short one. But a single value
-    that is far off does not hide in the norm of its row either: the worse of the two counts.
+    First, the error of each token and head relative to its own norm: outputs of long contexts are
+    averages of many values and therefore small, so relative to the largest value of all outputs,
+    an error in them would look like rounding. Second, the error of each value relative to the
+    largest value of all outputs: so that one wrong value is not hidden by the norm of its row.
     """
     errors = found - expected
     by_row = (errors.norm(dim=-1) / expected.norm(dim=-1)).max()
@@ -131,7 +132,7 @@ class DecodesOnly:
 
 
 def _spoil_unwritten(cache: torch.Tensor, metadata: AttentionMetadata) -> None:
-    """What is behind a context in its last block is no number."""
+    """Fill the slots after each context, in its last block, with NaN."""
     last = (metadata.context_lens - 1) // metadata.block_size
     ends = metadata.context_lens - last * metadata.block_size
     rows = range(metadata.num_rows)
@@ -140,7 +141,7 @@ def _spoil_unwritten(cache: torch.Tensor, metadata: AttentionMetadata) -> None:
 
 
 def _options(needs: AttentionNeeds) -> Iterator[tuple[int | None, float | None]]:
-    """(window, softcap) of the compared calls."""
+    """The pairs (window, softcap) to compare."""
     yield None, None
     if needs.has_window:
         yield 9, None
@@ -151,7 +152,7 @@ def _options(needs: AttentionNeeds) -> Iterator[tuple[int | None, float | None]]
 def _metadata(
     rows: tuple[tuple[int, int], ...], block_size: int, device: torch.device
 ) -> tuple[AttentionMetadata, int]:
-    """The rows over block ids in no order; also the number of blocks they need."""
+    """The metadata of the rows, with shuffled block ids, and the number of blocks."""
     query_lens, context_lens = np.array(rows, dtype=np.int64).T
     sizes = -(-context_lens // block_size)
     ids = np.random.default_rng(0).permutation(int(sizes.sum()))

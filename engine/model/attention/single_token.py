@@ -1,7 +1,7 @@
-"""Paged attention one token at a time: its shape depends on nothing but the token's position.
+"""Paged attention one token at a time: tensor shapes depend only on the token's position.
 
-Knows no model. It costs a call per token and layer, but no kernel can round differently because of
-a neighbour, a chunk or a batch. It is used for `deterministic` where nothing faster is invariant.
+Knows no model. It needs one call per token and layer, but rounding cannot depend on other tokens,
+on chunks or on the batch. `deterministic` uses it where no faster backend is batch-invariant.
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ from engine.model.attention.reference import ReferenceAttention
 
 
 class SingleTokenAttention:
-    """The reference, with every token as a row of its own."""
+    """The reference backend, with every token as a separate row."""
 
     name = "single-token"
     block_multiple = 1

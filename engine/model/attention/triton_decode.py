@@ -1,6 +1,7 @@
-"""Decode attention that keeps a device busy with few requests: Triton kernels. Knows no model.
+"""Decode attention that splits keys, to keep a device busy with few requests (flash decoding).
 
-Lengths and tables are read on the device, so that a step can be captured once and replayed.
+Uses Triton kernels, and knows no model. The kernels read lengths and block tables on the device, so
+a step can be captured once and replayed.
 """
 
 import subprocess
@@ -11,22 +12,22 @@ import torch
 
 from engine.model.attention.interface import AttentionUnavailable, StepAttention
 
-#: The most runs that a row's keys are split into, and the fewest keys that are worth a run.
+#: A row's keys are divided into at most NUM_SPLITS splits of at least MIN_SPLIT_KEYS keys.
 NUM_SPLITS = 16
-LEAST_RUN = 128
-#: Keys per tile, and the fewest rows that a matrix instruction takes.
+MIN_SPLIT_KEYS = 128
+#: Keys per tile, and the fewest rows of a matrix instruction.
 TILE = 64
-LEAST_ROWS = 16
-#: A window longer than any context: every earlier token is seen.
+MIN_ROWS = 16
+#: A window that is longer than any context.
 NO_WINDOW = 1 << 30
 
 
 class TritonDecode:
-    """Rows of one token each.
+    """Attention of rows with one token each.
 
     Raises:
-        AttentionUnavailable: Triton is not installed; or, of a planned step, it cannot compile its
-            kernels here, or they do not take what is asked.
+        AttentionUnavailable: Triton is not installed. A planned step also raises it: Triton cannot
+            compile its kernels here, or they do not support the options.
     """
 
     name = "triton"
@@ -63,7 +64,8 @@ class _TritonStep:
     ) -> torch.Tensor:
         if softcap is not None or value_cache.shape[-1] != query.shape[-1]:
             raise AttentionUnavailable(
-                "the Triton kernels cap no scores and take keys and values of one width"
+                "the Triton kernels support neither capped scores nor keys and values of "
+                "different widths"
             )
         try:
             return self._attend(
@@ -73,8 +75,8 @@ class _TritonStep:
                 window=NO_WINDOW if sliding_window is None else sliding_window,
             )
         except (self.kernels.TritonError, OSError, subprocess.SubprocessError) as error:
-            # What Triton raises without a C compiler or Python headers, or if its cache directory
-            # cannot be written.
+            # Raised without a C compiler or Python headers, or if Triton's cache directory is not
+            # writable.
             raise AttentionUnavailable(f"Triton cannot run its kernels here: {error}") from error
 
     def _attend(
@@ -94,11 +96,11 @@ class _TritonStep:
         shared = {
             "HEADS": heads,
             "DIM": dim,
-            "PADDED_DIM": max(LEAST_ROWS, _power_of_two(dim)),
+            "PADDED_DIM": max(MIN_ROWS, _power_of_two(dim)),
             "NUM_SPLITS": NUM_SPLITS,
-            "LEAST_RUN": LEAST_RUN,
+            "MIN_SPLIT_KEYS": MIN_SPLIT_KEYS,
         }
-        self.kernels.attend_runs[rows, kv_heads, NUM_SPLITS](
+        self.kernels.attend_splits[rows, kv_heads, NUM_SPLITS](
             query,
             *caches,
             self.context_lens,
@@ -111,14 +113,14 @@ class _TritonStep:
             self.block_tables.stride(0),
             KV_HEADS=kv_heads,
             GROUP=group,
-            GROUP_ROWS=max(LEAST_ROWS, _power_of_two(group)),
+            GROUP_ROWS=max(MIN_ROWS, _power_of_two(group)),
             BLOCK_SIZE=block_size,
             TILE=TILE,
-            # Full single precision, not the tensor cores' nineteen bits (TF32).
+            # Full float32 precision instead of TF32, which has 19 bits.
             PRECISION="ieee",
             **shared,
         )
-        self.kernels.fold_runs[rows, heads](
+        self.kernels.merge_splits[rows, heads](
             output, sums, highest, totals, self.context_lens, window, **shared
         )
         return output

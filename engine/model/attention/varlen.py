@@ -1,7 +1,7 @@
-"""Torch's attention over packed rows, as the installed torch has it. Knows no pages and no step.
+"""Finds torch's variable-length attention and its options in the installed torch.
 
-Its options came one by one: 2.11 has a scale and a window, 2.13 reads pages as well, and releases
-in between had other names for that. So its signature is inspected, not torch's version.
+Its options were added one by one: 2.11 has a scale and a window, 2.13 can also read pages, and
+releases between them used other names. So the signature is inspected, not torch's version.
 """
 
 import functools
@@ -17,10 +17,10 @@ Varlen = Callable[..., Any]
 
 
 def find_varlen(options: Collection[str]) -> Varlen:
-    """`torch.nn.attention.varlen.varlen_attn`, if it has all of these parameters.
+    """`torch.nn.attention.varlen.varlen_attn`, if it has all parameters in `options`.
 
     Raises:
-        AttentionUnavailable: names what is missing.
+        AttentionUnavailable: a parameter is missing; the message names it.
     """
     try:
         from torch.nn.attention.varlen import varlen_attn
@@ -29,20 +29,20 @@ def find_varlen(options: Collection[str]) -> Varlen:
     missing = set(options) - parameters_of(varlen_attn)
     if missing:
         raise AttentionUnavailable(
-            f"torch's varlen_attn does not take {', '.join(sorted(missing))}"
+            f"torch's varlen_attn does not have {', '.join(sorted(missing))}"
         )
     found: Varlen = varlen_attn
     return found
 
 
 def grouping(varlen: Varlen, query: torch.Tensor, kv_heads: int) -> dict[str, bool]:
-    """The option for query heads that share key heads, which only some releases have and need."""
+    """The option for grouped query heads, which only some releases have and need."""
     grouped = query.shape[1] != kv_heads
     return {"enable_gqa": True} if grouped and "enable_gqa" in parameters_of(varlen) else {}
 
 
 def window_of(sliding_window: int | None) -> tuple[int, int]:
-    """How many keys left and right of its own a query sees; -1 for no limit, none to the right."""
+    """The keys a query sees before and after its own: -1 for no limit, and 0 after."""
     return (-1 if sliding_window is None else sliding_window - 1, 0)
 
 

@@ -1,1 +1,1 @@
-"""What is compared before a model may serve."""
+"""Checks that a model must pass before it may serve."""

@@ -1,10 +1,10 @@
-"""Checks batch invariance at start: do a token's logits depend on what is computed beside it?
+"""Checks batch invariance at start: a token's logits must not depend on other tokens of the step.
 
-Knows no form of a model. A library may sum in another order for three rows than for thirty. A
-request that is batched, chunked, preempted or taken over differently may then get another token
-where two are nearly equally likely. So no kernel is trusted: the model that will serve is run with
-its own shapes, alone, beside others and in chunks of many sizes, at the beginning of a text and far
-into it, and every logit must be the same bit for bit.
+Works for every path. A library may sum in another order for three rows than for thirty. If two
+tokens are nearly equally likely, a request could then get another token when it is batched,
+chunked, preempted or taken over differently. So no kernel is trusted: the model that will serve is
+run with its own shapes, alone, beside other prompts and in chunks of many sizes, at the beginning
+of a text and after a long context. Every logit must be the same, bit for bit.
 """
 
 import logging
@@ -17,38 +17,41 @@ import torch
 from engine.model.causal_model import CausalModel
 from engine.model.checks.rehearsal import Rehearsal, Step, prompt_of
 
-#: Lengths of the compared prompts: within a block, across its end, and of a few blocks.
+#: Lengths of the compared prompts: within a block, across a block's end, and several blocks.
 PROMPT_LENGTHS = (1, 3, 17, 26, 40)
-#: Sizes of chunks, taken in turns, so that the matrix products get many numbers of rows.
+#: Sizes of chunks, used in rotation, so that matrix products get many different numbers of rows.
 CHUNK_LENGTHS = (1, 5, 2, 16, 3, 1, 1, 9)
 #: Cached tokens before the prompts: several of the spans in which attention processes keys.
 CONTEXT_LENGTH = 600
-#: Also as many as each layer's window has, so that it leaves keys out; windows up to this many.
+#: For each sliding window up to this length, a context of its length is checked too, so that the
+#: window excludes keys.
 LONGEST_WINDOW = 8192
-#: Length of a further prompt after cached tokens: another order of summing shows in few tokens.
+#: Length of an additional prompt after cached tokens: another order of sums changes only few
+#: tokens, so many are compared.
 LENGTH_BEHIND = 100
-#: Numbers of rows are padded to a multiple of one of these, tried in this order, and at last of the
-#: largest step's size, so that all steps have the same one.
+#: Numbers of rows are padded to a multiple of one of these, tried in this order. The last candidate
+#: is the size of the largest step: then all steps have the same number of rows.
 MULTIPLES = (1, 16)
 
 logger = logging.getLogger(__name__)
 
 
 class NotInvariant(Exception):
-    """A token's logits depend on its neighbours; says beside what they changed."""
+    """A token's logits depend on other tokens of the step; the message says in which case."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Company:
-    """One way to compute the prompts, and perhaps others beside them.
+class _Arrangement:
+    """One way to compute the prompts, possibly with other prompts in the same steps.
 
     Args:
-        beside: lengths of the others.
-        steps: how many tokens of each prompt and then of each other one.
+        name: completes the sentence "the logits change ...".
+        others: lengths of the other prompts.
+        steps: for each step, the number of tokens of each prompt and then of each other prompt.
     """
 
     name: str
-    beside: tuple[int, ...]
+    others: tuple[int, ...]
     steps: Sequence[Step]
 
 
@@ -61,12 +64,13 @@ def invariant_multiple(
     windows: Sequence[int] = (),
     adapters: Sequence[str] = (),
 ) -> int:
-    """The smallest multiple, as in `compute_logits`, that makes tokens independent of each other.
+    """The smallest multiple, as in `compute_logits`, with which tokens do not depend on each other.
 
-    `windows` are the sliding windows of the model's layers: keys a token sees, itself included.
+    `windows` are the sliding windows of the model's layers: the number of keys a token sees, itself
+    included.
 
     Raises:
-        NotInvariant: no multiple does.
+        NotInvariant: tokens depend on each other with every multiple.
     """
     contexts = _contexts(windows, max_model_len=max_model_len, block_size=rehearsal.block_size)
     smaller = (multiple for multiple in MULTIPLES if multiple < max_num_batched_tokens)
@@ -98,12 +102,12 @@ def check_invariance(
     max_num_batched_tokens: int,
     adapters: Sequence[str] = (),
 ) -> None:
-    """Compare every logit of some prompts computed alone with those computed in other ways.
+    """Compare every logit of prompts computed alone with those of all other arrangements.
 
-    Where there are `adapters`, the prompts take them in turns, and one of them has none.
+    With `adapters`, the prompts use no adapter and each of the adapters in rotation.
 
     Raises:
-        NotInvariant: a bit differs.
+        NotInvariant: a bit of a logit differs.
     """
     longest = min(max_model_len - rehearsal.num_cached, max_num_batched_tokens)
     lengths = [length for length in PROMPT_LENGTHS if length <= longest]
@@ -113,23 +117,24 @@ def check_invariance(
     prompts = [prompt_of(length, model.vocab_size) for length in lengths]
     names = (None, *adapters)
     expected = rehearsal.logits(model, prompts, _one_by_one(lengths), adapters=names)
-    for company in _companies(lengths, longest=longest, budget=max_num_batched_tokens):
-        beside = [prompt_of(length, model.vocab_size) for length in company.beside]
-        found = rehearsal.logits(model, [*prompts, *beside], company.steps, adapters=names)
+    for arrangement in _arrangements(lengths, longest=longest, budget=max_num_batched_tokens):
+        others = [prompt_of(length, model.vocab_size) for length in arrangement.others]
+        found = rehearsal.logits(model, [*prompts, *others], arrangement.steps, adapters=names)
         for length, first, second in zip(lengths, expected, found, strict=False):
             if not torch.equal(first, second):
-                behind = f" behind {rehearsal.num_cached} others" if rehearsal.num_cached else ""
+                cached = rehearsal.num_cached
+                after = f" after {cached} cached ones" if cached else ""
                 raise NotInvariant(
                     f"{model.name} with {rehearsal.backend.name} attention, rows in multiples of "
-                    f"{rehearsal.multiple}: the logits of a prompt of {length} tokens{behind} "
-                    f"change {company.name}"
+                    f"{rehearsal.multiple}: the logits of a prompt of {length} tokens{after} "
+                    f"change {arrangement.name}"
                 )
 
 
 def _contexts(windows: Sequence[int], *, max_model_len: int, block_size: int) -> list[int]:
-    """Numbers of cached tokens to check with: 0, and whole blocks as far as the model has room.
+    """The numbers of cached tokens to check with, ascending, so that the cheapest comes first.
 
-    The cheapest come first.
+    These are 0 and multiples of the block size, as far as the model's length allows.
     """
     wanted = [CONTEXT_LENGTH, *(window for window in windows if window <= LONGEST_WINDOW)]
     longest = max(LENGTH_BEHIND, *PROMPT_LENGTHS)
@@ -137,31 +142,33 @@ def _contexts(windows: Sequence[int], *, max_model_len: int, block_size: int) ->
     return sorted({0, *(block_size * min(-(-length // block_size), most) for length in wanted)})
 
 
-def _companies(lengths: Sequence[int], *, longest: int, budget: int) -> Iterator[_Company]:
-    """The ways to compute the prompts, the cheapest first."""
+def _arrangements(lengths: Sequence[int], *, longest: int, budget: int) -> Iterator[_Arrangement]:
+    """The arrangements to compare, the cheapest first."""
     all_but_last = [length - 1 for length in lengths]
     steps = [step for step in _one_by_one(all_but_last) if any(step)]
-    yield _Company("as the next of a text", (), [*steps, *_one_by_one([1] * len(lengths))])
-    yield _Company("in chunks", (), list(_chunks(lengths)))
+    yield _Arrangement(
+        "if its last token is a decode", (), [*steps, *_one_by_one([1] * len(lengths))]
+    )
+    yield _Arrangement("in chunks", (), list(_chunks(lengths)))
     room = budget - sum(lengths)
     if room < 0:
         return
-    beside = [longest] * (room // longest)
+    others = [longest] * (room // longest)
     if room % longest:
-        beside.append(room % longest)
-    yield _Company("in a full step", tuple(beside), [[*lengths, *beside]])
+        others.append(room % longest)
+    yield _Arrangement("in a full step", tuple(others), [[*lengths, *others]])
 
 
 def _one_by_one(lengths: Sequence[int]) -> list[Step]:
-    """A step for each prompt."""
+    """One step for each prompt."""
     return [
-        [length if place == index else 0 for place in range(len(lengths))]
+        [length if other == index else 0 for other in range(len(lengths))]
         for index, length in enumerate(lengths)
     ]
 
 
 def _chunks(lengths: Sequence[int]) -> Iterator[Step]:
-    """All prompts at once, each in chunks of other sizes, until the last has ended."""
+    """Steps with a chunk of every unfinished prompt, in varying sizes."""
     sizes = cycle(CHUNK_LENGTHS)
     left = list(lengths)
     while any(left):

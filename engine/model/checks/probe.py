@@ -1,11 +1,11 @@
-"""Finds out what a transformers model really does; refuses features that paged attention drops.
+"""Finds out how a transformers model attends; refuses features that paged attention would drop.
 
-Knows no architecture by name. One forward pass over a few tokens shows which modules attend, what
-they keep of a token and which tokens they see: the mask function of each layer is evaluated for
-positions up to the model's limit, so a window is found without a prompt of that length. A second
-check compares the serving path, two packed prompts in two steps, with the model's own attention on
-each prompt alone: it detects anything else that passes from token to token (a recurrent state,
-positions that ignore `position_ids`).
+Knows no architecture by name. One forward pass over a few tokens shows which modules attend, which
+keys and values they store per token, and which tokens they see: the mask function of each layer is
+evaluated for positions up to the model's limit, so a window is found without a prompt of that
+length. A second check compares the serving path (two packed prompts in two steps) with the model's
+own attention on each prompt alone. It detects everything else that passes from token to token, such
+as a recurrent state, or positions that ignore `position_ids`.
 """
 
 import inspect
@@ -27,23 +27,23 @@ from engine.model.wide.transformers_model import (
     PROBE_NAME,
     AttentionLayer,
     TransformersModel,
-    answering,
+    attention_handler,
     scaling_of,
 )
 
-#: Tokens of the two probing prompts; the second step starts after the first of these lengths.
+#: Lengths of the two probe prompts; the first step computes up to FIRST_STEP_TOKENS of each.
 PROBE_LENGTHS = (7, 5)
 FIRST_STEP_TOKENS = 4
-#: Blocks of the probing pool: small ones, so that a prompt spans several.
+#: Block size of the probe's pool: small, so that a prompt spans several blocks.
 PROBE_BLOCK_SIZE = 2
 
-#: A mask is asked about keys up to this position at most.
+#: Mask functions are evaluated for keys up to this position at most.
 MAX_PROBED_POSITION = 1 << 20
 
-#: Options of an attention call that are honoured ...
+#: Options of an attention call that this engine computes ...
 HONOURED_OPTIONS = frozenset({"scaling", "sliding_window", "softcap"})
-#: ... and those that say nothing about the result when serving: no dropout, causal is checked
-#: apart, the rest describes packing for other kernels or asks for extra outputs.
+#: ... and options that do not change the result here: there is no dropout, `is_causal` is checked
+#: separately, and the others describe packing for other kernels or request additional outputs.
 HARMLESS_OPTIONS = frozenset(
     {
         "dropout",
@@ -59,16 +59,17 @@ HARMLESS_OPTIONS = frozenset(
 )
 
 #: Largest accepted median error of a token's logits, relative to their norm. A dropped feature
-#: costs tens of per cent; the median forgives a router that flips on a near-tie in low precision.
+#: changes them by tens of per cent. The median tolerates a router that decides a near-tie
+#: differently in low precision.
 TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
 
 
 def probe(model: PreTrainedModel, *, max_model_len: int) -> TransformersModel:
-    """Wrap a model for the runner, its layers described by what they did in a forward pass.
+    """Wrap a model for the runner; its layers are described by their calls in a forward pass.
 
     Args:
         model: loaded with `attn_implementation=ATTENTION_NAME`, in evaluation mode, on its device.
-        max_model_len: a window at least this long counts as none.
+        max_model_len: a window of at least this length counts as no window.
 
     Raises:
         ModelRefused: names the feature that would have been dropped.
@@ -82,7 +83,7 @@ def probe(model: PreTrainedModel, *, max_model_len: int) -> TransformersModel:
     recorder = _Recorder(max_model_len)
     tokens = _prompts(model)[0][None]
     try:
-        with torch.inference_mode(), _attention(model, PROBE_NAME), answering(recorder):
+        with torch.inference_mode(), _attention(model, PROBE_NAME), attention_handler(recorder):
             logits = model(
                 input_ids=tokens,
                 position_ids=torch.arange(tokens.shape[1], device=model.device)[None],
@@ -94,8 +95,8 @@ def probe(model: PreTrainedModel, *, max_model_len: int) -> TransformersModel:
     except Exception as error:
         if is_device_failure(error):
             raise
-        # A product may be missing for this type and these sizes, or there is no memory for it; or
-        # the fields of the config contradict each other.
+        # There may be no kernel for this type and these sizes, or not enough memory; or the fields
+        # of the config contradict each other.
         raise ModelRefused(
             f"{type(model).__name__} cannot be computed in {model.dtype} on {model.device}: "
             f"{cause_of(error)}"
@@ -112,10 +113,10 @@ def probe(model: PreTrainedModel, *, max_model_len: int) -> TransformersModel:
 
 
 def check_adapter(served: TransformersModel, adapter: str) -> None:
-    """Check that prompts with and without an adapter have the same logits together and alone.
+    """Check that prompts with and without an adapter have the same logits in one step as alone.
 
     Raises:
-        ModelRefused: an adapted layer does not get each token once, or not in their order.
+        ModelRefused: an adapted layer does not get each token exactly once, in order.
     """
     model = served.model
     prompts = [prompt.tolist() for prompt in _prompts(model)]
@@ -130,22 +131,22 @@ def check_adapter(served: TransformersModel, adapter: str) -> None:
         error = float(relative_errors((found - alone).norm(dim=-1), alone).median())
         if not error <= TOLERANCES[model.dtype]:
             raise ModelRefused(
-                f"{type(model).__name__} takes no adapters: beside another one, a prompt gets "
-                f"something else of its own (off by {error:.1%})"
+                f"{type(model).__name__} cannot be served with adapters: a prompt has other logits "
+                f"beside another prompt than alone (off by {error:.1%})"
             )
 
 
 def relative_errors(distances: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     """Each token's distance from the `expected` logits, relative to their norm, [tokens].
 
-    Logits may be all zero, as behind a padding token alone, whose embedding is; then zeros are
-    right, and anything else is infinitely far off.
+    Expected logits may be all zero, as for a lone padding token, whose embedding is zero. Then
+    zeros have an error of 0, and anything else has an infinite error.
     """
     return torch.where(distances == 0, 0.0, distances / expected.norm(dim=-1))
 
 
 class _Recorder:
-    """Answers the attention calls of one plain prompt, and notes what was asked."""
+    """Computes the attention calls of one prompt, and records each layer's call."""
 
     def __init__(self, max_model_len: int) -> None:
         self.layers: list[AttentionLayer] = []
@@ -176,7 +177,7 @@ class _Recorder:
         if options.get("is_causal") is False or not getattr(module, "is_causal", True):
             raise ModelRefused(f"{name} looks at later tokens too; only causal attention is served")
         if key.shape[2] != query.shape[2] or query.shape[1] % key.shape[1]:
-            raise ModelRefused(f"{name} attends to something else than its own tokens")
+            raise ModelRefused(f"{name} attends to keys that are not those of its own tokens")
         self._check_options(name, options)
         shape = LayerShape(key.shape[1], key.shape[-1], value.shape[-1])
         window = self._window(name, mask, options.get("sliding_window"))
@@ -202,7 +203,7 @@ class _Recorder:
                 )
 
     def _window(self, name: str, mask: torch.Tensor | None, option: int | None) -> int | None:
-        """The layer's window, from its mask if it has one; the option must not contradict it."""
+        """The layer's window, from its mask if it has one; the option must agree with it."""
         named = option if option is not None and option < self._max_model_len else None
         if mask is None:
             return named
@@ -210,7 +211,8 @@ class _Recorder:
             if mask.data_ptr() == made.data_ptr() and mask.shape[-2:] == made.shape[-2:]:
                 if named not in (None, window):
                     raise ModelRefused(
-                        f"{name} names a window of {named} tokens and masks one of {window}"
+                        f"{name} has a window of {named} tokens in its options, and of {window} "
+                        "in its mask"
                     )
                 return window
         raise ModelRefused(f"{name} changes its attention mask, which this engine does not compute")
@@ -219,10 +221,10 @@ class _Recorder:
 def _window_of(
     mask_function: Callable[..., torch.Tensor], max_model_len: int, device: torch.device
 ) -> int | None:
-    """The sliding window that a mask function implements; None if all earlier tokens are seen.
+    """The sliding window of a mask function; None if a token sees all earlier tokens.
 
     Raises:
-        ModelRefused: tokens see anything but a fixed number of the latest tokens.
+        ModelRefused: the mask is neither causal nor a sliding window of fixed length.
     """
     limit = min(max_model_len, MAX_PROBED_POSITION)
     zero = torch.zeros((), dtype=torch.int64, device=device)
@@ -282,8 +284,8 @@ def _check_against_own_attention(model: PreTrainedModel, served: TransformersMod
     error = float(relative_errors(distances, wanted).median())
     if not error <= TOLERANCES[model.dtype]:
         raise ModelRefused(
-            f"{type(model).__name__} computes something else with paged attention than with its "
-            f"own (off by {error:.1%}): it has a feature that this engine would drop"
+            f"{type(model).__name__} has other logits with paged attention than with its own "
+            f"attention (off by {error:.1%}): it has a feature that this engine does not compute"
         )
 
 
@@ -298,7 +300,7 @@ def _prompts(model: PreTrainedModel) -> list[torch.Tensor]:
 
 
 def _num_embeddings(model: PreTrainedModel) -> int:
-    """The number of token ids that the model has embeddings for."""
+    """The number of token ids for which the model has embeddings."""
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, torch.Tensor)
     return len(weight)
@@ -306,7 +308,7 @@ def _num_embeddings(model: PreTrainedModel) -> int:
 
 @contextmanager
 def _attention(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Let the model use another attention function for a while."""
+    """Use another attention function of the model inside the context."""
     model.set_attn_implementation(name)
     try:
         yield

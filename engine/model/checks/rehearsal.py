@@ -1,6 +1,6 @@
-"""Runs a model before it serves: prompts, cut into steps, over a small pool of its own.
+"""Runs a model for the checks at start: prompts, divided into steps, over a small pool.
 
-Knows no requests and judges nothing: the checks at start compare the logits of two rehearsals.
+Knows no requests and decides nothing: the checks compare the logits of several rehearsals.
 """
 
 from collections.abc import Sequence
@@ -17,19 +17,19 @@ from engine.model.device.kv_pool import KVPool
 from engine.model.step import compute_logits, lay_out, reads_unwritten_slots, with_all_logits
 from engine.sampling_params import SamplingParams
 
-#: A step: how many tokens of each prompt it computes, possibly none.
+#: A step: the number of tokens that it computes of each prompt, possibly 0.
 Step = Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """How a model is run for a check: what a ModelRunner would fix.
+    """The settings with which a model is run for a check; a ModelRunner has the same ones.
 
     Args:
-        dtype, device: of the model, and so of its cache.
+        dtype, device: those of the model, which are also those of its cache.
         multiple: as in `compute_logits`.
-        num_cached: tokens before each prompt, in whole blocks shared by all prompts; their keys and
-            values are noise.
+        num_cached: number of cached tokens before each prompt, in whole blocks that all prompts
+            share; their keys and values are noise.
     """
 
     dtype: torch.dtype
@@ -50,7 +50,7 @@ class Rehearsal:
     ) -> list[torch.Tensor]:
         """The logits of every token of each prompt, [tokens, vocabulary] in float32.
 
-        The prompts use the `adapters` in turns.
+        The prompts use the `adapters` in rotation.
         """
         assert [sum(lengths) for lengths in zip(*steps, strict=True)] == list(map(len, prompts))
         pool = self._pool(model, prompts)
@@ -63,7 +63,7 @@ class Rehearsal:
                 _row(
                     prompts[index][starts[index] : starts[index] + lengths[index]],
                     start=self.num_cached + starts[index],
-                    # Scattered, and in no order.
+                    # Scattered and not ascending, as in a pool that has served for some time.
                     block_ids=[
                         *reversed(shared),
                         *range(pool.num_blocks - 1 - index, len(shared) - 1, -len(prompts)),
@@ -88,7 +88,7 @@ class Rehearsal:
         return [torch.cat(parts) for parts in logits]
 
     def _pool(self, model: CausalModel, prompts: Sequence[Sequence[int]]) -> KVPool:
-        """A pool full of NaN, so that a read of an unwritten slot shows in the logits."""
+        """A pool filled with NaN, so that reading an unwritten slot changes the logits."""
         num_shared = self.num_cached // self.block_size
         pool = KVPool(
             model.layer_shapes,
@@ -98,7 +98,7 @@ class Rehearsal:
             device=self.device,
             has_spare_block=self.multiple > 1,
         )
-        # Layers have few shapes, and may have gigabytes.
+        # Cached by shape: layers have few different shapes, and the noise may take gigabytes.
         noise = cache(partial(_noise, dtype=self.dtype, device=self.device))
         for layer in range(len(model.layer_shapes)):
             for values in (pool.key_cache(layer), pool.value_cache(layer)):
@@ -110,21 +110,21 @@ class Rehearsal:
 
 
 def reference_rehearsal(*, dtype: torch.dtype, device: torch.device, block_size: int) -> Rehearsal:
-    """A rehearsal with the reference attention, whichever backend will serve."""
+    """A rehearsal with the reference attention, independent of the backend that will serve."""
     return Rehearsal(
         dtype=dtype, device=device, block_size=block_size, backend=ReferenceAttention()
     )
 
 
 def prompt_of(length: int, vocab_size: int) -> list[int]:
-    """A prompt of `length` ids spread over the vocabulary, the same every time."""
-    return [(7919 * place + length) % vocab_size for place in range(length)]
+    """A prompt of `length` ids spread over the vocabulary; deterministic."""
+    return [(7919 * index + length) % vocab_size for index in range(length)]
 
 
 def _noise(shape: torch.Size, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """The same values between -1 and 1 every time."""
-    places = torch.arange(shape.numel(), device=device)
-    return ((7919 * places % 2003 - 1001) / 1001.0).to(dtype).reshape(shape)
+    """Deterministic values between -1 and 1."""
+    indices = torch.arange(shape.numel(), device=device)
+    return ((7919 * indices % 2003 - 1001) / 1001.0).to(dtype).reshape(shape)
 
 
 def _blocks_each(prompts: Sequence[Sequence[int]], block_size: int) -> int:

@@ -1,1 +1,1 @@
-"""The fast path: the common decoder, in C++ on a CPU and in Triton on a GPU."""
+"""The fast path: one decoder for Llama-like families, in C++ on a CPU, in Triton on a GPU."""

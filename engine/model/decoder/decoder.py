@@ -1,7 +1,7 @@
-"""The fast path's portable form: the common decoder in torch operations, on any device.
+"""The portable form of the fast path: the common decoder in torch operations, on any device.
 
-Knows no family: what differs between them is in `DecoderConfig`. It is what the compiled form is
-measured against, and what serves where that cannot be built.
+Knows no model family: `DecoderConfig` has all differences between families. The compiled forms are
+compared with this one, and it serves where they cannot be built.
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ from engine.model.device.kv_pool import KVPool, LayerShape
 
 
 class Decoder:
-    """The common decoder; rounds where the transformers models round."""
+    """The common decoder. It rounds at the same points as the models of transformers."""
 
     name = "decoder-torch"
-    #: It uses the attention backend, and some backends read whole blocks.
+    #: True because it uses the attention backend, and some backends read whole blocks.
     reads_unwritten_slots = True
 
     def __init__(
@@ -52,7 +52,7 @@ class Decoder:
         return self._end(hidden, inputs)
 
     def _begin(self, inputs: StepInputs) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-        """The input of the first layer, and the cosines and sines for all layers and heads."""
+        """The input of the first layer, and the rotary cosines and sines for all layers."""
         config = self.config
         hidden = functional.embedding(inputs.token_ids, self._weights.embedding)
         hidden = scaled(hidden, config.embedding_multiplier)
@@ -65,7 +65,7 @@ class Decoder:
         return hidden, (cosines, sines)
 
     def _end(self, hidden: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
-        """The logits of the tokens to choose, after the last layer."""
+        """The logits of the tokens to sample, after the last layer."""
         hidden = self._norm(hidden[inputs.logit_rows], self._weights.final_norm)
         logits, divisor = _linear(hidden, self._weights.head), self.config.logits_divisor
         return logits if divisor == 1.0 else logits / divisor
@@ -80,7 +80,7 @@ class Decoder:
     ) -> torch.Tensor:
         projected = self._linear(index, "qkv", hidden, inputs)
         attended = inputs.attention(
-            self._place(index, projected, inputs, kv_pool, rotary),
+            self._store(index, projected, inputs, kv_pool, rotary),
             kv_pool.key_cache(index),
             kv_pool.value_cache(index),
             scaling=self.config.scaling,
@@ -88,7 +88,7 @@ class Decoder:
         )
         return self._linear(index, "output", attended.flatten(1), inputs)
 
-    def _place(
+    def _store(
         self,
         index: int,
         projected: torch.Tensor,
@@ -96,7 +96,7 @@ class Decoder:
         kv_pool: KVPool,
         rotary: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
-        """Write keys and values to their slots; returns the queries, [tokens, heads, head_dim]."""
+        """Write keys and values to their slots; return the queries, [tokens, heads, head_dim]."""
         config, layer = self.config, self._weights.layers[index]
         heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
         query, key, value = torch.split(
@@ -125,7 +125,7 @@ class Decoder:
     def _linear(
         self, index: int, product: str, hidden: torch.Tensor, inputs: StepInputs
     ) -> torch.Tensor:
-        """A linear layer of layer `index`, with the step's adapters added."""
+        """A linear layer of decoder layer `index`, plus the additions of the step's adapters."""
         outputs = _linear(hidden, getattr(self._weights.layers[index], product))
         for adapter, tokens in inputs.adapted:
             for first, part in self._adapters[adapter][index].get(product, ()):
@@ -134,10 +134,10 @@ class Decoder:
         return outputs
 
     def _norm(self, hidden: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-        """Root mean square norm over the last dimension, in float32; None leaves it as it is.
+        """RMS norm over the last dimension, computed in float32; without a weight, no norm.
 
-        The result is rounded before the weight is multiplied, as in the models; on a device torch's
-        norm is one kernel.
+        The result is rounded before it is multiplied by the weight, as in the models of
+        transformers. On a GPU torch's norm is one kernel.
         """
         if weight is None:
             return hidden
@@ -145,7 +145,7 @@ class Decoder:
 
 
 def scaled(hidden: torch.Tensor, factor: float) -> torch.Tensor:
-    """`hidden * factor` without a kernel for a factor of 1, which most families have."""
+    """`hidden * factor`; launches no kernel for a factor of 1, which most families have."""
     return hidden if factor == 1.0 else hidden * factor
 
 

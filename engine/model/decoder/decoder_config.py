@@ -1,8 +1,8 @@
-"""Reads a transformers config as one description of the common decoder; knows no weights' values.
+"""Converts a transformers config to the config of the common decoder. Reads no weights.
 
 Llama, Mistral, Qwen 2 and 3, SmolLM 3, Phi 3, Granite and OLMo 2 are one architecture with options.
-A config is understood field by field: a field this module has never heard of, or a value it does
-not expect, means that the model is left to the wide path, never that something is dropped.
+Every field of a config must be known here: with an unknown field or an unexpected value the model
+is served by the wide path. Nothing is ignored silently.
 """
 
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from transformers import PreTrainedConfig
 
 from engine.model.wide.transformers_model import TransformersModel
 
-#: Rotary kinds whose frequencies are the same for every position and sequence length.
+#: Rotary types whose frequencies depend neither on the position nor on the sequence length.
 ROTARY_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 
-#: Families that this description covers.
+#: Model types that `DecoderConfig` can describe.
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "granite", "olmo2"})
 
-#: Fields that become part of the description, here or through the modules that hold them.
+#: Fields that `read_config` uses, directly or through the modules that were built from them.
 _READ = frozenset(
     {
         "model_type",
@@ -40,21 +40,21 @@ _READ = frozenset(
         "rope_parameters",
         "no_rope_layers",
         "no_rope_layer_interval",
-        # The probe found the windows by asking the masks.
+        # The probe has found the windows from the attention masks.
         "sliding_window",
         "use_sliding_window",
         "max_window_layers",
         "layer_types",
     }
 )
-#: Fields with the one value that this description means.
+#: Fields with the only value that `DecoderConfig` can describe.
 _EXPECTED: dict[str, object] = {
     "hidden_act": "silu",
     "mlp_bias": False,
     "is_encoder_decoder": False,
     "chunk_size_feed_forward": 0,
 }
-#: Fields that say nothing about a forward pass in evaluation mode.
+#: Fields without effect on a forward pass in evaluation mode.
 _HARMLESS = frozenset(
     {
         "transformers_version",
@@ -82,8 +82,8 @@ _HARMLESS = frozenset(
 )
 
 
-class NotCommon(Exception):
-    """The model is not the common decoder; the message is one sentence."""
+class NotSupported(Exception):
+    """The fast path cannot compute this model. The message is one sentence that says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +95,11 @@ class DecoderConfig:
         inverse_frequencies: [rotary_dim / 2], float32.
         rotary_scaling: factor of the cosines and sines.
         scaling: factor of the attention scores.
-        norms_whole_projections: the query and key norms, if any, span all heads.
-        windows: per layer, keys a token sees, itself included; None for all.
-        rotates: per layer, whether positions are encoded at all.
-        residual_multiplier: of what a block adds to the residual stream.
+        norms_whole_projections: query and key norms, if any, are over all heads together.
+        windows: per layer, the number of keys a token sees, itself included; None for all.
+        rotates: per layer, whether queries and keys are rotated at all.
+        residual_multiplier: factor of each block's output before it is added to the residual
+            stream.
         logits_divisor: the logits are divided by it.
     """
 
@@ -127,21 +128,21 @@ class DecoderConfig:
 
 
 def read_config(served: TransformersModel) -> DecoderConfig:
-    """The description of a model that the wide path serves.
+    """The config of a model that the wide path serves.
 
     Raises:
-        NotCommon: something about it is not understood here.
+        NotSupported: it has an option that `DecoderConfig` cannot describe.
     """
     config = served.model.config
     fields = _checked_fields(config)
     (shape,) = set(served.layer_shapes) if len(set(served.layer_shapes)) == 1 else (None,)
     if shape is None or shape.key_dim != shape.value_dim:
-        raise NotCommon("its layers keep keys and values of different shapes")
+        raise NotSupported("its layers have keys and values of different shapes")
     rotary = _rotary(served)
     frequencies = rotary.inv_freq.detach().float().cpu()
     scalings = {float(layer.module.scaling) for layer in served.layers}  # type: ignore[arg-type]
     if len(scalings) != 1:
-        raise NotCommon("its layers scale their scores differently")
+        raise NotSupported("its layers scale their scores differently")
     num_layers = len(served.layers)
     return DecoderConfig(
         family=config.model_type,
@@ -166,26 +167,26 @@ def read_config(served: TransformersModel) -> DecoderConfig:
 
 
 def _checked_fields(config: PreTrainedConfig) -> dict[str, Any]:
-    """The fields that the model's code reads, all of them understood."""
+    """The fields that the model's code reads; NotSupported if one of them is not supported."""
     if config.model_type not in FAMILIES:
-        raise NotCommon(f"the family {config.model_type} is not described")
+        raise NotSupported(f"the model type {config.model_type} is not supported")
     values = config.to_dict()
-    # Fields the class does not know are read by nobody, but for the one that changes the weights.
+    # The model's code reads only fields that its config class declares, and `quantization_config`.
     own = type(config)().to_dict().keys()
     for name in own - _READ - _HARMLESS - _EXPECTED.keys():
-        raise NotCommon(f"the field {name!r} of its config is not described")
+        raise NotSupported(f"the field {name!r} of its config is not supported")
     for name, expected in _EXPECTED.items():
         if values.get(name, expected) != expected:
-            raise NotCommon(f"its config has {name} = {values[name]!r}")
+            raise NotSupported(f"its config has {name} = {values[name]!r}")
     if values.get("quantization_config"):
-        raise NotCommon("its weights are quantized")
+        raise NotSupported("its weights are quantized")
     return {name: value for name, value in values.items() if name in own}
 
 
 def _rotary(served: TransformersModel) -> Any:
-    """The model's own rotary module: it has resolved the config's many ways to say the same."""
+    """The model's own rotary module, which has resolved the config's several notations."""
     rotary: Any = getattr(served.model.base_model, "rotary_emb", None)
     kind = getattr(rotary, "rope_type", None)
     if kind not in ROTARY_TYPES:
-        raise NotCommon(f"its rotary embedding is of the kind {kind!r}")
+        raise NotSupported(f"its rotary embedding has the type {kind!r}")
     return rotary

@@ -1,7 +1,7 @@
-"""The common decoder's weights, fused where one product can compute several. Knows no arithmetic.
+"""The weights of the common decoder, with fused linear layers. Knows no arithmetic.
 
-Queries, keys and values become one matrix, and so do gates and ups: fewer and larger products.
-Every tensor of the checkpoint must find its place, and every place its tensor.
+The projections of queries, keys and values become one matrix, and so do gates and ups: this gives
+fewer and larger products. Every tensor of the checkpoint must be used, and none may be missing.
 """
 
 from collections.abc import Mapping
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.model.decoder.decoder_config import DecoderConfig, NotCommon
+from engine.model.decoder.decoder_config import DecoderConfig, NotSupported
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """[outputs, inputs] and an optional [outputs], as in torch."""
+    """A weight [outputs, inputs] and an optional bias [outputs], as in torch."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
@@ -22,11 +22,11 @@ class Linear:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """One layer; a norm that a family does not have is None.
+    """The weights of one layer. A norm that the model does not have is None.
 
     Args:
-        qkv: outputs are all heads' queries, then the key heads, then the value heads.
-        gate_up: outputs are all gates, then all ups.
+        qkv: its outputs are all query heads, then all key heads, then all value heads.
+        gate_up: its outputs are all gates, then all ups.
     """
 
     attention_norm: torch.Tensor | None
@@ -43,7 +43,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """All weights; `head` shares its memory with `embedding` where the model ties them."""
+    """All weights; `head` and `embedding` share memory if the model ties them."""
 
     embedding: torch.Tensor
     layers: tuple[LayerWeights, ...]
@@ -52,10 +52,10 @@ class DecoderWeights:
 
 
 def read_weights(config: DecoderConfig, state: Mapping[str, torch.Tensor]) -> DecoderWeights:
-    """The weights of a transformers state dict.
+    """Read the weights from a transformers state dict.
 
     Raises:
-        NotCommon: a tensor is missing, is left over, or has another shape.
+        NotSupported: a tensor is missing, unknown, or has an unexpected shape.
     """
     source = _Source(state)
     layers = tuple(_layer(config, source, index) for index in range(config.num_layers))
@@ -66,13 +66,13 @@ def read_weights(config: DecoderConfig, state: Mapping[str, torch.Tensor]) -> De
         head=Linear(source.take("lm_head.weight")),
     )
     if source.left:
-        raise NotCommon(f"nothing is known to do with its tensor {min(source.left)}")
+        raise NotSupported(f"its tensor {min(source.left)} is unknown")
     _check_shapes(config, weights)
     return weights
 
 
 class _Source:
-    """Tensors that are taken by name once."""
+    """Tensors by name; `left` has the names of unused ones."""
 
     def __init__(self, state: Mapping[str, torch.Tensor]) -> None:
         self._state = state
@@ -80,7 +80,7 @@ class _Source:
 
     def take(self, name: str) -> torch.Tensor:
         if name not in self._state:
-            raise NotCommon(f"it has no tensor {name}")
+            raise NotSupported(f"its tensor {name} is missing")
         self.left.discard(name)
         return self._state[name].detach()
 
@@ -88,12 +88,12 @@ class _Source:
         return self.take(name) if name in self._state else None
 
     def linear(self, prefix: str, *names: str) -> Linear:
-        """Several linear layers of one input as one."""
+        """Fuse linear layers that have the same input."""
         weights = [self.take(f"{prefix}.{name}.weight") for name in names]
         biases = [self.take_any(f"{prefix}.{name}.bias") for name in names]
         given = [bias for bias in biases if bias is not None]
         if given and len(given) != len(names):
-            raise NotCommon(f"only some of {', '.join(names)} have a bias")
+            raise NotSupported(f"only some of {', '.join(names)} have a bias")
         if len(names) == 1:
             return Linear(weights[0], biases[0])
         return Linear(torch.cat(weights), torch.cat(given) if given else None)
@@ -103,7 +103,8 @@ def _layer(config: DecoderConfig, source: _Source, index: int) -> LayerWeights:
     layer = f"model.layers.{index}"
     attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
     fused = config.family == "phi3"
-    # The same name stands for a norm before the block in some families and after it in OLMo 2.
+    # `post_attention_layernorm` is the norm before the MLP in most families, but the norm after the
+    # attention in OLMo 2.
     post = config.family == "olmo2"
     before_mlp = None if post else source.take(f"{layer}.post_attention_layernorm.weight")
     after_attention = source.take(f"{layer}.post_attention_layernorm.weight") if post else None
@@ -136,8 +137,8 @@ def _check_shapes(config: DecoderConfig, weights: DecoderWeights) -> None:
         }
         for name, (tensor, shape) in found.items():
             if tensor is not None and tuple(tensor.shape) != shape:
-                raise NotCommon(f"its {name} is {tuple(tensor.shape)} instead of {shape}")
+                raise NotSupported(f"its {name} is {tuple(tensor.shape)} instead of {shape}")
         if (layer.query_norm is None) != (layer.key_norm is None):
-            raise NotCommon("it norms only one of queries and keys")
+            raise NotSupported("it norms only one of queries and keys")
         if layer.gate_up.bias is not None:
-            raise NotCommon("its gates have a bias")
+            raise NotSupported("its gates have a bias")

@@ -1,8 +1,8 @@
-"""The common decoder with one Triton kernel for everything between two matrix products.
+"""The common decoder with one fused Triton kernel between each two matrix products.
 
-The time of a step of few rows is set by its number of kernels: here a layer has ten, the two of a
-captured attention included, instead of nearly forty. Knows no family; it computes the same as
-`Decoder`.
+The number of kernels determines the time of a step with few rows: here a layer launches ten, the
+two of a captured attention included, instead of nearly forty. Knows no model family; it computes
+the same as `Decoder`.
 """
 
 import subprocess
@@ -14,24 +14,24 @@ import torch
 from engine.model.causal_model import StepInputs
 from engine.model.decoder.decoder import Decoder, scaled
 from engine.model.decoder.decoder_adapters import DecoderAdapter
-from engine.model.decoder.decoder_config import DecoderConfig, NotCommon
+from engine.model.decoder.decoder_config import DecoderConfig, NotSupported
 from engine.model.decoder.decoder_weights import DecoderWeights
 from engine.model.device.kv_pool import KVPool
 from engine.model.kernels.build import KernelsUnavailable
 
-#: Elements of one token per program of the activation kernel.
+#: Elements of one token per program (thread block) of the activation kernel.
 ACTIVATED = 1024
-#: Width of a token's vector above which its norm is computed by eight warps instead of four.
+#: Hidden size above which a norm uses eight warps instead of four.
 MANY = 2048
 
 
 class FusedDecoder(Decoder):
-    """`Decoder` on a device that Triton compiles for.
+    """`Decoder` on a device for which Triton has a compiler.
 
     Raises:
-        NotCommon: norms that span all heads are not fused.
-        KernelsUnavailable: Triton is not installed; or, of a step, it cannot compile its kernels
-            here.
+        NotSupported: the model has norms over all heads, or after its blocks.
+        KernelsUnavailable: Triton is not installed. `forward` also raises it: Triton cannot compile
+            its kernels here.
     """
 
     name = "decoder-triton"
@@ -44,7 +44,7 @@ class FusedDecoder(Decoder):
     ) -> None:
         first = weights.layers[0]
         if config.norms_whole_projections or first.attention_norm is None:
-            raise NotCommon("norms in other places than before a block are not fused")
+            raise NotSupported("its norms over all heads or after a block are not fused")
         super().__init__(config, weights, adapters)
         try:
             from engine.model.decoder import fused_kernels
@@ -64,7 +64,7 @@ class FusedDecoder(Decoder):
         assert added is not None
         return self._end(hidden + added, inputs)
 
-    def _place(
+    def _store(
         self,
         index: int,
         projected: torch.Tensor,
@@ -78,9 +78,9 @@ class FusedDecoder(Decoder):
         blocks, offsets = inputs.slots.blocks, inputs.slots.offsets
         norms = layer.query_norm is not None
         self._launch(
-            self._kernels.place_heads[len(projected), heads],
+            self._kernels.store_heads[len(projected), heads],
             projected,
-            # A tensor that does not exist is not read.
+            # The kernel needs a pointer, but does not read it without norms.
             layer.query_norm if norms else projected,
             layer.key_norm if norms else projected,
             *rotary,
@@ -100,7 +100,7 @@ class FusedDecoder(Decoder):
             BLOCK_SIZE=kv_pool.block_size,
             NORMS=norms,
             ROTATES=config.rotates[index],
-            # One head is little work, and there are many of them.
+            # One head is little work for a program, and there are many programs.
             num_warps=1,
         )
         return query
@@ -120,7 +120,7 @@ class FusedDecoder(Decoder):
     def _add_and_norm(
         self, hidden: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`hidden` with what is added to it, and the norm of that."""
+        """`hidden + added`, and the norm of that sum."""
         normed, size = torch.empty_like(hidden), hidden.shape[1]
         summed = hidden if added is None else torch.empty_like(hidden)
         self._launch(
@@ -146,5 +146,5 @@ class FusedDecoder(Decoder):
 
 
 def power_of_two(size: int) -> int:
-    """The least that is not smaller."""
+    """The smallest power of two that is not less than `size`."""
     return 1 << (size - 1).bit_length()

@@ -1,13 +1,13 @@
-"""What stands between a decoder's products, as three Triton kernels. Knows no step and no model.
+"""Three fused Triton kernels for the operations between a decoder's products. Knows no step.
 
-They round where torch rounds that does one operation after the other.
+They round at the same points as torch does when it runs the operations one after the other.
 """
 
 import triton
 import triton.language as tl
 from triton import TritonError
 
-__all__ = ["TritonError", "activate", "add_and_norm", "place_heads"]
+__all__ = ["TritonError", "activate", "add_and_norm", "store_heads"]
 
 
 @triton.jit
@@ -15,82 +15,83 @@ def add_and_norm(
     hidden, added, weight, summed, normed, epsilon,
     SIZE: tl.constexpr, PADDED: tl.constexpr, ADDS: tl.constexpr,
 ):  # fmt: skip
-    """One token: what goes on to the next layers, and its root mean square norm."""
+    """One token: adds to the residual stream, and computes the RMS norm of the sum."""
     lanes = tl.arange(0, PADDED)
-    real = lanes < SIZE
+    valid = lanes < SIZE
     at = tl.program_id(0).to(tl.int64) * SIZE + lanes
-    values = tl.load(hidden + at, mask=real, other=0.0)
+    values = tl.load(hidden + at, mask=valid, other=0.0)
     if ADDS:
-        more = tl.load(added + at, mask=real, other=0.0)
+        more = tl.load(added + at, mask=valid, other=0.0)
         values = (values.to(tl.float32) + more.to(tl.float32)).to(values.dtype)
-        tl.store(summed + at, values, mask=real)
+        tl.store(summed + at, values, mask=valid)
     normal = rounded_norm(values, epsilon, SIZE)
-    weights = tl.load(weight + lanes, mask=real, other=0.0)
-    tl.store(normed + at, normal * weights.to(tl.float32), mask=real)
+    weights = tl.load(weight + lanes, mask=valid, other=0.0)
+    tl.store(normed + at, normal * weights.to(tl.float32), mask=valid)
 
 
 @triton.jit
-def place_heads(
+def store_heads(
     projected, query_weight, key_weight, cosines, sines, blocks, offsets,
     query, key_cache, value_cache, epsilon, block_stride, offset_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
     HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, NORMS: tl.constexpr, ROTATES: tl.constexpr,
 ):  # fmt: skip
-    """One head of one token, normed and rotated, as a query or in its slot of a cache."""
+    """One head of one token: norm, rotation, and a write to the queries or to a cache slot."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lanes = tl.arange(0, PADDED)
-    real = lanes < DIM
+    valid = lanes < DIM
     base = (token * (HEADS + 2 * KV_HEADS) + head) * DIM
-    values = tl.load(projected + base + lanes, mask=real, other=0.0)
+    values = tl.load(projected + base + lanes, mask=valid, other=0.0)
     if head < HEADS + KV_HEADS:
-        # What a lane is rotated with is loaded, and normed, a second time.
+        # Each lane also loads and norms its partner of the rotation pair, instead of exchanging
+        # lanes.
         others = tl.where(lanes < HALF, lanes + HALF, lanes - HALF)
-        turns = lanes < 2 * HALF
-        partners = tl.load(projected + base + others, mask=turns, other=0.0)
+        in_pair = lanes < 2 * HALF
+        partners = tl.load(projected + base + others, mask=in_pair, other=0.0)
         if NORMS:
             if head < HEADS:
-                weights = tl.load(query_weight + lanes, mask=real, other=0.0)
-                weights_there = tl.load(query_weight + others, mask=turns, other=0.0)
+                weights = tl.load(query_weight + lanes, mask=valid, other=0.0)
+                partner_weights = tl.load(query_weight + others, mask=in_pair, other=0.0)
             else:
-                weights = tl.load(key_weight + lanes, mask=real, other=0.0)
-                weights_there = tl.load(key_weight + others, mask=turns, other=0.0)
+                weights = tl.load(key_weight + lanes, mask=valid, other=0.0)
+                partner_weights = tl.load(key_weight + others, mask=in_pair, other=0.0)
             factor = norm_factor(values, epsilon, DIM)
             partners = rounded(partners.to(tl.float32) * factor, partners)
-            partners = (partners * weights_there.to(tl.float32)).to(values.dtype)
+            partners = (partners * partner_weights.to(tl.float32)).to(values.dtype)
             normal = rounded_norm(values, epsilon, DIM)
             values = (normal * weights.to(tl.float32)).to(values.dtype)
         if ROTATES:
             angles = token * HALF + lanes % HALF
-            cosine = tl.load(cosines + angles, mask=turns, other=0.0).to(tl.float32)
-            sine = tl.load(sines + angles, mask=turns, other=0.0).to(tl.float32)
+            cosine = tl.load(cosines + angles, mask=in_pair, other=0.0).to(tl.float32)
+            sine = tl.load(sines + angles, mask=in_pair, other=0.0).to(tl.float32)
             along = rounded(values.to(tl.float32) * cosine, values)
             across = rounded(partners.to(tl.float32) * sine, values)
-            turned = tl.where(lanes < HALF, along - across, along + across).to(values.dtype)
-            values = tl.where(turns, turned, values)
+            rotated = tl.where(lanes < HALF, along - across, along + across).to(values.dtype)
+            values = tl.where(in_pair, rotated, values)
     if head < HEADS:
-        tl.store(query + (token * HEADS + head) * DIM + lanes, values, mask=real)
+        tl.store(query + (token * HEADS + head) * DIM + lanes, values, mask=valid)
     else:
         block = tl.load(blocks + token * block_stride).to(tl.int64)
         offset = tl.load(offsets + token * offset_stride)
         kv_head = (head - HEADS) % KV_HEADS
         slot = (block * KV_HEADS + kv_head) * BLOCK_SIZE + offset
         if head < HEADS + KV_HEADS:
-            tl.store(key_cache + slot * DIM + lanes, values, mask=real)
+            tl.store(key_cache + slot * DIM + lanes, values, mask=valid)
         else:
-            tl.store(value_cache + slot * DIM + lanes, values, mask=real)
+            tl.store(value_cache + slot * DIM + lanes, values, mask=valid)
 
 
 @triton.jit
 def activate(gate_up, output, SIZE: tl.constexpr, TILE: tl.constexpr):
-    """A run of one token: SiLU of the gates, times the ups."""
+    """One tile of one token: SiLU of the gates, times the ups."""
     token = tl.program_id(0).to(tl.int64)
     lanes = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    real = lanes < SIZE
-    gates = tl.load(gate_up + 2 * token * SIZE + lanes, mask=real, other=0.0)
-    ups = tl.load(gate_up + (2 * token + 1) * SIZE + lanes, mask=real, other=0.0)
+    valid = lanes < SIZE
+    gates = tl.load(gate_up + 2 * token * SIZE + lanes, mask=valid, other=0.0)
+    ups = tl.load(gate_up + (2 * token + 1) * SIZE + lanes, mask=valid, other=0.0)
     wide = gates.to(tl.float32)
     active = rounded(wide / (1.0 + tl.exp(-wide)), gates)
-    tl.store(output + token * SIZE + lanes, active * ups.to(tl.float32), mask=real)
+    tl.store(output + token * SIZE + lanes, active * ups.to(tl.float32), mask=valid)
 
 
 @triton.jit
@@ -106,5 +107,5 @@ def norm_factor(values, epsilon, SIZE: tl.constexpr):
 
 @triton.jit
 def rounded(wide, like):
-    """As a number of the type of `like`, in single precision again."""
+    """Round to the type of `like`, and return it as float32."""
     return wide.to(like.dtype).to(tl.float32)

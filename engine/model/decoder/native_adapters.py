@@ -1,4 +1,4 @@
-"""Adapters as the kernels take them, packed product by product (see kernels/adapters.h)."""
+"""Packs adapters for the kernels, product by product (see kernels/adapters.h)."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,19 +11,19 @@ from engine.model.decoder.decoder_weights import DecoderWeights
 from engine.model.kernels.library import AdditionStruct
 from engine.model.kernels.packing import LANES, PER_WORD, interleave, pack
 
-#: Copies a tensor to where it stays, and says where that is.
+#: Copies a tensor to permanent memory and returns its address.
 Keep = Callable[[torch.Tensor], int]
 
 
 class PackedAdapters:
-    """All adapters of a decoder, and their numbers in the kernels' table."""
+    """All adapters of a decoder, packed, and their indices in the kernels' table."""
 
     def __init__(
         self, weights: DecoderWeights, adapters: Sequence[DecoderAdapter], keep: Keep
     ) -> None:
         self._number_of = {adapter.name: number for number, adapter in enumerate(adapters)}
         size = len(adapters) * len(weights.layers) * len(PRODUCTS)
-        #: One entry for each adapter, layer and product, in this nesting.
+        #: [adapters][layers][products], flat.
         self.table = (AdditionStruct * size)(
             *(
                 _packed(additions.get(name, ()), getattr(layer, name).weight, name, keep)
@@ -37,7 +37,7 @@ class PackedAdapters:
         return len(self._number_of)
 
     def numbers_of_tokens(self, inputs: StepInputs) -> torch.Tensor | None:
-        """[tokens], each one's adapter and -1 for none; None where no token has one."""
+        """[tokens], the index of each token's adapter, or -1; None if no token has an adapter."""
         if not inputs.adapted:
             return None
         numbers = torch.full_like(inputs.token_ids, -1)
@@ -49,10 +49,10 @@ class PackedAdapters:
 def _packed(
     additions: Sequence[Addition], weight: torch.Tensor, product: str, keep: Keep
 ) -> AdditionStruct:
-    """What one adapter adds to a product with `weight`; a struct of zeros for nothing.
+    """The addition of one adapter to a product with `weight`; a struct of zeros for none.
 
-    The parts of a fused product follow each other in `down`, each padded to whole words. A strip of
-    outputs is multiplied only with the words of its own part.
+    The parts of a fused product (such as queries, keys and values) are concatenated in `down`, each
+    padded to whole words. A strip of outputs is multiplied only by the words of its own part.
     """
     if not additions:
         return AdditionStruct()
@@ -82,19 +82,19 @@ def _packed(
 
 
 def _packed_up(strips: torch.Tensor, owns: torch.Tensor, keep: Keep) -> torch.Tensor:
-    """[strips, 3], of each its address, first word and number of words; QuireUp.
+    """[strips, 3]: address, first word and number of words of each strip, as in QuireUp.
 
     Args:
         strips: [strips, words, 16 outputs, elements of a word].
-        owns: [outputs, words], True for the words of an output's own part; the others are zeros.
-        keep: takes the words of each strip that are multiplied.
+        owns: [outputs, words], True for the words of an output's own part; all others are zero.
+        keep: stores the words of each strip that are multiplied.
     """
     padding = owns.new_zeros(-len(owns) % LANES, owns.shape[1])
     words = torch.cat((owns, padding)).view(len(strips), LANES, -1).any(dim=1).int()
     first = words.argmax(dim=1)
     last = torch.where(words.any(dim=1), words.shape[1] - words.flip(1).argmax(dim=1), 0)
     ups = torch.stack((torch.zeros_like(first), first, last - first), dim=1)
-    # Strips with the same range of words are kept together; there are few different ranges.
+    # Strips with the same range of words are stored together; there are few different ranges.
     for begin, end in {*zip(first.tolist(), last.tolist(), strict=True)} - {(0, 0)}:
         index = ((first == begin) & (last == end)).nonzero()[:, 0]
         chosen = strips[index, begin:end].contiguous()

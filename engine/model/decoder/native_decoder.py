@@ -1,8 +1,8 @@
-"""The fast path's compiled form: a step is one call into C++ over all layers. Knows no family.
+"""The C++ form of the fast path: a step is one call for all layers. Knows no model family.
 
-Weights are packed at load (see `engine.model.kernels.packing`). The residual stream is float32 and
-attention is exact to the row, so a request computed alone, in a batch or in chunks gives the same
-logits, bit for bit.
+Weights are packed at load (see `engine.model.kernels.packing`). The residual stream is float32, and
+no row's result depends on other rows: a request computed alone, in a batch or in chunks has the
+same logits, bit for bit.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ import torch
 
 from engine.model.causal_model import StepInputs
 from engine.model.decoder.decoder_adapters import DecoderAdapter
-from engine.model.decoder.decoder_config import DecoderConfig, NotCommon
+from engine.model.decoder.decoder_config import DecoderConfig, NotSupported
 from engine.model.decoder.decoder_weights import DecoderWeights, LayerWeights, Linear
 from engine.model.decoder.native_adapters import PackedAdapters
 from engine.model.device.kv_pool import KVPool, LayerShape
@@ -36,8 +36,8 @@ MAX_HEAD_DIM = 512
 SLAB_BYTES = 1 << 26
 #: A cache line.
 ALIGNMENT = 64
-#: Smaller results come from the allocator, which keeps memory of that size for the next step.
-LENT_BYTES = 1 << 24
+#: Smaller results use torch's allocator: it does not return blocks of their size to the system.
+REUSED_BYTES = 1 << 24
 
 _Pointers = ctypes.Array[ctypes.c_void_p]
 
@@ -45,11 +45,11 @@ _Pointers = ctypes.Array[ctypes.c_void_p]
 class NativeDecoder:
     """The common decoder on a CPU.
 
-    Inside a block keys and values have a layout of the kernels' own, so only the kernels can read
-    them; copies and swaps move whole blocks.
+    Inside a block, keys and values have the kernels' own layout, so only the kernels can read them.
+    Copies and swaps move whole blocks.
     """
 
-    #: Slots that were never written may hold anything, NaN included.
+    #: The kernels never read unwritten slots: these may contain anything, NaN included.
     reads_unwritten_slots = False
 
     def __init__(
@@ -63,8 +63,8 @@ class NativeDecoder:
         """Pack the weights.
 
         Raises:
-            NotCommon: a size or a type that the kernels are not made for.
-            KernelsUnavailable: they cannot be built or loaded.
+            NotSupported: the kernels do not support a size or the type.
+            KernelsUnavailable: the kernels cannot be built or loaded.
         """
         _check(config, weights)
         self.name = f"decoder-{variant.name}"
@@ -76,10 +76,10 @@ class NativeDecoder:
         self.build = build_of(self._library)
         self.embedding = weights.embedding.contiguous()
         self._slabs: list[torch.Tensor] = []
-        self._room = 0
+        self._room = 0  # Bytes left in the last slab.
         self._pool: weakref.ref[KVPool] | None = None
         self._head_outputs = weights.head.weight.shape[0]
-        self._logits = LentMemory()
+        self._logits = ReusedBuffer()
         self._layers = (LayerStruct * config.num_layers)(
             *(self._layer(config, index, layer) for index, layer in enumerate(weights.layers))
         )
@@ -87,7 +87,7 @@ class NativeDecoder:
         model = self._model(config, weights)
         handle = self._library.quire_create(model)
         if handle is None:
-            raise MemoryError("no memory for a decoder")
+            raise MemoryError("not enough memory for a decoder")
         self._handle = ctypes.c_void_p(handle)
         weakref.finalize(self, self._library.quire_destroy, self._handle)
 
@@ -97,8 +97,8 @@ class NativeDecoder:
         return logits
 
     def free_logits(self) -> None:
-        """Free the memory kept for logits: a check asks for those of full steps, serving never."""
-        self._logits = LentMemory()
+        """Free the buffer of the logits, which checks need larger than serving."""
+        self._logits = ReusedBuffer()
 
     def choose(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
         tokens = torch.empty(len(inputs.logit_rows), dtype=torch.int64)
@@ -134,10 +134,10 @@ class NativeDecoder:
             **results,
         )
         if self._library.quire_step(self._handle, step) != 0:
-            raise MemoryError("no memory for the activations of a step")
+            raise MemoryError("not enough memory for the activations of a step")
 
     def _caches(self, kv_pool: KVPool) -> tuple[_Pointers, _Pointers]:
-        """The addresses of a pool's tensors, which never move."""
+        """The addresses of the pool's tensors; they never move."""
         if self._pool is None or self._pool() is not kv_pool:
             layers = range(len(self.layer_shapes))
             caches = [kv_pool.key_cache(layer) for layer in layers]
@@ -206,7 +206,10 @@ class NativeDecoder:
         return None if tensor is None else self._keep(tensor.float())
 
     def _keep(self, tensor: torch.Tensor) -> int:
-        """The address of a copy that lives as long as the decoder, next to the one before."""
+        """Copy a tensor to a slab after the previous one, and return its address.
+
+        The copy lives as long as the decoder.
+        """
         size = -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
         if size > self._room:
             self._room = max(size, SLAB_BYTES)
@@ -220,27 +223,28 @@ class NativeDecoder:
         return slab.data_ptr() + start
 
 
-class LentMemory:
+class ReusedBuffer:
     """A buffer for one large result, reused when no tensor refers to it any more.
 
     The allocator returns tens of megabytes to the system when they are freed, and the next step
-    would take a page fault on every page of its logits. The buffer never grows for a result larger
-    than all before: a check at start, which wants the logits of whole prompts, would otherwise
-    leave behind far more than any step needs.
+    would take a page fault on every page of its logits. A result that is larger than all
+    before gets its own allocation; the buffer grows only for later results. Otherwise the checks at
+    start, which compute the logits of whole prompts, would leave a buffer far larger than any step
+    needs.
     """
 
     def __init__(self) -> None:
         self._memory = np.empty(0, dtype=np.float32)
-        self._most_asked = 0
+        self._largest_request = 0
         self._lent: weakref.ref[np.ndarray[Any, Any]] | None = None
 
     def borrow(self, rows: int, columns: int) -> torch.Tensor:
-        """[rows, columns], uninitialized; a new allocation while the buffer is still in use."""
+        """[rows, columns], uninitialized. A new allocation while the buffer is still in use."""
         size, line = rows * columns, ALIGNMENT // self._memory.itemsize
         is_held = self._lent is not None and self._lent() is not None
-        is_new = size > self._most_asked
-        self._most_asked = max(size, self._most_asked)
-        if is_held or is_new or size * self._memory.itemsize < LENT_BYTES:
+        is_new = size > self._largest_request
+        self._largest_request = max(size, self._largest_request)
+        if is_held or is_new or size * self._memory.itemsize < REUSED_BYTES:
             return torch.empty(rows, columns)
         if len(self._memory) < size + line:
             self._memory = np.empty(size + line, dtype=np.float32)
@@ -252,7 +256,9 @@ class LentMemory:
 
 def _check(config: DecoderConfig, weights: DecoderWeights) -> None:
     if weights.embedding.device.type != "cpu" or weights.embedding.dtype not in PER_WORD:
-        raise NotCommon(f"no kernels for {weights.embedding.dtype} on {weights.embedding.device}")
+        raise NotSupported(
+            f"no kernels for {weights.embedding.dtype} on {weights.embedding.device}"
+        )
     sizes = (
         config.hidden_size,
         config.intermediate_size,
@@ -260,7 +266,9 @@ def _check(config: DecoderConfig, weights: DecoderWeights) -> None:
         config.num_heads * config.head_dim,
     )
     if any(size % 2 for size in sizes) or config.head_dim > MAX_HEAD_DIM:
-        raise NotCommon(f"the kernels take even sizes, and heads up to {MAX_HEAD_DIM}: {sizes}")
+        raise NotSupported(
+            f"the kernels need even sizes and heads of at most {MAX_HEAD_DIM}: {sizes}"
+        )
 
 
 def _integers(tensor: torch.Tensor) -> int:

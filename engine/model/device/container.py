@@ -12,7 +12,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 class _MemoryFiles(NamedTuple):
-    """The files of one cgroup version, and the statistic of memory that can be reclaimed."""
+    """The files of one cgroup version; `droppable` is the statistic of reclaimable memory."""
 
     limit: str
     used: str
@@ -32,7 +32,7 @@ _MEMORY = (
 )
 #: Quota and period in microseconds: in one file in version 2, in two in version 1.
 _PROCESSORS = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
-#: What stands for no limit.
+#: The values that mean "no limit".
 _UNLIMITED = frozenset({"max", "-1"})
 
 
@@ -53,9 +53,10 @@ def available_memory(folder: Path) -> int | None:
 
 
 def whole_processors(folder: Path) -> int | None:
-    """Processors that may be busy all the time, at least one; None without a limit.
+    """The number of processors that the CPU quota allows to be always busy, at least 1.
 
-    With more busy threads than that, the kernel stops all of them for the rest of each period.
+    None without a limit. With more busy threads, the kernel stops all of them for the rest of each
+    period.
     """
     for names in _PROCESSORS:
         try:

@@ -1,7 +1,7 @@
 """Orders block copies against a device's computations. Knows no blocks.
 
-On CUDA copies run on a stream of their own. They wait for the computations launched before them,
-and later computations wait for them; the calling thread waits for neither.
+On CUDA copies run on their own stream. They wait for computations launched before them, and later
+computations wait for them; the calling thread waits for neither.
 """
 
 from collections.abc import Iterator
@@ -12,22 +12,22 @@ import torch
 
 
 class CopyLane(Protocol):
-    """Where copies run."""
+    """Orders copies against computations."""
 
     def copying(self) -> AbstractContextManager[None]:
-        """Copies made inside run after all earlier computations and before all later ones."""
+        """Copies in this context run after all earlier computations and before all later ones."""
         ...
 
 
 class SameLane:
-    """A CPU, where everything runs in program order."""
+    """For a CPU, where everything runs in program order."""
 
     def copying(self) -> AbstractContextManager[None]:
         return nullcontext()
 
 
 class CudaLane:
-    """A stream beside the one that computes.
+    """For CUDA: a second stream, next to the one that computes.
 
     Args:
         cuda: `torch.cuda`, or a stand-in with streams.
@@ -45,5 +45,5 @@ class CudaLane:
             with self._cuda.stream(self._stream):
                 yield
         finally:
-            # Also after a failure: no computation may overtake a copy that has begun.
+            # Also after a failure: no computation may overtake a copy that has started.
             computing.wait_stream(self._stream)

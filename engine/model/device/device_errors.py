@@ -2,12 +2,12 @@
 
 import torch
 
-#: What a sticky CUDA error looks like where torch has no type of its own for it.
+#: Texts of sticky CUDA errors, for which some releases of torch have no exception type.
 _STICKY_MESSAGES = (
     "CUDA error",
     "CUBLAS_STATUS_EXECUTION_FAILED",
     "device-side assert",
-    # An error is reported to whoever launches the next kernel, which may be Triton.
+    # CUDA reports an error at the next kernel launch, which may be Triton's.
     "Triton Error [CUDA]",
 )
 
@@ -15,8 +15,8 @@ _STICKY_MESSAGES = (
 def is_device_failure(error: BaseException) -> bool:
     """Whether a CUDA error outlives its step.
 
-    Running out of memory fails one allocation and leaves the device as it was; an illegal address,
-    a failed assertion in a kernel or a lost device poisons every call that follows.
+    Running out of memory fails one allocation and leaves the device usable. After an illegal
+    address, a failed assertion in a kernel or a lost device, every later call fails too.
     """
     if is_out_of_memory(error):
         return False
@@ -36,9 +36,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def cause_of(error: BaseException) -> str:
-    """The first line of the original error, which the error of a failed capture hides.
+    """The first line of the original error; the error of a failed capture hides the original one.
 
-    The further lines of a device error are torch's advice on debugging.
+    The other lines of a device error are torch's advice on debugging.
     """
     while error.__context__ is not None:
         error = error.__context__

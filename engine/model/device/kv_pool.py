@@ -1,6 +1,6 @@
 """The keys and values of all blocks, on the device and in a bounded pool on the host.
 
-Holds the tensors only; which block is whose is known to `engine.cache.block_pool`.
+It has only the tensors; `engine.cache.block_pool` knows the owners of blocks.
 """
 
 import math
@@ -13,7 +13,7 @@ import torch
 from engine.batch import BlockCopy
 from engine.model.device.copy_lane import CopyLane, CudaLane, SameLane
 
-#: Alignment of blocks on a CPU; otherwise every row of a block would span two cache lines.
+#: Alignment of blocks on a CPU; without it, every row of a block would span two cache lines.
 CACHE_LINE_BYTES = 64
 
 
@@ -27,19 +27,19 @@ class LayerShape:
 
 
 class KVPool:
-    """Two tensors per layer and place, [num_blocks, kv_heads, block_size, dim].
+    """Two tensors [num_blocks, kv_heads, block_size, dim] per layer, on device and on host.
 
-    A block is a contiguous run of every tensor, so copying one is a handful of long copies and a
-    kernel that reads a key head's block reads memory in order.
+    A block is contiguous in every tensor: so copying a block takes few, long copies, and a kernel
+    reads one key head's part of a block sequentially.
 
     Args:
         shapes: one per layer that attends, in the order the model calls them.
         num_blocks: blocks on `device`.
         block_size: token slots per block.
-        dtype: of keys and values; the model's own, so that nothing is rounded on the way.
+        dtype: of keys and values; the same as the model's, so that storing them rounds nothing.
         num_host_blocks: blocks on the host, for requests preempted by swap.
-        has_spare_block: adds one block that no request gets, for padding to be written to.
-        lane: orders swaps against computations; by default the one for the device.
+        has_spare_block: adds one block that no request gets, to which padding is written.
+        lane: orders swaps against computations; the default depends on the device.
     """
 
     def __init__(
@@ -59,26 +59,26 @@ class KVPool:
         self.block_size = block_size
         self.num_host_blocks = num_host_blocks
 
-        place = torch.device(device)
-        on_cuda = place.type == "cuda"
+        target = torch.device(device)
+        on_cuda = target.type == "cuda"
         self._lane = lane or (CudaLane() if on_cuda else SameLane())
 
-        def tensors(count: int, place: torch.device, *, pinned: bool = False) -> list[torch.Tensor]:
+        def tensors(count: int, where: torch.device, *, pinned: bool = False) -> list[torch.Tensor]:
             return [
-                _zeros((count, shape.kv_heads, block_size, dim), dtype, place, pinned=pinned)
+                _zeros((count, shape.kv_heads, block_size, dim), dtype, where, pinned=pinned)
                 for shape in shapes
                 for dim in (shape.key_dim, shape.value_dim)
             ]
 
         self._has_spare_block = has_spare_block
-        self._device_tensors = tensors(num_blocks + has_spare_block, place)
-        # Only copies from and to pinned memory are asynchronous.
+        self._device_tensors = tensors(num_blocks + has_spare_block, target)
+        # Pinned, because only copies from and to pinned memory are asynchronous.
         pinned = on_cuda and num_host_blocks > 0
         self._host_tensors = tensors(num_host_blocks, torch.device("cpu"), pinned=pinned)
 
     @property
     def spare_block(self) -> int:
-        """The id of the spare block, which follows those of all others."""
+        """The id of the spare block; it is the last id."""
         assert self._has_spare_block
         return self.num_blocks
 
@@ -87,7 +87,7 @@ class KVPool:
         return self._device_tensors[2 * layer]
 
     def value_cache(self, layer: int) -> torch.Tensor:
-        """[num_blocks, kv_heads, block_size, value_dim], likewise."""
+        """[num_blocks, kv_heads, block_size, value_dim], the spare block included."""
         return self._device_tensors[2 * layer + 1]
 
     @property
@@ -109,19 +109,20 @@ class KVPool:
         self.key_cache(layer)[slots.blocks, :, slots.offsets] = key
         self.value_cache(layer)[slots.blocks, :, slots.offsets] = value
 
-    def make(self, blocks: range) -> None:
-        """Touch the memory of unused blocks now, instead of when a step first writes to it.
+    def touch(self, blocks: range) -> None:
+        """Touch the memory of unused blocks, so that its pages are mapped before the first write.
 
-        They are zeros before and after. On a CPU the system maps memory only as it is touched.
+        The blocks are zero before and after. On a CPU the system maps pages only when they are
+        touched.
         """
         for tensor in self._device_tensors:
             tensor[blocks.start : blocks.stop].zero_()
 
     def clear(self, block_ids: torch.Tensor) -> None:
-        """Zero blocks that this step begins but does not fill.
+        """Zero the blocks that this step starts but does not fill.
 
-        Attention reads whole blocks and weighs the unwritten slots with zero, so what an earlier
-        owner left there must be finite: without this, one request's NaN would reach the next.
+        Attention reads whole blocks and gives unwritten slots a weight of 0, so their contents must
+        be finite: otherwise a NaN of an earlier owner would reach the next request.
         """
         for tensor in self._device_tensors:
             tensor.index_fill_(0, block_ids, 0)
@@ -149,14 +150,14 @@ class KVPool:
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Where each token of a step keeps its key and value: two [tokens] index tensors."""
+    """The cache slot of each token of a step: two [tokens] index tensors."""
 
     blocks: torch.Tensor
     offsets: torch.Tensor
 
 
 def bytes_per_block(shapes: Sequence[LayerShape], *, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block of such a pool; computed by a pool of one block without storage."""
+    """Bytes of one block of such a pool, computed from a pool of one block without storage."""
     return KVPool(
         shapes, num_blocks=1, block_size=block_size, dtype=dtype, device="meta"
     ).bytes_per_block
@@ -165,21 +166,21 @@ def bytes_per_block(shapes: Sequence[LayerShape], *, block_size: int, dtype: tor
 def num_blocks_for(
     memory_bytes: int, shapes: Sequence[LayerShape], *, block_size: int, dtype: torch.dtype
 ) -> int:
-    """How many blocks fit in `memory_bytes`; possibly none."""
+    """How many blocks fit in `memory_bytes`; possibly 0."""
     return max(0, memory_bytes) // bytes_per_block(shapes, block_size=block_size, dtype=dtype)
 
 
 def _zeros(
-    shape: tuple[int, ...], dtype: torch.dtype, place: torch.device, *, pinned: bool
+    shape: tuple[int, ...], dtype: torch.dtype, where: torch.device, *, pinned: bool
 ) -> torch.Tensor:
     """Zeros, which on a CPU cost nothing until a block is first used.
 
-    Zeros and not uninitialized memory, because an attention weight of zero times a leftover NaN is
-    NaN. torch would write them, which takes seconds for a pool of many gigabytes; numpy gets zero
-    pages from the system, which maps them as they are touched.
+    Not uninitialized memory, because an attention weight of 0 times an old NaN is NaN. torch.zeros
+    would write them, which takes seconds for a pool of many gigabytes. numpy gets zero pages from
+    the system, which maps them when they are touched.
     """
-    if place.type != "cpu" or pinned:
-        return torch.zeros(shape, dtype=dtype, device=place, pin_memory=pinned)
+    if where.type != "cpu" or pinned:
+        return torch.zeros(shape, dtype=dtype, device=where, pin_memory=pinned)
     size = math.prod(shape) * dtype.itemsize
     memory = np.zeros(size + CACHE_LINE_BYTES, dtype=np.uint8)
     start = -memory.ctypes.data % CACHE_LINE_BYTES
@@ -193,17 +194,17 @@ def _copy_blocks(
         source_ids, destination_ids = torch.tensor(copies, dtype=torch.int64).unbind(1)
         destination.index_copy_(0, destination_ids, source.index_select(0, source_ids))
         return
-    # Between a device and pinned memory, each run of neighbouring blocks is one asynchronous copy.
+    # Between a device and pinned memory, each run of adjacent blocks is one asynchronous copy.
     for run, length in runs_of(copies):
         sources = source[run.source : run.source + length]
         destination[run.destination : run.destination + length].copy_(sources, non_blocking=True)
 
 
 def runs_of(copies: Sequence[BlockCopy]) -> Iterator[tuple[BlockCopy, int]]:
-    """Copies grouped into runs of neighbouring blocks: the first copy and the length of each.
+    """Group copies into runs of adjacent blocks; yields the first copy and the length of each run.
 
-    A request's blocks were often allocated one after the other, and to launch a copy takes longer
-    than to transfer a small block.
+    A request's blocks are often allocated one after the other, and launching a copy takes longer
+    than transferring a small block.
     """
     ordered = sorted(copies)
     first = 0

@@ -1,4 +1,4 @@
-"""How much memory a KV pool may take. Knows what is free on the device, not what it is for."""
+"""How much memory is free on the device, and the share of it that a KV pool takes by default."""
 
 import gc
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 from engine.errors import ModelRefused
 from engine.model.device.container import CGROUP, available_memory
 
-#: Share of the free memory a pool takes by default. A CPU's memory belongs to the whole machine.
+#: Share of the free memory that a pool takes by default. Other processes also need a CPU's memory.
 CPU_MEMORY_SHARE = 0.4
 CUDA_MEMORY_SHARE = 0.9
 
@@ -19,35 +19,35 @@ def free_memory_bytes(device: torch.device) -> int:
     """Bytes that can still be allocated on `device`.
 
     Raises:
-        ModelRefused: the system does not say; the caller must be told a size.
+        ModelRefused: the system does not report it; the size must be configured.
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    # The machine's alone would be too much in a smaller container, and the process would be killed.
+    # The container's limit counts too: with more than that, the process would be killed.
     available = [_meminfo_available(MEMINFO), available_memory(CGROUP)]
     known = [value for value in available if value is not None]
     if not known:
         raise ModelRefused(
-            "this system does not say how much memory is free: set kv_cache_memory_bytes"
+            "this system does not report how much memory is free: set kv_cache_memory_bytes"
         )
     return min(known)
 
 
 def release_memory(device: torch.device) -> None:
-    """Give back what nobody refers to: a loaded model is freed only after its cycles are found."""
+    """Free unreferenced memory; a dropped model has reference cycles, which need a collection."""
     gc.collect()
     if device.type == "cuda":
-        # What torch keeps for its next allocation counts as taken otherwise.
+        # Memory in torch's cache would otherwise count as used.
         torch.cuda.empty_cache()
 
 
 def memory_share(device: torch.device) -> float:
-    """The part of the free memory that a pool takes when nobody says how much."""
+    """The share of the free memory that a pool takes by default."""
     return CUDA_MEMORY_SHARE if device.type == "cuda" else CPU_MEMORY_SHARE
 
 
 def _meminfo_available(path: Path) -> int | None:
-    """MemAvailable: what can be had without swapping, caches that can be dropped included."""
+    """MemAvailable: bytes available without swapping, reclaimable caches included."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

@@ -1,6 +1,6 @@
-"""How many blocks a KV pool gets: as told, or what the memory really free after the weights holds.
+"""How many blocks a KV pool gets from a number of bytes, and how many bytes a step leaves for it.
 
-Knows no device but by how much is free on it, which is asked of `engine.model.device.memory`.
+Knows no device: `engine.model.device.memory` measures the free memory.
 """
 
 from collections.abc import Sequence
@@ -12,30 +12,30 @@ from engine.errors import ModelRefused
 from engine.model.device.kv_pool import LayerShape, bytes_per_block, num_blocks_for
 from engine.model.kernels.packing import LANES
 
-#: Tensors of a step that are alive at once at most, when memory is set aside for them: so many as
-#: wide as what goes from layer to layer, and so many as wide as the widest between two products.
+#: The most tensors of a step that are alive at once, for which memory is reserved: of the hidden
+#: size, and of the largest width between two products of a layer.
 LIVE_HIDDEN = 10
 LIVE_WIDE = 4
-#: Copies of the logits that are alive at most, in float32 equivalents: ten in the sampler, two
-#: that the step before keeps until its tokens are settled, and one that captured steps write to.
+#: The most copies of the logits that are alive at once, counted in float32: ten in the sampler, two
+#: that the previous step keeps until its tokens are settled, and the output of captured steps.
 LIVE_LOGITS = 13
-#: Tensors as wide as the widest that are alive beside those where adapters add to a product: their
-#: tokens gathered, and what is added, which may be of two such layers in one.
+#: Additional tensors of the largest width while adapters add to a product: their gathered tokens,
+#: and the additions, which may be those of two linear layers in a fused product.
 LIVE_ADAPTED = 3
-#: Numbers alive for each of an adapter's rank: of three parts of a product beside each other, or
-#: before and after they are scaled. Whole strips are computed.
+#: Values per token that are alive for each rank of an adapter: for up to three parts of a fused
+#: product, before and after scaling. The kernels compute whole strips of ranks.
 LIVE_RANKS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSize:
-    """The largest step there can be, by which memory is set aside.
+    """The size of the largest possible step, for which memory is reserved.
 
     Args:
-        num_logits: tokens to choose, and so rows of logits.
+        num_logits: the number of tokens to sample, which is the number of rows of logits.
         width: as in `TransformersModel`.
         dtype: of the activations.
-        max_rank: the largest of any adapter, in any layer; 0 where there are no adapters.
+        max_rank: the largest rank of any adapter in any layer; 0 without adapters.
     """
 
     num_tokens: int
@@ -48,7 +48,7 @@ class StepSize:
 
     @property
     def nbytes(self) -> int:
-        """What the activations and the logits of such a step take at most."""
+        """The most bytes that activations and logits of the step take."""
         of_token = LIVE_HIDDEN * self.hidden_size + LIVE_WIDE * self.width
         if self.max_rank:
             of_token += LIVE_ADAPTED * self.width + LIVE_RANKS * max(self.max_rank, LANES)
@@ -63,7 +63,7 @@ def blocks_in(
     """Blocks that fit in `memory_bytes`, at least one.
 
     Raises:
-        ModelRefused: there is no room for one; the message has both numbers.
+        ModelRefused: not one block fits; the message has both numbers.
     """
     fitting = num_blocks_for(memory_bytes, shapes, block_size=block_size, dtype=dtype)
     if fitting < 1:
@@ -75,10 +75,10 @@ def blocks_in(
 
 
 def memory_for_blocks(free_bytes: int, step: StepSize, *, share: float) -> int:
-    """Bytes a pool may take of `free_bytes`: a share of what the largest step leaves."""
+    """Bytes that a pool may take of `free_bytes`: a share of what the largest step leaves free."""
     return int((free_bytes - step.nbytes) * share)
 
 
 def useful_blocks(*, max_num_seqs: int, max_model_len: int, block_size: int) -> int:
-    """As many as requests of full length could use at once; more could only keep old prefixes."""
+    """Blocks that requests of full length can use at once; more would only cache old prefixes."""
     return max_num_seqs * -(-max_model_len // block_size)

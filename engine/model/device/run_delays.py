@@ -1,7 +1,8 @@
-"""How long the threads that compute had no core, as Linux counts it. Knows no model.
+"""How long the computing threads waited for a core, as Linux counts it. Knows no model.
 
 The numbers come from /proc/self/task/<thread>/schedstat: nanoseconds on a core, and nanoseconds in
-which the thread could run but another one had its core (or the container's CPU quota was used up).
+which the thread was runnable but had no core (another thread had it, or the container's CPU quota
+was used up).
 """
 
 import os
@@ -9,18 +10,18 @@ import threading
 from pathlib import Path
 
 TASKS = Path("/proc/self/task")
-#: More than the three numbers of the file take.
+#: Read size; larger than the file, which has three numbers.
 READ_BYTES = 128
 
 
 class RunDelays:
-    """The thread that makes it, and the threads of the process that run no Python.
+    """The delays of the thread that creates it, and of all threads that run no Python.
 
-    The latter are those that torch and the C++ kernels compute with. Another thread of Python, for
-    instance one that publishes tokens, may wait for a core without delaying a step.
+    The latter are the compute threads of torch and of the C++ kernels. Other Python threads, for
+    instance the one that publishes tokens, may wait for a core without delaying a step.
 
     Raises:
-        OSError: the system does not count this.
+        OSError: the system does not count delays.
     """
 
     def __init__(self, tasks: Path = TASKS) -> None:
@@ -29,12 +30,12 @@ class RunDelays:
         self._files = {self._own: self._open(self._own)}
         self._delays: dict[int, int] = {}
         if self.elapsed() == 0:
-            # A kernel that was built or started without these counters has the file, full of zeros.
-            raise OSError("the system has schedstat, and counts nothing there")
+            # A kernel built or started without these counters has the file, but with zeros only.
+            raise OSError("the system has schedstat, but does not count in it")
         self.begin()
 
     def begin(self) -> None:
-        """Count the delays of all threads that there are now from zero on."""
+        """Restart the counts of delays at zero, for all threads that exist now."""
         python = {thread.native_id for thread in threading.enumerate()} - {self._own}
         found = {int(task.name) for task in self._tasks.iterdir()} - python
         for thread in self._files.keys() - found:
@@ -43,16 +44,16 @@ class RunDelays:
             try:
                 self._files[thread] = self._open(thread)
             except FileNotFoundError:
-                continue  # It has ended meanwhile.
+                continue  # The thread has ended.
         self._delays = {thread: self._read(thread)[1] for thread in self._files}
 
     def elapsed(self) -> int:
-        """Nanoseconds that the own thread has computed or waited for a core in its whole life."""
+        """Nanoseconds in which the own thread computed or waited for a core, since it started."""
         computed, delayed = self._read(self._own)
         return computed + delayed
 
     def delayed(self) -> int:
-        """Nanoseconds without a core since `begin`, in sum over the threads."""
+        """Nanoseconds of waiting for a core since `begin`, summed over the threads."""
         return sum(self._read(thread)[1] - delay for thread, delay in self._delays.items())
 
     def _open(self, thread: int) -> int:
@@ -62,5 +63,5 @@ class RunDelays:
         try:
             computed, delayed, _ = os.pread(self._files[thread], READ_BYTES, 0).split()
         except ProcessLookupError:
-            return 0, self._delays.get(thread, 0)  # It has ended: no delay since `begin`.
+            return 0, self._delays.get(thread, 0)  # The thread has ended: no delay since `begin`.
         return int(computed), int(delayed)

@@ -15,8 +15,9 @@ namespace quire {
 constexpr int TILE_ROWS = 6, TILE_STRIPS = 4;
 constexpr int TALL_ROWS = 12, TALL_STRIPS = 2;
 
-// Prefetches one cache line into the cache level QUIRE_FETCH_LEVEL, 1 or 2 (docs/explanation/performance.md).
-// Where L1 is large, L1 is better even if more is prefetched than it holds.
+// Prefetches one cache line into the cache level QUIRE_FETCH_LEVEL, 1 or 2
+// (docs/explanation/performance.md). Where L1 is large, L1 is better even if more is prefetched
+// than it holds.
 inline void prefetch_line(const void* at) {
   __builtin_prefetch(at, 0, QUIRE_FETCH_LEVEL == 1 ? 3 : 2);
 }
@@ -235,7 +236,8 @@ struct Tiles {
     const bool tall = num_rows > TILE_ROWS && num_rows <= FEW_ROWS;
     const int64_t rows = tall ? TALL_ROWS : TILE_ROWS, strips = tall ? TALL_STRIPS : TILE_STRIPS;
     const int64_t tiles = (num_rows + rows - 1) / rows, lines = (strips + tiles - 1) / tiles;
-    // The near prefetch makes tall tiles of bfloat16 pairs slower (docs/explanation/performance.md).
+    // The near prefetch makes tall tiles of bfloat16 pairs slower
+    // (docs/explanation/performance.md).
     const bool near = num_rows <= rows && (!tall || T::PER_WORD == 1);
     return {rows, strips, lines, near};
   }

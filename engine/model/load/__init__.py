@@ -1,1 +1,1 @@
-"""From a folder to a runner: which path, which sizes."""
+"""Loads a model folder into a runner: chooses the path and the sizes."""

@@ -1,4 +1,4 @@
-"""What serves a loaded model on this machine: an attention backend, and the form of the model."""
+"""Chooses how a loaded model is served on this machine: its attention backend and its path."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -27,13 +27,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """The model and backend that will serve, and facts of the loaded model, which is let go.
+    """The model and backend that will serve, and facts of the loaded model, which is freed.
 
     Args:
-        multiple: rows and tokens of a step are padded to multiples of it, for `deterministic`.
+        multiple: the rows and tokens of a step are padded to multiples of it, for `deterministic`.
         width: as in `TransformersModel`.
-        adapters: the fingerprint of each by its name.
-        max_rank: the largest of any adapter, in any layer; 0 without adapters.
+        adapters: the fingerprint of each adapter, by name.
+        max_rank: the largest rank of any adapter in any layer; 0 without adapters.
     """
 
     model: CausalModel
@@ -64,7 +64,7 @@ def choose(
     deterministic: bool,
     now: Callable[[], float] | None,
 ) -> Chosen:
-    """Choose what works best on this machine; ModelRefused if what was asked for does not."""
+    """Choose what is fastest on this machine; ModelRefused if a requested option does not work."""
     device = loaded.model.device
     served = probe(loaded.model, max_model_len=loaded.max_model_len)
     added = _add_adapters(served, adapters)
@@ -118,7 +118,7 @@ def _add_adapters(served: TransformersModel, folders: Mapping[str, Path]) -> Seq
     adapters = read_adapters(served.model, folders)
     if adapters:
         served.add_adapters(adapters)
-        # One is enough: all of them use the same hooks.
+        # Checking one adapter is enough: all adapters use the same hooks.
         check_adapter(served, adapters[0].name)
     return adapters
 
@@ -135,8 +135,8 @@ def _invariant_multiple(
 ) -> int:
     if adapters and not isinstance(model, NativeDecoder):
         raise ModelRefused(
-            f"deterministic cannot be promised with adapters by {model.name}: what they add to a "
-            "token would depend on how many others have the same"
+            f"deterministic cannot be promised with adapters by {model.name}: the result of a "
+            "token would depend on how many other tokens have the same adapter"
         )
     started = now() if now is not None else 0.0
     try:

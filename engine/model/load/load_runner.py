@@ -1,4 +1,4 @@
-"""From a model folder to a ModelRunner: loads, chooses, measures, and sizes the KV pool."""
+"""Loads a model folder into a ModelRunner: chooses the path, checks it, and sizes the KV pool."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,16 +24,16 @@ from engine.model.run.graphs import CudaCapturer, DecodeGraphs
 from engine.model.run.model_runner import ConfigFacts, Limits, ModelRunner
 from engine.model.wide.loader import load_model
 
-#: Default of `max_num_batched_tokens`. On a CPU larger steps brought no more tokens a second (see
-#: docs/explanation/performance-log-service.md), and the smaller a step, the sooner other
-#: requests get their next token. A GPU computes hundreds in the time in which it reads the weights.
+#: Default of `max_num_batched_tokens`. On a CPU larger steps gave no higher throughput (see
+#: docs/explanation/performance-log-service.md), and with smaller steps other requests get their
+#: next token sooner. A GPU computes hundreds of tokens in the time in which it reads the weights.
 NUM_BATCHED_TOKENS = {"cpu": 256, "cuda": 2048}
-#: How much of a KV pool is touched at load, and for how long at most: a virtual machine may take
-#: seconds to map a gigabyte, which would otherwise delay the first prompts.
-MADE_AT_LOAD_BYTES = 1 << 30
-MADE_AT_LOAD_SECONDS = 1.0
-#: How much of it is touched between two readings of the clock.
-MADE_AT_ONCE_BYTES = 32 << 20
+#: At load, at most this much of a KV pool is touched, for at most this time, so that its pages are
+#: mapped: a virtual machine may need seconds per gigabyte, which would delay the first prompts.
+TOUCHED_AT_LOAD_BYTES = 1 << 30
+TOUCHED_AT_LOAD_SECONDS = 1.0
+#: Bytes that are touched between two readings of the clock.
+TOUCHED_AT_ONCE_BYTES = 32 << 20
 
 
 def load_runner(
@@ -58,25 +58,26 @@ def load_runner(
 ) -> ModelRunner:
     """Load a model, check it and the attention backend on this machine, and size its KV pool.
 
-    The pool has `num_blocks`; without it, as many as fit in `kv_cache_memory_bytes`; without both,
-    a share of what the weights leave free, but no more than `max_num_seqs` requests of full
-    length could use. `max_num_batched_tokens` is by default what suits the device, but at least
-    twice `max_num_seqs`. A backend asked for by name excludes the C++ decoder, which has an
-    attention of its own. `deterministic` promises that a token's logits do not depend on what is
-    computed beside it. With `async_scheduling` a CUDA device gets its next step while one is in
-    flight; on a CPU the same cores plan and compute, so it gains nothing. `adapters` are LoRA
-    folders by the names that requests use. `now` is a clock in seconds: with it the log says how
-    long checks took, and on a CPU the memory of the first blocks is touched.
+    The pool has `num_blocks` blocks; without that, as many as fit in `kv_cache_memory_bytes`;
+    without both, a share of the memory that the weights leave free, but not more than
+    `max_num_seqs` requests of full length could use. The default of `max_num_batched_tokens`
+    depends on the device and is at least twice `max_num_seqs`. If `attention_backend` names a
+    backend, the C++ decoder is excluded, because it has its own attention. With `deterministic`, a
+    token's logits do not depend on what else the step computes. With `async_scheduling`, a CUDA
+    device gets its next step while one is in flight; on a CPU the same cores plan and compute, so
+    it has no effect. `adapters` are LoRA folders by the names that requests use. `now` is a clock
+    in
+    seconds: with it, the log says how long checks took, and a CPU touches the first blocks.
 
     Raises:
-        ModelRefused: the model, the backend or the memory does not allow it.
+        ModelRefused: the model or the backend cannot be served here, or memory is too small.
     """
-    _keep_to_the_container()
-    place = torch.device(_default_device() if device == "auto" else device)
-    most_tokens = max_num_batched_tokens or max(NUM_BATCHED_TOKENS[place.type], 2 * max_num_seqs)
+    _limit_threads_to_container()
+    target = torch.device(_default_device() if device == "auto" else device)
+    most_tokens = max_num_batched_tokens or max(NUM_BATCHED_TOKENS[target.type], 2 * max_num_seqs)
     limits = Limits(max_num_seqs, most_tokens, num_speculative_tokens, max_speculative_step_tokens)
     chosen = choose(
-        load_model(path, dtype=dtype, device=place),
+        load_model(path, dtype=dtype, device=target),
         attention_backend=attention_backend,
         model_path=model_path,
         block_size=block_size,
@@ -85,8 +86,8 @@ def load_runner(
         deterministic=deterministic,
         now=now,
     )
-    release_memory(place)
-    captures = place.type == "cuda" and not deterministic and isinstance(chosen.model, Decoder)
+    release_memory(target)
+    captures = target.type == "cuda" and not deterministic and isinstance(chosen.model, Decoder)
     kv_pool = _kv_pool(
         chosen,
         num_blocks=num_blocks or _num_blocks(chosen, limits, memory_bytes=kv_cache_memory_bytes),
@@ -98,11 +99,11 @@ def load_runner(
     return _runner(chosen, kv_pool, graphs, limits, async_scheduling=async_scheduling)
 
 
-def _keep_to_the_container() -> None:
-    """Use no more threads than the container has processors: torch counts the machine's.
+def _limit_threads_to_container() -> None:
+    """Use no more threads than the container has processors; torch counts those of the machine.
 
-    The threads of a step wait for each other, and once the container's CPU quota is used up all of
-    them stand still for the rest of the period.
+    The threads of a step wait for each other. Once the container's CPU quota is used up, the kernel
+    stops all of them for the rest of the period.
     """
     processors = whole_processors(CGROUP)
     if processors is not None and processors < torch.get_num_threads():
@@ -114,7 +115,7 @@ def _default_device() -> str:
 
 
 def _num_blocks(chosen: Chosen, limits: Limits, *, memory_bytes: int | None) -> int:
-    """The size of the pool from the memory it may take."""
+    """The number of blocks, from the memory that the pool may take."""
     shapes, sizes = chosen.model.layer_shapes, (chosen.block_size, chosen.dtype)
     if memory_bytes is not None:
         return blocks_in(memory_bytes, shapes, block_size=sizes[0], dtype=sizes[1])
@@ -146,7 +147,7 @@ def _kv_pool(
     has_spare_block: bool,
     now: Callable[[], float] | None,
 ) -> KVPool:
-    """The pool; ModelRefused if memory that was measured as free has been taken since."""
+    """Allocate the pool; ModelRefused if there is no longer enough free memory."""
     try:
         pool = KVPool(
             chosen.model.layer_shapes,
@@ -161,30 +162,30 @@ def _kv_pool(
         if not is_out_of_memory(error):
             raise
         raise ModelRefused(
-            f"there is no room for a KV cache of {num_blocks} blocks on {chosen.device} and "
-            f"{num_host_blocks} on the host: {cause_of(error)}"
+            f"there is not enough memory for a KV cache of {num_blocks} blocks on "
+            f"{chosen.device} and {num_host_blocks} on the host: {cause_of(error)}"
         ) from error
     if now is not None and chosen.device.type == "cpu":
-        _make_first_blocks(pool, now)
+        _touch_first_blocks(pool, now)
     return pool
 
 
-def _make_first_blocks(kv_pool: KVPool, now: Callable[[], float]) -> None:
-    give_up = now() + MADE_AT_LOAD_SECONDS
-    wanted = min(kv_pool.num_blocks, MADE_AT_LOAD_BYTES // kv_pool.bytes_per_block)
-    at_once = max(1, MADE_AT_ONCE_BYTES // kv_pool.bytes_per_block)
+def _touch_first_blocks(kv_pool: KVPool, now: Callable[[], float]) -> None:
+    give_up = now() + TOUCHED_AT_LOAD_SECONDS
+    wanted = min(kv_pool.num_blocks, TOUCHED_AT_LOAD_BYTES // kv_pool.bytes_per_block)
+    at_once = max(1, TOUCHED_AT_ONCE_BYTES // kv_pool.bytes_per_block)
     for first in range(0, wanted, at_once):
         if now() >= give_up:
             return
-        kv_pool.make(range(first, min(first + at_once, wanted)))
+        kv_pool.touch(range(first, min(first + at_once, wanted)))
 
 
 def _graphs(chosen: Chosen, kv_pool: KVPool, limits: Limits) -> DecodeGraphs | None:
-    """Captured decode steps, if an attention can be captured on this device.
+    """Capture decode steps; None if no attention can be captured on this device.
 
     Raises:
-        ModelRefused: a capture failed. We cannot go on without, as torch's allocator may take the
-            capture for still under way.
+        ModelRefused: a capture failed. The process cannot continue without captures, because
+            torch's allocator may treat the failed capture as still running.
     """
     decode = choose_decode(
         dtype=chosen.dtype,
@@ -208,7 +209,7 @@ def _graphs(chosen: Chosen, kv_pool: KVPool, limits: Limits) -> DecodeGraphs | N
     except (RuntimeError, AttentionUnavailable, KernelsUnavailable) as error:
         raise ModelRefused(
             f"decode steps cannot be captured on {chosen.device}: {cause_of(error)}; "
-            "with model_path 'wide' none are"
+            "use model_path 'wide', which captures none"
         ) from error
 
 
@@ -239,7 +240,7 @@ def _facts(
 ) -> ConfigFacts:
     path = [chosen.weights_fingerprint, chosen.model.name, chosen.backend.name, chosen.device.type]
     if isinstance(chosen.model, NativeDecoder):
-        # Other kernels, and other compilers of them, round differently.
+        # Kernels from other sources or compilers may round differently.
         path.append(chosen.model.build)
     if chosen.multiple > 1:
         path.append(f"multiples-of-{chosen.multiple}")

@@ -1,1 +1,1 @@
-"""Steps of an engine as tensors: the runner, and captured steps."""
+"""Computes the steps of an engine: the runner, and captured steps (CUDA graphs)."""

@@ -1,9 +1,9 @@
-"""Captured decode steps: one launch in place of hundreds. Knows no request.
+"""Captured decode steps (CUDA graphs): one launch instead of hundreds. Knows no request.
 
-A step in which every row has one token is the same work whatever the requests; only what lies in
-its input buffers differs. For some numbers of rows it is captured once over static buffers; a step
-then fills them, padding up to the next captured size with rows of nobody that write to the pool's
-spare block, and replays.
+Steps in which every row has one token differ only in the contents of their input buffers. Such a
+step is captured once for each of several numbers of rows, over static buffers. A later step fills
+the buffers, pads them to the next captured size with rows that belong to no request and write to
+the pool's spare block, and replays the graph.
 """
 
 from bisect import bisect_left
@@ -20,7 +20,7 @@ from engine.model.device.kv_pool import KVPool, Slots
 from engine.model.device.transfer import Sender
 from engine.model.step import HostStep
 
-#: Captured sizes: these, then every multiple of the last up to the most rows.
+#: Captured numbers of rows: these, then every multiple of the last one.
 FIRST_SIZES = (1, 2, 4, 8)
 #: Columns of the input buffer before a row's block table.
 _TOKEN, _POSITION, _BLOCK, _OFFSET, _CONTEXT, _TABLE = range(6)
@@ -30,15 +30,15 @@ class Replay(Protocol):
     """A captured computation."""
 
     def replay(self) -> None:
-        """Compute again from what the buffers hold now; results are where they were."""
+        """Compute again from the buffers' current contents; the results overwrite the last ones."""
         ...
 
 
 class Capturer(Protocol):
-    """The device's way to record a computation; the only part of this that needs one."""
+    """Records a computation; the only part of this module that needs a device."""
 
     def capture(self, compute: Callable[[], torch.Tensor]) -> tuple[Replay, torch.Tensor]:
-        """Record `compute`; also the tensor that every replay writes its result to."""
+        """Record `compute`; also return the tensor to which every replay writes its result."""
         ...
 
 
@@ -49,10 +49,10 @@ class _Captured:
 
 
 class DecodeGraphs:
-    """All captured sizes of one model over one pool.
+    """The captured steps of one model over one pool, one for each size.
 
     Args:
-        kv_pool: with a spare block.
+        kv_pool: must have a spare block.
         max_model_len: the longest context a row can have.
     """
 
@@ -79,18 +79,18 @@ class DecodeGraphs:
         numbers = [torch.zeros(padding.size, dtype=torch.int64) for _ in range(2)]
         cuda = torch.cuda if device.type == "cuda" else None
         self._senders = [Sender(host.pin_memory() if cuda else host, cuda=cuda) for host in numbers]
-        # One for all sizes, in the sampler's precision: a result of its own for each would take
-        # more than a gigabyte where there are many sizes and a large vocabulary.
+        # One result tensor for all sizes, in the sampler's precision: one for each size would take
+        # more than a gigabyte with many sizes and a large vocabulary.
         self._logits = torch.zeros(
             max_num_seqs, model.vocab_size, dtype=torch.float32, device=device
         )
-        # The largest first: the smaller ones then find room in what it has allocated.
+        # The largest first: the smaller ones then fit in the memory that it has allocated.
         self._captured = {size: self._capture(size, capturer) for size in reversed(self.sizes)}
 
     def accepts(self, step: HostStep) -> bool:
-        """Whether every row is a single token that yields the next, and there are not too many.
+        """Whether every row is one token that needs logits, and a captured size is large enough.
 
-        None of them with an adapter: nobody knew when it was captured which rows would have one.
+        Rows with an adapter are not accepted: a captured step cannot know which rows have one.
         """
         return not step.adapted and (
             step.num_tokens == step.metadata.num_rows == len(step.logit_rows)
@@ -109,9 +109,10 @@ class DecodeGraphs:
     def _fill(self, step: HostStep, size: int) -> None:
         """Write the step and its padding to the buffers.
 
-        The copy runs behind this thread. Two steps may be in flight, so two buffers take turns, and
-        nobody waits for one but behind a step that was forgotten in flight. Of the tables go the
-        columns that the step has: all there can be are megabytes where contexts may be long.
+        The copy to the device is asynchronous. Two steps may be in flight, so two host buffers
+        alternate; `Sender` waits for a buffer only after a step in flight was dropped. Only the
+        columns of the step's block tables are copied: a full row takes megabytes if contexts may be
+        long.
         """
         count, tables = step.num_tokens, step.metadata.block_tables
         self._senders.reverse()
@@ -122,7 +123,7 @@ class DecodeGraphs:
         rows[:count, _BLOCK] = step.blocks
         rows[:count, _OFFSET] = step.offsets
         rows[:count, _CONTEXT] = step.metadata.context_lens
-        # What is left behind a shorter table are blocks that exist, and nobody looks there.
+        # Behind a shorter table, valid block ids of earlier steps remain; they are not read.
         rows[:count, _TABLE:] = tables
         rows[count:] = self._padding_row(width)
         self._senders[0].send(self._device_rows[:size, :width])
@@ -131,7 +132,7 @@ class DecodeGraphs:
             token_ids.copy_(step.fed.put_into(token_ids))
 
     def _padding_row(self, width: int) -> np.ndarray:
-        """A token at position 0 of the spare block, whose context is itself."""
+        """A row with one token, at position 0 of the spare block; its context is this token."""
         row = np.full(width, self._kv_pool.spare_block, dtype=np.int64)
         row[[_TOKEN, _POSITION, _OFFSET]] = 0
         row[_CONTEXT] = 1
@@ -159,22 +160,22 @@ class DecodeGraphs:
         return _Captured(*capturer.capture(compute))
 
     def _metadata(self, size: int, device: torch.device) -> AttentionMetadata:
-        """That of padding alone: what it says of contexts is not read by a captured step."""
+        """Metadata of padding rows: a captured step does not read the contexts in it."""
         ones = np.ones(size, dtype=np.int64)
         tables = np.full((size, 1), self._kv_pool.spare_block, dtype=np.int64)
         return AttentionMetadata(self._kv_pool.block_size, ones, ones, tables, device)
 
 
 class CudaCapturer:
-    """CUDA graphs that share one pool of memory: no two of them run at once."""
+    """CUDA graphs that share one memory pool, since no two of them run at the same time."""
 
-    #: Runs before a capture, in which libraries choose and load their kernels.
+    #: Runs before a capture, so that libraries choose and load their kernels.
     WARM_UP_RUNS = 2
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        # One for all captures: the matrix library keeps a workspace for every stream it has met,
-        # and graphs that share a pool share its memory only if they were captured on one stream.
+        # One stream for all captures: the matrix library keeps a workspace per stream, and graphs
+        # that share a pool share its memory only if they were captured on the same stream.
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def capture(self, compute: Callable[[], torch.Tensor]) -> tuple[Replay, torch.Tensor]:

@@ -1,7 +1,7 @@
-"""Executes Batches: block copies, tensors, forward pass, sampler. Knows no request beyond its row.
+"""Executes Batches: block copies, tensors, forward pass, sampler. Knows only rows, no requests.
 
 On CUDA a launch does not wait: its work is queued on the stream, and its tokens stay on the device
-to be fed to the step that is launched next.
+as input of the step that is launched next.
 """
 
 import traceback
@@ -23,21 +23,22 @@ from engine.model.device.kv_pool import KVPool
 from engine.model.device.step_threads import StepThreads
 from engine.model.device.transfer import ToHost
 from engine.model.run.graphs import DecodeGraphs
-from engine.model.sampling.sampler import Drawn, Draws, Sampler, take_likeliest
+from engine.model.sampling.sampler import Drawn, Draws, Sampler, take_argmax
 from engine.model.step import Fed, compute_logits, feed_of, lay_out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigFacts:
-    """What the model and its device decide about an EngineConfig.
+    """The values of an EngineConfig that the model and its device determine.
 
     Args:
-        fingerprint: of weights, precision, libraries and code path; where it differs, a resumed
-            generation may continue differently, as logits that nearly tie may swap.
-        tokenizer_folder: where the tokenizer files are.
-        max_num_batched_tokens: as asked for, or the default of the device.
-        dtype, device: what "auto" was resolved to.
-        adapters: fingerprints of the adapters that requests may name, by name.
+        fingerprint: identifies weights, precision, libraries and code path. Under another
+            fingerprint, a resumed generation may continue differently, since nearly equal logits
+            may change their order.
+        tokenizer_folder: the folder with the tokenizer files.
+        max_num_batched_tokens: as configured, or the default of the device.
+        dtype, device: the resolved values of "auto".
+        adapters: the fingerprints of the adapters that requests may use, by name.
     """
 
     vocab_size: int
@@ -65,28 +66,28 @@ class Limits:
 
     @property
     def max_num_due(self) -> int:
-        """The most tokens that a step can choose: one per row, and one per drafted token."""
-        guessed = min(
+        """The most tokens that a step can sample: one per row and one per drafted token."""
+        with_drafts = min(
             self.max_num_seqs * (1 + self.num_speculative_tokens),
             self.max_speculative_step_tokens,
             self.max_num_batched_tokens,
         )
-        return max(self.max_num_seqs, guessed)
+        return max(self.max_num_seqs, with_drafts)
 
 
 class ModelRunner:
     """One model, its KV pool, an attention backend and a sampler.
 
-    Runs on one thread at a time; several runners may live in one process.
+    Not thread-safe: one thread at a time may use it. A process may have several runners.
 
     Args:
-        limits: those of the engine's EngineConfig.
+        limits: the limits of the engine's EngineConfig.
         multiple: numbers of tokens and logits are padded to multiples of it, see `compute_logits`.
         graphs: captured steps of this model over this pool.
-        runs_ahead: whether `launch` returns while the step is in flight, so that the next one can
+        runs_ahead: whether `launch` returns while the step is in flight, so that the next step can
             be launched.
-        threads: adjusts the number of threads after each step on a CPU; None, which may also be set
-            later, keeps it.
+        threads: adjusts the number of threads after each step on a CPU. None keeps the number; the
+            attribute may also be set later.
     """
 
     def __init__(
@@ -119,8 +120,8 @@ class ModelRunner:
         """Compute a batch, or queue it on a device that runs ahead.
 
         Raises:
-            DeviceFailed: a sticky device error, or block copies that stopped half-way.
-            Exception: the rows failed; the copies are done and must not be repeated.
+            DeviceFailed: a sticky device error, or block copies failed part-way.
+            Exception: the rows failed. The block copies are done and must not be repeated.
         """
         assert batch.num_rows <= self._limits.max_num_seqs
         assert batch.num_tokens <= self._limits.max_num_batched_tokens
@@ -137,7 +138,7 @@ class ModelRunner:
             draws.settle(chosen)
             logprobs = draws.logprobs(chosen)
         except Exception as error:
-            tell_from_device_failure(error, batch)
+            raise_if_device_failed(error, batch)
             raise
         if self.threads is not None:
             self.threads.adjust()
@@ -148,7 +149,7 @@ class ModelRunner:
 
         Raises:
             ArithmeticError: a row has no finite logit.
-            DeviceFailed, Exception: as `launch`.
+            DeviceFailed, Exception: as for `launch`.
         """
         result = self.launch(batch).result()
         if result.failures:
@@ -165,12 +166,12 @@ class ModelRunner:
         return {"allocated": allocated, "reserved": total - free, "total": total}
 
     def num_threads(self) -> int:
-        """Threads that compute the next step on a CPU; 0 where their number is not adjusted."""
+        """Number of threads for the next step on a CPU; 0 if the number is not adjusted."""
         return 0 if self.threads is None else self.threads.count
 
     @torch.inference_mode()
     def draw(self, batch: Batch, due: Sequence[Drawn], fed: Fed | None) -> Draws:
-        """Run the forward pass and sample one token for each of `due`; blocks are in place."""
+        """Run the forward pass and sample one token for each of `due`, after the block copies."""
         step = lay_out(
             batch.catch_up_rows,
             decodes=batch.decodes,
@@ -179,7 +180,7 @@ class ModelRunner:
             fed=fed,
         )
         model = self.model
-        if isinstance(model, Chooser) and self._multiple == 1 and take_likeliest(due):
+        if isinstance(model, Chooser) and self._multiple == 1 and take_argmax(due):
             return Draws(model.choose(step.inputs(self._backend), self.kv_pool), due)
         logits = compute_logits(
             step,
@@ -189,7 +190,7 @@ class ModelRunner:
             multiple=self._multiple,
             graphs=self._graphs,
         )
-        # Logits may be padded beyond the vocabulary; the padding is cut off.
+        # Logits may be wider than the vocabulary: drop the padding.
         if logits.shape[1] > model.vocab_size:
             logits = logits[:, : model.vocab_size]
         return self._sampler.draw(logits, due)
@@ -203,13 +204,13 @@ class ModelRunner:
 
 
 class StepInFlight:
-    """A launched step, its tokens on the device and on their way to the host.
+    """A launched step, whose tokens are being copied from the device to the host.
 
     Args:
-        after: the step launched before, which brings the unknown tokens of this one.
+        after: the step launched before, which samples the unknown input tokens of this step.
 
     Raises:
-        DeviceFailed, Exception: as `ModelRunner.launch`.
+        DeviceFailed, Exception: as for `ModelRunner.launch`.
     """
 
     is_in_flight = True
@@ -219,34 +220,35 @@ class StepInFlight:
         self._batch = batch
         self._due: Sequence[Drawn] = batch.due
         self._after = after
-        self._behind: StepInFlight | None = None
+        self._next: StepInFlight | None = None
         self._result: StepResult | None = None
         self._draws: Draws | None = None
         self._tokens: torch.Tensor
         self._compute()
         if after is not None:
-            after._behind = self
+            after._next = self
 
     def result(self) -> StepResult:
         """Wait for the device; later calls return the same result.
 
-        Draws that the candidates left undecided (see `sampler`) are settled now. The step launched
-        next was then fed a placeholder token, and is computed again over the same slots.
+        Draws that the candidates could not decide (see `sampler`) are settled now. In that case the
+        step launched next has a placeholder as input token, and is computed again over the same
+        slots.
         """
         if self._result is None:
             assert self._draws is not None
             try:
                 chosen = self._arriving.wait()
-                if self._draws.settle(chosen) and self._behind is not None:
-                    self._behind._compute()
+                if self._draws.settle(chosen) and self._next is not None:
+                    self._next._compute()
                 logprobs = self._draws.logprobs(chosen)
             except Exception as error:
-                # The next step may have been launched already: this one cannot be repeated.
-                tell_from_device_failure(error, self._batch)
-                raise DeviceFailed(f"step {self._batch.step} has no end: {error}") from error
+                # The next step may already be in flight, so this one cannot be repeated.
+                raise_if_device_failed(error, self._batch)
+                raise DeviceFailed(f"step {self._batch.step} did not complete: {error}") from error
             self._result = result_of(self._batch, self._due, chosen, logprobs)
-            # The next step refers to this one until its own end, but needs only its tokens.
-            self._draws = self._after = self._behind = None
+            # The next step refers to this one until it completes, but needs only the tokens.
+            self._draws = self._after = self._next = None
         return self._result
 
     def _compute(self) -> None:
@@ -261,27 +263,27 @@ class StepInFlight:
             self._tokens = self._draws.tokens
             self._arriving = ToHost(self._tokens)
         except Exception as error:
-            tell_from_device_failure(error, self._batch)
+            raise_if_device_failed(error, self._batch)
             raise
 
 
 def result_of(
     batch: Batch, due: Sequence[Drawn], chosen: Sequence[int], logprobs: Mapping[int, Logprobs]
 ) -> StepResult:
-    """The step's result from the tokens chosen for `due`, which is `batch.due`."""
+    """The step's result, from the tokens `chosen` for `due`, which is `batch.due`."""
     num_decodes = len(batch.decodes)
     others = zip(due[num_decodes:], chosen[num_decodes:], strict=True)
     decoded, token_ids = chosen[:num_decodes], {one.request_id: token for one, token in others}
-    told: dict[str, list[Logprobs]] = {}
+    logprobs_of: dict[str, list[Logprobs]] = {}
     for index, one in logprobs.items():
-        told.setdefault(due[index].request_id, []).append(one)
+        logprobs_of.setdefault(due[index].request_id, []).append(one)
     drafted = batch.drafted_rows
     if not drafted and BROKEN not in chosen:
-        return StepResult(decoded, token_ids, logprobs=told)
+        return StepResult(decoded, token_ids, logprobs=logprobs_of)
     runs = runs_of(drafted, due, chosen)
-    # A row with a draft has several entries; the first one says whether it has a token at all.
-    places = list(zip(due, chosen, strict=True))
-    first = {one.request_id: (one, token) for one, token in reversed(places)}
+    # A row with a draft has several entries; it has failed if the first one has no token.
+    pairs = list(zip(due, chosen, strict=True))
+    first = {one.request_id: (one, token) for one, token in reversed(pairs)}
     failures = {
         request_id: why_no_token(one.constraint)
         for request_id, (one, token) in first.items()
@@ -290,7 +292,7 @@ def result_of(
     for request_id in token_ids.keys() & {*failures, *runs}:
         del token_ids[request_id]
     runs = {request_id: run for request_id, run in runs.items() if run}
-    return StepResult(decoded, token_ids, failures, told, runs)
+    return StepResult(decoded, token_ids, failures, logprobs_of, runs)
 
 
 def runs_of(
@@ -298,7 +300,8 @@ def runs_of(
 ) -> dict[str, Sequence[int]]:
     """The accepted tokens of rows with a draft, by request id.
 
-    A place without a token ends the run before it: in the next step it will be the first place.
+    An entry without a token ends the run before it. The row samples for it again in the next step,
+    as its first entry.
     """
     rows = {row.request_id: row for row in drafted}
     found: dict[str, list[int]] = {request_id: [] for request_id in rows}
@@ -311,10 +314,10 @@ def runs_of(
     }
 
 
-def tell_from_device_failure(error: Exception, batch: Batch) -> None:
-    """Raise DeviceFailed if the device is to blame, and not the rows of the batch."""
+def raise_if_device_failed(error: Exception, batch: Batch) -> None:
+    """Raise DeviceFailed if the device has failed, and not only the rows of the batch."""
     if is_device_failure(error):
         raise DeviceFailed(f"the device failed in step {batch.step}: {error}") from error
-    # Its frames would keep the step's tensors alive as long as the error, and after running out of
-    # memory the retry of the rows needs that room.
+    # The error's frames would keep the step's tensors alive, and after running out of memory the
+    # retry of the rows needs their memory.
     traceback.clear_frames(error.__traceback__)

@@ -1,1 +1,1 @@
-"""Logits to tokens."""
+"""Chooses tokens from logits."""

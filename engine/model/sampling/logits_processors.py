@@ -1,7 +1,7 @@
-"""What a row's parameters do to its logits before a token is chosen, in place and in float32.
+"""Changes logits by the parameters of their rows, before sampling; in place and in float32.
 
-Knows no temperature and no randomness. Only what a parameter names is touched: a row without any
-costs a look, and a row's logits depend on that row alone.
+Knows no temperature and no randomness. Only logits that a parameter names are accessed, so a row
+without such parameters costs almost nothing. A row's logits depend on that row alone.
 """
 
 import math
@@ -30,7 +30,7 @@ class Processed(Constrained, Protocol):
 def process_logits(
     logits: torch.Tensor, rows: Sequence[Processed], *, eos_token_ids: frozenset[int]
 ) -> None:
-    """Change [rows, vocabulary] in place as each row asks; the order of the steps is vLLM's."""
+    """Apply all processors to [rows, vocabulary], in place and in vLLM's order."""
     keep_allowed(logits, rows)
     apply_token_bitmasks(logits, rows)
     ban_early_stops(logits, rows, eos_token_ids=eos_token_ids)
@@ -39,7 +39,7 @@ def process_logits(
 
 
 def keep_allowed(logits: torch.Tensor, rows: Sequence[Processed]) -> None:
-    """Mask all other tokens where a row has a list of allowed ones."""
+    """In rows with a list of allowed tokens, mask all other tokens."""
     allowed = [
         (index, token) for index, row in enumerate(rows) for token in row.sampling.allowed_token_ids
     ]
@@ -54,7 +54,7 @@ def keep_allowed(logits: torch.Tensor, rows: Sequence[Processed]) -> None:
 def ban_early_stops(
     logits: torch.Tensor, rows: Sequence[Processed], *, eos_token_ids: frozenset[int]
 ) -> None:
-    """No EOS and no stop token before `min_tokens`."""
+    """Mask EOS and stop tokens in rows with fewer than `min_tokens` output tokens."""
     vocab_size = logits.shape[1]
     banned = [
         (index, token)
@@ -83,17 +83,18 @@ def add_biases(logits: torch.Tensor, rows: Sequence[Processed]) -> None:
 
 
 def penalize(logits: torch.Tensor, rows: Sequence[Processed]) -> None:
-    """Repetition over prompt and output, then frequency and presence over the output.
+    """Apply the repetition penalty (prompt and output), then frequency and presence (output).
 
     A repetition penalty divides positive logits and multiplies negative ones (Keskar et al., CTRL,
-    2019). Only the tokens that occur are touched.
+    2019). Only tokens that occur are accessed.
     """
     indices, tokens, factors, discounts = [], [], [], []
     for index, row in enumerate(rows):
         if not row.sampling.has_penalties:
             continue
         generated, times = np.unique(_as_array(row.output_token_ids), return_counts=True)
-        # A long prompt's tokens are marked: to sort them would take several times as long.
+        # Marked in a table, because sorting the tokens of a long prompt takes several times as
+        # long.
         occurs = np.zeros(logits.shape[1], dtype=np.bool_)
         occurs[generated] = True
         if row.sampling.repetition_penalty != 1.0:

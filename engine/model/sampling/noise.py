@@ -1,8 +1,8 @@
 """The sampler's randomness as a pure function of (seed, output index, token id).
 
-Knows no generator and no state: a token's noise does not depend on the batch it is drawn in, on
-what was drawn before, nor on which other tokens are candidates. That is what makes a resumed,
-preempted or re-batched request go on as if nothing had happened.
+It has no generator and no state: a token's noise depends neither on the batch, nor on earlier
+draws, nor on the other candidates. Therefore a resumed, preempted or re-batched request gets the
+same tokens as an undisturbed one.
 """
 
 import numpy as np
@@ -17,12 +17,12 @@ _SPLITMIX_INCREMENT = 0x9E3779B97F4A7C15
 _SPLITMIX_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 #: Multipliers of MurmurHash3's 32-bit finalizer (Appleby), as signed numbers for torch's int32.
 _MURMUR_MULTIPLIERS = (0x85EBCA6B - (1 << 32), 0xC2B2AE35 - (1 << 32))
-#: 2**32 divided by the golden ratio, odd: spreads neighbouring token ids.
+#: 2**32 divided by the golden ratio, rounded to an odd number: spreads consecutive token ids.
 _TOKEN_MULTIPLIER = 0x9E3779B1 - (1 << 32)
 
 
 def noise_key(seed: int, output_index: int) -> tuple[int, int]:
-    """Two signed 32-bit halves of a 64-bit key for one draw; host arithmetic, once per row."""
+    """The 64-bit key of one draw as two signed 32-bit halves; computed on the host per row."""
     mixed = _splitmix64(_splitmix64(seed & _MASK_64) ^ (output_index & _MASK_64))
     low, high = mixed & 0xFFFFFFFF, mixed >> 32
     return _signed(low), _signed(high)
@@ -36,10 +36,9 @@ def noise_keys(draws: list[tuple[int, int]]) -> NDArray[np.int32]:
 def gumbel(token_ids: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """Standard Gumbel noise of each token, [rows, tokens] float64.
 
-    argmax(log-probability + noise) is a draw from the distribution. Double precision keeps two
-    properties beyond doubt: the uniform is never 0 or 1, so the noise is finite, and the last bit
-    of a logarithm, which may differ between vector and scalar code, cannot decide between two
-    tokens.
+    argmax(log-probability + noise) is a draw from the distribution. Double precision ensures two
+    properties: the uniform value is never 0 or 1, so the noise is finite; and the last bit of a
+    logarithm, which may differ between vector and scalar code, does not decide between two tokens.
 
     Args:
         token_ids: [rows, tokens] or [tokens], int32.
@@ -51,11 +50,11 @@ def gumbel(token_ids: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 
 
 def _hash(tokens: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-    """[rows, tokens] int32 of uniformly distributed bits.
+    """[rows, tokens] int32 with uniformly distributed bits.
 
-    MurmurHash3's finalizer over the token with the key's halves put in at two places. int32 wraps
-    and takes half the memory of int64; its shift is arithmetic, so the copied sign bits are masked
-    off.
+    MurmurHash3's finalizer over the token id, into which the two halves of the key are mixed: one
+    before, one between its rounds. int32 wraps around and takes half the memory of int64. Its right
+    shift is arithmetic, so the copies of the sign bit are masked off.
     """
     first, second = _MURMUR_MULTIPLIERS
     bits = (tokens * _TOKEN_MULTIPLIER) ^ low

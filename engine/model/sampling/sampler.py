@@ -1,14 +1,14 @@
-"""From logits to the next token of every row: per-row parameters in one batched pass, in float32.
+"""Samples the next token of every row: per-row parameters in one batched pass, in float32.
 
-Knows no request states and draws no random numbers of its own: `engine.model.sampling.noise` makes
-them from the seed. A row's token depends on that row alone, never on its neighbours. The order of
-the steps and the meaning of every parameter are vLLM's: allowed tokens, constraints, bans, biases,
-penalties, the greedy branch, temperature, min_p, top_k, top_p, draw.
+Knows no request states. Its random numbers come from `engine.model.sampling.noise`, which computes
+them from the seed. A row's token depends on that row alone, never on other rows. The order of the
+operations and the meaning of every parameter are those of vLLM: allowed tokens, constraints, bans,
+biases, penalties, the greedy branch, temperature, min_p, top_k, top_p, draw.
 
-What survives min_p, top_k and top_p is always "every token whose scaled logit reaches a threshold",
-tokens tied with the last one included. So a draw among the few best candidates is enough whenever
-the threshold lies above the worst of them, or the worst is masked; only for the other rows is the
-whole vocabulary sorted. Both ways give the same token, because the threshold is the same and the
+The tokens that min_p, top_k and top_p keep are always those whose scaled logit reaches a threshold,
+tokens equal to the last one included. So drawing among the best candidates is enough if the
+threshold is above the worst candidate, or if the worst candidate is masked. Only for other rows the
+whole vocabulary is sorted. Both ways give the same token, since the threshold is the same and the
 noise is a function of the token.
 """
 
@@ -27,36 +27,37 @@ from engine.model.sampling.logits_processors import Processed, process_logits
 from engine.model.sampling.noise import gumbel, noise_keys
 from engine.sampling_params import SamplingParams
 
-#: How many of the best tokens are tried as candidates before the whole vocabulary is sorted.
+#: Number of best tokens that are candidates at first, before the whole vocabulary is sorted.
 MAX_CANDIDATES = 256
-#: Most noise over whole vocabularies that is drawn at once, if it is more than one row's: on a CPU
-#: what stays in its cache, elsewhere enough to be worth the launches.
+#: Most bytes of noise over whole vocabularies drawn at once (but at least one row): on a CPU as
+#: much as fits in its cache, on other devices enough to amortise the kernel launches.
 CPU_NOISE_BYTES, DEVICE_NOISE_BYTES = 1 << 18, 1 << 26
-#: Below this temperature float32 cannot divide by it; the draw is the most likely token long
-#: before.
+#: The smallest temperature by which float32 can divide. At far higher temperatures, the draw
+#: already is the most likely token.
 MIN_TEMPERATURE = 1e-30
 
-#: In place of a token id: the candidates did not decide.
+#: Instead of a token id: the candidates could not decide the draw.
 _UNDECIDED = -1
 
 
 class Drawn(Processed, Protocol):
-    """What the choice of a next token depends on, besides the logits; a row or a request has it."""
+    """The inputs of sampling except the logits; a row and a request both have them."""
 
     @property
     def request_id(self) -> str: ...
 
 
 class Draws:
-    """The tokens of some rows, chosen on the device.
+    """The sampled tokens of some rows, on the device.
 
     Args:
-        tokens: [rows] ids; `BROKEN` where there is none, `_UNDECIDED` where there is none yet.
-        drawn: indices of the rows that are drawn and not greedy.
-        scaled: [drawn, vocabulary], scaled logits to settle draws with; None if all are decided.
-        keys: [drawn, 2], of the noise; kept because the live rows may have grown by a token by
-            the time they are settled.
-        likelihoods: of the rows that ask for them; None where none does.
+        tokens: [rows] ids; `BROKEN` for a failed row, `_UNDECIDED` for an undecided draw.
+        drawn: indices of the rows that are drawn, not greedy.
+        scaled: [drawn, vocabulary], scaled logits to settle undecided draws; None if there are
+            none.
+        keys: [drawn, 2], keys of the noise. They are stored because the live rows may have one more
+            token when the draws are settled.
+        likelihoods: log-probabilities of the rows that request them; None if no row does.
     """
 
     def __init__(
@@ -79,10 +80,10 @@ class Draws:
             likelihoods.send(tokens)
 
     def settle(self, chosen: list[int]) -> bool:
-        """Decide the undecided draws, in `chosen` and in `tokens`; returns whether there were any.
+        """Decide undecided draws, in `chosen` and in `tokens`; return whether there were any.
 
         Args:
-            chosen: `tokens` on the host; `BROKEN` is left as it is.
+            chosen: `tokens` on the host. `BROKEN` entries stay.
         """
         if _UNDECIDED not in chosen:
             return False
@@ -98,9 +99,9 @@ class Draws:
         return True
 
     def logprobs(self, chosen: list[int]) -> dict[int, Logprobs]:
-        """Log-probabilities of the settled tokens, by the indices of the rows that ask.
+        """The log-probabilities of the settled tokens, by row index, for rows that request them.
 
-        A row whose log-probability is not finite loses its token: `BROKEN` is put in `chosen`.
+        If the log-probability is not finite, the row's entry in `chosen` becomes `BROKEN`.
         """
         found = {} if self._likelihoods is None else self._likelihoods.wait()
         for index, one in found.items():
@@ -110,12 +111,12 @@ class Draws:
 
 
 class Sampler:
-    """Chooses tokens; has no state but its settings.
+    """Samples tokens; has settings, but no state.
 
     Args:
-        eos_token_ids: banned, together with `stop_token_ids`, until `min_tokens` are out.
-            `ignore_eos` decides what an EOS does, not whether it may come: no part of sampling.
-        max_candidates: see the module's docstring; only the speed depends on it.
+        eos_token_ids: masked, like `stop_token_ids`, until a row has `min_tokens` output tokens.
+            `ignore_eos` has no effect here: it decides what an EOS does, not whether it may come.
+        max_candidates: see the module's docstring; it changes only the speed.
     """
 
     def __init__(
@@ -125,15 +126,16 @@ class Sampler:
         self._max_candidates = max_candidates
 
     def draw(self, logits: torch.Tensor, rows: Sequence[Drawn]) -> Draws:
-        """One token per row; overwrites `logits`, [rows, vocabulary]; does not wait for a device.
+        """Sample one token per row without waiting for the device; overwrites `logits`.
 
-        Every row of a greedy batch without further parameters takes the fast path at the top.
+        `logits` are [rows, vocabulary]. A batch in which all rows are greedy and have no other
+        parameters takes the fast path at the top.
         """
         assert logits.shape[0] == len(rows)
         logits = logits.float()
-        if take_likeliest(rows):
-            return Draws(_likeliest(logits), rows)
-        likelihoods = Likelihoods.asked_for(logits, rows)
+        if take_argmax(rows):
+            return Draws(_argmax(logits), rows)
+        likelihoods = Likelihoods.for_rows(logits, rows)
         process_logits(logits, rows, eos_token_ids=self._eos_token_ids)
         tokens = _best(logits)
         best = logits.gather(1, tokens[:, None])
@@ -146,7 +148,7 @@ class Sampler:
             tokens[index_on(drawn, tokens.device)] = self._draw(scaled, drawn_rows, keys)
         finite = best[:, 0].abs() < math.inf
         tokens = torch.where(finite, tokens, BROKEN)
-        # Only truncated draws can be left undecided; for others this would just hold memory.
+        # Only truncated draws can be undecided; for others, `scaled` would only occupy memory.
         if not any(_truncates(rows[index].sampling) for index in drawn):
             scaled = None
         return Draws(tokens, rows, drawn=drawn, scaled=scaled, keys=keys, likelihoods=likelihoods)
@@ -154,7 +156,7 @@ class Sampler:
     def _draw(
         self, scaled: torch.Tensor, rows: Sequence[Drawn], keys: torch.Tensor
     ) -> torch.Tensor:
-        """[rows] tokens, `_UNDECIDED` where the candidates were too few."""
+        """[rows] tokens; `_UNDECIDED` where the number of candidates was too small."""
         vocab_size, device = scaled.shape[1], scaled.device
         truncated = [index for index, row in enumerate(rows) if _truncates(row.sampling)]
         whole = [index for index, row in enumerate(rows) if not _truncates(row.sampling)]
@@ -175,9 +177,9 @@ class Sampler:
         return tokens
 
 
-def take_likeliest(rows: Sequence[Drawn]) -> bool:
-    """Whether all rows are greedy over their raw logits."""
-    return all(row.sampling.takes_likeliest and row.constraint is None for row in rows)
+def take_argmax(rows: Sequence[Drawn]) -> bool:
+    """Whether every row's token is the argmax of its raw logits."""
+    return all(row.sampling.takes_argmax and row.constraint is None for row in rows)
 
 
 def _truncates(sampling: SamplingParams) -> bool:
@@ -187,7 +189,7 @@ def _truncates(sampling: SamplingParams) -> bool:
 def _scale(
     logits: torch.Tensor, best: torch.Tensor, sampling: Sequence[SamplingParams], index: list[int]
 ) -> torch.Tensor:
-    """[drawn, vocabulary], logits over temperature, shifted so that the best is 0: no overflow."""
+    """[drawn, vocabulary], logits / temperature, shifted to a maximum of 0 to avoid overflow."""
     where = index_on(index, logits.device)
     temperatures = _column(
         sampling, lambda one: max(one.temperature, MIN_TEMPERATURE), logits.device
@@ -198,7 +200,7 @@ def _scale(
 def _draw_candidates(
     scaled: torch.Tensor, rows: Sequence[Drawn], keys: torch.Tensor, size: int
 ) -> torch.Tensor:
-    """[rows] tokens drawn from the `size` best of each; `_UNDECIDED` where they are too few."""
+    """[rows] tokens drawn from the `size` best of each row; `_UNDECIDED` if these are too few."""
     values, token_ids = scaled.topk(size, dim=-1)
     threshold = _threshold(scaled, values, [row.sampling for row in rows])
     scores = values.double() + gumbel(token_ids.int(), keys)
@@ -208,13 +210,13 @@ def _draw_candidates(
         return tokens
     top_k = _column([row.sampling for row in rows], lambda one: one.top_k, scaled.device)
     worst = values[:, -1:]
-    # If the worst candidate is masked, every token that may come is among the candidates.
+    # If the worst candidate is masked, every token that is not masked is a candidate.
     decided = (worst == -math.inf) | ((threshold > worst) & (top_k <= size))
     return tokens.masked_fill_(~decided[:, 0], _UNDECIDED)
 
 
 def _draw_whole(scaled: torch.Tensor, rows: Sequence[Drawn], keys: torch.Tensor) -> torch.Tensor:
-    """[rows] tokens drawn from all that survive of the whole vocabulary."""
+    """[rows] tokens drawn from the whole vocabulary, without candidates."""
     token_ids = torch.arange(scaled.shape[1], dtype=torch.int32, device=scaled.device)
     scores = gumbel(token_ids, keys).add_(scaled)
     sampling = [row.sampling for row in rows]
@@ -225,7 +227,7 @@ def _draw_whole(scaled: torch.Tensor, rows: Sequence[Drawn], keys: torch.Tensor)
 
 
 def _sorted_values(scaled: torch.Tensor) -> torch.Tensor:
-    """The values of [rows, vocabulary], best first; a threshold needs no token ids."""
+    """The values of [rows, vocabulary], largest first, without token ids."""
     if scaled.device.type != "cpu":
         return scaled.sort(dim=-1, descending=True).values
     # Without the ids, numpy's vectorised sort is dozens of times as fast as torch's.
@@ -235,10 +237,10 @@ def _sorted_values(scaled: torch.Tensor) -> torch.Tensor:
 def _threshold(
     scaled: torch.Tensor, values: torch.Tensor, sampling: Sequence[SamplingParams]
 ) -> torch.Tensor:
-    """[rows, 1], the smallest scaled logit that survives min_p, then top_k, then top_p.
+    """[rows, 1], the smallest scaled logit that min_p, then top_k, then top_p keep.
 
     `values` are the candidates of `scaled`, best first. top_p is a share of the probability mass of
-    all tokens of the vocabulary that survive min_p and top_k, summed in double precision.
+    all tokens in the vocabulary that min_p and top_k keep; the mass is summed in double precision.
     """
     device, size = values.device, values.shape[1]
     threshold = _column(
@@ -262,11 +264,12 @@ def _threshold(
     return threshold
 
 
-def _likeliest(logits: torch.Tensor) -> torch.Tensor:
-    """[rows] the first token with each row's largest logit; `BROKEN` where that is not finite."""
+def _argmax(logits: torch.Tensor) -> torch.Tensor:
+    """[rows] the argmax of each row, `BROKEN` if its logit is not finite; the first of equals."""
     tokens = _best(logits)
     if logits.device.type == "cpu":
-        # After a large model the caches are cold, and numpy touches far less code than torch.
+        # After a large model the instruction cache is cold, and numpy runs far less code than
+        # torch.
         chosen = tokens.numpy()
         chosen[~np.isfinite(logits.numpy()[np.arange(len(chosen)), chosen])] = BROKEN
         return tokens
@@ -275,8 +278,8 @@ def _likeliest(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _best(logits: torch.Tensor) -> torch.Tensor:
-    """[rows] the first token with each row's largest logit; a NaN counts as the largest."""
-    if logits.device.type == "cpu":  # A sixth of the time that torch takes.
+    """[rows] the argmax of each row, the first of equal ones; a NaN counts as the largest."""
+    if logits.device.type == "cpu":  # Takes a sixth of torch's time.
         return torch.from_numpy(logits.numpy().argmax(axis=-1))
     return logits.argmax(dim=-1)
 
@@ -292,5 +295,5 @@ def _column(
     device: torch.device,
     dtype: type[np.floating[Any]] = np.float32,
 ) -> torch.Tensor:
-    """[rows, 1], one parameter of every row."""
+    """[rows, 1], the value of one parameter for each row."""
     return to_device(np.array([[parameter(one)] for one in sampling], dtype=dtype), device)

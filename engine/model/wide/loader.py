@@ -1,8 +1,8 @@
-"""Loads a transformers model from a Hugging Face folder or name, or says in a sentence why not.
+"""Loads a transformers model from a Hugging Face folder or name, or refuses it with a reason.
 
-Knows no attention backend and no cache. Weights are read from safetensors only and no code that
-comes with a model is ever run: a pickle or a remote module may do anything to the process that
-holds the keys.
+Knows no attention backend and no cache. Weights are read only from safetensors, and no code of a
+model repository is ever run: a pickle or a remote module could run any code in this process, which
+has the credentials of Redis.
 """
 
 import hashlib
@@ -33,10 +33,10 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
 }
 
-#: Weight files that are pickles.
+#: Suffixes of weight files that are pickles.
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 
-#: Files beside the weights that affect tokens, those of the prompt included; any may be missing.
+#: Files other than weights that change prompt or output tokens; each may be missing.
 DECIDING_FILES = (
     "config.json",
     "generation_config.json",
@@ -44,9 +44,9 @@ DECIDING_FILES = (
     "tokenizer_config.json",
     "chat_template.jinja",
 )
-#: The fingerprint of a weight file covers so many pieces of so many bytes, evenly spread: training
-#: changes nearly all of them, and reading the whole file would take as long as loading it.
-NUM_PIECES, PIECE_BYTES = 256, 4096
+#: The fingerprint of a weight file covers NUM_SAMPLES samples of SAMPLE_BYTES, evenly spread:
+#: training changes nearly all of them, and reading the whole file would take as long as loading it.
+NUM_SAMPLES, SAMPLE_BYTES = 256, 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,14 @@ class LoadedModel:
     """A model in evaluation mode on its device, and the facts an engine needs about it.
 
     Args:
-        model: with our attention function set.
-        folder: the local folder; tokenizer files are here.
-        max_model_len: positions the model can tell apart and the engine can compute in any batch.
-        eos_token_ids: of the generation config and of the config; either may know one the other
-            lacks.
-        fingerprint: changes with the config, the tokenizer, the weights, the dtype, torch,
-            transformers, and the kind of processor.
+        model: the model, with our attention function set.
+        folder: the local folder, which also has the tokenizer files.
+        max_model_len: the most positions that the model distinguishes and that do not depend on
+            other requests of a batch.
+        eos_token_ids: the union of those in the generation config and in the config, since each may
+            have ids that the other lacks.
+        fingerprint: a hash of config, tokenizer files, weights, dtype, the versions of torch and
+            transformers, and the type of processor.
     """
 
     model: PreTrainedModel
@@ -77,10 +78,10 @@ def load_model(
     """Load a causal language model for serving.
 
     Args:
-        path: a folder, or a name that transformers resolves by its own rules (cache, offline mode);
-            a name that the hub cannot have, or whose owner is a folder here, is a folder's.
-        dtype: a key of `DTYPES`, or "auto" for the one the checkpoint names.
-        device: where the weights go.
+        path: a folder, or a name that transformers resolves by its own rules (cache, offline mode).
+            A name that is not valid on the hub, or whose owner is a local folder, is a folder.
+        dtype: a key of `DTYPES`, or "auto" for that of the checkpoint.
+        device: the device of the weights.
 
     Raises:
         ModelRefused: the model cannot be served; the message is one sentence.
@@ -93,9 +94,10 @@ def load_model(
     _check_architecture(config)
     model = _read_weights(path, dtype)
     if model.dtype not in DTYPES.values():
-        raise ModelRefused(f"{path} is stored as {model.dtype}; ask for one of {', '.join(DTYPES)}")
+        known = ", ".join(DTYPES)
+        raise ModelRefused(f"{path} is stored as {model.dtype}; set dtype to one of {known}")
     model.requires_grad_(requires_grad=False)
-    _place(model, device)
+    _move(model, device)
     return LoadedModel(
         model=model,
         folder=folder,
@@ -106,36 +108,37 @@ def load_model(
     )
 
 
-def _place(model: PreTrainedModel, device: torch.device | str) -> None:
+def _move(model: PreTrainedModel, device: torch.device | str) -> None:
     try:
         torch.nn.Module.to(model, device)
     except (RuntimeError, AssertionError) as error:
-        # torch asserts that it was built for the device.
-        raise ModelRefused(f"the weights cannot go to {device}: {_first_line(error)}") from error
+        # torch raises an AssertionError if it was not built for the device.
+        reason = _first_line(error)
+        raise ModelRefused(f"the weights cannot be moved to {device}: {reason}") from error
 
 
 def _folder(path: str | Path) -> Path:
     if Path(path).is_dir():
         return Path(path)
     if Path(path).is_file():
-        raise ModelRefused(f"{path} is a file; a model is the folder with its config.json in it")
+        raise ModelRefused(f"{path} is a file; a model is the folder that contains config.json")
     if isinstance(path, Path) or not _may_be_of_hub(path):
         raise ModelRefused(_no_folder(path))
     try:
         config_file = cached_file(path, "config.json")
     except OSError as error:
-        # What was meant may have been a folder all the same.
-        reason = f"no model of that name came from the hub: {_first_line(error)}"
+        # The message also mentions the folder: the user may have meant one.
+        reason = f"the hub has given no model of that name: {_first_line(error)}"
         raise ModelRefused(f"{_no_folder(path)}, and {reason}") from error
     assert config_file is not None, "a missing file raises"
     return Path(config_file).parent
 
 
 def _may_be_of_hub(name: str) -> bool:
-    """Whether this may be `<model>` or `<owner>/<model>` of the hub, and not a mistyped folder.
+    """Whether this may be `<model>` or `<owner>/<model>` on the hub, and not a mistyped folder.
 
-    Where the owner is a folder here, a folder in it was meant: the hub would only say that it has
-    no such model, or that it cannot be reached.
+    If the owner is a local folder, the user meant a folder in it. A request to the hub would only
+    fail with a misleading reason.
     """
     if name.startswith(("/", ".", "~")) or name.count("/") > 1:
         return False
@@ -143,12 +146,12 @@ def _may_be_of_hub(name: str) -> bool:
 
 
 def _no_folder(path: str | Path) -> str:
-    """Says what was looked for; of a relative one, also where."""
+    """A sentence with the missing folder and, for a relative path, the current folder."""
     return f"there is no folder {path}" + ("" if Path(path).is_absolute() else f" in {Path.cwd()}")
 
 
 def _check_files(folder: Path, path: str | Path) -> None:
-    """Refuse a local folder early by what lies in it; of a name, not everything is here yet."""
+    """Refuse a local folder early by its files; for a hub name, not all files are local yet."""
     if not (folder / "config.json").is_file():
         raise ModelRefused(f"{path} has no config.json")
     if not Path(path).is_dir() or any(folder.glob("*.safetensors")):
@@ -168,24 +171,24 @@ def _config(folder: Path) -> PreTrainedConfig:
     except (OSError, ValueError, RecursionError) as error:
         raise ModelRefused(f"config.json cannot be read: {_first_line(error)}") from error
     if not isinstance(raw, dict):
-        raise ModelRefused("config.json is no JSON object")
+        raise ModelRefused("config.json is not a JSON object")
     model_type = raw.get("model_type")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         if raw.get("auto_map"):
             raise ModelRefused(
-                f"a model of type {model_type!r} brings its own code, which is never run here"
+                f"a model of type {model_type!r} has its own code, which is never run here"
             )
-        raise ModelRefused(f"transformers {transformers.__version__} knows no type {model_type!r}")
+        raise ModelRefused(f"transformers {transformers.__version__} has no type {model_type!r}")
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
     except Exception as error:
-        # A class of its own for a field of the wrong type, and whatever follows from a wrong value.
+        # transformers has its own exception for a field of the wrong type; wrong values raise any.
         raise ModelRefused(f"config.json is not usable: {_first_line(error)}") from error
     return config
 
 
 def _check_architecture(config: PreTrainedConfig) -> None:
-    """Refuse what can be told before any weight is read; the rest is the probe's."""
+    """Refuse what is known to fail before weights are read; the probe refuses the rest."""
     kind = config.model_type
     if config.is_encoder_decoder:
         raise ModelRefused(f"{kind} is an encoder-decoder model; only decoders are served")
@@ -193,7 +196,7 @@ def _check_architecture(config: PreTrainedConfig) -> None:
         raise ModelRefused(f"{kind} is not a causal language model in transformers")
     if getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_is_stateful", False):
         raise ModelRefused(
-            f"{kind} keeps a recurrent state beside its keys and values (state-space or linear "
+            f"{kind} has a recurrent state beside its keys and values (state-space or linear "
             "attention layers), which cannot be paged"
         )
 
@@ -211,14 +214,14 @@ def _read_weights(path: str | Path, dtype: str) -> PreTrainedModel:
         )
     except Exception as error:
         if isinstance(error, KeyError) and ATTENTION_NAME in error.args:
-            # Its layers are picked from a table of their own by the name of the attention.
+            # Such a model selects its layers from its own table, by the name of the attention.
             raise ModelRefused(
                 f"{path} does not dispatch its attention through transformers' AttentionInterface"
             ) from error
         raise ModelRefused(f"transformers cannot load {path}: {_first_line(error)}") from error
     model, report = loaded
     assert isinstance(model, PreTrainedModel)
-    # transformers fills what is missing with random numbers and a warning.
+    # transformers only warns of missing weights, and fills them with random numbers.
     if report["missing_keys"]:
         raise ModelRefused(
             f"the weights of {path} lack {len(report['missing_keys'])} tensors, "
@@ -228,15 +231,15 @@ def _read_weights(path: str | Path, dtype: str) -> PreTrainedModel:
 
 
 def _max_model_len(model: PreTrainedModel) -> int:
-    """Positions of the config, fewer where the rotary frequencies follow the longest sequence.
+    """The positions of the config; fewer if rotary frequencies depend on the longest sequence.
 
-    Such a model would compute every request of a batch with the frequencies of the longest one, and
-    keys already in the cache would stay as they were. Below the original length they never change.
+    Such a model would use the frequencies of the longest request for all requests of a batch, but
+    cached keys would keep their old frequencies. Below the original length they are constant.
     """
     config = model.config.get_text_config()
     limit = getattr(config, "max_position_embeddings", None)
     if not isinstance(limit, int) or limit < 1:
-        raise ModelRefused(f"the config of {config.model_type} names no max_position_embeddings")
+        raise ModelRefused(f"the config of {config.model_type} has no max_position_embeddings")
     for module in model.modules():
         for kind in _leaves(getattr(module, "rope_type", ())):
             if kind == "longrope" or "dynamic" in str(kind):
@@ -246,7 +249,7 @@ def _max_model_len(model: PreTrainedModel) -> int:
 
 
 def _originals(parameters: dict[str, Any]) -> Iterable[int]:
-    """Every `original_max_position_embeddings`, of the model or of its kinds of layers."""
+    """Every `original_max_position_embeddings`, of the model or of its layer types."""
     for key, value in parameters.items():
         if isinstance(value, dict):
             yield from _originals(value)
@@ -260,13 +263,13 @@ def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
         int(token)
         for source in sources
         for token in _leaves(getattr(source, "eos_token_id", None))
-        # Some configs name a negative one for none, and in a row that counts from the end.
+        # Some configs have a negative id for none; as an index it would count from the end.
         if token is not None and int(token) >= 0
     )
 
 
 def _leaves(value: Any) -> Iterable[Any]:
-    """The values themselves, whether there is one, a list of them or one per kind of layer."""
+    """The values of a field that is one value, a list, or a mapping by layer type."""
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list | tuple) else (value,)
@@ -281,22 +284,22 @@ def _fingerprint(folder: Path, model: PreTrainedModel) -> str:
         size = file.stat().st_size
         digest.update(f"{file.name} {size}\n".encode())
         with file.open("rb") as stream:
-            for piece in range(NUM_PIECES):
-                stream.seek(size * piece // NUM_PIECES)
-                digest.update(stream.read(PIECE_BYTES))
+            for sample in range(NUM_SAMPLES):
+                stream.seek(size * sample // NUM_SAMPLES)
+                digest.update(stream.read(SAMPLE_BYTES))
     versions = f"{model.dtype} {torch.__version__} {transformers.__version__}"
     digest.update(f"{versions} {_processor(model.device)}".encode())
     return digest.hexdigest()[:32]
 
 
 def _processor(device: torch.device) -> str:
-    """What torch picks its kernels by: another kind may round differently."""
+    """The type of processor by which torch selects kernels; another type may round differently."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return torch.backends.cpu.get_cpu_capability() if device.type == "cpu" else device.type
 
 
 def _first_line(error: BaseException) -> str:
-    """What an error says first, and what comes after that if it is a heading."""
+    """The first line of an error's text, and the next one if the first ends with a colon."""
     lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
     return " ".join(lines[: 1 + lines[0].endswith(":")])

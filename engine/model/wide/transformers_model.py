@@ -1,9 +1,9 @@
 """The wide path: any transformers decoder that dispatches attention through the AttentionInterface.
 
-Knows no architecture. One attention function is registered under our name; the model's own forward
-pass runs on the flattened step as a batch of one, and every time a layer attends, the step that is
-active in this context stores the keys and values and attends through the block tables. Any number
-of models may live in one process: what is registered only looks up the active step.
+Knows no architecture. The model's own forward pass runs on the flattened step as a batch of one. It
+calls the attention function that we register with transformers; this function calls the step that
+is active in the current context, which stores the keys and values and attends through the block
+tables. A process may have any number of models, since the registered function has no state.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,19 +22,19 @@ from engine.model.causal_model import StepInputs
 from engine.model.device.kv_pool import KVPool, LayerShape
 from engine.model.wide.wide_adapters import AdapterHooks
 
-#: What `attn_implementation` is set to. No mask function is registered under this name, and for
-#: such a name transformers makes no mask at all: the block tables and the layer's window say what
-#: is seen.
+#: The value of `attn_implementation`. No mask function is registered under this name, so
+#: transformers builds no masks: the block tables and the layer's window determine which keys are
+#: seen.
 ATTENTION_NAME = "quire_paged"
-#: The same attention function, with a mask function beside it: `engine.model.checks.probe` wants to
-#: see the masks that a model would have made.
+#: The same attention function, with a mask function: `engine.model.checks.probe` needs the masks
+#: that the model would build.
 PROBE_NAME = "quire_probe"
 #: Config fields for the number of experts per token; all experts' matrices are in one tensor.
 EXPERTS_PER_TOKEN = ("num_experts_per_tok", "top_k_experts", "moe_top_k", "moe_topk")
 
 
-class AttentionRecipient(Protocol):
-    """Whoever answers for the attention of the forward pass that is running."""
+class AttentionHandler(Protocol):
+    """Computes the attention calls of the forward pass that is running."""
 
     def attend(
         self,
@@ -45,24 +45,24 @@ class AttentionRecipient(Protocol):
         mask: torch.Tensor | None,
         options: Mapping[str, Any],
     ) -> torch.Tensor:
-        """[1, tokens, heads, value_dim] from [1, heads, tokens, dim]; `options` are the model's."""
+        """[1, tokens, heads, value_dim] from [1, heads, tokens, dim]; the model sets `options`."""
         ...
 
     def mask(self, options: Mapping[str, Any]) -> torch.Tensor | None:
-        """The mask the model hands on to its layers; asked for under `PROBE_NAME` only."""
+        """The mask that the model passes to its layers; called only under `PROBE_NAME`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
-    """One attending layer, as the probe found it.
+    """One layer with attention, as found by the probe.
 
     Args:
         module: the module that calls the attention function.
-        shape: what it keeps of a token.
-        sliding_window: tokens it sees, itself included; None for all.
-        num_heads: of its queries.
-        softcap: of its scores; None when they are not capped.
+        shape: the shape of its keys and values of one token.
+        sliding_window: keys that a token sees, its own included; None for all.
+        num_heads: number of query heads.
+        softcap: the cap of its scores; None if they are not capped.
     """
 
     module: nn.Module
@@ -77,14 +77,14 @@ class TransformersModel:
 
     Args:
         model: loaded with `attn_implementation=ATTENTION_NAME`, in evaluation mode.
-        layers: in the order the model calls them, from `engine.model.checks.probe`.
+        layers: in the order of the model's calls, from `engine.model.checks.probe`.
         vocab_size: width of the logits.
-        selects_logits: the model's forward takes `logits_to_keep`, so that the vocabulary is not
-            multiplied out for tokens that nobody samples from.
+        selects_logits: whether the model's forward has the parameter `logits_to_keep`, which avoids
+            computing logits of tokens that are not sampled.
     """
 
     name = "transformers"
-    #: It uses the attention backend, and some backends read whole blocks.
+    #: True because it uses the attention backend, and some backends read whole blocks.
     reads_unwritten_slots = True
 
     def __init__(
@@ -104,17 +104,17 @@ class TransformersModel:
         self._adapters = AdapterHooks(model, ())
 
     def add_adapters(self, adapters: Sequence[Adapter]) -> None:
-        """Add adapters, which are then used where a step asks for them; called once."""
+        """Add adapters; steps use them by name. Call it once at most."""
         self._adapters = AdapterHooks(self.model, adapters)
 
     @property
     def windows(self) -> list[int]:
-        """Keys that a token sees, itself included, in the layers where it does not see all."""
+        """The sliding windows of all layers that have one: keys a token sees, itself included."""
         return [one.sliding_window for one in self.layers if one.sliding_window is not None]
 
     @property
     def attention_needs(self) -> AttentionNeeds:
-        """What its layers ask of an attention backend."""
+        """The features that its layers need from an attention backend."""
         largest = max(self.layers, key=lambda layer: layer.num_heads * layer.shape.key_dim)
         return AttentionNeeds(
             heads=largest.num_heads,
@@ -129,13 +129,13 @@ class TransformersModel:
     def width(self) -> int:
         """The most elements of one token between two matrix products of a layer.
 
-        The width of its MLP, or of all the experts that the token uses; or of its queries, keys and
-        values together.
+        This is the width of the MLP (or of all experts that a token uses), or that of queries, keys
+        and values together.
         """
         config = self.model.config.get_text_config()
         names = (name for name in EXPERTS_PER_TOKEN if hasattr(config, name))
         num_experts = getattr(config, next(names, ""), 1)
-        # The last dimension is what goes into a product, and in some families what comes out.
+        # The last dimension is the input of a product, in some families its output.
         inner = (
             parameter.shape[-1] * (num_experts if parameter.dim() > 2 else 1)
             for parameter in self.model.parameters()
@@ -151,7 +151,7 @@ class TransformersModel:
     def forward(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
         options = {"logits_to_keep": inputs.logit_rows} if self._selects_logits else {}
         paged = _PagedStep(self._layer_of, inputs, kv_pool)
-        with answering(paged), self._adapters.active(inputs):
+        with attention_handler(paged), self._adapters.active(inputs):
             output = self.model(
                 input_ids=inputs.token_ids[None],
                 position_ids=inputs.positions[None],
@@ -164,7 +164,7 @@ class TransformersModel:
 
 
 class _PagedStep:
-    """One forward pass over the pool."""
+    """The attention of one forward pass, over the pool."""
 
     def __init__(
         self,
@@ -185,9 +185,9 @@ class _PagedStep:
         mask: torch.Tensor | None,
         options: Mapping[str, Any],
     ) -> torch.Tensor:
-        assert mask is None, "no mask was made, so none can arrive"
+        assert mask is None, "no mask is built under ATTENTION_NAME"
         index, layer = self._layer_of[module]
-        # [1, heads, tokens, dim] is how models keep them; the cache and the backends count tokens
+        # From the models' layout [1, heads, tokens, dim] to that of cache and backends, tokens
         # first.
         query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         self._kv_pool.write(index, key=key, value=value, slots=self._inputs.slots)
@@ -201,26 +201,26 @@ class _PagedStep:
         )[None]
 
     def mask(self, options: Mapping[str, Any]) -> torch.Tensor | None:
-        raise AssertionError(f"no mask is made under {ATTENTION_NAME}: {options}")
+        raise AssertionError(f"no mask is built under {ATTENTION_NAME}: {options}")
 
 
 def scaling_of(options: Mapping[str, Any], query: torch.Tensor) -> float:
-    """The layer's factor on the scores; 1/sqrt(dim), as in torch, when it names none."""
+    """The layer's factor of the scores; by default 1/sqrt(dim), as in torch."""
     scaling = options.get("scaling")
     return float(query.shape[-1] ** -0.5 if scaling is None else scaling)
 
 
-_recipient: ContextVar[AttentionRecipient] = ContextVar("quire_attention_recipient")
+_handler: ContextVar[AttentionHandler] = ContextVar("quire_attention_recipient")
 
 
 @contextmanager
-def answering(recipient: AttentionRecipient) -> Iterator[None]:
-    """Let `recipient` answer for every attention call made in this context."""
-    token = _recipient.set(recipient)
+def attention_handler(handler: AttentionHandler) -> Iterator[None]:
+    """Let `handler` compute every attention call in this context."""
+    token = _handler.set(handler)
     try:
         yield
     finally:
-        _recipient.reset(token)
+        _handler.reset(token)
 
 
 def _attention_function(
@@ -231,15 +231,15 @@ def _attention_function(
     attention_mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    return _recipient.get().attend(module, query, key, value, attention_mask, options), None
+    return _handler.get().attend(module, query, key, value, attention_mask, options), None
 
 
 def _mask_function(**options: Any) -> torch.Tensor | None:
-    return _recipient.get().mask(options)
+    return _handler.get().mask(options)
 
 
-# Process-wide registers of transformers: the functions hold no state, so registering once is
-# enough.
+# The registries of transformers are global to the process. Registering once is enough, since the
+# functions have no state.
 AttentionInterface.register(ATTENTION_NAME, _attention_function)
 AttentionInterface.register(PROBE_NAME, _attention_function)
 AttentionMaskInterface.register(PROBE_NAME, _mask_function)

@@ -1,7 +1,8 @@
-"""Adapters on the wide path: hooks on the linear layers that some adapter adds to.
+"""Adapters on the wide path: hooks on the linear layers that an adapter changes.
 
-Knows no architecture. A hook tells whose tokens it sees by their places in the step, so it has to
-see all of them in order: a layer that gets only some (that of one expert, say) takes no adapter.
+Knows no architecture. A hook identifies tokens by their index in the step, so it must get all
+tokens in order. A layer that gets only some of them, for instance one of a mixture of experts,
+cannot have an adapter.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,13 +16,13 @@ from engine.errors import ModelRefused
 from engine.model.adapters import Adapter, LowRank
 from engine.model.causal_model import AdaptedTokens, StepInputs
 
-#: What torch calls with a module, its arguments and what it returned.
+#: A forward hook of torch: gets the module, its arguments and its output.
 Hook = Callable[[nn.Module, tuple[torch.Tensor, ...], torch.Tensor], None]
 
 
 @dataclass(slots=True)
 class _Target:
-    """One linear layer: what each adapter adds to it, and how often this step called it."""
+    """One linear layer, its update by each adapter, and the number of calls in this step."""
 
     name: str
     parts: dict[str, LowRank] = field(default_factory=dict)
@@ -81,6 +82,4 @@ class AdapterHooks:
 
 
 def _refused(target: _Target) -> ModelRefused:
-    return ModelRefused(
-        f"{target.name} takes no adapter: the model does not give it each token once"
-    )
+    return ModelRefused(f"{target.name} cannot have an adapter: it does not get each token once")

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from engine.model.adapters import read_adapters
 from engine.model.decoder.decoder import Decoder
-from engine.model.decoder.decoder_adapters import place_adapter
+from engine.model.decoder.decoder_adapters import map_adapter
 from engine.model.decoder.decoder_config import read_config
 from engine.model.decoder.decoder_weights import read_weights
 from engine.model.decoder.native_decoder import NativeDecoder
@@ -108,6 +108,6 @@ def adapted_forms(
     plain.wide.add_adapters(read)
     description = read_config(plain.wide)
     weights = read_weights(description, plain.wide.model.state_dict())
-    placed = [place_adapter(description, adapter) for adapter in read]
+    placed = [map_adapter(description, adapter) for adapter in read]
     native = NativeDecoder(description, weights, placed, variant=variant or best_variant())
     return Forms(plain.wide, Decoder(description, weights, placed), native)

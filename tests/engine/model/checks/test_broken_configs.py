@@ -30,7 +30,7 @@ def spoil(folder: Path, fields: dict) -> Path:
         ({"pad_token_id": 10**9}, r"cannot load .*: Padding_idx must be within num_embeddings"),
         ({"dtype": "rational"}, r"is not usable: .*has no attribute 'rational'"),
         ({"dtype": 16}, r"cannot load .*: 'int' object has no attribute"),
-        ({"model_type": {}}, "knows no type {}"),
+        ({"model_type": {}}, "has no type {}"),
     ],
 )
 def test_a_wrong_value_is_a_reason_in_one_sentence(fields, reason, model_folder, tmp_path):
@@ -43,7 +43,7 @@ def test_a_wrong_value_is_a_reason_in_one_sentence(fields, reason, model_folder,
 def test_what_is_no_object_is_no_config(tmp_path):
     folder = save_model(CONFIGS["llama"], tmp_path)
     (folder / "config.json").write_text("[]")
-    with pytest.raises(ModelRefused, match=r"config\.json is no JSON object"):
+    with pytest.raises(ModelRefused, match=r"config\.json is not a JSON object"):
         load_model(folder)
 
 

@@ -95,7 +95,10 @@ class Swayed:
 @pytest.mark.parametrize(
     ("condition", "company"),
     [
-        (lambda step: step.query_lens.sum() == 1 and step.context_lens[0] > 1, "next of a text"),
+        (
+            lambda step: step.query_lens.sum() == 1 and step.context_lens[0] > 1,
+            "its last token is a decode",
+        ),
         (lambda step: step.num_rows > 3 and step.query_lens.sum() < 60, "in chunks"),
         (lambda step: step.query_lens.sum() == 128, "in a full step"),
     ],
@@ -112,9 +115,7 @@ def test_one_bit_of_one_logit_is_enough_to_be_found_out(condition, company, form
     [(None, range(145, 185), 144), (100, range(113, 153), 112)],
     ids=["long", "window"],
 )
-def test_what_differs_only_far_behind_the_beginning_is_found_out(
-    window, sways, behind, forms, dtype
-):
+def test_a_difference_only_behind_a_long_context_is_found(window, sways, behind, forms, dtype):
     """A context is longer than what attention takes at once, or than a window of it."""
     swayed = Swayed(
         forms.native,
@@ -122,7 +123,7 @@ def test_what_differs_only_far_behind_the_beginning_is_found_out(
     )
     check_invariance(swayed, rehearsal_of(dtype), **LIMITS)
     windows = [] if window is None else [window]
-    with pytest.raises(NotInvariant, match=rf"prompt of \d+ tokens behind {behind} others"):
+    with pytest.raises(NotInvariant, match=rf"prompt of \d+ tokens after {behind} cached ones"):
         invariant_multiple(swayed, rehearsal_of(dtype), windows=windows, **LIMITS)
 
 
@@ -172,7 +173,7 @@ def test_a_small_budget_leaves_prompts_that_fit(forms, dtype):
     check_invariance(forms.native, rehearsal_of(dtype), **limits)
 
 
-def test_padding_adds_tokens_of_nobody_behind_the_rows():
+def test_padding_adds_tokens_of_no_request_behind_the_rows():
     rows = [make_row([5, 6, 7], block_ids=[2]), make_row([8, 9], block_ids=[4], end=1)]
     step = lay_out(rows, block_size=4, device=torch.device("cpu"))
     padded = pad(step, multiple=3, spare_block=9)

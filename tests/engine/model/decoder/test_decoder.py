@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 from engine.errors import ModelRefused
 from engine.model.checks.probe import probe, relative_errors
 from engine.model.decoder.decoder import Decoder
-from engine.model.decoder.decoder_config import NotCommon, read_config
+from engine.model.decoder.decoder_config import NotSupported, read_config
 from engine.model.decoder.native_decoder import NativeDecoder
 from engine.model.kernels.build import KernelsUnavailable
 from engine.model.load import fast_path
@@ -116,7 +116,7 @@ def served(config: PreTrainedConfig, folder, **options) -> TransformersModel:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (CONFIGS["gemma2"], "the family gemma2 is not described"),
+        (CONFIGS["gemma2"], "the model type gemma2 is not supported"),
         (transformers.LlamaConfig(**_GROUPED, mlp_bias=True), "mlp_bias = True"),
         (transformers.LlamaConfig(**_GROUPED, hidden_act="gelu"), "hidden_act = 'gelu'"),
         (
@@ -124,7 +124,7 @@ def served(config: PreTrainedConfig, folder, **options) -> TransformersModel:
                 **_GROUPED,
                 rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
             ),
-            "rotary embedding is of the kind 'dynamic'",
+            "rotary embedding has the type 'dynamic'",
         ),
     ],
     ids=["family", "bias", "activation", "rotary"],
@@ -142,7 +142,7 @@ def test_what_is_not_understood_is_left_to_the_wide_path_with_one_sentence(
         choose_model(wide, model_path="fast")
 
 
-def test_a_field_nobody_has_described_is_not_ignored(tmp_path, monkeypatch):
+def test_an_unknown_field_is_not_ignored(tmp_path, monkeypatch):
     class NewerConfig(transformers.LlamaConfig):
         """What a later release may bring."""
 
@@ -152,7 +152,7 @@ def test_a_field_nobody_has_described_is_not_ignored(tmp_path, monkeypatch):
     assert read_config(wide).family == "llama"
     fields = transformers.LlamaConfig().to_dict() | {"attention_sinks": 0}
     monkeypatch.setattr(transformers.LlamaConfig, "to_dict", lambda self: fields)
-    with pytest.raises(NotCommon, match="'attention_sinks'"):
+    with pytest.raises(NotSupported, match="'attention_sinks'"):
         read_config(wide)
 
 
@@ -166,7 +166,7 @@ def test_a_field_of_another_family_means_nothing(field, tmp_path):
     assert isinstance(choose_model(wide), NativeDecoder)
 
 
-def test_a_tensor_with_no_place_is_not_ignored(tmp_path, caplog):
+def test_an_unknown_tensor_is_not_ignored(tmp_path, caplog):
     wide = served(FAMILIES["llama"], tmp_path)
     wide.model.model.layers[0].self_attn.sinks = torch.nn.Parameter(torch.ones(4))
     with caplog.at_level(logging.INFO, logger="engine.model.load.fast_path"):
@@ -226,7 +226,7 @@ def test_a_form_that_is_wrong_for_a_single_token_is_left_out(dtype, tmp_path, mo
     monkeypatch.setattr(NativeDecoder, "forward", one_wrong)
     wide = served(FAMILIES["llama"], tmp_path, dtype=dtype)
     assert isinstance(choose_model(wide), Decoder)
-    assert "in one token by" in caplog.text
+    assert "in the worst token" in caplog.text
 
 
 @pytest.mark.parametrize("padding", [5, 7, 18, 21, 48])

@@ -9,8 +9,8 @@ import torch
 import transformers
 
 from engine.model.attention.reference import ReferenceAttention
-from engine.model.decoder.decoder_config import NotCommon
-from engine.model.decoder.native_decoder import ALIGNMENT, LENT_BYTES, LentMemory
+from engine.model.decoder.decoder_config import NotSupported
+from engine.model.decoder.native_decoder import ALIGNMENT, REUSED_BYTES, ReusedBuffer
 from engine.model.device.kv_pool import KVPool
 from engine.model.kernels import build
 from engine.model.kernels.build import FETCH_LEVELS, VARIANTS, best_variant
@@ -213,7 +213,7 @@ def test_gates_and_ups_take_turns_of_sixteen():
 
 
 def test_logits_last_while_a_part_of_them_is_held_and_then_their_memory_is_lent_again():
-    memory, columns = LentMemory(), LENT_BYTES // 4
+    memory, columns = ReusedBuffer(), REUSED_BYTES // 4
     memory.borrow(2, columns)
     logits = memory.borrow(2, columns).fill_(1.0)
     place, part = logits.data_ptr(), logits[1:].numpy()
@@ -228,7 +228,7 @@ def test_logits_last_while_a_part_of_them_is_held_and_then_their_memory_is_lent_
 def test_a_check_at_start_leaves_no_memory_for_the_logits_of_all_its_tokens(tmp_path):
     """Every logit of a full step was asked for, and no step that serves has so many."""
     most, vocab_size = 512, 20_000
-    assert most * vocab_size * 4 > LENT_BYTES
+    assert most * vocab_size * 4 > REUSED_BYTES
     config = transformers.LlamaConfig(**(_GROUPED | {"vocab_size": vocab_size}))
     runner = make_runner(
         save_model(config, tmp_path), deterministic=True, max_num_batched_tokens=most
@@ -237,5 +237,5 @@ def test_a_check_at_start_leaves_no_memory_for_the_logits_of_all_its_tokens(tmp_
 
 
 def test_what_the_kernels_are_not_made_for_is_said(tmp_path):
-    with pytest.raises(NotCommon, match=r"no kernels for torch\.float16"):
+    with pytest.raises(NotSupported, match=r"no kernels for torch\.float16"):
         forms_of(FAMILIES["llama"], tmp_path, dtype="float16")

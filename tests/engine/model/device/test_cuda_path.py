@@ -142,12 +142,12 @@ def test_a_function_that_is_wrong_after_the_first_row_is_found_out():
 
 @pytest.mark.parametrize("backend", [CudaAttention(paged_varlen), GatheredAttention(packed_varlen)])
 def test_capped_scores_are_left_to_another_backend(backend):
-    with pytest.raises(AttentionCheckFailed, match="caps no scores"):
+    with pytest.raises(AttentionCheckFailed, match="does not support capped scores"):
         self_check(backend, needs=ANY_NEEDS)
 
 
 def test_a_release_of_torch_that_lacks_an_option_is_named_by_it():
-    with pytest.raises(AttentionUnavailable, match="does not take leaps"):
+    with pytest.raises(AttentionUnavailable, match="does not have leaps"):
         find_varlen({"scale", "leaps"})
 
 
@@ -173,7 +173,7 @@ def test_where_keys_lie_is_told_by_their_blocks_and_not_key_by_key(monkeypatch):
     lengths = np.array([4000, 3000])
     blocks = np.arange(2 * 250).reshape(2, 250)
     metadata = AttentionMetadata(16, np.ones_like(lengths), lengths, blocks, torch.device("cpu"))
-    (run,) = GatheredAttention(packed_varlen).prepare(metadata).runs
+    (run,) = GatheredAttention(packed_varlen).prepare(metadata).ranges
     assert sent.numbers == blocks.size
     slots = (run.blocks * 16 + run.offsets).tolist()
     assert slots == [*range(4000), *range(4000, 7000)]

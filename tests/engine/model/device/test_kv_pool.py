@@ -79,7 +79,7 @@ def test_the_memory_of_blocks_is_there_once_they_are_made_and_no_sooner():
     before = resident_bytes()
     pool = make_pool(num_blocks=32768, block_size=16, num_host_blocks=0)
     unmade = resident_bytes() - before
-    pool.make(range(8192))
+    pool.touch(range(8192))
     made = resident_bytes() - before
     assert pool.nbytes > 320 << 20
     assert unmade < pool.nbytes / 20

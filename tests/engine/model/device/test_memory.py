@@ -50,5 +50,5 @@ def test_a_container_over_its_limit_has_nothing_free(tmp_path, monkeypatch):
 
 def test_a_system_that_says_nothing_wants_to_be_told(tmp_path, monkeypatch):
     point_at(monkeypatch, meminfo=tmp_path / "none", cgroup=tmp_path / "none")
-    with pytest.raises(ModelRefused, match="does not say how much memory is free"):
+    with pytest.raises(ModelRefused, match="does not report how much memory is free"):
         memory.free_memory_bytes(torch.device("cpu"))

@@ -248,7 +248,7 @@ def test_nor_is_one_that_drops_what_is_far_less_than_the_tolerance_of_logits(
     }
     served = served_with(stage, adapters)
     check_against(served, served, block_size=4, adapters=names)
-    with pytest.raises(WrongLogits, match=f"adds something else with the adapter {names[place]}"):
+    with pytest.raises(WrongLogits, match=f"computes another effect of the adapter {names[place]}"):
         check_against(served, Deaf(served, names[place]), block_size=4, adapters=names)
 
 
@@ -300,10 +300,13 @@ def test_rounding_that_is_as_far_off_without_the_adapter_is_not_held_against_it(
         (lambda mlp, hidden: mlp(hidden), None),
         (
             lambda mlp, hidden: torch.cat([mlp(half) for half in hidden.chunk(2, dim=1)], dim=1),
-            r"layers\.0\.mlp\.\w+ takes no adapter: the model does not give it each token once",
+            r"layers\.0\.mlp\.\w+ cannot have an adapter: it does not get each token once",
         ),
-        (lambda mlp, hidden: mlp(hidden) + 0 * mlp(hidden), "takes no adapter"),
-        (lambda mlp, hidden: mlp(hidden.flip(1)).flip(1), "LlamaForCausalLM takes no adapters"),
+        (lambda mlp, hidden: mlp(hidden) + 0 * mlp(hidden), "cannot have an adapter"),
+        (
+            lambda mlp, hidden: mlp(hidden.flip(1)).flip(1),
+            "LlamaForCausalLM cannot be served with adapters",
+        ),
     ],
     ids=["as they come", "in halves", "twice", "backwards"],
 )

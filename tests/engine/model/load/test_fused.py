@@ -17,7 +17,7 @@ from engine.model.attention.reference import ReferenceAttention
 from engine.model.checks.probe import probe
 from engine.model.decoder import decoder as decoder_module
 from engine.model.decoder.decoder import Decoder
-from engine.model.decoder.decoder_config import NotCommon, read_config
+from engine.model.decoder.decoder_config import NotSupported, read_config
 from engine.model.decoder.decoder_weights import read_weights
 from engine.model.decoder.fused_decoder import FusedDecoder
 from engine.model.device.kv_pool import KVPool
@@ -99,7 +99,7 @@ def test_the_fused_kernels_compile_for_hopper(dtype, tmp_path, monkeypatch):
     kernels = compiled_for_hopper(decoder._kernels)
     Replaced(decoder, kernels).decode()
     assert {compiled.metadata.name for compiled in kernels.compiled} == {
-        "add_and_norm", "place_heads", "activate",
+        "add_and_norm", "store_heads", "activate",
     }  # fmt: skip
     assert all(compiled.asm["cubin"] for compiled in kernels.compiled)
 
@@ -135,7 +135,7 @@ def test_between_its_products_a_layer_launches_four_kernels(monkeypatch):
     )
     _, decoder = forms("qwen3", torch.float32)
     Replaced(decoder, kernels).decode()
-    attention = ["add_and_norm", "linear", "place_heads", "linear"]
+    attention = ["add_and_norm", "linear", "store_heads", "linear"]
     layer = [*attention, "add_and_norm", "linear", "activate", "linear"]
     assert seen == [*layer * len(decoder.layer_shapes), "linear"]
 
@@ -144,7 +144,7 @@ def test_norms_behind_a_block_are_left_to_the_form_that_knows_them(tmp_path):
     save_model(FAMILIES["olmo2"], tmp_path)
     loaded = load_model(tmp_path, dtype="float32")
     config = read_config(probe(loaded.model, max_model_len=256))
-    with pytest.raises(NotCommon, match="not fused"):
+    with pytest.raises(NotSupported, match="not fused"):
         FusedDecoder(config, read_weights(config, loaded.model.state_dict()))
 
 

@@ -236,17 +236,17 @@ def test_the_blocks_used_first_are_made_while_there_is_time(
 ):
     """By a clock that moves on with every look: 32 blocks at once, 100 of the pool's 128."""
     size = make_runner(model_folder("llama")).kv_pool.bytes_per_block
-    monkeypatch.setattr(loading, "MADE_AT_LOAD_BYTES", 100 * size)
-    monkeypatch.setattr(loading, "MADE_AT_ONCE_BYTES", 32 * size)
+    monkeypatch.setattr(loading, "TOUCHED_AT_LOAD_BYTES", 100 * size)
+    monkeypatch.setattr(loading, "TOUCHED_AT_ONCE_BYTES", 32 * size)
     calls: list[range] = []
-    monkeypatch.setattr(KVPool, "make", lambda _, blocks: calls.append(blocks))
+    monkeypatch.setattr(KVPool, "touch", lambda _, blocks: calls.append(blocks))
     clock = itertools.count(step=seconds_each)
     make_runner(model_folder("llama"), now=lambda: next(clock))
     assert [block for blocks in calls for block in blocks] == list(range(num_made))
 
 
 def test_without_a_clock_no_memory_is_made_ahead(model_folder, monkeypatch):
-    monkeypatch.setattr(KVPool, "make", lambda _, blocks: pytest.fail(f"made {blocks}"))
+    monkeypatch.setattr(KVPool, "touch", lambda _, blocks: pytest.fail(f"made {blocks}"))
     make_runner(model_folder("llama"))
 
 
@@ -256,7 +256,9 @@ def test_too_little_memory_is_refused_with_both_numbers(model_folder):
 
 
 def test_a_pool_that_finds_no_room_is_refused_with_its_size(model_folder):
-    with pytest.raises(ModelRefused, match=r"no room for .* of 1099511627776 blocks on cpu"):
+    with pytest.raises(
+        ModelRefused, match=r"not enough memory for .* of 1099511627776 blocks on cpu"
+    ):
         make_runner(model_folder("llama"), num_blocks=1 << 40)
 
 

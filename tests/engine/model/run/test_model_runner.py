@@ -175,7 +175,7 @@ def test_results_are_waited_for_once_and_let_the_steps_before_go(runner):
     assert first.is_in_flight
     assert first.result() is first.result()
     assert behind.result().token_ids.keys() == {"s"}
-    assert (first._behind, behind._after) == (None, None)
+    assert (first._next, behind._after) == (None, None)
 
 
 def test_of_a_step_that_has_ended_its_tokens_alone_wait_for_the_end_of_the_next(runner):

@@ -71,7 +71,7 @@ def test_asking_changes_no_token():
 
 
 def test_rows_that_do_not_ask_cost_no_tensor():
-    assert Likelihoods.asked_for(make_logits(3), make_rows(0)[:3]) is None
+    assert Likelihoods.for_rows(make_logits(3), make_rows(0)[:3]) is None
 
 
 def test_a_vocabulary_smaller_than_what_is_asked_for_is_told_whole():

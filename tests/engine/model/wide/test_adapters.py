@@ -130,7 +130,7 @@ def test_its_fingerprint_changes_with_config_and_weights_and_with_nothing_else(
         ({"lora_alpha": 10**400}, "lora_alpha = 1000"),
         ({"r": 0}, "r = 0"),
         ({"r": 2048}, r"r = 2048\S* for .* is not in 1 .. 1024"),
-        ({"r": 4}, r"lora_A of .* is \(8, 64\), and \(4, 64\) would fit"),
+        ({"r": 4}, r"lora_A of .* is \(8, 64\); r and the model need \(4, 64\)"),
         ({"rank_pattern": ["q_proj"]}, "rank_pattern = "),
         ({"rank_pattern": {"(": 1}}, "rank_pattern has '\\('"),
         ({"rank_pattern": {"q_proj": "8"}}, r"rank_pattern\['q_proj'\] = '8'"),
@@ -252,17 +252,17 @@ def of(module: str, side: str, *shape: int) -> dict:
         ({f"{PREFIX}{Q_PROJ}.lora_magnitude_vector": torch.ones(64)}, "lora_magnitude_vector"),
         (
             {f"{PREFIX}{Q_PROJ}.lora_B.bias": torch.ones(64)},
-            "nothing is known to do with its tensor",
+            "is not the A or B of a linear layer",
         ),
         ({f"{PREFIX}lm_head.weight": torch.ones(211, 64)}, "lm_head.weight"),
         # PEFT takes the name of an adapter out of its tensors' names, and reads none that has it.
         ({f"{PREFIX}{Q_PROJ}.lora_A.default.weight": torch.ones(8, 64)}, "lora_A.default.weight"),
         ({f"{PREFIX}{Q_PROJ}.lora_B.weight": None}, "has only one of lora_A and lora_B"),
-        (of(Q_PROJ, "A", 8, 32), r"lora_A of .* is \(8, 32\), and \(8, 64\) would fit r and the"),
-        (of(Q_PROJ, "B", 32, 8), r"lora_B of .* is \(32, 8\), and \(64, 8\) would fit"),
+        (of(Q_PROJ, "A", 8, 32), r"lora_A of .* is \(8, 32\); r and the model need \(8, 64\)"),
+        (of(Q_PROJ, "B", 32, 8), r"lora_B of .* is \(32, 8\); r and the model need \(64, 8\)"),
         (
             {f"{PREFIX}{Q_PROJ}.lora_A.weight": torch.full((8, 64), math.nan)},
-            f"{Q_PROJ} has numbers that are none in torch.float32",
+            f"{Q_PROJ} has numbers that are not finite in torch.float32",
         ),
         (
             {f"{PREFIX}{Q_PROJ}.lora_A.weight": torch.full((8, 64), 1j)},
@@ -280,7 +280,7 @@ def test_tensors_that_do_not_fit_the_model_refuse_it(model, folder, changes, rea
 def test_numbers_that_the_models_type_cannot_hold_refuse_it(model_folder, folder):
     change_weights(folder, {f"{PREFIX}{Q_PROJ}.lora_A.weight": torch.full((8, 64), 1e6)})
     model = load_model(model_folder("llama"), dtype="float16").model
-    with pytest.raises(ModelRefused, match=r"none in torch\.float16"):
+    with pytest.raises(ModelRefused, match=r"not finite in torch\.float16"):
         read(model, folder)
 
 
@@ -313,9 +313,9 @@ def pickle_weights(folder):
     [
         (lambda folder: (folder / "adapter_config.json").unlink(), "adapter_config.json cannot be"),
         (lambda folder: (folder / "adapter_model.safetensors").unlink(), "safetensors cannot be"),
-        (break_config, "adapter_config.json is no JSON"),
-        (nest_config, "adapter_config.json is no JSON: maximum recursion"),
-        (list_config, "adapter_config.json is no JSON object"),
+        (break_config, "adapter_config.json is not JSON"),
+        (nest_config, "adapter_config.json is not JSON: maximum recursion"),
+        (list_config, "adapter_config.json is not a JSON object"),
         (break_weights, "is not in safetensors format"),
         (empty_weights, "adapter_model.safetensors has no tensors"),
         (pickle_weights, r"its weights are pickled \(adapter_model.bin\)"),
