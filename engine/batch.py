@@ -1,9 +1,9 @@
-"""The Batch: the Scheduler's immutable plan for one step, and all a ModelRunner ever sees.
+"""The Batch: the Scheduler's immutable plan of one step, and the only input of a ModelRunner.
 
-Knows no device. A row is a number of consecutive tokens of one request: one token for a decode,
-several for a prefill chunk, and nothing else tells the two apart. Decodes come as columns, because
-there may be a thousand of them in every step; the few other rows as records. A decode with drafted
-tokens is a longer row, with the draft at its end.
+Knows no device. A row is a range of consecutive tokens of one request: one token for a decode,
+several for a prefill chunk; there is no other difference between the two. Decodes are stored as
+columns, because a step may have a thousand of them; the few other rows are records. A decode with
+drafted tokens is a longer row, with the draft at its end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,12 +21,12 @@ from engine.sampling_params import SamplingParams
 
 IntArray = NDArray[np.int64]
 
-#: Stands for a token that the step in flight will bring.
+#: Stands for a token that the step in flight samples.
 UNKNOWN_TOKEN = -1
 
 
 class BlockCopy(NamedTuple):
-    """Copy the K and V of one block in all layers; block ids."""
+    """Copy the keys and values of one block, in all layers, between two block ids."""
 
     source: int
     destination: int
@@ -35,24 +35,23 @@ class BlockCopy(NamedTuple):
 class BatchRow(NamedTuple):
     """The work of one request in this step.
 
-    Tokens `token_ids` sit at positions `start .. start + len(token_ids) - 1`. Their K and V go to
-    slot `block_ids[p // block_size] * block_size + p % block_size`, and each attends to positions
-    0..p.
+    `token_ids` have positions `start .. start + len(token_ids) - 1`. Keys and values of the token
+    at position p go to slot `block_ids[p // block_size] * block_size + p % block_size`, and the
+    token attends to positions 0..p.
 
     `block_ids`, `prompt_token_ids` and `output_token_ids` are read-only views of live lists, valid
-    for this step alone: copying a long table or history per step would cost more than the step's
-    planning.
+    only in this step: copying a long table or history would cost more than planning the step.
 
-    `samples`: the row's last token is the request's last one, so its logits yield the output token
-    of index `output_index`; otherwise the row only fills the cache.
+    `samples`: the row's last token is the request's last one, so the row samples the output token
+    with index `output_index`. Other rows only fill the cache.
 
-    `expects_token`: the last token is `UNKNOWN_TOKEN`, which the step in flight will bring. Never
-    so for a row with a `constraint`.
+    `expects_token`: the last token is `UNKNOWN_TOKEN`, which the step in flight samples. Always
+    False for a row with a `constraint`.
 
-    `adapter` names the LoRA adapter of its tokens; None for the model alone.
+    `adapter` is the name of the LoRA adapter of its tokens; None for none.
 
-    The last `num_drafted` of the tokens are a draft, to be checked by this step. The row then
-    yields a token for each row of `unrolled()`.
+    The last `num_drafted` tokens are a draft, which this step checks. The row then samples one
+    token for each row of `unrolled()`.
     """
 
     request_id: str
@@ -70,12 +69,12 @@ class BatchRow(NamedTuple):
 
     @property
     def output_index(self) -> int:
-        """Index of the output token that the row yields; with a draft, of the first one."""
+        """Index of the output token that the row samples; with a draft, of the first one."""
         return len(self.output_token_ids) + self.expects_token
 
     @property
     def end(self) -> int:
-        """One past the last position; also the row's context length after the step."""
+        """The position after the last token, which is also the context length after the step."""
         return self.start + len(self.token_ids)
 
     @property
@@ -84,7 +83,7 @@ class BatchRow(NamedTuple):
         return self.token_ids[len(self.token_ids) - self.num_drafted :]
 
     def unrolled(self) -> "Sequence[BatchRow]":
-        """The rows of single steps, had the drafted tokens been generated one by one."""
+        """The rows of single steps, as if the drafted tokens had been sampled one by one."""
         if not self.num_drafted:
             return (self,)
         known, draft = self.token_ids[: -self.num_drafted], self.draft
@@ -100,10 +99,10 @@ class BatchRow(NamedTuple):
         ]
 
     def run_of(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """Of the tokens chosen for the rows of `unrolled()`, those to accept.
+        """The accepted tokens, from those sampled for the rows of `unrolled()`.
 
-        Each was chosen as if all drafted tokens before it were right. So the first one that differs
-        from the draft is still right, and the last.
+        Each was sampled as if all drafted tokens before it were right. So the first token that
+        differs from the draft is valid, and it is the last valid one.
         """
         for count, (token_id, drafted) in enumerate(zip(token_ids, self.draft, strict=False), 1):
             if token_id != drafted:
@@ -113,16 +112,16 @@ class BatchRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodeRows:
-    """The rows of requests that only decode, as columns: one token each, and each yields the next.
+    """The decodes of a step as columns: each row has one token and samples the next one.
 
     Args:
-        requests: the live records, to be read and never to be changed.
-        token_ids: [rows], the last token of each, `UNKNOWN_TOKEN` where it is still in flight.
-        starts: [rows], its position.
-        output_indices: [rows], index of the output token that each yields.
-        block_tables: [rows, most blocks of any row]; of each row the blocks of positions
-            `0 .. start`, anything beyond them.
-        seats, watched_from: [rows], kept for the DecodeSet; of no meaning to a runner.
+        requests: the live records; read-only.
+        token_ids: [rows], the last token of each request; `UNKNOWN_TOKEN` if it is in flight.
+        starts: [rows], the position of that token.
+        output_indices: [rows], the index of the output token that the row samples.
+        block_tables: [rows, most blocks of any row]; each row has the blocks of positions
+            `0 .. start`, and undefined entries after them.
+        seats, watched_from: [rows], for the DecodeSet; without meaning for a runner.
         block_size: slots per block.
     """
 
@@ -139,7 +138,7 @@ class DecodeRows:
         return len(self.requests)
 
     def without_finished(self, token_ids: Sequence[int]) -> "tuple[DecodeRows, Sequence[int]]":
-        """The rows, and tokens, of requests that have not ended since they were planned."""
+        """The rows and tokens of requests that have not finished since the step was planned."""
         kept = [row for row, one in enumerate(self.requests) if one.finish_reason is None]
         rows = DecodeRows(
             requests=tuple(self.requests[row] for row in kept),
@@ -154,7 +153,7 @@ class DecodeRows:
         return rows, [token_ids[row] for row in kept]
 
     def as_rows(self) -> list[BatchRow]:
-        """The same as records."""
+        """The rows as records."""
         return [
             BatchRow(
                 request_id=request.request_id,
@@ -196,12 +195,12 @@ NO_DECODES = DecodeRows(
 class Batch:
     """The plan of one step.
 
-    The runner does swap_out, then swap_in, then computes the rows, in this order: a block may be
-    swapped out and handed to another request within the same step.
+    The runner executes `swap_out`, then `swap_in`, then the rows. The order matters: a block may be
+    swapped out and given to another request in the same step.
 
     swap_out: device block -> host block; swap_in: host block -> device block. The rows are the
-    decodes and then the catch-up rows, which may have one token as well. `catch_up_requests` are
-    the live records of the latter, in their order; of no meaning to a runner.
+    decodes, then the catch-up rows, which may also have a single token. `catch_up_requests` are the
+    live records of the catch-up rows, in the same order; without meaning for a runner.
     """
 
     step: int
@@ -218,12 +217,12 @@ class Batch:
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """The live records of all rows, in their order."""
+        """The live records of all rows, in the order of the rows."""
         return (*self.decodes.requests, *self.catch_up_requests)
 
     @property
     def due(self) -> list[Request | BatchRow]:
-        """One entry per token that the step yields, in the order of the rows, drafts unrolled."""
+        """One entry per token that the step samples, in the order of the rows, drafts unrolled."""
         sampling = (row.unrolled() for row in self.catch_up_rows if row.samples)
         return [*self.decodes.requests, *chain.from_iterable(sampling)]
 
@@ -247,14 +246,14 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step has computed; mappings are by request id.
+    """The result of a step; mappings are by request id.
 
     Args:
-        decoded: the next token of each of the batch's decodes, in their order; of one in `failures`
-            any number.
+        decoded: the next token of each of the batch's decodes, in their order; an arbitrary number
+            for a row in `failures`.
         token_ids: the next token of every other row that samples and has no draft.
-        failures: why a row has no token, as where none of its logits is finite.
-        logprobs: one entry per token, for the rows that ask for them.
+        failures: why a row has no token, for instance because no logit is finite.
+        logprobs: one entry per token, for rows that request log-probabilities.
         runs: the next tokens, at least one, of every row with a draft: the accepted part of the
             draft, and the token after it.
     """
@@ -267,11 +266,11 @@ class StepResult:
 
 
 class LaunchedStep(Protocol):
-    """A handle to a step that was handed to a device."""
+    """A handle to a step that was launched on a device."""
 
     @property
     def is_in_flight(self) -> bool:
-        """Whether the device may still be computing it, so that launching the next one pays."""
+        """Whether the device may still compute it, so that launching the next step is useful."""
         ...
 
     def result(self) -> StepResult:
@@ -284,7 +283,7 @@ class LaunchedStep(Protocol):
 
 
 class ComputedStep(NamedTuple):
-    """A step that was computed by the time `launch` returned, as on a CPU."""
+    """A step that was complete when `launch` returned, as on a CPU."""
 
     outcome: StepResult
     is_in_flight: bool = False
@@ -296,18 +295,18 @@ class ComputedStep(NamedTuple):
 class ModelRunner(Protocol):
     """Executes Batches on a device, in the order in which they are launched.
 
-    Stateless but for the KV pool: running the same rows twice gives the same tokens.
+    Its only state is the KV pool: running the same rows twice gives the same tokens.
 
     Raises:
-        DeviceFailed: no result of the device can be trusted any more, or a swap failed half-way.
-        Exception: the rows failed, after the swaps were done; the engine finds the culprit by
+        DeviceFailed: results of the device can no longer be trusted, or a swap failed part-way.
+        Exception: the rows failed after the swaps were done. The engine finds the failing row by
             running the rows one by one, without the swaps.
     """
 
     def launch(self, batch: Batch, *, after: LaunchedStep | None = None) -> LaunchedStep:
-        """Hand a batch to the device.
+        """Launch a batch on the device.
 
-        `after` is the step in flight, launched just before; it brings the tokens that stand as
+        `after` is the step in flight, launched just before; it samples the tokens that are
         `UNKNOWN_TOKEN` in this batch.
         """
         ...

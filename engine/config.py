@@ -1,6 +1,6 @@
 """The configuration of an engine; knows no device and no settings file.
 
-Frozen: "auto" values resolve into a new object, never in place.
+Frozen: resolving "auto" values creates a new object.
 """
 
 from dataclasses import dataclass
@@ -14,39 +14,38 @@ PreemptionMode = Literal["recompute", "swap", "auto"]
 class EngineConfig:
     """Sizes and rules of one engine.
 
-    `num_blocks * block_size` tokens of KV exist on the device, `num_host_blocks * block_size` more
-    on the host for requests preempted by swap.
+    The device has slots for `num_blocks * block_size` tokens. The host has slots for another
+    `num_host_blocks * block_size` tokens, for requests that are preempted by swap.
     """
 
     num_blocks: int
     max_model_len: int
     vocab_size: int
     eos_token_ids: frozenset[int] = frozenset()
-    #: Names of the LoRA adapters that requests may ask for.
+    #: Names of the LoRA adapters that requests may use.
     adapters: frozenset[str] = frozenset()
     block_size: int = 16
     num_host_blocks: int = 0
-    #: Rows per step, and so requests in RUNNING at once.
+    #: Most rows per step, which is also the most requests in state RUNNING.
     max_num_seqs: int = 64
-    #: Tokens computed per step, prefill and decode together.
+    #: Most tokens per step, of prefills and decodes together.
     max_num_batched_tokens: int = 512
-    #: The most tokens of one request per step; 0 leaves only the budget.
+    #: The most tokens of one request per step; with 0, only the step's limit applies.
     long_prefill_token_threshold: int = 0
-    #: Share of the pool kept free when a request is admitted, so that the running ones can grow.
+    #: Share of the pool that stays free when a request is admitted, so that running ones can grow.
     watermark: float = 0.01
-    #: The most drafted tokens of one request per step; 0 for no speculation.
+    #: The most drafted tokens of one request per step; 0 disables speculation.
     num_speculative_tokens: int = 0
-    #: A step gets drafts only up to this number of tokens in all.
+    #: Drafts are added to a step only up to this total number of tokens.
     max_speculative_step_tokens: int = 32
     enable_prefix_caching: bool = True
     policy: PolicyName = "priority"
-    #: Seconds of waiting that are worth one priority class.
+    #: Seconds of waiting that raise a request by one priority class.
     aging_seconds: float = 30.0
     preemption_mode: PreemptionMode = "auto"
-    #: In "auto", a victim with fewer tokens to recompute than this is not worth the copies.
+    #: In "auto", a victim with fewer tokens than this is recomputed instead of swapped.
     swap_min_tokens: int = 64
-    #: Check the laws of `engine.invariants` after every step (tests, staging); idle engines always
-    #: do.
+    #: Check the invariants after every step (tests, staging); an idle engine always checks them.
     check_invariants: bool = False
 
     def __post_init__(self) -> None:
@@ -58,7 +57,7 @@ class EngineConfig:
 
     @property
     def max_request_tokens(self) -> int:
-        """The longest a request may become: what the model can read and the pool can hold."""
+        """The most tokens of a request, limited by the model and by the size of the pool."""
         return min(self.max_model_len, self.num_blocks * self.block_size)
 
     @property

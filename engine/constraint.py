@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-#: A bit per token of the vocabulary: that of token `id` is bit `id % 8` of byte `id // 8`.
+#: One bit per token of the vocabulary; that of token `id` is bit `id % 8` of byte `id // 8`.
 TokenBitmask = NDArray[np.uint8]
 
 
@@ -15,7 +15,8 @@ class Failure(NamedTuple):
 
     Args:
         message: one sentence for the author of the request.
-        field: of the request, if it is at fault; None if the output does not keep to it here.
+        field: the field of the request that causes the failure; None if the constraint itself is
+            fine, but the output so far violates it.
     """
 
     message: str
@@ -25,33 +26,33 @@ class Failure(NamedTuple):
 class Constraint(Protocol):
     """Which tokens may follow the output of one generation.
 
-    A function of that output alone, so the answer is the same for a step that is planned again, a
-    preempted request and one taken over from a dead worker. Nobody reports new tokens: each call
-    passes the whole output, which begins with that of the call before.
+    Its answers depend on that output alone, so they are the same for a step that is planned again,
+    a preempted request, and a request taken over from a dead worker. New tokens are not reported
+    separately: each call passes the whole output, which extends the output of the call before.
     """
 
     @property
     def field(self) -> str:
-        """The field of the request that asked for it."""
+        """The field of the request that specifies it."""
         ...
 
     def allowed(self, output_token_ids: Sequence[int]) -> TokenBitmask:
         """The tokens that may come next.
 
-        An end of sequence may come exactly where the output may end. If no bit is set, the
+        An end-of-sequence token is allowed exactly where the output may end. If no bit is set, the
         generation has failed.
         """
         ...
 
     def is_complete(self, output_token_ids: Sequence[int]) -> bool:
-        """Whether the output may end here and nothing else can follow."""
+        """Whether the output may end here and no other token may follow."""
         ...
 
     def draft(self, output_token_ids: Sequence[int], guess: Sequence[int]) -> Sequence[int]:
-        """Draft tokens for what comes next, all of them allowed.
+        """Draft the next tokens, all of them allowed.
 
-        Where the text is determined, one way to spell it in tokens; where there is a choice, the
-        part of `guess` before the first token that is not allowed.
+        If the constraint determines the next text, this is one tokenization of that text; otherwise
+        it is the part of `guess` before the first token that is not allowed.
         """
         ...
 
@@ -64,7 +65,7 @@ class Constraint(Protocol):
 
     @property
     def failure(self) -> Failure | None:
-        """Why no token may follow the output of the last call, if something went wrong."""
+        """Why no token may follow the output of the last call; None without a failure."""
         ...
 
 
@@ -74,7 +75,7 @@ def allows(bits: TokenBitmask, token_id: int) -> bool:
 
 
 def why_no_token(constraint: Constraint | None) -> str:
-    """The error message for a row for which no token could be chosen."""
+    """The error message for a row without a possible next token."""
     if constraint is None:
         return "no finite logit to choose from"
     failure = constraint.failure

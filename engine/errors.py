@@ -1,12 +1,12 @@
-"""The engine's errors; none of them knows the wire.
+"""The engine's errors. They know nothing of the wire protocol.
 
     EngineError
-    ├── RequestRejected   one request can never be served; names the field, the engine goes on
-    ├── DuplicateRequest  an id that is alive in the engine was added again
+    ├── RequestRejected   one request can never be served; names the field; the engine continues
+    ├── DuplicateRequest  the id of a request that is alive in the engine was added again
     ├── ModelRefused      the model folder cannot be served; says why in one sentence
     └── DeviceFailed      no later step can be trusted; the process must end, and others take over
 
-Our own mistakes are assertions and are not in this tree.
+Bugs of the engine are assertions, which are not in this tree.
 """
 
 
@@ -15,9 +15,9 @@ class EngineError(Exception):
 
 
 class RequestRejected(EngineError):
-    """A request that can never be served, refused alone and at once.
+    """A request that can never be served. It is refused at once; other requests are not affected.
 
-    `field` names the offending input ("prompt", "max_tokens", ...); `message` is one sentence for
+    `field` names the invalid input ("prompt", "max_tokens", ...); `message` is one sentence for
     its author.
     """
 

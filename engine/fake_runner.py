@@ -1,9 +1,8 @@
-"""A ModelRunner without torch, for tests and simulations. Knows no model, but it has a KV cache.
+"""A ModelRunner without torch, for tests and simulations. It has no model, but a KV cache.
 
-Each slot remembers which token was written at which position, and with which adapter. The next
-token is a hash of what the row's slots hold when they are read back through the block table, so a
-block handed out twice, lost in a swap or cached under the wrong content shows as a wrong token, as
-it would with a real model.
+Each slot stores the token, the position and the adapter that were written to it. The next token is
+a hash of the row's slots, read through its block table. So a block that is allocated twice, lost in
+a swap or cached under a wrong hash gives a wrong token, as with a real model.
 """
 
 import hashlib
@@ -16,23 +15,23 @@ from engine.batch import UNKNOWN_TOKEN, Batch, BatchRow, LaunchedStep, StepResul
 from engine.constraint import allows, why_no_token
 from engine.logprobs import Logprobs
 
-#: What a slot holds: token id, position, and name of the adapter.
+#: The content of a slot: token id, position, and name of the adapter.
 Slot = tuple[int, int, str | None]
-#: Content of a slot nobody has written.
+#: The content of an unwritten slot.
 EMPTY_SLOT: Slot = (-1, -1, None)
 
 
 class FakeRunner:
-    """Deterministic tokens from the fake cache's content; faults by request id or by callback.
+    """Deterministic tokens from the content of the cache; faults by request id or by callback.
 
     Args:
-        num_blocks, num_host_blocks, block_size: as the engine's configuration says.
-        vocab_size: tokens are drawn from `0 .. vocab_size - 1` without the `never` ids.
+        num_blocks, num_host_blocks, block_size: as in the engine's configuration.
+        vocab_size: tokens are chosen from `0 .. vocab_size - 1` without the `never` ids.
         never: ids that are never produced, such as the end of sequence.
-        memory: how many of the last tokens decide about the next one; 0 for all of them. With a
-            short one an output repeats itself, and can be guessed.
+        memory: the number of last tokens that determine the next one; 0 for all tokens. With a
+            short memory, an output repeats itself, so that it can be guessed.
         before_run: called with each batch first; may raise, wait or record.
-        runs_ahead: steps are in flight until their results are asked for.
+        runs_ahead: whether steps are in flight until `result` is called.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class FakeRunner:
         self.script = Script()
 
     def launch(self, batch: Batch, *, after: LaunchedStep | None = None) -> LaunchedStep:
-        """Swap, write the rows' tokens into their slots, and hash what can be read back."""
+        """Swap blocks, write the rows' tokens to their slots, and compute tokens from the slots."""
         if self._before_run is not None:
             self._before_run(batch)
         for source, destination in batch.swap_out:
@@ -67,7 +66,7 @@ class FakeRunner:
         rows = [with_known_token(row, after) for row in batch.rows]
         for row in rows:
             self._write(row)
-        self.script.fail_if_told(batch)
+        self.script.raise_if_failing(batch)
         token_ids: dict[str, int] = {}
         failures: dict[str, str] = {}
         runs: dict[str, Sequence[int]] = {}
@@ -101,10 +100,10 @@ class FakeRunner:
         return FakeStep(outcome, self._runs_ahead, token_ids)
 
     def _run(self, row: BatchRow) -> Sequence[int]:
-        """The row's next tokens: one, and as many more as its draft is right about."""
+        """The row's next tokens: one, plus one for each accepted token of its draft."""
         token_ids = []
-        for place in row.unrolled():
-            token_id = self._sample(place)
+        for one in row.unrolled():
+            token_id = self._sample(one)
             if token_id is None:
                 break
             token_ids.append(token_id)
@@ -117,7 +116,7 @@ class FakeRunner:
             self._device[block_id][position % self._block_size] = slot
 
     def _sample(self, row: BatchRow) -> int | None:
-        """The row's next token, or None where its constraint allows none of ours."""
+        """The row's next token; None if its constraint allows no token of the vocabulary."""
         slots = [slot for block_id in row.block_ids for slot in self._device[block_id]][: row.end]
         forced = self.script.forced_token(row)
         if forced is not None:
@@ -126,12 +125,12 @@ class FakeRunner:
         written = [(position, adapter) for _, position, adapter in slots]
         expected = [(position, row.adapter) for position in range(row.end)]
         assert written == expected, f"{row.request_id} reads a corrupted cache"
-        vocabulary = self._may_come(row)
+        vocabulary = self._allowed_tokens(row)
         if not vocabulary:
             return None
         return fake_next_token(tokens, row.sampling.seed, vocabulary, adapter=row.adapter)
 
-    def _may_come(self, row: BatchRow) -> list[int]:
+    def _allowed_tokens(self, row: BatchRow) -> list[int]:
         if row.constraint is None:
             return self._vocabulary
         assert row.output_index == len(row.output_token_ids), "a step was launched too early"
@@ -140,9 +139,9 @@ class FakeRunner:
 
 
 class FakeStep(NamedTuple):
-    """A step that was computed while it was launched, and perhaps makes as if it were not.
+    """A step that is already computed, but may report that it is in flight.
 
-    `token_ids` are those that the step behind it may have to be fed, by request id.
+    `token_ids` are its tokens by request id, which the next step may need as input.
     """
 
     outcome: StepResult
@@ -155,7 +154,7 @@ class FakeStep(NamedTuple):
 
 @dataclass(slots=True)
 class Script:
-    """What a test wants to happen: forced tokens by output index, rows that raise or fail."""
+    """What a test forces: tokens by output index, and requests whose rows raise or fail."""
 
     tokens: dict[str, dict[int, int]] = field(default_factory=dict)
     failing_request_ids: set[str] = field(default_factory=set)
@@ -164,14 +163,14 @@ class Script:
     def forced_token(self, row: BatchRow) -> int | None:
         return self.tokens.get(row.request_id, {}).get(row.output_index)
 
-    def fail_if_told(self, batch: Batch) -> None:
+    def raise_if_failing(self, batch: Batch) -> None:
         for row in batch.rows:
             if row.request_id in self.failing_request_ids:
                 raise ValueError(f"scripted failure of {row.request_id}")
 
 
 def with_known_token(row: BatchRow, before: LaunchedStep | None) -> BatchRow:
-    """The row as the device computes it: an unknown token is what the step before has yielded."""
+    """The row with its unknown token, if any, replaced by that of the step before."""
     if UNKNOWN_TOKEN not in row.token_ids:
         return row
     assert isinstance(before, FakeStep)
@@ -182,15 +181,15 @@ def with_known_token(row: BatchRow, before: LaunchedStep | None) -> BatchRow:
 def fake_next_token(
     token_ids: Sequence[int], seed: int, vocabulary: Sequence[int], *, adapter: str | None = None
 ) -> int:
-    """The token that follows `token_ids`: a pure function of all of them, seed and adapter."""
+    """The token after `token_ids`: a pure function of these, the seed and the adapter."""
     known = array("q", [seed, *token_ids]).tobytes() + (adapter or "").encode()
     digest = hashlib.blake2b(known, digest_size=8).digest()
     return vocabulary[int.from_bytes(digest, "little") % len(vocabulary)]
 
 
 def fake_logprobs(token_id: int, num_top: int) -> Logprobs:
-    """What is said of a token: a function of its id, and as if the next ids were the likeliest."""
-    top = tuple((token_id + place, -0.5 * place) for place in range(1, num_top + 1))
+    """Log-probabilities that depend only on the token id; the next ids are the top tokens."""
+    top = tuple((token_id + rank, -0.5 * rank) for rank in range(1, num_top + 1))
     return Logprobs(-0.25 * token_id, top)
 
 
@@ -203,7 +202,7 @@ def fake_generation(
     never: Collection[int] = (0,),
     adapter: str | None = None,
 ) -> list[int]:
-    """What a FakeRunner generates for a prompt when nothing goes wrong: the oracle of its tests."""
+    """The output of a FakeRunner for a prompt without faults: the expected output in tests."""
     vocabulary = [id_ for id_ in range(vocab_size) if id_ not in never]
     token_ids = list(prompt_token_ids)
     for _ in range(num_tokens):

@@ -1,7 +1,7 @@
-"""The engine's invariants as code: what must hold between steps, whatever was done in them.
+"""The engine's invariants as code: conditions that must hold between any two steps.
 
-Checked after every step in tests and staging, and whenever an engine goes idle in production, where
-a broken law is logged and counted but never crashes a worker.
+Tests and staging check them after every step. In production they are checked when an engine becomes
+idle; a violation is then logged and counted, but never ends the worker.
 """
 
 from engine.request import Request, RequestState
@@ -9,7 +9,7 @@ from engine.scheduling.scheduler import Scheduler
 
 
 def violations(scheduler: Scheduler) -> list[str]:
-    """Every invariant that does not hold between two steps; empty when all is well.
+    """The violated invariants, between two steps; empty if all hold.
 
     Linear in blocks, tables and requests: too slow for every step in production.
     """
@@ -34,7 +34,7 @@ def violations(scheduler: Scheduler) -> list[str]:
 
 
 def progress_laws(request: Request, scheduler: Scheduler) -> list[str]:
-    """Broken laws about one request's state and counters."""
+    """Violated invariants of one request's state and counters."""
     found = []
     is_running = request.request_id in scheduler.running.requests
     if (request.state is RequestState.RUNNING) != is_running:
@@ -53,7 +53,7 @@ def progress_laws(request: Request, scheduler: Scheduler) -> list[str]:
 
 
 def holding_laws(request: Request, scheduler: Scheduler) -> list[str]:
-    """Broken laws about the blocks of one request: it holds what it needs, to the block."""
+    """Violated invariants of one request's blocks: it holds exactly the blocks that it needs."""
     found = []
     cache, name = scheduler.kv_cache, request.request_id
     holds_device = cache.holds(name) and not cache.is_swapped(name)

@@ -1,6 +1,6 @@
-"""Log-probabilities of a token and of the likeliest tokens at its place. Knows no request.
+"""Log-probabilities of a sampled token and of the top tokens at the same index.
 
-They are natural logarithms of the softmax of the model's raw logits, in float32, before
+They are the natural logarithms of the softmax of the model's raw logits, in float32, before
 temperature, penalties, biases or masks are applied.
 """
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Logprobs(NamedTuple):
-    """Of one sampled token. `top` are pairs of token id and log-probability, the best first."""
+    """Those of one sampled token. `top` has pairs of token id and log-probability, best first."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()

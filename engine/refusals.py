@@ -1,4 +1,4 @@
-"""Which requests cannot be served, and which of their fields is at fault. Knows no wire."""
+"""Finds out which requests cannot be served, and which field is the cause."""
 
 from typing import NamedTuple
 
@@ -11,14 +11,14 @@ from engine.request import Request
 
 
 class Fault(NamedTuple):
-    """The field of a request that leaves no token to choose, and why, in one sentence."""
+    """The field of a request that allows no next token, and the reason in one sentence."""
 
     field: str
     message: str
 
 
 def refuse_if_never_servable(request: Request, config: EngineConfig) -> None:
-    """Raise RequestRejected, naming the field, if no amount of waiting would help."""
+    """Raise RequestRejected, with the field, if the request could never be served."""
     if not request.prompt_token_ids:
         raise RequestRejected("prompt", "the prompt is empty")
     if request.adapter is not None and request.adapter not in config.adapters:
@@ -43,13 +43,14 @@ def refuse_if_never_servable(request: Request, config: EngineConfig) -> None:
 
 
 def fault_of(request: Request, config: EngineConfig) -> Fault | None:
-    """Which field of a request leaves no token to come next; None if some token is left.
+    """The field of a request that allows no next token; None if a token is still allowed.
 
-    Asked only after a row has failed: a token that its parameters leave has a finite logit in every
-    model that works. A constraint that failed by itself is a fault only if its `Failure` says so.
+    Call it only after a row has failed: in a working model, every token that the parameters allow
+    has a finite logit. A constraint that failed by itself is a fault only if its `Failure` has a
+    field.
     """
     sampling, constraint = request.sampling, request.constraint
-    place = request.num_output_tokens
+    index = request.num_output_tokens
     left = np.ones(config.vocab_size, dtype=np.bool_)
     if constraint is not None:
         bits = constraint.allowed(request.output_token_ids)
@@ -59,20 +60,20 @@ def fault_of(request: Request, config: EngineConfig) -> Fault | None:
         allowed = np.unpackbits(bits, count=config.vocab_size, bitorder="little")
         left &= allowed.astype(np.bool_)
         if not left.any():
-            message = f"allows only tokens that the model does not have, after {place} tokens"
+            message = f"allows only tokens that the model does not have, after {index} tokens"
             return Fault(constraint.field, message)
     if sampling.allowed_token_ids:
         listed = np.zeros_like(left)
         listed[list(sampling.allowed_token_ids)] = True
         left &= listed
         if not left.any():
-            message = f"has no token that the constraint allows after {place} tokens"
+            message = f"has no token that the constraint allows after {index} tokens"
             return Fault("allowed_token_ids", message)
-    if place < sampling.min_tokens:
+    if index < sampling.min_tokens:
         banned = config.eos_token_ids.union(sampling.stop_token_ids)
         left[[token_id for token_id in banned if token_id < config.vocab_size]] = False
         if not left.any():
-            message = f"only tokens that end the output are left after {place} tokens"
+            message = f"only tokens that end the output are left after {index} tokens"
             return Fault("min_tokens", message)
     return None
 

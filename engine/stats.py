@@ -1,4 +1,4 @@
-"""What the engine counts about itself. `service.observe.metrics` reads it."""
+"""The engine's counters and snapshots, which `service.observe.metrics` reads."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,9 +12,9 @@ class SchedulerStats:
 
     preemptions_recompute: int = 0
     preemptions_swap: int = 0
-    #: Tokens whose KV was dropped by a preemption and has to be computed again.
+    #: Tokens whose keys and values were dropped by a preemption and must be computed again.
     preempted_tokens: int = 0
-    #: Prompt tokens of requests at their first admission, and those found in the prefix cache.
+    #: Prompt tokens of requests at their first admission, and how many were in the prefix cache.
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
     #: Drafted tokens that a step has checked, by outcome.
@@ -24,7 +24,7 @@ class SchedulerStats:
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """The last step that computed something."""
+    """The last step that computed any row."""
 
     kind: StepKind
     num_rows: int
@@ -60,7 +60,7 @@ class EngineSnapshot:
 
     @property
     def num_alive(self) -> int:
-        """Requests in the engine, whatever their state."""
+        """The number of requests in the engine, in any state."""
         return self.num_waiting + self.num_running + self.num_preempted
 
     @property

@@ -1,1 +1,1 @@
-"""The paged KV cache: blocks, prefixes, swaps."""
+"""The paged KV cache: block allocation, prefix caching, swapping."""

@@ -1,13 +1,13 @@
-"""The one owner of every physical KV block. Knows no request, no token and no device.
+"""The allocator of all physical KV blocks. Knows no request, no token and no device.
 
-A block is in exactly one of three places:
+A block is in exactly one of three states:
 
-    blank    unused, and without content worth keeping
-    cached   unused, but its content is known by hash and may be asked for again
+    blank    unused, its content is not needed
+    cached   unused, but its content is known by hash and may be reused
     owned    referenced by at least one block table
 
-so `num_blank + num_cached + num_owned == num_blocks`, always. Blank and cached blocks are free to
-be allocated: first the blank ones, then the cached ones, the least recently used first.
+so `num_blank + num_cached + num_owned == num_blocks` always holds. Blank and cached blocks are
+free. Blank blocks are allocated first, then cached blocks, the least recently used first.
 """
 
 from collections import OrderedDict
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 
 class BlockPool:
-    """Hands out blocks `0 .. num_blocks - 1`, counts references, remembers content by hash."""
+    """Allocates blocks `0 .. num_blocks - 1`, counts references, and finds content by hash."""
 
     def __init__(self, num_blocks: int) -> None:
         assert num_blocks >= 0
@@ -23,10 +23,10 @@ class BlockPool:
         self._reference_counts = [0] * num_blocks
         self._hash_of_block: list[bytes | None] = [None] * num_blocks
         self._block_of_hash: dict[bytes, int] = {}
-        # Popped from the end: a fresh pool hands out 0, 1, 2, ... which makes traces readable.
+        # Popped from the end: a new pool allocates 0, 1, 2, ... which makes traces readable.
         self._blank = list(range(num_blocks - 1, -1, -1))
-        # Least recently used first. An OrderedDict is a linked list with constant-time removal from
-        # the middle, for blocks that are asked for again before they are evicted.
+        # Least recently used first. An OrderedDict is a linked list with constant-time removal of
+        # any entry, which is needed when a block is reused before it is evicted.
         self._cached: OrderedDict[int, None] = OrderedDict()
 
     @property
@@ -39,7 +39,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that `allocate` can hand out, the cached ones included."""
+        """Number of blocks that can be allocated, cached blocks included."""
         return len(self._blank) + len(self._cached)
 
     @property
@@ -47,13 +47,13 @@ class BlockPool:
         return self.num_blocks - self.num_free
 
     def reference_count(self, block_id: int) -> int:
-        """Number of block tables that hold the block."""
+        """Number of block tables that contain the block."""
         return self._reference_counts[block_id]
 
     def allocate(self, count: int) -> list[int]:
-        """Hand out `count` blocks with one reference each; evicts cached content only when it must.
+        """Allocate `count` blocks with one reference each; evict cached blocks only if necessary.
 
-        The caller has checked `num_free`; asking for more is our bug.
+        `count` must not exceed `num_free`.
         """
         assert 0 <= count <= self.num_free
         block_ids = [self._blank.pop() if self._blank else self._evict() for _ in range(count)]
@@ -62,7 +62,7 @@ class BlockPool:
         return block_ids
 
     def touch(self, block_ids: Iterable[int]) -> None:
-        """Add one reference to each block, reviving those that are cached."""
+        """Add one reference to each block; cached blocks become owned."""
         for block_id in block_ids:
             if self._reference_counts[block_id] == 0:
                 del self._cached[block_id]
@@ -71,8 +71,9 @@ class BlockPool:
     def free(self, block_ids: Sequence[int]) -> None:
         """Drop one reference on each block.
 
-        Walks backwards, so that of a freed sequence the tail is evicted before the head: a prefix
-        without its tail is still a prefix, the reverse is worth nothing.
+        Processes the blocks in reverse order, so that the end of a freed sequence is evicted before
+        its beginning: the first blocks of a prefix can be used without the last ones, but not the
+        other way round.
         """
         for block_id in reversed(block_ids):
             assert self._reference_counts[block_id] > 0, f"block {block_id} freed twice"
@@ -84,14 +85,14 @@ class BlockPool:
                     self._cached[block_id] = None
 
     def lookup(self, block_hash: bytes) -> int | None:
-        """The block that holds this content, owned or cached; None if there is none."""
+        """The owned or cached block with this content; None if there is none."""
         return self._block_of_hash.get(block_hash)
 
     def remember(self, block_ids: Iterable[int], hashes: Iterable[bytes]) -> None:
         """Record the content hashes of owned blocks, one for each.
 
-        When two requests computed the same content at the same time, only the first block gets the
-        hash.
+        If two requests have computed the same content in different blocks, only the first block
+        gets the hash.
         """
         for block_id, block_hash in zip(block_ids, hashes, strict=True):
             assert self._reference_counts[block_id] > 0
@@ -101,12 +102,12 @@ class BlockPool:
                     self._hash_of_block[block_id] = block_hash
 
     def violations(self) -> list[str]:
-        """The pool's invariants that do not hold; empty when all is well. Linear in the pool."""
+        """The violated invariants of the pool; empty if all hold. Linear in the pool's size."""
         found = []
-        places = [*self._blank, *self._cached]
-        if len(set(places)) != len(places):
+        free = [*self._blank, *self._cached]
+        if len(set(free)) != len(free):
             found.append("a block is free twice")
-        if any(self._reference_counts[block_id] for block_id in places):
+        if any(self._reference_counts[block_id] for block_id in free):
             found.append("a block is free and owned at once")
         if sum(count > 0 for count in self._reference_counts) != self.num_owned:
             found.append("blank + cached + owned != total")

@@ -1,10 +1,10 @@
-"""Which blocks hold the KV of which request. Knows no priorities, no device and no tensor.
+"""The block tables of requests. Knows no priorities, no device and no tensor.
 
-Blocks are allocated for tokens about to be computed, never for tokens that may come. A request is
-admitted when all of its *known* tokens fit. The blocks of its later chunks are then promised, that
-is, reserved as a number, so that two half-computed prompts can never starve each other.
+Blocks are allocated for tokens that the next step computes, never for future tokens. A request is
+admitted when all of its *known* tokens fit. The blocks of its later chunks are then promised: their
+number is reserved, so that two half-computed prompts can never block each other.
 
-Every operation either succeeds or leaves the state as it was.
+Every operation either succeeds or leaves the state unchanged.
 """
 
 import hashlib
@@ -18,25 +18,26 @@ from engine.batch import BlockCopy
 from engine.cache.block_pool import BlockPool
 from engine.request import Request
 
-#: Bytes of a content hash. 128 bits: a collision would serve one request another one's KV.
+#: Bytes of a content hash. 128 bits, because a collision would give a request the keys and values
+#: of another one.
 HASH_BYTES = 16
-#: The hash of no bytes, copied for each block: creating one from its parameters takes longer.
+#: An empty hash object, copied for each block: creating one from its parameters takes longer.
 NEW_HASH = hashlib.blake2b(digest_size=HASH_BYTES)
-#: Personalizes the hash of a salt, so that no salt can be chosen to collide with a block's content.
+#: BLAKE2 personalization of a salt's hash, so that no salt can collide with a block's content.
 SALT = b"salt"
-#: Likewise for the name of an adapter.
+#: BLAKE2 personalization of the hash with an adapter's name.
 ADAPTER = b"adapter"
 
 
 @dataclass(slots=True)
 class BlockTable:
-    """The blocks of one request: on the device, or on the host after a swap, never on both."""
+    """The blocks of one request: on the device or, after a swap, on the host, never on both."""
 
     device_block_ids: list[int] = field(default_factory=list)
     host_block_ids: list[int] = field(default_factory=list)
-    #: Blocks that admission reserved for known tokens and that are not allocated yet.
+    #: Number of blocks that are reserved for known tokens, but not yet allocated.
     num_promised: int = 0
-    #: Leading full blocks whose hashes the pool knows.
+    #: Number of leading full blocks whose hashes are recorded in the pool.
     num_remembered: int = 0
 
 
@@ -62,11 +63,11 @@ class KVCache:
 
     @property
     def num_available(self) -> int:
-        """Blocks that are free and promised to nobody."""
+        """Number of blocks that are free and not promised."""
         return self.pool.num_free - self.num_promised
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold `num_tokens` tokens: 0, 1, 16, 17 -> 0, 1, 1, 2 with 16-token blocks."""
+        """Number of blocks for `num_tokens` tokens: 0, 1, 16, 17 -> 0, 1, 1, 2 for blocks of 16."""
         return -(-num_tokens // self.block_size)
 
     def block_ids(self, request_id: str) -> Sequence[int]:
@@ -81,31 +82,31 @@ class KVCache:
         return table is not None and bool(table.host_block_ids)
 
     def lacking_blocks(self, request: Request, *, without: Sequence[str] = ()) -> Iterator[int]:
-        """Blocks lacking to admit a request with all its known tokens; negative if some are left.
+        """The number of missing blocks for admitting a request; negative if more than enough.
 
-        Yields the number as things are; then without the first, the first two, ... requests of
-        `without`, so that a preemption can be checked before it is committed.
+        Yields the current number; then the number after preempting the first request of `without`,
+        the first two, and so on, so that preemptions can be checked before they are made.
         """
         lacking = self._blocks_to_admit(request) - self.num_available
         yield lacking
-        # A block shared with the request does not count: freed, it would have to be revived for it.
+        # A block that the request itself would reuse does not count: admission takes it again.
         shared = set() if self.is_swapped(request.request_id) else set(self._match_prefix(request))
-        given_up: Counter[int] = Counter()
+        released: Counter[int] = Counter()
         for request_id in without:
             table = self._tables[request_id]
-            given_up.update(table.device_block_ids)
+            released.update(table.device_block_ids)
             lacking -= table.num_promised + sum(
-                given_up[block_id] == self.pool.reference_count(block_id)
+                released[block_id] == self.pool.reference_count(block_id)
                 for block_id in table.device_block_ids
                 if block_id not in shared
             )
             yield lacking
 
     def admit(self, request: Request) -> int:
-        """Open a block table with the blocks found in the prefix cache, and promise the rest.
+        """Create a block table from the blocks in the prefix cache, and promise the other blocks.
 
-        Returns the number of tokens whose KV is already there: a multiple of the block size and
-        less than `num_tokens`, because the last token has to be computed for its logits.
+        Returns the number of tokens whose keys and values are cached: a multiple of the block size,
+        and less than `num_tokens`, because the last token must be computed for its logits.
         """
         assert request.request_id not in self._tables
         assert self._blocks_to_admit(request) <= self.num_available
@@ -119,7 +120,7 @@ class KVCache:
         return len(hits) * self.block_size
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
-        """Make the table hold `num_tokens` tokens; False, and unchanged, when the pool cannot."""
+        """Extend the table to `num_tokens` tokens; False and no change if blocks are missing."""
         table = self._tables[request_id]
         missing = self.blocks_for(num_tokens) - len(table.device_block_ids)
         if missing <= 0:
@@ -133,7 +134,7 @@ class KVCache:
         return True
 
     def grow_by_a_block(self, requests: Sequence[Request]) -> bool:
-        """`grow` these to all their tokens, for which each lacks at most one block; all or none."""
+        """`grow` these requests to all their tokens, each by at most one block; all or none."""
         short = []
         for request in requests:
             table = self._tables[request.request_id]
@@ -150,7 +151,7 @@ class KVCache:
         return True
 
     def shrink(self, request_id: str, num_tokens: int) -> None:
-        """Free the blocks beyond `num_tokens` tokens; the request must have none promised."""
+        """Free the blocks after `num_tokens` tokens; the request must have no promised blocks."""
         table = self._tables[request_id]
         assert table.num_promised == 0
         kept = self.blocks_for(num_tokens)
@@ -158,9 +159,10 @@ class KVCache:
         del table.device_block_ids[kept:]
 
     def remember(self, computed: Iterable[tuple[Request, int]]) -> None:
-        """Put newly filled blocks into the prefix cache; `computed` says how many tokens of each.
+        """Record newly filled blocks in the prefix cache.
 
-        Called only after the step succeeded.
+        `computed` has the requests, each with its number of computed tokens. Call it only after the
+        step has succeeded.
         """
         if not self.enable_prefix_caching:
             return
@@ -176,7 +178,7 @@ class KVCache:
         self.pool.remember(block_ids, hashes)
 
     def free(self, request_id: str) -> None:
-        """Free all that the request holds on device and host; it may hold nothing."""
+        """Free all blocks of the request, on device and host; it may have none."""
         table = self._tables.pop(request_id, None)
         if table is not None:
             self.num_promised -= table.num_promised
@@ -187,7 +189,7 @@ class KVCache:
         return 0 < self.blocks_for(request.num_computed_tokens) <= self.host_pool.num_free
 
     def swap_out(self, request: Request) -> list[BlockCopy]:
-        """Move the computed blocks to the host; returns the copies the runner must make first."""
+        """Move computed blocks to the host; return the copies, which the runner must do first."""
         table = self._tables[request.request_id]
         assert self.can_swap_out(request)
         assert not table.host_block_ids
@@ -200,7 +202,7 @@ class KVCache:
         return [BlockCopy(*pair) for pair in zip(device_ids, table.host_block_ids, strict=False)]
 
     def swap_in(self, request: Request) -> list[BlockCopy]:
-        """Bring the blocks back; returns the copies the runner must make before the step's rows."""
+        """Move the blocks back; return the copies, which the runner must do before the rows."""
         table = self._tables[request.request_id]
         assert table.host_block_ids
         needed = self._blocks_to_admit(request)
@@ -209,20 +211,20 @@ class KVCache:
         table.device_block_ids = self.pool.allocate(len(host_ids))
         table.num_promised = needed - len(host_ids)
         self.num_promised += table.num_promised
-        # A step swaps out before it swaps in: freed now, these could be overwritten before they
-        # are read.
+        # Not freed yet: a step swaps out before it swaps in, so a swap-out of the same step could
+        # overwrite these blocks before they are read.
         self._host_blocks_in_flight += host_ids
         return [BlockCopy(*pair) for pair in zip(host_ids, table.device_block_ids, strict=True)]
 
     def end_of_step(self) -> None:
-        """Free the host blocks that the last plan swaps in: later copies come after its own."""
+        """Free the host blocks that the last plan swaps in: later copies run after its own."""
         self.host_pool.free(self._host_blocks_in_flight)
         self._host_blocks_in_flight = []
 
     def violations(self, alive_request_ids: set[str]) -> list[str]:
-        """The cache's invariants that do not hold; empty when all is well.
+        """The violated invariants of the cache; empty if all hold.
 
-        Linear in pool and tables.
+        Linear in the sizes of pool and tables.
         """
         found = [f"device: {law}" for law in self.pool.violations()]
         found += [f"host: {law}" for law in self.host_pool.violations()]
@@ -248,7 +250,7 @@ class KVCache:
         return found
 
     def _blocks_to_admit(self, request: Request) -> int:
-        """Blocks that admission takes from `num_available`: new ones, and cached ones revived."""
+        """Number of blocks that admission takes from `num_available`: new ones and cached ones."""
         total = self.blocks_for(request.num_tokens)
         if self.is_swapped(request.request_id):
             return total
@@ -256,7 +258,7 @@ class KVCache:
         return total - sum(self.pool.reference_count(block_id) > 0 for block_id in hits)
 
     def _match_prefix(self, request: Request) -> list[int]:
-        """The longest run of leading blocks whose content is on the device."""
+        """The longest sequence of leading blocks whose content is on the device."""
         if not self.enable_prefix_caching:
             return []
         hits: list[int] = []
@@ -269,9 +271,10 @@ class KVCache:
         return hits
 
     def _block_hashes(self, request: Request, num_blocks: int) -> Sequence[bytes]:
-        """Hashes of at least the first `num_blocks` full blocks; each covers all tokens before it.
+        """Hashes of the first `num_blocks` full blocks or more; each covers all tokens so far.
 
-        The live list and not a copy: a long generation asks for it at every block it fills.
+        Returns the live list, not a copy, because a long generation needs it for every block that
+        it fills.
         """
         hashes = request.block_hashes
         while len(hashes) < num_blocks:
@@ -285,11 +288,11 @@ class KVCache:
 
 
 def _root(request: Request) -> bytes:
-    """The parent hash of the first block; requests share blocks only if salt and adapter agree."""
+    """The parent hash of the first block: only equal salts and adapters share blocks."""
     salt = request.cache_salt.encode()
     root = hashlib.blake2b(salt, digest_size=HASH_BYTES, person=SALT).digest()
     if request.adapter is None:
         return root
-    # The root has a fixed length, so no two pairs of salt and adapter make the same bytes.
+    # The root has a fixed length, so different pairs of salt and adapter never give the same bytes.
     pair = root + request.adapter.encode()
     return hashlib.blake2b(pair, digest_size=HASH_BYTES, person=ADAPTER).digest()

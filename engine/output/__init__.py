@@ -1,1 +1,1 @@
-"""Text, stop strings and log-probabilities of what was generated."""
+"""Text, stop strings and finish reasons of generations."""

@@ -1,8 +1,8 @@
 """Incremental text and stop strings. Knows no scheduler and no request.
 
-The text of a generation is a pure function of its token ids. A worker that takes a request over
-therefore replays the published ids and goes on exactly where the text was left, in the middle of a
-character or of a stop string.
+The text of a generation is a pure function of its token ids. So a worker that takes a request over
+replays the published ids and continues exactly where the text ended, even inside a character or a
+stop string.
 """
 
 from collections.abc import Sequence
@@ -10,39 +10,39 @@ from typing import Protocol
 
 from tokenizers import Tokenizer
 
-#: What the bytes of an unfinished character decode to.
+#: The decoded text of the bytes of an incomplete character.
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-#: The most undecided tokens that are decoded together. No character has so many, so a replacement
-#: character that is still there then is final.
+#: The most undecided tokens that are decoded together. No character has as many tokens, so a
+#: replacement character at the end is final then.
 MAX_WINDOW_TOKENS = 64
-#: A character has at most this many bytes, and so this many tokens.
+#: Most bytes of a character, and so most tokens of a character.
 MAX_CHARACTER_TOKENS = 4
-#: Tokens at the end of a prompt that are decoded first; more if they have no text or begin within a
-#: character.
+#: Number of tokens at the end of a prompt that are decoded first; more are used if these have no
+#: text or begin inside a character.
 FEW_TOKENS = 8
 
 
 class TokenDecoder(Protocol):
-    """One token id in, the text that became final out."""
+    """Takes token ids one by one, and returns text when it is final."""
 
     def step(self, token_id: int) -> str | None: ...
 
     def rest(self) -> str:
-        """What the tokens since the last text decode to by themselves, however incomplete."""
+        """The decoded text of the tokens since the last text, even if it is incomplete."""
         ...
 
 
 class StreamDecoder:
-    """The text of tokens that follow a prompt, as decoding prompt and tokens at once would add it.
+    """The text of the tokens after a prompt, as if prompt and tokens were decoded together.
 
-    The text of a token may depend on the one before it: many tokenizers write a space before a word
-    unless it is the first. So a short window is decoded: the undecided tokens, and before them
-    those of the last text, or at first the end of the prompt.
+    The text of a token may depend on the token before it: many tokenizers write a space before each
+    word but the first. So a short window is decoded: the undecided tokens, preceded by the tokens
+    of the last text or, at first, by the end of the prompt.
 
-    A token has no text if the tokenizer does not know its id, which a model with a padded
-    vocabulary may produce, or fails on it: text must never end a generation by accident. If the
-    tokenizer later changes text it has given before (byte fallback does, for bytes that are no
-    characters), what was returned stays.
+    A token has no text if the tokenizer does not know its id (a model with a padded vocabulary may
+    produce such an id) or fails on it: decoding must never end a generation. If the tokenizer
+    changes earlier text later (byte fallback does, for bytes that are not characters), the text
+    that was already returned stays.
     """
 
     def __init__(
@@ -77,10 +77,11 @@ class StreamDecoder:
         return self._decode(self._window)[self._num_known :]
 
     def _decide(self, text: str) -> None:
-        """The whole window is decided: keep only the tokens that the next text may depend on."""
+        """Mark the whole window as decided; keep only tokens on which the next text may depend."""
         later = self._window[self._num_decided :]
         alone = self._decode(later)
-        # Bytes out of a run that is decoded as a whole may have another text by themselves.
+        # Tokens of single bytes may decode to another text alone than together with bytes before
+        # them.
         if text.endswith(alone) or len(self._window) >= MAX_WINDOW_TOKENS:
             self._window, text = later, alone
         self._num_decided, self._num_known = len(self._window), len(text)
@@ -90,11 +91,12 @@ class StreamDecoder:
         return text
 
     def _end_of(self, prompt: Sequence[int]) -> list[int]:
-        """As many last tokens of a prompt as have text, if any, and begin at a whole character."""
+        """The last tokens of a prompt: enough to have text, and starting with a whole character."""
         count = FEW_TOKENS
         while True:
             end = list(prompt[-count:])
-            # With three tokens to each character, no power of two is a whole number of them.
+            # All starts inside a character are tried: with three tokens per character, for
+            # instance, no power of two of tokens is a whole number of characters.
             for first in range(MAX_CHARACTER_TOKENS):
                 text = self._decode(end[first:])
                 if text and not text.startswith(REPLACEMENT):
@@ -104,7 +106,7 @@ class StreamDecoder:
             count *= 2
 
     def _is_left_out(self, token_id: int) -> bool:
-        """Whether the token has no text anywhere; one that is only a space may get some later."""
+        """Whether the token never has text; a token that is only a space may get text later."""
         if self._tokenizer.id_to_token(token_id) is None:
             return True
         alone = [token_id]
@@ -116,14 +118,14 @@ class StreamDecoder:
 class Detokenizer:
     """The text of one generation, returned as soon as no later token can change it.
 
-    The last `max(len(stop)) - 1` characters are held back while a stop string may still begin in
-    them. A completed stop string ends the text before it, or after it with
+    The last `max(len(stop)) - 1` characters are held back, since a stop string may begin in them. A
+    complete stop string ends the text: before the string, or after it with
     `include_stop_str_in_output`.
 
     Args:
-        decoder: fed with each output token once, in order.
-        stop: strings that end the generation; the one completed earliest in the text wins.
-        min_tokens: no stop string counts while no more than this many tokens are out.
+        decoder: gets each output token once, in order.
+        stop: strings that end the generation; the one that is complete first in the text wins.
+        min_tokens: stop strings are ignored until more than this many tokens are generated.
     """
 
     def __init__(
@@ -145,7 +147,7 @@ class Detokenizer:
         self._stopped = False
 
     def append(self, token_id: int) -> bool:
-        """Take the next output token; True once a stop string is complete."""
+        """Add the next output token; return whether a stop string is complete."""
         assert not self._stopped
         self._num_tokens += 1
         text = self._decoder.step(token_id)
@@ -154,7 +156,7 @@ class Detokenizer:
         return self._stopped
 
     def take_text(self, *, final: bool) -> str:
-        """The text that became final since the last call; all that is left when `final`."""
+        """The text that has become final since the last call; all remaining text if `final`."""
         if final and not self._stopped:
             self._add(self._decoder.rest())
         text = self._pending
@@ -164,10 +166,10 @@ class Detokenizer:
         return text[:cut]
 
     def _add(self, text: str) -> None:
-        """Append text and look for stop strings that end inside it.
+        """Append text and search for stop strings that end inside the new text.
 
-        Older text was searched, or does not count: what it holds of a longer string's beginning may
-        well be the whole of a shorter one.
+        Stop strings that end in older text were found before, or came before `min_tokens` and do
+        not count: held-back text may contain a whole short stop string.
         """
         num_old = len(self._pending)
         self._pending += text

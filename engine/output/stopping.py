@@ -1,4 +1,4 @@
-"""When a generation is over, and why. Knows no blocks."""
+"""Decides whether a generation has ended, and why. Knows no blocks."""
 
 from engine.config import EngineConfig
 from engine.request import FinishReason, Request
@@ -9,9 +9,9 @@ def finish_reason_of(
 ) -> FinishReason | None:
     """Why the last output token ends the generation; None if it does not.
 
-    The order is part of the contract: an end of sequence as the last allowed token is EOS, not
-    LENGTH. Up to `min_tokens` output tokens, only a limit ends the request, or a constraint that is
-    complete.
+    The order of the checks is part of the contract: an end of sequence as the last allowed token is
+    EOS, not LENGTH. Up to `min_tokens` output tokens, only a limit or a complete constraint ends
+    the request.
     """
     sampling, constraint = request.sampling, request.constraint
     if request.num_output_tokens > sampling.min_tokens:

@@ -281,7 +281,7 @@ def test_a_failed_step_that_had_swapped_does_not_swap_again():
     failed = []
 
     class FailOnce(Script):
-        def fail_if_told(self, batch):
+        def raise_if_failing(self, batch):
             if batch.swap_out and not failed:
                 failed.append(batch)
                 raise ValueError("after the swaps")

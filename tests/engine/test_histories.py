@@ -156,7 +156,7 @@ class Stumbling(Script):
         super().__init__()
         self._steps = steps
 
-    def fail_if_told(self, batch: Batch) -> None:
+    def raise_if_failing(self, batch: Batch) -> None:
         if batch.step in self._steps and batch.num_rows > 1:
             raise MemoryError("a step too large")
 

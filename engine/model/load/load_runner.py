@@ -65,9 +65,8 @@ def load_runner(
     backend, the C++ decoder is excluded, because it has its own attention. With `deterministic`, a
     token's logits do not depend on what else the step computes. With `async_scheduling`, a CUDA
     device gets its next step while one is in flight; on a CPU the same cores plan and compute, so
-    it has no effect. `adapters` are LoRA folders by the names that requests use. `now` is a clock
-    in
-    seconds: with it, the log says how long checks took, and a CPU touches the first blocks.
+    it has no effect. `adapters` are LoRA folders by the names that requests use. With a clock `now`
+    in seconds, the log says how long checks took, and on a CPU the first blocks are touched.
 
     Raises:
         ModelRefused: the model or the backend cannot be served here, or memory is too small.
