@@ -74,9 +74,9 @@ class Working(Shard):
     ) -> list[IngressEntry]:
         """Up to `count` new deliveries for `worker`, most urgent first; see IngressReader.read.
 
-        None of a class below `least`: those stay for workers that have room for them. An empty list
-        while the queue is paused. BrokerUnavailable is raised without a retry; `recover_entries`
-        finds the entries that a lost reply has delivered.
+        Entries of a class below `least` stay in Redis for workers that have room for them. The list
+        is empty while the queue is paused. An outage raises BrokerUnavailable without a retry: if
+        the reply with delivered entries was lost, `recover_entries` finds these entries later.
         """
         give_up = time.monotonic() + min(block_seconds, self._longest_block)
         while self._is_paused():
