@@ -36,13 +36,16 @@ def test_every_alert_fires_and_keeps_silent_as_its_scenarios_say():
 def test_a_scenario_that_is_wrong_would_be_noticed(tmp_path):
     (tmp_path / "rules").symlink_to(PROMETHEUS / "rules")
     (tmp_path / "tests").mkdir()
-    for path in RULE_TESTS:
-        text = path.read_text(encoding="utf-8").replace("severity: page", "severity: ticket")
-        (tmp_path / "tests" / path.name).write_text(text, encoding="utf-8")
+    path = PROMETHEUS / "tests" / "workers.yml"
+    text = path.read_text(encoding="utf-8")
+    wrong = tmp_path / "tests" / path.name
+    # One file of four: promtool takes seconds for all of them.
+    wrong.write_text(text.replace("severity: page", "severity: ticket"), encoding="utf-8")
 
-    result = run(program("promtool"), "test", "rules", *sorted((tmp_path / "tests").iterdir()))
+    result = run(program("promtool"), "test", "rules", wrong)
 
     assert result.returncode == 1
+    assert 'severity="ticket"' in result.stdout + result.stderr
 
 
 @pytest.mark.parametrize(("alert", "severity"), ALERTS)

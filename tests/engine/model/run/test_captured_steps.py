@@ -91,7 +91,7 @@ def filled_pool(decoder, *, num_blocks=NUM_BLOCKS, num_host_blocks=0) -> KVPool:
     return pool
 
 
-def graphs_over(decoder, pool, *, max_num_seqs=20, capturer=None) -> tuple[DecodeGraphs, Recorder]:
+def graphs_over(decoder, pool, *, max_num_seqs=4, capturer=None) -> tuple[DecodeGraphs, Recorder]:
     capturer = capturer or Recorder()
     with torch.inference_mode():
         graphs = DecodeGraphs(
@@ -132,7 +132,8 @@ def test_sizes_are_powers_of_two_and_then_every_eighth():
 
 def test_a_replayed_step_has_the_logits_of_the_step_itself_and_writes_the_same(decoder):
     """Steps of many sizes in turn, so that what one leaves in the buffers could harm the next."""
-    graphs, capturer = graphs_over(decoder, replayed_pool := filled_pool(decoder))
+    replayed_pool = filled_pool(decoder)
+    graphs, capturer = graphs_over(decoder, replayed_pool, max_num_seqs=20)
     plain_pool = filled_pool(decoder)
     for contexts in ((9, 3, 16), (1,), (5, 6, 7, 8, 9), (2, 12), (16,) * 16, (3,) * 9, (4,)):
         step = decodes(*contexts)
@@ -246,7 +247,7 @@ def test_a_question_to_the_device_would_be_seen(question):
 
 
 def test_chunks_and_steps_that_sample_only_in_part_are_not_replayed(decoder):
-    graphs, _ = graphs_over(decoder, filled_pool(decoder), max_num_seqs=4)
+    graphs, _ = graphs_over(decoder, filled_pool(decoder))
     device = torch.device("cpu")
     chunk = lay_out([make_row(make_prompt(5))], block_size=BLOCK_SIZE, device=device)
     one_of_two = make_row(make_prompt(2), end=1)
