@@ -5,7 +5,9 @@ is built on one machine and runs on others must contain every variant: `python -
 engine.model.kernels.build` builds them.
 """
 
+import contextlib
 import ctypes
+import fcntl
 import hashlib
 import itertools
 import logging
@@ -14,6 +16,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -100,8 +103,7 @@ def best_variant() -> Variant:
 def library_path(variant: Variant, *, instead_of: Path | None = None) -> Path:
     """The path of a variant's library; compile it if the cache has none other than `instead_of`.
 
-    Several processes may call this at once: each compiles its own copy, and the last one replaces
-    the others.
+    Several processes may call this at once: one compiles, and the others wait for its library.
 
     Raises:
         KernelsUnavailable: there is no compiler, it failed, or the library cannot be stored.
@@ -116,7 +118,9 @@ def library_path(variant: Variant, *, instead_of: Path | None = None) -> Path:
             return _built_elsewhere(folder, name)
         target = folder / f"{name}-{_digest(_run(compiler, '--version').encode())}.so"
         if target == instead_of or not target.exists():
-            _compile(compiler, variant, target)
+            with _alone_in(folder):
+                if target == instead_of or not target.exists():
+                    _compile(compiler, variant, target)
     except OSError as error:
         raise KernelsUnavailable(f"the kernels cannot be stored: {error}") from error
     return target
@@ -195,6 +199,19 @@ def _digest_of_sources(variant: Variant) -> str:
 
 def _digest(*parts: bytes) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keep other processes out of this block; without effect where the file system has no locks."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        # The lock ends with the handle, however the process ends.
+        os.close(handle)
 
 
 def _compile(compiler: str, variant: Variant, target: Path) -> None:

@@ -1,25 +1,27 @@
 """How the kernels are built: which variant, for which caches, where it is kept, what may fail."""
 
+import fcntl
 import os
 import re
 import stat
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from engine.model.kernels import build
+from engine.model.kernels import build, library
 from engine.model.kernels.build import VARIANTS, KernelsUnavailable, best_variant, library_path
-from engine.model.kernels.library import ABI, load_library
+from engine.model.kernels.library import load_library
+from tests.service.fake_model import eventually
 
-#: A library of the kernels' functions that computes nothing: its compilation takes no ten seconds.
+FUNCTIONS = set(re.findall(r"\blibrary\.(quire_\w+)", Path(library.__file__).read_text()))
+#: All functions of the kernels, without what they compute: it compiles in a moment.
 SMALL_SOURCE = f"""
 #include <cstdint>
 extern "C" {{
-int64_t quire_abi() {{ return {ABI}; }}
-void quire_advise(void*, int64_t) {{}}
-void* quire_create(void*) {{ return nullptr; }}
-void quire_destroy(void*) {{}}
-int64_t quire_step(void*, void*) {{ return 1; }}
+int64_t quire_abi() {{ return {library.ABI}; }}
+{" ".join(f"void {name}() {{}}" for name in sorted(FUNCTIONS - {"quire_abi"}))}
 }}
 """
 
@@ -107,6 +109,44 @@ def test_a_library_is_compiled_once_and_kept_where_only_its_owner_writes(
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
 
 
+COMPILE = """
+import sys
+from pathlib import Path
+from engine.model.kernels import build
+build.SOURCES = Path(sys.argv[1])
+print(build.library_path(build.VARIANTS[-1]))
+"""
+
+
+def test_processes_that_start_at_once_compile_once(small_source, tmp_path):
+    """Each worker of a machine needs the same library, and a compilation takes ten seconds."""
+    compiler, calls = tmp_path / "counting", tmp_path / "calls"
+    (tmp_path / "kernels").mkdir(mode=0o700)
+    compiler.write_text(f'#!/bin/sh\n[ $1 = --version ] || echo >> {calls}\nexec g++ "$@"\n')
+    compiler.chmod(0o755)
+    environ = os.environ | {
+        "CXX": str(compiler),
+        "QUIRE_KERNEL_CACHE": str(tmp_path / "kernels"),
+    }
+    command = [sys.executable, "-c", COMPILE, str(build.SOURCES)]
+    handle = os.open(tmp_path / "kernels", os.O_RDONLY)
+    # Until both are at it, nobody may compile.
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    both = [subprocess.Popen(command, env=environ, stdout=subprocess.PIPE) for _ in range(2)]
+    eventually(lambda: all(waits_for_a_lock(process.pid) for process in both), seconds=60)
+    os.close(handle)
+    first, second = (process.communicate()[0] for process in both)
+    assert first == second != b""
+    assert calls.read_text() == "\n"
+
+
+def waits_for_a_lock(process_id: int) -> bool:
+    return any(
+        line.split()[1] == "->" and line.split()[5] == str(process_id)
+        for line in Path("/proc/locks").read_text().splitlines()
+    )
+
+
 def test_a_machine_without_a_compiler_takes_what_was_built_elsewhere(
     small_source, tmp_path, monkeypatch
 ):
@@ -176,7 +216,7 @@ def test_a_library_that_is_broken_is_compiled_again(content, small_source, tmp_p
     monkeypatch.setenv("QUIRE_KERNEL_CACHE", str(tmp_path / "kernels"))
     path = library_path(VARIANTS[-1])
     path.write_bytes(content)
-    assert load_library.__wrapped__(VARIANTS[-1]).quire_abi() == ABI
+    assert load_library.__wrapped__(VARIANTS[-1]).quire_abi() == library.ABI
     assert list(path.parent.iterdir()) == [path]
 
 
