@@ -1,1 +1,1 @@
-"""Constraints of outputs, compiled and stepped through within limits; the user of llguidance."""
+"""Compiles constraints of outputs and steps through them, within limits. Uses llguidance."""

@@ -1,7 +1,7 @@
-"""Says in our words why the library does not compile a constraint. Knows no request.
+"""Translates the library's compile errors into one sentence. Knows no request.
 
-Its own sentences quote what it has made of a constraint, in many lines, and name options that no
-caller has. What is not known here gets a general sentence.
+The library's own errors quote its internal form of the constraint, in many lines, and name options
+that callers do not have. An error that is not listed here becomes a general sentence.
 """
 
 import re
@@ -9,7 +9,8 @@ from typing import Final
 
 from quire.wire.constraints import Kind
 
-#: A part of what the library says, and what that means; groups are filled in.
+#: A regular expression for the library's error, and our sentence. Groups of the expression replace
+#: the braces. The first match decides.
 _REASONS: Final[tuple[tuple[str, str], ...]] = (
     ("look-around|lookarounds", "has look-around or a boundary, which cannot be enforced"),
     ("backreferences", "has a reference to a group, which cannot be enforced"),
@@ -42,19 +43,19 @@ _REASONS: Final[tuple[tuple[str, str], ...]] = (
     ("regex parse error|invalid regex", "has a pattern that is not in the syntax of Rust"),
     ("[Ee]xpect|[Ii]nvalid token|parse error", "is not in the syntax of Lark"),
 )
-#: The place in a grammar, as the library writes it.
-_PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\)")
+#: Line and column in a grammar, as the library writes them.
+_POSITION = re.compile(r"^(?:at )?(\d+)\((\d+)\)")
 
 
-def reason_of(kind: Kind, said: str) -> str:
-    """One sentence, to stand behind the name of the field."""
-    found = "cannot be compiled"
+def reason_of(kind: Kind, error_text: str) -> str:
+    """The reason as a sentence that has the name of the field as its subject."""
+    reason = "cannot be compiled"
     for pattern, sentence in _REASONS:
-        match = re.search(pattern, said)
+        match = re.search(pattern, error_text)
         if match:
-            found = sentence.format(*match.groups())
+            reason = sentence.format(*match.groups())
             break
-    place = _PLACE.match(said)
-    if kind == "grammar" and place:
-        return f"{found} (line {place[1]}, column {place[2]})"
-    return found
+    position = _POSITION.match(error_text)
+    if kind == "grammar" and position:
+        return f"{reason} (line {position[1]}, column {position[2]})"
+    return reason

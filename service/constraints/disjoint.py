@@ -1,32 +1,39 @@
-"""Whether two JSON schemas exclude each other, as far as that is plain to see. Knows no library."""
+"""Whether two JSON schemas exclude each other, by a sound but incomplete test. Knows no library.
+
+If the answer is yes, no value matches both. If it is no, there may still be no such value.
+"""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-#: How many schemas within schemas are looked at.
+#: The most levels of schemas within schemas that are compared.
 MAX_DEPTH = 8
+
+#: An index in a JSON pointer, by RFC 6901; with more digits than any list of a constraint needs.
+_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 
 _ALL_TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
 
 
 def first_overlap(root: Mapping[str, Any], branches: Sequence[Any]) -> tuple[int, int] | None:
-    """The first two branches that one value may keep to; None if all exclude one another."""
+    """The first two branches that one value may match; None if all exclude each other."""
     for (first, one), (second, other) in combinations(enumerate(branches), 2):
         if not _exclude(root, one, other, depth=MAX_DEPTH):
             return first, second
     return None
 
 
-def resolved(root: Mapping[str, Any], reference: str) -> Any:
-    """What a reference within `root` refers to; None if nothing is there."""
+def resolve(root: Mapping[str, Any], reference: str) -> Any:
+    """The schema that a reference (`#` and a JSON pointer) refers to; None if there is none."""
     found: Any = root
     for part in reference[1:].split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
         if isinstance(found, Mapping) and key in found:
             found = found[key]
-        elif isinstance(found, list | tuple) and key.isdecimal() and int(key) < len(found):
+        elif isinstance(found, list | tuple) and _INDEX.fullmatch(key) and int(key) < len(found):
             found = found[int(key)]
         else:
             return None
@@ -55,7 +62,7 @@ def _exclude(root: Mapping[str, Any], one: Any, other: Any, *, depth: int) -> bo
 def _any_part_excludes(
     root: Mapping[str, Any], one: Mapping[str, Any], other: Any, *, depth: int
 ) -> bool:
-    """Whether what holds beside `one`, or each of its alternatives, excludes the other."""
+    """Whether a schema that `one` implies, or each of its alternatives, excludes the other."""
     if any(_exclude(root, part, other, depth=depth - 1) for part in _conjuncts(root, one)):
         return True
     alternatives = [one.get(name) for name in ("anyOf", "oneOf")]
@@ -69,7 +76,7 @@ def _any_part_excludes(
 def _exclude_by_property(
     root: Mapping[str, Any], one: Mapping[str, Any], other: Mapping[str, Any], *, depth: int
 ) -> bool:
-    """Whether a property that one of them requires cannot be right for both."""
+    """Whether a required property has schemas in both that exclude each other."""
     properties, others = one.get("properties", {}), other.get("properties", {})
     if not isinstance(properties, Mapping) or not isinstance(others, Mapping):
         return False
@@ -82,15 +89,15 @@ def _exclude_by_property(
 
 
 def _conjuncts(root: Mapping[str, Any], schema: Mapping[str, Any]) -> Iterator[Any]:
-    """Schemas that hold as well where this one does."""
+    """The schemas that every value of this one also matches."""
     if isinstance(schema.get("$ref"), str):
-        yield resolved(root, schema["$ref"])
+        yield resolve(root, schema["$ref"])
     inner = schema.get("allOf")
     yield from inner if isinstance(inner, list | tuple) else ()
 
 
 def _types(schema: Mapping[str, Any]) -> frozenset[str]:
-    """The types of the values that may keep to it; a whole number is a number."""
+    """The types of the values that may match; `integer` counts as `number`."""
     values = _given_values(schema)
     if values is not None:
         return frozenset(map(_type_of, values))
@@ -104,9 +111,9 @@ def _texts(value: object) -> list[str]:
 
 
 def _values(schema: Mapping[str, Any]) -> set[str] | None:
-    """The only values that keep to it, in a form to compare; None if it names none."""
+    """The only values that may match, as JSON that can be compared; None if it lists no values."""
     values = _given_values(schema)
-    return None if values is None else {_comparable(value) for value in values}
+    return None if values is None else {_canonical(value) for value in values}
 
 
 def _given_values(schema: Mapping[str, Any]) -> list[Any] | None:
@@ -116,18 +123,18 @@ def _given_values(schema: Mapping[str, Any]) -> list[Any] | None:
     return list(values) if isinstance(values, list | tuple) else None
 
 
-def _comparable(value: Any) -> str:
-    return json.dumps(_whole(value), sort_keys=True)
+def _canonical(value: Any) -> str:
+    return json.dumps(_with_integers(value), sort_keys=True)
 
 
-def _whole(value: Any) -> Any:
-    """The value with 1 for 1.0, which are the same number in JSON."""
+def _with_integers(value: Any) -> Any:
+    """The value with 1 in place of 1.0, because these are the same number in JSON."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, Mapping):
-        return {key: _whole(one) for key, one in value.items()}
+        return {key: _with_integers(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_whole(one) for one in value]
+        return [_with_integers(one) for one in value]
     return value
 
 

@@ -1,10 +1,10 @@
-"""Compiles constraints to the tokens that may come next; the only user of llguidance.
+"""Compiles constraints with llguidance, which then gives the tokens that may come next.
 
-Knows no requests. A constraint is compiled once, in the compiler thread, and only if a process of
-its own could do so within bounds (see `service.constraints.probe`); it is cached for later requests
-that ask for the same. Each generation gets a matcher of its own. All matchers of one compilation
-share the states of its lexer, which are limited: a matcher that reaches the limit, perhaps because
-others have used it up, gets a compilation of its own.
+Knows no requests. A constraint is compiled once, in the compiler thread, and only after a separate
+process could compile it within bounds (see `service.constraints.probe`). The result is cached for
+later requests with the same constraint. Each generation gets a matcher of its own. All matchers of
+one compilation share the states of its lexer, and their number is limited. A matcher that reaches
+the limit, perhaps because other matchers have used up the states, gets a new compilation.
 """
 
 import json
@@ -21,30 +21,31 @@ from service.constraints.compile_reasons import reason_of
 from service.constraints.deep_stack import on_deep_stack
 from service.constraints.grammar_cache import GrammarCache
 from service.constraints.matching import GrammarConstraint, shortened
-from service.constraints.schemas import SchemaRefused, reworked
-from service.constraints.spelling import Speller, without_forced_text
+from service.constraints.schemas import SchemaRefused, enforceable
+from service.constraints.spelling import Speller, without_forcing
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
     Matcher: TypeAlias = LLMatcher
 
-#: What one constraint may cost, as the library counts. The first two bound what it counts of
-#: compiling it, to some tenths of a second; `service.constraints.probe` bounds the rest. The
-#: others bound each step, to some hundredths of a second for one that was made to be slow, and its
-#: memory, to some megabytes. They count operations, not time, so a busy machine does not matter.
+#: Limits of one constraint, in the library's own units. The first two bound what the library counts
+#: of a compilation, to some tenths of a second; `service.constraints.probe` bounds the rest. The
+#: others bound each step, to some hundredths of a second for a constraint that was designed to be
+#: slow, and its memory, to some megabytes. They count operations and not time, so they do not
+#: depend on how busy the machine is.
 MAX_GRAMMAR_SIZE = 200_000
 MAX_COMPILE_FUEL = 500_000
 MAX_STEP_FUEL = 50_000
 MAX_STEP_ITEMS = 5_000
 MAX_ROW_ITEMS = 5_000
 MAX_LEXER_STATES = 10_000
-#: White space between two parts of a JSON value: enough to indent with, but bounded, as some models
-#: would otherwise generate it without end.
+#: White space between two parts of a JSON value. Enough for indentation, but bounded, because some
+#: models would otherwise generate white space without end.
 JSON_SPACE = r"[ \n\r\t]{1,32}"
-#: What may follow a backslash in JSON. Not `u`, which would give a key several spellings: the
-#: library compares keys by spelling, so a key of the schema, spelled in another way, could have any
-#: value.
+#: The characters that may follow a backslash in JSON. Without `u`, because it would allow several
+#: spellings of a key. The library compares keys by their spelling, so a key of the schema in
+#: another spelling could have any value.
 JSON_ESCAPES = 'nrbtf\\"'
 #: The schema of `json_object`.
 ANY_OBJECT = {"type": "object"}
@@ -53,25 +54,26 @@ GRAMMARS_EXTRA = "the extra `grammars`: pip install -c constraints.txt -e '.[gra
 
 
 class Grammars(Protocol):
-    """A worker's ability to constrain outputs."""
+    """Makes the constraints of a worker's generations."""
 
     def constraint(
         self, wanted: Constraint, output_token_ids: Sequence[int], /
     ) -> EngineConstraint:
-        """A new constraint for a generation that goes on from the given output.
+        """A new constraint for a generation that continues after the given output.
 
         Raises:
-            InvalidRequest: it cannot be compiled, or not here; the field and the reason are named.
+            InvalidRequest: the constraint cannot be compiled, or this worker compiles none. The
+                error names the field and the reason.
         """
         ...
 
     def is_ready(self, wanted: Constraint, /) -> bool:
-        """Whether `constraint` answers at once: what is wanted is compiled, or nothing ever is."""
+        """Whether `constraint` returns or raises at once, without a compilation."""
         ...
 
 
 class NoGrammars:
-    """Refuses every constraint, for a reason."""
+    """Refuses every constraint with the same reason."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -86,13 +88,13 @@ class NoGrammars:
 
 
 class CompiledGrammars:
-    """Compiles constraints for the tokens of one model. Safe for several threads at once.
+    """Compiles constraints for the tokens of one model. Thread-safe.
 
     Args:
-        vocab_size: of the model, which may have ids that no token stands for.
+        vocab_size: that of the model. It may be larger than the tokenizer's vocabulary.
 
     Raises:
-        Exception: the library cannot tell the bytes of this tokenizer's tokens.
+        Exception: the library cannot read the bytes of this tokenizer's tokens.
     """
 
     def __init__(
@@ -101,11 +103,12 @@ class CompiledGrammars:
         import llguidance
 
         self._library = llguidance
-        self._described = partial(_description, tokenizer, vocab_size, tuple(eos_token_ids))
+        self._describe = partial(_description, tokenizer, vocab_size, tuple(eos_token_ids))
         known = 1 + max(tokenizer.get_vocab().values())
         described, ends_known = tokenizer.to_str(), [id_ for id_ in eos_token_ids if id_ < known]
         if not ends_known:
-            # The library would take an ordinary token for the end, which could then never come.
+            # Otherwise the library would treat an ordinary token as the end of sequence, and that
+            # token could never come.
             described, ends_known = with_special_token(described, known), [known]
         self._tokenizer = llguidance.LLTokenizer(
             described, n_vocab=max(vocab_size, known + 1), eos_token=ends_known
@@ -118,7 +121,7 @@ class CompiledGrammars:
     def constraint(
         self, wanted: Constraint, output_token_ids: Sequence[int], /, *, is_slow: bool = False
     ) -> EngineConstraint:
-        """See `Grammars`. One that is slow to compile is compiled for this generation alone."""
+        """See `Grammars`. If `is_slow`, the compilation is for this generation alone."""
         key = _key_of(wanted)
         matcher = None if is_slow else self._compiled.get(key)
         if matcher is None:
@@ -130,10 +133,10 @@ class CompiledGrammars:
             field=wanted.field.removeprefix("body."),
             ends=self._ends,
             speller=self._speller,
-            # It would be compiled in the engine's thread, between two steps of all requests.
+            # A renewal compiles in the engine's thread while all running requests wait.
             renew=None if is_slow else partial(self._compile_anew, wanted, key=key),
         )
-        # What was published is replayed here, and not in the engine's thread.
+        # Replays the published output here, so that the engine's thread does not have to.
         constraint.is_complete(output_token_ids)
         return constraint
 
@@ -141,37 +144,37 @@ class CompiledGrammars:
         """See `Grammars`."""
         return _key_of(wanted) in self._compiled
 
-    def weigh(self, wanted: Constraint, *, num_bytes: int) -> None:
-        """Tell how much memory a compiled constraint holds; the cache keeps less if it is much."""
-        self._compiled.weigh(_key_of(wanted), num_bytes)
+    def set_size(self, wanted: Constraint, *, num_bytes: int) -> None:
+        """Set how much memory a compiled constraint holds, for the limit of the cache."""
+        self._compiled.set_size(_key_of(wanted), num_bytes)
 
     @property
     def described(self) -> dict[str, Any]:
-        """What another process needs to compile for the same tokens, as JSON."""
-        return self._described()
+        """The arguments with which another process can compile for the same tokens, as JSON."""
+        return self._describe()
 
     def compile(self, wanted: Constraint) -> "Matcher":
-        """A matcher that nobody advances, its first step computed: each copy of it has that.
+        """A matcher to copy and never to advance. Its first step is computed, so copies have it.
 
         Raises:
-            InvalidRequest: it cannot be compiled.
+            InvalidRequest: the constraint cannot be compiled.
         """
         try:
             grammar = self._grammar(wanted.kind, wanted.value)
         except SchemaRefused as error:
             raise InvalidRequest(wanted.field, shortened(str(error))) from error
-        # A text has a state for each of its bytes, however harmless it is.
+        # The lexer has one state for each byte of the texts, so long texts need a higher limit.
         num_bytes = len(grammar) if wanted.kind == "choice" else 0
         matcher = on_deep_stack(
             partial(self._started, grammar, max_lexer_states=MAX_LEXER_STATES + num_bytes)
         )
-        said = matcher.get_error()
-        if said:
-            raise InvalidRequest(wanted.field, reason_of(wanted.kind, said))
+        error_text = matcher.get_error()
+        if error_text:
+            raise InvalidRequest(wanted.field, reason_of(wanted.kind, error_text))
         return matcher
 
     def _started(self, grammar: str, *, max_lexer_states: int) -> "Matcher":
-        """A matcher with the answer of its first step, or with an error."""
+        """A matcher whose first step is computed, or that has an error."""
         limits = self._library.LLParserLimits(
             max_grammar_size=MAX_GRAMMAR_SIZE,
             initial_lexer_fuel=MAX_COMPILE_FUEL,
@@ -182,23 +185,24 @@ class CompiledGrammars:
             verbose_errors=False,
         )
         matcher = self._library.LLMatcher(
-            self._tokenizer, without_forced_text(grammar), limits=limits, log_level=0
+            self._tokenizer, without_forcing(grammar), limits=limits, log_level=0
         )
         if not matcher.is_error():
             matcher.compute_bitmask()
         return matcher
 
     def _compile_anew(self, wanted: Constraint, *, key: str) -> "Matcher":
-        """A matcher that shares nothing; and the next who asks the same gets another one."""
+        """A matcher that shares no states. The next request for this constraint recompiles it."""
         self._compiled.drop(key)
         return self.compile(wanted)
 
     def _grammar(self, kind: Kind, value: Any) -> str:
-        """What the library compiles."""
+        """The grammar of a constraint, in the library's form. SchemaRefused."""
         matcher = self._library.LLMatcher
         if kind in ("json_schema", "json_object"):
-            schema = json.dumps(ANY_OBJECT if kind == "json_object" else reworked(value))
-            # A schema may say otherwise to the library, and would then be kept to by half.
+            schema = json.dumps(ANY_OBJECT if kind == "json_object" else enforceable(value))
+            # The overrides also win over options in the schema itself (`x-guidance`), with which
+            # the library would enforce only a part of it.
             return matcher.grammar_from_json_schema(
                 schema,
                 overrides={
@@ -212,7 +216,7 @@ class CompiledGrammars:
         if kind == "regex":
             return matcher.grammar_from_regex(value)
         if kind == "choice":
-            # A string of Lark is one of JSON.
+            # Lark and JSON write strings in the same way.
             value = "start: " + " | ".join(map(json.dumps, value))
         return json.dumps({"grammars": [{"lark_grammar": value}]})
 
@@ -220,13 +224,13 @@ class CompiledGrammars:
 def load_grammars(
     tokenizer: Tokenizer, *, vocab_size: int, eos_token_ids: Collection[int]
 ) -> CompiledGrammars | NoGrammars:
-    """What can be done here: nothing without the library, or with a tokenizer it cannot read."""
+    """A compiler of constraints; NoGrammars without the library or with an unreadable tokenizer."""
     try:
         return CompiledGrammars(tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
     except ModuleNotFoundError as error:
         return NoGrammars(f"the module {error.name} is missing; it comes with {GRAMMARS_EXTRA}")
-    except Exception as error:  # noqa: BLE001 - the model serves, whatever a library thinks of it.
-        return NoGrammars(shortened(f"its tokenizer cannot be read: {error}"))
+    except Exception as error:  # noqa: BLE001 - the model can still serve other requests.
+        return NoGrammars(shortened(f"the library cannot read the model's tokenizer: {error}"))
 
 
 def _description(
@@ -241,7 +245,7 @@ def _key_of(wanted: Constraint) -> str:
 
 
 def with_special_token(described: str, token_id: int) -> str:
-    """A tokenizer, as JSON, with one token more, which is no text and which no model has."""
+    """A tokenizer's JSON with one more special token, which stands for no text."""
     fields = json.loads(described)
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     token = {"id": token_id, "content": f"<end {token_id}>", "special": True, **flags}

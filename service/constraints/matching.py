@@ -1,4 +1,4 @@
-"""One generation's matcher of the library, brought to where its output is by every question.
+"""The constraint of one generation: a matcher of the library that follows the output.
 
 Knows no request and compiles nothing.
 """
@@ -18,28 +18,29 @@ if TYPE_CHECKING:
 
     Matcher: TypeAlias = LLMatcher
 
-#: How many tokens a generation has to get with its own compilation before it may have another.
+#: How many tokens a generation must get with one renewed compilation before the next renewal.
 RENEWED_TOKENS = 16
-#: The longest reason of the library that is passed on, in characters; it quotes what it refuses.
+#: The longest reason of the library that is passed on, in characters. The library quotes the part
+#: that it refuses, which may be long.
 MAX_REASON_LENGTH = 300
-#: What the library says of a token that it does not accept; all its other errors in the middle of
-#: an output are limits.
+#: Part of the library's error for a token that it does not accept. All its other errors in the
+#: middle of an output are limits.
 NOT_ACCEPTED = "doesn't satisfy the grammar"
-#: What all its errors have in them that may be due to states which others have used up.
+#: Part of all errors that may be caused by other matchers, which have used up the shared states.
 LEXER_LIMIT = "lexer"
 
 _log = structlog.get_logger("service.constraints.matching")
 
 
 class GrammarConstraint:
-    """One generation's matcher, brought to where its output is by every question.
+    """The constraint of one generation. Each call first advances the matcher to the given output.
 
     Args:
-        field: of the request that asked for it.
-        ends: which of the tokens that the matcher or the model takes for an end of sequence are
-            one; whether one may come is said here.
-        speller: spells the text that the matcher forces.
-        renew: makes a matcher that shares nothing; None if this one has to do.
+        field: the field of the request that has the constraint.
+        ends: the tokens that the matcher or the model treats as an end of sequence, and for each of
+            them whether it is one. This class decides whether they may come, not the matcher.
+        speller: chooses the tokens of text that the matcher forces.
+        renew: makes a matcher that shares no states; None if there is no renewal.
     """
 
     def __init__(
@@ -62,14 +63,14 @@ class GrammarConstraint:
     def allowed(self, output_token_ids: Sequence[int]) -> TokenBitmask:
         """See `engine.constraint.Constraint`."""
         self._consume(output_token_ids)
-        bits = self._found()
-        if self._is_renewed():
+        bits = self._bitmask()
+        if self._replace_matcher():
             self._consume(output_token_ids)
-            bits = self._found()
+            bits = self._bitmask()
         return bits
 
-    def _found(self) -> TokenBitmask:
-        """The tokens that may come next, by the matcher as it is."""
+    def _bitmask(self) -> TokenBitmask:
+        """The tokens that may come next, by the current state of the matcher."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8).copy()
         if self._matcher.is_error():
             bits[:] = 0
@@ -84,7 +85,8 @@ class GrammarConstraint:
         if not may_end:
             ahead = self._speller.keep_to_spelling(bits, self._matcher)
             if LEXER_LIMIT in ahead.get_error():
-                # Others may have used up the states, so another compilation may see further.
+                # Other matchers may have used up the states. Keeping the matcher with this error
+                # lets a new compilation replace it.
                 self._matcher = ahead
         return bits
 
@@ -94,7 +96,7 @@ class GrammarConstraint:
         if self._matcher.is_error():
             return False
         if not output_token_ids:
-            # The library notices an end only behind a token.
+            # The library reports an end only after a token.
             return self._may_only_end()
         return self._matcher.is_stopped()
 
@@ -113,7 +115,7 @@ class GrammarConstraint:
             return ()
         if forced := self._speller.draft(self._matcher):
             return forced
-        # Behind an end there is nothing to guess.
+        # Nothing follows an end of sequence.
         guess = list(takewhile(lambda token_id: token_id not in self._ends, guess))
         return guess[: self._matcher.validate_tokens(guess)]
 
@@ -121,7 +123,7 @@ class GrammarConstraint:
         self, output_token_ids: Sequence[int], draft: Sequence[int]
     ) -> "GrammarConstraint":
         """See `engine.constraint.Constraint`."""
-        del draft  # The question will bring it.
+        del draft  # The next call passes an output that includes it.
         self._consume(output_token_ids)
         ahead = GrammarConstraint(
             self._matcher.deep_copy(),
@@ -139,26 +141,27 @@ class GrammarConstraint:
         reason = self._matcher.get_error()
         if not reason:
             return None
-        _log.info("a constraint cannot go on", field=self.field, reason=shortened(reason))
+        _log.info("a constraint cannot continue", field=self.field, reason=shortened(reason))
         if NOT_ACCEPTED in reason:
-            # As where the worker before had another version of the library.
-            return Failure("its output so far does not keep to its constraint here")
-        return Failure(f"is too complex to go on after {self._num_consumed} tokens", self.field)
+            # For example, the earlier worker had another version of the library.
+            return Failure("its output so far does not match its constraint on this worker")
+        return Failure(f"is too complex to continue after {self._num_consumed} tokens", self.field)
 
     def _consume(self, output_token_ids: Sequence[int]) -> None:
-        assert len(output_token_ids) >= self._num_consumed, "an output has become shorter"
+        assert len(output_token_ids) >= self._num_consumed, "an output became shorter"
         new = list(output_token_ids[self._num_consumed :])
         self._num_consumed = len(output_token_ids)
         if new:
-            # What it does not accept makes it an error, for ever.
+            # After a token that it does not accept, the matcher stays in an error.
             self._matcher.consume_tokens(new)
-            if self._is_renewed():
+            if self._replace_matcher():
                 self._consume(output_token_ids)
 
-    def _is_renewed(self) -> bool:
-        """Whether the matcher had come upon a limit of its lexer, and another one has its place.
+    def _replace_matcher(self) -> bool:
+        """Replace a matcher that has reached a limit of its lexer; returns whether it was replaced.
 
-        One that has seen nothing but these tokens fails where there is no other way.
+        The new matcher has its own states, which only this generation uses. So it reaches the limit
+        only if this output itself needs too many.
         """
         if LEXER_LIMIT not in self._matcher.get_error() or self._renew is None:
             return False
@@ -167,12 +170,12 @@ class GrammarConstraint:
         self._renewable_from = self._num_consumed + RENEWED_TOKENS
         try:
             self._matcher, self._num_consumed = self._renew(), 0
-        except Exception:  # noqa: BLE001 - it costs this generation, and not the engine that asks.
+        except Exception:  # noqa: BLE001 - only this generation fails, and the engine goes on.
             return False
         return True
 
 
 def shortened(reason: str) -> str:
-    """A reason of the library in one line."""
+    """A reason of the library in one line of at most MAX_REASON_LENGTH characters."""
     line = " ".join(reason.replace("<non-verbose/>", "").split())
     return line if len(line) <= MAX_REASON_LENGTH else f"{line[: MAX_REASON_LENGTH - 1]}…"

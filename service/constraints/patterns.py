@@ -1,7 +1,8 @@
-"""Which patterns of a JSON schema the library enforces by half. Knows no schema.
+"""Finds the patterns of a JSON schema that the library enforces only in part. Knows no schema.
 
-A text in JSON may have escapes. Where a pattern has a class with a control character, the library
-lets in an escaped quotation mark and an escaped backslash, whether the class has them or not.
+A string in JSON may have escapes. If a character class of a pattern contains a control character,
+the library also accepts an escaped quotation mark and an escaped backslash, even if the class does
+not contain them.
 """
 
 import re
@@ -9,25 +10,30 @@ from collections.abc import Iterator
 from re import _constants, _parser  # type: ignore[attr-defined]
 from typing import Any
 
-#: Matches the texts that are written in JSON without any escape.
+#: Matches the strings that JSON can write without any escape.
 NO_ESCAPES = r'^[^\x00-\x1f\x7f"\\]*$'
 
 _CONTROLS = frozenset({*range(32), 127})
 _ESCAPED = frozenset(map(ord, '"\\'))
-_TELLING = _CONTROLS | _ESCAPED
+_RELEVANT = _CONTROLS | _ESCAPED
 _REPEATS = (_constants.MAX_REPEAT, _constants.MIN_REPEAT)
 _SPACES = frozenset(map(ord, "\t\n\r\f\v"))
-#: Those of the characters above that a class by name has; the others by name are letters, digits.
+#: A set operation of Rust's syntax in a class, or a class within a class, in a pattern without its
+#: escapes. Python reads these characters as members of the class.
+_SET_OPERATION = re.compile(r"\[\^?\]?[^\]]*?(\[|&&|--|~~)")
+#: The characters of _RELEVANT in each category such as `\s`. Other categories have none of them.
 _CATEGORIES = {
     _constants.CATEGORY_SPACE: _SPACES,
-    _constants.CATEGORY_NOT_SPACE: _TELLING - _SPACES,
-    _constants.CATEGORY_NOT_DIGIT: _TELLING,
-    _constants.CATEGORY_NOT_WORD: _TELLING,
+    _constants.CATEGORY_NOT_SPACE: _RELEVANT - _SPACES,
+    _constants.CATEGORY_NOT_DIGIT: _RELEVANT,
+    _constants.CATEGORY_NOT_WORD: _RELEVANT,
 }
 
 
-def lets_escapes_in(pattern: str) -> bool:
-    """Whether a pattern may let in an escape that it does not match; True if that is not known."""
+def admits_escapes(pattern: str) -> bool:
+    """Whether the library may accept an escape that the pattern excludes; True if not known."""
+    if _SET_OPERATION.search(re.sub(r"\\.", "e", pattern, flags=re.DOTALL)):
+        return True
     try:
         parsed = _parser.parse(pattern, re.ASCII)
     except (re.error, OverflowError, RecursionError):
@@ -36,24 +42,24 @@ def lets_escapes_in(pattern: str) -> bool:
 
 
 def _classes(parsed: Any) -> Iterator[frozenset[int]]:
-    """For each place for one character, which of those that tell may stand there."""
-    due = list(parsed)
-    while due:
-        operation, argument = due.pop()
+    """For each part that matches one character, the characters of _RELEVANT that it matches."""
+    pending = list(parsed)
+    while pending:
+        operation, argument = pending.pop()
         if operation is _constants.IN:
             yield _class(argument)
         elif operation is _constants.LITERAL:
-            yield _TELLING & {argument}
+            yield _RELEVANT & {argument}
         elif operation is _constants.NOT_LITERAL:
-            yield _TELLING - {argument}
+            yield _RELEVANT - {argument}
         elif operation is _constants.ANY:
-            yield _TELLING - {ord("\n")}
+            yield _RELEVANT - {ord("\n")}
         elif operation is _constants.BRANCH:
-            due += [one for branch in argument[1] for one in branch]
+            pending += [one for branch in argument[1] for one in branch]
         elif operation in (_constants.SUBPATTERN, *_REPEATS):
-            due += list(argument[-1])
+            pending += list(argument[-1])
         elif operation is not _constants.AT:
-            # Nothing that the library knows: let it say so.
+            # The library does not support it, and refuses the pattern itself.
             yield _CONTROLS
 
 
@@ -63,8 +69,8 @@ def _class(items: Any) -> frozenset[int]:
         if operation is _constants.LITERAL:
             found.add(argument)
         elif operation is _constants.RANGE:
-            found |= {code for code in _TELLING if argument[0] <= code <= argument[1]}
+            found |= {code for code in _RELEVANT if argument[0] <= code <= argument[1]}
         elif operation is _constants.CATEGORY:
             found |= _CATEGORIES.get(argument, frozenset())
     is_negated = items[0][0] is _constants.NEGATE
-    return _TELLING - found if is_negated else _TELLING & found
+    return _RELEVANT - found if is_negated else _RELEVANT & found

@@ -1,8 +1,8 @@
-"""Tries a constraint in a process of its own before the worker compiles it; bounded from outside.
+"""Tries to compile a constraint in a separate process before the worker compiles it.
 
 The library's limits count only a part of its work: one number in a schema can cost minutes and
-gigabytes. The process has a CPU timer and a memory limit, so it dies in the worker's place; it is
-started at the first constraint and again after each death. Knows no requests and no threads.
+gigabytes. The process has a CPU timer and a memory limit, so it dies instead of the worker. It is
+started for the first constraint, and again after each death. Knows no requests and no threads.
 """
 
 import contextlib
@@ -25,34 +25,35 @@ from quire.errors import InvalidRequest
 from quire.wire.constraints import Constraint
 from service.constraints.grammars import CompiledGrammars
 
-#: The most verdicts that are remembered; the least recently used are dropped.
+#: The most verdicts that are remembered; the least recently used ones are dropped.
 MAX_VERDICTS = 4096
-#: The longest compilation, in CPU time, that generations share. One that uses up the shared states
-#: of the lexer is compiled anew by the engine's thread, where all running requests wait for it.
+#: The longest compilation, in seconds of CPU time, that generations share. A generation that uses
+#: up the shared states of the lexer compiles again in the engine's thread, and all running requests
+#: wait for that.
 SHARED_SECONDS = 0.3
-#: How many times the bounds a request gets that has tokens already: it was within them on the
-#: worker that began it, and this machine may be slower.
+#: The bounds are this many times larger for a request that already has tokens: it was within the
+#: bounds on its first worker, and this machine may be slower.
 TAKEOVER_FACTOR = 4.0
-#: Wall-clock time for each second of CPU time: a process that has not answered after so long does
-#: not compute, or gets no time to.
+#: Wall-clock seconds for each second of the CPU bound. A process that has not answered by then does
+#: not compute, or gets no CPU time.
 WALL_FACTOR = 30.0
-#: How long the process may take to start, on a machine whose disk and cores are busy.
+#: How long the process may take to start, even if disk and cores are busy.
 START_SECONDS = 60.0
-#: Between two looks while it is waited for. Counted, not read off a clock: a machine that slept, or
-#: a process that was stopped, has not waited meanwhile.
-LOOK_SECONDS = 0.05
-#: How long the end of a process may take whose pipes are closed already.
+#: How often to poll while waiting for the process. Waiting time is the number of polls and not read
+#: from a clock, so time in which the machine sleeps or this process is stopped does not count.
+POLL_SECONDS = 0.05
+#: How long a process may take to end after its pipes are closed.
 END_SECONDS = 1.0
-#: Tries of one constraint when the process dies by something else than its bounds.
+#: Attempts for one constraint if the process dies for another reason than its bounds.
 TRIES = 2
-#: The most bytes of one answer.
+#: The longest answer of the process, in bytes.
 MAX_ANSWER_BYTES = 1 << 16
 
 _log = structlog.get_logger("service.constraints.probe")
 
 
 class Verdict(NamedTuple):
-    """Why a constraint is refused, or '' if it is not; and what compiling it costs."""
+    """The reason to refuse a constraint, or ''; and the memory and CPU time of compiling it."""
 
     refusal: str
     num_bytes: int = 0
@@ -60,16 +61,18 @@ class Verdict(NamedTuple):
 
 
 class ProbeFailed(Exception):
-    """The process cannot be started, or was ended by somebody else: nothing is known."""
+    """The process did not start, or was ended from outside: nothing is known of the constraint."""
 
 
 class Probe:
-    """The process that tries constraints for one tokenizer. For one thread, but for `interrupt`.
+    """The process that tries constraints for one tokenizer.
+
+    Only `interrupt` may be called from any thread; all other methods belong to one thread.
 
     Args:
-        cpu_seconds: what compiling one constraint may take.
-        memory_bytes: what it may allocate.
-        on_look: called every LOOK_SECONDS while the process is waited for.
+        cpu_seconds: the most CPU time for compiling one constraint.
+        memory_bytes: the most memory that compiling it may allocate.
+        on_poll: called every POLL_SECONDS while this waits for the process.
     """
 
     def __init__(
@@ -78,17 +81,17 @@ class Probe:
         *,
         cpu_seconds: float,
         memory_bytes: int,
-        on_look: Callable[[], None] = lambda: None,
+        on_poll: Callable[[], None] = lambda: None,
     ) -> None:
         self._grammars = grammars
         self._cpu_seconds = cpu_seconds
         self._memory_bytes = memory_bytes
-        self._on_look = on_look
+        self._on_poll = on_poll
         self._process: subprocess.Popen[bytes] | None = None
         self._is_closed = False
-        #: The process has closed its end.
-        self._hung_up = False
-        #: By a digest of the constraint: the factor it was tried with, and what came of it.
+        #: Whether the process has closed its end of a pipe.
+        self._is_pipe_closed = False
+        #: By a digest of the constraint: the factor of its last attempt, and the verdict.
         self._verdicts: OrderedDict[bytes, tuple[float, Verdict]] = OrderedDict()
         #: How many processes were started.
         self.num_started = 0
@@ -97,12 +100,12 @@ class Probe:
         """Whether a constraint can be compiled within `factor` times the bounds.
 
         Raises:
-            ProbeFailed: it could not be tried.
+            ProbeFailed: the constraint could not be tried.
         """
         key = hashlib.sha256(f"{wanted.kind} {json.dumps(wanted.value)}".encode()).digest()
         tried_with, verdict = self._verdicts.get(key, (0.0, Verdict("")))
         if factor > tried_with and (verdict.refusal or not tried_with):
-            verdict = self._tried(wanted, factor)
+            verdict = self._try(wanted, factor)
             self._verdicts[key] = factor, verdict
         self._verdicts.move_to_end(key)
         while len(self._verdicts) > MAX_VERDICTS:
@@ -110,24 +113,24 @@ class Probe:
         return verdict
 
     def interrupt(self) -> None:
-        """Kill the process for good, from any thread; a `judge` that waits for it raises."""
+        """Kill the process and start no other one; thread-safe. A waiting `judge` raises."""
         self._is_closed = True
         process = self._process
         if process is not None:
             process.kill()
 
     def close(self) -> None:
-        """End the process for good, and take leave of it."""
+        """Kill the process, start no other one, and wait until the killed one has ended."""
         self.interrupt()
         self._end()
 
     @property
     def process_id(self) -> int | None:
-        """The process that runs now."""
+        """The id of the process; None if there is none."""
         process = self._process
         return process.pid if process is not None else None
 
-    def _tried(self, wanted: Constraint, factor: float) -> Verdict:
+    def _try(self, wanted: Constraint, factor: float) -> Verdict:
         cpu_seconds = self._cpu_seconds * factor
         memory_bytes = int(self._memory_bytes * factor)
         job = {
@@ -137,7 +140,7 @@ class Probe:
             "cpu_seconds": cpu_seconds,
             "memory_bytes": memory_bytes,
         }
-        failure = "was ended by others"
+        failure = "was ended from outside, or did not answer"
         for _ in range(TRIES):
             try:
                 self._start()
@@ -146,10 +149,10 @@ class Probe:
                 continue
             found = self._ask(job, seconds=cpu_seconds * WALL_FACTOR)
             if found is not None:
-                if found.pop("worn"):
+                if found.pop("must_restart"):
                     self._end()
                 return Verdict(**found)
-            code = self._end(is_dying=self._hung_up)
+            code = self._end(is_dying=self._is_pipe_closed)
             if self._is_closed:
                 break
             _log.warning("constraint ended its process", field=wanted.field, exit_code=code)
@@ -159,7 +162,7 @@ class Probe:
         raise ProbeFailed(f"the process that tries constraints {failure}")
 
     def _refusal(self, code: int, cpu_seconds: float, memory_bytes: int) -> str:
-        """What a death by the constraint's own doing says about it; '' for another death."""
+        """The reason to refuse a constraint that caused this exit code; '' for other exit codes."""
         if code == -signal.SIGPROF:
             return f"takes more than {cpu_seconds:g} seconds to compile"
         if code == -signal.SIGABRT:
@@ -169,7 +172,7 @@ class Probe:
         return ""
 
     def _start(self) -> None:
-        """Have a process that waits for a constraint."""
+        """Make sure that a process waits for a constraint. ProbeFailed."""
         if self._process is not None and self._process.poll() is None:
             return
         self._end()
@@ -180,14 +183,15 @@ class Probe:
                 [sys.executable, "-m", "service.constraints.probe_process"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                # A library that is short of memory says so there, and the log has only events.
+                # A library writes there when it runs out of memory. The log has only events.
                 stderr=subprocess.DEVNULL,
                 env=_environment(),
             )
         except OSError as error:
             raise ProbeFailed(f"cannot be started: {error}") from error
+        self._kill_if_interrupted()
         self.num_started += 1
-        self._hung_up = False
+        self._is_pipe_closed = False
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
@@ -197,45 +201,50 @@ class Probe:
             why = found["failed"] if found else f"exit code {code}"
             raise ProbeFailed(f"does not start: {why}")
 
-    def _ask(self, told: Mapping[str, Any], *, seconds: float) -> dict[str, Any] | None:
-        """The answer to one document; None if the process died, or was killed after `seconds`."""
+    def _kill_if_interrupted(self) -> None:
+        """Kill a process that `interrupt` could not see, because it was just being started."""
+        if self._is_closed and self._process is not None:
+            self._process.kill()
+
+    def _ask(self, document: Mapping[str, Any], *, seconds: float) -> dict[str, Any] | None:
+        """The answer to one document; None if the process died or did not answer in `seconds`."""
         process = self._process
         if process is None:
             return None
         assert process.stdin is not None and process.stdout is not None
-        unsent = memoryview(json.dumps(told).encode() + b"\n")
-        answer, looks = b"", 0
+        unsent = memoryview(json.dumps(document).encode() + b"\n")
+        answer, polls = b"", 0
         while not answer.endswith(b"\n") and len(answer) < MAX_ANSWER_BYTES:
             sinks = [process.stdin] if unsent else []
             try:
-                readable, writable, _ = select.select([process.stdout], sinks, [], LOOK_SECONDS)
+                readable, writable, _ = select.select([process.stdout], sinks, [], POLL_SECONDS)
                 if writable:
                     unsent = unsent[os.write(process.stdin.fileno(), unsent[: select.PIPE_BUF]) :]
                 if readable:
                     part = os.read(process.stdout.fileno(), MAX_ANSWER_BYTES)
                     if not part:
-                        self._hung_up = True
+                        self._is_pipe_closed = True
                         return None
                     answer += part
             except OSError:
-                # The other end is gone.
-                self._hung_up = True
+                # The process has closed its end.
+                self._is_pipe_closed = True
                 return None
             if not readable and not writable:
-                self._on_look()
-                looks += 1
-                if looks * LOOK_SECONDS > seconds:
+                self._on_poll()
+                polls += 1
+                if polls * POLL_SECONDS > seconds:
                     return None
         found: dict[str, Any] = json.loads(answer)
         return found
 
     def _end(self, *, is_dying: bool = False) -> int:
-        """End the process; returns its exit code, -SIGKILL for one that had to be killed."""
+        """End the process; returns its exit code, which is -SIGKILL if it had to be killed."""
         process, self._process = self._process, None
         if process is None:
             return 0
         if is_dying:
-            # It has closed its pipes a moment before it can be waited for.
+            # A dying process closes its pipes a moment before `wait` can return.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(END_SECONDS)
         process.kill()
@@ -248,9 +257,9 @@ class Probe:
 
 
 class ProbedGrammars:
-    """Compiles what a probe has found to be within the bounds. See `Grammars`.
+    """Compiles only constraints that a probe found to be within the bounds. See `Grammars`.
 
-    For one thread, but for `is_ready` and for what is ready.
+    Other threads may call `is_ready`, and `constraint` for a constraint that is ready.
     """
 
     def __init__(self, grammars: CompiledGrammars, probe: Probe) -> None:
@@ -273,18 +282,23 @@ class ProbedGrammars:
             raise InvalidRequest(wanted.field, verdict.refusal)
         is_slow = verdict.cpu_seconds > SHARED_SECONDS
         found = self._grammars.constraint(wanted, output_token_ids, is_slow=is_slow)
-        self._grammars.weigh(wanted, num_bytes=verdict.num_bytes)
+        self._grammars.set_size(wanted, num_bytes=verdict.num_bytes)
         return found
 
 
 def _environment() -> dict[str, str]:
-    """Without our settings, which may hold a password; with one thread and one heap."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")}
+    """The environment of the process, for one thread and one heap.
+
+    Without the settings of the worker (`QUIRE_*`), because one of them may be a password.
+    """
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")}
     paths = [path or str(Path.cwd()) for path in sys.path]
-    one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
+    single_thread = dict.fromkeys(
+        ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"), "1"
+    )
     return {
-        **kept,
-        **one,
+        **inherited,
+        **single_thread,
         "MALLOC_ARENA_MAX": "1",
         "PYTHONPATH": os.pathsep.join(paths),
         "TOKENIZERS_PARALLELISM": "false",

@@ -1,10 +1,10 @@
 """The process that tries constraints for `probe`: `python -m service.constraints.probe_process`.
 
-It reads one JSON document per line from its standard input and answers each with a line. The first
-has the tokenizer; each other one is a constraint with what it may cost. Time is bounded by a timer
-of the kernel and memory by a limit of the kernel, because the library counts only a part of its own
-work and cannot be interrupted: a constraint beyond a bound ends this process, and its parent knows
-why by the signal. End of file, or the death of the parent's thread, ends it as well.
+It reads one JSON document per line from its standard input and answers each with one line. The
+first document has the tokenizer. Each later one is a constraint with its bounds. The kernel bounds
+CPU time by a timer and memory by a limit, because the library counts only a part of its own work
+and cannot be interrupted. A constraint beyond a bound ends this process, and the signal tells the
+parent which bound it was. End of file, or the end of the parent's thread, ends it as well.
 """
 
 import ctypes
@@ -27,11 +27,11 @@ from service.constraints.deep_stack import STACK_BYTES
 from service.constraints.grammars import CompiledGrammars
 from service.constraints.matching import shortened
 
-#: Steps that this process' nice value is above its parent's: the engine comes first.
+#: Added to the nice value of the parent, so that the engine is scheduled first.
 NICE = 5
-#: The kernel's value for the most welcome victim when memory runs out: it takes this process then,
-#: and not the worker.
-FIRST_VICTIM = 1000
+#: The highest `oom_score_adj`: when memory runs out, the kernel kills this process and not the
+#: worker.
+OOM_SCORE_ADJ = 1000
 #: `prctl`'s option that asks for a signal at the death of the parent's thread.
 PR_SET_PDEATHSIG = 1
 
@@ -43,15 +43,15 @@ _PAGE_BYTES = resource.getpagesize()
 
 
 class _Mallinfo2(ctypes.Structure):
-    """What glibc knows of its heaps, as its manual lists it."""
+    """glibc's `struct mallinfo2`, with the fields in the order of its manual."""
 
     _fields_ = [(name, ctypes.c_size_t) for name in _MALLINFO2_FIELDS]
 
 
 def main() -> None:
     """Answer until the end of the input."""
-    _get_ready()
-    # Whatever a library prints must not stand between the answers.
+    _set_up_process()
+    # Standard output becomes standard error, so that output of a library cannot mix with answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
@@ -62,26 +62,27 @@ def main() -> None:
     lines = iter(sys.stdin.buffer.readline, b"")
     for line in lines:
         try:
-            grammars = _grammars_of(json.loads(line))
-        except Exception as error:  # noqa: BLE001 - the parent can tell of it; nobody reads here.
+            grammars = _load_grammars(json.loads(line))
+        except Exception as error:  # noqa: BLE001 - the parent reports it; stderr is not read.
             answer(failed=shortened(f"{type(error).__name__}: {error}"))
             return
         answer(failed="")
         break
-    heap_bytes = _heap_meter()
+    heap_bytes = _heap_counter()
     before = _resident_bytes()
     for line in lines:
         job = json.loads(line)
-        tried = _tried(grammars, job, heap_bytes)
-        # Freed memory may stay with this process; from here on a new one is cheaper to bound.
-        worn = _resident_bytes() - before > job["memory_bytes"] // 2
-        answer(**tried, worn=worn)
+        tried = _try(grammars, job, heap_bytes)
+        # Freed memory may stay mapped, and the limit would not count it. A new process starts
+        # without it.
+        must_restart = _resident_bytes() - before > job["memory_bytes"] // 2
+        answer(**tried, must_restart=must_restart)
 
 
-def _get_ready() -> None:
-    """Make this process end with its parent, give way to it, and leave no core file."""
+def _set_up_process() -> None:
+    """Tie this process to its parent: end with it, run at a lower priority, write no core file."""
     parent = os.getppid()
-    # The parent decides when this process ends, whoever signals the whole group.
+    # Signals to the process group are ignored: the parent decides when this process ends.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
@@ -90,60 +91,62 @@ def _get_ready() -> None:
     with suppress(OSError):
         os.nice(NICE)
     with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(str(FIRST_VICTIM))
+        Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE_ADJ))
 
 
-def _grammars_of(told: dict[str, Any]) -> CompiledGrammars:
+def _load_grammars(description: dict[str, Any]) -> CompiledGrammars:
     return CompiledGrammars(
-        Tokenizer.from_str(told["tokenizer"]),
-        vocab_size=told["vocab_size"],
-        eos_token_ids=told["eos_token_ids"],
+        Tokenizer.from_str(description["tokenizer"]),
+        vocab_size=description["vocab_size"],
+        eos_token_ids=description["eos_token_ids"],
     )
 
 
-def _tried(
+def _try(
     grammars: CompiledGrammars, job: dict[str, Any], heap_bytes: Callable[[], int]
 ) -> dict[str, Any]:
-    """What came of compiling one constraint: a reason to refuse it or '', and what it cost."""
+    """The verdict on one constraint: a reason to refuse it or '', and the cost of compiling it."""
     value = tuple(job["value"]) if job["kind"] == "choice" else job["value"]
     wanted = Constraint(job["kind"], value, job["field"])
-    refusal, held, began = "", heap_bytes(), time.process_time()
+    refusal, num_bytes = "", 0
+    bytes_before, began = heap_bytes(), time.process_time()
     try:
         with _bounded(job["cpu_seconds"], job["memory_bytes"]):
             matcher = grammars.compile(wanted)
-        held = heap_bytes() - held
+        num_bytes = heap_bytes() - bytes_before
         del matcher
     except InvalidRequest as error:
-        refusal, held = error.message, 0
+        refusal = error.message
     except MemoryError:
-        # Python's own code has met the limit sooner than the library: as if that had.
+        # Python's code reached the limit before the library did. End in the way the library does.
         os.abort()
     return {
         "refusal": refusal,
-        "num_bytes": max(0, held),
+        "num_bytes": max(0, num_bytes),
         "cpu_seconds": time.process_time() - began,
     }
 
 
 @contextmanager
 def _bounded(cpu_seconds: float, memory_bytes: int) -> Iterator[None]:
-    """Within it, more CPU time ends the process by SIGPROF, and more memory by SIGABRT.
+    """A context in which too much CPU time ends the process by SIGPROF, too much memory by SIGABRT.
 
-    CPU time of all threads, so that a busy machine refuses nothing. The memory is what is mapped in
-    addition, without the stack of the thread that compiles.
+    It bounds the CPU time of all threads together, and not wall-clock time, so that the verdict
+    does not depend on how busy the machine is. The memory is what is mapped in addition, without
+    the stack of the thread that compiles.
     """
-    most = resource.getrlimit(resource.RLIMIT_AS)[1]
+    hard_limit = resource.getrlimit(resource.RLIMIT_AS)[1]
     mapped = _mapped_bytes()
     if mapped:
         limit = mapped + STACK_BYTES + memory_bytes
-        limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
-        resource.setrlimit(resource.RLIMIT_AS, (limit, most))
+        limit = limit if hard_limit == resource.RLIM_INFINITY else min(limit, hard_limit)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard_limit))
     signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        resource.setrlimit(resource.RLIMIT_AS, (hard_limit, hard_limit))
 
 
 def _die_with(parent: int) -> None:
@@ -151,27 +154,27 @@ def _die_with(parent: int) -> None:
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
-        # It died before the call.
+        # The parent ended before the call, which therefore sends no signal.
         os._exit(0)
 
 
-def _heap_meter() -> Callable[[], int]:
-    """A function that says how much heap is in use: by glibc, else what is resident."""
+def _heap_counter() -> Callable[[], int]:
+    """A function that returns the bytes of heap in use, or the resident bytes without glibc."""
     try:
-        ask = ctypes.CDLL(None).mallinfo2
+        mallinfo2 = ctypes.CDLL(None).mallinfo2
     except (OSError, AttributeError):
         return _resident_bytes
-    ask.restype = _Mallinfo2
-    return lambda: int((found := ask()).uordblks + found.hblkhd)
+    mallinfo2.restype = _Mallinfo2
+    return lambda: int((found := mallinfo2()).uordblks + found.hblkhd)
 
 
 def _mapped_bytes() -> int:
-    """Memory mapped by this process; 0 where the system does not say."""
+    """Bytes of memory mapped by this process; 0 without `/proc`."""
     return _statm()[0] * _PAGE_BYTES
 
 
 def _resident_bytes() -> int:
-    """Memory of this process that is in use; 0 where the system does not say."""
+    """Bytes of this process in physical memory; 0 without `/proc`."""
     return _statm()[1] * _PAGE_BYTES
 
 

@@ -1,8 +1,9 @@
-"""Spells text that a constraint forces in the tokens that the tokenizer would choose.
+"""Tokenizes the text that a constraint forces, as the tokenizer itself would.
 
-Knows no request. The library can force text itself, but not exactly: where the text is that of a
-control token, as `<s>`, it takes the control token, which no text may contain; and of a grammar
-that never ends it forces text until it comes upon a limit. So that is switched off, and done here.
+Knows no request. The library can force text by itself, with two faults. If the text equals that of
+a control token, such as `<s>`, it chooses the control token, which no text may contain. And for a
+grammar that never ends it forces text until it reaches a limit. So forcing is switched off in the
+library and done here.
 """
 
 import json
@@ -17,22 +18,22 @@ from engine.constraint import TokenBitmask, allows
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-#: How far one looks ahead for forced text, in bytes: far enough for most words to be whole.
+#: How far to look ahead for forced text, in bytes: enough to see the end of most words.
 MAX_FORCED_BYTES = 32
-#: The same for drafts.
+#: How far to look ahead for drafts, in bytes.
 MAX_DRAFTED_BYTES = 2 * MAX_FORCED_BYTES
-#: Beside any other grammar, it makes the library force nothing; nothing else refers to it.
+#: Added to the list of grammars, it makes the library force nothing. No other grammar refers to it.
 _FORCES_NOTHING = {"lark_grammar": '%llguidance {"no_forcing": true}\nstart: ""'}
 
 
 class Speller:
-    """Spells forced text in ordinary tokens, whatever control tokens it may resemble.
+    """Tokenizes forced text with ordinary tokens only, even if it looks like a control token.
 
-    Every answer is a function of what the matcher has seen. A limit of the library that is reached
-    while looking ahead is found in the matcher that is returned.
+    Every result is a function of the tokens that the matcher has consumed. If the library reaches a
+    limit while looking ahead, the matcher that is returned has the error.
 
     Args:
-        ends: tokens that are an end of sequence, whatever the tokenizer says of them.
+        ends: the tokens that are an end of sequence, even if the tokenizer has them as text.
     """
 
     def __init__(self, tokenizer: "LLTokenizer", *, ends: Collection[int]) -> None:
@@ -49,9 +50,10 @@ class Speller:
         self._of_one_byte = {text: id_ for id_, text in enumerate(self._texts) if len(text) == 1}
 
     def keep_to_spelling(self, bits: TokenBitmask, matcher: "LLMatcher") -> "LLMatcher":
-        """Leave one token in `bits`, in place, if they are all beginnings of forced text.
+        """Leave only one token in `bits`, in place, if all tokens begin the same forced text.
 
-        Otherwise there is a choice, and the model has it. Returns the matcher that looked ahead.
+        Otherwise `bits` stay unchanged, and the model chooses. Returns the matcher that looked
+        ahead, which may be the given one.
         """
         if not 1 < int.from_bytes(bits.tobytes()).bit_count() <= MAX_FORCED_BYTES:
             return matcher
@@ -60,35 +62,36 @@ class Speller:
         if not all(self._begins(longest, token_id) for token_id in ids):
             return matcher
         text, ahead = self._forced_text(matcher, bits, most=MAX_FORCED_BYTES)
-        first = self._spelled(text)
+        first = self._tokenize(text)
         if first and allows(bits, first[0]) and text.startswith(longest):
             bits[:] = 0
             bits[first[0] // 8] = 1 << first[0] % 8
         return ahead
 
     def draft(self, matcher: "LLMatcher") -> list[int]:
-        """Tokens of forced text; each is the one that `keep_to_spelling` would leave there.
+        """Tokens of forced text; each one is the token that `keep_to_spelling` would leave.
 
-        The last is left out: where the text behind it is not forced, the model has the choice.
+        The last token is left out: if the text after it is not forced, a longer token may be
+        possible, and then the model chooses.
         """
         bits = np.frombuffer(matcher.deep_copy().compute_bitmask(), dtype=np.uint8)
         if matcher.is_accepting():
             return []
         text, _ = self._forced_text(matcher, bits, most=MAX_DRAFTED_BYTES)
-        found = list(self._spelled_one_by_one(text))[:-1]
+        found = list(self._tokens_one_by_one(text))[:-1]
         return found[: matcher.deep_copy().validate_tokens(found)]
 
     def _forced_text(
         self, matcher: "LLMatcher", bits: TokenBitmask, *, most: int
     ) -> tuple[bytes, "LLMatcher"]:
-        """The text that has to come, up to `most` bytes, and the matcher that looked ahead."""
+        """The only text that can come, up to `most` bytes, and the matcher that looked ahead."""
         ahead, text = matcher.deep_copy(), b""
         while len(text) < most:
             ids = np.flatnonzero(bits)[:1]
             if not len(ids):
                 break
-            place = int(ids[0]) * 8 + (int(bits[ids[0]]) & -int(bits[ids[0]])).bit_length() - 1
-            byte = self._texts[place][:1]
+            token_id = int(ids[0]) * 8 + (int(bits[ids[0]]) & -int(bits[ids[0]])).bit_length() - 1
+            byte = self._texts[token_id][:1]
             if not byte or np.any(bits & self._others[byte[0]][: len(bits)]):
                 break
             text += byte
@@ -99,16 +102,19 @@ class Speller:
             bits = np.frombuffer(ahead.compute_bitmask(), dtype=np.uint8)
         return text, ahead
 
-    def _spelled(self, text: bytes) -> Sequence[int]:
-        """The tokens of a text, up to what resembles a control token."""
+    def _tokenize(self, text: bytes) -> Sequence[int]:
+        """The tokens of a text, up to the first control token."""
         token_ids: Sequence[int] = self._tokenizer.tokenize_bytes(text)
         return list(takewhile(lambda token_id: self._texts[token_id], token_ids))
 
-    def _spelled_one_by_one(self, text: bytes) -> Iterator[int]:
-        """The tokens of which each is the first of the text from there on, as far as is seen."""
+    def _tokens_one_by_one(self, text: bytes) -> Iterator[int]:
+        """Tokens that are each the first token of the remaining text, within MAX_FORCED_BYTES.
+
+        Stops where a text that was cut has fewer bytes left: its next token is not certain.
+        """
         is_cut = len(text) == MAX_DRAFTED_BYTES
         while text and not (is_cut and len(text) < MAX_FORCED_BYTES):
-            first = self._spelled(text[:MAX_FORCED_BYTES])[:1]
+            first = self._tokenize(text[:MAX_FORCED_BYTES])[:1]
             if not first:
                 break
             yield first[0]
@@ -118,8 +124,8 @@ class Speller:
         return bool(self._texts[token_id]) and text.startswith(self._texts[token_id])
 
 
-def without_forced_text(grammar: str) -> str:
-    """A grammar of the library, as JSON, that leaves forced text to a `Speller`."""
+def without_forcing(grammar: str) -> str:
+    """The same grammar (JSON of the library) with forcing switched off, for use with a Speller."""
     described: dict[str, Any] = json.loads(grammar)
     described["grammars"].append(_FORCES_NOTHING)
     return json.dumps(described)

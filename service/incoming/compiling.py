@@ -1,8 +1,9 @@
-"""Compiles the constraints of requests on a thread of its own, between intake and the engine.
+"""Compiles the constraints of requests on a separate thread, between intake and the engine.
 
-A request waits here for its constraint while others are claimed, admitted and computed. Its claim
-is open meanwhile, so its lease is renewed; a cancel, its deadline and a drain end the wait at once.
-An output taken over is replayed in slices, by turns, so that a long one keeps nobody else waiting.
+A request waits here for its constraint while other requests are claimed, admitted and computed. Its
+claim is open meanwhile, so its lease is renewed. A cancel, its deadline or a drain end the wait at
+once. After a takeover the published output is replayed in slices. The requests take turns, so that
+a long output does not make the others wait.
 """
 
 import heapq
@@ -28,19 +29,19 @@ from service.outgoing.completions import Origin, own_failure, rejection
 from service.outgoing.outbox import Outbox
 from service.settings.config import Settings
 
-#: The name of its thread.
+#: The name of the thread.
 THREAD = "compiler"
-#: How long the thread sleeps at most before it shows a sign of life.
+#: The longest sleep of the thread before it reports to `Vitals` again.
 IDLE_SECONDS = 1.0
-#: Tokens of an output taken over that are replayed in one turn: some milliseconds for an ordinary
-#: constraint, seconds for one whose every step is as slow as its limits allow.
+#: Tokens that are replayed in one turn after a takeover. It takes some milliseconds for an ordinary
+#: constraint, and seconds for one whose every step is as slow as the limits allow.
 REPLAY_TOKENS = 64
 
 _log = structlog.get_logger("service.incoming.compiling")
 
 
 class Engine(Protocol):
-    """All that is needed of the engine loop; see `service.loop`."""
+    """The methods of the engine loop that are needed here; see `service.loop`."""
 
     def add(self, request: Request) -> None: ...
 
@@ -60,9 +61,9 @@ class _Waiting:
 
 
 class Compiling:
-    """Where requests wait for their constraints. `run` is a thread's work.
+    """The requests that wait for their constraints. A thread of its own calls `run`.
 
-    All other methods may be called from any thread. None of them waits for a compilation.
+    All other methods are thread-safe, and none of them waits for a compilation.
     """
 
     def __init__(
@@ -83,27 +84,28 @@ class Compiling:
         self._probe: Probe | None = None
         self._changed = threading.Condition()
         self._waiting: dict[str, _Waiting] = {}
-        #: Whose turn is next: better classes first, each class in the order of its last turns.
+        #: The order of turns: a heap of (negative priority, number of the turn, request key).
         self._turns: list[tuple[int, int, str]] = []
         self._numbers = count()
         self._is_stopping = False
 
     def serve(self, grammars: Grammars) -> None:
-        """Compile with these from now on; what the library does, a probe does first."""
+        """Compile with `grammars` from now on. Those that use the library get a probe process."""
         self._grammars = grammars
         if isinstance(grammars, CompiledGrammars):
             self._probe = Probe(
                 grammars,
                 cpu_seconds=self._settings.constraint_compile_seconds,
                 memory_bytes=self._settings.constraint_compile_bytes,
-                on_look=self._look,
+                on_poll=self._look,
             )
             self._grammars = ProbedGrammars(grammars, self._probe)
 
     def begin(self, request: Request, wanted: Constraint) -> None:
-        """Hand a request to the engine with the constraint it wants: now if that takes no time.
+        """Pass a request to the engine with its constraint, at once if that is compiled already.
 
-        Its delivery must be open in the outbox, where it ends if it can have no constraint.
+        The request's delivery must be open in the outbox: if the constraint cannot be compiled, the
+        request ends there.
         """
         waiting = _Waiting(request, wanted)
         if not request.output_token_ids and self._grammars.is_ready(wanted):
@@ -120,7 +122,7 @@ class Compiling:
                 self._changed.notify()
 
     def abort(self, key: str, reason: FinishReason) -> None:
-        """Abort a request, whether it waits here, is in the engine, or neither."""
+        """Abort a request that waits here or is in the engine; otherwise do nothing."""
         with self._changed:
             waiting = self._waiting.get(key)
             if waiting is not None:
@@ -129,14 +131,14 @@ class Compiling:
         self._engine.abort(key, reason)
 
     def num_waiting(self, least: Priority) -> int:
-        """How many requests of class `least` or better wait here."""
+        """The number of waiting requests of class `least` or a more urgent one."""
         with self._changed:
             return sum(one.request.priority >= least for one in self._waiting.values())
 
     def stop(self) -> None:
-        """Release all that waits, and make `run` return. Call it before the engine loop's `stop`.
+        """Release all waiting requests and make `run` return. Call it before the loop's `stop`.
 
-        A compilation that the library is at ends by itself, for nobody.
+        A compilation that is running in the library ends by itself; its result is not used.
         """
         with self._changed:
             self._is_stopping = True
@@ -158,7 +160,7 @@ class Compiling:
                 self._probe.close()
 
     def _look(self) -> None:
-        """Show a sign of life, and end those whose deadline has come."""
+        """Report to `Vitals`, and abort requests whose deadline has passed."""
         self._vitals.beat(THREAD)
         now = self._clock()
         with self._changed:
@@ -171,7 +173,7 @@ class Compiling:
             self.abort(key, FinishReason.DEADLINE)
 
     def _next(self) -> _Waiting | None:
-        """The one whose turn it is; None if there is none for IDLE_SECONDS."""
+        """The request whose turn it is; None if none has come within IDLE_SECONDS."""
         with self._changed:
             self._changed.wait_for(lambda: self._turns or self._is_stopping, IDLE_SECONDS)
             while self._turns:
@@ -181,7 +183,7 @@ class Compiling:
         return None
 
     def _turn(self, waiting: _Waiting) -> None:
-        """Compile its constraint, or replay another slice; then it goes on or waits again."""
+        """Compile the constraint, or replay the next slice; then the engine or another turn."""
         request = waiting.request
         output = request.output_token_ids
         upto = min(waiting.num_replayed + REPLAY_TOKENS, len(output))
@@ -193,7 +195,7 @@ class Compiling:
         except InvalidRequest as error:
             self._end(waiting, partial(rejection, error=error))
             return
-        except Exception as error:  # noqa: BLE001 - ours or a library's: it costs one request.
+        except Exception as error:  # noqa: BLE001 - a defect here or in a library ends one request.
             if not self._is_stopping:
                 _log.exception("constraint cannot be compiled", request=request.request_id)
             self._end(waiting, partial(own_failure, error=error))
@@ -205,13 +207,13 @@ class Compiling:
             if upto < len(output):
                 self._queue(waiting)
             else:
-                # Under the lock, so that an abort comes before or after, and is never lost.
+                # Under the lock, so that an abort finds the request either here or in the engine.
                 del self._waiting[request.request_id]
                 request.constraint = waiting.constraint
                 self._engine.add(request)
 
     def _end(self, waiting: _Waiting, make: Callable[[Origin], Completion]) -> None:
-        """End a request that never reaches the engine, unless somebody else has taken it away."""
+        """End a request that never reaches the engine, unless it has left the waiting list."""
         key = waiting.request.request_id
         with self._changed:
             if self._waiting.get(key) is not waiting:
@@ -220,7 +222,7 @@ class Compiling:
         self._outbox.end(key, make)
 
     def _abandon(self, waiting: _Waiting, reason: FinishReason) -> None:
-        """Let the engine end a request. It must not compute it: the constraint is missing."""
+        """Pass a request to the engine as aborted: without its constraint it must not run."""
         del self._waiting[waiting.request.request_id]
         self._engine.add_aborted(waiting.request, reason)
 

@@ -142,7 +142,7 @@ def test_what_was_published_and_may_not_be_ends_its_request_alone_and_says_so(qu
     assert output.token_ids == published
     error = output.completion.error
     assert error is not None and error.code == "engine_error"
-    assert error.message == "its output so far does not keep to its constraint here"
+    assert error.message == "its output so far does not match its constraint on this worker"
     queue.assert_at_rest()
 
 

@@ -24,13 +24,13 @@ FAULTS: dict[str, tuple[dict[str, Any], int, str, str]] = {
         {"regex": "[a-z]{90}", "max_tokens": 99},
         NUM_STATES,
         "body.regex",
-        "is too complex to go on after",
+        "is too complex to continue after",
     ),
     "the same in a schema": (
         {"json_schema": {"type": "string", "pattern": "^[a-z]{90}$"}, "max_tokens": 99},
         NUM_STATES,
         "body.json_schema",
-        "is too complex to go on after",
+        "is too complex to continue after",
     ),
     "allowed tokens that it does not allow": (
         {"regex": "[0-9]+", "allowed_token_ids": list(b"ab")},

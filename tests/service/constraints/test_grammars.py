@@ -207,7 +207,7 @@ def test_tokens_that_no_such_rule_lets_come_leave_nothing_and_a_reason():
     rule = constraint("regex", "[0-9]+", output=pair_tokenizer().encode("no").ids)
     assert may_come(rule, pair_tokenizer().encode("no").ids) == []
     # Nothing of the request is at fault.
-    assert rule.failure == ("its output so far does not keep to its constraint here", None)
+    assert rule.failure == ("its output so far does not match its constraint on this worker", None)
     assert not rule.is_complete(pair_tokenizer().encode("no").ids)
 
 
@@ -236,15 +236,15 @@ def test_what_holds_much_memory_is_kept_less_long(monkeypatch: pytest.MonkeyPatc
     cache = GrammarCache[str]()
     for key, size in {"a": 40, "b": 40, "c": 40}.items():
         cache.put(key, key.upper())
-        cache.weigh(key, size)
+        cache.set_size(key, size)
     assert [cache.get(key) for key in "abc"] == [None, "B", "C"]
     cache.put("d", "D")
-    cache.weigh("d", 101)
+    cache.set_size("d", 101)
     assert [key in cache for key in "bcd"] == [False, False, False]
     # What was dropped weighs nothing, also when it is told its size afterwards.
-    cache.weigh("b", 100)
+    cache.set_size("b", 100)
     cache.put("e", "E")
-    cache.weigh("e", 100)
+    cache.set_size("e", 100)
     assert cache.get("e") == "E"
     cache.drop("e")
     assert "e" not in cache
@@ -337,7 +337,7 @@ def test_states_that_others_have_used_up_are_no_reason_to_fail(monkeypatch: pyte
 
     assert walks(share=True) == walks(share=False)
     # The control: where a matcher is not renewed, one that came late has nothing left.
-    monkeypatch.setattr(GrammarConstraint, "_is_renewed", lambda rule: False)
+    monkeypatch.setattr(GrammarConstraint, "_replace_matcher", lambda rule: False)
     with pytest.raises(AssertionError, match="too complex"):
         walks(share=True)
 
@@ -358,7 +358,7 @@ def test_where_there_is_no_new_compilation_the_generation_fails_and_nobody_else(
         speller=compiled()._speller,
         renew=refuse,
     )
-    with pytest.raises(AssertionError, match=r"is too complex to go on after \d+ tokens"):
+    with pytest.raises(AssertionError, match=r"is too complex to continue after \d+ tokens"):
         walk(rule, seed=1)
     assert rule.failure is not None and rule.failure.field == "regex"
     output = pair_tokenizer().encode("abc").ids

@@ -103,7 +103,7 @@ def test_a_process_that_others_kill_says_nothing_about_the_constraint(make_probe
             killed.append(probe.process_id)
             os.kill(probe.process_id, signal.SIGKILL)
 
-    probe = make_probe(cpu_seconds=LONG_SECONDS, on_look=kill)
+    probe = make_probe(cpu_seconds=LONG_SECONDS, on_poll=kill)
     most = 1
     assert probe.judge(HEAVY).refusal == ""
     assert probe.num_started == 2
@@ -143,6 +143,25 @@ def test_who_waits_for_it_is_told_when_it_is_closed(make_probe):
     assert len(outcome) == 1
     with pytest.raises(ProbeFailed):
         probe.judge(BOMB)
+
+
+def test_a_process_that_is_started_while_its_probe_is_interrupted_is_killed(
+    make_probe, monkeypatch
+):
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def interrupted(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        probe.interrupt()
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    probe = make_probe()
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen", interrupted)
+        with pytest.raises(ProbeFailed):
+            probe.judge(LIGHT)
+    assert [is_running(process.pid) for process in started] == [False]
 
 
 def test_a_process_that_cannot_start_costs_the_request_and_says_why(make_probe, monkeypatch):

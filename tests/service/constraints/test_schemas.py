@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 
 from quire.errors import InvalidRequest
 from quire.wire.constraints import Constraint
-from service.constraints.patterns import lets_escapes_in
+from service.constraints.patterns import admits_escapes
 from tests.service.walks import compiled, constraint, pair_tokenizer, text_of, walk
 
 
@@ -153,7 +153,7 @@ def test_no_text_that_its_pattern_does_not_match_comes(seed: int):
             is_right &= len(text) <= schema.get("maxLength", 9)
             if judge.lets(json.dumps(text)):
                 assert is_right, (schema, text)
-            elif not lets_escapes_in(pattern) or text.isalnum():
+            elif not admits_escapes(pattern) or text.isalnum():
                 assert not is_right, (schema, text)
 
 
@@ -164,6 +164,21 @@ def test_an_escaped_quotation_mark_is_a_quotation_mark():
     # The controls: a pattern that has it, and a text without a pattern.
     assert Judge({"type": "string", "pattern": '^["a]+$'}).lets(r'"a\""')
     assert Judge({"type": "string"}).lets(r'"\""')
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r'^[\x00-\x7f&&[^"\\]]{1,3}$',
+        r'^[\x00-\x7f--["\\]]{1,3}$',
+        r'^[\x00-\x7f~~["\\]]{1,3}$',
+        r'^[]\]\x00-\x7f&&[^"\\]]{1,3}$',
+    ],
+)
+def test_a_class_with_set_operations_lets_no_escape_in_that_it_excludes(pattern: str):
+    judge = Judge({"type": "string", "pattern": pattern})
+    assert judge.lets('"ab]"')
+    assert not judge.lets(r'"\""') and not judge.lets(r'"\\"')
 
 
 def test_keys_with_such_a_pattern_are_refused():
@@ -220,8 +235,8 @@ def test_one_of_branches_that_exclude_one_another_is_served(branches):
 def test_one_of_branches_that_may_both_hold_is_refused(branches):
     message = refusal_of({"type": "object", "properties": {"a/b": {"oneOf": branches}}})
     assert message.startswith(
-        "`oneOf` at #/properties/a~1b/oneOf cannot be enforced, as one value may be in branches 0"
-        " and 1"
+        "`oneOf` at #/properties/a~1b/oneOf cannot be enforced, because one value may match"
+        " branches 0 and 1"
     )
 
 
@@ -257,7 +272,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"anyOf": [{}, {"contains": {}}]}, "`contains` at #/anyOf/1/contains cannot be enforced"),
     ({"format": "iri"}, "`format` at #/format cannot be enforced; these can: date, "),
     ({"$ref": "#/$defs/a"}, "`$ref` at #/$ref refers to nothing in the schema"),
-    ({"$ref": "http://a.b/c"}, "`$ref` at #/$ref must be a place in the schema itself"),
+    ({"$ref": "http://a.b/c"}, "`$ref` at #/$ref must point into the schema itself"),
     ({"minLength": -1}, "`minLength` at #/minLength must be a whole number"),
     ({"type": "strin"}, "`type` at #/type must be one or more of array, "),
     ({"properties": []}, "the value at #/properties must be a map of schemas"),
@@ -273,7 +288,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("schema", "message"), REFUSED)
-def test_a_refusal_is_one_sentence_with_the_keyword_and_its_place(schema, message):
+def test_a_refusal_is_one_sentence_with_the_keyword_and_its_path(schema, message):
     assert refusal_of(schema).startswith(message)
 
 
@@ -346,6 +361,12 @@ class Unique(BaseModel):
     members: set[int]
 
 
-def test_a_set_is_refused_by_its_place():
+@pytest.mark.parametrize("index", ["1" * 5000, "01", "\N{ARABIC-INDIC DIGIT ZERO}", "2"])
+def test_a_reference_to_an_item_that_is_not_there_is_refused(index: str):
+    schema = {"prefixItems": [True, True], "items": {"$ref": f"#/prefixItems/{index}"}}
+    assert "`$ref` at #/items/$ref refers to nothing" in refusal_of(schema)
+
+
+def test_a_set_is_refused_by_its_path():
     message = refusal_of(Unique.model_json_schema())
     assert message == "`uniqueItems` at #/properties/members/uniqueItems cannot be enforced"
