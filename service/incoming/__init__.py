@@ -1,1 +1,1 @@
-"""From Redis to the engine: claims, validation, conversion."""
+"""Takes requests from Redis to the engine: claims, validates and converts them."""

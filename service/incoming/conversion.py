@@ -1,6 +1,6 @@
-"""Converts a wire request to the engine's Request; knows no queue and no thread.
+"""Converts a wire request to the engine's Request. Knows no queue and no thread.
 
-The only place that builds engine Requests, so that the two sides' types meet nowhere else.
+Only this module builds engine Requests, so only this module needs the types of both sides.
 """
 
 import hashlib
@@ -25,20 +25,21 @@ def engine_request(
     settings: Settings,
     now_ms: int,
 ) -> tuple[Request, Constraint | None]:
-    """The engine's Request for one that was claimed at `now_ms`, and the constraint it wants.
+    """The engine's Request for a request that was claimed at `now_ms`, and its constraint.
 
-    The Request has no constraint yet: to compile it takes time, see `service.incoming.compiling`. A
-    request taken over goes on from the published ids in `delivery`: the engine replays them through
-    stop conditions and text, and first checks whether they are complete already. The Origin in
-    `delivery` is told if the chat is another prompt than in earlier versions.
+    The Request has no constraint yet, because compiling one takes time; see
+    `service.incoming.compiling`. After a takeover the request continues after the published token
+    ids in `delivery`: the engine replays them through stop conditions and text, and first checks
+    whether the output is already complete. The Origin in `delivery` is replaced if the chat is
+    another prompt than in earlier versions.
 
     Raises:
-        InvalidRequest: it can never be served; the field is named.
+        InvalidRequest: the request can never be served; the error names the field.
     """
     body = request.parse_body()
-    asked = adapter_of(request.body, model=settings.model_name)
-    if asked is not None and asked.name not in served.adapters:
-        raise asked.refusal(served.adapters)
+    adapter = adapter_of(request.body, model=settings.model_name)
+    if adapter is not None and adapter.name not in served.adapters:
+        raise adapter.refusal(served.adapters)
     sampling = engine_sampling(body.sampling, request_id=request.id)
     if body.messages is None:
         prompt_ids = _prompt_ids(body.prompt, served.tokenizer)
@@ -55,25 +56,25 @@ def engine_request(
         request_id=delivery.key,
         prompt_token_ids=prompt_ids,
         sampling=sampling,
-        # Age counts from the submit, so that a request does not lose its place by being taken over.
-        # But waiting in Redis is worth one class at most, or a backlog would outrank every urgent
-        # request that comes after it.
+        # Age counts from the submit, so that a takeover does not move a request back in the queue.
+        # But time in Redis counts for at most one class. Otherwise an old backlog would get ahead
+        # of every urgent request that comes later.
         arrival_time=origin.received - min(origin.waited_seconds, settings.aging_seconds),
         priority=origin.priority,
         output_token_ids=list(delivery.token_ids),
         deadline=deadline,
         cache_salt=request.tenant,
-        adapter=asked.name if asked is not None else None,
+        adapter=adapter.name if adapter is not None else None,
         text=served.tokenizer.text_stream(sampling, prompt=prompt_ids),
     )
     return converted, body.constraint
 
 
 def engine_sampling(wire: SamplingParams, *, request_id: str) -> EngineSampling:
-    """The engine's parameters for those of the wire.
+    """The engine's sampling parameters for those of the wire.
 
-    Clients set a seed at submit. Without one, the seed is derived from the request's id, so that it
-    is the same for every worker that ever runs the request.
+    Clients may set a seed. Without one, the seed is a function of the request's id, so that it is
+    the same on every worker that runs the request.
     """
     seed = wire.seed
     if seed is None:

@@ -1,6 +1,6 @@
-"""Takes requests in: decides how many and when, reads and claims them.
+"""Takes requests in: decides how many and when, reads them and claims them.
 
-Does not know what they ask: Reception opens what is claimed, and hands it to the engine.
+Does not know their contents: Reception opens claimed requests and passes them to the engine.
 """
 
 import threading
@@ -26,16 +26,17 @@ from service.outgoing.contact import LONGEST_PAUSE_SECONDS, UNAVAILABLE, Contact
 from service.outgoing.outbox import Outbox
 from service.settings.config import Settings
 
-#: Pause before the next look while nothing may be claimed.
+#: Pause before the next round while nothing may be claimed.
 FULL_SECONDS = 0.02
-#: Pause before looking for a more urgent request again, after a look that found none to take in.
+#: Pause before the next search for a more urgent request, after a search that found none.
 BETTER_PAUSE_SECONDS = 0.2
-#: Most claims that have ended and are not committed yet. Without a limit, a worker whose commits
-#: fail and whose claims succeed, as when a durable queue's disk hangs, would claim the whole queue.
+#: Most claims that have ended and are not committed yet. Without a limit, a worker whose claims
+#: succeed and whose commits fail would claim the whole queue. A hanging disk under a durable queue
+#: has this effect.
 MAX_ENDED_CLAIMS = 1024
 #: In a burst, how long one read may wait while the engine still has work.
 BURST_BLOCK_SECONDS = 0.02
-#: Pause of a burst that is done, between two looks whether others have left what it must take over.
+#: Pause between two searches of a finished burst for requests of other workers to take over.
 BURST_LOOK_SECONDS = 0.1
 
 #: An entry of the ingress stream, and the reply to its claim.
@@ -46,9 +47,9 @@ _log = structlog.get_logger("service.incoming.intake")
 
 
 class Intake:
-    """Reads one shard of a queue for one engine. `run` is a thread's work.
+    """Reads one shard of a queue for one engine. A thread of its own calls `run`.
 
-    `num_intakes` of them feed the same engine: each takes its share of the room, rounded up, so
+    `num_intakes` intakes feed the same engine. Each takes its share of the room, rounded up, so
     that together they claim hardly more than one would. `fingerprint` names the engine in claims.
     """
 
@@ -89,38 +90,40 @@ class Intake:
         self._clock = clock
         self._stopping = threading.Event()
         self._next_better = clock()
-        #: In a burst: since when there is nothing to take in, on the broker's clock.
+        #: In a burst: the time since which nothing can be taken in, on the broker's clock.
         self._done_ms: int | None = None
-        #: When to look again for what nobody has claimed, of each class or better.
+        #: For each class: when to search again for unclaimed entries of it and all better classes.
         self._next_recovery = dict.fromkeys(Priority, clock())
 
     def run(self) -> None:
-        """Take requests in until stopped; in a burst, until none are left and all have ended."""
+        """Take requests in until stopped. A burst also ends when all requests have ended."""
         while not self._stopping.is_set():
             self._vitals.beat(self._thread)
             try:
                 self._round()
             except QuireError as error:
-                # Entries that a lost reply delivered are found by the next recovery. Claims that it
-                # granted, and that were asked for in vain, come back when their leases expire.
+                # Entries whose delivery was in a lost reply are found by the next recovery. Claims
+                # that were granted in a lost reply come back when their leases expire.
                 if not isinstance(error, UNAVAILABLE):
                     _log.exception("queue cannot be read")
                 self._stopping.wait(LONGEST_PAUSE_SECONDS)
 
     def stop(self) -> None:
-        """Make `run` return after at most one read; what that read claims is given back."""
+        """Make `run` return after at most one more read, whose claims are given back."""
         self._stopping.set()
 
     def room(self, least: Priority = Priority.LOW) -> int:
-        """How many requests of class `least` may be claimed now; 0 or less for none.
+        """The number of requests of class `least` that may be claimed now; 0 or less for none.
 
-        The rule: of each class and all better ones together, at most one batch waits in front of
-        the engine. Every step with a free slot and free blocks shortens that line, so slots fill as
-        fast as they free, and what cannot run here yet stays where any worker can claim it. Running
-        requests are counted as the best ones held: if they are not, they can be preempted. Those
-        whose constraints are compiled are in a line of their own, of the same length.
+        The rule: for each class, at most one batch of requests of this class and all better ones
+        waits in front of the engine. Each step that has a free slot and free blocks takes requests
+        from there, so freed slots are filled at once. Requests that cannot run here yet stay in the
+        queue, where any worker can claim them. Running requests count as the best ones held,
+        because worse ones can be preempted. Requests whose constraints are being compiled wait in a
+        separate line of the same length.
 
-        None while a trial forbids it (see Trials), or too many ended claims cannot be committed.
+        Returns 0 while a trial forbids claims (see Trials), and while too many ended claims are not
+        committed.
         """
         settings, outbox = self._settings, self._outbox
         most = settings.max_num_seqs + settings.claim_batch + MAX_ENDED_CLAIMS
@@ -133,13 +136,15 @@ class Intake:
 
     def _round(self) -> None:
         if self._vitals.overdue:
-            # Its leases are left to expire: it would claim the same requests again, and hold them.
+            # A thread of this worker hangs, so its leases are left to expire. The worker must not
+            # claim the same requests again, because it would only hold them.
             self._stopping.wait(FULL_SECONDS)
             return
         self._recover(Priority.LOW)
         room = self.room()
         was_done = self._outbox.is_empty
-        # Looked at before the read, which then finds what was queued again until the look.
+        # Checked before the read, so that the read finds everything that was requeued before the
+        # check.
         is_last = self._settings.burst and was_done and not self._awaits_others()
         if room > 0:
             entries = self._read(room, block_seconds=self._block_seconds(was_done=was_done))
@@ -154,17 +159,17 @@ class Intake:
             self._stopping.wait(BURST_LOOK_SECONDS)
 
     def _read_better(self) -> list[IngressEntry]:
-        """While the line is full, still read requests of a better class than those that fill it.
+        """While no more requests may wait, read requests of a better class than the waiting ones.
 
-        Otherwise waiting bulk requests would keep an urgent one from ever reaching the engine,
-        which could preempt for it. What the queue shows may be delivered to somebody already, who
-        may be dead: no other class is read in its place, and it is recovered like any other.
+        Otherwise waiting bulk requests would keep an urgent one from the engine, which could
+        preempt for it. The queue's depth also counts entries that were delivered to another worker,
+        which may be dead. They are recovered like all others, and no other class is read instead.
         """
         entries: list[IngressEntry] = []
         if self._clock() >= self._next_better:
             depth = self._contact.call("read", self._broker.queue_depth)
             waiting = [Priority(level) for level, count in depth.items() if count]
-            # A better class has as much room or more.
+            # A better class has at least as much room.
             least = min((level for level in waiting if self.room(level) > 0), default=None)
             if least is not None:
                 self._recover(least)
@@ -183,36 +188,37 @@ class Intake:
         return 0.0 if was_done else min(block, BURST_BLOCK_SECONDS)
 
     def _awaits_others(self) -> bool:
-        """Whether a burst that is done may still have to take over what other workers hold.
+        """Whether a finished burst may still have to take over requests of other workers.
 
-        A lease that has expired is the keeper's to see to, which may do so only after it was in
-        contact for the time of one lease. That is longer than most bursts: if each left it to the
-        next one, nobody would ever do it. Who died within the last lease looks as if alive. So of
-        all who hold something a sign of life is awaited, as they give it every third of a lease.
+        The keeper requeues requests with expired leases, but only after it was in contact for the
+        time of one lease. Most bursts are shorter. If each burst left this to the next one, no
+        burst would ever do it. And a worker that died within the last lease still looks alive. So a
+        burst waits for a heartbeat of every worker that holds a request; heartbeats come every
+        third of a lease.
         """
 
-        def look() -> bool:
+        def check() -> bool:
             broker = self._broker
             if self._done_ms is None:
                 self._done_ms = broker.now_ms()
             return broker.num_expired_leases() > 0 or broker.num_unheard(self._done_ms) > 0
 
-        return self._contact.call("read", look)
+        return self._contact.call("read", check)
 
     def _end_burst(self) -> None:
-        self._say_what_is_left()
+        self._warn_of_the_rest()
         self._stopping.set()
         self._on_queue_empty()
 
-    def _say_what_is_left(self) -> None:
-        """Warn of requests that a burst leaves, as they are paused or scheduled for later."""
+    def _warn_of_the_rest(self) -> None:
+        """Warn of requests that a burst leaves because they are paused or scheduled for later."""
 
-        def look() -> tuple[int, int, str | None]:
+        def count() -> tuple[int, int, str | None]:
             broker = self._broker
             waiting = sum(broker.queue_depth().values())
             return waiting, broker.num_scheduled(), broker.pause_reason()
 
-        waiting, scheduled, reason = self._contact.call("read", look)
+        waiting, scheduled, reason = self._contact.call("read", count)
         if waiting or scheduled:
             _log.warning(
                 "burst leaves requests",
@@ -235,20 +241,23 @@ class Intake:
         return self._contact.call("read", read)
 
     def _recover(self, least: Priority) -> None:
-        """Take in what was left unclaimed of class `least` or better, if a look for it is due."""
+        """Take in unclaimed entries of class `least` or better, if a search for them is due."""
         room = self.room(least)
         if room <= 0 or self._clock() < self._next_recovery[least]:
             return
-        # What nobody has claimed, nobody may be able to: each alone, so that it harms no other.
+        # An entry may be unclaimed because its claim fails. So each is claimed alone, and a failure
+        # does not stop the others.
         for entry in self._vitals.each(self._thread, self._left_unclaimed(room, least)):
             self._take_in([entry])
 
     def _left_unclaimed(self, room: int, least: Priority) -> list[IngressEntry]:
-        """Entries delivered and not claimed: to this worker earlier, or to others a lease ago.
+        """Entries that were delivered and not claimed, at most `room`.
 
-        At most `room`. The rest stays pending for this worker, and the next look finds it.
+        They were delivered to this worker earlier, or to another one at least a lease ago. All
+        others stay pending for this worker, and the next search finds them.
         """
-        # Also after a flush or a failover; autoscalers watch the group before there is any entry.
+        # The groups may be lost after a flush or a failover. They must also exist before the first
+        # entry, because autoscalers watch them.
         self._contact.call("recover", self._broker.ensure_groups)
         lease = self._settings.lease_seconds
         recover = partial(
@@ -260,7 +269,7 @@ class Intake:
         )
         entries = self._contact.call("recover", recover)
         if len(entries) < room:
-            # Those of worse classes are due when they were: there was no look at them.
+            # Worse classes were not searched, so their next search stays due when it was.
             seen = [level for level in Priority if level >= least]
             self._next_recovery |= dict.fromkeys(seen, self._clock() + lease)
         self._metrics.redelivered.inc(min(len(entries), room))
@@ -273,25 +282,26 @@ class Intake:
         if not claimed:
             return
         if self._stopping.is_set():
-            # The read was under way when we were told to stop.
+            # `stop` was called during the read.
             self._give_back(claimed)
             return
         trials = [answer.trial_tokens for _, answer in claimed]
         first = Priority(claimed[0][0].priority)
         with self._trials.beginning(trials, first=first) as count:
             if count == 0:
-                # Read again at once, it would only be given back again.
+                # If it were read again at once, it would be given back again.
                 self._next_better = self._clock() + BETTER_PAUSE_SECONDS
-            # All before the first is tokenized: that may outlast a lease, and only open claims are
-            # renewed.
+            # All are opened before the first is tokenized: that may take longer than a lease, and
+            # only the leases of open claims are renewed.
             opened = self._open(claimed[:count], now_ms=now_ms)
-        # Before the engine gets a request that may kill it: a released claim is no attempt.
+        # Given back before the engine gets a suspect: if that kills the worker, a released claim
+        # loses no attempt.
         self._give_back(claimed[count:])
         for each in self._vitals.each(self._thread, opened):
             self._reception.admit(each, now_ms=now_ms)
 
     def _open(self, claimed: Sequence[Taken], *, now_ms: int) -> list[Opened]:
-        # One line for all: the engine begins with the first while the next are admitted.
+        # One line for all claims: the engine starts with the first while the next are admitted.
         _log.debug("requests claimed", request_ids=[entry.request_id for entry, _ in claimed])
         found = (
             self._reception.open(entry, answer, now_ms=now_ms)
@@ -311,8 +321,9 @@ class Intake:
             _log.error("not given back", request_ids=ids, error=str(error))
 
     def _claim(self, entries: list[IngressEntry]) -> tuple[int, list[Taken]]:
-        """Claim the entries; returns when that was, and those that this worker got."""
-        # The same ones with each try, so that it is told what an earlier one has claimed unheard.
+        """Claim the entries; returns the broker's time and the claims that this worker got."""
+        # Every attempt uses the same owners. So it gets the claims of an earlier attempt whose
+        # reply was lost.
         owners = [new_owner() for _ in entries]
 
         def claim() -> tuple[int, Sequence[Claimed | NotClaimed]]:
@@ -323,8 +334,8 @@ class Intake:
         try:
             now_ms, answers = self._until_answered("claim", claim)
         except ProtocolError as error:
-            # The reply is none that our scripts give. The entries stay pending, and what was
-            # claimed comes back when its lease expires.
+            # No script of ours gives such a reply. The entries stay pending, and claimed requests
+            # come back when their leases expire.
             ids = [entry.request_id for entry in entries]
             _log.error("not claimed", request_ids=ids, error=str(error))
             return 0, []
@@ -339,12 +350,13 @@ class Intake:
         return now_ms, claimed
 
     def _until_answered(self, operation: str, function: Callable[[], _Result]) -> _Result:
-        """Repeat an idempotent call while Redis cannot serve: it may have done it all the same.
+        """Repeat an idempotent call while Redis is unavailable: it may have succeeded nevertheless.
 
-        A claim of which nobody knows ends with its lease, as if it had killed its worker, and its
-        request pays with an attempt; so does one that cannot be given back. Raises what the last
-        try did when stopped, and once all else has been answered for the time of a lease: the claim
-        may be another's by then.
+        A granted claim whose reply is lost ends with its lease, as if the request had killed its
+        worker, and costs it an attempt. So does a claim that cannot be given back. The call is
+        repeated until it gets an answer. Raises the last error when stopped, or if access is
+        denied. Raises it also after the time of a lease in which other calls were answered: the
+        claim may belong to another worker by then.
         """
         began, lease = self._clock(), self._settings.lease_seconds
         for pause in self._vitals.each(self._thread, pauses()):

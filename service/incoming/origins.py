@@ -1,6 +1,6 @@
-"""Determines a claimed request's Origin, and whether its tokens can be continued here.
+"""Determines a claimed request's Origin, and whether its output can be continued here.
 
-Knows no queue and no thread: all follows from the claim, the request and the model.
+Knows no queue and no thread. All results follow from the claim, the request and the model.
 """
 
 from dataclasses import replace
@@ -31,9 +31,10 @@ def origin_of(
     served: ServedModel,
     model: str,
 ) -> Origin:
-    """The Origin of a claim made at `now_ms` on the broker's clock and `received` on ours.
+    """The Origin of a claim.
 
-    `request` is None if its envelope is invalid.
+    The claim was made at `now_ms` on the broker's clock (milliseconds) and at `received` on the
+    worker's clock (seconds). `request` is None if its envelope is invalid.
     """
     adapter, fingerprint = None, served.fingerprint
     if request is not None:
@@ -53,7 +54,7 @@ def origin_of(
         trial_tokens=claimed.trial_tokens,
         epoch=claimed.claim.epoch,
         received=received,
-        # A request scheduled for later has waited since it was due.
+        # A request that was scheduled for later has only waited since its scheduled time.
         waited_seconds=seconds_since(
             max(claimed.enqueued_ms, (request and request.not_before_ms) or 0), now_ms
         ),
@@ -64,7 +65,7 @@ def origin_of(
 
 
 def decoded(data: bytes) -> tuple[GenerationRequest | None, InvalidRequest | None]:
-    """The request, or what is wrong with its envelope. ProtocolError if it cannot be decoded."""
+    """The request, or the error in its envelope. ProtocolError if it cannot be decoded."""
     try:
         return GenerationRequest.decode(data), None
     except InvalidRequest as error:
@@ -82,19 +83,20 @@ def with_control_text(origin: Origin) -> Origin:
 
 
 def is_resumable(origin: Origin) -> bool:
-    """Whether its tokens can be continued: those of another engine can.
+    """Whether the output so far can be continued here.
 
-    Those of another revision of the adapter cannot, nor those of a chat that was another prompt.
+    The output of another engine can be continued. The output of another revision of the adapter
+    cannot, and neither can that of a chat that was encoded to another prompt.
     """
     before, here = origin.other_fingerprint, origin.fingerprint
     return before is None or (is_same_adapter(before, here) and is_same_chat(before, here))
 
 
 def key_of(claim: Claim) -> str:
-    """The claim's name inside this worker, different for every claim of the same request."""
+    """The key of a claim inside this worker; every claim of a request has another one."""
     return f"{claim.request_id}@{claim.epoch}.{claim.owner}"
 
 
 def seconds_since(moment_ms: int, now_ms: int) -> float:
-    """Seconds on the broker's clock, never negative: clocks of a failed-over server may jump."""
+    """Seconds on the broker's clock. Never negative: the clock may jump back after a failover."""
     return max(0, now_ms - moment_ms) / 1000

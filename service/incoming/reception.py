@@ -1,7 +1,7 @@
-"""Receives claimed requests: opens a Delivery for each, and hands the engine a Request.
+"""Receives claimed requests: opens a Delivery for each, and passes a Request to the engine.
 
-Does not know when or how it was claimed. A request with a mistake ends with a typed record that
-names the field, and one that cannot be read as a dead letter; none ends the worker.
+Does not know when or how requests are claimed. An invalid request ends with a typed record that
+names the field. A request that cannot be read ends as a dead letter. No request ends the worker.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ _log = structlog.get_logger("service.incoming.reception")
 
 
 class Opened(NamedTuple):
-    """An open claim: the reply to it, what it has to publish, and the decoded request."""
+    """An open claim: the broker's reply, the Delivery for its output, and the decoded request."""
 
     claimed: Claimed
     delivery: Delivery
@@ -40,9 +40,10 @@ class Opened(NamedTuple):
 
 
 class Reception:
-    """Receives what is claimed of one shard. A request is opened first, and admitted later.
+    """Receives the claimed requests of one shard. All are opened before the first is admitted.
 
-    In between others are opened: tokenizing may outlast a lease, and only open claims are renewed.
+    Admission tokenizes, which may take longer than a lease, and only the leases of open claims are
+    renewed.
     """
 
     def __init__(
@@ -71,10 +72,10 @@ class Reception:
         self._clock = clock
 
     def open(self, entry: IngressEntry, claimed: Claimed, *, now_ms: int) -> Opened | None:
-        """Open a Delivery for a request claimed at `now_ms` on the broker's clock.
+        """Open a Delivery for a request that was claimed at `now_ms` on the broker's clock.
 
-        None when the request ended here instead, or when Redis fails: its lease then expires and
-        hands it over.
+        None if the request ended here instead, or if Redis fails. Then the lease expires, and
+        another worker can take the request.
         """
         try:
             return self._open(entry, claimed, now_ms=now_ms)
@@ -83,7 +84,7 @@ class Reception:
             return None
 
     def admit(self, opened: Opened, *, now_ms: int) -> None:
-        """Hand one open request to the engine, or end it with a typed error."""
+        """Pass one open request to the engine, or end it with a typed error."""
         claimed, delivery, request = opened
         try:
             converted, wanted = engine_request(
@@ -91,7 +92,7 @@ class Reception:
             )
         except InvalidRequest as error:
             self._outbox.end(delivery.key, partial(rejection, error=error))
-        except Exception as error:  # noqa: BLE001 - ours or a library's: it costs one request.
+        except Exception as error:  # noqa: BLE001 - a defect here or in a library ends one request.
             _log.exception("intake failed", **delivery.origin.names)
             self._outbox.end(delivery.key, partial(own_failure, error=error))
         else:
@@ -104,8 +105,8 @@ class Reception:
                 self._loop.add(converted)
             else:
                 self._compiling.begin(converted, wanted)
-            # If the claim was lost after it was opened, the abort came before the request, and the
-            # engine would run it to its end for nobody.
+            # If the claim was lost after it was opened, the abort came before the engine had the
+            # request. Without this second abort the engine would compute it to its end for nobody.
             if claimed.cancel_requested or not self._outbox.holds(delivery.key):
                 self._compiling.abort(delivery.key, FinishReason.CANCELLED)
 
@@ -152,7 +153,7 @@ class Reception:
         self._outbox.end(delivery.key, not_resumable)
 
     def _note_resume(self, origin: Origin) -> None:
-        """Count and log a request that an earlier claim has begun."""
+        """Count and log a request that an earlier claim started."""
         if origin.epoch == 1:
             return
         if origin.num_resumed_tokens > 0:
@@ -166,7 +167,7 @@ class Reception:
         )
 
     def _bury(self, claim: Claim, error: ProtocolError, *, reason: str) -> None:
-        """End a request that cannot be decoded or continued as a dead letter; keeps its bytes."""
+        """End a request as a dead letter, which keeps its bytes. It cannot be read or continued."""
         info = short_error(reason, str(error))
         bury = partial(self._broker.dead_letter, claim, f"{reason}: {info.message}", error=info)
         self._contact.call("bury", bury)

@@ -1,10 +1,10 @@
-"""Lets each request that may have killed its last worker begin alone, lest others die beside it.
+"""Lets each request that may have killed its last worker start alone, to protect the others.
 
-A process killed in a step does not say which request was to blame. If all that it ran began
-together again, the innocent would be charged with as many attempts as the culprit and be given up
-with it. So a request whose earlier claims died with their workers is tried: it begins alone, and
-the trial ends once it has ended or has published as much as CLAIM says: something, where an earlier
-claim had published nothing, and more where several got on for a while; see `Delivery.is_on_trial`.
+If a process is killed during a step, nothing shows which request was the cause. If all its requests
+started together again, each would lose as many attempts as the cause, and all would be given up.
+So a request whose earlier claims died with their workers is a suspect, and is on trial: it starts
+alone. The trial ends when the request ends, or has published as many tokens as CLAIM demands: one
+if an earlier claim published none, more if several claims died later; see `Delivery.is_on_trial`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,38 +15,40 @@ from service.outgoing.outbox import Outbox
 
 
 class Trials:
-    """What one intake has to ask before it claims, and before it opens what it has claimed.
+    """Limits what one intake may claim, and which of its claims it may open.
 
-    All trials of a worker are in its Outbox, whichever intake began them.
+    The Outbox has the trials of all intakes of the worker.
     """
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
-        #: The last batch had one that may have killed workers; more may follow: one at a time.
+        #: Whether the last batch had a suspect. More may follow, so the next claims are single.
         self._is_careful = False
 
     def forbid(self, least: Priority) -> bool:
-        """Whether no request of class `least` may be claimed: one like it or better is on trial.
+        """Whether no request of class `least` may be claimed: this class or a better is on trial.
 
-        Should that one kill this worker, each that has published nothing would be charged with an
-        attempt. What is more urgent need not wait for it.
+        If the trial kills this worker, every request that has published nothing loses an attempt.
+        A request that is more urgent than all trials does not wait.
         """
         return self._outbox.has_trial(least)
 
     def limit(self, room: int) -> int:
-        """How many of `room` requests may be claimed at once."""
+        """The number of requests that may be claimed at once, at most `room`."""
         return min(room, 1) if self._is_careful else room
 
     @contextmanager
     def beginning(self, trials: Sequence[int], *, first: Priority) -> Iterator[int]:
-        """How many of the requests just claimed may begin now; the others are given back.
+        """The number of claimed requests that may start now; the caller gives back the others.
 
-        `trials` has the `trial_tokens` of each, in the order of their claims: 0 for no suspect;
-        `first` is the class of the first. Those that may begin are the first ones: all before the
-        first suspect, or that one alone. None if it came first while one like it or better is on
-        trial: what is more urgent does not wait here either, or a trial of bulk that waits for a
-        slot would keep it out. They are to be opened inside the context: other intakes wait until
-        then, or two suspects could begin together.
+        `trials` has the `trial_tokens` of each request in the order of the claims, 0 if it is no
+        suspect. `first` is the class of the first request. Either all requests before the first
+        suspect may start, or a suspect that comes first may start alone. It may not start while a
+        request of its class or a better one is on trial. A more urgent suspect does not wait:
+        otherwise a trial of a bulk request that waits for a slot would block it.
+
+        Open the requests inside the context. Other intakes wait until it ends, so that two suspects
+        cannot start together.
         """
         with self._outbox.trials:
             count = next((n for n, each in enumerate(trials) if each > 0), len(trials))

@@ -1,1 +1,1 @@
-"""Pages of the documentation that are generated from the code."""
+"""Generates pages of the documentation from the code."""

@@ -10,7 +10,7 @@ from service.settings.families import Family
 
 
 def render_markdown() -> str:
-    """docs/reference/metrics.md, whole."""
+    """The complete text of docs/reference/metrics.md."""
     lines = [
         "# Metrics",
         "",
@@ -26,9 +26,9 @@ def render_markdown() -> str:
         "",
         "## Exporter",
         "",
-        "What is true of a queue as a whole, read from Redis at each scrape by one process,",
-        "`python -m service.exporter`. If every worker exported it, a sum over workers would",
-        "count the same backlog many times.",
+        "Metrics of a queue as a whole. One process, `python -m service.exporter`, reads them from",
+        "Redis at each scrape. If every worker exported them, a sum over workers would count the",
+        "same backlog many times.",
         "",
         *_table(EXPORTER_REGISTER),
         "",
