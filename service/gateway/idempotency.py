@@ -41,9 +41,9 @@ _RESPONSE_FIELDS = ("stream", "stream_options")
 class CallRecord:
     """One call: its id, and the form of its answer.
 
-    `digest` is a hash over everything that changes what is generated. `num_choices` is the number
-    of choices for all prompts together, the same number for each prompt. `created` is in seconds
-    since the epoch.
+    `digest` tells whether two calls with the same idempotency key are equal; see `call_of`.
+    `num_choices` counts the choices of all prompts together; every prompt has equally many.
+    `created` is in seconds since 1970.
     """
 
     request_id: str

@@ -50,8 +50,8 @@ from quire.errors import (
 #: Seconds to wait before a call is repeated that was refused at a limit or without Redis.
 RETRY_AFTER_SECONDS = 2
 
-#: OpenAI's error types by status. From 500 on it is `server_error`, and for all others
-#: `invalid_request_error`.
+#: OpenAI's error types by status. All other statuses have `server_error` from 500 on, and
+#: `invalid_request_error` below.
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 _RETRY_LATER = {"Retry-After": str(RETRY_AFTER_SECONDS)}

@@ -133,7 +133,10 @@ class EventStream(Response):
     async def _is_over(
         self, updates: AsyncIterator[Update | None], already_read: list[Update]
     ) -> bool:
-        """Whether only completions remain, which the caller has; adds what it reads to a list."""
+        """Whether no token is left to send: the rest of the answer is completions alone.
+
+        Appends the updates that it reads to `already_read`.
+        """
         async for item in updates:
             if item is None:
                 return False

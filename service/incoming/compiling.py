@@ -183,7 +183,10 @@ class Compiling:
         return None
 
     def _turn(self, waiting: _Waiting) -> None:
-        """Compile the constraint, or replay the next slice; then the engine or another turn."""
+        """Compile the constraint of a request, or replay the next slice of its output.
+
+        Then pass the request to the engine, or queue it for another turn if output remains.
+        """
         request = waiting.request
         output = request.output_token_ids
         upto = min(waiting.num_replayed + REPLAY_TOKENS, len(output))

@@ -1,1 +1,1 @@
-"""The served model beside the engine: text, templates, adapters."""
+"""The parts of a served model outside the engine: tokenizer, chat template, adapters."""

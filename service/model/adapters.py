@@ -1,6 +1,6 @@
-"""The adapters of a worker: finds their folders at start, and the one that a claim runs with.
+"""The adapters of a worker: finds their folders at start, and the adapter of each claim.
 
-Their files are read and checked by the engine.
+The engine reads and checks the files of adapters.
 """
 
 from collections.abc import Collection
@@ -11,16 +11,16 @@ from quire.errors import InvalidRequest
 from quire.wire.adapters import ADAPTER_PATTERN, adapter_of, is_adapter_name
 from quire.wire.protocol import GenerationRequest
 
-#: What makes a folder an adapter, in PEFT's format.
+#: A folder with this file is an adapter, in PEFT's format.
 CONFIG_FILE = "adapter_config.json"
 
-#: The most adapters of a worker, which writes all their names to the registry twice per lease.
+#: The most adapters of a worker. It writes all their names to the registry twice per lease.
 MAX_ADAPTERS = 512
 
 #: Separates engine and adapter in a fingerprint; neither contains it.
 _SEPARATOR = " "
 
-#: Ends the fingerprint of a chat with control text; no revision of an adapter is called so.
+#: Ends the fingerprint of a chat with the text of control tokens. No adapter's revision is equal.
 _CHAT_MARK = "chat=text"
 
 
@@ -38,42 +38,40 @@ def adapters_in(folder: Path | None) -> dict[str, Path]:
     except OSError as error:
         raise ModelRefused(f"adapters: cannot read {folder}: {error.strerror}") from error
     if is_adapter:
-        message = "is an adapter itself; name the folder that it lies in"
+        message = "is an adapter itself; name the folder that contains it"
         raise ModelRefused(f"adapters: {folder} {message}")
-    # Kubernetes, for one, keeps the versions of a mounted volume in hidden folders.
+    # Hidden folders are skipped: Kubernetes keeps the versions of a mounted volume in them.
     named = {path.name: path for path in found if not path.name.startswith(".")}
     for name in named:
         if not is_adapter_name(name):
-            message = (
-                f"an adapter is called by its folder's name, which must match {ADAPTER_PATTERN}"
-            )
+            message = f"an adapter has the name of its folder, which must match {ADAPTER_PATTERN}"
             raise ModelRefused(f"adapters: {folder / name}: {message}")
     if len(named) > MAX_ADAPTERS:
         raise ModelRefused(
-            f"adapters: {folder} holds {len(named)}, and {MAX_ADAPTERS} are the most"
+            f"adapters: {folder} has {len(named)} adapters, and the limit is {MAX_ADAPTERS}"
         )
     return named
 
 
 def announced_adapters(folder: Path | None) -> dict[str, str]:
-    """For the registry, the names of adapters that are not read yet, each without a revision.
+    """The names of adapters before they are loaded, for the registry; each has revision "".
 
-    Otherwise a gateway would refuse calls for them while the only worker that has them starts.
+    Without them a gateway would refuse calls for these adapters while their only worker starts.
     """
     try:
         return dict.fromkeys(adapters_in(folder), "")
     except ModelRefused:
-        # Loading the model will raise it again, and end the worker.
+        # Loading the model raises the same error again, and that ends the worker.
         return {}
 
 
 def known_adapter(request: GenerationRequest, *, model: str, known: Collection[str]) -> str | None:
     """The adapter that a request will run with; None without one, or if it will be refused."""
     try:
-        asked = adapter_of(request.body, model=model)
+        adapter = adapter_of(request.body, model=model)
     except InvalidRequest:
         return None
-    return asked.name if asked is not None and asked.name in known else None
+    return adapter.name if adapter is not None and adapter.name in known else None
 
 
 def fingerprint_with(engine: str, adapter: str, *, revision: str) -> str:
@@ -82,15 +80,15 @@ def fingerprint_with(engine: str, adapter: str, *, revision: str) -> str:
 
 
 def is_same_adapter(one: str, other: str) -> bool:
-    """Whether two fingerprints are of the same revision of the same adapter, or both of none."""
+    """Whether two fingerprints have the same revision of the same adapter, or both have none."""
     return _adapter_in(one) == _adapter_in(other)
 
 
 def with_chat_mark(fingerprint: str) -> str:
     """The fingerprint for a chat whose messages contain the text of control tokens.
 
-    Earlier versions made control tokens of that text: for them, the chat is another prompt. They
-    take the mark for another adapter, and so end such a request and do not continue it.
+    Earlier versions turned that text into control tokens, so for them the chat is another prompt.
+    They read the mark as another adapter, and therefore end such a request and do not continue it.
     """
     return f"{fingerprint}{_SEPARATOR}{_CHAT_MARK}"
 
@@ -106,7 +104,7 @@ def _without_chat_mark(fingerprint: str) -> tuple[str, bool]:
 
 
 def _adapter_in(fingerprint: str) -> str | None:
-    """`<adapter>=<revision>`; None if the fingerprint is that of an engine alone."""
+    """`<adapter>=<revision>` of a fingerprint; None if it has no adapter."""
     engine, _ = _without_chat_mark(fingerprint)
     name, is_adapter, revision = engine.rpartition(_SEPARATOR)[2].partition("=")
     return f"{name}={revision}" if is_adapter and is_adapter_name(name) else None

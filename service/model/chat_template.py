@@ -1,7 +1,7 @@
-"""Rewrites a chat template so that its own text can be told from the text of the messages.
+"""Rewrites a chat template so that its own text differs from the text of the messages.
 
-Each control token in the template's own text becomes a mark; see `control_tokens`. What a message
-brings stays as it is, so that a template may test, cut and split it. Knows no tokenizer.
+Each control token in the template's own text becomes a mark; see `control_tokens`. The text of
+messages is unchanged, so that the template can test, cut and split it. Knows no tokenizer.
 """
 
 import operator
@@ -14,7 +14,7 @@ from jinja2.runtime import Undefined
 from jinja2.visitor import NodeTransformer
 
 #: Values that complete a control token which a template writes in pieces, as in
-#: `'<|' + message.role + '|>'`. All of a message but these words is data, its role too.
+#: `'<|' + message.role + '|>'`. Every other value of a message is data, other roles included.
 KNOWN_ROLES = frozenset(
     {"system", "developer", "user", "assistant", "model", "tool", "function", "observation"}
 )
@@ -22,22 +22,22 @@ KNOWN_ROLES = frozenset(
 #: The name of the function that a rewritten template calls.
 JOIN = "quire_joined"
 
-#: Methods of texts whose arguments are looked for in the text, and never written.
+#: Methods of strings whose arguments are only searched for in the string, and never written.
 _SEARCHES = frozenset(
     {"split", "rsplit", "partition", "rpartition", "startswith", "endswith", "strip", "lstrip"}
     | {"rstrip", "removeprefix", "removesuffix", "find", "rfind", "index", "rindex", "count"}
 )
-#: Methods and filters whose first argument is looked for and whose second one is written.
+#: Methods and filters whose first argument is searched for and whose second one is written.
 _REPLACES = frozenset({"replace"})
-#: Filters that compare with their arguments.
+#: Filters that only compare with their arguments.
 _COMPARES = frozenset({"select", "reject", "selectattr", "rejectattr", "trim"})
 
-#: Turns a template's own text into text with marks.
+#: Replaces the control tokens in a template's own text by marks; see `control_tokens`.
 Marked = Callable[[str], str]
 
 
 def own_text(environment: Environment, source: str) -> str:
-    """All text that the template itself may write."""
+    """All text that the template itself may write, joined by NUL characters."""
     tree = environment.parse(source)
     texts = [node.data for node in tree.find_all(nodes.TemplateData)]
     texts += [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
@@ -45,9 +45,9 @@ def own_text(environment: Environment, source: str) -> str:
 
 
 def rewritten(environment: Environment, source: str, marked: Marked) -> nodes.Template:
-    """The syntax tree of the template, with marks where its own text has control tokens.
+    """The syntax tree of the template, with marks for the control tokens in its own text.
 
-    It needs `joined(marked)` under the name JOIN among its globals.
+    The template needs a global function `joined(marked)` with the name JOIN.
     """
     tree = environment.parse(source)
     _Marking(marked).visit(tree)
@@ -58,9 +58,9 @@ def rewritten(environment: Environment, source: str, marked: Marked) -> nodes.Te
 def joined(marked: Marked) -> Callable[..., Any]:
     """The function that joins texts of the template with values.
 
-    It is called with the kind of the join, a letter for each operand (`t` for a text of the
-    template, `v` for a value), and the operands. A control token is looked for in texts that follow
-    each other without a value between them, where a known role counts as a text.
+    Its arguments are the kind of the join (`+` or `~`), a letter for each operand (`t` for a text
+    of the template, `v` for a value), and the operands. It searches for control tokens in adjacent
+    texts with no value between them. A known role counts as a text.
     """
 
     def join(kind: str, letters: str, *operands: Any) -> Any:
@@ -152,7 +152,7 @@ class _Marking(NodeTransformer):
             keyword.value = self.visit(keyword.value)
 
     def _unless_text(self, node: nodes.Expr) -> Any:
-        """The node, visited unless it is a text to compare with, or a list of such texts."""
+        """The visited node. A text that is only compared, or a list of them, is not visited."""
         if isinstance(node, nodes.Const):
             return node
         if isinstance(node, nodes.List | nodes.Tuple):
@@ -167,9 +167,9 @@ class _Marking(NodeTransformer):
             letters += "t" if is_text else "v"
             # The texts are marked when they are joined.
             arguments.append(one if is_text else self.visit(one))
-        told = [nodes.Const(kind), nodes.Const(letters), *arguments]
+        all_arguments = [nodes.Const(kind), nodes.Const(letters), *arguments]
         function = nodes.Name(JOIN, "load")
-        call = nodes.Call(function, told, [], None, None)
+        call = nodes.Call(function, all_arguments, [], None, None)
         call.set_lineno(node.lineno)
         return call
 

@@ -1,9 +1,10 @@
-"""Keeps a template's control tokens apart from a caller's text that looks like them.
+"""Separates a template's control tokens from text of a caller that looks like them.
 
-A control token is written in two steps. A template's own text gets a mark for each control token
-that it contains: two lone surrogates, which no message can carry, because msgpack refuses them. The
-rendered chat is then encoded by a copy of the tokenizer that knows the control tokens by secret
-names only. So `<|im_end|>` in a message is text like any other. Knows no template and no message.
+A control token is written in two steps. First, each control token in the template's own text is
+replaced by a mark: two lone surrogates, which no message can contain, because msgpack refuses them.
+Then the rendered chat, with a secret name in place of each mark, is encoded by a copy of the
+tokenizer that knows the control tokens only by these names. So `<|im_end|>` in a message is
+ordinary text. Knows no template and no message.
 """
 
 import json
@@ -17,13 +18,13 @@ from tokenizers import Tokenizer
 
 from service.model.encoding import encoded, offsets_of
 
-#: Letters of the random part of a secret name, 4 bits each: nobody can guess it and send it.
+#: Letters of the random part of a secret name, 4 bits each, so that no caller can guess a name.
 NAME_LETTERS = 32
 
-#: Added tokens of this shape are control tokens wherever their template writes them.
+#: Added tokens of this shape are control tokens, also if the template's text does not contain them.
 _SHAPE = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)  # noqa: RUF001 - DeepSeek's bar.
 
-#: A mark is a high and a low surrogate; together they count the control tokens.
+#: A mark is a high and a low surrogate, which together encode the number of a control token.
 _MARK = re.compile("([\ud800-\udbff])([\udc00-\udfff])")
 _HIGH, _LOW, _PER_HIGH = 0xD800, 0xDC00, 0x400
 
@@ -36,10 +37,11 @@ class ChatPrompt(NamedTuple):
 
 
 class ControlTokens:
-    """The control tokens of a tokenizer: what only a chat template may write.
+    """The control tokens of a tokenizer: the added tokens that only a chat template may write.
 
-    They are its special tokens, those shaped like `<|this|>`, and all other added tokens that
-    `template_text` contains. White space is never one: templates and messages both contain it.
+    They are the special tokens, those shaped like `<|this|>`, and all other added tokens that
+    `template_text` contains. White space is never a control token, because templates and messages
+    both contain it.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, template_text: str = "") -> None:
@@ -53,9 +55,10 @@ class ControlTokens:
         self._numbers = {text: number for number, text in enumerate(self._texts)}
         self._pattern = re.compile(_pattern_of(self._texts) if self._texts else r"(?!)")
         nonce = _letters(secrets.randbits(4 * NAME_LETTERS), NAME_LETTERS)
-        # All have the same length, so none is the beginning of another one.
+        # All names have the same length, so no name is a prefix of another one.
         width = len(f"{len(self._texts):x}")
-        # In brackets, as most control tokens are: what is beside them is then beside no letter.
+        # Names have angle brackets, like most control tokens. So the text beside a name is next to
+        # a bracket and not to a letter, which could change how that text is tokenized.
         names = {text: f"<{nonce}{_letters(n, width)}>" for text, n in self._numbers.items()}
         self._names = list(names.values())
         self._all_ids = frozenset(self._ids.values())
@@ -65,26 +68,28 @@ class ControlTokens:
                 raise ValueError(f"the control token {text!r} has no id of its own")
 
     def marked(self, text: str) -> str:
-        """A template's own text, with a mark in the place of each control token."""
+        """A template's own text, with a mark instead of each control token."""
         return self._pattern.sub(self._mark, text)
 
     def unmarked(self, text: str) -> str:
-        """The text as it would be without marks; what is left of one is written as an escape."""
+        """The text with control tokens instead of marks; half a mark is written as an escape."""
         whole = _MARK.sub(lambda mark: self._texts[_number(mark)], text)
         return whole.encode("utf-8", "backslashreplace").decode()
 
     def encode(self, text: str) -> ChatPrompt:
-        """The ids of a rendered chat: of marks the control tokens', of all else those of text.
+        """The ids of a rendered chat: marks become control tokens, and all else becomes text.
 
-        UnicodeEncodeError for half a mark.
+        Raises:
+            UnicodeEncodeError: the text contains half a mark.
         """
         holds_control_text = self._pattern.search(text) is not None
         marks = list(_MARK.finditer(text))
         whole, spans = self._named(text, marks)
         ids = encoded(self._tokenizer, whole, add_special_tokens=False)
         if sum(map(self._all_ids.__contains__, ids)) < len(marks):
-            # Some tokens are tokens only beside certain characters. One that the library reads as
-            # text is text here too: with a secret name in it, each process had another prompt.
+            # Some added tokens are recognized only next to certain characters. If the library reads
+            # one as text, write its own text, not its secret name: names differ between processes,
+            # and the prompt would, too.
             offsets = offsets_of(self._tokenizer, whole)
             found = [span for id_, span in zip(ids, offsets, strict=True) if id_ in self._all_ids]
             written = [_covers(found, span) for span in spans]
@@ -95,21 +100,21 @@ class ControlTokens:
     def _named(
         self, text: str, marks: Sequence[re.Match[str]], written: Sequence[bool] | None = None
     ) -> tuple[str, list[tuple[int, int]]]:
-        """The text with a secret name in the place of each mark, and where the names are.
+        """The text with a secret name for each mark, and start and end of each name in it.
 
-        A mark that is not `written` has the text of its token in its place.
+        A mark that is not `written` is replaced by the text of its token.
         """
-        parts, spans, end, place = list[str](), [], 0, 0
+        parts, spans, end, offset = list[str](), [], 0, 0
         for index, mark in enumerate(marks):
             texts = self._names if written is None or written[index] else self._texts
             before, name = text[end : mark.start()], texts[_number(mark)]
-            place += len(before)
-            spans.append((place, place + len(name)))
-            place += len(name)
+            offset += len(before)
+            spans.append((offset, offset + len(name)))
+            offset += len(name)
             parts += [before, name]
             end = mark.end()
         whole = "".join([*parts, text[end:]])
-        # The library would raise an error of another type.
+        # Raises UnicodeEncodeError for half a mark; the library's error has another type.
         whole.encode()
         return whole, spans
 
@@ -119,9 +124,9 @@ class ControlTokens:
 
 
 def _covers(found: Sequence[tuple[int, int]], span: tuple[int, int]) -> bool:
-    """Whether one of the spans, which are in order, covers this one."""
-    place = bisect_right(found, span[0], key=lambda one: one[0]) - 1
-    return place >= 0 and found[place][1] >= span[1]
+    """Whether one of the sorted spans covers this one."""
+    index = bisect_right(found, span[0], key=lambda one: one[0]) - 1
+    return index >= 0 and found[index][1] >= span[1]
 
 
 def _is_control(text: str, is_special: bool, template_text: str) -> bool:  # noqa: FBT001
@@ -140,10 +145,10 @@ def _letters(number: int, width: int) -> str:
 
 
 def _pattern_of(words: Iterable[str]) -> str:
-    """A pattern that finds the longest of the words at a place.
+    """A pattern that matches the longest of the words at each position.
 
-    It branches where the words do. A plain alternation would try all of them at every `<`, and a
-    tokenizer may have thousands.
+    It branches where the words differ, like a trie. A plain alternation would try all words at
+    every `<`, and a tokenizer may have thousands.
     """
     tree: dict[str, Any] = {}
     for word in words:
@@ -156,7 +161,8 @@ def _pattern_of(words: Iterable[str]) -> str:
 
 def _branches(tree: Mapping[str, Any]) -> str:
     path = ""
-    # Where there is one way to go on, no group is needed; long words would nest too deep.
+    # A single continuation needs no group. With a group for each letter, long words would nest too
+    # deep.
     while len(tree) == 1 and "" not in tree:
         ((letter, tree),) = tree.items()
         path += re.escape(letter)
@@ -169,8 +175,8 @@ def _branches(tree: Mapping[str, Any]) -> str:
 def _renamed(tokenizer: Tokenizer, names: Mapping[str, str]) -> Tokenizer:
     """A copy of the tokenizer in which these tokens have other texts and the same ids.
 
-    Their texts are also taken from the vocabulary and from its merges: otherwise some vocabularies
-    would make the control token of its plain text.
+    Their old texts are also removed from the vocabulary and the merges. Otherwise some vocabularies
+    would turn the plain text of a control token into the control token.
     """
     facts = json.loads(tokenizer.to_str())
     facts |= {"post_processor": None, "truncation": None, "padding": None}
@@ -191,6 +197,6 @@ def _renamed(tokenizer: Tokenizer, names: Mapping[str, str]) -> Tokenizer:
 
 
 def _touches(pair: str | list[str], names: Collection[str]) -> bool:
-    """Whether a merge takes or makes one of these texts."""
+    """Whether one of these texts is an input or the result of a merge."""
     left, right = pair.split(" ", 1) if isinstance(pair, str) else pair
     return left in names or right in names or left + right in names

@@ -1,7 +1,7 @@
-"""Loads what the worker serves: an engine around a model, and the tokenizer that belongs to it.
+"""Loads what a worker serves: the engine with its model, and the tokenizer of the model.
 
-The one place of `service` that reaches into `engine.model`, and so into torch; and only inside of a
-function, so that `--help` and the tests of the service never pay for it.
+This is the only module of `service` that imports `engine.model`, and with it torch. It does so
+inside a function, so that `--help` and the tests of the service need not load torch.
 """
 
 import gc
@@ -30,9 +30,9 @@ _log = structlog.get_logger("service.model")
 class ServedModel:
     """A model that is ready to generate.
 
-    `fingerprint` names everything that may change a token: weights, tokenizer, data type, attention
-    backend, library, kind of processor. It is recorded at the first claim of a request. `adapters`
-    has the fingerprint of each adapter by name, which tells its revisions apart.
+    `fingerprint` covers everything that may change a token: weights, tokenizer, data type,
+    attention backend, library, kind of processor. It is recorded at the first claim of a request.
+    `adapters` has the fingerprint of each adapter by name; it differs between revisions.
     """
 
     engine: Engine
@@ -47,7 +47,7 @@ class ServedModel:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """How much the engine holds: requests that run together, and blocks of how many tokens."""
+        """The engine's limits: requests that run together, blocks, and tokens in each block."""
         config = self.engine.config
         return {
             "max_num_seqs": config.max_num_seqs,
@@ -57,17 +57,17 @@ class ServedModel:
 
     @property
     def abilities(self) -> dict[str, float]:
-        """What decides which requests it can serve; in the registry, as workers may differ."""
+        """Which requests this worker can serve. In the registry, because workers may differ."""
         has_grammars = not isinstance(self.grammars, NoGrammars)
         longest = self.engine.config.max_request_tokens
         return {"grammars": float(has_grammars), "max_model_len": float(longest)}
 
 
 def load_model(settings: Settings) -> ServedModel:
-    """Load what `settings` name; takes seconds to minutes. Call it on the engine thread.
+    """Load the model of `settings`, in seconds to minutes. Call it on the engine thread.
 
     Raises:
-        ModelRefused: this model cannot be served here; the message says why.
+        ModelRefused: this model cannot be served here; the message has the reason.
     """
     try:
         from transformers.utils.logging import disable_progress_bar
@@ -128,21 +128,21 @@ def load_model(settings: Settings) -> ServedModel:
 def _find_adapters(folder: Path | None) -> dict[str, Path]:
     found = adapters_in(folder)
     if folder is not None and not found:
-        _log.warning("there is no adapter in the folder of adapters", folder=str(folder))
+        _log.warning("the folder of adapters has no adapter", folder=str(folder))
     return found
 
 
 def _warn_of_lengths(settings: Settings, config: EngineConfig, *, model_reads: int) -> None:
-    """Say where requests have to be shorter than somebody may believe."""
+    """Warn if requests must be shorter than the settings or the model suggest."""
     if (settings.max_model_len or 0) > model_reads:
         _log.warning(
-            "the model reads less than max_model_len says",
+            "the model's context is shorter than max_model_len",
             asked=settings.max_model_len,
             max_model_len=model_reads,
         )
     if config.max_request_tokens < config.max_model_len:
         _log.warning(
-            "the KV cache holds no request as long as the model reads; raise num_blocks",
+            "the KV cache is smaller than the model's context; raise num_blocks",
             num_blocks=config.num_blocks,
             longest_request=config.max_request_tokens,
             max_model_len=config.max_model_len,
@@ -150,10 +150,10 @@ def _warn_of_lengths(settings: Settings, config: EngineConfig, *, model_reads: i
 
 
 def _keep_out_of_collections() -> None:
-    """Exclude everything loaded so far from garbage collection.
+    """Exclude all objects that exist now from garbage collection.
 
-    Hundreds of thousands of objects, mostly the libraries', will stay for ever. To traverse them
-    takes longer than many steps, and blocks all threads.
+    Hundreds of thousands of objects, mostly of libraries, are never freed. Traversing them takes
+    longer than many steps, and blocks all threads.
     """
     gc.collect()
     gc.freeze()
@@ -170,7 +170,7 @@ def engine_config(
     adapters: Collection[str] = (),
     block_size: int | None = None,
 ) -> EngineConfig:
-    """The engine's part of the settings, completed by what model, memory and device decide."""
+    """The engine's settings, completed by values from the model, the memory and the device."""
     return EngineConfig(
         num_blocks=num_blocks,
         max_model_len=min(max_model_len, settings.max_model_len or max_model_len),
@@ -206,6 +206,6 @@ def _grammars_for(tokenizer: ModelTokenizer, config: EngineConfig) -> Grammars:
         tokenizer.backend, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids
     )
     if isinstance(grammars, NoGrammars):
-        # Otherwise the first to notice would be a caller whose request is refused.
+        # Without this line, the first sign would be a refused request.
         _log.info("no grammars", reason=grammars.reason)
     return grammars

@@ -1,8 +1,9 @@
-"""Turns prompts and chats into token ids, and gives each generation its stream of text.
+"""Encodes prompts and chats to token ids, and makes the text stream of each generation.
 
-Knows no requests. Chats are rendered by the model's own template; without one they are refused, and
-nothing is guessed. Control tokens of a chat are those that the template writes; what a message
-contains is text. A plain prompt is encoded as it is, with the control tokens that it names.
+Knows no requests. Chats are rendered by the model's own template. Without a template they are
+refused, because a guessed one would give wrong prompts. Only the template writes control tokens of
+a chat; everything in a message is text. In a plain prompt, the text of a control token becomes the
+control token.
 """
 
 import secrets
@@ -23,18 +24,19 @@ from service.model.chat_template import JOIN, joined, own_text, rewritten
 from service.model.control_tokens import ChatPrompt, ControlTokens
 from service.model.encoding import encoded
 
-#: Text before a token whose own text is wanted: many tokens decode differently at the beginning.
+#: Decoded before a token to get the token's own text: many tokens decode differently at the
+#: beginning of a text.
 BEFORE = "a"
-#: The longest reason for refusing a tokenizer, in characters; some libraries write pages.
+#: The longest reason for refusing a tokenizer, in characters: some libraries write pages.
 MAX_REASON_LENGTH = 300
 
-#: Put before a template's source, so that the library compiles and keeps one that belongs to one
-#: ModelTokenizer. The plus sign keeps a line end that follows.
+#: A comment before a template's source. The library caches templates by source, so a unique comment
+#: gives each ModelTokenizer its own compiled template. The plus sign keeps a line end after it.
 OWN_TEMPLATE = "{{# text of messages stays text: {owner} +#}}"
 
 Messages = Sequence[dict[str, Any]]
 
-#: Chats on which our rendering is compared with the library's before a model is served.
+#: Before a model is served, our token ids of these chats are compared with the library's.
 PROBES: Sequence[Messages] = (
     [{"role": "user", "content": "Hello there."}],
     [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello there."}],
@@ -48,12 +50,12 @@ PROBES: Sequence[Messages] = (
 #: When the chat that is being rendered was created, in milliseconds since 1970.
 _CREATED_MS: ContextVar[int] = ContextVar("created_ms")
 
-#: Renders messages; a template's own control tokens are marked, see `control_tokens`.
+#: Renders messages to text with marks for the template's own control tokens; see `control_tokens`.
 RenderChat = Callable[[Messages], str]
 
 
 class ModelTokenizer:
-    """The tokenizer of one model. Safe for the intake thread and the engine thread at once."""
+    """The tokenizer of one model. The intake thread and the engine thread may use it at once."""
 
     def __init__(
         self,
@@ -77,15 +79,15 @@ class ModelTokenizer:
         """The tokenizer of a model folder or name, with its chat template if it has one.
 
         Raises:
-            ModelRefused: its files are missing, damaged, or not for a fast tokenizer.
+            ModelRefused: files are missing or damaged, or the tokenizer is not a fast one.
         """
-        # The import takes a second and brings torch along.
+        # Imported here, because it takes a second and also imports torch.
         from transformers import AutoTokenizer
 
         try:
             loaded = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
             backend = loaded.backend_tokenizer
-            # Truncation and padding in the file were meant for training: prompts are taken whole.
+            # Truncation and padding in the file are for training; prompts must not be changed.
             backend.no_truncation()
             backend.no_padding()
         except Exception as error:
@@ -95,7 +97,7 @@ class ModelTokenizer:
             return cls(backend)
         try:
             return cls(backend, **_chat_of(loaded))
-        except Exception as error:  # noqa: BLE001 - a template is a program of the model's author.
+        except Exception as error:  # noqa: BLE001 - templates are programs and may raise anything.
             return cls(
                 backend, no_chat=f"this model's chat template is not usable: {_short(error)}"
             )
@@ -107,22 +109,23 @@ class ModelTokenizer:
 
     @property
     def backend(self) -> Tokenizer:
-        """The tokenizer of the library, to be read and not to be changed."""
+        """The library's tokenizer; callers must not change it."""
         return self._tokenizer
 
     def encode_prompt(self, prompt: str) -> list[int]:
-        """Ids of a plain prompt, with the special tokens the tokenizer adds itself."""
+        """Ids of a plain prompt, with the special tokens that the tokenizer itself adds."""
         return encoded(self._tokenizer, prompt)
 
     def encode_chat(self, messages: Messages, *, created_ms: int) -> ChatPrompt:
-        """Ids of a chat as the model's template renders it, ready for the answer.
+        """Ids of a chat as the model's template renders it, up to the beginning of the answer.
 
-        Only what the template writes itself becomes a control token; all strings of the messages
-        are data. For messages that name no control token these are the ids that the transformers
-        library gives. The time is linear in the length of the messages.
+        Only the template's own text can become a control token; all strings of the messages are
+        data. If no message contains the text of a control token, the ids are those of the
+        transformers library. The time is linear in the length of the messages.
 
-        A template that writes the date gets that of `created_ms`, in UTC, so that a worker that
-        takes the chat over on another day, or in another time zone, computes the same prompt.
+        A template that writes the date gets the date of `created_ms` (milliseconds since 1970) in
+        UTC. So a worker that takes the chat over on another day, or in another time zone, computes
+        the same prompt.
 
         Raises:
             InvalidRequest: the model has no template, or its template refuses these messages.
@@ -134,15 +137,15 @@ class ModelTokenizer:
             text = self._render_chat([_with_plain_content(message) for message in messages])
             return self._control.encode(text)
         except Exception as error:
-            # A template is a program of the model's author and raises whatever it likes.
-            told = self._control.unmarked(str(error))
-            message = f"the model's chat template refuses the messages: {told}"
+            # A template is a program of the model's author and may raise anything.
+            reason = self._control.unmarked(str(error))
+            message = f"the model's chat template refuses the messages: {reason}"
             raise InvalidRequest("body.messages", message) from error
         finally:
             _CREATED_MS.reset(created)
 
     def text_stream(self, sampling: SamplingParams, *, prompt: Sequence[int]) -> Detokenizer:
-        """A fresh stream of text for one generation that follows `prompt`."""
+        """A new text stream for one generation after `prompt`."""
         decoder = StreamDecoder(
             self._tokenizer, skip_special_tokens=sampling.skip_special_tokens, prompt=prompt
         )
@@ -154,18 +157,18 @@ class ModelTokenizer:
         )
 
     def with_texts(self, token_id: int, logprobs: Logprobs) -> TokenLogprob:
-        """The engine's log-probabilities of a token as they go on the wire, with texts."""
+        """The engine's log-probabilities of a token in the form of the wire, with texts."""
         top = tuple(TopLogprob(id_, logprob, self.text_of(id_)) for id_, logprob in logprobs.top)
         return TokenLogprob(token_id, logprobs.logprob, self.text_of(token_id), top)
 
     def text_of(self, token_id: int) -> str:
         """The text of a token after other text; for a special token, its name.
 
-        Bytes that are no whole character become U+FFFD; an id without a token has no text.
+        Bytes of an incomplete character become U+FFFD. An id without a token has no text ("").
         """
         text = self._texts.get(token_id)
         if text is None:
-            # Two threads may do this at once; they store the same value.
+            # Two threads may do this at once, but both store the same value.
             text = self._texts[token_id] = self._added_by(token_id)
         return text
 
@@ -186,19 +189,19 @@ def _short(error: Exception) -> str:
 
 
 def _chat_of(loaded: Any) -> dict[str, Any]:
-    """What a ModelTokenizer needs for chats, of the library's tokenizer and its template.
+    """The arguments of ModelTokenizer for chats, from the library's tokenizer and its template.
 
     Raises:
-        ValueError: its control tokens cannot be told from text. With such a template, a chat would
-            be another prompt than the model was trained with.
+        ValueError: the template's control tokens are not recognized. A chat would then be another
+            prompt than the model was trained with.
     """
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     source = loaded.get_chat_template()
     own_source = OWN_TEMPLATE.format(owner=secrets.token_hex(16)) + source
-    # The library caches compiled templates, and offers no other way to replace the function.
+    # Changes the cached compiled template: the library has no other way to replace the function.
     _compile_jinja_template(source).globals["strftime_now"] = _strftime_of_chat
-    # This one is ours, and so may be changed.
+    # Only this ModelTokenizer uses this compiled template, so it can be changed.
     compiled = _compile_jinja_template(own_source)
     environment = compiled.environment
     named = [text for text in loaded.special_tokens_map.values() if isinstance(text, str)]
@@ -229,7 +232,7 @@ def _chat_of(loaded: Any) -> dict[str, Any]:
 def _must_agree(
     render: RenderChat, render_marked: RenderChat, tokenizer: Tokenizer, control: ControlTokens
 ) -> None:
-    """ValueError unless chats that name no control token become the same ids either way."""
+    """ValueError unless PROBES get the same ids from the library and with marks."""
     created = _CREATED_MS.set(0)
     try:
         for probe in PROBES:
@@ -249,7 +252,7 @@ def _strftime_of_chat(form: str) -> str:
 
 
 def _with_plain_content(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with its text parts joined: most templates know only plain strings."""
+    """The message with its text parts joined: most templates support only plain strings."""
     content = message["content"]
     if isinstance(content, str):
         return message

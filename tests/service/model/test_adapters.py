@@ -279,9 +279,9 @@ def test_a_folder_that_cannot_be_meant_is_refused_by_a_sentence_that_names_it(tm
         return str(caught.value)
 
     folder = folder_of(tmp_path, "sql", "a b")
-    assert f"{folder / 'a b'}: an adapter is called by its folder's name" in refusal(folder)
+    assert f"{folder / 'a b'}: an adapter has the name of its folder" in refusal(folder)
     assert refusal(folder / "sql") == (
-        f"adapters: {folder / 'sql'} is an adapter itself; name the folder that it lies in"
+        f"adapters: {folder / 'sql'} is an adapter itself; name the folder that contains it"
     )
     assert "cannot read" in refusal(folder / "nowhere")
     assert "cannot read" in refusal(folder / "sql" / "adapter_config.json")
@@ -296,7 +296,7 @@ def test_more_adapters_than_a_worker_can_tell_of_are_refused(
     assert len(adapters_in(folder)) == 3
     (folder / "d").mkdir()
     (folder / "d" / "adapter_config.json").touch()
-    with pytest.raises(ModelRefused, match="holds 4, and 3 are the most"):
+    with pytest.raises(ModelRefused, match="has 4 adapters, and the limit is 3"):
         adapters_in(folder)
 
 
