@@ -207,8 +207,8 @@ def explaining(patience: Patience, broker: AnyBroker) -> Procedure[None]:
 def _end_overdue(broker: AnyBroker, request_id: str) -> Procedure[None]:
     """Ends an overdue request.
 
-    Errors are ignored: if one lasts, the next read raises it. A Redis user may lack the right to end
-    a request; then a worker ends it.
+    Errors are ignored: if one lasts, the next read raises it. A Redis user may lack the right to
+    end a request; then a worker ends it.
     """
     with contextlib.suppress(QuireError):
         yield Call(partial(broker.end_overdue, [request_id]))
