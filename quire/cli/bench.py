@@ -56,7 +56,9 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--burstiness", type=float, default=1.0, metavar="B", help=shape)
     width = "requests in flight at once [all]"
     parser.add_argument("--max-concurrency", type=positive, metavar="N", help=width)
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="[0]")
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="of the sampling [0]"
+    )
     parser.add_argument("--adapter", metavar="NAME", help="adapter of the model to use")
     source = "for random prompts and arrival times [0]"
     parser.add_argument("--seed", type=int, default=0, metavar="N", help=source)

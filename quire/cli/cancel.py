@@ -17,7 +17,7 @@ CANCELS_PER_CALL = 256
 
 def add_cancel(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire cancel`."""
-    parser.add_argument("id", nargs="*")
+    parser.add_argument("id", nargs="*", help="ids of the requests")
     parser.add_argument("--group", metavar="NAME", help="every open request of the group")
     parser.add_argument("--tenant", metavar="NAME", help="every open request of the tenant")
     add_server(parser)

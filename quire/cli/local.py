@@ -15,7 +15,9 @@ from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK
 
 def add_schema(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire schema`."""
-    parser.add_argument("what", nargs="?", choices=["request", "sampling"], default="request")
+    parser.add_argument(
+        "what", nargs="?", choices=["request", "sampling"], default="request", help="[request]"
+    )
     add_json(parser)
 
 

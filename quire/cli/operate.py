@@ -35,7 +35,13 @@ def run_status(arguments: argparse.Namespace, console: Console) -> int:
 
 def add_top(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire top`."""
-    parser.add_argument("--interval", type=not_negative, default=2.0, metavar="SECONDS", help="[2]")
+    parser.add_argument(
+        "--interval",
+        type=not_negative,
+        default=2.0,
+        metavar="SECONDS",
+        help="time between two prints [2]",
+    )
     parser.add_argument("--count", type=positive, metavar="N", help="stop after printing N times")
     add_server(parser)
 
@@ -61,7 +67,7 @@ def add_queue(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire queue`."""
     actions = parser.add_subparsers(dest="action", required=True)
     pause = actions.add_parser("pause", help="stop claims; running requests continue")
-    pause.add_argument("reason", nargs="?", default="")
+    pause.add_argument("reason", nargs="?", default="", help="shown to operators")
     add_server(pause)
     add_server(actions.add_parser("resume", help="end a pause"))
     expire_help = "end requests that have waited past their deadline, as workers do"
@@ -98,7 +104,9 @@ def add_dead(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire dead`."""
     actions = parser.add_subparsers(dest="action", required=True)
     ls = actions.add_parser("ls", help="list dead letters, newest first")
-    ls.add_argument("--count", type=positive, default=100, metavar="N")
+    ls.add_argument(
+        "--count", type=positive, default=100, metavar="N", help="at most this many [100]"
+    )
     add_server(ls)
     show = actions.add_parser("show", help="print one letter with its request")
     show.add_argument("id", help="id of the request or of the letter")
@@ -111,7 +119,7 @@ def add_dead(parser: argparse.ArgumentParser) -> None:
     add_server(requeue)
     purge = actions.add_parser("purge", help="delete letters; their requests stay ended")
     purge.add_argument("id", nargs="*", help="id of the request or of the letter")
-    purge.add_argument("--all", action="store_true")
+    purge.add_argument("--all", action="store_true", help="every letter")
     add_server(purge)
 
 

@@ -114,7 +114,7 @@ def run_submit(arguments: argparse.Namespace, console: Console) -> int:
 
 def add_tail(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire tail`."""
-    parser.add_argument("id")
+    parser.add_argument("id", help="id of the request")
     parser.add_argument("--after", type=int, default=0, metavar="N", help="skip N tokens")
     add_server(parser)
 
@@ -128,7 +128,7 @@ def run_tail(arguments: argparse.Namespace, console: Console) -> int:
 
 def add_result(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire result`."""
-    parser.add_argument("id")
+    parser.add_argument("id", help="id of the request")
     parser.add_argument("--timeout", type=not_negative, metavar="SECONDS", help="give up waiting")
     add_server(parser)
 
@@ -142,7 +142,7 @@ def run_result(arguments: argparse.Namespace, console: Console) -> int:
 
 def add_inspect(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire inspect`."""
-    parser.add_argument("id")
+    parser.add_argument("id", help="id of the request")
     parser.add_argument("--content", action="store_true", help="print prompt and output, too")
     add_server(parser)
 

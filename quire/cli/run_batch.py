@@ -37,7 +37,7 @@ def add_run_batch(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--deadline", type=float, metavar="SECONDS", help="for the whole batch")
     parser.add_argument("--priority", default="low", help="low, normal, high or critical [low]")
-    parser.add_argument("--tenant", default="default")
+    parser.add_argument("--tenant", default="default", help="tenant of the requests [default]")
     add_server(parser)
     parser.epilog = (
         "The first interruption cancels the requests in flight and writes an error for each line "

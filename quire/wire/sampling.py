@@ -65,38 +65,56 @@ _Bias = Annotated[float, Strict(), Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)]
 class SamplingParams(BaseModel):
     """How the next token is chosen and when the generation stops, in the form of the wire."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     max_tokens: _Int = Field(default=256, ge=1, lt=1 << 63)
+    """The largest number of tokens of the output."""
     min_tokens: _Int = Field(default=0, ge=0, lt=1 << 63)
+    """No end-of-sequence token, stop token or stop string ends the output earlier."""
     temperature: _Float = Field(default=1.0, ge=0.0, le=MAX_TEMPERATURE)
-    #: 0 keeps every token, and so does -1.
+    """0 takes the likeliest token; the higher, the more random is the choice."""
     top_k: _Int = Field(default=0, ge=-1, lt=1 << 63)
+    """Sample from this many of the likeliest tokens; 0 and -1 keep all."""
     top_p: _Float = Field(default=1.0, gt=0.0, le=1.0)
+    """Sample from the likeliest tokens that together reach this probability; 1 keeps all."""
     min_p: _Float = Field(default=0.0, ge=0.0, le=1.0)
+    """Drop tokens less likely than this share of the likeliest one's probability."""
     repetition_penalty: _Float = Field(default=1.0, ge=MIN_REPETITION_PENALTY, le=2.0)
+    """Above 1, tokens that prompt or output already have become less likely."""
     presence_penalty: _Float = Field(default=0.0, ge=-2.0, le=2.0)
+    """Subtracted once from the logit of each token that the output has."""
     frequency_penalty: _Float = Field(default=0.0, ge=-2.0, le=2.0)
-    #: The only tokens that may be sampled; every token if left out.
+    """Subtracted from a token's logit for each time that the output has it."""
     allowed_token_ids: tuple[_TokenId, ...] = Field(default=(), max_length=MAX_ALLOWED_TOKEN_IDS)
-    #: Token id -> number added to its logit. In a body the keys are decimal strings.
+    """The only tokens that may be sampled; every token if left out."""
     logit_bias: dict[_TokenId, _Bias] = Field(default_factory=dict, max_length=MAX_BIASED_TOKENS)
-    #: Constraints on the output, at most one of the five. A grammar has the syntax of Lark.
+    """Token id to the number added to its logit. Keys in a body are decimal strings."""
     json_schema: dict[str, Any] | None = None
+    """The output is JSON that this schema accepts. At most one of the five constraints."""
     json_object: _Bool = False
+    """The output is a JSON object."""
     regex: _Text | None = None
+    """The whole output matches this regular expression."""
     choice: tuple[_Text, ...] = Field(default=(), max_length=MAX_CHOICES)
+    """The output is one of these texts."""
     grammar: _Text | None = None
-    #: With None the client draws one at submit, so that a resumed generation has the same seed.
+    """The output follows this grammar, in the syntax of Lark."""
     seed: _Int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
-    #: How many of the likeliest tokens each token's log-probability comes with; None publishes no
-    #: log-probabilities at all. See `quire.wire.logprobs`.
+    """Seed of the noise. The client draws one at submit, so that a takeover has the same seed."""
     logprobs: _Int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    """Publish each token's log-probability, and those of this many likeliest; unset: none."""
     stop: tuple[_StopString, ...] = Field(default=(), max_length=MAX_STOP_STRINGS)
+    """Texts that end the output."""
     stop_token_ids: tuple[_TokenId, ...] = Field(default=(), max_length=MAX_STOP_TOKEN_IDS)
+    """Tokens that end the output."""
     ignore_eos: _Bool = False
+    """Do not end at the model's end-of-sequence token."""
     include_stop_str_in_output: _Bool = False
+    """Keep the stop string that ended the output in its text."""
     skip_special_tokens: _Bool = True
+    """Leave the model's control tokens out of the text."""
 
     @field_validator("stop", mode="before")
     @classmethod
