@@ -28,7 +28,7 @@ def render_markdown() -> str:
         "",
         "Generated from the parsers by `python -m service.pages.cli_page`; do not edit.",
         "",
-        "`quire VERB --help` prints the same for one verb. A default stands in brackets.",
+        "The flag `--help` of a verb prints the same. Defaults are in brackets.",
         "",
         "| exit code | meaning |",
         "|---|---|",
@@ -75,7 +75,7 @@ def _section(parser: argparse.ArgumentParser) -> list[str]:
     own = [one for one in parser._actions if not _is_shared(one) and one.dest != "help"]
     lines += [*_table(own), ""] if own else []
     shared = [flag for one in parser._actions if _is_shared(one) for flag in one.option_strings]
-    also = "the [flags of the queue](#flags-of-the-queue)" if len(shared) > 1 else "`--json`"
+    also = "the [flags of the queue](cli.md#flags-of-the-queue)" if len(shared) > 1 else "`--json`"
     return [*lines, f"{'Also' if own else 'Only'} {also}."]
 
 

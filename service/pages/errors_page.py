@@ -64,7 +64,7 @@ def render_markdown() -> str:
         lines += ["", f"## {kind.__name__}", "", inspect.cleandoc(kind.__doc__ or "")]
         if kind is not QuireError:
             (base,) = kind.__bases__
-            lines += ["", f"- **Is a** [{base.__name__}](#{base.__name__.lower()})"]
+            lines += ["", f"- **Is a** [{base.__name__}](errors.md#{base.__name__.lower()})"]
             lines += [f"- **Attributes**: {_attributes(kind)}"]
             lines += [f"- **Does a retry help?** {RETRY[kind]}"]
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""What the README shows can be typed as it stands, and prints what it says."""
+"""What the README and the tutorials show can be typed as it stands, and prints what they say."""
 
 import argparse
 import importlib
@@ -7,23 +7,32 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 
+from quire.batch import run_batch
 from quire.cli.verbs import VERBS
+from quire.testing.in_memory import FakeQuire
 from quire.transport.local_redis import URL_VARIABLE, LocalRedis
+from quire.wire.protocol import GenerationRequest
 from service.settings.config import EMBEDDED_MODEL, build_parser
 from tests.service.builders import CHECKOUT, WorkerProcess
 
 README = (CHECKOUT / "README.md").read_text()
+WORKER_PAGE = (CHECKOUT / "docs" / "how-to" / "worker.md").read_text()
+TUTORIALS = {
+    path.stem: path.read_text() for path in sorted((CHECKOUT / "docs" / "tutorials").glob("*.md"))
+}
+PAGES = "\n".join([README, WORKER_PAGE, *TUTORIALS.values()])
 
 #: The address in every example.
 ADDRESS = "redis://127.0.0.1:6379/0"
 
 
-def lines_that_begin_with(command: str) -> list[list[str]]:
+def lines_that_begin_with(command: str, text: str = PAGES) -> list[list[str]]:
     """The arguments of each command line in a block, without the remark behind it."""
-    found = re.findall(rf"^{re.escape(command)} (.*)$", README, flags=re.MULTILINE)
+    found = re.findall(rf"^{re.escape(command)} (.*)$", text, flags=re.MULTILINE)
     return [shlex.split(line, comments=True) for line in found]
 
 
@@ -55,7 +64,7 @@ def test_a_command_line_is_understood(arguments):
 
 def test_every_verb_of_the_command_is_named():
     block = next(
-        block for block in README.split("```") if block.lstrip().startswith("quire submit")
+        block for block in WORKER_PAGE.split("```") if block.lstrip().startswith("quire submit")
     )
     assert {verb.name for verb in VERBS} <= set(re.findall(r"[a-z-]+", block))
 
@@ -78,5 +87,31 @@ def test_the_environment_of_the_demo_has_what_the_readme_goes_on_to_use():
 
 
 def test_the_worker_is_started_by_flags_it_has():
-    (arguments,) = lines_that_begin_with("python -m service")
-    assert build_parser().parse_args(arguments).redis_url == ADDRESS
+    for text, count in ((README, 1), (WORKER_PAGE, 1), (TUTORIALS["first-job"], 2)):
+        commands = lines_that_begin_with("python -m service", text)
+        assert len(commands) == count
+        assert {build_parser().parse_args(one).redis_url for one in commands} == {ADDRESS}
+
+
+def test_the_batch_of_the_tutorial_prints_what_it_says(tmp_path, monkeypatch, capsys):
+    write, read = re.findall(r"```python\n(.*?)```", TUTORIALS["a-batch"], flags=re.DOTALL)
+    (said,) = re.findall(r"It prints `(.*?)`", TUTORIALS["a-batch"])
+    monkeypatch.chdir(tmp_path)
+    exec(write, {})
+
+    def answer(request: GenerationRequest) -> str:
+        left, right = request.body["prompt"].removesuffix("=").split("+")
+        return str(int(left) + int(right))
+
+    with FakeQuire(answer=answer) as fake:
+        summary = run_batch(fake.client(), Path("in.jsonl"), Path("out.jsonl"))
+    assert summary.completed == 2000
+    exec(read, {})
+    assert capsys.readouterr().out == f"{said}\n"
+
+
+def test_the_scripts_of_the_browser_tutorial_are_those_of_the_page():
+    page = (CHECKOUT / "examples" / "browser" / "index.html").read_text()
+    blocks = re.findall(r"```js\n(.*?)```", TUTORIALS["stream-to-a-browser"], flags=re.DOTALL)
+    assert len(blocks) == 2
+    assert [block for block in blocks if block not in page] == []

@@ -86,4 +86,4 @@ def test_the_versions_asked_for_are_those_of_what_the_file_uses():
     """`start_interval` came with engine 25; without it the check would be too strict."""
     assert "start_interval:" in COMPOSE_FILE.read_text()
     assert "MIN_ENGINE=25\n" in SCRIPT.read_text()
-    assert "Docker Engine 25 or" in (ROOT / "README.md").read_text()
+    assert "Docker Engine 25 or" in (ROOT / "docs/how-to/worker.md").read_text()
