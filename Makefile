@@ -37,7 +37,7 @@ INSTALL := $(BIN)/python -m pip install --quiet
 VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check release-check sbom pre-commit lint types imports format requests bench bench-peers bench-neighbours profile bench-protocol bench-gateway bench-scheduler soak soak-service modelcheck sim fuzz chaos up down clean check-native test-gpu bench-gpu
+.PHONY: help env demo test check release-check sbom docs pre-commit lint types imports format requests bench bench-peers bench-neighbours profile bench-protocol bench-gateway bench-scheduler soak soak-service modelcheck sim fuzz chaos up down clean check-native test-gpu bench-gpu
 
 help: ## print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,11 @@ $(VENV)/hooks.installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) -e ".[hooks]"
 	@touch $@
 
+$(VENV)/docs.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing what the documentation site is built with"
+	$(INSTALL) -e ".[docs]"
+	@touch $@
+
 env: $(VENV)/dev.installed ## create the environment of tests and checks
 
 demo: $(VENV)/demo.installed ## 200 requests, two workers, one of them killed half-way
@@ -106,6 +111,9 @@ release-check: $(VENV)/release.installed ## build wheel and source archive, inst
 
 sbom: $(VENV)/demo.installed $(VENV)/release.installed ## bill of materials and licences of the worker's image, in build/sbom
 	$(BIN)/python -m ops.release.sbom
+
+docs: $(VENV)/docs.installed ## the documentation as a site, in build/docs/site; with a control
+	$(BIN)/python -m ops.site.build
 
 pre-commit: $(VENV)/hooks.installed ## all hooks on all files; `.venv/bin/pre-commit install` runs them before each commit
 	$(BIN)/pre-commit run --all-files
