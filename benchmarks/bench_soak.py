@@ -62,7 +62,7 @@ CONFIG = EngineConfig(
     max_num_batched_tokens=256,
     policy="adaptive",
     aging_seconds=20.0,
-    swap_min_tokens=48,
+    block_copy_seconds=1e-5,
 )
 
 

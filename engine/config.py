@@ -8,6 +8,7 @@ from typing import Literal
 
 PolicyName = Literal["fcfs", "sjf", "priority", "adaptive"]
 PreemptionMode = Literal["recompute", "swap", "auto"]
+BatchMode = Literal["mixed", "prefer-decode", "prefer-prefill"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,13 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     #: The most tokens of one request per step; with 0, only the step's limit applies.
     long_prefill_token_threshold: int = 0
+    #: The most prefill tokens of all requests per step; with 0, only the step's limit applies.
+    max_prefill_tokens: int = 0
+    #: What a step computes when some requests decode and others prefill: see `step_mix`.
+    batch_mode: BatchMode = "mixed"
+    #: With False, no request is admitted until all requests of the running batch have ended: the
+    #: static batching that continuous batching is compared with.
+    dynamic_batching: bool = True
     #: Share of the pool that stays free when a request is admitted, so that running ones can grow.
     watermark: float = 0.01
     #: The most drafted tokens of one request per step; 0 disables speculation.
@@ -43,8 +51,9 @@ class EngineConfig:
     #: Seconds of waiting that raise a request by one priority class.
     aging_seconds: float = 30.0
     preemption_mode: PreemptionMode = "auto"
-    #: In "auto", a victim with fewer tokens than this is recomputed instead of swapped.
-    swap_min_tokens: int = 64
+    #: Measured seconds to copy one block to the host and back; "auto" compares it with the measured
+    #: time of recomputing.
+    block_copy_seconds: float = 0.0
     #: Check the invariants after every step (tests, staging); an idle engine always checks them.
     check_invariants: bool = False
 
@@ -52,6 +61,7 @@ class EngineConfig:
         assert self.num_blocks >= 1 and self.block_size >= 1 and self.num_host_blocks >= 0
         assert self.max_num_seqs >= 1 and self.max_model_len >= 1 and self.vocab_size >= 1
         assert self.max_num_batched_tokens >= 1 and self.long_prefill_token_threshold >= 0
+        assert self.max_prefill_tokens >= 0 and self.block_copy_seconds >= 0.0
         assert self.num_speculative_tokens >= 0 and self.max_speculative_step_tokens >= 0
         assert 0.0 <= self.watermark < 1.0 and self.aging_seconds > 0.0
 

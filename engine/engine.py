@@ -159,6 +159,8 @@ class Engine:
         """One consistent reading of queues, block pools and counters."""
         scheduler, cache, stats = self._scheduler, self._scheduler.kv_cache, self._scheduler.stats
         return EngineSnapshot(
+            max_num_seqs=self.config.max_num_seqs,
+            max_num_batched_tokens=self.config.max_num_batched_tokens,
             num_waiting=scheduler.num_waiting,
             num_running=len(scheduler.running),
             num_preempted=scheduler.num_preempted,
@@ -169,6 +171,7 @@ class Engine:
             num_promised_blocks=cache.num_promised,
             num_host_blocks=cache.host_pool.num_blocks,
             num_owned_host_blocks=cache.host_pool.num_owned,
+            num_swapped=cache.num_swapped,
             preemptions_recompute=stats.preemptions_recompute,
             preemptions_swap=stats.preemptions_swap,
             preempted_tokens=stats.preempted_tokens,
@@ -177,6 +180,9 @@ class Engine:
             accepted_draft_tokens=stats.accepted_draft_tokens,
             rejected_draft_tokens=stats.rejected_draft_tokens,
             generated_tokens=self._generated_tokens,
+            prefill_tokens=stats.prefill_tokens,
+            decode_tokens=stats.decode_tokens,
+            drafted_tokens=stats.drafted_tokens,
             steps=self._steps,
             failed_steps=self._failed_steps,
             last_step=self._last_step,
@@ -233,8 +239,8 @@ class Engine:
             now, began = clock(), max(launched.time, self._last_result_time)
             self._last_result_time = now
             self._steps += 1
-            kind = kind_of_step(batch)
-            self._last_step = StepStats(kind, batch.num_rows, batch.num_tokens, now - began)
+            self._last_step = stats_of_step(batch, now - began)
+            self._scheduler.note_step(self._last_step)
         for request in batch.requests if result.failures else ():
             error = result.failures.get(request.request_id)
             if error is not None and not request.is_finished:
@@ -372,10 +378,17 @@ def _with_logprobs(
     return output if found is None else output._replace(logprobs=tuple(found))
 
 
-def kind_of_step(batch: Batch) -> StepKind:
-    """Whether a step computes prefill, decodes, or both; derived, never stored."""
-    known = (len(row.token_ids) - row.num_drafted for row in batch.catch_up_rows)
+def stats_of_step(batch: Batch, seconds: float) -> StepStats:
+    """What a step computed: prefill, decodes, or both; derived, never stored."""
+    known = [len(row.token_ids) - row.num_drafted for row in batch.catch_up_rows]
+    num_prefill_tokens = sum(number for number in known if number > 1)
     num_decodes = len(batch.decodes) + sum(number == 1 for number in known)
-    if num_decodes == batch.num_rows:
-        return "decode"
-    return "mixed" if num_decodes else "prefill"
+    kind: StepKind = "mixed" if num_decodes and num_prefill_tokens else "decode"
+    return StepStats(
+        kind=kind if num_decodes else "prefill",
+        num_rows=batch.num_rows,
+        num_tokens=batch.num_tokens,
+        num_prefill_tokens=num_prefill_tokens,
+        num_decode_tokens=num_decodes,
+        seconds=seconds,
+    )

@@ -134,6 +134,9 @@ class Request:
     #: Prompt tokens found in the prefix cache at first admission.
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    num_swaps: int = 0
+    #: Tokens that came as the accepted part of a draft, and so without a step of their own.
+    num_accepted_draft_tokens: int = 0
     #: What the policy adds to the arrival time, in seconds; the lower, the better.
     standing: float = 0.0
     #: Place in the queue, lower is sooner: arrival time plus standing, and a number that orders

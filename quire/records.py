@@ -71,6 +71,36 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class Execution:
+    """What the last claim of a request did on its worker, measured with the clock of the worker.
+
+    Earlier claims are not in it: a worker that died could not report its part. Seconds are None for
+    a phase that the claim did not complete.
+
+    Args:
+        waiting_seconds: from the claim to the first step that computed the request.
+        prefill_seconds: from there to the first token of this claim.
+        decode_seconds: from there to the end.
+        preempted_seconds: how long the request was preempted; a part of the phases above.
+        processing_seconds: from the first step to the end.
+        decode_steps: steps that brought tokens after the first one; with speculative decoding fewer
+            than tokens.
+        tokens_per_second: tokens after the first one, per second of `decode_seconds`; None with
+            fewer than two tokens.
+        swaps: preemptions by swap, of all `Completion.preemptions`.
+    """
+
+    waiting_seconds: float | None = None
+    prefill_seconds: float | None = None
+    decode_seconds: float | None = None
+    preempted_seconds: float = 0.0
+    processing_seconds: float | None = None
+    decode_steps: int = 0
+    tokens_per_second: float | None = None
+    swaps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class TopLogprob:
     """One of the likeliest tokens at an index: its natural log-probability, and its text."""
 
@@ -108,6 +138,8 @@ class TerminalRecord:
     usage: Usage = Usage()
     error: ErrorInfo | None = None
     timing: Timing = Timing()
+    #: Measured by the worker that ended the request; None if it had no engine, or an older version.
+    execution: Execution | None = None
     attempts: int = 0
     resumes: int = 0
     preemptions: int = 0

@@ -11,7 +11,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice, takewhile
 from struct import Struct
 
 from engine.batch import BlockCopy
@@ -80,6 +80,13 @@ class KVCache:
     def is_swapped(self, request_id: str) -> bool:
         table = self._tables.get(request_id)
         return table is not None and bool(table.host_block_ids)
+
+    @property
+    def num_swapped(self) -> int:
+        """Requests whose KV is on the host."""
+        if not self.host_pool.num_owned:
+            return 0
+        return sum(bool(table.host_block_ids) for table in self._tables.values())
 
     def lacking_blocks(self, request: Request, *, without: Sequence[str] = ()) -> Iterator[int]:
         """The number of missing blocks for admitting a request; negative if more than enough.
@@ -188,6 +195,22 @@ class KVCache:
     def can_swap_out(self, request: Request) -> bool:
         return 0 < self.blocks_for(request.num_computed_tokens) <= self.host_pool.num_free
 
+    def num_dropped_tokens(self, request: Request) -> int:
+        """Computed tokens that would have to be computed again if the request were freed now.
+
+        An estimate: its leading blocks stay if others hold them, and of the blocks behind these the
+        prefix cache keeps as many as are free now, since those are handed out first.
+        """
+        table = self._tables[request.request_id]
+        if not self.enable_prefix_caching:
+            return request.num_computed_tokens
+        known = table.device_block_ids[: table.num_remembered]
+        num_shared = len(
+            list(takewhile(lambda block_id: self.pool.reference_count(block_id) > 1, known))
+        )
+        num_kept = min(len(known), num_shared + max(0, self.num_available))
+        return request.num_computed_tokens - num_kept * self.block_size
+
     def swap_out(self, request: Request) -> list[BlockCopy]:
         """Move computed blocks to the host; return the copies, which the runner must do first."""
         table = self._tables[request.request_id]
@@ -236,9 +259,12 @@ class KVCache:
                 + [table.host_block_ids for table in self._tables.values()],
             ),
         ):
-            entries = sum(len(block_ids) for block_ids in tables)
-            if sum(map(pool.reference_count, range(pool.num_blocks))) != entries:
-                found.append("sum of references != sum of table entries")
+            holders = Counter(chain.from_iterable(tables))
+            wrong = [b for b in range(pool.num_blocks) if pool.reference_count(b) != holders[b]]
+            if wrong:
+                found.append(f"block {wrong[0]} has other references than table entries")
+            if any(len(set(block_ids)) != len(block_ids) for block_ids in tables):
+                found.append("a table has one block twice")
         if self.num_promised != sum(table.num_promised for table in self._tables.values()):
             found.append("promised blocks do not add up")
         if self.num_available < 0:

@@ -9,13 +9,17 @@ from engine.request import Request
 
 @dataclass(slots=True)
 class Plan:
-    """The step being planned: `budget` is what is left of it, `rows` are those beside the decodes.
+    """The step being planned.
 
-    Rows are by request id, in the order in which they were planned.
+    `budget` is the number of tokens that it may still compute, `prefill_budget` the part of it that
+    may be prefill. `rows` are the rows other than decodes, by request id, in the order in which
+    they were planned. `has_decodes`: the budget has paid for one token of each decode.
     """
 
     budget: int
+    prefill_budget: int
     now: float
+    has_decodes: bool = False
     rows: dict[str, tuple[BatchRow, Request]] = field(default_factory=dict)
     preempted_ids: set[str] = field(default_factory=set)
     swap_out: list[BlockCopy] = field(default_factory=list)
@@ -46,9 +50,17 @@ class Plan:
         )
         self.rows[request.request_id] = row, request
         self.budget -= len(row.token_ids)
+        if not draft:
+            self.prefill_budget -= len(row.token_ids)
+
+    @property
+    def room(self) -> int:
+        """Tokens of prefill that the step can still take."""
+        return min(self.budget, self.prefill_budget)
 
     def as_batch(self, step: int, decodes: DecodeRows) -> Batch:
-        """The finished plan."""
+        """The finished plan. Neither the budget nor the cap on prefill may be overdrawn."""
+        assert self.budget >= 0 and self.prefill_budget >= 0
         return Batch(
             step=step,
             decodes=decodes,

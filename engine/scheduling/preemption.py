@@ -14,6 +14,7 @@ from engine.batch import BlockCopy
 from engine.cache.kv_cache import KVCache
 from engine.config import EngineConfig
 from engine.request import Request
+from engine.scheduling.preemption_cost import PreemptionCost
 from engine.scheduling.running_set import RunningSet
 from engine.stats import SchedulerStats
 
@@ -28,6 +29,7 @@ class Preemption:
         self._running = running
         self._kv_cache = kv_cache
         self._stats = stats
+        self.cost = PreemptionCost(config.block_copy_seconds)
         self._watermark_blocks = int(config.watermark * config.num_blocks)
 
     def victims_for(
@@ -73,6 +75,7 @@ class Preemption:
         victim.num_preemptions += 1
         if self._should_swap(victim):
             self._stats.preemptions_swap += 1
+            victim.num_swaps += 1
             return self._kv_cache.swap_out(victim)
         self._stats.preemptions_recompute += 1
         self._stats.preempted_tokens += victim.num_computed_tokens
@@ -95,11 +98,14 @@ class Preemption:
         return None
 
     def _should_swap(self, victim: Request) -> bool:
-        """Whether to swap or to recompute; in "auto", a short request is not worth the copies."""
-        mode = self._config.preemption_mode
-        if mode == "recompute" or not self._kv_cache.can_swap_out(victim):
+        """Whether to swap or to recompute; "auto" takes what costs less time."""
+        mode, cache = self._config.preemption_mode, self._kv_cache
+        if mode == "recompute" or not cache.can_swap_out(victim):
             return False
-        return mode == "swap" or victim.num_computed_tokens >= self._config.swap_min_tokens
+        return mode == "swap" or self.cost.prefers_swap(
+            num_blocks=cache.blocks_for(victim.num_computed_tokens),
+            num_dropped_tokens=cache.num_dropped_tokens(victim),
+        )
 
 
 def may_give_way(request: Request) -> bool:

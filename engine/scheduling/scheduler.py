@@ -16,7 +16,7 @@ length changes from step to step, they are planned and applied together, as colu
 from collections.abc import Iterable, Sequence
 from itertools import count
 
-from engine.batch import Batch, BatchRow, StepResult
+from engine.batch import NO_DECODES, Batch, BatchRow, StepResult
 from engine.cache.kv_cache import KVCache
 from engine.config import EngineConfig
 from engine.output.stopping import finish_reason_of
@@ -27,8 +27,9 @@ from engine.scheduling.policy import POLICIES
 from engine.scheduling.preemption import Preemption
 from engine.scheduling.running_set import RunningSet
 from engine.scheduling.speculation import Speculation
+from engine.scheduling.step_mix import StepMix
 from engine.scheduling.waiting_queue import WaitingQueue
-from engine.stats import SchedulerStats
+from engine.stats import SchedulerStats, StepStats
 
 
 class Scheduler:
@@ -47,6 +48,7 @@ class Scheduler:
         self.running = RunningSet(config)
         self._preemption = Preemption(config, self.running, self.kv_cache, self.stats)
         self._speculation = Speculation(config, self.kv_cache, self.stats)
+        self._mix = StepMix(config)
         self._waiting = WaitingQueue()
         self._policy = POLICIES[config.policy]
         self._sequence = count()
@@ -82,7 +84,7 @@ class Scheduler:
         self._waiting.push(request)
 
     def schedule(self, *, now: float, after: Batch | None = None) -> Batch:
-        """Plan one step: decodes first, then the requests that have to catch up, the best first.
+        """Plan one step: decodes and the requests that have to catch up, the best of them first.
 
         `after` is the batch in flight, if any: launched, and its tokens not applied yet.
         """
@@ -91,9 +93,18 @@ class Scheduler:
             self._advance(after)
         self._last_step += 1
         self.kv_cache.end_of_step()
-        plan = Plan(budget=self.config.max_num_batched_tokens, now=now)
-        self._plan_decodes(plan)
-        self._plan_catch_up(plan)
+        plan = self._begin_plan(now)
+        if self._mix.prefers_prefill:
+            self._plan_catch_up(plan)
+            if plan.rows:
+                return plan.as_batch(self._last_step, NO_DECODES)
+            self._plan_decodes(plan)
+        else:
+            self._plan_decodes(plan)
+            if self._mix.allows_prefill(
+                num_decodes=len(self.running.decodes), has_prefill=self._has_prefill
+            ):
+                self._plan_catch_up(plan)
         if after is None:
             self._plan_drafts(plan)
         return plan.as_batch(self._last_step, self.running.decodes.rows())
@@ -121,6 +132,17 @@ class Scheduler:
                 self._take_token(request, now)
         return progress
 
+    def note_step(self, stats: StepStats) -> None:
+        """Count a computed step, and learn from it what it costs to compute tokens again."""
+        self.stats.prefill_tokens += stats.num_prefill_tokens
+        self.stats.decode_tokens += stats.num_decode_tokens
+        self.stats.drafted_tokens += stats.num_drafted_tokens
+        self._preemption.cost.note_step(
+            num_prefill_tokens=stats.num_prefill_tokens,
+            num_tokens=stats.num_tokens,
+            seconds=stats.seconds,
+        )
+
     def finish(
         self,
         request: Request,
@@ -147,9 +169,27 @@ class Scheduler:
 
     # -- planning ---------------------------------------------------------------------------------
 
+    @property
+    def _has_prefill(self) -> bool:
+        return bool(self.running.catching_up) or len(self._waiting) > 0
+
+    def _begin_plan(self, now: float) -> Plan:
+        config = self.config
+        self._mix.open_batch(
+            num_running=len(self.running),
+            num_waiting=len(self._waiting),
+            max_requests=self.running.max_requests,
+        )
+        return Plan(
+            budget=config.max_num_batched_tokens,
+            prefill_budget=config.max_prefill_tokens or config.max_num_batched_tokens,
+            now=now,
+        )
+
     def _plan_decodes(self, plan: Plan) -> None:
         """One token for each request that has caught up; long prompts take only what is left."""
         plan.budget -= len(self.running.decodes)
+        plan.has_decodes = True
         at_boundary = self.running.decodes.at_block_boundary()
         if self.kv_cache.grow_by_a_block(at_boundary):
             return
@@ -165,8 +205,9 @@ class Scheduler:
         """
         running = sorted(self.running.catching_up.values(), key=lambda one: one.order, reverse=True)
         blocked: Priority | None = None
-        while plan.budget > 0:
-            waiting = self._waiting.peek(above=blocked) if plan.budget > len(running) else None
+        while plan.room > 0:
+            may_admit = self._mix.admits and plan.room > len(running)
+            waiting = self._waiting.peek(above=blocked) if may_admit else None
             if waiting is not None and (not running or comes_before(waiting, running[-1])):
                 if self._admit(waiting, plan, above=blocked):
                     self._plan_row(waiting, plan, num_behind=len(running))
@@ -181,8 +222,8 @@ class Scheduler:
                 break
 
     def _plan_row(self, request: Request, plan: Plan, *, num_behind: int) -> None:
-        budget = plan.budget - num_behind
-        length = min(request.num_pending_tokens, budget, self.config.max_tokens_per_row)
+        room = plan.room - num_behind
+        length = min(request.num_pending_tokens, room, self.config.max_tokens_per_row)
         end = request.num_computed_tokens + length
         grown = self.kv_cache.grow(request.request_id, end)
         assert grown, "admission promised these blocks"
@@ -213,6 +254,7 @@ class Scheduler:
         if victims is None:
             return False
         self._waiting.pop(above)
+        self._mix.note_admission()
         for victim in victims:
             self._preempt(victim, plan)
         request.times.end_preemption(plan.now)
@@ -243,7 +285,7 @@ class Scheduler:
     def _preempt(self, victim: Request, plan: Plan) -> None:
         """Move a running request back to the queue; it keeps its rank, and so its place there."""
         assert victim.request_id not in plan.rows
-        if victim.request_id not in self.running.catching_up:
+        if plan.has_decodes and victim.request_id not in self.running.catching_up:
             plan.budget += 1
         self.running.leave(victim)
         plan.swap_out += self._preemption.vacate(victim)
@@ -257,11 +299,11 @@ class Scheduler:
     def _advance(self, batch: Batch) -> None:
         """Count the tokens that a launched step computes, and those it will bring, as done.
 
-        Every request among the decodes is in the batch: requests join them only here and in
-        `_take_run`, and both run after the batch was planned and before the next one is.
+        Every request among the decodes is in the batch, or none is: requests join them only here
+        and in `_take_run`, and both run after the batch was planned and before the next one is.
         """
         self._last_advance = batch.step
-        for request in self.running.decodes.advance():
+        for request in self.running.decodes.advance() if len(batch.decodes) else ():
             self.running.expect_end(request)
         for row, request in zip(batch.catch_up_rows, batch.catch_up_requests, strict=True):
             if request.is_finished or row.num_drafted:
@@ -305,6 +347,7 @@ class Scheduler:
             self.kv_cache.shrink(request.request_id, request.num_tokens)
             self._remember([(request, request.num_computed_tokens)])
             self.running.start_decoding(request, self.kv_cache.block_ids(request.request_id))
+        request.num_accepted_draft_tokens += len(run.token_ids) - 1
         return run
 
     def _remember(self, computed: Iterable[tuple[Request, int]]) -> None:

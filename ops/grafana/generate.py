@@ -16,7 +16,13 @@ from ops.grafana.panel import DATASOURCE, lay_out
 from ops.grafana.queries import WORKERS, selector
 from ops.grafana.queue_row import QUEUE_ROW
 from ops.grafana.traffic_rows import LATENCY_ROW, THROUGHPUT_ROW
-from ops.grafana.worker_rows import KV_CACHE_ROW, PREEMPTIONS_ROW, PUBLISH_ROW, WORKER_ROW
+from ops.grafana.worker_rows import (
+    KV_CACHE_ROW,
+    PREEMPTIONS_ROW,
+    PUBLISH_ROW,
+    UTILIZATION_ROW,
+    WORKER_ROW,
+)
 
 #: The file that Grafana's provisioning mounts.
 OUTPUT = Path(__file__).resolve().parent / "dashboards" / "quire.json"
@@ -70,6 +76,7 @@ ROWS = (
     QUEUE_ROW,
     LATENCY_ROW,
     THROUGHPUT_ROW,
+    UTILIZATION_ROW,
     KV_CACHE_ROW,
     PREEMPTIONS_ROW,
     PUBLISH_ROW,

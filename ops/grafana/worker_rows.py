@@ -191,6 +191,78 @@ KV_CACHE_ROW = Row(
             ],
             maximum=1.0,
         ),
+        Panel(
+            title="Promised blocks",
+            description="Cached and free blocks that are reserved for the prompts of admitted "
+            "requests. Admission can use the others.",
+            unit="short",
+            targets=[
+                Target(total("quire_kv_cache_promised_blocks", "instance"), "{{instance}}"),
+            ],
+        ),
+        Panel(
+            title="Host blocks",
+            description="Blocks in host memory for requests preempted by swap, and the requests "
+            "that are there.",
+            unit="short",
+            targets=[
+                Target(total("quire_kv_cache_host_blocks", "state"), "{{state}}"),
+                Target(total("quire_kv_cache_swapped_requests"), "requests"),
+            ],
+        ),
+        Panel(
+            title="KV cache memory",
+            description="Memory of all blocks on the device and on the host, and of one block.",
+            unit="bytes",
+            targets=[
+                Target(total("quire_kv_cache_bytes", "instance, of"), "{{of}} {{instance}}"),
+            ],
+        ),
+    ],
+)
+
+UTILIZATION_ROW = Row(
+    "Utilization",
+    [
+        Panel(
+            title="Slot usage",
+            description="Running requests as a share of max_num_seqs. At 1 requests wait for a "
+            "slot.",
+            unit="percentunit",
+            targets=[
+                Target(
+                    f"max by (instance) ({selector('quire_engine_slot_usage_ratio')})",
+                    "{{instance}}",
+                ),
+            ],
+            maximum=1.0,
+        ),
+        Panel(
+            title="Batch usage",
+            description="Tokens of the last step as a share of max_num_batched_tokens.",
+            unit="percentunit",
+            targets=[
+                Target(
+                    f"max by (instance) ({selector('quire_engine_batch_usage_ratio')})",
+                    "{{instance}}",
+                ),
+            ],
+            maximum=1.0,
+        ),
+        Panel(
+            title="Kinds of tokens per step",
+            description="Mean tokens of a step by what they are: prompts, requests that decode, "
+            "and drafts.",
+            unit="short",
+            targets=[
+                Target(
+                    f"{rate('quire_engine_computed_tokens_total', 'kind')} / ignoring (kind) "
+                    f"group_left () {rate('quire_engine_steps_total')}",
+                    "{{kind}}",
+                ),
+            ],
+            is_stacked=True,
+        ),
     ],
 )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from quire.cli.console import Console, add_json
-from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK
+from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_USAGE
 
 
 def add_schema(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +29,15 @@ def run_schema(arguments: argparse.Namespace, console: Console) -> int:
     model = GenerationRequest if arguments.what == "request" else SamplingParams
     console.data(model.model_json_schema())
     return EXIT_OK
+
+
+def run_config(arguments: argparse.Namespace, console: Console) -> int:
+    """Becomes `python -m service.settings.show`, with the arguments after `show`."""
+    if arguments.rest[:1] != ["show"]:
+        console.complain("usage: quire config show [--origin] [--json] [flags of a worker]")
+        return EXIT_USAGE
+    rest = argparse.Namespace(rest=arguments.rest[1:])
+    return _replace_process("service.settings.show", rest, console)
 
 
 def run_worker(arguments: argparse.Namespace, console: Console) -> int:

@@ -56,6 +56,7 @@ VERBS = (
     Verb("bench", "bench", "load a queue and measure its latencies"),
     Verb("doctor", "doctor", "check Redis, Python, torch and the model folder"),
     Verb("schema", "local", "print the JSON schema of a request"),
+    Verb("config", "local", "show a worker's settings (needs the checkout)", passes_on=True),
     Verb("worker", "local", "run a worker (needs the checkout)", passes_on=True),
     Verb("gateway", "local", "serve OpenAI's API (needs the checkout)", passes_on=True),
     Verb(

@@ -15,6 +15,7 @@ from typing import Any
 from quire.errors import ProtocolError
 from quire.records import (
     ErrorInfo,
+    Execution,
     FinishReason,
     State,
     TerminalRecord,
@@ -28,6 +29,7 @@ from quire.wire.logprobs import unpack_tokens
 __all__ = [
     "Completion",
     "ErrorInfo",
+    "Execution",
     "FinishReason",
     "State",
     "Timing",
@@ -121,6 +123,8 @@ class Completion(TerminalRecord):
         }
         if self.tail:
             fields["tail"] = self.tail
+        if self.execution is not None:
+            fields["execution"] = asdict(self.execution)
         return pack(fields, field="completion")
 
     @classmethod
@@ -131,7 +135,7 @@ class Completion(TerminalRecord):
         """
         fields = unpack_map(data)
         try:
-            error = fields.get("error")
+            error, execution = fields.get("error"), fields.get("execution")
             return cls(
                 request_id=request_id,
                 state=State(fields["state"]),
@@ -142,6 +146,7 @@ class Completion(TerminalRecord):
                 model=fields.get("model"),
                 resumed_fingerprint_changed=bool(fields.get("resumed_fingerprint_changed", False)),
                 tail=str(fields.get("tail", "")),
+                execution=Execution(**_known(execution, Execution)) if execution else None,
             )
         except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"not a completion: {error!r}") from error
@@ -188,7 +193,9 @@ def _prefix_hash(fields: Mapping[bytes, bytes]) -> str:
     return value
 
 
-def _known(fields: Mapping[str, Any], record: type[Usage] | type[ErrorInfo]) -> dict[str, Any]:
+def _known(
+    fields: Mapping[str, Any], record: type[Usage | ErrorInfo | Execution]
+) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name in record.__slots__}
 
 

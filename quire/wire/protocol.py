@@ -19,7 +19,16 @@ from pydantic_core.core_schema import ValidationInfo
 
 from quire.errors import InvalidRequest, ProtocolError, UnsupportedVersion
 from quire.wire.codec import Unsendable, pack, unpack_map, unsendable
-from quire.wire.output import Completion, ErrorInfo, FinishReason, State, Timing, TokenChunk, Usage
+from quire.wire.output import (
+    Completion,
+    ErrorInfo,
+    Execution,
+    FinishReason,
+    State,
+    Timing,
+    TokenChunk,
+    Usage,
+)
 from quire.wire.refusals import FaultWithin
 from quire.wire.sampling import Kind, ParsedBody, SamplingParams, parse_body, validated
 
@@ -184,6 +193,7 @@ __all__ = [
     "PROTOCOL_VERSION",
     "Completion",
     "ErrorInfo",
+    "Execution",
     "FinishReason",
     "GenerationRequest",
     "Kind",

@@ -25,6 +25,12 @@ from service.settings.logs import take_over_libraries
 
 _log = structlog.get_logger("service.model")
 
+NO_HOST_BLOCKS = (
+    "preemption_mode 'swap' needs blocks in host memory, and by default there are none here: "
+    "requests of full length fit on the device, or too little memory is free. Set "
+    "num_host_blocks to 1 or more, or preemption_mode to 'recompute'"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
@@ -42,8 +48,20 @@ class ServedModel:
     build: Mapping[str, str] = field(default_factory=dict)
     read_memory: MemoryReader | None = None
     read_threads: Callable[[], int] | None = None
+    #: Bytes of one block of the KV cache; 0 where the engine has no tensors.
+    bytes_per_block: int = 0
     adapters: Mapping[str, str] = field(default_factory=dict)
     grammars: Grammars = field(default_factory=lambda: NoGrammars("none were loaded"))
+
+    @property
+    def cache_bytes(self) -> dict[str, int]:
+        """Bytes of one block of the KV cache, and of all blocks on the device and on the host."""
+        config, size = self.engine.config, self.bytes_per_block
+        return {
+            "block": size,
+            "device": config.num_blocks * size,
+            "host": config.num_host_blocks * size,
+        }
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -86,7 +104,7 @@ def load_model(settings: Settings) -> ServedModel:
         block_size=settings.block_size,
         num_blocks=settings.num_blocks,
         kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
-        num_host_blocks=settings.num_host_blocks,
+        num_host_blocks=0 if settings.preemption_mode == "recompute" else settings.num_host_blocks,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         num_speculative_tokens=settings.num_speculative_tokens,
@@ -99,9 +117,13 @@ def load_model(settings: Settings) -> ServedModel:
         now=time.monotonic,
     )
     facts = runner.config_facts
+    if settings.preemption_mode == "swap" and not facts.num_host_blocks:
+        raise ModelRefused(NO_HOST_BLOCKS)
     config = engine_config(
         settings,
         num_blocks=facts.num_blocks,
+        num_host_blocks=facts.num_host_blocks,
+        block_copy_seconds=facts.block_copy_seconds,
         block_size=facts.block_size,
         max_num_batched_tokens=facts.max_num_batched_tokens,
         max_model_len=facts.max_model_len,
@@ -118,6 +140,7 @@ def load_model(settings: Settings) -> ServedModel:
         build={"torch": version("torch"), "device": facts.device, "dtype": facts.dtype},
         read_memory=runner.device_memory,
         read_threads=runner.num_threads,
+        bytes_per_block=facts.bytes_per_block,
         adapters=facts.adapters,
         grammars=_grammars_for(tokenizer, config),
     )
@@ -163,6 +186,8 @@ def engine_config(
     settings: Settings,
     *,
     num_blocks: int,
+    num_host_blocks: int | None = None,
+    block_copy_seconds: float = 0.0,
     max_num_batched_tokens: int,
     max_model_len: int,
     vocab_size: int,
@@ -178,17 +203,22 @@ def engine_config(
         eos_token_ids=eos_token_ids,
         adapters=frozenset(adapters),
         block_size=block_size or settings.block_size,
-        num_host_blocks=settings.num_host_blocks,
+        num_host_blocks=(settings.num_host_blocks or 0)
+        if num_host_blocks is None
+        else num_host_blocks,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         long_prefill_token_threshold=settings.long_prefill_token_threshold,
+        max_prefill_tokens=settings.max_prefill_tokens,
+        batch_mode=settings.batch_mode,
+        dynamic_batching=settings.dynamic_batching,
         num_speculative_tokens=settings.num_speculative_tokens,
         max_speculative_step_tokens=settings.max_speculative_step_tokens,
         enable_prefix_caching=settings.enable_prefix_caching,
         policy=settings.policy,
         aging_seconds=settings.aging_seconds,
         preemption_mode=settings.preemption_mode,
-        swap_min_tokens=settings.swap_min_tokens,
+        block_copy_seconds=block_copy_seconds,
         watermark=settings.watermark,
         check_invariants=settings.check_invariants,
     )

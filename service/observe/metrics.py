@@ -71,6 +71,13 @@ class Metrics:
         self._preempted_tokens = bind("quire_preempted_tokens_total")
         self._blocks = bind("quire_kv_cache_blocks")
         self._usage = bind("quire_kv_cache_usage_ratio")
+        self._computed_tokens = bind("quire_engine_computed_tokens_total")
+        self._batch_usage = bind("quire_engine_batch_usage_ratio")
+        self._slot_usage = bind("quire_engine_slot_usage_ratio")
+        self._promised_blocks = bind("quire_kv_cache_promised_blocks")
+        self._host_blocks = bind("quire_kv_cache_host_blocks")
+        self._swapped_requests = bind("quire_kv_cache_swapped_requests")
+        self._cache_bytes = bind("quire_kv_cache_bytes")
         self._read_at_scrape()
 
     def observe_engine(self, now: EngineSnapshot) -> None:
@@ -124,8 +131,15 @@ class Metrics:
         """Export the number of threads that compute a step, read at each scrape."""
         self._bind("quire_engine_threads").set_function(lambda: float(read()))
 
-    def describe(self, *, build: Mapping[str, str], sizes: Mapping[str, int]) -> None:
-        """Export the versions and the sizes of the engine."""
+    def describe(
+        self, *, build: Mapping[str, str], sizes: Mapping[str, int], cache_bytes: Mapping[str, int]
+    ) -> None:
+        """Export what is running, with which sizes, and what the KV cache takes.
+
+        `cache_bytes` has the keys of the label `of` of quire_kv_cache_bytes.
+        """
+        for part, gauge in self._cache_bytes.items():
+            gauge.set(cache_bytes.get(part, 0))
         labels = dict.fromkeys(families()["quire_build_info"].labels, "unknown")
         known = {"version": quire_version(), **build}
         self._bind("quire_build_info", **(labels | known)).set(1)
@@ -144,6 +158,9 @@ class Metrics:
             (self._preemptions["recompute"], "preemptions_recompute"),
             (self._preemptions["swap"], "preemptions_swap"),
             (self._preempted_tokens, "preempted_tokens"),
+            (self._computed_tokens["prefill"], "prefill_tokens"),
+            (self._computed_tokens["decode"], "decode_tokens"),
+            (self._computed_tokens["draft"], "drafted_tokens"),
         )
 
     def _read_at_scrape(self) -> None:
@@ -155,6 +172,12 @@ class Metrics:
             (self._blocks["cached"], "num_cached_blocks"),
             (self._blocks["free"], "num_blank_blocks"),
             (self._usage, "kv_cache_usage"),
+            (self._batch_usage, "batch_usage"),
+            (self._slot_usage, "slot_usage"),
+            (self._promised_blocks, "num_promised_blocks"),
+            (self._host_blocks["used"], "num_owned_host_blocks"),
+            (self._host_blocks["free"], "num_free_host_blocks"),
+            (self._swapped_requests, "num_swapped"),
         ):
             gauge.set_function(lambda name=name: float(getattr(self._snapshot, name, 0)))
         ProcessCollector(registry=self.registry)

@@ -145,6 +145,24 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
         Family("histogram", "quire_engine_step_tokens", MODEL, "Tokens of one step.", FILL),
         Family(
             "counter",
+            "quire_engine_computed_tokens_total",
+            {**MODEL, "kind": ("prefill", "decode", "draft")},
+            "Tokens of all steps: of prompts, of requests that decode, and drafted ones.",
+        ),
+        Family(
+            "gauge",
+            "quire_engine_batch_usage_ratio",
+            MODEL,
+            "Tokens of the last step as a share of max_num_batched_tokens; 0 when idle.",
+        ),
+        Family(
+            "gauge",
+            "quire_engine_slot_usage_ratio",
+            MODEL,
+            "Running requests as a share of max_num_seqs.",
+        ),
+        Family(
+            "counter",
             "quire_engine_failed_steps_total",
             MODEL,
             "Steps that failed with an error. A step that was planned in advance is planned again; "
@@ -187,6 +205,30 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
             "Blocks used by requests, cached for reuse, and free; their sum is the pool.",
         ),
         Family("gauge", "quire_kv_cache_usage_ratio", MODEL, "Used blocks as a share of the pool."),
+        Family(
+            "gauge",
+            "quire_kv_cache_promised_blocks",
+            MODEL,
+            "Cached and free blocks that are reserved for the prompts of admitted requests.",
+        ),
+        Family(
+            "gauge",
+            "quire_kv_cache_host_blocks",
+            {**MODEL, "state": ("used", "free")},
+            "Blocks in host memory for requests preempted by swap.",
+        ),
+        Family(
+            "gauge",
+            "quire_kv_cache_swapped_requests",
+            MODEL,
+            "Preempted requests whose KV is in host memory.",
+        ),
+        Family(
+            "gauge",
+            "quire_kv_cache_bytes",
+            {**MODEL, "of": ("block", "device", "host")},
+            "Memory of one block, of all blocks on the device, and of all blocks on the host.",
+        ),
         Family(
             "gauge",
             "quire_device_memory_bytes",

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from engine.engine import RequestOutput
 from engine.errors import RequestRejected
 from engine.request import FinishReason as EngineReason
-from engine.request import Priority
+from engine.request import Priority, Request
 from quire.errors import InvalidRequest
 from quire.wire.adapters import name_with
-from quire.wire.protocol import Completion, ErrorInfo, FinishReason, State, Usage
+from quire.wire.protocol import Completion, ErrorInfo, Execution, FinishReason, State, Usage
 from service.model.adapters import is_same_chat
 
 #: The engine's finish reason -> state and finish reason on the wire; RELEASED has no record.
@@ -107,9 +107,33 @@ def completion_of(origin: Origin, output: RequestOutput) -> Completion:
         ),
         error=error,
         preemptions=request.num_preemptions,
+        execution=execution_of(request, received=origin.received),
         model=origin.model_name,
         resumed_fingerprint_changed=origin.fingerprint_changed,
     )
+
+
+def execution_of(request: Request, *, received: float) -> Execution:
+    """What this claim did; `received` is the reading of the engine's clock at the claim."""
+    times = request.times
+    num_new = request.num_output_tokens - request.num_resumed_tokens
+    decode_seconds = _between(times.first_token, times.finished)
+    return Execution(
+        waiting_seconds=_between(received, times.first_scheduled),
+        prefill_seconds=_between(times.first_scheduled, times.first_token),
+        decode_seconds=decode_seconds,
+        preempted_seconds=round(times.preempted_seconds, 4),
+        processing_seconds=_between(times.first_scheduled, times.finished),
+        decode_steps=max(0, num_new - 1 - request.num_accepted_draft_tokens),
+        tokens_per_second=round((num_new - 1) / decode_seconds, 2)
+        if decode_seconds and num_new > 1
+        else None,
+        swaps=request.num_swaps,
+    )
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else round(max(0.0, end - start), 4)
 
 
 def short_error(code: str, message: str, field: str | None = None) -> ErrorInfo:

@@ -24,7 +24,7 @@ from service.observe.metrics import Metrics
 from service.observe.vitals import Vitals, WorkerState
 from service.outgoing.contact import UNAVAILABLE, Contact
 from service.outgoing.outbox import Outbox
-from service.settings.config import BEATS_PER_LEASE
+from service.settings.bounds import BEATS_PER_LEASE
 
 #: The longest pause between two checks of the keeper for due requests.
 PROMOTE_SECONDS = 1.0

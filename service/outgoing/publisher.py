@@ -14,11 +14,11 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from engine.request import FinishReason, RequestTimes
+from engine.request import FinishReason
 from quire.broker.broker import Broker
 from quire.errors import ProtocolError
 from quire.transitions.values import BackOff, CommitItem, CommitReply, CommitStatus
-from quire.wire.protocol import ErrorInfo
+from quire.wire.protocol import ErrorInfo, Execution
 from service.observe.metrics import Metrics
 from service.observe.vitals import Vitals
 from service.outgoing.contact import UNAVAILABLE, Contact, pauses
@@ -260,7 +260,7 @@ class Publisher:
         if delivery.request is not None and completion.usage.prompt_tokens:
             metrics.request_prompt_tokens.observe(completion.usage.prompt_tokens)
             metrics.request_generation_tokens.observe(completion.usage.completion_tokens)
-            facts = phases_of(delivery.request.times, received=origin.received)
+            facts = phases_of(completion.execution)
             self._observe_phases(facts)
         if completion.error is not None:
             facts |= {"error_code": completion.error.code, "error_field": completion.error.field}
@@ -293,12 +293,13 @@ class Publisher:
                 histogram.observe(phases[name])
 
 
-def phases_of(times: RequestTimes, *, received: float) -> dict[str, object]:
+def phases_of(execution: Execution | None) -> dict[str, object]:
     """Seconds that the request spent in each phase; phases it did not complete are missing."""
-    stamps = [received, times.first_scheduled, times.first_token, times.finished]
-    names = ["queue_seconds", "prefill_seconds", "decode_seconds"]
-    return {
-        name: round(max(0.0, end - start), 4)
-        for name, start, end in zip(names, stamps, stamps[1:], strict=False)
-        if start is not None and end is not None
+    if execution is None:
+        return {}
+    phases = {
+        "queue_seconds": execution.waiting_seconds,
+        "prefill_seconds": execution.prefill_seconds,
+        "decode_seconds": execution.decode_seconds,
     }
+    return {name: seconds for name, seconds in phases.items() if seconds is not None}

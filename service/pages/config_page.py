@@ -7,6 +7,7 @@ from quire.cli.sources import KEYS, SHARED_KEYS
 from service.exporter.settings import ExporterSettings
 from service.gateway.settings import SHARED_WITH_WORKER, GatewaySettings
 from service.settings.config import Settings
+from service.settings.presets import PRESETS
 from service.settings.reading import markdown_tables
 
 
@@ -30,6 +31,13 @@ def render_markdown() -> str:
         "",
         "## Worker",
         *markdown_tables(Settings),
+        "",
+        "### Presets",
+        "",
+        "A preset sets several settings at once; flags, variables and the file override them.",
+        "`quire config show --origin` prints each setting with its source.",
+        "",
+        *_preset_table(),
         "",
         "## Exporter",
         "",
@@ -59,6 +67,14 @@ def render_markdown() -> str:
         "refused. `quire doctor` checks the `model` that a worker would load.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _preset_table() -> list[str]:
+    rows = [
+        f"| `{name}` | {', '.join(f'`{key}` {value}' for key, value in values.items())} |"
+        for name, values in PRESETS.items()
+    ]
+    return ["| preset | sets |", "|---|---|", *rows]
 
 
 def _listed(names: Sequence[str]) -> str:

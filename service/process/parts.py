@@ -24,7 +24,8 @@ from service.outgoing.leases import Heartbeat, Housekeeper
 from service.outgoing.outbox import Outbox
 from service.outgoing.publisher import Publisher
 from service.process.events import DrainRequested, Event, ModelLoaded, OutboxEmpty, ShardEmpty
-from service.settings.config import TRY_SECONDS, Settings
+from service.settings.bounds import TRY_SECONDS
+from service.settings.config import Settings
 
 
 class Parts:
@@ -93,7 +94,9 @@ class Parts:
         """
         self._served = served
         self.compiling.serve(served.grammars)
-        self.metrics.describe(build=served.build, sizes=served.sizes)
+        self.metrics.describe(
+            build=served.build, sizes=served.sizes, cache_bytes=served.cache_bytes
+        )
         if served.read_memory is not None:
             self.metrics.watch_memory(served.build.get("device", ""), served.read_memory)
         if served.read_threads is not None:

@@ -25,10 +25,11 @@ class Combined(Protocol):
     retention_seconds: float
     num_blocks: int | None
     kv_cache_memory_bytes: int | None
-    num_host_blocks: int
+    num_host_blocks: int | None
     max_num_seqs: int
     max_num_batched_tokens: int | None
     long_prefill_token_threshold: int
+    max_prefill_tokens: int
     num_speculative_tokens: int
     max_speculative_step_tokens: int
     async_scheduling: bool
@@ -73,7 +74,7 @@ _REFUSED: tuple[Rule, ...] = (
         ),
     ),
     (
-        lambda s: s.preemption_mode == "recompute" and s.num_host_blocks > 0,
+        lambda s: s.preemption_mode == "recompute" and (s.num_host_blocks or 0) > 0,
         (
             "num_host_blocks takes memory that preemption_mode 'recompute' never uses: set "
             "preemption_mode to 'auto' or 'swap', or num_host_blocks to 0"
@@ -94,16 +95,6 @@ _REFUSED: tuple[Rule, ...] = (
 #: Settings without effect: the setting, a test, and the reason.
 _UNUSED: tuple[tuple[str, Callable[[Combined], bool], str], ...] = (
     (
-        "swap_min_tokens",
-        lambda s: s.preemption_mode != "auto",
-        "only preemption_mode 'auto' uses it",
-    ),
-    (
-        "swap_min_tokens",
-        lambda s: s.preemption_mode == "auto" and s.num_host_blocks == 0,
-        "nothing is swapped while num_host_blocks is 0",
-    ),
-    (
         "max_speculative_step_tokens",
         lambda s: s.num_speculative_tokens == 0,
         "nothing is guessed while num_speculative_tokens is 0",
@@ -116,6 +107,11 @@ _UNUSED: tuple[tuple[str, Callable[[Combined], bool], str], ...] = (
     (
         "long_prefill_token_threshold",
         lambda s: s.long_prefill_token_threshold >= (s.max_num_batched_tokens or float("inf")),
+        "no step has more than max_num_batched_tokens",
+    ),
+    (
+        "max_prefill_tokens",
+        lambda s: s.max_prefill_tokens >= (s.max_num_batched_tokens or float("inf")),
         "no step has more than max_num_batched_tokens",
     ),
     (

@@ -8,12 +8,14 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
-from engine.config import PolicyName, PreemptionMode
+from service.settings import bounds
 from service.settings.combinations import refusal
+from service.settings.engine import EngineSettings
+from service.settings.presets import PRESETS, PresetName
 from service.settings.reading import (
     LOG_FORMAT_TEXT,
     LOG_LEVEL_TEXT,
@@ -34,36 +36,34 @@ EMBEDDED_MODEL = Path(__file__).resolve().parents[2] / "models" / "abacus"
 #: same machines: the node exporter (9100) and NVIDIA's DCGM exporter (9400).
 WORKER_PORT = 10_400
 
-#: Renewals per lease: two may fail before the lease expires.
-BEATS_PER_LEASE = 3
-#: How long the broker repeats a failed call. Short, because each thread has its own way to wait for
-#: Redis, and a call must not delay the end of the worker.
-TRY_SECONDS = 0.5
-#: With a shorter lease, a first renewal that is repeated for TRY_SECONDS would come too late.
-MIN_LEASE_SECONDS = TRY_SECONDS * BEATS_PER_LEASE / (BEATS_PER_LEASE - 1)
-#: The longest lease: for so long the requests of a dead worker wait for another one.
-MAX_LEASE_SECONDS = 3600.0
-#: The longest name of a worker, in characters.
-MAX_NAME_LENGTH = 128
-#: The shortest time without a step that may count as a stall.
-MIN_STALL_SECONDS = 0.1
 
-
-class Settings(ProcessSettings):
+class Settings(EngineSettings):
     """All settings of a worker. Frozen: an "auto" value is resolved into another object."""
 
     file_table: ClassVar[str] = "worker"
     least_seconds: ClassVar[Mapping[str, tuple[float, str]]] = {
         "lease_seconds": (
-            MIN_LEASE_SECONDS,
-            f"a renewal is due after a third of it, and repeated for {TRY_SECONDS:g} seconds",
+            bounds.MIN_LEASE_SECONDS,
+            bounds.RENEWAL,
         ),
-        "stall_timeout_seconds": (MIN_STALL_SECONDS, "any step would count as a stall"),
+        "stall_timeout_seconds": (bounds.MIN_STALL_SECONDS, "any step would count as a stall"),
         **ProcessSettings.least_seconds,
     }
     most_seconds: ClassVar[Mapping[str, tuple[float, str]]] = {
-        "lease_seconds": (MAX_LEASE_SECONDS, "the requests of a dead worker wait for so long"),
+        "lease_seconds": (
+            bounds.MAX_LEASE_SECONDS,
+            "the requests of a dead worker wait for so long",
+        ),
     }
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
+
+    preset: PresetName | None = setting(
+        "Files",
+        "Named set of settings (see Presets); flags, variables and the file override what it sets. "
+        "Unset: none.",
+        default=None,
+    )
 
     queue: str = setting("Queue", "Queue to serve.", default="default", pattern=QUEUE_PATTERN)
     shards: int = setting(
@@ -164,161 +164,6 @@ class Settings(ProcessSettings):
         le=1.0,
     )
 
-    model: str | None = setting(
-        "Model",
-        "Folder or Hugging Face name; unset: the checkout's `models/abacus`. A name is only looked "
-        "up as a folder if it begins with `.`, `/` or `~`, has two slashes, or if its first part "
-        "is an existing folder.",
-        default=None,
-        min_length=1,
-    )
-    served_model_name: str | None = setting(
-        "Model",
-        "Name in metrics, logs and completions; a request that names another model is rejected. "
-        "Unset: the last part of `model`.",
-        default=None,
-        min_length=1,
-    )
-    adapters: Path | None = setting(
-        "Model",
-        "Folder of adapters (LoRA, in PEFT's format) that requests may name: each subfolder with "
-        "an `adapter_config.json` is an adapter with the subfolder's name. If one cannot be "
-        "served correctly, the worker does not start. Unset or empty: none.",
-        default=None,
-    )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
-        "Model", "Data type of weights and KV cache.", default="auto"
-    )
-    device: Literal["auto", "cpu", "cuda"] = setting(
-        "Model", "Where the model runs.", default="auto"
-    )
-    model_path: Literal["auto", "fast", "wide"] = setting(
-        "Model",
-        "`fast` is the common decoder in one call, `wide` the model's own code; `auto` uses the "
-        "fast one if its logits agree with those of the wide one.",
-        default="auto",
-    )
-    attention_backend: Literal[
-        "auto", "reference", "single-token", "cpu", "cuda", "cuda-gathered"
-    ] = setting("Model", "Implementation of paged attention.", default="auto")
-    deterministic: bool = setting(
-        "Model",
-        "A token's logits do not depend on the other requests in the batch; they are equal bit by "
-        "bit. Checked at start with the model's own shapes; if the check fails, the worker does "
-        "not start.",
-        default=False,
-    )
-    async_scheduling: bool = setting(
-        "Model",
-        "On CUDA the next step is planned and launched while one is in flight, so that the device "
-        "does not wait for the host. If off, each step waits for the tokens of the previous one.",
-        default=True,
-    )
-    max_model_len: int | None = setting(
-        "Model", "Longest prompt plus output in tokens; unset: the model's.", default=None, ge=1
-    )
-
-    block_size: int = setting("KV cache", "Tokens per block.", default=16, ge=1)
-    num_blocks: int | None = setting(
-        "KV cache", "Blocks on the device; unset: as many as the memory holds.", default=None, ge=1
-    )
-    kv_cache_memory_bytes: int | None = setting(
-        "KV cache",
-        "Memory for blocks on the device; unset: what is free after loading the weights.",
-        default=None,
-        ge=1,
-    )
-    num_host_blocks: int = setting(
-        "KV cache",
-        "Blocks in host memory for requests preempted by swap; with 0, nothing is swapped.",
-        default=0,
-        ge=0,
-    )
-    enable_prefix_caching: bool = setting(
-        "KV cache", "Share the blocks of equal prompt prefixes within a tenant.", default=True
-    )
-
-    max_num_seqs: int = setting("Scheduler", "Requests running at once.", default=64, ge=1)
-    max_num_batched_tokens: int | None = setting(
-        "Scheduler",
-        "Most tokens computed per step, prefill and decode together. A larger value serves long "
-        "prompts sooner, and other requests wait longer for each token. Unset: 256 on a CPU, 2048 "
-        "on a GPU, or twice `max_num_seqs` if that is more.",
-        default=None,
-        ge=1,
-    )
-    long_prefill_token_threshold: int = setting(
-        "Scheduler", "Most tokens of one request per step; 0: only the budget.", default=0, ge=0
-    )
-    num_speculative_tokens: int = setting(
-        "Scheduler",
-        "Tokens of one request that are guessed and checked in one step. Guesses are taken from "
-        "its prompt and output, or follow from its constraint; 0: none. Changes no output. On "
-        "CUDA a step that may have guesses is launched only after the previous one has ended.",
-        default=0,
-        ge=0,
-    )
-    max_speculative_step_tokens: int = setting(
-        "Scheduler", "Guesses fill a step only up to this number of tokens.", default=32, ge=0
-    )
-    policy: PolicyName = setting(
-        "Scheduler",
-        "Which request runs first. `priority`: the higher class, and within a class the earlier "
-        "request. `adaptive`: like `priority`, and it prefers smaller jobs and nearer deadlines. "
-        "Both preempt lower classes for higher ones. `fcfs`: the earlier request, whatever its "
-        "class. `sjf`: the smaller job.",
-        default="priority",
-    )
-    aging_seconds: float = setting(
-        "Scheduler",
-        "A request that has waited for this many seconds counts like one of the next higher "
-        "class; under `sjf` this is the largest advantage of a small job. Age counts for waiting "
-        "requests only; it does not protect a running one from preemption.",
-        default=30.0,
-        gt=0.0,
-    )
-    preemption_mode: PreemptionMode = setting(
-        "Scheduler",
-        "What happens to the KV of a preempted request. `recompute` drops it. `swap` copies it to "
-        "host memory if it fits there (needs `num_host_blocks`). `auto` swaps from "
-        "`swap_min_tokens` on, if there are `num_host_blocks`.",
-        default="auto",
-    )
-    swap_min_tokens: int = setting(
-        "Scheduler",
-        "Computed tokens from which `auto` swaps instead of recomputing.",
-        default=64,
-        ge=0,
-    )
-    watermark: float = setting(
-        "Scheduler",
-        "Share of the blocks kept free at admission, so that running requests can grow.",
-        default=0.01,
-        ge=0.0,
-        lt=1.0,
-    )
-    check_invariants: bool = setting(
-        "Scheduler",
-        "Check the engine's laws after every step; idle engines always do.",
-        default=False,
-    )
-
-    constraint_compile_seconds: float = setting(
-        "Constraints",
-        "CPU time that compiling one constraint (a schema, a pattern, a grammar) may take, in a "
-        "separate process; one that takes more is refused. Use the same value for all workers of "
-        "a queue, so that all refuse the same constraints.",
-        default=1.0,
-        ge=0.05,
-        le=60.0,
-    )
-    constraint_compile_bytes: int = setting(
-        "Constraints",
-        "Memory that compiling one constraint may take, in bytes; one that takes more is refused.",
-        default=1 << 26,
-        ge=1 << 23,
-    )
-
     http_host: str = setting("Observability", "Address of the health server.", default="127.0.0.1")
     http_port: int = setting(
         "Observability",
@@ -340,10 +185,10 @@ class Settings(ProcessSettings):
     @classmethod
     def _is_printable(cls, value: str) -> str:
         # It is shown in tables and logs, and typed on the command line of `quire drain`.
-        if not value.isprintable() or value != value.strip() or len(value) > MAX_NAME_LENGTH:
+        if not value.isprintable() or value != value.strip() or len(value) > bounds.MAX_NAME_LENGTH:
             raise ValueError(
-                f"must be at most {MAX_NAME_LENGTH} printable characters, without spaces at the "
-                "begin or end"
+                f"must be at most {bounds.MAX_NAME_LENGTH} printable characters, without spaces at "
+                "the begin or end"
             )
         return value
 

@@ -70,6 +70,9 @@ class ProcessSettings(BaseSettings):
     #: Duration -> the largest useful value, and the reason; all others have only MAX_SECONDS.
     most_seconds: ClassVar[Mapping[str, tuple[float, str]]] = {}
 
+    #: Sets of settings by name, for a process with a setting `preset`.
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+
     config_file: Path | None = setting(
         "Files", f"TOML file to read; unset: `{DEFAULT_FILE}` if it exists here.", default=None
     )
@@ -172,14 +175,25 @@ class ProcessSettings(BaseSettings):
         """Use the flags, which are passed as arguments, and our own strict readers."""
         # Pydantic's readers ignore unknown names.
         del env_settings, dotenv_settings, file_secret_settings
-        environment = cls.read_variables(os.environ)
-        named = init_settings().get("config_file") or environment.get("config_file")
-        file = read_file(named, cls.model_fields, table=cls.file_table, shared=cls.shared)
-        return (
-            init_settings,
-            InitSettingsSource(settings_cls, init_kwargs=dict(environment)),
-            InitSettingsSource(settings_cls, init_kwargs=file),
+        return tuple(
+            InitSettingsSource(settings_cls, init_kwargs=values)
+            for values in cls.values_by_source(init_settings()).values()
         )
+
+    @classmethod
+    def values_by_source(cls, flags: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """What each source says, the one that wins first: flag, variable, file, preset.
+
+        ConfigurationError where a source cannot be read or has an unknown name.
+        """
+        variables = dict(cls.read_variables(os.environ))
+        named = flags.get("config_file") or variables.get("config_file")
+        file = read_file(named, cls.model_fields, table=cls.file_table, shared=cls.shared)
+        sources = {"flag": dict(flags), "variable": variables, "file": file}
+        chosen = [values["preset"] for values in sources.values() if "preset" in values]
+        # A name that is no preset is refused by the field.
+        preset = cls.presets.get(str(chosen[0]), {}) if chosen else {}
+        return sources | {"preset": dict(preset)}
 
 
 def load(
@@ -236,15 +250,15 @@ def make_parser(
 
 def markdown_tables(kind: type[ProcessSettings]) -> list[str]:
     """The lines of docs/reference/configuration.md for one process: a table for each section."""
-    lines: list[str] = []
-    section = ""
+    tables: dict[str, list[str]] = {}
     for name, field in kind.model_fields.items():
-        if _section(field) != section:
-            section = _section(field)
-            lines += ["", f"### {section}", ""]
-            lines += ["| name | type | default | meaning |", "|---|---|---|---|"]
         row = [f"`{name}`", _type_text(field), _default_text(field), field.description]
-        lines.append(f"| {' | '.join(str(cell) for cell in row)} |")
+        line = f"| {' | '.join(str(cell) for cell in row)} |"
+        tables.setdefault(_section(field), []).append(line)
+    lines: list[str] = []
+    for section, rows in tables.items():
+        lines += ["", f"### {section}", ""]
+        lines += ["| name | type | default | meaning |", "|---|---|---|---|", *rows]
     return lines
 
 
@@ -264,9 +278,12 @@ def _default_text(field: FieldInfo) -> str:
 
 
 def _choices(field: FieldInfo) -> tuple[str, ...]:
-    """The values of a Literal of texts; empty for every other type."""
-    options = get_args(field.annotation)
-    return options if options and all(isinstance(option, str) for option in options) else ()
+    """The words a Literal allows, or one that may be None; empty for every other type."""
+    for kind in (field.annotation, *get_args(field.annotation)):
+        options = get_args(kind)
+        if options and all(isinstance(option, str) for option in options):
+            return options
+    return ()
 
 
 def _type_text(field: FieldInfo) -> str:

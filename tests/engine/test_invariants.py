@@ -18,7 +18,24 @@ def machine() -> Machine:
 def test_a_block_freed_behind_the_back_of_its_table_is_found(machine):
     cache = machine.engine._scheduler.kv_cache
     cache.pool.free([cache.block_ids("a")[0]])
-    assert "sum of references != sum of table entries" in machine.engine.violations()
+    assert "block 0 has other references than table entries" in machine.engine.violations()
+
+
+def test_a_block_that_moved_to_another_table_is_found_although_the_sums_agree(machine):
+    cache = machine.engine._scheduler.kv_cache
+    table = cache._tables["a"]
+    cache.pool.free([table.device_block_ids[0]])
+    cache.pool.touch([table.device_block_ids[-1]])
+    assert "block 0 has other references than table entries" in machine.engine.violations()
+
+
+def test_a_table_that_has_one_block_twice_is_found(machine):
+    cache = machine.engine._scheduler.kv_cache
+    table = cache._tables["a"]
+    cache.pool.free([table.device_block_ids[0]])
+    table.device_block_ids[0] = table.device_block_ids[-1]
+    cache.pool.touch([table.device_block_ids[-1]])
+    assert "a table has one block twice" in machine.engine.violations()
 
 
 def test_a_block_that_is_free_twice_is_found(machine):

@@ -8,7 +8,7 @@ import pytest
 from service.exporter.settings import load_exporter_settings
 from service.gateway.http.server import CLOSE_SECONDS
 from service.gateway.settings import GATEWAY_PORT, load_gateway_settings
-from service.settings.config import load_settings
+from service.settings.config import Settings, load_settings
 from tests.ops.checkout import COMPOSE_FILE, ROOT, load_yaml, program, run
 
 DOCKERFILE = ROOT / "ops" / "Dockerfile"
@@ -139,6 +139,14 @@ def test_a_worker_understands_its_environment_and_has_time_to_drain(name, enter)
     assert settings.device == {"worker-cpu": "cpu", "worker-gpu": "cuda"}[name]
     grace = seconds(SERVICES[name]["stop_grace_period"])
     assert grace >= settings.drain_seconds + AFTER_DRAIN_SECONDS
+
+
+@pytest.mark.parametrize("name", WORKERS)
+def test_every_setting_of_a_worker_can_be_set_from_outside(name):
+    """Compose itself decides where the worker listens and where its password is."""
+    fixed = {"config_file", "redis_password", "worker_name", "burst"}
+    passed_on = {key.removeprefix("QUIRE_").lower() for key in SERVICES[name]["environment"]}
+    assert set(Settings.model_fields) - passed_on == fixed
 
 
 def test_the_exporter_understands_its_environment_and_the_images(enter, monkeypatch):

@@ -100,7 +100,7 @@ def test_the_dashboard_keeps_its_address_and_cannot_be_edited():
     assert DASHBOARD["schemaVersion"] >= 39
 
 
-def test_the_dashboard_has_its_eight_rows():
+def test_the_dashboard_has_its_rows():
     titles = [panel["title"] for panel in DASHBOARD["panels"] if panel["type"] == "row"]
 
     assert titles == [
@@ -108,6 +108,7 @@ def test_the_dashboard_has_its_eight_rows():
         "Queue",
         "Latency",
         "Throughput",
+        "Utilization",
         "KV cache",
         "Preemptions",
         "Publish",

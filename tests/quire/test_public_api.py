@@ -19,6 +19,7 @@ PUBLIC_NAMES = [
     "PROTOCOL_VERSION", "AsyncClient", "AsyncGroupHandle", "AsyncHandle", "Broker",
     "BrokerUnavailable", "Cancelled",
     "Client", "Completion", "DeadlineExceeded", "DurabilityUnavailable", "ErrorInfo",
+    "Execution",
     "FinishReason",
     "GenerationRequest", "GroupHandle", "Handle", "InvalidRequest", "LocalRedis",
     "OutputRewound", "Priority", "ProtocolError", "QueueFull", "QueueLimits", "QuireError",

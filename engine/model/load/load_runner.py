@@ -13,12 +13,13 @@ from engine.model.decoder.decoder import Decoder
 from engine.model.decoder.native_decoder import NativeDecoder
 from engine.model.device.container import CGROUP, whole_processors
 from engine.model.device.device_errors import cause_of, is_out_of_memory
-from engine.model.device.kv_pool import KVPool
+from engine.model.device.kv_pool import KVPool, bytes_per_block
 from engine.model.device.memory import free_memory_bytes, memory_share, release_memory
 from engine.model.device.pool_size import StepSize, blocks_in, memory_for_blocks, useful_blocks
 from engine.model.device.step_threads import StepThreads
 from engine.model.kernels.build import KernelsUnavailable
 from engine.model.load.chosen import Chosen, choose
+from engine.model.load.copy_time import block_copy_seconds
 from engine.model.load.fast_path import ModelPath
 from engine.model.run.graphs import CudaCapturer, DecodeGraphs
 from engine.model.run.model_runner import ConfigFacts, Limits, ModelRunner
@@ -28,6 +29,10 @@ from engine.model.wide.loader import load_model
 #: docs/explanation/performance-log-service.md), and with smaller steps other requests get their
 #: next token sooner. A GPU computes hundreds of tokens in the time in which it reads the weights.
 NUM_BATCHED_TOKENS = {"cpu": 256, "cuda": 2048}
+#: The memory of the host, where the blocks of swapped requests are.
+HOST = torch.device("cpu")
+#: Share of the host's free memory that these blocks take by default.
+HOST_MEMORY_SHARE = 0.25
 #: At load, at most this much of a KV pool is touched, for at most this time, so that its pages are
 #: mapped: a virtual machine may need seconds per gigabyte, which would delay the first prompts.
 TOUCHED_AT_LOAD_BYTES = 1 << 30
@@ -48,7 +53,7 @@ def load_runner(
     block_size: int = 16,
     num_blocks: int | None = None,
     kv_cache_memory_bytes: int | None = None,
-    num_host_blocks: int = 0,
+    num_host_blocks: int | None = None,
     attention_backend: str = "auto",
     model_path: ModelPath = "auto",
     deterministic: bool = False,
@@ -60,13 +65,15 @@ def load_runner(
 
     The pool has `num_blocks` blocks; without that, as many as fit in `kv_cache_memory_bytes`;
     without both, a share of the memory that the weights leave free, but not more than
-    `max_num_seqs` requests of full length could use. The default of `max_num_batched_tokens`
-    depends on the device and is at least twice `max_num_seqs`. If `attention_backend` names a
-    backend, the C++ decoder is excluded, because it has its own attention. With `deterministic`, a
-    token's logits do not depend on what else the step computes. With `async_scheduling`, a CUDA
-    device gets its next step while one is in flight; on a CPU the same cores plan and compute, so
-    it has no effect. `adapters` are LoRA folders by the names that requests use. With a clock `now`
-    in seconds, the log says how long checks took, and on a CPU the first blocks are touched.
+    `max_num_seqs` requests of full length could use. The default of `num_host_blocks` is what a
+    share of the host's free memory holds, and 0 where requests never lack a block. The default of
+    `max_num_batched_tokens` depends on the device and is at least twice `max_num_seqs`. If
+    `attention_backend` names a backend, the C++ decoder is excluded, because it has its own
+    attention. With `deterministic`, a token's logits do not depend on what else the step computes.
+    With `async_scheduling`, a CUDA device gets its next step while one is in flight; on a CPU the
+    same cores plan and compute, so it has no effect. `adapters` are LoRA folders by the names that
+    requests use. With a clock `now` in seconds, the log says how long checks took, and on a CPU the
+    first blocks are touched.
 
     Raises:
         ModelRefused: the model or the backend cannot be served here, or memory is too small.
@@ -89,13 +96,16 @@ def load_runner(
     captures = target.type == "cuda" and not deterministic and isinstance(chosen.model, Decoder)
     kv_pool = _kv_pool(
         chosen,
+        limits,
         num_blocks=num_blocks or _num_blocks(chosen, limits, memory_bytes=kv_cache_memory_bytes),
         num_host_blocks=num_host_blocks,
         has_spare_block=captures or chosen.multiple > 1,
         now=now,
     )
     graphs = _graphs(chosen, kv_pool, limits) if captures else None
-    return _runner(chosen, kv_pool, graphs, limits, async_scheduling=async_scheduling)
+    copy_seconds = block_copy_seconds(kv_pool, target, now)
+    facts = _facts(chosen, kv_pool, graphs, limits, copy_seconds=copy_seconds)
+    return _runner(chosen, kv_pool, graphs, limits, facts, async_scheduling=async_scheduling)
 
 
 def _limit_threads_to_container() -> None:
@@ -130,23 +140,47 @@ def _num_blocks(chosen: Chosen, limits: Limits, *, memory_bytes: int | None) -> 
     memory = memory_for_blocks(
         free_memory_bytes(chosen.device), step, share=memory_share(chosen.device)
     )
-    useful = useful_blocks(
+    fitting = blocks_in(memory, shapes, block_size=sizes[0], dtype=sizes[1])
+    return min(_useful_blocks(chosen, limits), fitting)
+
+
+def _useful_blocks(chosen: Chosen, limits: Limits) -> int:
+    return useful_blocks(
         max_num_seqs=limits.max_num_seqs,
         max_model_len=chosen.max_model_len,
         block_size=chosen.block_size,
     )
-    return min(useful, blocks_in(memory, shapes, block_size=sizes[0], dtype=sizes[1]))
+
+
+def _num_host_blocks(chosen: Chosen, limits: Limits, *, num_blocks: int) -> int:
+    """The default size of the host's pool: no more blocks than the device has."""
+    if num_blocks >= _useful_blocks(chosen, limits):
+        return 0
+    size = bytes_per_block(
+        chosen.model.layer_shapes, block_size=chosen.block_size, dtype=chosen.dtype
+    )
+    try:
+        memory = free_memory_bytes(HOST)
+    except ModelRefused:
+        return 0
+    if chosen.device.type == "cpu":
+        # The system maps the memory of the pool only when a request first uses it.
+        memory -= num_blocks * size
+    return min(num_blocks, max(0, int(memory * HOST_MEMORY_SHARE)) // size)
 
 
 def _kv_pool(
     chosen: Chosen,
+    limits: Limits,
     *,
     num_blocks: int,
-    num_host_blocks: int,
+    num_host_blocks: int | None,
     has_spare_block: bool,
     now: Callable[[], float] | None,
 ) -> KVPool:
     """Allocate the pool; ModelRefused if there is no longer enough free memory."""
+    if num_host_blocks is None:
+        num_host_blocks = _num_host_blocks(chosen, limits, num_blocks=num_blocks)
     try:
         pool = KVPool(
             chosen.model.layer_shapes,
@@ -217,6 +251,7 @@ def _runner(
     kv_pool: KVPool,
     graphs: DecodeGraphs | None,
     limits: Limits,
+    facts: ConfigFacts,
     *,
     async_scheduling: bool,
 ) -> ModelRunner:
@@ -224,7 +259,7 @@ def _runner(
         chosen.model,
         kv_pool,
         backend=chosen.backend,
-        facts=_facts(chosen, kv_pool, graphs, limits),
+        facts=facts,
         device=chosen.device,
         limits=limits,
         multiple=chosen.multiple,
@@ -235,7 +270,12 @@ def _runner(
 
 
 def _facts(
-    chosen: Chosen, kv_pool: KVPool, graphs: DecodeGraphs | None, limits: Limits
+    chosen: Chosen,
+    kv_pool: KVPool,
+    graphs: DecodeGraphs | None,
+    limits: Limits,
+    *,
+    copy_seconds: float,
 ) -> ConfigFacts:
     path = [chosen.weights_fingerprint, chosen.model.name, chosen.backend.name, chosen.device.type]
     if isinstance(chosen.model, NativeDecoder):
@@ -252,6 +292,8 @@ def _facts(
         num_blocks=kv_pool.num_blocks,
         num_host_blocks=kv_pool.num_host_blocks,
         block_size=kv_pool.block_size,
+        bytes_per_block=kv_pool.bytes_per_block,
+        block_copy_seconds=copy_seconds,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         fingerprint="-".join(path),
         tokenizer_folder=chosen.folder,

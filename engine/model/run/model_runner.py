@@ -36,6 +36,8 @@ class ConfigFacts:
             fingerprint, a resumed generation may continue differently, since nearly equal logits
             may change their order.
         tokenizer_folder: the folder with the tokenizer files.
+        bytes_per_block: of one block, all layers.
+        block_copy_seconds: measured, to copy one block to the host and back.
         max_num_batched_tokens: as configured, or the default of the device.
         dtype, device: the resolved values of "auto".
         adapters: the fingerprints of the adapters that requests may use, by name.
@@ -47,6 +49,8 @@ class ConfigFacts:
     num_blocks: int
     num_host_blocks: int
     block_size: int
+    bytes_per_block: int
+    block_copy_seconds: float
     max_num_batched_tokens: int
     fingerprint: str
     tokenizer_folder: Path

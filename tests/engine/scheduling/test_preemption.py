@@ -148,25 +148,29 @@ def test_a_decode_of_the_worst_rank_gives_way_itself_even_if_it_has_not_grown():
 
 
 @pytest.mark.parametrize(
-    ("mode", "num_host_blocks", "swap_min_tokens", "swaps"),
+    ("mode", "num_host_blocks", "block_copy_seconds", "swaps"),
     [
-        ("swap", 2, 99, True),
-        ("swap", 1, 0, False),
-        ("recompute", 2, 0, False),
-        ("auto", 2, 7, True),
-        ("auto", 2, 8, False),
-        ("auto", 1, 7, False),
+        ("swap", 2, 99.0, True),
+        ("swap", 1, 0.0, False),
+        ("recompute", 2, 0.0, False),
+        # To compute its seven tokens again takes 7 seconds, to copy its two blocks twice as long
+        # as to copy one.
+        ("auto", 2, 3.4, True),
+        ("auto", 2, 3.6, False),
+        ("auto", 1, 3.4, False),
     ],
 )
 def test_a_victim_is_swapped_where_that_is_wanted_worth_it_and_possible(
-    mode, num_host_blocks, swap_min_tokens, swaps
+    mode, num_host_blocks, block_copy_seconds, swaps
 ):
     room = Room(
         victim := low("a", prompt=8),
         preemption_mode=mode,
         num_host_blocks=num_host_blocks,
-        swap_min_tokens=swap_min_tokens,
+        block_copy_seconds=block_copy_seconds,
+        enable_prefix_caching=False,
     )
+    room.preemption.cost.note_step(num_prefill_tokens=4, num_tokens=4, seconds=4.0)
     device_block_ids = list(room.cache.block_ids("a"))
     copies = room.preemption.vacate(victim)
     assert room.cache.is_swapped("a") is swaps
@@ -178,3 +182,26 @@ def test_a_victim_is_swapped_where_that_is_wanted_worth_it_and_possible(
     stats = room.stats
     counted = stats.preemptions_swap, stats.preemptions_recompute, stats.preempted_tokens
     assert counted == ((1, 0, 0) if swaps else (0, 1, 7))
+
+
+def test_auto_recomputes_what_the_prefix_cache_keeps():
+    """With free blocks left, the victim's own are the last to be evicted: nothing is lost."""
+    config = {"preemption_mode": "auto", "num_host_blocks": 2, "block_copy_seconds": 1.0}
+    for num_blocks, kept in ((2, False), (8, True)):
+        room = Room(victim := low("a", prompt=9), num_blocks=num_blocks + 1, **config)
+        room.cache.remember([(victim, victim.num_computed_tokens)])
+        room.preemption.cost.note_step(num_prefill_tokens=4, num_tokens=4, seconds=4.0)
+        assert room.cache.num_dropped_tokens(victim) == (0 if kept else 8), num_blocks
+        room.preemption.vacate(victim)
+        assert room.cache.is_swapped("a") is not kept
+
+
+def test_auto_does_not_count_blocks_that_another_request_holds():
+    cache_of = {"enable_prefix_caching": True, "num_blocks": 6}
+    victim = low("a", prompt=[5] * 9)
+    room = Room(victim, **cache_of)
+    room.cache.remember([(victim, 8)])
+    other = low("b", prompt=[5] * 9)
+    room.cache.admit(other)
+    room.cache.grow("b", 9)
+    assert room.cache.num_dropped_tokens(victim) == 0

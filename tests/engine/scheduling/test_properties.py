@@ -1,6 +1,7 @@
 """Whatever arrives, is aborted or preempted: each stream is the one its request alone gives."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import zip_longest
 
 import numpy as np
@@ -27,15 +28,22 @@ configs = st.builds(
     max_num_seqs=st.integers(1, 6),
     max_num_batched_tokens=st.sampled_from([1, 3, 8, 32]),
     long_prefill_token_threshold=st.sampled_from([0, 2]),
+    max_prefill_tokens=st.sampled_from([0, 1, 5]),
+    batch_mode=st.sampled_from(["mixed", "mixed", "prefer-decode", "prefer-prefill"]),
+    dynamic_batching=st.sampled_from([True, True, True, False]),
     num_speculative_tokens=st.sampled_from([0, 1, 4]),
     max_speculative_step_tokens=st.sampled_from([3, 8, 32]),
     preemption_mode=st.sampled_from(["swap", "recompute", "auto"]),
-    swap_min_tokens=st.just(6),
+    block_copy_seconds=st.sampled_from([0.0, 0.1]),
     watermark=st.sampled_from([0.0, 0.1, 0.3]),
     enable_prefix_caching=st.booleans(),
     policy=st.sampled_from(["fcfs", "sjf", "priority", "adaptive"]),
     aging_seconds=st.sampled_from([0.5, 5.0, 50.0]),
 )
+
+
+#: Configurations in which no running request skips a step.
+mixing_configs = configs.map(lambda config: replace(config, batch_mode="mixed"))
 
 
 @st.composite
@@ -212,7 +220,7 @@ def test_decodes_planned_as_one_set_are_planned_as_if_each_were_alone(
 
 @settings(max_examples=60, deadline=None)
 @given(
-    config=configs,
+    config=mixing_configs,
     prompts=st.lists(
         st.tuples(st.integers(1, 12), st.sampled_from(Priority), st.integers(0, 6)),
         min_size=2,

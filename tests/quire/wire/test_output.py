@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import ProtocolError
+from quire.records import Execution
 from quire.transitions.output_log import OutputRead
 from quire.wire.codec import pack, pack_ids
 from quire.wire.logprobs import TokenLogprob
@@ -51,6 +52,14 @@ def test_cutting_twice_is_cutting_once_at_the_later_token(chunk, first, second):
 def test_a_text_that_cannot_be_cut_is_kept_whole():
     chunk = TokenChunk(start=0, token_ids=(1, 2), text="ab", epoch=1)
     assert chunk.after(1) == TokenChunk(start=1, token_ids=(2,), text="ab", epoch=1)
+
+
+def test_what_the_worker_measured_comes_back_whole_and_older_records_have_none():
+    measured = Execution(0.5, 0.25, 2.0, 0.125, 2.25, 7, 3.5, 1)
+    done = Completion("a", State.COMPLETED, FinishReason.EOS, execution=measured)
+    assert Completion.decode(done.encode(), request_id="a").execution == measured
+    old = Completion("a", State.COMPLETED, FinishReason.EOS)
+    assert Completion.decode(old.encode(), request_id="a").execution is None
 
 
 def test_the_terminal_entry_carries_what_the_broker_saw_over_what_the_author_says():

@@ -29,7 +29,9 @@ FOR_THE_ENGINE: dict[str, Any] = {
     "policy": "adaptive",
     "aging_seconds": 7.0,
     "preemption_mode": "swap",
-    "swap_min_tokens": 9,
+    "max_prefill_tokens": 17,
+    "batch_mode": "prefer-decode",
+    "dynamic_batching": False,
     "check_invariants": True,
 }
 FOR_THE_MODEL: dict[str, Any] = {
@@ -68,7 +70,7 @@ def configured(**overrides: Any) -> EngineConfig:
 def test_every_setting_of_the_engine_is_in_its_configuration():
     # Given by the model, the memory and the device; settings only bound them.
     found_out = {"num_blocks", "max_model_len", "vocab_size", "eos_token_ids", "adapters"}
-    found_out.add("max_num_batched_tokens")
+    found_out |= {"max_num_batched_tokens", "block_copy_seconds"}
     assert FOR_THE_ENGINE.keys() == {field.name for field in fields(EngineConfig)} - found_out
     assert defaults_among(FOR_THE_ENGINE) == []
     config = configured(**FOR_THE_ENGINE)
@@ -135,3 +137,10 @@ def test_what_a_worker_gives_back_waits_as_long_as_its_queue_allows(queue: Queue
     latest = queue.connection.zscore(queue.keys.wait, request_id)
     assert latest is not None
     assert 0 < latest - queue.broker.now_ms() <= 55_000
+
+
+def test_swap_without_a_block_on_the_host_refuses_to_start():
+    """All requests fit on the device at full length, so by default the host has no blocks."""
+    settings = make_settings("redis://nowhere", "queue", preemption_mode="swap", device="cpu")
+    with pytest.raises(ModelRefused, match="num_host_blocks to 1 or more"):
+        load_model(settings)

@@ -25,7 +25,7 @@ def metrics() -> Metrics:
     metrics.watch_memory("cpu", dict)
     metrics.watch_threads(lambda: 2)
     sizes = {"max_num_seqs": 1, "block_size": 2, "num_blocks": 3}
-    metrics.describe(build={"device": "cpu"}, sizes=sizes)
+    metrics.describe(build={"device": "cpu"}, sizes=sizes, cache_bytes={"block": 7, "host": 21})
     return metrics
 
 

@@ -24,7 +24,11 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 @pytest.mark.parametrize(
     ("flags", "remedy", "mended"),
     [
-        ("--preemption-mode swap", "set num_host_blocks to 1 or more", "--num-host-blocks 1"),
+        (
+            "--preemption-mode swap --num-host-blocks 0",
+            "set num_host_blocks to 1 or more",
+            "--num-host-blocks 1",
+        ),
         (
             "--preemption-mode recompute --num-host-blocks 8",
             "set preemption_mode to 'auto' or 'swap'",
@@ -51,8 +55,7 @@ def test_what_cannot_be_had_is_refused_with_what_to_set(flags: str, remedy: str,
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        ("--swap-min-tokens 9", "while num_host_blocks is 0"),
-        ("--swap-min-tokens 9 --preemption-mode recompute", "preemption_mode 'auto'"),
+        ("--max-prefill-tokens 90 --max-num-batched-tokens 90", "no step has more"),
         ("--max-speculative-step-tokens 9", "while num_speculative_tokens is 0"),
         ("--aging-seconds 9 --policy fcfs", "policy 'fcfs'"),
         ("--long-prefill-token-threshold 90 --max-num-batched-tokens 90", "no step has more"),
@@ -70,7 +73,7 @@ def test_what_changes_nothing_is_told(flags: str, reason: str):
     [
         "",
         "--policy fcfs --device cpu --preemption-mode recompute",
-        "--swap-min-tokens 9 --num-host-blocks 9",
+        "--max-prefill-tokens 9",
         "--max-speculative-step-tokens 9 --num-speculative-tokens 1",
         "--aging-seconds 9",
         "--long-prefill-token-threshold 90 --max-num-batched-tokens 91",
@@ -82,9 +85,9 @@ def test_of_what_has_an_effect_and_of_defaults_nothing_is_told(flags: str):
 
 
 def test_a_variable_that_changes_nothing_is_told_as_a_flag_is(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("QUIRE_SWAP_MIN_TOKENS", "9")
+    monkeypatch.setenv("QUIRE_MAX_SPECULATIVE_STEP_TOKENS", "9")
     (clause,) = without_effect(load_settings([]))
-    assert clause.startswith("swap_min_tokens has no effect")
+    assert clause.startswith("max_speculative_step_tokens has no effect")
 
 
 def test_a_folder_without_adapters_is_told(tmp_path: Path):
@@ -97,8 +100,8 @@ def test_a_folder_without_adapters_is_told(tmp_path: Path):
 
 @pytest.mark.processes
 def test_the_log_of_a_worker_tells_of_what_changes_nothing(queue: Queue, tmp_path: Path):
-    flags = ("--model", str(tmp_path), "--device", "cpu", "--swap-min-tokens", "9")
+    flags = ("--model", str(tmp_path), "--device", "cpu", "--max-speculative-step-tokens", "9")
     with WorkerProcess(queue.url, queue.name, *flags, module="service") as process:
         assert process.wait() == 2
     events = [line["event"] for line in process.log if line["level"] == "warning"]
-    assert [event for event in events if event.startswith("swap_min_tokens has no effect")]
+    assert [event for event in events if "max_speculative_step_tokens has no effect" in event]

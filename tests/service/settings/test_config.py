@@ -10,15 +10,8 @@ import pytest
 from quire.cli.sources import known_settings, with_password
 from service.exporter.settings import load_exporter_settings
 from service.gateway.settings import load_gateway_settings
-from service.settings.config import (
-    BEATS_PER_LEASE,
-    EMBEDDED_MODEL,
-    MIN_LEASE_SECONDS,
-    TRY_SECONDS,
-    Settings,
-    build_parser,
-    load_settings,
-)
+from service.settings.bounds import BEATS_PER_LEASE, MIN_LEASE_SECONDS, TRY_SECONDS
+from service.settings.config import EMBEDDED_MODEL, Settings, build_parser, load_settings
 from service.settings.sources import ConfigurationError
 from tests.service.builders import CHECKOUT
 
