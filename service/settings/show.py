@@ -21,10 +21,7 @@ EXIT_USAGE = 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code: 0, or 2 for settings that cannot be right."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--origin", action="store_true")
-    parser.add_argument("--json", action="store_true")
-    own, flags = parser.parse_known_args(argv)
+    own, flags = own_parser().parse_known_args(argv)
     try:
         rows = shown(flags)
     except ConfigurationError as error:
@@ -38,6 +35,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             told = f"  # {origin}" if own.origin else ""
             sys.stdout.write(f"{name} = {json.dumps(value)}{told}\n")
     return 0
+
+
+def own_parser() -> argparse.ArgumentParser:
+    """The flags beside those of a worker."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--origin", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    return parser
 
 
 def shown(argv: Sequence[str]) -> list[tuple[str, object, str]]:

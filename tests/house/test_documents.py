@@ -20,6 +20,7 @@ from service.gateway.register import gateway_families
 from service.gateway.settings import GatewaySettings
 from service.observe.register import families
 from service.settings.config import Settings
+from service.settings.show import own_parser
 from tests.house.test_house import ROOT, tracked
 
 PAGES = tracked("*.md")
@@ -95,6 +96,8 @@ def unknown_modules(text: str, folder: Path) -> list[str]:
 @cache
 def parser_of(name: str) -> argparse.ArgumentParser:
     """The parser of a verb of `quire`."""
+    if name == "config":
+        return own_parser()
     verb = next(verb for verb in VERBS if verb.name == name)
     parser = argparse.ArgumentParser()
     getattr(importlib.import_module(f"quire.cli.{verb.module}"), f"add_{verb.function}")(parser)
