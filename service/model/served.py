@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -22,6 +23,9 @@ from service.model.text import ModelTokenizer
 from service.observe.metrics import MemoryReader
 from service.settings.config import Settings
 from service.settings.logs import take_over_libraries
+
+if TYPE_CHECKING:
+    from engine.model.run.model_runner import ConfigFacts
 
 _log = structlog.get_logger("service.model")
 
@@ -119,18 +123,7 @@ def load_model(settings: Settings) -> ServedModel:
     facts = runner.config_facts
     if settings.preemption_mode == "swap" and not facts.num_host_blocks:
         raise ModelRefused(NO_HOST_BLOCKS)
-    config = engine_config(
-        settings,
-        num_blocks=facts.num_blocks,
-        num_host_blocks=facts.num_host_blocks,
-        block_copy_seconds=facts.block_copy_seconds,
-        block_size=facts.block_size,
-        max_num_batched_tokens=facts.max_num_batched_tokens,
-        max_model_len=facts.max_model_len,
-        vocab_size=facts.vocab_size,
-        eos_token_ids=facts.eos_token_ids,
-        adapters=facts.adapters,
-    )
+    config = _config_from(facts, settings)
     _warn_of_lengths(settings, config, model_reads=facts.max_model_len)
     tokenizer = _tokenizer_in(facts.tokenizer_folder)
     served = ServedModel(
@@ -146,6 +139,21 @@ def load_model(settings: Settings) -> ServedModel:
     )
     _keep_out_of_collections()
     return served
+
+
+def _config_from(facts: "ConfigFacts", settings: Settings) -> EngineConfig:
+    return engine_config(
+        settings,
+        num_blocks=facts.num_blocks,
+        num_host_blocks=facts.num_host_blocks,
+        block_copy_seconds=facts.block_copy_seconds,
+        block_size=facts.block_size,
+        max_num_batched_tokens=facts.max_num_batched_tokens,
+        max_model_len=facts.max_model_len,
+        vocab_size=facts.vocab_size,
+        eos_token_ids=facts.eos_token_ids,
+        adapters=facts.adapters,
+    )
 
 
 def _find_adapters(folder: Path | None) -> dict[str, Path]:

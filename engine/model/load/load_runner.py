@@ -65,15 +65,12 @@ def load_runner(
 
     The pool has `num_blocks` blocks; without that, as many as fit in `kv_cache_memory_bytes`;
     without both, a share of the memory that the weights leave free, but not more than
-    `max_num_seqs` requests of full length could use. The default of `num_host_blocks` is what a
-    share of the host's free memory holds, and 0 where requests never lack a block. The default of
-    `max_num_batched_tokens` depends on the device and is at least twice `max_num_seqs`. If
-    `attention_backend` names a backend, the C++ decoder is excluded, because it has its own
-    attention. With `deterministic`, a token's logits do not depend on what else the step computes.
-    With `async_scheduling`, a CUDA device gets its next step while one is in flight; on a CPU the
-    same cores plan and compute, so it has no effect. `adapters` are LoRA folders by the names that
-    requests use. With a clock `now` in seconds, the log says how long checks took, and on a CPU the
-    first blocks are touched.
+    `max_num_seqs` requests of full length could use. By default the host has as many blocks as a
+    share of its free memory holds, and none where requests never lack one. The default of
+    `max_num_batched_tokens` depends on the device. A named `attention_backend` excludes the C++
+    decoder. With `deterministic`, logits do not depend on what else a step computes.
+    `async_scheduling` has no effect on a CPU. `adapters` are LoRA folders by name. With a clock
+    `now` in seconds, copies and checks are timed, and on a CPU the first blocks are touched.
 
     Raises:
         ModelRefused: the model or the backend cannot be served here, or memory is too small.
@@ -103,8 +100,7 @@ def load_runner(
         now=now,
     )
     graphs = _graphs(chosen, kv_pool, limits) if captures else None
-    copy_seconds = block_copy_seconds(kv_pool, target, now)
-    facts = _facts(chosen, kv_pool, graphs, limits, copy_seconds=copy_seconds)
+    facts = _facts(chosen, kv_pool, graphs, limits, block_copy_seconds(kv_pool, target, now))
     return _runner(chosen, kv_pool, graphs, limits, facts, async_scheduling=async_scheduling)
 
 
@@ -274,7 +270,6 @@ def _facts(
     kv_pool: KVPool,
     graphs: DecodeGraphs | None,
     limits: Limits,
-    *,
     copy_seconds: float,
 ) -> ConfigFacts:
     path = [chosen.weights_fingerprint, chosen.model.name, chosen.backend.name, chosen.device.type]
