@@ -66,11 +66,11 @@ def load_runner(
     The pool has `num_blocks` blocks; without that, as many as fit in `kv_cache_memory_bytes`;
     without both, a share of the memory that the weights leave free, but not more than
     `max_num_seqs` requests of full length could use. By default the host has as many blocks as a
-    share of its free memory holds, and none where requests never lack one. The default of
-    `max_num_batched_tokens` depends on the device. A named `attention_backend` excludes the C++
-    decoder. With `deterministic`, logits do not depend on what else a step computes.
-    `async_scheduling` has no effect on a CPU. `adapters` are LoRA folders by name. With a clock
-    `now` in seconds, copies and checks are timed, and on a CPU the first blocks are touched.
+    share of its free memory holds, and none where requests never lack one. A named
+    `attention_backend` excludes the C++ decoder. With `deterministic`, logits do not depend on what
+    else a step computes. `async_scheduling` has no effect on a CPU. `adapters` are LoRA folders by
+    name. With a clock `now` in seconds, copies and checks are timed, and on a CPU the first blocks
+    are touched.
 
     Raises:
         ModelRefused: the model or the backend cannot be served here, or memory is too small.
