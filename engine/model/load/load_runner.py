@@ -69,8 +69,7 @@ def load_runner(
     share of its free memory holds, and none where requests never lack one. A named
     `attention_backend` excludes the C++ decoder. With `deterministic`, logits do not depend on what
     else a step computes. `async_scheduling` has no effect on a CPU. `adapters` are LoRA folders by
-    name. With a clock `now` in seconds, copies and checks are timed, and on a CPU the first blocks
-    are touched.
+    name. With a clock `now` in seconds, copies and checks are timed, and first blocks are touched.
 
     Raises:
         ModelRefused: the model or the backend cannot be served here, or memory is too small.
