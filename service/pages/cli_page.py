@@ -17,8 +17,8 @@ QUEUE_FLAGS = ("--redis-url", "--queue", "--shards", "--json")
 _PROGRAMS = {
     "worker": "`python -m service`, which has [these settings](configuration.md#worker) as flags",
     "gateway": "`python -m service.gateway`, which has [these](configuration.md#gateway) as flags",
-    "config": "`python -m service.settings.show`: `show`, then `--origin` (the source of each setting), "
-    "`--json`, and the flags of a worker",
+    "config": "`python -m service.settings.show`, after the word `show`. Its flags are `--origin`, "
+    "for the source of each setting, `--json`, and all flags of a worker",
     "demo": "`python -m examples.demo`, which has no flags",
 }
 
