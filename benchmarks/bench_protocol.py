@@ -30,7 +30,6 @@ from benchmarks.common.arguments import names_of
 from benchmarks.common.queue_loader import QueueLoader, request_id_of
 from quire import Broker, LocalRedis, connect
 from quire.cli.console import positive
-from quire.transitions.output_log import read_logs
 from quire.transitions.values import Claim, Claimed, CommitItem, CommitStatus
 from quire.wire.codec import pack_ids
 
@@ -183,7 +182,7 @@ def _check_commits(broker: Broker, claims: list[Claim], num_ticks: int) -> None:
         found: list[int] = []
         while len(found) < num_ticks:
             seen = {claim.request_id: len(found)}
-            read = read_logs(broker._connection, broker.keys, seen, block_seconds=None)
+            read = broker.read_output(seen, block_seconds=None)
             found += [t for chunk in read[claim.request_id].chunks for t in chunk.token_ids]
         assert found == wanted, f"{claim.request_id} has other tokens"
         entries = broker._connection.xrange(f"plain:{row}")

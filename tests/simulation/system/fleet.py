@@ -54,7 +54,7 @@ class StatefulRunner(FakeRunner):
         drawn = self._draws.get(row.request_id, 0)
         self._draws[row.request_id] = drawn + 1
         behind = row.output_index - drawn
-        return fake_next_token([honest], behind, self._may_come(row)) if behind else honest
+        return fake_next_token([honest], behind, self._allowed_tokens(row)) if behind else honest
 
 
 @dataclass(eq=False)
@@ -190,7 +190,7 @@ class Fleet:
 class PoisonedScript(Script):
     """Some requests break the model in whatever life; a step's swaps are done by then."""
 
-    def fail_if_told(self, batch: Batch) -> None:
+    def raise_if_failing(self, batch: Batch) -> None:
         for row in batch.rows:
             if row.request_id.partition("@")[0] in self.failing_request_ids:
                 raise ValueError("this request breaks the model")
