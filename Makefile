@@ -88,7 +88,7 @@ demo: $(VENV)/demo.installed ## 200 requests, two workers, one of them killed ha
 test: $(VENV)/dev.installed ## run all tests; what is skipped is printed with its reason
 	@# A test process that crashes ends the run: with one put in its place it would wait for ever.
 	@# The order is that of tests/conftest.py. Compiled modules are kept: a run starts hundreds of Pythons.
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 10 --durations-min 5 $(ARGS)
 
 check: lint types imports ## lint, types and import rules
 
