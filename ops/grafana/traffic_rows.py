@@ -97,6 +97,21 @@ THROUGHPUT_ROW = Row(
             targets=[Target(quantile(0.95, "quire_engine_step_seconds", "phase"), "{{phase}}")],
         ),
         Panel(
+            title="Tokens by class",
+            description="Tokens published per second, by the class of their request.",
+            unit=TOKENS_PER_SECOND,
+            targets=[Target(rate("quire_published_tokens_total", "priority"), "{{priority}}")],
+            is_stacked=True,
+        ),
+        Panel(
+            title="Tokens by tenant",
+            description="Tokens published per second for the ten tenants with the most.",
+            unit=TOKENS_PER_SECOND,
+            targets=[
+                Target(f"topk(10, {rate('quire_tenant_tokens_total', 'tenant')})", "{{tenant}}"),
+            ],
+        ),
+        Panel(
             title="Tokens per step",
             description="Tokens in one batch. A mean near 1 under load means that requests are not "
             "batched.",

@@ -17,6 +17,7 @@ from engine.stats import EngineSnapshot
 from quire.version import quire_version
 from service.observe.instruments import build_instrument
 from service.observe.register import families
+from service.observe.tenants import TenantCounters
 from service.observe.vitals import Vitals, WorkerState
 
 #: Reads the device's memory in bytes by kind: allocated, reserved, total.
@@ -56,6 +57,10 @@ class Metrics:
         self.reaped = bind("quire_leases_reaped_total")
         self.restored = bind("quire_requests_restored_total")
         self.dead_lettered = bind("quire_messages_dead_lettered_total")
+        self.published_tokens = bind("quire_published_tokens_total")
+        self.tenant_tokens = TenantCounters(
+            build_instrument(families()["quire_tenant_tokens_total"], self.registry), model=model
+        )
         self._prompt_tokens = bind("quire_prompt_tokens_total")
         self._generation_tokens = bind("quire_generation_tokens_total")
         self._draft_tokens = bind("quire_draft_tokens_total")

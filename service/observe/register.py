@@ -124,6 +124,19 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
         Family("counter", "quire_generation_tokens_total", MODEL, "Tokens generated."),
         Family(
             "counter",
+            "quire_published_tokens_total",
+            {**MODEL, **BY_PRIORITY},
+            "Tokens published, by the class of their request.",
+        ),
+        Family(
+            "counter",
+            "quire_tenant_tokens_total",
+            {**MODEL, "tenant": ()},
+            "Tokens published, by tenant: the first hundred of this worker, and (other). A tenant "
+            "appears with its first token.",
+        ),
+        Family(
+            "counter",
             "quire_draft_tokens_total",
             {**MODEL, "outcome": ("accepted", "rejected")},
             "Draft tokens that a step has checked, by outcome.",

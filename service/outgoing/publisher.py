@@ -241,6 +241,9 @@ class Publisher:
     def _observe_tokens(self, delivery: Delivery) -> None:
         """Observe latencies from the times at which tokens left the engine since the last call."""
         times = self._outbox.take_token_times(delivery)
+        if times:
+            self._metrics.published_tokens[delivery.origin.priority_name].inc(len(times))
+            self._metrics.tenant_tokens.add(delivery.origin.tenant, len(times))
         if times and delivery.last_token_time is None:
             waited = self._clock() - delivery.origin.received
             self._metrics.first_token_seconds.observe(waited)
