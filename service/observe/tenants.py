@@ -1,7 +1,7 @@
 """Counts per tenant, with a bound on the number of time series.
 
-Callers name the tenants. Each label value costs memory in this process and in Prometheus for as long
-as they run, so only the first tenants get one.
+Callers name the tenants. Each label value costs memory in this process and in Prometheus for as
+long as they run, so only the first tenants get one.
 """
 
 from typing import Any
