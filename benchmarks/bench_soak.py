@@ -28,8 +28,9 @@ from typing import Any
 
 from benchmarks.common.figures import machine
 from engine.config import EngineConfig
-from engine.engine import Engine, RequestOutput
+from engine.engine import Engine
 from engine.fake_runner import FakeRunner, fake_generation
+from engine.port import RequestOutput
 from engine.request import FinishReason, Priority, Request
 from engine.sampling_params import SamplingParams
 from quire.cli.console import positive

@@ -12,7 +12,7 @@ flight, so that the device never waits for this thread.
 import heapq
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from engine.batch import UNKNOWN_TOKEN, Batch, ComputedStep, LaunchedStep, ModelRunner, StepResult
@@ -21,6 +21,7 @@ from engine.errors import DeviceFailed, DuplicateRequest
 from engine.invariants import violations
 from engine.logprobs import Logprobs
 from engine.output.stopping import finish_reason_of
+from engine.port import Clock, RequestOutput
 from engine.refusals import fault_of, refuse_if_never_servable
 from engine.request import FinishReason, Progress, Request, Run, take_text
 from engine.scheduling.scheduler import Scheduler
@@ -28,33 +29,8 @@ from engine.stats import EngineSnapshot, StepKind, StepStats
 
 logger = logging.getLogger(__name__)
 
-Clock = Callable[[], float]
 #: Deadlines of finished requests that may stay in the heap before it is rebuilt.
 MAX_STALE_DEADLINES = 1024
-
-
-class RequestOutput(NamedTuple):
-    """What one step added to one request; a tuple, because a step makes one per running request.
-
-    A step that accepts drafted tokens makes one for each token.
-
-    `start` is the output index of the first new token, counted from the first one ever published: a
-    request resumed with 57 tokens goes on at 57. `finish_reason` is set on the last output only.
-    `request` is the live record, to be read for usage and times and never to be changed.
-    `logprobs` has one entry per token if the request asks for them, and is empty otherwise.
-    """
-
-    request: Request
-    start: int
-    token_ids: tuple[int, ...]
-    text: str
-    finish_reason: FinishReason | None = None
-    error: str | None = None
-    logprobs: tuple[Logprobs, ...] = ()
-
-    @property
-    def request_id(self) -> str:
-        return self.request.request_id
 
 
 class Launched(NamedTuple):

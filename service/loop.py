@@ -12,8 +12,8 @@ from time import monotonic
 
 import structlog
 
-from engine.engine import Engine
 from engine.errors import RequestRejected
+from engine.port import TokenEngine
 from engine.request import FinishReason, Request
 from service.model.served import ServedModel
 from service.observe.metrics import Metrics
@@ -32,7 +32,7 @@ _log = structlog.get_logger("service.loop")
 
 
 class EngineLoop:
-    """Owns one Engine. `run` is the body of the engine thread; any thread may call the others."""
+    """Owns one engine. `run` is the body of the engine thread; any thread may call the others."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class EngineLoop:
         self._clock = clock
         self._mailbox: queue.SimpleQueue[Mail] = queue.SimpleQueue()
         self._stopping = threading.Event()
-        self._engine: Engine | None = None
+        self._engine: TokenEngine | None = None
         self._was_idle = True
         self._num_steps = 0
         #: Number of running requests after the last step.
@@ -95,7 +95,7 @@ class EngineLoop:
         self._stopping.set()
         self._mailbox.put(None)
 
-    def _turn(self, engine: Engine) -> None:
+    def _turn(self, engine: TokenEngine) -> None:
         """Read the mail, then compute one step; without work, sleep until mail arrives."""
         is_idle = not engine.has_work()
         if is_idle and not self._was_idle:
@@ -111,7 +111,7 @@ class EngineLoop:
                 self._metrics.observe_engine(engine.snapshot())
             self._step(engine)
 
-    def _take_mail(self, engine: Engine, *, timeout: float) -> None:
+    def _take_mail(self, engine: TokenEngine, *, timeout: float) -> None:
         """Handle all mail, after waiting up to `timeout` seconds for the first piece."""
         try:
             mail = self._mailbox.get(block=timeout > 0.0, timeout=timeout)
@@ -121,7 +121,7 @@ class EngineLoop:
         except queue.Empty:
             pass
 
-    def _read(self, engine: Engine, mail: Mail) -> None:
+    def _read(self, engine: TokenEngine, mail: Mail) -> None:
         if isinstance(mail, Request):
             try:
                 engine.add_request(mail)
@@ -138,7 +138,7 @@ class EngineLoop:
                 one = one.request_id
             engine.abort(one, reason)
 
-    def _step(self, engine: Engine) -> None:
+    def _step(self, engine: TokenEngine) -> None:
         outputs = engine.step(self._clock)
         self._outbox.put(outputs)
         snapshot = engine.snapshot()
@@ -148,7 +148,7 @@ class EngineLoop:
         self.num_running = snapshot.num_running
         self._metrics.observe_engine(snapshot)
 
-    def _release_all(self, engine: Engine) -> None:
+    def _release_all(self, engine: TokenEngine) -> None:
         """Release unfinished requests. These steps compute nothing, because all are aborted."""
         self._take_mail(engine, timeout=0.0)
         for key in engine.alive_request_ids():
@@ -156,7 +156,7 @@ class EngineLoop:
         while engine.has_work():
             self._outbox.put(engine.step(self._clock))
 
-    def _check_laws(self, engine: Engine) -> None:
+    def _check_laws(self, engine: TokenEngine) -> None:
         """Check the invariants of an idle engine. A violation is only logged and counted."""
         for law in engine.violations():
             self._metrics.violations.inc()

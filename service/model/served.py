@@ -17,6 +17,7 @@ import structlog
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ModelRefused
+from engine.port import TokenEngine
 from service.constraints.grammars import Grammars, NoGrammars, load_grammars
 from service.model.adapters import adapters_in
 from service.model.text import ModelTokenizer
@@ -45,7 +46,7 @@ class ServedModel:
     `adapters` has the fingerprint of each adapter by name; it differs between revisions.
     """
 
-    engine: Engine
+    engine: TokenEngine
     tokenizer: ModelTokenizer
     fingerprint: str
     #: Labels of quire_build_info: torch, device, dtype.

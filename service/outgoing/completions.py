@@ -6,8 +6,8 @@ Attempts, timing and metadata are left out: the broker adds them, because it saw
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from engine.engine import RequestOutput
 from engine.errors import RequestRejected
+from engine.port import RequestOutput
 from engine.request import FinishReason as EngineReason
 from engine.request import Priority, Request
 from quire.errors import InvalidRequest

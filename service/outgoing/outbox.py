@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable
 from time import monotonic
 
-from engine.engine import RequestOutput
+from engine.port import RequestOutput
 from engine.request import FinishReason, Priority
 from quire.transitions.values import Claim, CommitItem, CommitReply, CommitStatus
 from quire.wire.protocol import Completion, ErrorInfo

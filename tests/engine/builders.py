@@ -8,8 +8,9 @@ import numpy as np
 from engine.batch import Batch
 from engine.config import EngineConfig
 from engine.constraint import Failure
-from engine.engine import Engine, RequestOutput
+from engine.engine import Engine
 from engine.fake_runner import FakeRunner, fake_generation, fake_next_token
+from engine.port import RequestOutput
 from engine.request import Priority, Request
 from engine.sampling_params import SamplingParams
 

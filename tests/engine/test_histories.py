@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from engine.batch import Batch
 from engine.config import EngineConfig
-from engine.engine import Engine, RequestOutput
+from engine.engine import Engine
 from engine.fake_runner import FakeRunner, Script
 from engine.output.detokenizer import Detokenizer
+from engine.port import RequestOutput
 from engine.request import FinishReason, Priority, Request
 from engine.sampling_params import SamplingParams
 from tests.engine.builders import EOS, Residues, make_config

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.engine import RequestOutput
 from engine.logprobs import Logprobs
+from engine.port import RequestOutput
 from engine.request import FinishReason, Priority, Request
 from engine.sampling_params import SamplingParams
 from quire.transitions.values import CommitReply, CommitStatus
