@@ -37,7 +37,7 @@ INSTALL := $(BIN)/python -m pip install --quiet
 VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check release-check sbom docs pre-commit lint types imports format requests bench bench-peers bench-neighbours profile bench-protocol bench-gateway bench-scheduler soak soak-service modelcheck sim fuzz chaos up down clean check-native test-gpu bench-gpu
+.PHONY: help env demo test check release-check sbom docs pre-commit lint types imports format requests bench bench-peers bench-neighbours profile bench-protocol bench-gateway bench-scheduling bench-scheduler soak soak-service modelcheck sim fuzz chaos up down clean check-native test-gpu bench-gpu
 
 help: ## print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -162,6 +162,9 @@ bench-protocol: $(VENV)/demo.installed ## commits, claims, memory and streams on
 
 bench-gateway: $(VENV)/dev.installed ## a thousand streams through one gateway, against reading them from Redis
 	$(BIN)/python -m benchmarks.bench_gateway $(ARGS)
+
+bench-scheduling: $(VENV)/demo.installed ## what policies, preemption and kinds of batching bring (ROUNDS= BENCH_JSON=file)
+	$(BIN)/python -m benchmarks.bench_scheduling $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(BENCH_JSON),--json $(BENCH_JSON)) $(ARGS)
 
 bench-scheduler: $(VENV)/demo.installed ## cost of a step with up to 100,000 waiting and 1,000 running
 	$(BIN)/python -m benchmarks.bench_scheduler

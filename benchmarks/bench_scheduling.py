@@ -1,6 +1,6 @@
 """What the scheduler's choices bring: policies, preemption, kinds of batching, swap and recompute.
 
-    python -m benchmarks.bench_policies [--model TINY] [--rounds 3] [--json FILE]
+    python -m benchmarks.bench_scheduling [--model TINY] [--rounds 3] [--json FILE]
 
 All parts run the engine with a real model. The sides of a part take turns, and each figure is the
 median over the rounds. The gate: whatever the side, each request has the tokens that it has alone.
