@@ -16,8 +16,8 @@ local MOST_TOKENS = 2 ^ 31
 
 local is_damaged = false
 
--- Deletes a key that is of another type than the one the command is for. Any other error is about
--- the server, or about what its user may do.
+-- Deletes a key whose type is wrong for the command. Any other error concerns the server, or the
+-- rights of the user, and is raised.
 local function delete_unless(key, command, ...)
   local found = redis.pcall(command, key, ...)
   if type(found) == 'table' and found.err then
