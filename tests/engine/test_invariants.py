@@ -44,6 +44,41 @@ def test_a_block_that_is_free_twice_is_found(machine):
     assert any("free twice" in law for law in machine.engine.violations())
 
 
+def test_a_table_with_too_few_or_too_many_blocks_is_found(machine):
+    cache = machine.engine._scheduler.kv_cache
+    table = cache._tables["a"]
+    (extra,) = cache.pool.allocate(1)
+    table.device_block_ids.append(extra)
+    assert "a: holds a whole block it does not need" in machine.engine.violations()
+    for _ in range(2):
+        cache.pool.free([table.device_block_ids.pop()])
+    assert "a: has fewer slots than computed tokens" in machine.engine.violations()
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_no_block_is_free_while_a_step_computes_with_it(mode):
+    config = make_config(
+        num_blocks=10, num_host_blocks=10, preemption_mode=mode, check_invariants=False
+    )
+    machine = Machine(config)
+    pool = machine.engine._scheduler.kv_cache.pool
+    seen = []
+
+    # An error in here would be taken for one of the step.
+    def note(batch):
+        planned = {block for row in batch.rows for block in row.block_ids}
+        planned.update(copy.destination for copy in batch.swap_in)
+        free = {*pool._blank, *pool._cached}
+        seen.append((bool(planned and free), planned & free))
+
+    machine.runner._before_run = note
+    machine.add(*(make_request(f"r{index}", prompt=9, max_tokens=12) for index in range(6)))
+    machine.run()
+    assert sum(has_both for has_both, _ in seen) > 10
+    assert [wrong for _, wrong in seen if wrong] == []
+    assert getattr(machine.engine.snapshot(), f"preemptions_{mode}") > 0
+
+
 def test_a_forgotten_promise_is_found(machine):
     machine.engine._scheduler.kv_cache.num_promised += 1
     assert "promised blocks do not add up" in machine.engine.violations()

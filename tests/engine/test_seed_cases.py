@@ -52,6 +52,19 @@ def test_the_tokens_of_a_mixed_plan_are_the_chunk_and_one_per_decode():
     assert machine.batches[-1].num_tokens == 5 + 1
 
 
+def test_a_step_is_prefill_decode_or_mixed_by_what_it_computes():
+    machine = Machine(make_config())
+    machine.add(make_request("first", prompt=3, max_tokens=3))
+    seen = []
+    for _ in range(3):
+        machine.step()
+        step = machine.engine.snapshot().last_step
+        seen.append((step.kind, step.num_prefill_tokens, step.num_decode_tokens, step.num_tokens))
+        if len(seen) == 1:
+            machine.add(make_request("second", prompt=5, max_tokens=4))
+    assert seen == [("prefill", 3, 0, 3), ("mixed", 5, 1, 6), ("decode", 0, 2, 2)]
+
+
 def test_the_fifth_request_of_four_slots_waits():
     machine = Machine(make_config(max_num_seqs=4))
     machine.add(*(make_request(f"r{index}") for index in range(5)))

@@ -9,7 +9,13 @@ from msgpack import ExtType
 
 from quire.errors import InvalidRequest, ProtocolError, UnsupportedVersion
 from quire.wire.codec import MAX_MAP_LENGTH, pack, unpack
-from quire.wire.protocol import GenerationRequest, Priority, SamplingParams, is_tenant_name
+from quire.wire.protocol import (
+    GenerationRequest,
+    Priority,
+    SamplingParams,
+    is_tenant_name,
+    mint_id,
+)
 from quire.wire.sampling import MAX_BIASED_TOKENS, MAX_STOP_STRINGS, parse_body, validated
 from tests.quire.builders import make_request
 
@@ -50,6 +56,13 @@ def test_any_map_in_place_of_a_request_raises_a_typed_error(fields):
 
 TENANTS = ["a", "A-1._", "x" * 64]
 NO_TENANTS = ["", "x" * 65, "a b", "a:b", "a\n", "\na", "a\nb", "\u00e9", "\u0663", "a\x00"]
+
+
+def test_a_minted_id_is_new_each_time_and_is_one_that_a_request_may_have():
+    minted = [mint_id() for _ in range(1000)]
+    assert len(set(minted)) == 1000
+    assert make_request(id=minted[0]).id == minted[0]
+    assert GenerationRequest(kind="tokens", body={"prompt": [1]}).id not in minted
 
 
 @pytest.mark.parametrize(

@@ -120,21 +120,22 @@ def test_names_follow_the_rules_of_prometheus_and_are_unlike_the_workers():
 def test_a_request_is_counted_where_it_is_from_the_queue_to_its_lease(queue: Queue, start):
     exporter = start(queue.url, queue.name)
     place = {"queue": queue.name, "priority": "high"}
+    waiting = series("quire_queue_waiting_requests", queue=queue.name)
     lag = series("quire_queue_lag_messages", **place)
     pending = series("quire_queue_pending_messages", **place)
     live = series("quire_queue_leases", queue=queue.name, state="live")
 
     def seen() -> tuple[float, ...]:
         found = scrape(exporter)
-        return found[lag], found[pending], found[live]
+        return found[waiting], found[lag], found[pending], found[live]
 
     queue.submit(priority="high")
     queue.submit(priority="high")
-    assert seen() == (2, 0, 0)
+    assert seen() == (2, 2, 0, 0)
     entries = queue.broker.read_ingress("w", count=1, block_seconds=0)
-    assert seen() == (1, 1, 0)
+    assert seen() == (2, 1, 1, 0)
     queue.broker.claim(entries)
-    assert seen() == (1, 0, 1)
+    assert seen() == (1, 1, 0, 1)
 
 
 def test_ages_are_told_by_what_the_oldest_request_waits_for(queue: Queue, start):

@@ -51,6 +51,21 @@ def test_the_engine_plans_steps_as_large_as_the_runner_computes(asked):
     assert load_model(settings).engine.config.max_num_batched_tokens == (asked or 256)
 
 
+@pytest.mark.usefixtures("unfrozen")
+def test_the_memory_of_the_cache_is_that_of_its_tensors():
+    settings = make_settings(
+        "redis://nowhere", "queue", num_blocks=16, num_host_blocks=5, device="cpu"
+    )
+    served = load_model(settings)
+    pool = served.engine._runner.kv_pool
+    assert served.cache_bytes == {
+        "block": pool.bytes_per_block,
+        "device": pool.nbytes,
+        "host": pool.host_nbytes,
+    }
+    assert min(served.cache_bytes.values()) > 0
+
+
 def without_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
 

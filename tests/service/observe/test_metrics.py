@@ -1,6 +1,7 @@
 """The register against what is exported and what is documented; then what a workload counts."""
 
 import re
+import time
 import tomllib
 
 import pytest
@@ -46,6 +47,24 @@ def test_the_build_has_the_version_of_the_project(metrics: Metrics):
     (sample,) = exported(metrics)["quire_build_info"].samples
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     assert sample.labels["version"] == project["version"]
+
+
+def test_the_sizes_of_an_engine_and_of_its_cache_are_told(metrics: Metrics):
+    sizes = {"max_num_seqs": "1", "block_size": "2", "num_blocks": "3"}
+    assert metrics.registry.get_sample_value("quire_engine_config_info", sizes) == 1
+    told = {
+        part: metrics.registry.get_sample_value(
+            "quire_kv_cache_bytes", {"model": "abacus", "of": part}
+        )
+        for part in ("block", "device", "host")
+    }
+    assert told == {"block": 7, "device": 0, "host": 21}
+
+
+def test_a_worker_says_when_its_process_began(queue: Queue):
+    with WorkerThread(queue.settings()) as worker:
+        began = worker.metric("process_start_time_seconds")
+        assert time.time() - 86_400 < began <= time.time()
 
 
 def test_kinds_and_meanings_are_those_of_the_register(metrics: Metrics):

@@ -1,5 +1,7 @@
 """What a terminal record says of its last claim: times, steps, speed and swaps."""
 
+import pytest
+
 from engine.request import Priority
 from quire.wire.protocol import Execution
 from service.outgoing.completions import Origin, completion_of
@@ -40,6 +42,25 @@ def test_a_record_says_what_preemption_cost():
     assert (low.decode_seconds, low.decode_steps) == (15.0, 11)
     assert low.tokens_per_second == round(11 / 15, 2)
     assert execution_of(machine, "high").swaps == 0
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_a_record_counts_the_preemptions_of_its_claim_in_either_mode(mode):
+    machine = Machine(make_config(max_num_seqs=1, num_host_blocks=16, preemption_mode=mode))
+    machine.add(make_request("low", max_tokens=12, priority=Priority.LOW))
+    for index in range(2):
+        machine.step()
+        high = make_request(f"h{index}", max_tokens=1, priority=Priority.HIGH, arrival=machine.now)
+        machine.add(high)
+        machine.step()
+        machine.step()
+    machine.run()
+    ends = {o.request_id: o for o in machine.outputs if o.finish_reason}
+    counts = {
+        name: completion_of(Origin(request_id=name, model="m"), end).preemptions
+        for name, end in ends.items()
+    }
+    assert counts == {"low": 2, "h0": 0, "h1": 0}
 
 
 def test_a_resumed_request_counts_only_what_this_claim_has_done():
