@@ -1,0 +1,188 @@
+"""The pages on the reference systems: no row is missing, and every named test exists.
+
+Each law is a function from rows to what is wrong with them, so that a planted mistake shows that it
+can be found.
+"""
+
+import ast
+import re
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.house.test_house import ROOT, tracked
+
+FOLDER = ROOT / "docs" / "reference"
+OVERVIEW = FOLDER / "reference-systems.md"
+#: The tables of features, and how many rows each has.
+NUM_ROWS = {
+    "Identity, priority, state and finish reason": 19,
+    "The incoming request": 32,
+    "The running request": 18,
+    "Results, timing and streams": 31,
+    "KV cache": 35,
+    "Scheduler, plan, batch and budget": 84,
+    "Engine configuration and metrics": 17,
+    "Further scheduling features": 22,
+    "Acceptance cases": 20,
+}
+STATES = ("works", "renamed", "left out", "open")
+#: There is no bug 39.
+BUGS = [f"B{number:02}" for number in range(1, 67) if number != 39]
+INVARIANTS = [f"{kind}{number}" for kind in "IS" for number in range(1, 9)]
+
+
+class Row(NamedTuple):
+    """A row of a table of features."""
+
+    item: str
+    state: str
+    here: str
+    tests: str
+
+
+def tables(path: Path) -> dict[str, list[list[str]]]:
+    """The cells of each table of a page, without its two lines of headings, by section."""
+    found = {}
+    for section in path.read_text().split("\n## ")[1:]:
+        heading, *lines = section.splitlines()
+        rows = [line for line in lines if line.startswith("|")][2:]
+        found[heading] = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    return found
+
+
+@cache
+def features() -> dict[str, list[Row]]:
+    """The rows of the pages of features, by section."""
+    pages = sorted(FOLDER.glob("reference-systems-*.md"))
+    return {
+        heading: [Row(*cells) for cells in rows]
+        for page in pages
+        for heading, rows in tables(page).items()
+    }
+
+
+def named_tests(cell: str) -> list[str]:
+    """The tests that a cell names, without the parameters of one of their cases."""
+    return [re.sub(r"\[.*\]$", "", name) for name in re.findall(r"`([^`]*)`", cell)]
+
+
+@cache
+def known_tests() -> frozenset[str]:
+    """The ids of all tests of the suite, without parameters."""
+    found = []
+    for path in tracked("tests/**/test_*.py"):
+        where = path.relative_to(ROOT)
+        for node in ast.parse(path.read_text()).body:
+            members = node.body if isinstance(node, ast.ClassDef) else [node]
+            inside = f"{node.name}::" if isinstance(node, ast.ClassDef) else ""
+            found += [
+                f"{where}::{inside}{member.name}"
+                for member in members
+                if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef)
+                and member.name.startswith("test_")
+            ]
+    return frozenset(found)
+
+
+@cache
+def known_words() -> frozenset[str]:
+    """All words of the project's code, metrics of its libraries included."""
+    code = "\n".join(
+        path.read_text() for path in tracked("engine/*.py", "quire/*.py", "service/*.py")
+    )
+    return frozenset([*re.findall(r"\w+", code), "process_start_time_seconds"])
+
+
+def unknown_tests(rows: Iterable[Row]) -> list[str]:
+    return [name for row in rows for name in named_tests(row.tests) if name not in known_tests()]
+
+
+def unknown_states(rows: Iterable[Row]) -> list[str]:
+    return [row.item for row in rows if row.state not in STATES]
+
+
+def without_reason(rows: Iterable[Row]) -> list[str]:
+    """What is left out or open needs a sentence."""
+    return [
+        row.item for row in rows if row.state in ("left out", "open") and not row.here.endswith(".")
+    ]
+
+
+def without_test(rows: Iterable[Row]) -> list[str]:
+    return [
+        row.item for row in rows if row.state in ("works", "renamed") and not named_tests(row.tests)
+    ]
+
+
+def unknown_names(rows: Iterable[Row]) -> list[str]:
+    """Names of code that are nowhere in it."""
+    spans = [span for row in rows for span in re.findall(r"`([A-Za-z_][\w.]*)`", row.here)]
+    return [span for span in spans if not known_words().issuperset(span.split("."))]
+
+
+LAWS: dict[str, Callable[[Iterable[Row]], list[str]]] = {
+    "a named test exists": unknown_tests,
+    "a state is one of four": unknown_states,
+    "what is missing has a reason": without_reason,
+    "what is here has a test": without_test,
+    "a name of code exists": unknown_names,
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_each_law_holds_for_every_row(law):
+    assert {name: wrong for name, rows in features().items() if (wrong := LAWS[law](rows))} == {}
+
+
+def test_no_row_is_missing_and_none_comes_twice():
+    assert {name: len(rows) for name, rows in features().items()} == NUM_ROWS
+    for rows in features().values():
+        assert len({row.item for row in rows}) == len(rows)
+
+
+def test_every_bug_has_a_test_with_its_number():
+    rows = tables(OVERVIEW)["Their bugs"]
+    assert [bug for bug, _, _ in rows] == BUGS
+    named = {bug: named_tests(tests) for bug, _, tests in rows}
+    assert set().union(*named.values()) <= known_tests()
+    for bug, tests in named.items():
+        of_it = [
+            name for name in known_tests() if bug.lower() in name.rpartition("::")[2].split("_")
+        ]
+        assert tests == sorted(of_it) != [], bug
+
+
+def test_every_invariant_has_a_test():
+    rows = tables(OVERVIEW)["Their invariants"]
+    assert [name for name, *_ in rows] == INVARIANTS
+    named = [named_tests(tests) for *_, tests in rows]
+    assert all(named)
+    assert set().union(*named) <= known_tests()
+
+
+GOOD = "`tests/house/test_reference_systems.py::test_every_invariant_has_a_test`"
+PLANTED = [
+    Row("right", "works", "`Engine.step`", GOOD),
+    Row("a case of a test", "renamed", "`Batch`", GOOD[:-1] + "[1-b]`"),
+    Row("no such test", "works", "`Batch`", "`tests/house/test_reference_systems.py::test_none`"),
+    Row("no such state", "perhaps", "", GOOD),
+    Row("no reason", "left out", "", ""),
+    Row("no test", "works", "`Batch`", ""),
+    Row("no such name", "works", "`Engine.no_such_name`", GOOD),
+]
+FOUND = {
+    "a named test exists": "tests/house/test_reference_systems.py::test_none",
+    "a state is one of four": "no such state",
+    "what is missing has a reason": "no reason",
+    "what is here has a test": "no test",
+    "a name of code exists": "Engine.no_such_name",
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_of_seven_rows_the_one_that_breaks_a_law_is_found(law):
+    assert LAWS[law](PLANTED) == [FOUND[law]]
