@@ -7,7 +7,7 @@ has the credentials of Redis.
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,9 @@ from transformers import (
 from transformers.utils.hub import cached_file
 
 from engine.errors import ModelRefused
+from engine.model.wide.load_report import refuse_unfitting
+from engine.model.wide.quantization import refuse_quantized_config, refuse_quantized_files
+from engine.model.wide.stored_tensors import StoredTensor, finder, stored_tensors
 from engine.model.wide.transformers_model import ATTENTION_NAME
 
 DTYPES = {
@@ -92,7 +95,7 @@ def load_model(
     _check_files(folder, path)
     config = _config(folder)
     _check_architecture(config)
-    model = _read_weights(path, dtype)
+    model = _read_weights(path, dtype, _stored_tensors(path, folder, config))
     if model.dtype not in DTYPES.values():
         known = ", ".join(DTYPES)
         raise ModelRefused(f"{path} is stored as {model.dtype}; set dtype to one of {known}")
@@ -172,6 +175,7 @@ def _config(folder: Path) -> PreTrainedConfig:
         raise ModelRefused(f"config.json cannot be read: {_first_line(error)}") from error
     if not isinstance(raw, dict):
         raise ModelRefused("config.json is not a JSON object")
+    refuse_quantized_config(raw)
     model_type = raw.get("model_type")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         if raw.get("auto_map"):
@@ -201,7 +205,20 @@ def _check_architecture(config: PreTrainedConfig) -> None:
         )
 
 
-def _read_weights(path: str | Path, dtype: str) -> PreTrainedModel:
+def _stored_tensors(
+    path: str | Path, folder: Path, config: PreTrainedConfig
+) -> Mapping[str, StoredTensor]:
+    """The tensors of the checkpoint by name; ModelRefused if they are damaged or quantized."""
+    find = finder(path, folder)
+    named = getattr(config, "transformers_weights", None)
+    tensors = {tensor.name: tensor for tensor in stored_tensors(find, named)}
+    refuse_quantized_files(find, tensors.values())
+    return tensors
+
+
+def _read_weights(
+    path: str | Path, dtype: str, stored: Mapping[str, StoredTensor]
+) -> PreTrainedModel:
     try:
         # Annotated, because the type of the result depends on `output_loading_info`.
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -211,6 +228,7 @@ def _read_weights(path: str | Path, dtype: str) -> PreTrainedModel:
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,
         )
     except Exception as error:
         if isinstance(error, KeyError) and ATTENTION_NAME in error.args:
@@ -221,12 +239,7 @@ def _read_weights(path: str | Path, dtype: str) -> PreTrainedModel:
         raise ModelRefused(f"transformers cannot load {path}: {_first_line(error)}") from error
     model, report = loaded
     assert isinstance(model, PreTrainedModel)
-    # transformers only warns of missing weights, and fills them with random numbers.
-    if report["missing_keys"]:
-        raise ModelRefused(
-            f"the weights of {path} lack {len(report['missing_keys'])} tensors, "
-            f"{min(report['missing_keys'])} among them"
-        )
+    refuse_unfitting(model, report, path, stored)
     return model
 
 

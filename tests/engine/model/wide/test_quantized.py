@@ -1,0 +1,100 @@
+"""What is quantized is refused before anything tries to load it: none is served as noise."""
+
+import re
+import shutil
+import sys
+
+import pytest
+from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+
+from engine.errors import ModelRefused
+from engine.model.wide.loader import load_model
+from engine.model.wide.quantization import NOTE_FILES, NOTES
+from tests.engine.model.wide.quantized import KINDS, note, save_quantized
+
+USE = r": use the checkpoint whose weights are not quantized \(float32, float16 or bfloat16\)$"
+#: Packages that load quantized weights, by the names that they are imported by.
+PACKAGES = {
+    *("accelerate", "aqlm", "auto_gptq", "auto_round", "autoawq", "awq", "bitsandbytes"),
+    *("compressed_tensors", "eetq", "fbgemm_gpu", "flute", "fouroversix", "fp_quant", "gguf"),
+    *("gptqmodel", "hqq", "kernels", "mlx", "optimum", "quark", "qutlass", "sinq", "spqr_quant"),
+    *("torchao", "vptq"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_quantized_tensors_are_refused_by_name_without_any_note(kind, model_folder, tmp_path):
+    quantizer, expected = KINDS[kind]
+    folder = save_quantized(model_folder("llama"), tmp_path, quantizer)
+    with pytest.raises(ModelRefused, match=rf"^model\.safetensors {expected}.*{USE}") as refused:
+        load_model(folder)
+    assert str(folder) not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", NOTE_FILES)
+def test_a_file_beside_the_config_that_notes_a_quantization_is_enough(name, model_folder, tmp_path):
+    folder = shutil.copytree(model_folder("llama"), tmp_path, dirs_exist_ok=True)
+    (folder / name).write_text('{"quantization": {"quant_algo": "FP8", "exclude": ["lm_head"]}}')
+    expected = rf"^{re.escape(name)} describes quantized weights \(FP8\){USE}"
+    with pytest.raises(ModelRefused, match=expected):
+        load_model(folder)
+    (folder / name).write_bytes(b"\xff" * 10)
+    with pytest.raises(ModelRefused, match=rf"^{re.escape(name)} describes quantized weights:"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("name", NOTES)
+def test_a_field_of_the_config_that_notes_a_quantization_is_enough(
+    name, nested, model_folder, tmp_path
+):
+    folder = shutil.copytree(model_folder("llama"), tmp_path, dirs_exist_ok=True)
+    value = True if name.startswith("load_in") else {"quant_method": "magic", "bits": 4}
+    note(folder, **({"text_config": {name: value}} if nested else {name: value}))
+    where = f"text_config.{name}" if nested else name
+    method = "" if value is True else ": magic"
+    expected = rf"^config\.json describes quantized weights \({where}{method}\){USE}"
+    with pytest.raises(ModelRefused, match=expected):
+        load_model(folder)
+
+
+def test_an_empty_note_is_no_quantization(model_folder, tmp_path):
+    folder = shutil.copytree(model_folder("llama"), tmp_path, dirs_exist_ok=True)
+    load_model(note(folder, quantization_config=None, load_in_8bit=False))
+
+
+class Watch:
+    """Finds nothing, and remembers which packages somebody looked for."""
+
+    def __init__(self) -> None:
+        self.packages: set[str] = set()
+
+    def find_spec(self, name, path=None, target=None):
+        self.packages.add(name.partition(".")[0])
+
+
+@pytest.mark.parametrize("method", AUTO_QUANTIZER_MAPPING)
+def test_every_method_of_transformers_is_refused_before_its_package_is_looked_for(
+    method, model_folder, tmp_path, monkeypatch
+):
+    folder = shutil.copytree(model_folder("llama"), tmp_path, dirs_exist_ok=True)
+    base, _, bits = method.partition("_")
+    fields = {"quant_method": method}
+    if base == "bitsandbytes":
+        fields = {"quant_method": base, f"load_in_{bits}": True}
+    note(folder, quantization_config=fields)
+    watch = Watch()
+    monkeypatch.setattr(sys, "meta_path", [watch, *sys.meta_path])
+    named = re.escape(fields["quant_method"])
+    expected = rf"^config\.json describes quantized weights \(quantization_config: {named}\){USE}"
+    with pytest.raises(ModelRefused, match=expected):
+        load_model(folder)
+    assert not watch.packages & PACKAGES
+
+
+def test_the_watch_sees_a_package_that_is_looked_for(monkeypatch):
+    watch = Watch()
+    monkeypatch.setattr(sys, "meta_path", [watch, *sys.meta_path])
+    with pytest.raises(ImportError):
+        import fbgemm_gpu.nothing  # noqa: F401
+    assert watch.packages & PACKAGES
