@@ -147,7 +147,7 @@ def claim_all(url: str, count: int) -> list[Claimed]:
         broker = Broker(connection, queue=QUEUE)
         broker.ensure_groups()
         while len(claimed) < count:
-            deliveries = broker.read_ingress("writer", count=count, block_seconds=1.0)
+            deliveries = broker.peek(count=count, block_seconds=1.0)
             answers = broker.claim(deliveries) if deliveries else []
             claimed += [answer for answer in answers if isinstance(answer, Claimed)]
     return claimed

@@ -141,7 +141,7 @@ def measure_queue(connection: redis.Redis, *, num_queued: int, num_rounds: int) 
 def _claimed(broker: Broker, count: int) -> list[Claimed]:
     broker.ensure_groups()
     QueueLoader(broker).fill(count)
-    answers = broker.claim(broker.read_ingress("bench", count=count, block_seconds=0))
+    answers = broker.claim(broker.peek(count=count, block_seconds=0))
     claimed = [answer for answer in answers if isinstance(answer, Claimed)]
     assert len(claimed) == count, "not all requests could be claimed"
     return claimed
@@ -194,7 +194,7 @@ def _claim_latency(broker: Broker, first: int) -> float:
     seconds = []
     for number in range(first, first + NUM_CLAIMS):
         began = time.perf_counter()
-        entries = broker.read_ingress("bench", count=1, block_seconds=0)
+        entries = broker.peek(count=1, block_seconds=0)
         (answer,) = broker.claim(entries)
         seconds.append(time.perf_counter() - began)
         assert isinstance(answer, Claimed), answer

@@ -165,7 +165,7 @@ def _item(claimed: Claimed, tick: int, text: str, *, is_last: bool) -> CommitIte
 def _claim_all(broker: Broker, count: int) -> list[Claimed]:
     broker.ensure_groups()
     QueueLoader(broker).fill(count)
-    answers = broker.claim(broker.read_ingress("writer", count=count, block_seconds=0))
+    answers = broker.claim(broker.peek(count=count, block_seconds=0))
     claimed = [answer for answer in answers if isinstance(answer, Claimed)]
     assert len(claimed) == count, "not all requests could be claimed"
     return claimed

@@ -188,7 +188,7 @@ class BrokerUnavailable(QuireError):
     """Redis cannot be reached, refuses service, or did not answer within the retry time.
 
     It is unknown whether the last call took effect. Every transition may be repeated with the same
-    arguments; only `read_ingress` may not.
+    arguments.
     """
 
 

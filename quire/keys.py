@@ -3,11 +3,17 @@
 All keys of one queue shard begin with `quire:{<queue>.<shard>}`. The braces are a Redis Cluster
 hash tag: a whole shard lies in one slot, so that every transition can be one script.
 
-    in:<priority>       stream   ingress, group `workers` created at id 0. One entry per queued
-                                 request, with the field `id`. Undelivered entries are never
-                                 deleted: that would make the group's lag unknown.
-    in:<priority>:resumed  stream   the same, for requests that return to their class. Workers
-                                 read it before `in:<priority>`.
+    rank:<priority>     zset     queued request id -> its rank in microseconds: its arrival plus the
+                                 standing that the policy gives it. Every queued request of the
+                                 class is here. A worker claims the lowest rank next.
+    in:<priority>       stream   ingress, group `workers` created at id 0. It has as many entries as
+                                 the class has queued requests. An entry is a ticket: a claim
+                                 consumes any one of them. Its field `id` is the request that it
+                                 was added with. Undelivered entries are never deleted: that would
+                                 make the group's lag unknown.
+    in:<priority>:resumed  stream   where workers of earlier versions queue requests that return to
+                                 their class. Nothing is added any more; workers empty it.
+    arrival             hash     `last`: the last arrival given to a request, in microseconds.
     r:<id>              hash     the request record: see below.
     b:<id>              string   the encoded GenerationRequest; deleted when the request ends.
     o:<id>              stream   the output log. The entry of a chunk has the id
@@ -35,12 +41,13 @@ hash tag: a whole shard lies in one slot, so that every transition can be one sc
                                  `tenant:<tenant>`: number of its open requests. Absent means 0.
     control             hash     what operators set: the limits `max_requests`, `max_tokens`,
                                  `max_per_tenant`, `max_of:<tenant>`, `paused` with a reason, and
-                                 `drain:<worker>` with the time of the drain command.
+                                 `drain:<worker>` with the time of the drain command. Workers
+                                 announce their policy here: `policy`, `aging_ms`, `size_scale`.
     g:<group>           hash     state -> number of the group's requests in it.
     gm:<group>          set      the group's requests that have not ended.
     ge:<group>          stream   the ends of the group's requests, in order: id, state.
     survey              hash     `cursor` and `due_ms`: how far the comparison of the open requests
-                                 with the streams has come, and when it continues. Expires after
+                                 with the rank sets has come, and when it continues. Expires after
                                  a day.
     w                   hash     worker -> last seen, state and load (msgpack), separated by spaces.
                                  The load may name the `model` that the worker serves, and its
@@ -52,9 +59,6 @@ hash tag: a whole shard lies in one slot, so that every transition can be one sc
     mark                string   written after each durable write, so that the connection has a
                                  write of its own to wait for (see durability.py). Expires after
                                  a second.
-    probe:<random>      stream   tests whether the server supports a blocking read of a group.
-                                 Deleted after the test; expires after a minute if the worker dies
-                                 during the test.
 
 A request belongs to a group when its id is `<group>~<member>`. So the caller of a script can derive
 the group's keys from the id alone.
@@ -78,16 +82,16 @@ Fields of the request record; all times are unix ms of Redis' own clock except `
                         by that of the engine that generated it, if its worker sends one (see
                         CommitItem)
     metadata            msgpack map, echoed in the terminal record; absent when empty
-    entry               while it is queued: `<epoch> <entry id>`, and ` resumed` if the entry is in
-                        `in:<priority>:resumed`. Valid only while the epoch is that of the record:
-                        an older worker queues a request and records no entry
+    arrival             when it was queued, in microseconds: later than that of every request queued
+                        before it. Kept when it returns with tokens or is released. Absent if an
+                        earlier version has queued it
     released            the owner that released it last, so that RELEASE can be repeated
 
 Every per-request key is created with an expiry: the longest time in the queue plus the retention.
 It is renewed while the request is open, and cut to the retention when it ends. The keys of a group
-expire with the last of its requests. Only `in:*`, `lease`, `place`, `delay`, `wait`, `open`,
-`counts` and `control` belong to the queue itself and have no expiry; `dead` is deleted with its
-last letter.
+expire with the last of its requests. Only `in:*`, `rank:*`, `arrival`, `lease`, `place`, `delay`,
+`wait`, `open`, `counts` and `control` belong to the queue itself and have no expiry; `dead` is
+deleted with its last letter.
 """
 
 from __future__ import annotations
@@ -130,6 +134,18 @@ class Keys:
     def resumed(self, priority: int) -> str:
         return f"{self.ingress(priority)}:resumed"
 
+    def rank(self, priority: int) -> str:
+        return f"{self.prefix}:rank:{priority:d}"
+
+    @property
+    def all_ranks(self) -> tuple[str, ...]:
+        """The rank sets in the order of the priorities, lowest first."""
+        return tuple(map(self.rank, range(NUM_PRIORITIES)))
+
+    @property
+    def arrival(self) -> str:
+        return f"{self.prefix}:arrival"
+
     @property
     def all_ingress(self) -> tuple[str, ...]:
         """The ingress streams in the order of the scripts: all for new requests, then all resumed.
@@ -169,12 +185,13 @@ class Keys:
         EXPIRE takes the lease set after them.
         """
         accounting = (self.open, self.counts, self.delay, self.control, self.wait)
-        return (*accounting, *self.all_ingress[:NUM_PRIORITIES], self.log_positions)
+        ingress = self.all_ingress[:NUM_PRIORITIES]
+        return (*accounting, *ingress, self.log_positions, *self.all_ranks, self.arrival)
 
     @property
     def of_workers(self) -> tuple[str, ...]:
         """The queue's keys for all other transitions, which precede the keys of requests."""
-        return (*self.of_producers, *self.all_ingress[NUM_PRIORITIES:], self.lease, self.dead)
+        return (*self.of_producers, self.lease, self.dead)
 
     def idempotency(self, tenant: str, key: str) -> str:
         """A tenant has no colon (protocol.py checks it), so two pairs never have the same key."""
@@ -228,8 +245,3 @@ class Keys:
     def mark(self) -> str:
         """Written after each durable write; expires after a second."""
         return f"{self.prefix}:mark"
-
-    @property
-    def probe(self) -> str:
-        """Prefix of the short-lived streams that test what the server supports."""
-        return f"{self.prefix}:probe"

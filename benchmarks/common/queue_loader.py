@@ -6,7 +6,7 @@ length. So Redis receives what a Client would have sent.
 
 from quire import Broker
 from quire.transitions.calls import submit_call
-from quire.transport.script_runner import load_source, script_sha
+from quire.transport.script_runner import arguments_of, load_source, script_sha
 from quire.wire.arguments import build_request
 from quire.wire.message import Message
 
@@ -45,7 +45,9 @@ class QueueLoader:
         message = Message.of(request, body)
         #: The size of each request's body.
         self.body_bytes = len(message.data)
-        num_keys, values = broker._scripts._command(submit_call(broker.keys, message))
+        num_keys, values = arguments_of(
+            submit_call(broker.keys, message), broker._scripts._settings
+        )
         source = load_source("submit")
         self._connection.script_load(source)
         self._head = (script_sha(source), num_keys)

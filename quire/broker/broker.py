@@ -29,8 +29,8 @@ from quire.wire.protocol import GenerationRequest
 class Broker(Working, Moving, Operating, Grouping):
     """The transitions of one queue shard over one Redis connection (see `connection.connect`).
 
-    Safe to share between threads, except that only one thread may call `read_ingress` and
-    `recover_entries`. Set the same durations for all brokers of a queue.
+    Safe to share between threads. Set the same durations for all brokers of a queue.
+
 
     `lease_seconds`: how long a claim lasts without a heartbeat.
     `max_attempts`: after so many claims that publish nothing the request ends as failed.

@@ -11,7 +11,6 @@ import logging
 from quire.errors import ProtocolError, QuireError
 from quire.keys import Keys
 from quire.transitions.calls import MAX_REASON_LENGTH, condemn_call
-from quire.transitions.values import IngressEntry
 from quire.transport.script_runner import ScriptRunner
 from quire.wire.output import Completion, ErrorInfo, FinishReason, State
 
@@ -25,17 +24,17 @@ def condemn(
     transition: str,
     request_id: str,
     error: ProtocolError,
-    entry: IngressEntry | None = None,
 ) -> bool:
     """Ends a request on which a transition always fails. False if its keys are not damaged.
 
-    `error` is the error of the transition. A claim passes its `entry`, which is removed as well. An
-    error of this call itself is logged and not raised; then the request stays.
+    `error` is the error of the transition. An error of this call itself is logged and not raised;
+    then the request stays.
+
     """
     info = ErrorInfo("damaged", "the keys of the request in the queue are damaged")
     done = Completion(request_id, State.FAILED, FinishReason.ERROR, error=info).encode()
     reason = f"{info.code}: {error}"[:MAX_REASON_LENGTH]
-    call = condemn_call(keys, request_id, entry=entry, reason=reason, done=done)
+    call = condemn_call(keys, request_id, reason=reason, done=done)
     try:
         ended = bool(scripts.run("condemn", call))
     except QuireError as worse:

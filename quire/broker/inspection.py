@@ -15,10 +15,10 @@ from typing import Any
 import redis
 from redis.exceptions import ResponseError
 
-from quire.errors import BrokerUnavailable
+from quire.errors import BrokerUnavailable, ProtocolError
 from quire.keys import GROUP, Keys
-from quire.transitions.replies import readable, worker_of
-from quire.transitions.values import WorkerInfo
+from quire.transitions.replies import POLICY_FIELDS, policy_of, readable, worker_of
+from quire.transitions.values import QueuePolicy, WorkerInfo
 from quire.transport.connection import Retrying
 from quire.wire.protocol import Priority
 
@@ -32,12 +32,13 @@ _NUM_STREAMS = 2 * len(Priority)
 
 @dataclass(frozen=True, slots=True)
 class IngressState:
-    """The requests of one class in its two ingress streams: new ones and requeued ones.
+    """The queued requests of one class, and the entries of its two ingress streams.
 
-    `undelivered_seconds`: the age of the oldest undelivered entry; of a requeued request, since it
-    was requeued. 0 if no request is queued, because all entries belong to ended requests then.
-    `pending_seconds`: since the delivery of the entry that waits longest for its claim; 0 if there
-    is none.
+    `num_queued`: the requests in the rank set. The streams have as many entries, and those of
+    requests that were cancelled or waited too long, until a worker consumes them. Entries are
+    pending only for workers of earlier versions. `undelivered_seconds`: the age of the oldest
+    undelivered entry, or of the request that is claimed next, whichever is more; 0 if no request
+    is queued. `pending_seconds`: since the oldest pending delivery; 0 if there is none.
     """
 
     priority: Priority
@@ -45,6 +46,7 @@ class IngressState:
     num_pending: int
     undelivered_seconds: float
     pending_seconds: float
+    num_queued: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +54,10 @@ class ShardState:
     """One shard of a queue: its streams by priority, and its other counts.
 
     `num_queued` requests wait for a worker now. The streams may have more entries: the entry of a
-    request that was cancelled, or waited too long, stays until a worker has read it. `num_due` of
+    request that was cancelled, or waited too long, stays until a worker consumes it. `num_due` of
     the `num_scheduled` should have been queued by now. `num_expired_leases` of the `num_leases`
     were neither renewed nor reaped in time. `workers` are those of the registry, silent ones
-    included.
+    included. `policy` ranks the queued requests.
     """
 
     ingress: tuple[IngressState, ...]
@@ -67,15 +69,18 @@ class ShardState:
     num_expired_leases: int
     num_dead_letters: int
     workers: tuple[WorkerInfo, ...]
+    policy: QueuePolicy | None = None
 
     @property
     def num_lost(self) -> int:
-        """A lower bound for the queued requests that have no entry in any stream.
+        """A lower bound for the queued requests that are in no rank set.
 
-        The entry of an ended request may hide one that is lost.
+        The entry of an ended request may hide one that is lost. So may the entry of a request that
+        an earlier version has queued and no worker has ranked yet.
         """
         num_entries = sum(each.num_undelivered + each.num_pending for each in self.ingress)
-        return max(0, self.num_queued - num_entries)
+        num_ranked = sum(each.num_queued for each in self.ingress)
+        return max(0, self.num_queued - max(num_ranked, num_entries))
 
 
 def models_of(workers: Iterable[WorkerInfo]) -> list[str]:
@@ -131,10 +136,16 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """The first round trip's data of a shard; `workers` are the fields of the registry."""
+    """The first round trip's data of a shard; `workers` are the fields of the registry.
+
+    `ranked`: the sizes of the rank sets. `heads`: the first member of each.
+    """
 
     groups: tuple[_Group, ...]
+    ranked: tuple[int, ...]
+    heads: tuple[bytes | None, ...]
     is_paused: bool
+    policy: Sequence[bytes | None]
     num_waiting: int
     num_scheduled: int
     num_leases: int
@@ -157,7 +168,11 @@ def _ask_sizes(pipeline: Any, shards: Sequence[Keys]) -> None:
         for stream in keys.all_ingress:
             pipeline.xinfo_groups(stream)
             pipeline.xlen(stream)
+        for ranks in keys.all_ranks:
+            pipeline.zcard(ranks)
+            pipeline.zrange(ranks, 0, 0)
         pipeline.hexists(keys.control, "paused")
+        pipeline.hmget(keys.control, POLICY_FIELDS)
         pipeline.zcard(keys.wait)
         pipeline.zcard(keys.delay)
         pipeline.zcard(keys.lease)
@@ -167,9 +182,13 @@ def _ask_sizes(pipeline: Any, shards: Sequence[Keys]) -> None:
 
 def _read_sizes(replies: Iterator[Any]) -> _Sizes:
     groups = tuple(_group_of(next(replies), int(next(replies))) for _ in range(_NUM_STREAMS))
+    ranks = [(int(next(replies)), next(replies)) for _ in Priority]
     return _Sizes(
         groups=groups,
+        ranked=tuple(number for number, _ in ranks),
+        heads=tuple(row[0] if row else None for _, row in ranks),
         is_paused=bool(next(replies)),
+        policy=next(replies),
         num_waiting=int(next(replies)),
         num_scheduled=int(next(replies)),
         num_leases=int(next(replies)),
@@ -183,6 +202,9 @@ def _ask_heads(pipeline: Any, shards: Sequence[Keys], sizes: Sequence[_Sizes], n
         for stream, group in zip(keys.all_ingress, known.groups, strict=True):
             pipeline.xrange(stream, min=b"(" + group.last_delivered, count=1)
             pipeline.xpending_range(stream, GROUP, min="-", max="+", count=MAX_PENDING_SEEN)
+        for head in known.heads:
+            name = (head or b"").decode(errors="replace")
+            pipeline.hget(keys.request(name), "arrival")
         pipeline.zcount(keys.delay, "-inf", now_ms)
         pipeline.zcount(keys.lease, "-inf", now_ms)
 
@@ -197,9 +219,11 @@ def _read_heads(replies: Iterator[Any], known: _Sizes, *, now_ms: int) -> ShardS
         for priority, group in zip(2 * list(Priority), known.groups, strict=True)
     ]
     new, resumed = streams[: len(Priority)], streams[len(Priority) :]
+    ages = [_age_of(next(replies), now_ms=now_ms) for _ in Priority]
     return ShardState(
-        ingress=tuple(map(_together, new, resumed)),
+        ingress=tuple(map(_together, new, resumed, known.ranked, ages)),
         is_paused=known.is_paused,
+        policy=_policy_in(known.policy),
         num_queued=num_queued,
         num_scheduled=known.num_scheduled,
         num_due=int(next(replies)),
@@ -261,12 +285,30 @@ def _ingress_of(
     )
 
 
-def _together(new: IngressState, resumed: IngressState) -> IngressState:
-    """The two streams of one class together."""
+def _policy_in(values: Sequence[bytes | None]) -> QueuePolicy | None:
+    """The policy of a shard; None for none, and for one that nobody can read."""
+    try:
+        return policy_of(dict(zip(map(str.encode, POLICY_FIELDS), values, strict=True)))
+    except ProtocolError:
+        return None
+
+
+def _age_of(arrival: Any, *, now_ms: int) -> float:
+    """How long ago a request arrived, in seconds; 0 for one that has gone since."""
+    if not isinstance(arrival, bytes) or not arrival.isdigit():
+        return 0.0
+    return max(0.0, now_ms / 1000 - int(arrival) / 1_000_000)
+
+
+def _together(
+    new: IngressState, resumed: IngressState, num_queued: int, head_seconds: float
+) -> IngressState:
+    """Both streams of one class as one, with what its rank set tells."""
     return IngressState(
         priority=new.priority,
         num_undelivered=new.num_undelivered + resumed.num_undelivered,
         num_pending=new.num_pending + resumed.num_pending,
-        undelivered_seconds=max(new.undelivered_seconds, resumed.undelivered_seconds),
+        undelivered_seconds=max(new.undelivered_seconds, resumed.undelivered_seconds, head_seconds),
         pending_seconds=max(new.pending_seconds, resumed.pending_seconds),
+        num_queued=num_queued,
     )

@@ -22,14 +22,15 @@ MAX_SEEN = 10_000
 _PER_LOOK = 500
 
 #: The compared fields of a record. If none has changed, no transition came between two reads.
-_FIELDS = ("state", "epoch", "priority", "entry")
+_FIELDS = ("state", "epoch", "priority", "arrival")
 
 
 @dataclass(frozen=True, slots=True)
 class Losses:
     """`lost`: request id -> what is missing. `num_seen` of the `num_open` requests were examined.
 
-    Requests that an older version has queued are not reported: their records do not name an entry.
+    Requests that an older version has queued are not reported: no worker may have ranked them yet.
+
     """
 
     num_open: int
@@ -70,7 +71,7 @@ def _lost_of(connection: redis.Redis, keys: Keys, names: Sequence[str]) -> dict[
     seem_lost = {
         name: lost
         for (name, lost, _), answer in zip(asked, answers, strict=True)
-        if not _is_there(name, lost, answer)
+        if not _is_there(lost, answer)
     }
     # The second read: a request with an unchanged record was not claimed, ended or moved meanwhile.
     was = dict(zip(names, before, strict=True))
@@ -82,24 +83,20 @@ def _question(
     keys: Keys, name: str, record: Sequence[bytes | None]
 ) -> tuple[Lost, Callable[[Any], object]] | None:
     """Where the record says that the request is, and the read that checks it."""
-    state, epoch, priority, entry = record
+    state, _, priority, arrival = record
+
     if state is None:
         return Lost.RECORD, lambda pipeline: pipeline.hexists(keys.open, name)
     if state == b"scheduled":
         return Lost.DELAY, lambda pipeline: pipeline.zscore(keys.delay, name)
     if state == b"running":
         return Lost.LEASE, lambda pipeline: pipeline.zscore(keys.lease, name)
-    recorded = (entry or b"").split()
-    if state != b"queued" or len(recorded) < 2 or recorded[0] != epoch:
+    if state != b"queued" or arrival is None:
         return None
-    level = int(priority or 0)
-    stream = keys.resumed(level) if len(recorded) > 2 else keys.ingress(level)
-    return Lost.ENTRY, lambda pipeline: pipeline.xrange(stream, recorded[1], recorded[1])
+    return Lost.ENTRY, lambda pipeline: pipeline.zscore(keys.rank(int(priority or 0)), name)
 
 
-def _is_there(name: str, lost: Lost, answer: Any) -> bool:
-    if lost is Lost.ENTRY:
-        return bool(answer) and answer[0][1].get(b"id") == name.encode()
+def _is_there(lost: Lost, answer: Any) -> bool:
     if lost is Lost.RECORD:
         # If it is not open any more, it has ended between two reads.
         return not answer

@@ -38,6 +38,9 @@ TURN_MS = 4000
 #: The pause between two passes over all open requests.
 REST_MS = 30_000
 
+#: How many open requests are looked at at once after a change of the policy: half a second.
+MAX_RANKED = 20_000
+
 _log = logging.getLogger(__name__)
 
 
@@ -49,8 +52,9 @@ class Moving(Shard):
 
         Each is requeued with its tokens. It ends instead if it was cancelled, is past its deadline,
         or has no attempts left; in the last case it leaves a dead letter. A claim that has
-        published tokens does not count as an attempt. A request with tokens goes before the others
-        of its class. At most `limit`, oldest lease first.
+        published tokens does not count as an attempt. A request with tokens keeps its arrival, and
+        so comes before later ones. At most `limit`, oldest lease first.
+
         """
         return [
             Reaped(*moved)
@@ -83,13 +87,14 @@ class Moving(Shard):
         ]
 
     def restore(self, *, is_at_once: bool = False) -> list[Restored]:
-        """Compares some open requests with the streams and sets of the queue, and repairs losses.
+        """Compares some open requests with the sets of the queue, and repairs losses.
 
-        Streams can be trimmed or deleted, and keys evicted. Then no worker would find the request
-        any more, so its entry is put back. Any worker may call this at any time. One turn examines
-        the next OPEN_PER_TURN open requests. All workers share one cursor and one pace: a turn
-        every TURN_MS at most, and a pause of REST_MS after a whole pass. `is_at_once` ignores the
-        pace, for a worker that has just found a loss.
+        Keys can be deleted or evicted. Then no worker would find the request any more, so its entry
+        is put back. After a change of the policy this also ranks waiting requests anew. Any worker
+        may call this at any time. One turn examines the next OPEN_PER_TURN open requests. All
+        workers share one cursor and one pace: a turn every TURN_MS at most, and a pause of REST_MS
+        after a whole pass. `is_at_once` ignores the pace, for a worker that has just found a loss.
+
         """
         survey = survey_call(
             self.keys,
@@ -105,6 +110,16 @@ class Moving(Shard):
         return [
             Restored(request_id, Lost(lost)) for request_id, lost in replies if lost in set(Lost)
         ]
+
+    def rank_anew(self) -> list[Restored]:
+        """Ranks the requests that wait by a policy that was just announced: the first MAX_RANKED.
+
+        The others are ranked by later turns of `restore`. Returns what that has restored, too.
+        """
+        number = self._read(command("hlen", self.keys.open))
+        # A turn goes through OPEN_PER_TURN slots of a hash table, of which half may be empty.
+        turns = range(2 * min(int(number), MAX_RANKED) // OPEN_PER_TURN + 1)
+        return [restored for _ in turns for restored in self.restore(is_at_once=True)]
 
     def _move(
         self,

@@ -17,9 +17,10 @@ from quire.transitions.replies import (
     dead_letter_of,
     limit_fields,
     limits_of,
+    policy_of,
     readable,
 )
-from quire.transitions.values import Backlog, DeadLetter, QueueLimits, WorkerInfo
+from quire.transitions.values import Backlog, DeadLetter, QueueLimits, QueuePolicy, WorkerInfo
 from quire.transport.procedure import command
 from quire.wire.output import State
 from quire.wire.protocol import Priority
@@ -141,13 +142,14 @@ class Operating(Shard):
                 return sorted(found)
 
     def queue_depth(self) -> dict[Priority, int]:
-        """Entries in the ingress streams of each class, new and requeued ones together.
+        """How many requests of each class wait for a worker."""
+        sizes = self._read(*(command("zcard", ranks) for ranks in self.keys.all_ranks))
+        return dict(zip(Priority, sizes, strict=True))
 
-        They wait, or were delivered and not claimed yet.
-        """
-        found = self._read(*(command("xlen", stream) for stream in self.keys.all_ingress))
-        new, resumed = found[: len(Priority)], found[len(Priority) :]
-        return dict(zip(Priority, map(sum, zip(new, resumed, strict=True)), strict=True))
+    def policy(self) -> QueuePolicy | None:
+        """The policy by which waiting requests are ranked; None if no worker has announced one."""
+        fields = self._read(command("hgetall", self.keys.control))
+        return policy_of(fields)
 
     def num_scheduled(self) -> int:
         """The number of scheduled requests: with a time of their own, or between two attempts."""

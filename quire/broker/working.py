@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -17,7 +16,10 @@ from quire.broker.shard import Shard
 from quire.errors import BrokerUnavailable, ProtocolError, QuireError
 from quire.keys import Keys
 from quire.transitions.calls import (
+    MAX_ITEMS_PER_CALL,
     MAX_REASON_LENGTH,
+    announce_call,
+    balance_call,
     beat_call,
     claim_call,
     dead_letter_call,
@@ -30,14 +32,15 @@ from quire.transitions.commits import CommitCalls, Extension
 from quire.transitions.replies import claim_answer
 from quire.transitions.values import (
     BackOff,
+    Candidate,
     Claim,
     Claimed,
     CommitItem,
     CommitReply,
     HeartbeatReply,
-    IngressEntry,
     NotClaimed,
     NotClaimedReason,
+    QueuePolicy,
     new_owner,
 )
 from quire.transport.connection import is_refused
@@ -69,70 +72,84 @@ class Working(Shard):
         """Creates the ingress streams and their consumer group if they are missing."""
         self._ingress.ensure_groups()
 
-    def read_ingress(
-        self, worker: str, *, count: int, block_seconds: float, least: Priority = Priority.LOW
-    ) -> list[IngressEntry]:
-        """Up to `count` new deliveries for `worker`, most urgent first; see IngressReader.read.
+    def peek(
+        self, *, count: int, block_seconds: float = 0.0, least: Priority = Priority.LOW
+    ) -> list[Candidate]:
+        """The first `count` queued requests of class `least` or better, by rank.
 
-        Entries of a class below `least` stay in Redis for workers that have room for them. The list
-        is empty while the queue is paused. An outage raises BrokerUnavailable without a retry: if
-        the reply with delivered entries was lost, `recover_entries` finds these entries later.
+        Other workers may claim them at any moment. If there are none, waits up to `block_seconds`
+        for the next one. The list is empty while the queue is paused. An outage raises
+        BrokerUnavailable without a retry.
         """
         give_up = time.monotonic() + min(block_seconds, self._longest_block)
-        while self._is_paused():
-            left = give_up - time.monotonic()
-            if left <= 0:
-                return []
-            time.sleep(min(left, PAUSE_POLL_SECONDS))
-        block = max(0.0, give_up - time.monotonic()) if block_seconds > 0 else 0.0
-        return self._ingress.read(worker, count=count, block_seconds=block, least=least)
+        candidates, is_paused = self._ingress.peek(count=count, least=least)
+        while (left := give_up - time.monotonic()) > 0 and (is_paused or not candidates):
+            if is_paused:
+                time.sleep(min(left, PAUSE_POLL_SECONDS))
+                candidates, is_paused = self._ingress.peek(count=count, least=least)
+                continue
+            look = self._ingress.look(count=count, least=least)
+            candidates, is_paused = look.candidates, look.is_paused
+            # Deliveries that were left are for calls of `balance` by those who count them.
+            has_changed = not look.is_balanced and any(
+                self.balance(min_idle_seconds=WORKER_MEMORY_SECONDS)
+            )
+            if candidates or is_paused:
+                continue
+            if not has_changed:
+                self._ingress.wait(look.cursors, seconds=left)
+            candidates, is_paused = self._ingress.peek(count=count, least=least)
+        return [] if is_paused else candidates
 
-    def recover_entries(
-        self,
-        worker: str,
-        *,
-        min_idle_seconds: float,
-        count: int,
-        least: Priority = Priority.LOW,
-    ) -> list[IngressEntry]:
-        """Unclaimed deliveries: all of `worker`'s own, and those idle for `min_idle_seconds`.
+    def balance(self, *, min_idle_seconds: float | None = None) -> tuple[int, int]:
+        """Consumes surplus tickets, and ranks requests that older versions have queued.
 
-        At most `count` of each stream, of class `least` or better.
-
-        Call it at the start and from time to time. If another worker is just claiming an entry,
-        this does no harm: the claim decides.
+        Ended requests leave tickets behind; without them the lag of an empty queue is 0. Older
+        workers may have left deliveries; those are taken after `min_idle_seconds`, a lease by
+        default. Returns how many entries were consumed, and how many requests were ranked. Any
+        worker may call it at any time; `peek` does if nothing waits.
         """
-        return self._ingress.recover(
-            worker, min_idle_seconds=min_idle_seconds, count=count, least=least
-        )
+        seconds = self.lease_seconds if min_idle_seconds is None else min_idle_seconds
+        call = balance_call(self.keys, min_idle_ms=int(seconds * 1000), most=MAX_ITEMS_PER_CALL)
+        used, found = self._scripts.run("balance", call)
+        return int(used), int(found)
+
+    def announce(self, policy: QueuePolicy, *, replaces: bool = True) -> bool:
+        """Ranks the requests that wait by this policy; returns whether that changed anything.
+
+        Those that wait already are ranked anew by `restore`, some at a time. Without `replaces` it
+        is announced only where there is none, as after the server has lost it.
+        """
+        call = announce_call(self.keys, policy, replaces=replaces)
+        return bool(self._scripts.run("announce", call))
 
     def claim(
         self,
-        entries: Sequence[IngressEntry],
+        candidates: Sequence[Candidate],
         *,
         fingerprint: str | None = None,
         owners: Sequence[str] | None = None,
     ) -> list[Claimed | NotClaimed]:
-        """Turns deliveries into claims, one answer per entry in the same order.
+        """Claims requests, one answer per candidate in the same order.
 
         Either the worker holds the request now, with a running lease, or the answer says why not.
-        The entry is removed from the stream in both cases. `fingerprint` names the engine and is
-        recorded at the first claim. A request with damaged keys, or a claim that the server
-        refuses, fails alone, see NotClaimedReason. A refusal is raised only if nothing was claimed.
+        `fingerprint` names the engine and is recorded at the first claim. A request with damaged
+        keys, or a claim that the server refuses, fails alone, see NotClaimedReason. A refusal is
+        raised only if nothing was claimed.
 
         A call that raised BrokerUnavailable may have claimed requests. To be able to repeat it,
-        pass `owners`, one per entry, see `new_owner`. A second call with the same owners returns
-        what the first one has claimed.
+        pass `owners`, one per candidate, see `new_owner`. A second call with the same owners
+        returns what the first one has claimed.
         """
-        owners = owners or [new_owner() for _ in entries]
+        owners = owners or [new_owner() for _ in candidates]
         calls = [
-            claim_call(self.keys, entry, owner=owner, fingerprint=fingerprint)
-            for entry, owner in zip(entries, owners, strict=True)
+            claim_call(self.keys, candidate.request_id, owner=owner, fingerprint=fingerprint)
+            for candidate, owner in zip(candidates, owners, strict=True)
         ]
         replies = self._scripts.run_many("claim", calls)
         answers = [
-            self._claimed(entry, owner, reply=reply)
-            for entry, owner, reply in zip(entries, owners, replies, strict=True)
+            self._claimed(candidate.request_id, owner, reply=reply)
+            for candidate, owner, reply in zip(candidates, owners, replies, strict=True)
         ]
         # Return successful claims; otherwise no worker runs them until their leases expire.
         if not any(isinstance(answer, Claimed) for answer in answers):
@@ -140,8 +157,7 @@ class Working(Shard):
                 raise reply
         return answers
 
-    def _claimed(self, entry: IngressEntry, owner: str, *, reply: Any) -> Claimed | NotClaimed:
-        request_id = entry.request_id
+    def _claimed(self, request_id: str, owner: str, *, reply: Any) -> Claimed | NotClaimed:
         if _is_refusal(reply):
             _log.warning("claim of %s: %s", request_id, reply)
             return NotClaimed(request_id, NotClaimedReason.REFUSED)
@@ -150,12 +166,7 @@ class Working(Shard):
         except ProtocolError as error:
             _log.error("claim of %s: %s", request_id, error)
             ended = condemn(
-                self._scripts,
-                self.keys,
-                transition="claim",
-                request_id=request_id,
-                error=error,
-                entry=entry,
+                self._scripts, self.keys, transition="claim", request_id=request_id, error=error
             )
             if not ended and not isinstance(reply, ProtocolError):
                 # This worker holds the claim, but cannot read the log.
@@ -225,8 +236,8 @@ class Working(Shard):
     def release(self, claims: Sequence[Claim]) -> list[bool]:
         """Gives claims back: the requests are requeued with their tokens; no attempt is counted.
 
-        They go before the others of their class. False for a claim that is not held any more. A
-        cancelled request ends.
+        They keep their arrival, and so come before later ones. False for a claim that is not held
+        any more. A cancelled request ends.
         """
         replies: list[bool] = []
         for part in in_parts(claims):
@@ -273,15 +284,16 @@ class Working(Shard):
         *,
         model: str = "",
         adapters: Mapping[str, str] = _NO_ADAPTERS,
+        policy: str = "",
     ) -> bool:
         """Signs the registry for a worker; removes workers that were silent for a day.
 
-        `model` and `adapters` are those it serves, see WorkerInfo.
+        `model` and `adapters` are those it serves, `policy` is its order; see WorkerInfo.
 
         Returns whether an operator has asked the worker to drain: True until its state is
         `draining`, `stopped` or `failed`.
         """
-        served = {"model": model, "adapters": dict(adapters)}
+        served = {"model": model, "adapters": dict(adapters), "policy": policy}
         named = {name: value for name, value in served.items() if value}
         data = pack({**load, **named}, field="load")
         call = beat_call(
@@ -302,11 +314,6 @@ class Working(Shard):
             raise
         seen = (word or b"").partition(b" ")[0]
         return int(seen) if seen.isdigit() else 0
-
-    def _is_paused(self) -> bool:
-        control = self.keys.control
-        look = partial(self._connection.hexists, control, "paused")
-        return bool(self._retrying(look, repeatable=False))
 
 
 def _is_refusal(reply: Any) -> bool:

@@ -185,6 +185,7 @@ def _workers(broker: Broker) -> Iterator[Finding]:
     yield from _constraints(ready, where)
     yield from _lengths(ready, where)
     yield from _adapters(ready, where)
+    yield from _policies(ready, where)
 
 
 def _twins(workers: Sequence[WorkerInfo], where: str) -> Iterator[Finding]:
@@ -256,6 +257,22 @@ def _adapters(workers: Sequence[WorkerInfo], where: str) -> Iterator[Finding]:
         yield Finding("adapters", Verdict.WARN, detail, advice)
     if not missing and not differing:
         yield Finding("adapters", Verdict.OK, f"{few(list(owners))} {where}")
+
+
+def _policies(workers: Sequence[WorkerInfo], where: str) -> Iterator[Finding]:
+    """Whether all workers order requests in the same way."""
+    policies = sorted({info.policy for info in workers if info.policy})
+    if len(policies) > 1:
+        parts = [
+            f"{policy} by {few([info.name for info in workers if info.policy == policy])}"
+            for policy in policies
+        ]
+        advice = (
+            "set the same policy, aging_seconds and max_model_len for all workers: the queue is "
+            "ranked by those of the worker that started last"
+        )
+        detail = f"several policies {where}: {'; '.join(parts)}"
+        yield Finding("policies", Verdict.WARN, detail, advice)
 
 
 def _names(workers: Sequence[WorkerInfo]) -> list[str]:

@@ -246,8 +246,10 @@ def _show(shards: Sequence[ShardState], console: Console) -> None:
     console.table(("shard", "priority", "unread", "delivered", "oldest_s"), streams)
     for number, shard in enumerate(shards):
         if shard.num_lost:
-            detail = "queued requests are lost: no stream has their entries; see `quire doctor`"
+            detail = "queued requests are lost: no rank set has them; see `quire doctor`"
             console.data(None, f"shard {number}: at least {shard.num_lost} {detail}")
+        if shard.policy:
+            console.data(None, f"shard {number}: ranked by {shard.policy}")
     console.data(None, "")
     _show_workers(shards, console)
 

@@ -211,8 +211,8 @@ class FakeWorker:
         if count <= 0:
             self._stopping.wait(LOOK_SECONDS)
             return
-        entries = self._broker.read_ingress("fake", count=count, block_seconds=LOOK_SECONDS)
-        for claimed in self._broker.claim(entries):
+        candidates = self._broker.peek(count=count, block_seconds=LOOK_SECONDS)
+        for claimed in self._broker.claim(candidates):
             if isinstance(claimed, Claimed):
                 run = _Run(self._broker, claimed, self._answer, adapters=self._adapters)
                 self.requests.append(run.request)

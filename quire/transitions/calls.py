@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from quire.keys import Keys
-from quire.transitions.values import BackOff, Claim, DeadLetter, IngressEntry
+from quire.keys import NUM_PRIORITIES, Keys
+from quire.transitions.values import BackOff, Claim, DeadLetter, QueuePolicy
 from quire.transport.script_runner import Argument, Call
 from quire.wire.codec import pack
 from quire.wire.message import Message
@@ -54,12 +54,21 @@ def cancel_call(keys: Keys, request_id: str) -> Call:
     return Call((*keys.of_producers, *keys.of_scripts(request_id)), (request_id,))
 
 
-def claim_call(keys: Keys, entry: IngressEntry, *, owner: str, fingerprint: str | None) -> Call:
+def claim_call(keys: Keys, request_id: str, *, owner: str, fingerprint: str | None) -> Call:
     """For claim.lua."""
-    return Call(
-        (*keys.of_workers, *keys.of_scripts(entry.request_id), entry.stream),
-        (entry.request_id, entry.entry_id, owner, fingerprint or ""),
-    )
+    return Call(_names(keys, [request_id]), (request_id, owner, fingerprint or ""))
+
+
+def balance_call(keys: Keys, *, min_idle_ms: int, most: int) -> Call:
+    """For balance.lua."""
+    resumed = keys.all_ingress[NUM_PRIORITIES:]
+    return Call((*keys.of_workers, *resumed), (min_idle_ms, most))
+
+
+def announce_call(keys: Keys, policy: QueuePolicy, *, replaces: bool) -> Call:
+    """For announce.lua."""
+    arguments = (policy.name, policy.aging_ms, policy.size_scale, int(replaces))
+    return Call((keys.control, keys.survey), arguments)
 
 
 def heartbeat_call(keys: Keys, claims: Sequence[Claim]) -> Call:
@@ -103,14 +112,9 @@ def expire_call(keys: Keys, request_ids: Sequence[str]) -> Call:
     return Call(names, request_ids)
 
 
-def condemn_call(
-    keys: Keys, request_id: str, *, entry: IngressEntry | None, reason: str, done: bytes
-) -> Call:
+def condemn_call(keys: Keys, request_id: str, *, reason: str, done: bytes) -> Call:
     """For condemn.lua."""
-    names = _names(keys, [request_id])
-    if entry:
-        names.append(entry.stream)
-    return Call(names, (request_id, entry.entry_id if entry else "", reason, done))
+    return Call(_names(keys, [request_id]), (request_id, reason, done))
 
 
 def dead_letter_call(keys: Keys, claim: Claim, reason: str, *, done: bytes) -> Call:

@@ -18,6 +18,7 @@ from quire.transitions.values import (
     NotClaimed,
     NotClaimedReason,
     QueueLimits,
+    QueuePolicy,
     RequestStatus,
     WorkerInfo,
 )
@@ -39,7 +40,9 @@ def claim_answer(request_id: str, owner: str, reply: Sequence[Any]) -> Claimed |
 
 
 def _claimed(request_id: str, owner: str, reply: Sequence[Any]) -> Claimed:
-    _, epoch, body, attempts, submitted_ms, fingerprint, cancel, entries, trial_tokens = reply
+    _, epoch, body, attempts, submitted_ms, fingerprint, cancel, entries, trial_tokens, arrival = (
+        reply
+    )
     if body is None:
         raise ProtocolError("the message of the request is gone")
     log = [(entry_id, _pairs(fields)) for entry_id, fields in entries]
@@ -52,6 +55,7 @@ def _claimed(request_id: str, owner: str, reply: Sequence[Any]) -> Claimed:
         fingerprint=fingerprint.decode() or None,
         cancel_requested=bool(cancel),
         trial_tokens=int(trial_tokens),
+        arrival_us=int(arrival),
     )
 
 
@@ -152,6 +156,23 @@ def backlog_of(fields: Mapping[bytes, bytes]) -> Backlog:
         return Backlog(int(fields.get(b"tokens", 0)), _of_tenants(fields, prefix=b"tenant:"))
 
 
+#: The fields of the control hash that hold the policy.
+POLICY_FIELDS = ("policy", "aging_ms", "size_scale")
+
+
+def policy_of(fields: Mapping[bytes, bytes | None]) -> QueuePolicy | None:
+    """Reads the announced policy among the fields of the control hash; None if there is none.
+
+    ProtocolError.
+    """
+    name = fields.get(b"policy")
+    if not name:
+        return None
+    with reading("the policy of the queue"):
+        aging_ms, size_scale = (int(fields[key] or 0) for key in (b"aging_ms", b"size_scale"))
+        return QueuePolicy(name.decode(), aging_ms, size_scale)
+
+
 _LIMIT_NAMES = ("requests", "tokens", "per_tenant")
 
 
@@ -181,6 +202,7 @@ def worker_of(name: bytes, value: bytes, *, now_ms: int) -> WorkerInfo:
             {key: value for key, value in known.items() if isinstance(value, int | float)},
             model=str(known.get("model", "")),
             adapters={str(adapter): str(revision) for adapter, revision in adapters.items()},
+            policy=str(known.get("policy", "")),
         )
 
 

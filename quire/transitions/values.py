@@ -32,14 +32,31 @@ class Submitted:
 
 
 @dataclass(frozen=True, slots=True)
-class IngressEntry:
-    """One delivery of a queued request to one worker; not yet a right to run it."""
+class Candidate:
+    """A queued request that a worker may try to claim; not a right to run it.
 
-    stream: str
-    entry_id: str
+    The lower the rank, the sooner it is due; in microseconds, see ranking.lua.
+    """
+
     request_id: str
     priority: Priority
-    enqueued_ms: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePolicy:
+    """By what the requests that wait are ranked; see `engine.scheduling.policy`.
+
+    `aging_ms`: what a class, or the largest size, is worth of waiting. `size_scale`: the tokens,
+    prompt and answer together, that count as the largest size.
+    """
+
+    name: str
+    aging_ms: int
+    size_scale: int
+
+    def __str__(self) -> str:
+        return f"{self.name}, aging {self.aging_ms} ms, size scale {self.size_scale} tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +84,8 @@ class Claimed:
     `published` are the chunks already in the log, in order and without gaps; the generation goes on
     after them. `fingerprint` is the one recorded at the first claim, None when this is the first.
     `trial_tokens`: how many more it should publish before others begin beside it, as it may be what
-    its last workers died of; 0 for one that is no suspect.
+    its last workers died of; 0 for one that is no suspect. `arrival_us`: when it was queued, in
+    microseconds of Redis' clock; no two requests of a shard have the same.
     """
 
     claim: Claim
@@ -78,6 +96,7 @@ class Claimed:
     fingerprint: str | None
     cancel_requested: bool
     trial_tokens: int = 0
+    arrival_us: int = 0
 
     @property
     def num_published(self) -> int:
@@ -85,12 +104,13 @@ class Claimed:
 
 
 class NotClaimedReason(StrEnum):
-    """Why an ingress entry gave no claim.
+    """Why a request could not be claimed.
 
-    The entry is removed from the stream; PAUSED has put another in its place. DAMAGED: the keys of
-    the request hold what no transition wrote. Usually it has been ended as failed, with a dead
-    letter; if that was not possible either, its entry stays pending. REFUSED: the server refused
-    the claim, for instance for want of memory; nothing has changed, and the entry stays pending.
+    PAUSED: the queue was paused since it was found; it still waits. DAMAGED: the keys of the
+    request hold what no transition wrote. Usually it has been ended as failed, with a dead letter;
+    if that was not possible either, it still waits. REFUSED: the server refused the claim, for
+    instance for want of memory; nothing has changed, and it still waits. For any other reason it
+    does not wait any more.
     """
 
     FINISHED = "finished"
@@ -107,7 +127,7 @@ class NotClaimedReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NotClaimed:
-    """An entry that gave no claim. `ended` says that this call wrote the terminal record."""
+    """A request that could not be claimed. `ended`: this call wrote the terminal record."""
 
     request_id: str
     reason: NotClaimedReason
@@ -203,7 +223,7 @@ class Expired:
 class Lost(StrEnum):
     """What Redis had lost of the queue around an open request.
 
-    ENTRY: its entry in an ingress stream. DELAY, LEASE, WAIT: its time in the set of that name.
+    ENTRY: its entry in a rank set. DELAY, LEASE, WAIT: its time in the set of that name.
     RECORD: the request itself, so that only its place in the counts was left.
     """
 
@@ -340,7 +360,8 @@ class WorkerInfo:
     """What a worker last wrote into the registry, `seen_seconds` ago on the broker's clock.
 
     `model` is what it serves, empty where it does not say so. `adapters` are those it has of that
-    model, by name; the fingerprint of each tells its revisions apart.
+    model, by name; the fingerprint of each tells its revisions apart. `policy` is by what it orders
+    requests, with its settings; empty where it does not say so.
     """
 
     name: str
@@ -349,6 +370,7 @@ class WorkerInfo:
     load: Mapping[str, float] = field(default_factory=dict)
     model: str = ""
     adapters: Mapping[str, str] = field(default_factory=dict)
+    policy: str = ""
 
     @property
     def is_alive(self) -> bool:

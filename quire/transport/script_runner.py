@@ -34,16 +34,17 @@ Argument = str | bytes | int
 ScriptArguments = tuple[int, tuple[Argument, ...]]
 
 #: The shared parts that are put in front of a transition.
-_PARTS = ("common", "request", "running")
+_PARTS = ("common", "ranking", "request", "running")
 
 #: Transitions with fewer shared parts, because users with access to fewer keys call them.
 _PARTS_OF = {
-    "submit": _PARTS[:2],
-    "cancel": _PARTS[:2],
-    "expire": _PARTS[:2],
+    "submit": _PARTS[:3],
+    "cancel": _PARTS[:3],
+    "expire": _PARTS[:3],
     "extend": _PARTS[:1],
     "beat_worker": _PARTS[:1],
     "survey": _PARTS[:1],
+    "announce": _PARTS[:1],
 }
 
 #: Error replies about the server, or about the rights of the user, which may be resolved outside

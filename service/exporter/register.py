@@ -21,21 +21,21 @@ EXPORTER_REGISTER: tuple[Family, ...] = (
         "gauge",
         "quire_queue_lag_messages",
         {**QUEUE, **BY_PRIORITY},
-        "Entries in the ingress stream that no worker has read. Entries of requests that were "
-        "cancelled or expired stay until a worker reads them.",
+        "Entries in the ingress stream, one for each waiting request. Entries of requests that "
+        "were cancelled or expired stay until a worker consumes them.",
     ),
     Family(
         "gauge",
         "quire_queue_pending_messages",
         {**QUEUE, **BY_PRIORITY},
-        "Entries that a worker has read but not claimed yet.",
+        "Entries that a worker of version 0.2 has read but not claimed yet.",
     ),
     Family(
         "gauge",
         "quire_queue_oldest_message_age_seconds",
         {**QUEUE, **BY_PRIORITY, "state": ("undelivered", "pending")},
-        "Age of the oldest entry. undelivered: since it was added to the stream; pending: since it "
-        "was read. 0 if there is none; undelivered is also 0 while no request is queued.",
+        "undelivered: age of the oldest entry, or of the request that is claimed next, whichever "
+        "is more, and 0 while no request is queued; pending: since the oldest pending delivery.",
     ),
     Family(
         "gauge",

@@ -56,10 +56,8 @@ def engine_request(
         request_id=delivery.key,
         prompt_token_ids=prompt_ids,
         sampling=sampling,
-        # Age counts from the submit, so that a takeover does not move a request back in the queue.
-        # But time in Redis counts for at most one class. Otherwise an old backlog would get ahead
-        # of every urgent request that comes later.
-        arrival_time=origin.received - min(origin.waited_seconds, settings.aging_seconds),
+        # The queue ranks by the same arrival, so that both have the same order.
+        arrival_time=origin.arrived,
         priority=origin.priority,
         output_token_ids=list(delivery.token_ids),
         deadline=deadline,

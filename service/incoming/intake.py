@@ -1,4 +1,4 @@
-"""Takes requests in: decides how many and when, reads them and claims them.
+"""Takes requests in: decides how many and when, finds those that rank first, and claims them.
 
 Does not know their contents: Reception opens claimed requests and passes them to the engine.
 """
@@ -14,8 +14,15 @@ import structlog
 from engine.request import Priority
 from quire.broker.broker import Broker
 from quire.errors import ProtocolError, QuireError
-from quire.transitions.values import Claimed, IngressEntry, NotClaimed, NotClaimedReason, new_owner
-from quire.wire.protocol import Priority as WirePriority
+from quire.transitions.values import (
+    Candidate,
+    Claimed,
+    NotClaimed,
+    NotClaimedReason,
+    QueuePolicy,
+    new_owner,
+)
+from service.incoming.candidates import Candidates
 from service.incoming.compiling import Compiling
 from service.incoming.reception import Opened, Reception
 from service.incoming.trials import Trials
@@ -28,29 +35,34 @@ from service.settings.config import Settings
 
 #: Pause before the next round while nothing may be claimed.
 FULL_SECONDS = 0.02
-#: Pause before the next search for a more urgent request, after a search that found none.
-BETTER_PAUSE_SECONDS = 0.2
+#: Pause before the next search beyond a full line, after one that found a suspect during a trial.
+TRIAL_PAUSE_SECONDS = 0.2
 #: Most claims that have ended and are not committed yet. Without a limit, a worker whose claims
 #: succeed and whose commits fail would claim the whole queue. A hanging disk under a durable queue
 #: has this effect.
 MAX_ENDED_CLAIMS = 1024
 #: In a burst, how long one read may wait while the engine still has work.
 BURST_BLOCK_SECONDS = 0.02
+#: Policies under which a better class takes precedence.
+CLASS_POLICIES = ("priority", "adaptive")
+#: After these answers to a claim the request still waits, in front of all others.
+STILL_WAITING = (NotClaimedReason.REFUSED, NotClaimedReason.DAMAGED)
 #: Pause between two searches of a finished burst for requests of other workers to take over.
 BURST_LOOK_SECONDS = 0.1
 
-#: An entry of the ingress stream, and the reply to its claim.
-Taken = tuple[IngressEntry, Claimed]
+#: Where a claimed request was found, and the reply to its claim.
+Taken = tuple[Candidate, Claimed]
 
 _Result = TypeVar("_Result")
 _log = structlog.get_logger("service.incoming.intake")
 
 
 class Intake:
-    """Reads one shard of a queue for one engine. A thread of its own calls `run`.
+    """Claims from one shard of a queue for one engine. A thread of its own calls `run`.
 
     `num_intakes` intakes feed the same engine. Each takes its share of the room, rounded up, so
     that together they claim hardly more than one would. `fingerprint` names the engine in claims.
+    `policy` is that of the engine, by which the queue is ranked from now on.
     """
 
     def __init__(
@@ -60,6 +72,7 @@ class Intake:
         *,
         reception: Reception,
         fingerprint: str,
+        policy: QueuePolicy,
         shard: int = 0,
         num_intakes: int = 1,
         loop: EngineLoop,
@@ -76,6 +89,11 @@ class Intake:
         self._reception = reception
         self._trials = Trials(outbox)
         self._fingerprint = fingerprint
+        self._policy = policy
+        self._candidates = Candidates(
+            broker, contact=contact, skip_seconds=settings.lease_seconds, clock=clock
+        )
+        self._is_announced = False
         self._shard = shard
         self._thread = f"intake-{shard}"
         self._num_intakes = num_intakes
@@ -89,11 +107,10 @@ class Intake:
         self._on_queue_empty = on_queue_empty
         self._clock = clock
         self._stopping = threading.Event()
-        self._next_better = clock()
+        self._next_search = clock()
+        self._next_care = clock()
         #: In a burst: the time since which nothing can be taken in, on the broker's clock.
         self._done_ms: int | None = None
-        #: For each class: when to search again for unclaimed entries of it and all better classes.
-        self._next_recovery = dict.fromkeys(Priority, clock())
 
     def run(self) -> None:
         """Take requests in until stopped. A burst also ends when all requests have ended."""
@@ -102,8 +119,7 @@ class Intake:
             try:
                 self._round()
             except QuireError as error:
-                # Entries whose delivery was in a lost reply are found by the next recovery. Claims
-                # that were granted in a lost reply come back when their leases expire.
+                # Claims that were granted in a lost reply come back when their leases expire.
                 if not isinstance(error, UNAVAILABLE):
                     _log.exception("queue cannot be read")
                 self._stopping.wait(LONGEST_PAUSE_SECONDS)
@@ -126,13 +142,17 @@ class Intake:
         committed.
         """
         settings, outbox = self._settings, self._outbox
-        most = settings.max_num_seqs + settings.claim_batch + MAX_ENDED_CLAIMS
-        if self._trials.forbid(least) or outbox.num_claims >= most:
+        if not self._may_claim(least):
             return 0
         compiling = min(self._compiling.num_waiting(least), settings.claim_batch)
         held = outbox.num_open(least) - compiling
         room = settings.claim_batch - max(0, held - self._loop.num_running)
         return self._trials.limit(-(-room // self._num_intakes))
+
+    def _may_claim(self, least: Priority) -> bool:
+        settings = self._settings
+        most = settings.max_num_seqs + settings.claim_batch + MAX_ENDED_CLAIMS
+        return self._outbox.num_claims < most and not self._trials.forbid(least)
 
     def _round(self) -> None:
         if self._vitals.overdue:
@@ -140,46 +160,52 @@ class Intake:
             # claim the same requests again, because it would only hold them.
             self._stopping.wait(FULL_SECONDS)
             return
-        self._recover(Priority.LOW)
+        self._take_care()
         room = self.room()
         was_done = self._outbox.is_empty
         # Checked before the read, so that the read finds everything that was requeued before the
         # check.
         is_last = self._settings.burst and was_done and not self._awaits_others()
         if room > 0:
-            entries = self._read(room, block_seconds=self._block_seconds(was_done=was_done))
+            found = self._peek(room, block_seconds=self._block_seconds(was_done=was_done))
         else:
-            entries = self._read_better()
-        self._take_in(entries)
-        if entries or not was_done:
+            found = self._peek_beyond_the_line()
+        self._take_in(found)
+        if found or not was_done:
             self._done_ms = None
         elif is_last:
             self._end_burst()
         elif self._settings.burst:
             self._stopping.wait(BURST_LOOK_SECONDS)
 
-    def _read_better(self) -> list[IngressEntry]:
-        """While no more requests may wait, read requests of a better class than the waiting ones.
+    def _peek_beyond_the_line(self) -> list[Candidate]:
+        """While no more requests may wait, find those that must not wait for room.
 
-        Otherwise waiting bulk requests would keep an urgent one from the engine, which could
-        preempt for it. The queue's depth also counts entries that were delivered to another worker,
-        which may be dead. They are recovered like all others, and no other class is read instead.
+        These are requests of a better class than the waiting ones, because the engine can preempt
+        for them, and one that ranks before every waiting request. Otherwise requests that were
+        claimed earlier would come before one that ranks better.
         """
-        entries: list[IngressEntry] = []
-        if self._clock() >= self._next_better:
-            depth = self._contact.call("read", self._broker.queue_depth)
-            waiting = [Priority(level) for level, count in depth.items() if count]
-            # A better class has at least as much room.
-            least = min((level for level in waiting if self.room(level) > 0), default=None)
-            if least is not None:
-                self._recover(least)
-                if (room := self.room(least)) > 0:
-                    entries = self._read(room, least=least, block_seconds=0.0)
-                if not entries:
-                    self._next_better = self._clock() + BETTER_PAUSE_SECONDS
-        if not entries:
+        found: list[Candidate] = []
+        if self._clock() >= self._next_search:
+            found = self._peek_better_class() or self._peek_first_in_line()
+        if not found:
             self._stopping.wait(FULL_SECONDS)
-        return entries
+        return found
+
+    def _peek_better_class(self) -> list[Candidate]:
+        if self._settings.policy not in CLASS_POLICIES:
+            return []
+        # A better class has as much room or more.
+        least = min((level for level in Priority if self.room(level) > 0), default=None)
+        return [] if least is None else self._peek(self.room(least), least=least)
+
+    def _peek_first_in_line(self) -> list[Candidate]:
+        allowed = (level for level in Priority if self._may_claim(level))
+        least = min(allowed, default=None)
+        first = self._outbox.first_rank(shard=self._shard, num_running=self._loop.num_running)
+        if least is None or first is None:
+            return []
+        return [one for one in self._peek(1, least=least) if one.rank < first]
 
     def _block_seconds(self, *, was_done: bool) -> float:
         block = self._settings.block_seconds
@@ -228,57 +254,36 @@ class Intake:
                 paused=reason is not None,
             )
 
-    def _read(
-        self, count: int, *, block_seconds: float, least: Priority = Priority.LOW
-    ) -> list[IngressEntry]:
-        read = partial(
-            self._broker.read_ingress,
-            self._worker,
-            count=count,
-            block_seconds=block_seconds,
-            least=WirePriority(least),
-        )
-        return self._contact.call("read", read)
+    def _peek(
+        self, count: int, *, least: Priority = Priority.LOW, block_seconds: float = 0.0
+    ) -> list[Candidate]:
+        """Up to `count` requests, by rank."""
+        found, is_skipped = self._candidates.find(count, least=least, block_seconds=block_seconds)
+        if is_skipped:
+            self._stopping.wait(FULL_SECONDS)
+        return found
 
-    def _recover(self, least: Priority) -> None:
-        """Take in unclaimed entries of class `least` or better, if a search for them is due."""
-        room = self.room(least)
-        if room <= 0 or self._clock() < self._next_recovery[least]:
+    def _take_care(self) -> None:
+        """Once per lease, repair the streams and the policy of the shard."""
+        if self._clock() < self._next_care:
             return
-        # An entry may be unclaimed because its claim fails. So each is claimed alone, and a failure
-        # does not stop the others.
-        for entry in self._vitals.each(self._thread, self._left_unclaimed(room, least)):
-            self._take_in([entry])
-
-    def _left_unclaimed(self, room: int, least: Priority) -> list[IngressEntry]:
-        """Entries that were delivered and not claimed, at most `room`.
-
-        They were delivered to this worker earlier, or to another one at least a lease ago. All
-        others stay pending for this worker, and the next search finds them.
-        """
+        broker = self._broker
         # The groups may be lost after a flush or a failover. They must also exist before the first
         # entry, because autoscalers watch them.
-        self._contact.call("recover", self._broker.ensure_groups)
-        lease = self._settings.lease_seconds
-        recover = partial(
-            self._broker.recover_entries,
-            self._worker,
-            min_idle_seconds=lease,
-            count=room,
-            least=WirePriority(least),
-        )
-        entries = self._contact.call("recover", recover)
-        if len(entries) < room:
-            # Worse classes were not searched, so their next search stays due when it was.
-            seen = [level for level in Priority if level >= least]
-            self._next_recovery |= dict.fromkeys(seen, self._clock() + lease)
-        self._metrics.redelivered.inc(min(len(entries), room))
-        return entries[:room]
+        self._contact.call("recover", broker.ensure_groups)
+        announce = partial(broker.announce, self._policy, replaces=not self._is_announced)
+        if self._contact.call("recover", announce):
+            for restored in self._contact.call("recover", broker.rank_anew):
+                self._metrics.restored[restored.lost].inc()
+        self._is_announced = True
+        _, num_found = self._contact.call("recover", broker.balance)
+        self._metrics.redelivered.inc(num_found)
+        self._next_care = self._clock() + self._settings.lease_seconds
 
-    def _take_in(self, entries: list[IngressEntry]) -> None:
-        if not entries:
+    def _take_in(self, candidates: list[Candidate]) -> None:
+        if not candidates:
             return
-        now_ms, claimed = self._claim(entries)
+        now_ms, claimed = self._claim(candidates)
         if not claimed:
             return
         if self._stopping.is_set():
@@ -289,8 +294,8 @@ class Intake:
         first = Priority(claimed[0][0].priority)
         with self._trials.beginning(trials, first=first) as count:
             if count == 0:
-                # If it were read again at once, it would be given back again.
-                self._next_better = self._clock() + BETTER_PAUSE_SECONDS
+                # If it were claimed again at once, it would be given back again.
+                self._next_search = self._clock() + TRIAL_PAUSE_SECONDS
             # All are opened before the first is tokenized: that may take longer than a lease, and
             # only the leases of open claims are renewed.
             opened = self._open(claimed[:count], now_ms=now_ms)
@@ -302,10 +307,10 @@ class Intake:
 
     def _open(self, claimed: Sequence[Taken], *, now_ms: int) -> list[Opened]:
         # One line for all claims: the engine starts with the first while the next are admitted.
-        _log.debug("requests claimed", request_ids=[entry.request_id for entry, _ in claimed])
+        _log.debug("requests claimed", request_ids=[one.request_id for one, _ in claimed])
         found = (
-            self._reception.open(entry, answer, now_ms=now_ms)
-            for entry, answer in self._vitals.each(self._thread, claimed)
+            self._reception.open(candidate, answer, now_ms=now_ms)
+            for candidate, answer in self._vitals.each(self._thread, claimed)
         )
         return [opened for opened in found if opened is not None]
 
@@ -320,34 +325,41 @@ class Intake:
             ids = [claim.request_id for claim in claims]
             _log.error("not given back", request_ids=ids, error=str(error))
 
-    def _claim(self, entries: list[IngressEntry]) -> tuple[int, list[Taken]]:
-        """Claim the entries; returns the broker's time and the claims that this worker got."""
+    def _claim(self, candidates: list[Candidate]) -> tuple[int, list[Taken]]:
+        """Claim requests; returns the broker's time and the claims that this worker got."""
         # Every attempt uses the same owners. So it gets the claims of an earlier attempt whose
         # reply was lost.
-        owners = [new_owner() for _ in entries]
+        owners = [new_owner() for _ in candidates]
 
         def claim() -> tuple[int, Sequence[Claimed | NotClaimed]]:
             now_ms = self._broker.now_ms()
             fingerprint = self._fingerprint
-            return now_ms, self._broker.claim(entries, fingerprint=fingerprint, owners=owners)
+            return now_ms, self._broker.claim(candidates, fingerprint=fingerprint, owners=owners)
 
         try:
             now_ms, answers = self._until_answered("claim", claim)
         except ProtocolError as error:
-            # No script of ours gives such a reply. The entries stay pending, and claimed requests
-            # come back when their leases expire.
-            ids = [entry.request_id for entry in entries]
+            # No script of ours gives such a reply. Claimed requests come back when their leases
+            # expire.
+            ids = [one.request_id for one in candidates]
             _log.error("not claimed", request_ids=ids, error=str(error))
+            self._candidates.skip(ids)
             return 0, []
         claimed = []
-        for entry, answer in zip(entries, answers, strict=True):
+        for candidate, answer in zip(candidates, answers, strict=True):
             if isinstance(answer, NotClaimed):
-                _log.debug("not claimed", request_id=entry.request_id, reason=str(answer.reason))
-                if answer.ended and answer.reason is NotClaimedReason.EXPIRED:
-                    self._metrics.finished["deadline"].inc()
+                self._note_refusal(answer)
             else:
-                claimed.append((entry, answer))
+                claimed.append((candidate, answer))
+        self._candidates.note(len(claimed), of=len(candidates))
         return now_ms, claimed
+
+    def _note_refusal(self, answer: NotClaimed) -> None:
+        _log.debug("not claimed", request_id=answer.request_id, reason=str(answer.reason))
+        if answer.ended and answer.reason is NotClaimedReason.EXPIRED:
+            self._metrics.finished["deadline"].inc()
+        if not answer.ended and answer.reason in STILL_WAITING:
+            self._candidates.skip([answer.request_id])
 
     def _until_answered(self, operation: str, function: Callable[[], _Result]) -> _Result:
         """Repeat an idempotent call while Redis is unavailable: it may have succeeded nevertheless.

@@ -20,6 +20,27 @@ from service.model.served import ServedModel
 from service.outgoing.completions import Origin
 from service.settings.logs import trace_ids
 
+#: Seconds by which the broker's clock must have moved against ours to be taken for another one.
+CLOCK_STEP_SECONDS = 1.0
+
+
+class QueueClock:
+    """Turns arrivals, in microseconds of the broker's clock, into readings of ours.
+
+    By one offset for all requests: if each was measured anew, requests that arrived within the
+    error of that measurement would change places. A clock that was set anew gets another offset.
+    """
+
+    def __init__(self) -> None:
+        self._offset: float | None = None
+
+    def reading(self, arrival_us: int, *, now_ms: int, received: float) -> float:
+        """`now_ms` and `received` are the same moment on either clock, but for a round trip."""
+        offset = received - now_ms / 1000
+        if self._offset is None or abs(offset - self._offset) > CLOCK_STEP_SECONDS:
+            self._offset = offset
+        return arrival_us / 1_000_000 + self._offset
+
 
 def origin_of(
     claimed: Claimed,
@@ -28,13 +49,15 @@ def origin_of(
     priority: Priority,
     now_ms: int,
     received: float,
+    arrived: float,
     served: ServedModel,
     model: str,
 ) -> Origin:
     """The Origin of a claim.
 
     The claim was made at `now_ms` on the broker's clock (milliseconds) and at `received` on the
-    worker's clock (seconds). `request` is None if its envelope is invalid.
+    worker's clock (seconds). `arrived` is the arrival of the request on the worker's clock; see
+    QueueClock. `request` is None if its envelope is invalid.
     """
     adapter, fingerprint = None, served.fingerprint
     if request is not None:
@@ -54,6 +77,7 @@ def origin_of(
         trial_tokens=claimed.trial_tokens,
         epoch=claimed.claim.epoch,
         received=received,
+        arrived=arrived,
         # A request that was scheduled for later has only waited since its scheduled time.
         waited_seconds=seconds_since(
             max(claimed.enqueued_ms, (request and request.not_before_ms) or 0), now_ms

@@ -14,11 +14,18 @@ import structlog
 from engine.request import FinishReason, Priority
 from quire.broker.broker import Broker
 from quire.errors import InvalidRequest, ProtocolError, QuireError, UnsupportedVersion
-from quire.transitions.values import Claim, Claimed, IngressEntry
+from quire.transitions.values import Candidate, Claim, Claimed
 from quire.wire.protocol import GenerationRequest
 from service.incoming.compiling import Compiling
 from service.incoming.conversion import engine_request
-from service.incoming.origins import decoded, is_resumable, key_of, origin_of, seconds_since
+from service.incoming.origins import (
+    QueueClock,
+    decoded,
+    is_resumable,
+    key_of,
+    origin_of,
+    seconds_since,
+)
 from service.loop import EngineLoop
 from service.model.served import ServedModel
 from service.observe.metrics import Metrics
@@ -58,8 +65,10 @@ class Reception:
         settings: Settings,
         contact: Contact,
         metrics: Metrics,
+        queue_clock: QueueClock | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
+        self._queue_clock = queue_clock or QueueClock()
         self._broker = broker
         self._outbox = outbox
         self._shard = shard
@@ -71,16 +80,16 @@ class Reception:
         self._metrics = metrics
         self._clock = clock
 
-    def open(self, entry: IngressEntry, claimed: Claimed, *, now_ms: int) -> Opened | None:
+    def open(self, candidate: Candidate, claimed: Claimed, *, now_ms: int) -> Opened | None:
         """Open a Delivery for a request that was claimed at `now_ms` on the broker's clock.
 
         None if the request ended here instead, or if Redis fails. Then the lease expires, and
         another worker can take the request.
         """
         try:
-            return self._open(entry, claimed, now_ms=now_ms)
+            return self._open(candidate, claimed, now_ms=now_ms)
         except QuireError as error:
-            _log.error("not taken in", request_id=entry.request_id, error=str(error))
+            _log.error("not taken in", request_id=candidate.request_id, error=str(error))
             return None
 
     def admit(self, opened: Opened, *, now_ms: int) -> None:
@@ -110,10 +119,13 @@ class Reception:
             if claimed.cancel_requested or not self._outbox.holds(delivery.key):
                 self._compiling.abort(delivery.key, FinishReason.CANCELLED)
 
-    def _open(self, entry: IngressEntry, claimed: Claimed, *, now_ms: int) -> Opened | None:
-        label = entry.priority.name.lower()
+    def _open(self, candidate: Candidate, claimed: Claimed, *, now_ms: int) -> Opened | None:
+        label = candidate.priority.name.lower()
         self._metrics.received[label].inc()
-        self._metrics.stream_wait_seconds[label].observe(seconds_since(entry.enqueued_ms, now_ms))
+        if claimed.claim.epoch == 1:
+            # Later ones have an arrival of before their first claim, or of a pause in between.
+            waited = seconds_since(claimed.arrival_us // 1000, now_ms)
+            self._metrics.stream_wait_seconds[label].observe(waited)
         try:
             request, invalid = decoded(claimed.request_bytes)
         except ProtocolError as error:
@@ -121,18 +133,25 @@ class Reception:
             reason = "unsupported_version" if unknown else "undecodable"
             self._bury(claimed.claim, error, reason=reason)
             return None
+        received = self._clock()
         origin = origin_of(
             claimed,
             request,
-            priority=Priority(entry.priority),
+            priority=Priority(candidate.priority),
             now_ms=now_ms,
-            received=self._clock(),
+            received=received,
+            arrived=self._queue_clock.reading(claimed.arrival_us, now_ms=now_ms, received=received),
             served=self._served,
             model=self._settings.model_name,
         )
         convert = self._served.tokenizer.with_texts
         delivery = Delivery(
-            key_of(claimed.claim), claimed.claim, origin, self._shard, wire_logprob=convert
+            key_of(claimed.claim),
+            claimed.claim,
+            origin,
+            self._shard,
+            rank=candidate.rank,
+            wire_logprob=convert,
         )
         try:
             delivery.recall(claimed.published)

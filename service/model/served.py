@@ -18,6 +18,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ModelRefused
 from engine.port import TokenEngine
+from quire.transitions.values import QueuePolicy
 from service.constraints.grammars import Grammars, NoGrammars, load_grammars
 from service.model.adapters import adapters_in
 from service.model.text import ModelTokenizer
@@ -77,6 +78,13 @@ class ServedModel:
             "block_size": config.block_size,
             "num_blocks": config.num_blocks,
         }
+
+    @property
+    def queue_policy(self) -> QueuePolicy:
+        """The engine's policy, by which the queue is ranked, too."""
+        config = self.engine.config
+        aging_ms = max(1, round(1000 * config.aging_seconds))
+        return QueuePolicy(config.policy, aging_ms, config.max_model_len)
 
     @property
     def abilities(self) -> dict[str, float]:

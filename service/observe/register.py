@@ -54,7 +54,7 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
             "histogram",
             "quire_request_stream_wait_seconds",
             {**QUEUE, **BY_PRIORITY},
-            "From the entry in the ingress stream to the claim, by wall clocks; never below 0.",
+            "From the arrival in the queue to the first claim, by wall clocks; never below 0.",
             LONG,
         ),
         Family(
@@ -295,7 +295,8 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
             "counter",
             "quire_messages_redelivered_total",
             QUEUE,
-            "Ingress entries taken over because their first reader ended before the claim.",
+            "Requests without a rank that this worker has found by their stream entries: queued or "
+            "left by version 0.2, or Redis had lost their ranks.",
         ),
         Family(
             "counter",
@@ -308,7 +309,7 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
             "quire_requests_restored_total",
             {**QUEUE, "lost": LOST},
             "Open requests for which this worker has restored what Redis had lost: an entry in a "
-            "stream, or a time in a set. record: the request itself was lost and is counted no "
+            "rank set, or a time in a set. record: the request itself was lost and is counted no "
             "longer.",
         ),
         Family(

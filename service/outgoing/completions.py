@@ -55,7 +55,9 @@ class Origin:
     epoch: int = 1
     #: The time of the claim on the worker's clock.
     received: float = 0.0
-    #: Seconds from the entry in the ingress stream to the claim.
+    #: Its arrival in the queue on the same clock; no two requests of a shard have the same.
+    arrived: float = 0.0
+    #: Seconds from the submit to the claim.
     waited_seconds: float = 0.0
     num_resumed_tokens: int = 0
     #: The fingerprint of this engine, with the adapter if there is one.

@@ -48,6 +48,8 @@ class Delivery:
     origin: Origin
     #: The shard of the claim's request.
     shard: int = 0
+    #: Its rank in the queue when it was claimed; see Candidate.
+    rank: int = 0
     token_ids: list[int] = field(default_factory=list)
     #: The text that each token added.
     texts: list[str] = field(default_factory=list)

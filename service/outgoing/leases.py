@@ -136,6 +136,7 @@ class Housekeeper:
         load: returns numbers for the registry; see `Broker.beat_worker`.
         serves: returns the name of the model and the fingerprints of its adapters, for the
             registry.
+        policy: returns the policy of the worker, for the registry.
         on_drain: called, perhaps repeatedly, when an operator has asked this worker to drain.
     """
 
@@ -151,12 +152,14 @@ class Housekeeper:
         metrics: Metrics,
         lease_seconds: float,
         serves: Callable[[], tuple[str, Mapping[str, str]]] = lambda: ("", {}),
+        policy: Callable[[], str] = lambda: "",
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._clock = clock
         self._brokers = brokers
         self._worker = worker
         self._serves = serves
+        self._policy = policy
         self._load = load
         self._on_drain = on_drain
         self._vitals = vitals
@@ -289,7 +292,9 @@ class Housekeeper:
             self._compare(broker.seen_ms(self._worker), broker)
             self._is_certain.discard(broker)
             load = {**self._load(), **({"twins": 1} if self._has_twin else {})}
-            if broker.beat_worker(self._worker, state, load, model=model, adapters=adapters):
+            if broker.beat_worker(
+                self._worker, state, load, model=model, adapters=adapters, policy=self._policy()
+            ):
                 self._on_drain()
             self._seen_ms[broker] = broker.seen_ms(self._worker)
             self._is_certain.add(broker)

@@ -175,6 +175,16 @@ class Outbox:
                 for delivery in self._deliveries.values()
             )
 
+    def first_rank(self, *, shard: int, num_running: int) -> int | None:
+        """The lowest rank in the queue of a shard's claims that wait for the engine; None for none.
+
+        Running requests count as the first ones of all shards.
+        """
+        with self._changed:
+            opened = (one for one in self._deliveries.values() if not one.is_ended)
+            waiting = sorted((one.rank, one.shard) for one in opened)[num_running:]
+            return next((rank for rank, of in waiting if of == shard), None)
+
     def has_trial(self, least: Priority) -> bool:
         """Whether a claim of class `least` or higher is on trial; see Delivery."""
         with self._changed:

@@ -12,6 +12,7 @@ import redis
 from quire.broker.broker import Broker
 from service.incoming.compiling import Compiling
 from service.incoming.intake import Intake
+from service.incoming.origins import QueueClock
 from service.incoming.reception import Reception
 from service.loop import EngineLoop
 from service.model.adapters import announced_adapters
@@ -47,6 +48,7 @@ class Parts:
         self._served: ServedModel | None = None
         self.vitals = Vitals(stall_timeout_seconds=settings.stall_timeout_seconds)
         self.metrics = Metrics(model=settings.model_name, queue=settings.queue)
+        self._queue_clock = QueueClock()
         self._contact = Contact(self.vitals, self.metrics, silence_seconds=settings.lease_seconds)
         self.outbox = Outbox(on_empty=lambda: report(OutboxEmpty()))
         # Two connections: commits and heartbeats need a shorter timeout than a blocking read.
@@ -117,12 +119,14 @@ class Parts:
             settings=self._settings,
             contact=self._contact,
             metrics=self.metrics,
+            queue_clock=self._queue_clock,
         )
         return Intake(
             broker,
             self.outbox,
             reception=reception,
             fingerprint=served.fingerprint,
+            policy=served.queue_policy,
             shard=shard,
             num_intakes=len(self.reading_brokers),
             loop=self.loop,
@@ -139,6 +143,7 @@ class Parts:
             self.brokers,
             worker=self._settings.worker,
             serves=self._serves,
+            policy=self._policy,
             load=self._load,
             on_drain=lambda: self._report(DrainRequested()),
             vitals=self.vitals,
@@ -152,6 +157,10 @@ class Parts:
         settings, served = self._settings, self._served
         adapters = served.adapters if served else announced_adapters(settings.adapters)
         return settings.model_name, adapters
+
+    def _policy(self) -> str:
+        """By what the worker orders requests, as the worker registry shows it."""
+        return str(self._served.queue_policy) if self._served else ""
 
     def _load(self) -> dict[str, float]:
         """The worker's load and abilities, as the worker registry shows them."""

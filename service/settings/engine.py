@@ -131,10 +131,11 @@ class EngineSettings(ProcessSettings):
     )
     policy: PolicyName = setting(
         "Scheduler",
-        "Which request runs first. `priority`: the higher class, and within a class the earlier "
-        "request. `adaptive`: like `priority`, and it prefers smaller jobs and nearer deadlines. "
-        "Both preempt lower classes for higher ones. `fcfs`: the earlier request, whatever its "
-        "class. `sjf`: the smaller job.",
+        "Which request runs first, in the queue and in the engine; set the same for all workers "
+        "of a queue. `priority`: the higher class, and within a class the earlier request. "
+        "`adaptive`: like `priority`, and it prefers smaller jobs and nearer deadlines. Both "
+        "preempt lower classes for higher ones. `fcfs`: the earlier request, whatever its class. "
+        "`sjf`: the smaller job.",
         default="priority",
     )
     aging_seconds: float = setting(

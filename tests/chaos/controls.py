@@ -154,7 +154,7 @@ def _replays_written(stage: Stage, doctored: tuple[str, ...]) -> None:
     stage.until(lambda: stage.wire.num_lost > 0, "a lost reply")
 
 
-def _entries_kept(stage: Stage, doctored: tuple[str, ...]) -> None:
+def _tickets_kept(stage: Stage, doctored: tuple[str, ...]) -> None:
     stage.start_worker(*doctored)
     _begin(stage, tokens=1)
 
@@ -260,7 +260,7 @@ LIVE: dict[str, Control] = {
     ),
     "replays written": Control(_replays_written, ("were written twice",)),
     # What an entry left pending shows needs no long output.
-    "entries kept": Control(_entries_kept, ("at rest",), max_tokens=10),
+    "tickets kept": Control(_tickets_kept, ("at rest",), max_tokens=10),
     "expired leases kept": Control(_taken_over, ("0 terminal records",)),
     "submits not remembered": Control(_submits_not_remembered, ("a second submit made a second",)),
     "cancel put off": Control(_cancel_put_off, ("was over before its end was in the log",)),

@@ -39,7 +39,8 @@ def left_over(stage: "Stage") -> Iterator[str]:
             yield f"{stream} holds {length} entries at rest"
         if pending := connection.xpending(stream, GROUP)["pending"]:
             yield f"{stream} has {pending} pending entries at rest"
-    stay = {key.encode() for key in (*keys.all_ingress, keys.dead, keys.workers, keys.control)}
+    lasting = (*keys.all_ingress, keys.dead, keys.workers, keys.control, keys.arrival)
+    stay = {key.encode() for key in lasting}
     books = {key.encode() for key in (keys.open, keys.counts)}
     for key in connection.scan_iter(match=f"{keys.prefix}:*"):
         if connection.type(key) == b"zset":

@@ -222,8 +222,10 @@ class Stage:
     # -- Redis ----------------------------------------------------------------------------------
 
     def trim(self, *, is_deletion: bool) -> None:
-        """Somebody empties the ingress streams, or deletes them with their groups."""
+        """Somebody empties the ingress streams; or deletes them with their groups and the ranks."""
         keys = self.broker.keys
+        if is_deletion:
+            self.connection.delete(*keys.all_ranks)
         for stream in keys.all_ingress:
             if is_deletion:
                 self.connection.delete(stream)

@@ -64,13 +64,10 @@ DOCTORED = {
         "redis.call('HSET', keys.record, 'cancel', '1')\n  return 'cancelled'",
     ),
     "cancel not minded": (None, "if record.cancel == '1' then", "if false then"),
-    "entries kept": (
-        "claim",
-        (
-            "redis.call('XACK', stream, 'workers', entry_id)\n"
-            "  return redis.call('XDEL', stream, entry_id)"
-        ),
-        "return 1",
+    "tickets kept": (
+        None,
+        "redis.call('XDEL', stream, entry[1])",
+        "redis.call('XLEN', stream)",
     ),
 }
 #: Controls that give the process another model, or another source of noise.

@@ -70,7 +70,7 @@ def claim_reply(data: bytes) -> None:
     """What CLAIM hands over, its log and its body taken from the bytes."""
     entry_id, fields = _entry(data)
     flat = [part for pair in fields.items() for part in pair]
-    reply = [b"claimed", b"1", data, 1, b"0", b"", 0, [[entry_id, flat]], 0]
+    reply = [b"claimed", b"1", data, 1, b"0", b"", 0, [[entry_id, flat]], 0, b"1"]
     with contextlib.suppress(ProtocolError):
         assert isinstance(claim_answer("r", "owner", reply), Claimed)
 

@@ -45,6 +45,17 @@ def unbalanced(connection: redis.Redis, broker: Broker) -> list[str]:
     return wrong
 
 
+def misranked(connection: redis.Redis, broker: Broker) -> list[str]:
+    """Whether the rank sets have all queued requests and no other, as a sentence.
+
+    Apart from the others, because a server may lose a rank set while requests wait.
+    """
+    keys, booked = broker.keys, books_of(connection, broker)
+    ranked = [name.decode() for ranks in keys.all_ranks for name in connection.zrange(ranks, 0, -1)]
+    queued = [name for name, (state, _, _) in booked.items() if state is State.QUEUED]
+    return [] if sorted(ranked) == sorted(queued) else [f"{ranked} are ranked, booked: {booked}"]
+
+
 def states_of(connection: redis.Redis, broker: Broker) -> dict[str, State]:
     """The state of every request that has a record."""
     prefix = broker.keys.request("").encode()

@@ -123,14 +123,13 @@ class BrokerMachine(RuleBasedStateMachine):
     @rule(worker=st.sampled_from(WORKERS), count=st.integers(1, 3))
     def read(self, worker, count):
         if self.model.is_paused:
-            assert self.broker.read_ingress(worker, count=count, block_seconds=0) == []
+            assert self.broker.peek(count=count, block_seconds=0) == []
         else:
-            self.model.entries += self.broker.read_ingress(worker, count=count, block_seconds=0)
+            self.model.entries += self.broker.peek(count=count, block_seconds=0)
 
-    @rule(worker=st.sampled_from(WORKERS))
-    def recover(self, worker):
-        found = self.broker.recover_entries(worker, min_idle_seconds=0, count=4)
-        self.model.entries += [entry for entry in found if entry not in self.model.entries]
+    @rule()
+    def balance(self):
+        self.broker.balance(min_idle_seconds=0)
 
     @precondition(lambda self: self.model.entries)
     @rule(which=st.integers(0, 9))
@@ -368,11 +367,11 @@ class BrokerMachine(RuleBasedStateMachine):
                 assert reply.status is CommitStatus.OK
             else:
                 self.broker.cancel(name)
-        self.model.entries += self.broker.recover_entries("one", min_idle_seconds=0, count=100)
-        while fresh := self.broker.read_ingress("one", count=10, block_seconds=0):
-            self.model.entries += fresh
+        self.model.entries += self.broker.peek(count=100)
         assert not [a for a in self.broker.claim(self.model.entries) if isinstance(a, Claimed)]
         keys = self.broker.keys
+        self.broker.balance()
+        assert not any(self.connection.xlen(stream) for stream in keys.all_ingress)
         assert sum(self.broker.queue_depth().values()) == 0
         assert self.connection.zcard(keys.lease) == self.connection.zcard(keys.delay) == 0
         assert all(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quire.transitions.values import Claim, IngressEntry
+from quire.transitions.values import Candidate, Claim
 from quire.wire.output import State
 
 
@@ -34,7 +34,7 @@ class Model:
     """All requests, and what workers have in their hands."""
 
     requests: dict[str, Request] = field(default_factory=dict)
-    entries: list[IngressEntry] = field(default_factory=list)
+    entries: list[Candidate] = field(default_factory=list)
     claims: list[Claim] = field(default_factory=list)
     letters: set[str] = field(default_factory=set)
     is_paused: bool = False

@@ -17,7 +17,8 @@ from quire.wire.protocol import GenerationRequest
 #: Keys that belong to a queue and not to a request; every other key must have an expiry.
 WITHOUT_EXPIRY = (
     *(f"in:{level}{kind}" for level in range(4) for kind in ("", ":resumed")),
-    *("lease", "place", "delay", "wait", "open", "counts", "control"),
+    *(f"rank:{level}" for level in range(4)),
+    *("arrival", "lease", "place", "delay", "wait", "open", "counts", "control"),
 )
 
 
@@ -71,15 +72,14 @@ def make_completion(request_id: str, **changes: Any) -> Completion:
     return Completion(request_id, **(fields | changes))
 
 
-def read_and_claim(broker: Broker, *, worker: str = "w", **options: Any) -> Claimed | NotClaimed:
-    """Reads exactly one entry and claims it."""
-    entries = broker.read_ingress(worker, count=1, block_seconds=0)
-    (answer,) = broker.claim(entries, **options)
+def read_and_claim(broker: Broker, **options: Any) -> Claimed | NotClaimed:
+    """Claims the request that is due next."""
+    (answer,) = broker.claim(broker.peek(count=1), **options)
     return answer
 
 
-def claim_next(broker: Broker, *, worker: str = "w", **options: Any) -> Claimed:
-    answer = read_and_claim(broker, worker=worker, **options)
+def claim_next(broker: Broker, **options: Any) -> Claimed:
+    answer = read_and_claim(broker, **options)
     assert isinstance(answer, Claimed), answer
     return answer
 

@@ -23,12 +23,12 @@ from quire.broker.broker import Broker
 from quire.errors import QuireError
 from quire.transitions.values import (
     BackOff,
+    Candidate,
     Claim,
     Claimed,
     CommitItem,
     CommitReply,
     CommitStatus,
-    IngressEntry,
 )
 from quire.wire.output import Completion, ErrorInfo, FinishReason, State
 from tests.quire.books import unbalanced
@@ -74,7 +74,7 @@ class Session:
 @dataclass
 class Worker:
     name: str
-    entries: list[IngressEntry] = field(default_factory=list)
+    entries: list[Candidate] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)
 
 
@@ -124,7 +124,7 @@ class World:
             *[self._commit] * 6,
             *[self._commit_and_lose_the_reply] * 2,
             *[self._repeat_an_old_commit] * 2,
-            *(self._read, self._recover, self._heartbeat, self._release, self._reap),
+            *(self._read, self._balance, self._heartbeat, self._release, self._reap),
             *[self._pause] * 3,
             *(self._crash, self._let_a_lease_expire, self._cancel),
             *(self._fail, self._promote, self._give_up, self._requeue),
@@ -138,14 +138,14 @@ class World:
     # What a worker does.
 
     def _read(self, worker: Worker) -> None:
-        worker.entries += self._broker.read_ingress(worker.name, count=1, block_seconds=0)
+        worker.entries += self._broker.peek(count=1, block_seconds=0)
 
     def _read_and_claim(self, worker: Worker) -> None:
         self._read(worker)
         self._claim(worker)
 
-    def _recover(self, worker: Worker) -> None:
-        worker.entries += self._broker.recover_entries(worker.name, min_idle_seconds=0, count=2)
+    def _balance(self, _worker: Worker) -> None:
+        self._broker.balance(min_idle_seconds=0)
 
     def _claim(self, worker: Worker) -> None:
         if not worker.entries:
@@ -305,7 +305,7 @@ class World:
             self._expire_abandoned_leases()
             self._promote(self._workers[0])
             for worker in self._workers:
-                for act in (self._reap, self._recover, self._read_and_claim):
+                for act in (self._reap, self._balance, self._read_and_claim):
                     act(worker)
                 self._generate(worker)
                 self._commit(worker)

@@ -381,7 +381,10 @@ class Queue:
         assert sum(self.broker.queue_depth().values()) == 0
         assert self.connection.zcard(self.keys.lease) == 0
         for stream in self.keys.all_ingress:
+            # A worker that waits uses up the tickets of cancelled requests.
             assert self.connection.xpending(stream, "workers")["pending"] == 0
-        lasting = {self.keys.lease, self.keys.dead, self.keys.workers, *self.keys.all_ingress}
+        keys = self.keys
+        lasting = {keys.lease, keys.dead, keys.workers, keys.control, keys.arrival}
+        lasting |= {*keys.all_ingress}
         for key in self.connection.scan_iter(match=f"{self.keys.prefix}:*"):
             assert key.decode() in lasting or self.connection.ttl(key) > 0, f"{key} never expires"

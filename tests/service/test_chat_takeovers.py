@@ -48,7 +48,7 @@ def begun_by_an_earlier_version(
 ) -> str:
     """A chat with tokens under a fingerprint without the mark of a chat with control text."""
     request_id = queue.submit(messages, kind="chat.completions", max_tokens=100)
-    entries = queue.broker.read_ingress("earlier", count=1, block_seconds=0.0)
+    entries = queue.broker.peek(count=1, block_seconds=0.0)
     (claimed,) = queue.broker.claim(entries, fingerprint=fingerprint)
     assert isinstance(claimed, Claimed)
     item = CommitItem(claimed.claim, 0, tokens, "x", text_ends=(1,) * len(tokens))

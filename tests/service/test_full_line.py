@@ -33,43 +33,59 @@ def waiting_bulk(queue: Queue) -> int:
     return queue.broker.queue_depth()[Priority.LOW]
 
 
-def deliver(queue: Queue, priority: Priority, *, to: str) -> str:
-    """Submit a request, and have it delivered to a worker that does not claim it."""
-    # What is paused is read by nobody else.
-    queue.broker.pause("a test")
-    request_id = queue.submit((7, 7), max_tokens=3, priority=priority.name.lower())
+def take_tickets(queue: Queue, priority: Priority) -> None:
+    """Have all tickets of a class delivered to a worker of an earlier version, that is gone."""
     stream = queue.keys.ingress(priority)
-    assert queue.connection.xreadgroup(GROUP, to, {stream: ">"}, count=1)
-    queue.broker.resume()
-    return request_id
+    while queue.connection.xreadgroup(GROUP, "gone", {stream: ">"}, count=100):
+        pass
 
 
-def test_bulk_is_not_read_in_the_place_of_an_urgent_request_that_another_worker_has(queue: Queue):
-    with busy(queue, StepGate(steps=0), lease_seconds=600.0):
-        urgent = deliver(queue, Priority.CRITICAL, to="another")
-        stays(lambda: waiting_bulk(queue) == NUM_BULK - NUM_SLOTS - LINE)
-        assert queue.broker.status(urgent).state == "queued"
-
-
-@pytest.mark.parametrize("last", ["dead", "this very one"])
-def test_an_urgent_request_that_a_worker_was_given_in_vain_passes_a_full_line(
-    queue: Queue, last: str
-):
-    """The worker died before its claim, or the reply that brought it to this one was lost."""
+def test_an_urgent_request_passes_a_full_line_without_a_ticket(queue: Queue):
     gate = StepGate(steps=0)
-    with busy(queue, gate, worker_name="this very one"):
-        urgent = deliver(queue, Priority.CRITICAL, to=last)
+    with busy(queue, gate):
+        # What is paused is claimed by nobody.
+        queue.broker.pause("a test")
+        urgent = queue.submit((7, 7), max_tokens=3, priority="critical")
+        take_tickets(queue, Priority.CRITICAL)
+        queue.broker.resume()
         queue.wait_for_state(urgent, "running")
         assert waiting_bulk(queue) == NUM_BULK - NUM_SLOTS - LINE
         gate.step_until(lambda: queue.broker.status(urgent).state.is_terminal)
         assert queue.result(urgent).token_ids == expected_tokens((7, 7), max_tokens=3)
 
 
-def test_what_nobody_claims_hides_no_other_class_that_has_room_in_the_line(queue: Queue):
+def test_each_better_class_has_room_in_the_line(queue: Queue):
     with busy(queue, StepGate(steps=0), lease_seconds=600.0):
-        deliver(queue, Priority.CRITICAL, to="another")
-        for level in ("normal", "high"):
+        for level in ("normal", "high", "critical"):
             queue.wait_for_state(queue.submit((8, 8), max_tokens=3, priority=level), "running")
+
+
+def test_a_request_that_ranks_behind_the_line_waits_in_the_queue(queue: Queue):
+    with busy(queue, StepGate(steps=0), policy="fcfs"):
+        late = queue.submit((8, 8), max_tokens=3, priority="critical")
+        stays(lambda: queue.broker.status(late).state == "queued")
+
+
+def test_the_smallest_of_many_requests_is_the_next_to_run(queue: Queue):
+    """One slot, a full line, and 60 large requests in the queue before it."""
+    gate = StepGate(steps=0)
+    many = [queue.submit((n, 9), max_tokens=20 + n) for n in range(1, 61)]
+    settings = queue.settings(
+        policy="sjf", aging_seconds=86_400.0, max_num_seqs=1, drain_seconds=0.0
+    )
+    with WorkerThread(settings, before_run=gate) as worker:
+        running = {"model": "fake", "state": "running"}
+        gate.step_until(lambda: worker.metric("quire_engine_requests", **running) == 1)
+        eventually(lambda: sum(queue.broker.queue_depth().values()) == 60 - 1 - 16)
+        smallest = queue.submit((9, 9), max_tokens=3)
+        queue.wait_for_state(smallest, "running")
+        gate.open()
+        assert [queue.result(one).completion.attempts for one in many] == [1] * 60
+        field = "finished_ms"
+        ends = [int(queue.connection.hget(queue.keys.request(one), field)) for one in many]
+        end = int(queue.connection.hget(queue.keys.request(smallest), field))
+        # The one that was running, and none of the others.
+        assert sum(other < end for other in ends) <= 1
 
 
 @pytest.mark.parametrize("level", ["normal", "high", "critical"])

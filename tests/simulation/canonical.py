@@ -1,7 +1,7 @@
 """One representative for all worlds that differ in nothing any later step or law depends on.
 
-Each reduction is sound for a reason of its own: owners and entry ids are only compared for equality
-(and ids for order), so they may be renumbered; the two workers are alike, so they may change
+Each reduction is sound for a reason of its own: owners are only compared for equality and
+arrivals for order, so they may be renumbered; the two workers are alike, so they may change
 places; a log is read and extended as one sequence of tokens; a lease, a delay or a wait that is
 live may be over at any moment, so both are one; a claim has moved its request or not, no matter how
 far; a claim that no record will name again is nothing.
@@ -18,6 +18,7 @@ from functools import cache
 from typing import NamedTuple
 
 from tests.simulation.model_state import (
+    BY_TICKET,
     NOBODY,
     OPEN,
     STRIDE,
@@ -41,12 +42,10 @@ class Reductions:
 
     `knows_owners`: claims that no record will ever name again are forgotten, as nothing they say
     has an effect, and epochs are, as each owner has one and is compared with it; true of the real
-    fence alone. `ranks_entries`: ids of entries become ranks; true
-    if an id is never given again.
+    fence alone.
     """
 
     knows_owners: bool = True
-    ranks_entries: bool = True
 
 
 def canonical(world: World, reductions: Reductions) -> World:
@@ -60,11 +59,6 @@ def canonical(world: World, reductions: Reductions) -> World:
         first, second = without_lost_claims(first, held), without_lost_claims(second, held)
         if network:
             network = tuple(without_epoch(c) for c in network if c.owner in held)
-    if reductions.ranks_entries:
-        ids = ground.entry_ids
-        first, second = with_ranked_entries(first, ids), with_ranked_entries(second, ids)
-        if network:
-            network = tuple(with_ranked_entry(call, ids) for call in network)
     one = World(ground.shard, ground.disk, (first, second), reader, network, world.left)
     if first == second:
         return with_numbered_owners(one)
@@ -78,25 +72,21 @@ def canonical(world: World, reductions: Reductions) -> World:
 class Ground(NamedTuple):
     """A shard and what is on disk, reduced, and what of them the rest of a world goes by.
 
-    `running`: the owners of running requests. `entry_ids`: the ids of entries, in order, before
-    they were ranked.
+    `running`: the owners of running requests.
     """
 
     shard: Shard
     disk: Disk
     running: frozenset[int]
-    entry_ids: tuple[int, ...]
 
 
 @cache
 def ground_of(shard: Shard, disk: Disk, reductions: Reductions) -> Ground:
     plain = shard_without_epochs if reductions.knows_owners else plain_shard
     shards = [plain(one) for one in (shard, disk) if one]
-    ids = tuple(sorted({entry.entry_id for one in shards for entry in one.ingress}))
     running = frozenset(r.owner for one in shards for r in one.requests if r and is_running(r))
-    if reductions.ranks_entries:
-        shards = [ranked_shard(one, ids) for one in shards]
-    return Ground(shards[0], shards[1] if disk else NOTHING, running, ids)
+    shards = [with_numbered_arrivals(one) for one in shards]
+    return Ground(shards[0], shards[1] if disk else NOTHING, running)
 
 
 def is_running(request: Request) -> bool:
@@ -173,41 +163,28 @@ def without_epoch(call: Call) -> Call:
     return call._replace(epoch=0) if call.epoch else call
 
 
-def rank(entry_id: int, ids: tuple[int, ...]) -> int:
-    """Which id it is; 0 for one that is in no stream any more, and never will be."""
-    return ids.index(entry_id) + 1 if entry_id in ids else 0
+@cache
+def with_numbered_arrivals(shard: Shard) -> Shard:
+    """Arrivals, and the ranks that are arrivals, are numbered in their order."""
+    arrivals = {request.arrival for request in shard.requests if request}
+    arrivals.update(rank for rank in shard.ranks if rank != BY_TICKET)
+    numbers = {arrival: number for number, arrival in enumerate(sorted({0} | arrivals))}
+    numbers[BY_TICKET] = BY_TICKET
 
+    def numbered(request: Request) -> Request:
+        return request._replace(arrival=numbers[request.arrival])
 
-def ranked_shard(shard: Shard, ids: tuple[int, ...]) -> Shard:
-    def with_ranked(request: Request) -> Request:
-        if not request.entry:
-            return request
-        entry_id, is_resumed = request.entry
-        return request._replace(entry=(rank(entry_id, ids), is_resumed))
-
-    requests = tuple(request and with_ranked(request) for request in shard.requests)
-    ingress = tuple(e._replace(entry_id=rank(e.entry_id, ids)) for e in shard.ingress)
-    clock = shard.clock._replace(last_entry=len(ids))
-    return shard._replace(requests=requests, ingress=ingress, clock=clock)
-
-
-def with_ranked_entries(worker: Worker, ids: tuple[int, ...]) -> Worker:
-    held, asking, sessions = worker
-    if not (held or asking):
-        return worker
-    held = held and (rank(held[0], ids), held[1])
-    return Worker(held, tuple(with_ranked_entry(call, ids) for call in asking), sessions)
-
-
-def with_ranked_entry(call: Call, ids: tuple[int, ...]) -> Call:
-    entry = rank(call.entry, ids)
-    return call if call.entry == entry else call._replace(entry=entry)
+    return shard._replace(
+        requests=tuple(request and numbered(request) for request in shard.requests),
+        ranks=tuple(numbers[rank] for rank in shard.ranks),
+        clock=shard.clock._replace(last_arrival=len(numbers)),
+    )
 
 
 def shape(worker: Worker) -> tuple[object, ...]:
     """What of a worker does not depend on the names of owners."""
     sessions = tuple((s.request, s.epoch, s.sent, s.cancel) for s in worker.sessions)
-    return worker.held, tuple(call.entry for call in worker.asking), sessions
+    return worker.held, tuple(call.request for call in worker.asking), sessions
 
 
 def with_numbered_owners(world: World) -> World:

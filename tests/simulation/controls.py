@@ -14,6 +14,7 @@ from tests.simulation.model_state import (
     Shard,
     changed,
     with_old_letters,
+    with_rank,
     with_request,
 )
 from tests.simulation.protocol_model import Scripts
@@ -76,7 +77,7 @@ class ReplaysWritten(Scripts):
 
 
 class NeverRestored(Scripts):
-    """What has lost its entry waits until its time is over."""
+    """What has lost its rank and all tickets waits until its time is over."""
 
     def restore(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         return shard, ""
@@ -107,26 +108,68 @@ class TokensTakenBack(Scripts):
     """A request that is queued again begins from nothing."""
 
     def put_back(
-        self, shard: Shard, index: int, attempts: int, *, is_resumed: bool
+        self, shard: Shard, index: int, attempts: int, *, is_kept: bool
     ) -> tuple[Shard, str]:
         shard = changed(shard, index, published=0, log=())
-        return super().put_back(shard, index, attempts, is_resumed=is_resumed)
+        return super().put_back(shard, index, attempts, is_kept=is_kept)
 
 
 class ReapedAndLost(NeverRestored):
-    """A request whose lease has expired gets no entry in the ingress; RESTORE would see to it."""
+    """A request whose lease has expired gets no rank; RESTORE would see to it."""
 
     def reap(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         after, reply = super().reap(shard, call)
-        return after._replace(ingress=shard.ingress), reply
+        return after._replace(ranks=shard.ranks, tickets=shard.tickets), reply
 
 
 class RefusedAndKept(Scripts):
-    """An entry that gives no claim stays pending."""
+    """What cannot be claimed stays in its rank set."""
 
     def claim(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         after, reply = super().claim(shard, call)
-        return (after if reply[0] == "claimed" else after._replace(ingress=shard.ingress)), reply
+        return (after if reply[0] == "claimed" else after._replace(ranks=shard.ranks)), reply
+
+
+class CancelledAndRanked(Scripts):
+    """A request that is cancelled while it waits stays in its rank set."""
+
+    def cancel(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        after, reply = super().cancel(shard, call)
+        return after._replace(ranks=shard.ranks), reply
+
+
+class TicketsLeaked(Scripts):
+    """What cancelled and expired requests leave is never used up."""
+
+    def without_surplus(self, shard: Shard, most: int) -> tuple[Shard, int, int]:
+        return shard, 0, 0
+
+
+class TicketsForgotten(Scripts):
+    """What comes back gets no ticket."""
+
+    def put_back(
+        self, shard: Shard, index: int, attempts: int, *, is_kept: bool
+    ) -> tuple[Shard, str]:
+        after, state = super().put_back(shard, index, attempts, is_kept=is_kept)
+        return after._replace(tickets=shard.tickets), state
+
+
+class ArrivalsRenewed(Scripts):
+    """What comes back goes behind all others."""
+
+    def enqueue(self, shard: Shard, index: int, *, is_kept: bool) -> tuple[Shard, str]:
+        return super().enqueue(shard, index, is_kept=False)
+
+
+class RankedByAnother(Scripts):
+    """RESTORE ranks a request by another arrival than its record tells."""
+
+    def restore(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        after, lost = super().restore(shard, call)
+        if not after.ranks[call.request]:
+            return after, lost
+        return with_rank(after, call.request, after.clock.last_arrival + 1), lost
 
 
 class AttemptsUncounted(Scripts):
@@ -152,24 +195,22 @@ class NeverExpired(Scripts):
         return shard, ""
 
 
-class RestoredUnrecorded(Scripts):
-    """The record of a request that got another entry still tells of the lost one."""
+class RestoredUnranked(Scripts):
+    """A request that is told to be restored is in no rank set all the same."""
 
     def restore(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         after, lost = super().restore(shard, call)
-        if lost != "entry":
-            return after, lost
-        return changed(after, call.request, entry=shard.requests[call.request].entry), lost
+        return (with_rank(after, call.request, 0) if lost == "entry" else after), lost
 
 
 class RestoredWhileRunning(Scripts):
-    """A request that is claimed counts as one that has lost its entry."""
+    """A request that is claimed counts as one that has lost its rank."""
 
     def restore(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         request = shard.requests[call.request]
         if not request or request.state != "running":
             return super().restore(shard, call)
-        return self.enqueue(shard, call.request, is_resumed=False)
+        return self.enqueue(shard, call.request, is_kept=False)
 
 
 class SubmittedTwice(Scripts):
@@ -227,21 +268,20 @@ CONTROLS = (
     Control(Scenario("replays written"), "I2", ReplaysWritten),
     Control(Scenario("fence open after the end"), "I3", FenceOpenAfterTheEnd),
     Control(Scenario("reaped and lost"), "I5", ReapedAndLost),
-    # RESTORE would find what was lost with another entry's id.
-    Control(
-        Scenario("ids given again", num_requests=2, num_rollbacks=1, may_reuse_ids=True),
-        "I5",
-        NeverRestored,
-    ),
+    Control(Scenario("cancelled and ranked", may_cancel=True), "I12", CancelledAndRanked),
+    Control(Scenario("restored unranked", num_losses=1), "I12", RestoredUnranked),
+    Control(Scenario("tickets leaked", may_cancel=True), "I6", TicketsLeaked),
+    Control(Scenario("tickets forgotten"), "I13", TicketsForgotten),
+    Control(Scenario("arrivals renewed", num_releases=1), "I14", ArrivalsRenewed),
+    Control(Scenario("ranked by another"), "I14", RankedByAnother),
     Control(Scenario("never promoted", may_schedule=True), "I6", NeverPromoted),
-    Control(Scenario("refused and kept", may_cancel=True), "I6", RefusedAndKept),
+    Control(Scenario("refused and kept", num_expiries=1), "I6", RefusedAndKept),
     Control(Scenario("attempts uncounted"), "I7", AttemptsUncounted),
     Control(Scenario("letters unwritten"), "I7", LettersUnwritten),
     Control(Scenario("moves counted"), "I7", MovesCounted),
     Control(Scenario("never expired", may_be_late=True), "I5", NeverExpired),
     Control(Scenario("log unread", num_rollbacks=1, may_be_torn=True), "I2", LogUnread),
-    Control(Scenario("never restored", num_losses=1), "I5", NeverRestored),
-    Control(Scenario("restored unrecorded", num_losses=1), "I6", RestoredUnrecorded),
+    Control(Scenario("never restored", num_losses=1), "I13", NeverRestored),
     Control(Scenario("restored while running"), "I4", RestoredWhileRunning),
     Control(Scenario("submitted twice"), "I8", SubmittedTwice),
     Control(

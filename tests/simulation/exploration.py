@@ -82,9 +82,7 @@ class Search:
 
     def __init__(self, scenario: Scenario, kind: type[Scripts]) -> None:
         self.processes = Processes(scenario, scripts_of(scenario, kind))
-        self._reductions = Reductions(
-            knows_owners=kind.holds is Scripts.holds, ranks_entries=not scenario.may_reuse_ids
-        )
+        self._reductions = Reductions(knows_owners=kind.holds is Scripts.holds)
         # With processes of their own: what only a closing meets is not met by the search.
         self.closings = Closings(Processes(scenario, self.processes.scripts), self._reductions)
         self._first = World.initial(scenario)

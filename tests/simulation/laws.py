@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from tests.simulation.canonical import Reductions, canonical
 from tests.simulation.model_state import (
+    BY_TICKET,
     MISSING,
     NOBODY,
     OPEN,
@@ -21,8 +22,10 @@ from tests.simulation.model_state import (
     End,
     Request,
     Shard,
+    num_ranked,
 )
 from tests.simulation.processes import Processes
+from tests.simulation.shared_parts import SUSPICIOUS
 from tests.simulation.world import EXPLICIT_EVENTS, Left, Scenario, Worker, World, read
 
 #: Ends that leave a dead letter, until someone gives it another life.
@@ -36,17 +39,20 @@ def broken_by_step(old_shard: Shard, calls: tuple[Call, ...], new_shard: Shard) 
     """Laws about what operations that led from one shard to another may change."""
     yield from broken_by_waiting(new_shard, calls=calls)
     yield from broken_by_old_letter(old_shard, calls, new_shard)
+    if old_shard is not new_shard and not any(call.name in TAKING_BACK for call in calls):
+        yield from broken_by_change(old_shard, calls, new_shard)
     yield from broken_by_restoring(old_shard, calls, new_shard)
-    if old_shard is new_shard or any(call.name in TAKING_BACK for call in calls):
-        return
+
+
+def broken_by_change(old_shard: Shard, calls: tuple[Call, ...], new_shard: Shard) -> Iterator[str]:
+    """Laws about what may become of a request that was there."""
     for old, new in zip(old_shard.requests, new_shard.requests, strict=True):
         if old is new or old == MISSING:
             continue
         if old.state not in OPEN and new != old:
             law = "I9" if (old.state, old.owner) == ("cancelled", NOBODY) else "I3"
             yield f"{law}: a request that was {old.state} is {new.state} or was changed"
-        if calls[0].name == "submit" and new != old._replace(entry=new.entry):
-            # A lost entry it may put back: see broken_by_restoring.
+        if calls[0].name == "submit" and new != old:
             yield "I8: a submit has changed a request that was there"
         if new.tokens[: len(old.tokens)] != old.tokens:
             yield "I1: published tokens were changed"
@@ -55,6 +61,7 @@ def broken_by_step(old_shard: Shard, calls: tuple[Call, ...], new_shard: Shard) 
         if new.owner != old.owner and new.epoch == old.epoch:
             yield "I4: another owner has the same epoch"
         yield from broken_by_giving_up(old, new)
+        yield from broken_by_coming_back(old, new, last=old_shard.clock.last_arrival)
         if old_shard.is_paused and (old.state, new.state) == ("queued", "running"):
             yield "I9: a request was claimed from a paused queue"
 
@@ -76,28 +83,34 @@ def broken_by_old_letter(
             yield f"I8: letter {call.entry} of an earlier request has changed a later one"
 
 
+def broken_by_coming_back(old: Request, new: Request, *, last: int) -> Iterator[str]:
+    """What has tokens and comes back keeps its arrival; any other request arrives after all."""
+    is_back = old.state in ("running", "scheduled") and new.state == "queued"
+    has_tokens = new.published > 0 and new.losses < SUSPICIOUS
+    if is_back and has_tokens and new.arrival != old.arrival:
+        yield f"I14: a request that came back with tokens arrived at {new.arrival} again"
+    if new.arrival not in (old.arrival, last + 1):
+        yield f"I14: a request arrived at {new.arrival}, the last one before at {last}"
+
+
 def broken_by_restoring(
     old_shard: Shard, calls: tuple[Call, ...], new_shard: Shard
 ) -> Iterator[str]:
     """What is put back was lost, and is there afterwards."""
     for call in calls:
-        if call.name not in ("restore", "submit"):
-            continue
         old, new = old_shard.requests[call.request], new_shard.requests[call.request]
-        is_new = len(new_shard.ingress) > len(old_shard.ingress)
-        law = "I8" if call.name == "submit" else "I6"
-        if old and is_new and has_entry(old_shard, old):
-            yield f"{law}: a request that has its entry was given another one"
-        is_queued = call.name == "restore" and new and new.state == "queued"
-        # One that an older version has queued may be any of those that are there.
-        is_untold = is_queued and not new.entry and new_shard.ingress
-        if is_queued and not is_untold and not has_entry(new_shard, new):
-            yield "I6: the record of a request that was restored does not tell its entry"
-
-
-def has_entry(shard: Shard, request: Request) -> bool:
-    """Whether the entry that the request's record tells is there."""
-    return any(request.entry[:1] == (entry.entry_id,) for entry in shard.ingress)
+        if call.name not in ("restore", "submit") or not old:
+            continue
+        num_new = len(new_shard.tickets) - len(old_shard.tickets)
+        if num_new > 0 and len(new_shard.tickets) > num_ranked(new_shard):
+            yield "I13: a ticket was added that is one too many"
+        if new and new.state == "queued":
+            if not new_shard.ranks[call.request]:
+                yield "I12: a request that was restored is in no rank set"
+            if num_new <= 0 and len(new_shard.tickets) < num_ranked(new_shard):
+                yield "I13: a ticket that is missing was not added"
+            if call.name == "restore" and new_shard.ranks[call.request] != new.arrival:
+                yield "I14: a request that was restored is not ranked by its arrival"
 
 
 def broken_by_waiting(shard: Shard, *, calls: tuple[Call, ...]) -> Iterator[str]:
@@ -120,6 +133,8 @@ def broken_in_shard(shard: Shard, *, scenario: Scenario) -> Iterator[str]:
         yield "I8: one idempotency key has two generations"
     if not scenario.num_expiries:
         yield from broken_in_books(shard)
+    if not scenario.num_losses and len(shard.tickets) < num_ranked(shard):
+        yield f"I13: the requests with ranks {shard.ranks} have the tickets {shard.tickets}"
 
 
 def broken_in_record(
@@ -141,6 +156,10 @@ def broken_in_record(
             yield f"I5: a {state} request has the delay {shard.delays[index]!r}"
         if bool(shard.waits[index]) != (state in WAITING):
             yield f"I5: a {state} request has the wait {shard.waits[index]!r}"
+        if bool(shard.ranks[index]) != (state == "queued"):
+            yield f"I12: a {state} request has the rank {shard.ranks[index]}"
+    if shard.ranks[index] not in (0, BY_TICKET, request.arrival):
+        yield f"I14: a request that arrived at {request.arrival} has the rank {shard.ranks[index]}"
 
 
 def broken_by_half(request: Request) -> Iterator[str]:
@@ -256,7 +275,7 @@ class Closings:
         passed: set[World] = set()
         while (world := canonical(world, self._reductions)) not in self._followed:
             if world in passed:
-                yield f"I6: a worker alone goes round in circles and leaves {world.shard.ingress}"
+                yield f"I6: a worker alone goes round in circles and leaves {world.shard.tickets}"
                 break
             passed.add(world)
             number = next((n for n, w in enumerate(world.workers) if w != Worker()), 0)
@@ -282,7 +301,7 @@ class Closings:
         if worker.held:
             asked, call = processes.asking(world, number)
             return processes.claim_heard(asked, number, call).world
-        for step in processes.reading(world, number):
+        for step in (*processes.reading(world, number), *processes.balancing(world, number)):
             return step.world
         for index in range(processes.scenario.num_requests):
             if world.shard.leases[index]:
@@ -310,9 +329,11 @@ def broken_at_rest(world: World) -> Iterator[str]:
             yield f"I5: a {request.state} request that nothing will bring to its end"
         elif request:
             yield from broken_by_half(request)
-    if shard.ingress or any((*shard.leases, *shard.delays, *shard.waits)):
+    if shard.tickets or any(shard.ranks):
+        yield f"I13: at rest there are the tickets {shard.tickets} and the ranks {shard.ranks}"
+    if any((*shard.leases, *shard.delays, *shard.waits)):
         times = shard.leases, shard.delays, shard.waits
-        yield f"I6: at rest there are {shard.ingress}, and as leases, delays and waits {times}"
+        yield f"I6: at rest there are as leases, delays and waits {times}"
     if any(worker != Worker() for worker in world.workers):
         yield f"I6: at rest a worker has {world.workers} in its memory"
     if any(shard.books.open) or shard.books.waiting or shard.books.unfinished:

@@ -20,7 +20,7 @@ REPEATED = 0.15
 WEIGHTS = {
     "claim": 4.0,
     "commit": 6.0,
-    "deliver": 2.0,
+    "peek": 2.0,
     "expire_lease": 0.5,
     "reads": 0.1,
     "release": 0.5,
@@ -28,8 +28,8 @@ WEIGHTS = {
     "submit": 2.0,
 }
 
-#: What the server loses, and what was never recorded.
-LOSSES = ("lose_entry", "lose_delay", "lose_lease", "lose_wait", "lose_note")
+#: What the server loses.
+LOSSES = ("lose_rank", "stay_ranked", "lose_ticket", "lose_delay", "lose_lease", "lose_wait")
 
 #: Kinds of steps that bring a walk to an early end or make it forget where it was. In each walk
 #: some of them are rarer by this factor.
@@ -51,7 +51,7 @@ DISRUPTIVE = {
 
 #: Operations that are not calls of a client, and so are not repeated.
 NOT_REPEATED = (
-    *("deliver", "recover", "snapshot", "rollback", "tear", "forget", "pass_deadline"),
+    *("peek", "balance", "snapshot", "rollback", "tear", "forget", "pass_deadline"),
     *LOSSES,
 )
 

@@ -1,6 +1,6 @@
 """What one queue shard holds, as small immutable values; the model's counterpart of keys.py.
 
-Owners and the ids of entries and letters are small integers, a token is its own content, a lease, a
+Owners, arrivals and the ids of letters are small integers, a token is its own content, a lease, a
 delay or a wait is over or not. Left out, because no decision of a script depends on it: bodies,
 metadata, fingerprints, what is asked, time stamps (but for the letters of another request, see
 Letter), priorities, sizes. All requests belong to one
@@ -13,6 +13,9 @@ from typing import NamedTuple
 
 #: The owner of a request that nobody runs. Owners and ids count from 1.
 NOBODY = 0
+
+#: The rank of a request that was found by a ticket alone: about its arrival. RESTORE corrects it.
+BY_TICKET = -1
 
 #: Where a request whose keys do not exist would stand.
 MISSING: tuple[()] = ()
@@ -64,8 +67,7 @@ class End(NamedTuple):
 class Request(NamedTuple):
     """The keys of one request: its record, its log, and whether its body is there.
 
-    `entry`: the id of the ingress entry that is recorded as its own while it is queued, and whether
-    that is in the stream of what came back; empty where none is recorded.
+    `arrival`: when it was queued; 0 before it was.
     """
 
     state: str = ""
@@ -78,7 +80,7 @@ class Request(NamedTuple):
     released: int = NOBODY
     resumed_from: int = 0
     losses: int = 0
-    entry: tuple[int, bool] | tuple[()] = ()
+    arrival: int = 0
     has_body: bool = True
     log: tuple[Chunk | End, ...] = ()
 
@@ -89,18 +91,6 @@ class Request(NamedTuple):
     @property
     def end(self) -> End | None:
         return next((entry for entry in self.log if isinstance(entry, End)), None)
-
-
-class Entry(NamedTuple):
-    """An entry of the ingress; a delivered one is pending for some worker.
-
-    `is_resumed`: it stands in the stream of what came back.
-    """
-
-    entry_id: int
-    request: int
-    is_delivered: bool = False
-    is_resumed: bool = False
 
 
 class Letter(NamedTuple):
@@ -116,7 +106,7 @@ class Letter(NamedTuple):
 class Call(NamedTuple):
     """One operation: a script with its arguments, or what else happens to a shard.
 
-    `entry`: the id of an ingress entry or of a dead letter. `done`: a reason of STATE_OF that a
+    `entry`: the id of a dead letter, or which of the tickets. `done`: a reason of STATE_OF that a
     worker writes, "" for none. `holder`: the argument of SUBMIT of that name, -1 for none. `flag`:
     for SUBMIT that it is for later, for FAIL that it may be tried again, for REQUEUE that the
     tokens are kept, for a torn file that the end is in the log, for EXPIRE that a reader asks for
@@ -150,9 +140,9 @@ class Books(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """What goes on when the server forgets its past: ids given so far, and deadlines passed."""
+    """What goes on when the server forgets its past: the last arrival and id, deadlines passed."""
 
-    last_entry: int = 0
+    last_arrival: int = 0
     last_letter: int = 0
     late: tuple[int, ...] = ()
 
@@ -165,7 +155,8 @@ class ShardFields(NamedTuple):
     delays: tuple[str, ...]
     waits: tuple[str, ...]
     books: Books
-    ingress: tuple[Entry, ...] = ()
+    ranks: tuple[int, ...] = ()
+    tickets: tuple[int, ...] = ()
     letters: tuple[Letter, ...] = ()
     key_holder: int = -1
     is_paused: bool = False
@@ -176,7 +167,9 @@ class Shard(ShardFields):
     """All that the scripts read and write.
 
     `leases`, `delays` and `waits` are "" (none), "live" or "over" for each request. `key_holder`:
-    who holds the one idempotency key there is, -1 for nobody.
+    who holds the one idempotency key there is, -1 for nobody. `ranks`: the rank of each request, 0
+    for one that is in no rank set; by the model's policy that is its arrival. `tickets`: the
+    requests with which the entries of the stream were added, oldest first.
     """
 
     _hash = 0
@@ -189,7 +182,8 @@ class Shard(ShardFields):
     @classmethod
     def empty(cls, num_requests: int) -> Shard:
         none = ("",) * num_requests
-        return cls((MISSING,) * num_requests, none, none, none, Books(none))
+        ranks = (0,) * num_requests
+        return cls((MISSING,) * num_requests, none, none, none, Books(none), ranks)
 
 
 def changed(shard: Shard, index: int, **fields: object) -> Shard:
@@ -243,23 +237,35 @@ def torn(disk: Shard, shard: Shard, index: int, *, has_end: bool) -> Shard | Non
     end, log = after.end, after.log
     if end and end.reason not in COMMITTED:
         return None
-    if end and not has_end:
+    if end and not has_end and end not in before.log:
         log = tuple(entry for entry in log if entry != end)
     if log == before.log or after.tokens[: len(before.tokens)] != before.tokens:
         return None
     return changed(disk, index, log=log)
 
 
-def with_entry(shard: Shard, index: int, *, is_resumed: bool = False) -> Shard:
-    """A queued request has one more entry in the ingress, which its record tells."""
-    entry = Entry(shard.clock.last_entry + 1, index, is_resumed=is_resumed)
-    shard = changed(shard, index, entry=(entry.entry_id, is_resumed))
-    clock = shard.clock._replace(last_entry=entry.entry_id)
-    return shard._replace(ingress=(*shard.ingress, entry), clock=clock)
+def num_ranked(shard: Shard) -> int:
+    return sum(rank != 0 for rank in shard.ranks)
 
 
-def without_entry(shard: Shard, entry_id: int) -> Shard:
-    return shard._replace(ingress=tuple(e for e in shard.ingress if e.entry_id != entry_id))
+def with_rank(shard: Shard, index: int, rank: int) -> Shard:
+    if shard.ranks[index] == rank:
+        return shard
+    return shard._replace(ranks=put(shard.ranks, index, rank))
+
+
+def with_ticket(shard: Shard, index: int) -> Shard:
+    return shard._replace(tickets=(*shard.tickets, index))
+
+
+def with_new_arrival(shard: Shard, index: int) -> Shard:
+    clock = shard.clock._replace(last_arrival=shard.clock.last_arrival + 1)
+    return changed(shard._replace(clock=clock), index, arrival=clock.last_arrival)
+
+
+def lined_up(shard: Shard, index: int) -> Shard:
+    """A queued request is ranked by its arrival, and has a ticket."""
+    return with_ticket(with_rank(shard, index, shard.requests[index].arrival), index)
 
 
 def with_letter(shard: Shard, index: int, reason: str) -> Shard:
@@ -282,7 +288,7 @@ def entered(shard: Shard, index: int, state: str) -> Shard:
     """Brings a request into another state; what is not in the books stays out of them."""
     if shard.books.open[index]:
         shard = booked(shard, index, shard.books.open[index], state)
-    return changed(shard, index, state=state, entry=())
+    return changed(shard, index, state=state)
 
 
 def struck_out(shard: Shard, index: int) -> Shard:
@@ -295,6 +301,8 @@ def booked(shard: Shard, index: int, before: str, after: str) -> Shard:
     """Books that a request went from one state ("" for none) to another."""
     if before in WAITING and after not in WAITING:
         shard = with_wait(shard, index, "")
+    if before == "queued" and after != "queued":
+        shard = with_rank(shard, index, 0)
     books = shard.books
     books = books._replace(
         open=put(books.open, index, after if after in OPEN else ""),

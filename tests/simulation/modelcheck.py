@@ -59,9 +59,7 @@ SMALL_SCENARIOS = (
     Scenario("expiry", num_expiries=1, num_tokens=1, max_attempts=1, may_schedule=True),
     Scenario("another life", num_expiries=1, num_requeues=1, num_tokens=0, max_attempts=1),
     Scenario("a pause", may_pause=True, num_tokens=1, max_attempts=1),
-    Scenario(
-        "a loss", num_losses=1, num_tokens=1, max_attempts=1, may_schedule=True, may_be_older=True
-    ),
+    Scenario("a loss", num_losses=1, num_tokens=1, max_attempts=1, may_schedule=True),
     Scenario(
         "one key for two",
         num_requests=2,
@@ -126,7 +124,6 @@ SCENARIOS = (
         num_releases=1,
         may_cancel=True,
         may_schedule=True,
-        may_be_older=True,
     ),
     Scenario(
         "a loss, retries",
@@ -137,7 +134,7 @@ SCENARIOS = (
         may_schedule=True,
     ),
     Scenario("losses, late calls", num_losses=2, num_late_calls=1, num_tokens=1, max_attempts=1),
-    Scenario("losses, a pause", num_losses=2, num_tokens=0, may_pause=True, may_be_older=True),
+    Scenario("losses, a pause", num_losses=2, num_tokens=0, may_pause=True),
     Scenario("a loss, a rollback", num_losses=1, num_rollbacks=1, num_tokens=0, max_attempts=1),
     Scenario(
         "a loss, another life",
@@ -198,6 +195,7 @@ OUTCOMES = frozenset(
         "expire": "none cancelled expired",
         "requeue": "queued superseded",
         "restore": "none entry delay lease wait record",
+        "balance": "True",
     }.items()
     for outcome in outcomes.split()
 )

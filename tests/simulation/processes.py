@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tests.simulation.model_state import STRIDE, Call, Shard, torn, with_late_waits
+from tests.simulation.model_state import STRIDE, Call, Shard, num_ranked, torn, with_late_waits
 from tests.simulation.protocol_model import Scripts
 from tests.simulation.world import (
     NOTHING,
@@ -125,28 +125,27 @@ class Processes:
             yield Step("server", "", (Call("snapshot"),), world._replace(disk=world.shard))
         if world.disk != NOTHING:
             clock = world.shard.clock
-            if self.scenario.may_reuse_ids:
-                clock = clock._replace(last_entry=world.disk.clock.last_entry)
             for call, memory in self._memories(world):
                 shard = with_late_waits(memory._replace(clock=clock))
                 after = spent(world, "rollbacks")._replace(shard=shard, disk=NOTHING)
                 yield Step("server", "", (call,), after)
 
     def _losses(self, world: World) -> Iterator[Step]:
-        """What somebody trims or deletes, or the server evicts, and what was never recorded."""
+        """What somebody trims or deletes, or the server evicts."""
         shard = world.shard
         if world.left.losses:
             before = spent(world, "losses")
-            for entry in shard.ingress:
-                call = Call("lose_entry", entry.request, entry.entry_id)
-                yield self._plain("server", before, call)
+            for place, index in enumerate(shard.tickets):
+                yield self._plain("server", before, Call("lose_ticket", index, entry=place))
+            for index, rank in enumerate(shard.ranks):
+                if rank:
+                    yield self._plain("server", before, Call("lose_rank", index))
+                elif shard.books.open[index] == "running" and shard.requests[index]:
+                    yield self._plain("server", before, Call("stay_ranked", index))
             for what in ("lease", "delay", "wait"):
                 for index in self._requests:
                     if getattr(shard, f"{what}s")[index]:
                         yield self._plain("server", before, Call(f"lose_{what}", index))
-        for index, request in enumerate(shard.requests):
-            if self.scenario.may_be_older and request and request.entry:
-                yield self._plain("server", world, Call("lose_note", index))
 
     def _memories(self, world: World) -> Iterator[tuple[Call, Shard]]:
         """What the server may come back with."""
@@ -164,30 +163,30 @@ class Processes:
         if worker != Worker():
             yield Step(f"worker {number}", "crashes", (), with_worker(world, number, Worker()))
         yield from self.reading(world, number)
+        yield from self.balancing(world, number)
         yield from self._claiming(world, number)
         for session in worker.sessions:
             yield from self._publishing(world, number, session)
             yield from self._leaving(world, number, session)
 
     def reading(self, world: World, number: int) -> Iterator[Step]:
-        """Any worker may find any pending entry: how long it has been idle is a matter of time."""
+        """A worker may find any request that waits: others claim those that are due before it."""
         worker = world.workers[number]
         if worker.held or worker.asking:
             return
-        after, delivery = self.run(world, Call("deliver"))
-        if delivery:
-            after = with_worker(after, number, worker._replace(held=delivery))
-            yield Step(f"worker {number}", "reads", (Call("deliver"),), after)
-        for entry in world.shard.ingress:
-            if entry.is_delivered:
-                held = worker._replace(held=(entry.entry_id, entry.request))
-                calls = (Call("recover", entry=entry.entry_id),)
-                after = with_worker(world, number, held)
-                yield Step(f"worker {number}", "recovers", calls, after)
+        after, found = self.run(world, Call("peek"))
+        for index in found:
+            held = with_worker(after, number, worker._replace(held=(index,)))
+            yield Step(f"worker {number}", "finds", (Call("peek"),), held)
+
+    def balancing(self, world: World, number: int) -> Iterator[Step]:
+        """A worker that waits uses up tickets that are too many; any other leaves them."""
+        if len(world.shard.tickets) > num_ranked(world.shard):
+            yield self._plain(f"worker {number}", world, Call("balance"))
 
     def _claiming(self, world: World, number: int) -> Iterator[Step]:
         worker, name = world.workers[number], f"worker {number}"
-        if worker.held and worker.held[1] not in {s.request for s in worker.sessions}:
+        if worker.held and worker.held[0] not in {s.request for s in worker.sessions}:
             asked, call = self.asking(world, number)
             yield self.claim_heard(asked, number, call)
             request = world.shard.requests[call.request]
@@ -203,8 +202,7 @@ class Processes:
     def asking(self, world: World, number: int) -> tuple[World, Call]:
         """The worker draws an owner and sends its claim."""
         worker, owner = world.workers[number], world.last_owner + 1
-        entry_id, index = worker.held
-        call = Call("claim", index, entry=entry_id, owner=owner)
+        call = Call("claim", worker.held[0], owner=owner)
         worker = worker._replace(held=(), asking=(call,))
         return with_worker(world._replace(last_owner=owner), number, worker), call
 
@@ -216,7 +214,7 @@ class Processes:
     def _hear_claim(self, world: World, number: int, call: Call, *, reply: Any) -> World:
         worker = world.workers[number]._replace(asking=())
         if reply[0] == "claimed":
-            _, epoch, _, cancel, tokens, _ = reply
+            _, epoch, _, cancel, tokens, *_ = reply
             prefix = tokens if self.scenario.is_noise_stateful else ()
             session = Session(call.request, epoch, call.owner, len(tokens), prefix, cancel)
             worker = worker._replace(sessions=tuple(sorted((*worker.sessions, session))))

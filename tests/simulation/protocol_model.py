@@ -20,23 +20,26 @@ from tests.simulation.model_state import (
     booked,
     changed,
     entered,
-    put,
+    lined_up,
     struck_out,
     waiting_anew,
     with_delay,
-    with_entry,
     with_late_waits,
     with_lease,
     with_letter,
+    with_new_arrival,
     with_old_letters,
+    with_rank,
     with_request,
     with_wait,
-    without_entry,
 )
 from tests.simulation.shared_parts import SharedParts, is_named, trial_of
 
 #: The states that CLAIM names when it refuses; all others that are not queued are finished.
 SAID = ("running", "scheduled", "cancelled", "expired")
+
+#: The most tickets that a claim consumes, and BALANCE at once.
+MAX_CONSUMED, MAX_BALANCED = 5, 256
 
 
 class Scripts(SharedParts):
@@ -77,14 +80,12 @@ class Scripts(SharedParts):
         shard = with_old_letters(waiting_anew(shard, index), index)
         if call.flag:
             return with_delay(shard, index, "live"), ("created", index, state)
-        return with_entry(shard, index), ("created", index, state)
+        return lined_up(with_new_arrival(shard, index), index), ("created", index, state)
 
     def found_again(self, shard: Shard, index: int) -> Shard:
-        """A request that is known already gets a lost entry back."""
+        """A request that is known already gets its lost rank back."""
         is_queued = shard.requests[index].state == "queued"
-        if not is_queued or self.losing_stream(shard, index, sees_resumed=False) is None:
-            return shard
-        return with_entry(shard, index)
+        return self.ranked_again(shard, index) if is_queued else shard
 
     def cancel(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         """Replies the state after it, "" for an unknown request."""
@@ -101,32 +102,29 @@ class Scripts(SharedParts):
     # What a worker calls.
 
     def claim(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
-        """Replies ("claimed", epoch, attempts, cancel, tokens, trial) or (reason, is ended)."""
+        """Replies ("claimed", what a worker learns of the request) or (reason, is ended)."""
         index, request = call.request, shard.requests[call.request]
         if request and request.state == "running" and request.owner == call.owner:
             return shard, claimed(request)
-        dropped = without_entry(shard, call.entry)
         if refusal := self.refusal(request):
-            shard = struck_out(dropped, index) if refusal == "missing" else dropped
-            return shard, (refusal, False)
-        dropped, end = self.agreed(dropped, index)
+            shard = struck_out(shard, index) if refusal == "missing" else shard
+            return with_rank(shard, index, 0), (refusal, False)
+        shard, end = self.agreed(shard, index)
         if end:
-            shard, state = self.settled(dropped, index, end.reason, epoch=request.epoch)
-            return shard, (state if state in SAID else "finished", False)
-        request = dropped.requests[index]
-        reason = self.ending_due(dropped, index, request.attempts)
+            shard, state = self.settled(shard, index, end.reason, epoch=request.epoch)
+            return with_rank(shard, index, 0), (state if state in SAID else "finished", False)
+        request = shard.requests[index]
+        reason = self.ending_due(shard, index, request.attempts)
         if not reason and shard.waits[index] == "over":
             reason = "queue_timeout"
         if reason:
-            shard, state = self.end_for(dropped, index, reason)
+            shard, state = self.end_for(shard, index, reason)
+            shard = with_rank(shard, index, 0)
             return shard, ("attempts_spent" if state == "failed" else state, True)
         if shard.is_paused:
-            for entry in shard.ingress:
-                if entry.entry_id == call.entry:
-                    dropped = with_entry(dropped, index, is_resumed=entry.is_resumed)
-            return dropped, ("paused", False)
+            return shard, ("paused", False)
         shard = changed(
-            entered(dropped, index, "running"),
+            entered(shard, index, "running"),
             index,
             epoch=request.epoch + 1,
             owner=call.owner,
@@ -134,7 +132,8 @@ class Scripts(SharedParts):
             resumes=request.resumes + (request.published > 0),
             resumed_from=request.published,
         )
-        return with_lease(shard, index, "live"), claimed(shard.requests[index])
+        shard, _, _ = self.without_surplus(with_lease(shard, index, "live"), MAX_CONSUMED)
+        return shard, claimed(shard.requests[index])
 
     def refusal(self, request: Request | tuple[()]) -> str:
         """Why a request that this owner does not run already cannot be claimed at all."""
@@ -193,7 +192,7 @@ class Scripts(SharedParts):
         if not self.holds(request, call):
             return shard, request.released == call.owner
         shard, _ = self.agreed(changed(shard, call.request, released=call.owner), call.request)
-        shard, _ = self.put_back(shard, call.request, request.attempts - 1, is_resumed=True)
+        shard, _ = self.put_back(shard, call.request, request.attempts - 1, is_kept=True)
         return shard, True
 
     def fail(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
@@ -246,8 +245,8 @@ class Scripts(SharedParts):
         request = shard.requests[index]
         attempts = self.attempts_of(request)
         shard = changed(shard, index, losses=self.losses_of(request))
-        is_resumed = self.is_resumed(shard.requests[index])
-        return self.put_back(shard, index, attempts, is_resumed=is_resumed)
+        is_kept = self.keeps_arrival(shard.requests[index])
+        return self.put_back(shard, index, attempts, is_kept=is_kept)
 
     def promote(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         """Replies the state after it, "" when there was nothing to do."""
@@ -261,7 +260,7 @@ class Scripts(SharedParts):
             return shard, ""
         if reason := self.ending_due(shard, index, request.attempts):
             return self.end_for(shard, index, reason)
-        return self.enqueue(shard, index, is_resumed=self.is_resumed(request))
+        return self.enqueue(shard, index, is_kept=self.keeps_arrival(request))
 
     def expire(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         """Replies the state after it, "" when there was nothing to do."""
@@ -287,9 +286,8 @@ class Scripts(SharedParts):
             return struck_out(shard, index), "record" if shard.books.open[index] else ""
         state, lost = request.state, ""
         if state == "queued":
-            is_resumed = self.losing_stream(shard, index)
-            if is_resumed is not None:
-                shard, lost = with_entry(shard, index, is_resumed=is_resumed), "entry"
+            lost = "" if shard.ranks[index] else "entry"
+            shard = with_rank(self.ranked_again(shard, index), index, request.arrival)
         elif state == "scheduled" and not shard.delays[index]:
             shard, lost = with_delay(shard, index, "live"), "delay"
         elif state == "running" and not shard.leases[index]:
@@ -317,12 +315,13 @@ class Scripts(SharedParts):
             epoch=before.epoch + 1,
             published=before.published if log else 0,
             resumes=before.resumes if request and call.flag else 0,
+            arrival=before.arrival,
             log=log,
         )
         shard = booked(with_request(shard, index, again), index, "failed", "queued")
         shard = shard._replace(letters=tuple(lt for lt in shard.letters if lt not in here))
         shard = with_old_letters(shard, index)
-        return self.enqueue(shard, index, is_resumed=again.published > 0)
+        return self.enqueue(shard, index, is_kept=again.published > 0)
 
     def pause(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         return shard._replace(is_paused=True), None
@@ -332,22 +331,16 @@ class Scripts(SharedParts):
 
     # What happens besides the scripts.
 
-    def deliver(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
-        """A worker reads the oldest entry nobody has read, what came back before what is new.
-
-        Replies its id and request, or ().
-        """
-        unread = [place for place, entry in enumerate(shard.ingress) if not entry.is_delivered]
-        if not unread or shard.is_paused:
+    def peek(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        """A worker looks for requests to claim. Replies which there are, in no order."""
+        if shard.is_paused:
             return shard, ()
-        place = min(unread, key=lambda number: not shard.ingress[number].is_resumed)
-        entry = shard.ingress[place]._replace(is_delivered=True)
-        shard = shard._replace(ingress=put(shard.ingress, place, entry))
-        return shard, (entry.entry_id, entry.request)
+        return shard, tuple(index for index, rank in enumerate(shard.ranks) if rank)
 
-    def recover(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
-        """A worker takes what is pending, for itself or anyone. Replies ids and requests."""
-        return shard, tuple((e.entry_id, e.request) for e in shard.ingress if e.is_delivered)
+    def balance(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        """Replies how many tickets were used up, and how many requests were found by them."""
+        shard, num_used, num_found = self.without_surplus(shard, MAX_BALANCED)
+        return shard, (num_used, num_found)
 
     def expire_lease(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         over = "over" if shard.leases[call.request] else ""
@@ -365,9 +358,17 @@ class Scripts(SharedParts):
         late = tuple(sorted({*shard.clock.late, call.request}))
         return with_late_waits(shard._replace(clock=shard.clock._replace(late=late))), None
 
-    def lose_entry(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
-        """An entry is trimmed or deleted, read or not; who has read it may still claim with it."""
-        return without_entry(shard, call.entry), None
+    def lose_rank(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        """As when it is evicted; or when an older version has queued the request."""
+        return with_rank(shard, call.request, 0), None
+
+    def stay_ranked(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        """As when a worker of an earlier version has claimed it: that knows no ranks."""
+        return with_rank(shard, call.request, shard.requests[call.request].arrival), None
+
+    def lose_ticket(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        tickets = shard.tickets[: call.entry] + shard.tickets[call.entry + 1 :]
+        return shard._replace(tickets=tickets), None
 
     def lose_delay(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         return with_delay(shard, call.request, ""), None
@@ -378,10 +379,6 @@ class Scripts(SharedParts):
     def lose_wait(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         return with_wait(shard, call.request, ""), None
 
-    def lose_note(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
-        """The record does not tell of its entry, as when an older version has queued it."""
-        return changed(shard, call.request, entry=()), None
-
     def forget(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         """The keys of a request expire; its lease, its times and its place in the books do not."""
         shard = with_old_letters(shard, call.request, is_old=False)
@@ -390,4 +387,5 @@ class Scripts(SharedParts):
 
 def claimed(request: Request) -> tuple[Any, ...]:
     trial = trial_of(request)
-    return "claimed", request.epoch, request.attempts, request.cancel, request.tokens, trial
+    about = request.epoch, request.attempts, request.cancel, request.tokens
+    return "claimed", *about, trial, request.arrival

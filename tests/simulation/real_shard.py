@@ -1,6 +1,6 @@
 """A shard on a server, driven through the Broker and seen in the terms of the model.
 
-Owners are written as hex, requests and the ids of entries and letters are numbered in the order in
+Owners are written as hex, requests, arrivals and the ids of letters are numbered in the order in
 which they appear. Time does not pass here: durations are long, and what is to be over is made so.
 """
 
@@ -17,12 +17,21 @@ from quire.broker.broker import Broker
 from quire.errors import QueueFull, UnknownRequest
 from quire.keys import GROUP
 from quire.transitions.calls import restore_call
-from quire.transitions.values import BackOff, Claim, Claimed, CommitItem, DeadLetter, IngressEntry
+from quire.transitions.values import BackOff, Candidate, Claim, Claimed, CommitItem, DeadLetter
 from quire.wire.output import Completion, ErrorInfo
 from quire.wire.protocol import GenerationRequest, Priority
 from quire.wire.sizes import estimated_tokens
 from tests.quire.builders import Snapshot, make_request, pass_moment, queue_keys
-from tests.simulation.model_state import MISSING, Books, Call, Clock, Entry, Letter, Request, Shard
+from tests.simulation.model_state import (
+    BY_TICKET,
+    MISSING,
+    Books,
+    Call,
+    Clock,
+    Letter,
+    Request,
+    Shard,
+)
 from tests.simulation.naming import ENDINGS, log_entry, number, owner_name, owner_number
 
 #: Seconds no test lasts: of leases, and of pauses between attempts.
@@ -30,6 +39,9 @@ LONG_SECONDS = 100_000.0
 
 #: A moment long ago, in ms: what is set to it is over.
 LONG_AGO = 1
+
+#: What the class of the requests is worth in the rank sets; see ranking.lua.
+CLASS_US = 10**14 * Priority.NORMAL
 
 GROUP_NAME, TENANT, IDEMPOTENCY_KEY = "g", "default", "k"
 
@@ -63,12 +75,10 @@ class RealShard:
         self.broker = make_broker(lease_seconds=LONG_SECONDS, **settings)
         self.names = [f"{GROUP_NAME}~{number}" for number in range(num_requests)]
         self._keyed = keyed
-        normal = Priority.NORMAL
-        self._streams = self.broker.keys.ingress(normal), self.broker.keys.resumed(normal)
-        self._entries: dict[tuple[str, str], int] = {}
+        self._stream = self.broker.keys.ingress(Priority.NORMAL)
+        self._ranks = self.broker.keys.rank(Priority.NORMAL)
+        self._arrivals: dict[int, int] = {}
         self._letters: dict[bytes, int] = {}
-        #: Entries that were deleted. Their deliveries stay pending until a worker looks.
-        self._lost: set[bytes] = set()
         self._disk: Snapshot | None = None
 
     def run(self, call: Call, *, late: tuple[int, ...]) -> Any:
@@ -103,17 +113,16 @@ class RealShard:
             return ""
 
     def _claim(self, call: Call) -> Any:
-        ids = {number: entry_id for entry_id, number in self._entries.items()}
-        stream, entry_id = ids.get(call.entry, (self._streams[0], "1-1"))
-        entry = IngressEntry(stream, entry_id, self.names[call.request], Priority.NORMAL, 0)
-        (answer,) = self.broker.claim([entry], owners=[owner_name(call.owner)])
+        candidate = Candidate(self.names[call.request], Priority.NORMAL, 0)
+        (answer,) = self.broker.claim([candidate], owners=[owner_name(call.owner)])
         if not isinstance(answer, Claimed):
             return str(answer.reason), answer.ended
         assert answer.claim.owner == owner_name(call.owner)
         tokens = tuple(token for chunk in answer.published for token in chunk.token_ids)
         claim = answer.claim
         cancel, trial = answer.cancel_requested, answer.trial_tokens
-        return "claimed", claim.epoch, answer.attempts, cancel, tokens, trial
+        arrival = number(self._arrivals, answer.arrival_us)
+        return "claimed", claim.epoch, answer.attempts, cancel, tokens, trial, arrival
 
     def _commit(self, call: Call) -> Any:
         claim, completion = self._fence(call), None
@@ -171,13 +180,12 @@ class RealShard:
     def _resume(self, _call: Call) -> None:
         self.broker.resume()
 
-    def _deliver(self, _call: Call) -> Any:
-        read = self.broker.read_ingress("one", count=1, block_seconds=0)
-        return tuple(part for entry in read for part in self._numbered(entry))
+    def _peek(self, _call: Call) -> Any:
+        found = self.broker.peek(count=100)
+        return tuple(sorted(self.names.index(candidate.request_id) for candidate in found))
 
-    def _recover(self, _call: Call) -> Any:
-        found = self.broker.recover_entries("two", min_idle_seconds=0, count=100)
-        return tuple(sorted(self._numbered(entry) for entry in found))
+    def _balance(self, _call: Call) -> Any:
+        return self.broker.balance()
 
     def _expire_lease(self, call: Call) -> None:
         self._date_back(self.broker.keys.lease, call.request)
@@ -191,20 +199,23 @@ class RealShard:
     def _pass_deadline(self, _call: Call) -> None:
         """Nothing here: `run` dates back the deadlines of all that are late."""
 
-    def _lose_entry(self, call: Call) -> None:
-        ids = {number: entry_id for entry_id, number in self._entries.items()}
-        stream, entry_id = ids[call.entry]
-        self._connection.xdel(stream, entry_id)
-        self._lost.add(entry_id.encode())
+    def _lose_ticket(self, call: Call) -> None:
+        entry_id, _ = self._connection.xrange(self._stream)[call.entry]
+        self._connection.xdel(self._stream, entry_id)
+
+    def _stay_ranked(self, call: Call) -> None:
+        name = self.names[call.request]
+        arrival = self._connection.hget(self.broker.keys.request(name), "arrival")
+        self._connection.zadd(self._ranks, {name: int(arrival) - CLASS_US})
+
+    def _lose_rank(self, call: Call) -> None:
+        self._connection.zrem(self._ranks, self.names[call.request])
 
     def _lose_time(self, call: Call) -> None:
         times = getattr(self.broker.keys, call.name.removeprefix("lose_"))
         self._connection.zrem(times, self.names[call.request])
 
     _lose_delay = _lose_lease = _lose_wait = _lose_time
-
-    def _lose_note(self, call: Call) -> None:
-        self._connection.hdel(self.broker.keys.request(self.names[call.request]), "entry")
 
     def _forget(self, call: Call) -> None:
         self._connection.delete(*self.broker.keys.of_request(self.names[call.request]))
@@ -219,7 +230,7 @@ class RealShard:
         self._disk.restore()
         self._disk = None
         # An id holds a time in ms: none is given twice if the clock is past the last of them.
-        ids = [entry_id for _, entry_id in self._entries] + [i.decode() for i in self._letters]
+        ids = [i.decode() for i in self._letters]
         pass_moment(self.broker, max((int(i.partition("-")[0]) for i in ids), default=0))
 
     def _tear(self, call: Call) -> None:
@@ -238,19 +249,15 @@ class RealShard:
     def _fence(self, call: Call) -> Claim:
         return Claim(self.names[call.request], call.epoch, owner_name(call.owner))
 
-    def _numbered(self, entry: IngressEntry) -> tuple[int, int]:
-        name = entry.stream, entry.entry_id
-        return self._entries[name], self.names.index(entry.request_id)
-
     # What there is.
 
     def observe(self, clock: Clock) -> Shard:
         """The shard as it is; the clock of the model is taken at its word."""
         keys = self.broker.keys
         with self._connection.pipeline(transaction=True) as pipeline:
-            for stream in self._streams:
-                pipeline.xrange(stream)
-                pipeline.xpending_range(stream, GROUP, min="-", max="+", count=1000)
+            pipeline.xrange(self._stream)
+            pipeline.xpending(self._stream, GROUP)
+            pipeline.zrange(self._ranks, 0, -1, withscores=True)
             pipeline.xrange(keys.dead)
             for times in (keys.lease, keys.delay, keys.wait):
                 pipeline.zrange(times, 0, -1, withscores=True)
@@ -263,9 +270,9 @@ class RealShard:
                 pipeline.exists(body)
                 pipeline.xrange(output)
             books = self._ask_books(pipeline)
-            new, new_pending, old, old_pending, *found = pipeline.execute()
+            tickets, pending, ranks, *found = pipeline.execute()
+        assert pending["pending"] == 0, "a ticket is pending"
         letters, leases, delays, waits, holder, paused, places, *rest = found
-        ingress = [*self._stream(0, new, new_pending), *self._stream(1, old, old_pending)]
         requests = [
             self._request_of(*rest[3 * n : 3 * n + 3], place=places.get(name.encode(), b""))
             for n, name in enumerate(self.names)
@@ -276,7 +283,8 @@ class RealShard:
             delays=self._times(delays),
             waits=self._times(waits),
             books=books(*rest[3 * len(self.names) :]),
-            ingress=tuple(sorted(ingress)),
+            ranks=self._ranked(ranks, requests),
+            tickets=tuple(self._index(fields[b"id"]) for _, fields in tickets),
             letters=tuple(
                 Letter(
                     number(self._letters, letter_id),
@@ -292,18 +300,13 @@ class RealShard:
             clock=clock,
         )
 
-    def _stream(self, place: int, entries: list[Any], pending: list[Any]) -> Iterator[Entry]:
-        is_pending = {item["message_id"] for item in pending}
-        there = {entry_id for entry_id, _ in entries}
-        assert is_pending <= there | self._lost, "pending without an entry"
-        for entry_id, fields in entries:
-            name = self._streams[place], entry_id.decode()
-            yield Entry(
-                number(self._entries, name),
-                self._index(fields[b"id"]),
-                is_delivered=entry_id in is_pending,
-                is_resumed=bool(place),
-            )
+    def _ranked(
+        self, scores: list[tuple[bytes, float]], requests: list[Request | tuple[()]]
+    ) -> tuple[int, ...]:
+        """The ranks as numbers of arrivals. Without a policy, a class is worth a constant."""
+        arrivals = {arrival - CLASS_US: number for arrival, number in self._arrivals.items()}
+        found = {self._index(name): arrivals.get(int(score), BY_TICKET) for name, score in scores}
+        return tuple(found.get(index, 0) for index in range(len(requests)))
 
     def _is_old(self, letter: Mapping[bytes, bytes], found: list[Any]) -> bool:
         """`found` begins with the keys of each request, its record first."""
@@ -345,17 +348,13 @@ class RealShard:
             released=owner_number(record.get(b"released", b"")),
             resumed_from=int(record.get(b"resumed_from", 0)),
             losses=int(record.get(b"losses", 0)),
-            entry=self._recorded(record),
+            arrival=self._arrival(record),
             has_body=bool(body),
             log=tuple(log_entry(entry_id, fields) for entry_id, fields in entries),
         )
 
-    def _recorded(self, record: Mapping[bytes, bytes]) -> tuple[int, bool] | tuple[()]:
-        """The entry that a record of a queued request tells, unless it is of an earlier epoch."""
-        epoch, entry_id, *kind = record.get(b"entry", b"- -").decode().split()
-        if record[b"state"] != b"queued" or epoch != record[b"epoch"].decode():
-            return ()
-        return self._entries[self._streams[bool(kind)], entry_id], bool(kind)
+    def _arrival(self, record: Mapping[bytes, bytes]) -> int:
+        return number(self._arrivals, int(record[b"arrival"])) if b"arrival" in record else 0
 
     def _ask_books(self, pipeline: Any) -> Callable[..., Books]:
         """Asks for the books; returns what makes them of the answers."""

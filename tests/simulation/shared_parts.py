@@ -6,6 +6,7 @@ The counterpart of request.lua and running.lua.
 from __future__ import annotations
 
 from tests.simulation.model_state import (
+    BY_TICKET,
     NOBODY,
     STATE_OF,
     Call,
@@ -15,10 +16,14 @@ from tests.simulation.model_state import (
     Shard,
     changed,
     entered,
+    lined_up,
+    num_ranked,
     waiting_anew,
-    with_entry,
     with_lease,
     with_letter,
+    with_new_arrival,
+    with_rank,
+    with_ticket,
 )
 
 #: A claim that published so many tokens has acquitted its request, whatever became of its worker.
@@ -50,22 +55,36 @@ class SharedParts:
         has_got_on = request.published - request.resumed_from >= ACQUITTED
         return 0 if has_got_on else request.losses + 1
 
-    def is_resumed(self, request: Request) -> bool:
-        """Whether it goes before the new ones of its class when it comes back."""
+    def keeps_arrival(self, request: Request) -> bool:
+        """Whether it comes before later ones when it comes back."""
         return request.published > 0 and request.losses < SUSPICIOUS
 
-    def losing_stream(self, shard: Shard, index: int, *, sees_resumed: bool = True) -> bool | None:
-        """Which stream has lost the entry of a queued request: True for that of what came back.
+    def ranked_again(self, shard: Shard, index: int) -> Shard:
+        """A queued request that is in no rank set is put back, with a ticket if one is missing."""
+        if not shard.ranks[index]:
+            shard = with_rank(shard, index, shard.requests[index].arrival)
+        if len(shard.tickets) < num_ranked(shard):
+            shard = with_ticket(shard, index)
+        return shard
 
-        None if the entry is there, or may be. `sees_resumed`: the caller may look into both.
+    def with_tickets_taken(self, shard: Shard, count: int) -> tuple[Shard, int]:
+        """The oldest tickets are used up; what is queued and in no rank set is found by them.
+
+        Returns how many requests that were, too.
         """
-        request = shard.requests[index]
-        if request.entry:
-            entry_id, is_resumed = request.entry
-            is_there = any(entry.entry_id == entry_id for entry in shard.ingress)
-            return None if is_there or (is_resumed and not sees_resumed) else is_resumed
-        # An older version has queued it and recorded nothing.
-        return None if shard.ingress or not sees_resumed else False
+        taken, num_found = shard.tickets[:count], 0
+        shard = shard._replace(tickets=shard.tickets[count:])
+        for index in taken:
+            if shard.books.open[index] == "queued" and not shard.ranks[index]:
+                shard = with_ticket(with_rank(shard, index, BY_TICKET), index)
+                num_found += 1
+        return shard, num_found
+
+    def without_surplus(self, shard: Shard, most: int) -> tuple[Shard, int, int]:
+        """Returns how many tickets were used up, and how many requests were found by them."""
+        count = max(0, min(most, len(shard.tickets) - num_ranked(shard)))
+        shard, num_found = self.with_tickets_taken(shard, count)
+        return shard, count, num_found
 
     # Those that end something return the state after it, too.
 
@@ -98,18 +117,20 @@ class SharedParts:
         shard = changed(shard, index, epoch=epoch, has_body=False)
         return entered(shard, index, STATE_OF[reason]), STATE_OF[reason]
 
-    def enqueue(self, shard: Shard, index: int, *, is_resumed: bool) -> tuple[Shard, str]:
+    def enqueue(self, shard: Shard, index: int, *, is_kept: bool) -> tuple[Shard, str]:
         shard = waiting_anew(entered(shard, index, "queued"), index)
-        return with_entry(shard, index, is_resumed=is_resumed), "queued"
+        if not is_kept:
+            shard = with_new_arrival(shard, index)
+        return lined_up(shard, index), "queued"
 
     def put_back(
-        self, shard: Shard, index: int, attempts: int, *, is_resumed: bool
+        self, shard: Shard, index: int, attempts: int, *, is_kept: bool
     ) -> tuple[Shard, str]:
         if reason := self.ending_due(shard, index, attempts):
             return self.end_for(shard, index, reason)
         epoch = shard.requests[index].epoch + 1
         shard = changed(shard, index, owner=NOBODY, attempts=attempts, epoch=epoch)
-        return self.enqueue(with_lease(shard, index, ""), index, is_resumed=is_resumed)
+        return self.enqueue(with_lease(shard, index, ""), index, is_kept=is_kept)
 
 
 def trial_of(request: Request) -> int:

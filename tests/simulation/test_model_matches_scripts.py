@@ -23,7 +23,7 @@ NUM_WALKS = int(os.environ.get("QUIRE_WALKS", "25"))
 NUM_STEPS = 120
 
 #: Within so many walks a doctored model or script must be found out, if the paths have not done it.
-NUM_CONTROL_WALKS = 10
+NUM_CONTROL_WALKS = 30
 
 #: States of each scenario among which the paths are looked for.
 NUM_STATES = 1000
@@ -54,14 +54,18 @@ WILD_SCENARIOS = (
 
 #: What a server may lose of two requests, one after the other, and how they come back.
 LOSSES = (
-    *(Call("submit", 0), Call("restore", 0), Call("lose_entry", 0, 1), Call("submit", 0)),
-    *(Call("restore", 0), Call("lose_entry", 0, 2), Call("restore", 0), Call("restore", 0)),
-    *(Call("deliver"), Call("claim", 0, 3, owner=1), Call("restore", 0), Call("submit", 0)),
+    *(Call("submit", 0), Call("restore", 0), Call("lose_rank", 0), Call("submit", 0)),
+    *(Call("restore", 0), Call("lose_rank", 0), Call("restore", 0), Call("restore", 0)),
+    *(Call("lose_ticket", 0, 0), Call("submit", 0), Call("lose_ticket", 0, 0)),
+    *(Call("restore", 0), Call("lose_rank", 0), Call("balance"), Call("peek")),
+    *(Call("restore", 0), Call("lose_ticket", 0, 0)),
+    *(Call("claim", 0, owner=1), Call("restore", 0), Call("submit", 0)),
+    *(Call("stay_ranked", 0), Call("claim", 0, owner=3)),
     *(Call("lose_lease", 0), Call("restore", 0), Call("release", 0, epoch=1, owner=1)),
-    *(Call("lose_note", 0), Call("restore", 0), Call("lose_entry", 0, 4), Call("submit", 0)),
-    *(Call("restore", 0), Call("deliver"), Call("claim", 0, 5, owner=2)),
+    *(Call("lose_rank", 0), Call("lose_ticket", 0, 0), Call("submit", 0)),
+    *(Call("restore", 0), Call("claim", 0, owner=2)),
     *(Call("expire_lease", 0), Call("reap", 0), Call("lose_wait", 0), Call("restore", 0)),
-    *(Call("lose_entry", 0, 6), Call("restore", 0)),
+    *(Call("lose_rank", 0), Call("restore", 0)),
     *(Call("submit", 1, flag=True), Call("restore", 1), Call("lose_delay", 1), Call("restore", 1)),
     *(Call("lose_wait", 1), Call("restore", 1), Call("forget", 1), Call("restore", 1)),
     Call("restore", 1),
@@ -158,7 +162,7 @@ def lose(connection, **doctored) -> list:
 
 def test_what_a_server_loses_comes_back_on_both_sides(real_connection):
     assert lose(real_connection) == [
-        *("", "", "entry", "", "", "lease", "", "entry", "wait", "entry"),
+        *("", "", "entry", "", "", "", "", "lease", "", "wait", "entry"),
         *("", "delay", "wait", "record", ""),
     ]
 
@@ -196,6 +200,7 @@ def test_a_doctored_model_is_found_out(real_connection, paths, name):
         ("reap", "int(tonumber(record.epoch) + 1)", "int(tonumber(record.epoch))"),
         ("reap", "tonumber(record.losses or '0') + 1", "1"),
         ("reap", " and tonumber(record.losses or '0') < SUSPICIOUS", ""),
+        ("reap", "before and arrival_of(before) or new_arrival()", "new_arrival()"),
         ("claim", "losses >= SUSPICIOUS", "false"),
         ("fail", "redis.call('HSET', keys.record, 'released', owner)", ""),
         ("cancel", "redis.call('ZREM', DELAY, id)", ""),
@@ -209,11 +214,22 @@ def test_a_doctored_model_is_found_out(real_connection, paths, name):
         ("requeue", "redis.call('XDEL', DEAD, letter_id)", ""),
         ("submit", "forget(keys, id)\n\n", "\n"),
         ("submit", "  find_again(keys, id, found)\n", ""),
-        ("restore", "return stream and not has_entry(stream, entry_id, id) and", "return"),
-        ("restore", "return resumed and new", "return nil"),
+        ("restore", "if is_missing then", "if false then"),
+        ("restore", "if surplus_of(record.priority) < 0 then", "if false then"),
+        ("restore", "tonumber(before) ~= tonumber(value)", "false"),
+        ("cancel", "if from == 'queued' and to ~= 'queued' then", "if false then"),
+        ("claim", "  unrank(id)\n  return { reason", "  return { reason"),
+        ("claim", "take_surplus(record.priority, MAX_TICKETS)\n", ""),
+        ("balance", "count(take_surplus(priority, most))", ""),
+        ("balance", "if state ~= 'queued' or", "if state == 'queued' or"),
+        (
+            "release",
+            "tonumber(record.attempts) - 1, true, now",
+            "tonumber(record.attempts) - 1, false, now",
+        ),
         ("restore", "if not redis.call('ZSCORE', DELAY, id) then", "if false then"),
         ("restore", "if not redis.call('ZSCORE', LEASE, id) then", "if false then"),
-        ("reap", "redis.call('HSET', keys.record, 'entry', epoch .. ' ' .. entry_id .. kind)", ""),
+        ("reap", "  add_ticket(id, record.priority)\n  return 'queued'", "  return 'queued'"),
     ],
 )
 def test_a_doctored_script_is_found_out(real_connection, paths, script, text, doctored):

@@ -115,7 +115,7 @@ def test_the_program_fails_when_a_law_breaks_and_prints_the_way_there(
 
 def test_the_program_fails_when_a_control_is_not_caught(monkeypatch, tmp_path):
     harmless = Control(Scenario("nothing is wrong here", num_tokens=1), "I1")
-    by_another_law = Control(Scenario("refused", may_cancel=True), "I1", RefusedAndKept)
+    by_another_law = Control(Scenario("refused", num_expiries=1), "I1", RefusedAndKept)
     for control in (harmless, by_another_law):
         status, figures = run_main(
             monkeypatch, tmp_path, SCENARIOS=(), CONTROLS=(control,), OUTCOMES=frozenset()

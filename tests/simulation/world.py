@@ -17,7 +17,7 @@ NOTHING: tuple[()] = ()
 EXPLICIT_EVENTS = ("rewound", "gone")
 
 #: Operations that concern no request in particular.
-WITHOUT_REQUEST = ("deliver", "recover", "snapshot", "rollback", "pause", "resume")
+WITHOUT_REQUEST = ("peek", "balance", "snapshot", "rollback", "pause", "resume")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,10 @@ class Scenario:
 
     `num_late_calls`: calls that reach the server late, once more, or only late. `num_rollbacks`:
     times the server forgets its recent past. `num_requeues`: dead letters given another life.
-    `num_expiries`: requests whose keys expire. `num_losses`: entries, or times in a set, that the
-    server loses. `may_be_older`: requests are queued by a version that records no entry.
-    `is_noise_stateful`: a token depends on who drew it;
+    `num_expiries`: requests whose keys expire. `num_losses`: ranks, tickets, or times in a set,
+    that the server loses. `is_noise_stateful`: a token depends on who drew it;
     `may_contradict`: a reader may then be contradicted, if it is told. `has_hashes`: readers
-    compare the hash of their past with that of the log. `may_reuse_ids`: the server's clock goes
-    back with its memory, so that the id of a forgotten entry is given again. `may_be_torn`: a
+    compare the hash of their past with that of the log. `may_be_torn`: a
     server that forgets may keep the entries of commits it has otherwise forgotten.
     """
 
@@ -45,7 +43,6 @@ class Scenario:
     num_requeues: int = 0
     num_expiries: int = 0
     num_losses: int = 0
-    may_be_older: bool = False
     may_cancel: bool = False
     may_be_late: bool = False
     may_be_poison: bool = False
@@ -56,7 +53,6 @@ class Scenario:
     is_noise_stateful: bool = False
     may_contradict: bool = False
     has_hashes: bool = True
-    may_reuse_ids: bool = False
     may_be_torn: bool = False
 
 
@@ -81,7 +77,7 @@ class Session(NamedTuple):
 
 
 class Worker(NamedTuple):
-    """A worker's memory: a delivery (entry id, request), a claim without reply, its sessions."""
+    """A worker's memory: a request that it has found, a claim without reply, its sessions."""
 
     held: tuple[int, ...] = ()
     asking: tuple[Call, ...] = ()

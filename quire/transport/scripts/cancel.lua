@@ -2,8 +2,8 @@
 --
 -- KEYS  those of request.lua with one request
 -- ARGV  id
--- Returns the state after this, or '' for an unknown request. The ingress entry of a queued request
--- is left for CLAIM to drop: deleting what is undelivered would make the group's lag unknown.
+-- Returns the state after this, or '' for an unknown request. The ticket of a queued request is left
+-- for a worker to use up: deleting what is undelivered would make the group's lag unknown.
 
 local id = ARGV[FIRST]
 local keys = take_keys(id)

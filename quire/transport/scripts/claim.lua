@@ -1,23 +1,20 @@
--- CLAIM: turn one delivered ingress entry into the right to run its request, or say why not.
+-- CLAIM: give a worker the right to run a queued request, or say why not.
 --
--- KEYS  those of running.lua with one request, then the stream of the entry
--- ARGV  id, entry id, owner (fresh, so that a repeated call is recognised), fingerprint or ''
+-- KEYS  those of running.lua with one request
+-- ARGV  id, owner (fresh, so that a repeated call is recognised), fingerprint or ''
 -- Returns {'claimed', epoch, body, attempts, submitted, fingerprint before, cancel, log entries,
--- tokens on trial} or {reason, 1 when this call ended the request}. The entry is acknowledged and
--- deleted in any case: it was delivered, so deleting it leaves the group's lag known.
+-- tokens on trial, arrival} or {reason, 1 when this call ended the request}. A claim consumes a
+-- ticket of the request's class, whichever, and a few more if there are too many. It needs none:
+-- RESTORE adds those that are missing. A request that cannot be claimed leaves the rank sets.
 
-local id, entry_id, owner = ARGV[FIRST], ARGV[FIRST + 1], ARGV[FIRST + 2]
-local fingerprint = ARGV[FIRST + 3]
+local id, owner, fingerprint = ARGV[FIRST], ARGV[FIRST + 1], ARGV[FIRST + 2]
 local keys, now = take_keys(id), now_ms()
-local stream = KEYS[next_key]
 
-local function drop_entry()
-  redis.call('XACK', stream, 'workers', entry_id)
-  return redis.call('XDEL', stream, entry_id)
-end
+-- The most tickets that one claim consumes: a limit on its time.
+local MAX_TICKETS = 5
 
 local function refuse(reason, ended)
-  drop_entry()
+  unrank(id)
   return { reason, ended }
 end
 
@@ -26,14 +23,24 @@ local SAID_OF = {
   running = 'running', scheduled = 'scheduled', cancelled = 'cancelled', expired = 'expired',
 }
 
+-- The first write of a claim. It is refused to users who may not work on the queue, and by a server
+-- without memory, and otherwise has an effect only where the group is missing.
+local group = redis.pcall('XGROUP', 'CREATE', ingress_of(0), 'workers', '0')
+local failed = group.err and tostring(group.err)
+if failed and not string.find(failed, 'BUSYGROUP', 1, true)
+  and not string.find(failed, 'requires the key to exist', 1, true) then
+  return group
+end
+
 local record = fields_of(keys, 'state', 'epoch', 'owner', 'attempts', 'resumes', 'published',
-  'cancel', 'deadline_ms', 'submitted_ms', 'claimed_ms', 'fingerprint', 'prefix', 'losses', 'priority')
+  'cancel', 'deadline_ms', 'submitted_ms', 'claimed_ms', 'fingerprint', 'prefix', 'losses', 'priority',
+  'arrival')
 
 local function answer(epoch, attempts)
   return { 'claimed', epoch, redis.call('GET', keys.body), attempts, record.submitted_ms,
     record.fingerprint or '', record.cancel == '1' and 1 or 0,
     redis.call('XRANGE', keys.output, '-', '+'),
-    trial_of(tonumber(attempts), tonumber(record.losses or '0')) }
+    trial_of(tonumber(attempts), tonumber(record.losses or '0')), arrival_of(record) }
 end
 
 if record.state == 'running' and record.owner == owner then
@@ -65,10 +72,7 @@ if reason then
 end
 
 if redis.call('HEXISTS', CONTROL, 'paused') == 1 then
-  -- Delivered just before the pause. Back into the stream, once however often this is called.
-  if drop_entry() == 1 then
-    add_entry(keys, id, record.epoch, stream, stream == resumed_of(record.priority))
-  end
+  -- It was found just before the pause.
   return { 'paused', 0 }
 end
 
@@ -87,5 +91,5 @@ if not record.fingerprint and fingerprint ~= '' then
 end
 redis.call('ZADD', LEASE, int(now + LEASE_MS), id)
 keep(keys, keys.record)
-drop_entry()
+take_surplus(record.priority, MAX_TICKETS)
 return answer(epoch, attempts)

@@ -1,15 +1,14 @@
 -- CONDEMN: end a request whose keys hold what no transition wrote, so that it blocks no other.
 --
--- KEYS  those of running.lua with one request, [then the stream of its entry]
--- ARGV  id, entry id or '', reason, terminal record
+-- KEYS  those of running.lua with one request
+-- ARGV  id, reason, terminal record
 -- Returns 1 when this call ended it, 0 when its keys are sound: then nothing is done.
 -- Every other transition trusts these keys, and would fail on such a request for ever. What cannot
 -- be read is deleted. What can be read is kept: the request in a dead letter, the tokens in the
 -- log.
 
-local id, entry_id, reason, done = ARGV[FIRST], ARGV[FIRST + 1], ARGV[FIRST + 2], ARGV[FIRST + 3]
+local id, reason, done = ARGV[FIRST], ARGV[FIRST + 1], ARGV[FIRST + 2]
 local keys, now = take_keys(id), now_ms()
-local stream = KEYS[next_key]
 
 -- More tokens than any log has.
 local MOST_TOKENS = 2 ^ 31
@@ -39,6 +38,11 @@ local function is_number(text)
   return #text <= 15 and string.find(text, '^%d+$')
 end
 
+-- A moment in microseconds: an integer that a Lua number holds exactly.
+local function is_moment(text)
+  return string.find(text, '^%d+$') and #text <= 16
+end
+
 local function is_state(text)
   return WAITS[text] ~= nil or text == 'completed' or text == 'failed' or text == 'cancelled'
     or text == 'expired'
@@ -61,6 +65,7 @@ local FIELDS = {
   losses = { is_number, false },
   claimed_ms = { is_number, false },
   first_token_ms = { is_number, false },
+  arrival = { is_moment, false },
   prefix = { matches('^%d+%.%d+$'), false },
 }
 
@@ -142,20 +147,13 @@ local function mend_books(record)
   end
 end
 
-local function drop_entry()
-  if stream then
-    redis.call('XACK', stream, 'workers', entry_id)
-    redis.call('XDEL', stream, entry_id)
-  end
-end
-
 if redis.call('EXISTS', keys.record) == 0 then
   -- The request is gone, which every transition can handle if it can read the books.
   mend_group()
   mend_books({})
   if is_damaged then
     forget(keys, id)
-    drop_entry()
+    unrank(id)
   end
   return is_damaged and 1 or 0
 end
@@ -180,5 +178,5 @@ if WAITS[record.state] ~= nil and not has_end then
   bury(keys, id, reason, now)
 end
 end_without_worker(keys, id, record.epoch, { state = 'failed', done = done }, now)
-drop_entry()
+unrank(id)
 return 1

@@ -2,8 +2,8 @@
 --
 -- KEYS  those of request.lua, then lease, then the keys of every request
 -- ARGV  per request: id. Each is looked at here, whatever the caller knows of it.
--- Returns per request its new state, '' when there was nothing to do. The ingress entry of a queued
--- request is left for CLAIM to drop, as CANCEL leaves it.
+-- Returns per request its new state, '' when there was nothing to do. The ticket of a queued request
+-- is left, as CANCEL leaves it.
 
 local LEASE = KEYS[next_key]
 next_key = next_key + 1

@@ -24,7 +24,7 @@ local function promote(keys, id)
   if reason then
     return end_for(reason, keys, id, record, now)
   end
-  return enqueue(keys, id, record, stream_of(record), now)
+  return enqueue(keys, id, record, keeps_arrival(record), now)
 end
 
 local replies = {}

@@ -25,7 +25,7 @@ local function reap(keys, id)
   agree(keys, record)
   record.losses = int(losses_of(record))
   redis.call('HSET', keys.record, 'losses', record.losses)
-  return put_back(keys, id, record, attempts_of(record), stream_of(record), now)
+  return put_back(keys, id, record, attempts_of(record), keeps_arrival(record), now)
 end
 
 local replies = {}

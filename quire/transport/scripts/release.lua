@@ -15,8 +15,7 @@ for at = FIRST, #ARGV, 3 do
   if holds(record, ARGV[at + 1], owner) then
     redis.call('HSET', keys.record, 'released', owner)
     agree(keys, record)
-    local stream = resumed_of(record.priority)
-    put_back(keys, id, record, tonumber(record.attempts) - 1, stream, now)
+    put_back(keys, id, record, tonumber(record.attempts) - 1, true, now)
     released = true
   end
   replies[#replies + 1] = released and 1 or 0

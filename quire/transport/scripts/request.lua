@@ -1,16 +1,16 @@
 -- Shared by the transitions of a request: its keys, how it is counted, and how it ends.
 --
--- KEYS  1 open, 2 counts, 3 delay, 4 control, 5 wait, 6..9 ingress by priority, 10 place; the
---       scripts that workers and operators call have six more (see running.lua); then the keys of
---       each request in turn.
+-- KEYS  1 open, 2 counts, 3 delay, 4 control, 5 wait, 6..9 ingress by priority, 10 place, 11..14
+--       rank by priority, 15 arrival (see ranking.lua); the scripts that workers and operators call
+--       have two more (see running.lua); then the keys of each request in turn.
 
-local OPEN, COUNTS, DELAY, CONTROL, WAIT = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local OPEN, COUNTS, DELAY, WAIT = KEYS[1], KEYS[2], KEYS[3], KEYS[5]
 local PLACE = KEYS[10]
 
 -- The states before the end, and whether the request waits in them.
 local WAITS = { scheduled = true, queued = true, running = false }
 
-local next_key = 11
+local next_key = 16
 
 -- The keys of the next request: three of its own, and three of its group if its id names one.
 local function take_keys(id)
@@ -22,58 +22,6 @@ local function take_keys(id)
     next_key = first + 6
   end
   return keys
-end
-
-local function ingress_of(priority)
-  return KEYS[6 + tonumber(priority)]
-end
-
--- Adds the entry of a queued request to a stream, and records which one it is: the epoch at which
--- the request was queued, the id of the entry, and `resumed` for a stream of what came back.
-local function add_entry(keys, id, epoch, stream, is_resumed)
-  local entry_id = redis.call('XADD', stream, '*', 'id', id)
-  local kind = is_resumed and ' resumed' or ''
-  redis.call('HSET', keys.record, 'entry', epoch .. ' ' .. entry_id .. kind)
-end
-
--- Whether a stream has an entry of a request. A stream that was deleted may give its id again in the
--- same millisecond. XREAD, because all who may call SUBMIT have the right to it, and because
--- XREVRANGE would go through the whole stream for an id that is below all others.
-local function has_entry(stream, entry_id, id)
-  local ms, number = string.match(entry_id, '^(%d+)-(%d+)$')
-  local before = ms .. '-' .. int(tonumber(number) - 1)
-  if number == '0' then
-    before = int(tonumber(ms) - 1) .. '-18446744073709551615'
-  end
-  local found = redis.call('XREAD', 'COUNT', 1, 'STREAMS', stream, before)
-  local entry = found and found[1] and found[1][2][1]
-  return entry and entry[1] == entry_id and table_of(entry[2]).id == id
-end
-
--- The streams of new requests that were found empty, with those of what came back to their class.
-local is_empty = {}
-
--- The stream that has lost the entry of a queued request; nil if the entry is there, or may be.
--- `new` and `resumed` are the streams of its class; a caller without access to the second one
--- leaves it out. The record must have the fields epoch and entry.
-local function losing_stream(id, record, new, resumed)
-  local epoch, entry_id, kind = string.match(record.entry or '', '^(%d+) (%d+%-%d+) ?(%a*)$')
-  if epoch == record.epoch then
-    local stream = new
-    if kind == 'resumed' then
-      stream = resumed
-    end
-    return stream and not has_entry(stream, entry_id, id) and stream or nil
-  end
-  -- A script of an older version has queued it, and recorded no entry. The entry is certainly lost
-  -- only if both streams are empty, but for what this call has put there itself since.
-  for _, stream in ipairs(resumed and not is_empty[new] and { new, resumed } or {}) do
-    if redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1] then
-      return nil
-    end
-  end
-  is_empty[new] = resumed ~= nil
-  return resumed and new
 end
 
 -- The wanted fields of a record by name; a missing field is false.
@@ -150,6 +98,9 @@ local function book(keys, id, from, to, tokens, tenant)
   if WAITS[from] and not WAITS[to] then
     redis.call('ZREM', WAIT, id)
   end
+  if from == 'queued' and to ~= 'queued' then
+    unrank(id)
+  end
   if keys.group and from ~= to then
     book_in_group(keys, id, from, to)
   end
@@ -164,6 +115,33 @@ local function enter(keys, id, state)
     book(keys, id, now.state, state, tonumber(now.tokens), now.tenant)
   end
   redis.call('HSET', keys.record, 'state', state)
+end
+
+-- Puts a queued request into the rank set of its class. `record` has the fields priority and
+-- deadline_ms.
+local function rank(keys, id, record, arrival)
+  local value = rank_of(record.priority, booked(id).tokens, record.deadline_ms, arrival)
+  redis.call('HSET', keys.record, 'arrival', arrival)
+  redis.call('ZADD', ranks_of(record.priority), value, id)
+end
+
+-- The arrival of a request that was queued before. A record of an older version has none.
+local function arrival_of(record)
+  return record.arrival or int(tonumber(record.submitted_ms) * 1000)
+end
+
+-- Puts a queued request that is missing from its rank set back, with a ticket if one is missing.
+-- Returns whether it was missing. `record` has the fields priority, deadline_ms, arrival and
+-- submitted_ms.
+local function rank_again(keys, id, record)
+  local is_missing = not redis.call('ZSCORE', ranks_of(record.priority), id)
+  if is_missing then
+    rank(keys, id, record, arrival_of(record))
+  end
+  if surplus_of(record.priority) < 0 then
+    add_ticket(id, record.priority)
+  end
+  return is_missing
 end
 
 -- Removes a request from the books whose keys have expired before its end.

@@ -49,7 +49,7 @@ if letter.asked and not record.state then
   redis.call('HSET', keys.record, 'asked', letter.asked)
 end
 book(keys, id, 'failed', 'queued', tonumber(letter.tokens), letter.tenant)
-local state = enqueue(keys, id, letter, stream_of(letter), now)
+local state = enqueue(keys, id, letter, keeps_arrival(letter), now)
 redis.call('XDEL', DEAD, letter_id)
 -- This write comes last: of a torn file, which holds a part of all this, the letter is still known
 -- as that of its request.

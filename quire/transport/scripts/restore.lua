@@ -3,10 +3,10 @@
 -- KEYS  those of running.lua with every request
 -- ARGV  per request: id. The caller read them from the open requests; each is looked at again here.
 -- Returns per request what was lost: entry | delay | lease | wait | record; '' when nothing was.
--- A queued request has its entry in a stream, a scheduled one its time in the delay set, a running
--- one its lease, and one that waits its time in the wait set. If that was trimmed, deleted or
--- evicted, nobody would ever look at the request again. A worker that has read the entry before it
--- was lost may still claim it: then the new one is refused, as any entry of a claimed request.
+-- A queued request is in its rank set (`entry`), a scheduled one has its time in the delay set, a
+-- running one its lease, and one that waits its time in the wait set. If that was deleted or
+-- evicted, nobody would ever look at the request again. This also computes ranks anew after the
+-- policy has changed, and adds tickets where a class has fewer than requests that wait.
 
 local now = now_ms()
 
@@ -22,12 +22,14 @@ end
 -- What holds a request of each state; each gives it back and returns its name if it was lost.
 local HOLDERS = {
   queued = function(keys, id, record)
-    local new, resumed = ingress_of(record.priority), resumed_of(record.priority)
-    local stream = losing_stream(id, record, new, resumed)
-    if stream then
-      add_entry(keys, id, record.epoch, stream, stream == resumed)
-      return 'entry'
+    local before = redis.call('ZSCORE', ranks_of(record.priority), id)
+    local is_missing = rank_again(keys, id, record)
+    local arrival = arrival_of(record)
+    local value = rank_of(record.priority, booked(id).tokens, record.deadline_ms, arrival)
+    if before and tonumber(before) ~= tonumber(value) then
+      rank(keys, id, record, arrival)
     end
+    return is_missing and 'entry' or nil
   end,
   scheduled = function(_, id, record)
     if not redis.call('ZSCORE', DELAY, id) then
@@ -44,7 +46,7 @@ local HOLDERS = {
 }
 
 local function restore(keys, id)
-  local record = fields_of(keys, 'state', 'epoch', 'priority', 'deadline_ms', 'entry')
+  local record = fields_of(keys, 'state', 'priority', 'deadline_ms', 'arrival', 'submitted_ms')
   if not record.state then
     local was_open = booked(id).state ~= ''
     forget(keys, id)

@@ -1,9 +1,9 @@
 -- Shared by the transitions of workers and operators: the lease, the fence, queueing again.
 --
--- KEYS  those of request.lua, 11..14 ingress of resumed requests by priority, 15 lease, 16 dead
+-- KEYS  those of request.lua, 16 lease, 17 dead
 
-local LEASE, DEAD = KEYS[15], KEYS[16]
-next_key = 17
+local LEASE, DEAD = KEYS[16], KEYS[17]
+next_key = 18
 
 -- A dead letter is kept until it is a week old, or until this many letters, or this many bytes of
 -- requests, have been written after it.
@@ -120,33 +120,28 @@ local function end_for(reason, keys, id, record, now)
   return end_without_worker(keys, id, record.epoch, ENDINGS[reason], now)
 end
 
--- The stream of requests that come back to their class; it is read before the ingress of new ones.
-local function resumed_of(priority)
-  return KEYS[11 + tonumber(priority)]
+-- Whether a request that comes back keeps its arrival, and so comes before later ones. One with
+-- tokens does, as its reader waits for more. One that has no tokens, or may have killed its workers,
+-- arrives anew.
+local function keeps_arrival(record)
+  return tonumber(record.published) > 0 and tonumber(record.losses or '0') < SUSPICIOUS
 end
 
--- The stream for a request that is not new. One with tokens goes first, as its reader waits for
--- more; one that may have killed its workers goes behind the others of its class.
-local function stream_of(record)
-  if tonumber(record.published) > 0 and tonumber(record.losses or '0') < SUSPICIOUS then
-    return resumed_of(record.priority)
-  end
-  return ingress_of(record.priority)
-end
-
--- Puts a request at the end of a stream. `record` has the epoch at which it is queued.
-local function enqueue(keys, id, record, stream, now)
+-- Queues a request again. `record` has the fields priority and deadline_ms.
+local function enqueue(keys, id, record, is_kept, now)
   enter(keys, id, 'queued')
   wait_from(id, now, tonumber(record.deadline_ms))
   live_for(keys, SPAN_MS)
-  add_entry(keys, id, record.epoch, stream, stream == resumed_of(record.priority))
+  local before = is_kept and fields_of(keys, 'arrival', 'submitted_ms')
+  rank(keys, id, record, before and arrival_of(before) or new_arrival())
+  add_ticket(id, record.priority)
   return 'queued'
 end
 
 -- Takes a running request from its worker and queues it again, or ends it when an end is due. The
 -- record must agree with the log (see `agree`). `attempts` is the number that counts from now on.
--- Returns the state.
-local function put_back(keys, id, record, attempts, stream, now)
+-- `is_kept`: it keeps its arrival. Returns the state.
+local function put_back(keys, id, record, attempts, is_kept, now)
   local reason = ending_due(record, attempts, now)
   if reason then
     return end_for(reason, keys, id, record, now)
@@ -154,5 +149,72 @@ local function put_back(keys, id, record, attempts, stream, now)
   record.epoch = int(tonumber(record.epoch) + 1)
   redis.call('HSET', keys.record, 'owner', '', 'attempts', int(attempts), 'epoch', record.epoch)
   redis.call('ZREM', LEASE, id)
-  return enqueue(keys, id, record, stream, now)
+  return enqueue(keys, id, record, is_kept, now)
+end
+
+-- Puts a request that an older version has queued into the rank set of its class, with a ticket.
+-- It is known by its entry in a stream alone, as this script has not declared its record: its
+-- arrival is that of the entry, and its deadline is where its waiting ends too early. RESTORE
+-- corrects both. Returns whether it did so.
+local function adopt(id, priority, entry_id)
+  local state, tokens = string.match(redis.call('HGET', OPEN, id) or '', '^(%a+) (%d+) ')
+  if state ~= 'queued' or redis.call('ZSCORE', ranks_of(priority), id) then
+    return false
+  end
+  local ms, number = string.match(entry_id, '^(%d+)-(%d+)$')
+  local latest, deadline = tonumber(redis.call('ZSCORE', WAIT, id) or ''), 0
+  if latest and latest < tonumber(ms) + MAX_QUEUE_MS then
+    deadline = latest
+  end
+  local arrival = tonumber(ms) * 1000 + math.min(999, tonumber(number))
+  redis.call('ZADD', ranks_of(priority), rank_of(priority, tokens, deadline, arrival), id)
+  add_ticket(id, priority)
+  return true
+end
+
+-- Deletes entries that were taken from a stream of the class, and adopts what an older version has
+-- queued with them. Returns how many requests that were.
+local function use_up(stream, priority, entries)
+  local num_adopted = 0
+  for _, entry in ipairs(entries) do
+    -- A deleted entry comes as nothing, or without fields.
+    if entry and entry[1] then
+      redis.call('XDEL', stream, entry[1])
+      local id = entry[2] and table_of(entry[2]).id
+      if id and adopt(id, priority, entry[1]) then
+        num_adopted = num_adopted + 1
+      end
+    end
+  end
+  return num_adopted
+end
+
+-- Takes up to `count` entries that were never delivered from a stream of the class. They are read as
+-- a member of the group and only then deleted, so that the group's lag stays known. Returns how many
+-- there were, and how many requests were adopted.
+local function take_tickets(stream, priority, count)
+  local function read()
+    return redis.pcall('XREADGROUP', 'GROUP', 'workers', TICKETS, 'COUNT', count, 'NOACK',
+      'STREAMS', stream, '>')
+  end
+  local found = read()
+  if found and found.err and redis.call('EXISTS', stream) == 1 then
+    -- The stream was lost with its group, and has come back without it.
+    redis.pcall('XGROUP', 'CREATE', stream, 'workers', '0')
+    found = read()
+  end
+  -- Another error reply has no entries: a claim does not fail for want of a ticket.
+  local first = found and found[1]
+  -- The in-memory Redis of the tests answers a script by the third protocol: a flat map.
+  local entries = first and (type(first) == 'table' and first[2] or found[2]) or {}
+  return #entries, use_up(stream, priority, entries)
+end
+
+-- Takes surplus tickets of a class, up to `most`. Returns as `take_tickets`.
+local function take_surplus(priority, most)
+  local count = math.min(most, surplus_of(priority))
+  if count <= 0 then
+    return 0, 0
+  end
+  return take_tickets(ingress_of(priority), priority, count)
 end

@@ -19,16 +19,15 @@ local KEY_RESERVE_MS = 7 * 86400000
 local keys = take_keys(id)
 local idempotency_key, holder_key = KEYS[next_key], KEYS[next_key + 1]
 
--- Gives a request that is known already another entry, if it waits and its own is gone. Whether one
--- that came back has lost its entry is for RESTORE to find: producers may not look there.
+-- Puts a request that is known already back into its rank set, if it waits and is missing there.
 local function find_again(its, its_id, found)
-  local stream = ingress_of(found.priority or '0')
-  if found.state == 'queued' and losing_stream(its_id, found, stream) then
-    add_entry(its, its_id, found.epoch, stream, false)
+  if found.state == 'queued' then
+    rank_again(its, its_id, found)
   end
 end
 
-local found = fields_of(keys, 'state', 'asked', 'epoch', 'entry', 'priority')
+local found = fields_of(keys, 'state', 'asked', 'priority', 'deadline_ms', 'arrival',
+  'submitted_ms')
 local state = found.state
 if state then
   find_again(keys, id, found)
@@ -42,7 +41,8 @@ if idempotency_key then
       return { 'held', held, '' }
     end
     local its = { record = holder_key }
-    local other = fields_of(its, 'state', 'epoch', 'entry', 'priority')
+    local other = fields_of(its, 'state', 'priority', 'deadline_ms', 'arrival',
+      'submitted_ms')
     if other.state then
       find_again(its, held, other)
       return { 'known', held, other.state }
@@ -110,6 +110,7 @@ live_for(keys, life)
 if state == 'scheduled' then
   redis.call('ZADD', DELAY, int(start), id)
 else
-  add_entry(keys, id, '0', ingress_of(priority), false)
+  rank(keys, id, { priority = priority, deadline_ms = deadline }, new_arrival())
+  add_ticket(id, priority)
 end
 return { 'created', id, state }

@@ -12,7 +12,7 @@ from quire.broker.broker import Broker
 from quire.broker.inspection import inspect_memory, inspect_shards
 from quire.cli import main
 from quire.errors import BrokerUnavailable, DeadlineExceeded, DurabilityUnavailable
-from quire.transitions.values import BackOff, IngressEntry
+from quire.transitions.values import BackOff, Candidate, QueuePolicy
 from quire.transport.connection import connect
 from quire.wire.output import ErrorInfo, State
 from quire.wire.protocol import Priority
@@ -69,8 +69,8 @@ def refused(call):
     assert isinstance(caught.value.__cause__, redis.RedisError)
 
 
-def entry_of(broker: Broker, request_id: str) -> IngressEntry:
-    return IngressEntry(broker.keys.ingress(1), "1-1", request_id, Priority.NORMAL, 1)
+def entry_of(broker: Broker, request_id: str) -> Candidate:
+    return Candidate(request_id, Priority.NORMAL, 1)
 
 
 def test_the_document_names_every_role():
@@ -108,7 +108,7 @@ def test_a_gateway_submits_cancels_reads_and_hears_of_models(as_role, real_broke
     assert client.models() == ["large"]
     for call in (
         lambda: broker.beat_worker("w", "stopped", {}),
-        lambda: broker.read_ingress("w", count=1, block_seconds=0),
+        lambda: broker.peek(count=1, block_seconds=0),
         broker.reap,
         broker.pause,
     ):
@@ -127,15 +127,17 @@ def test_a_producer_is_refused_the_work_and_the_operation(as_role, real_broker, 
     broker.submit(make_request(id="a"))
     real_connection.zadd(broker.keys.lease, {"a": 1})
     for call in (
-        lambda: broker.read_ingress("w", count=1, block_seconds=0),
+        lambda: broker.peek(count=1, block_seconds=0),
         lambda: broker.claim([entry_of(broker, "a")]),
         broker.reap,
         broker.dead_letters,
         broker.pause,
         lambda: broker.set_limits(QueueLimits(requests=9)),
         lambda: broker.beat_worker("w", "serving", {}),
+        lambda: broker.announce(QueuePolicy("fcfs", 1, 1)),
     ):
         refused(call)
+    assert real_broker.policy() is None
     assert real_broker.status("a").state is State.QUEUED
 
 
@@ -143,11 +145,11 @@ def test_a_worker_claims_commits_and_looks_after_the_others(as_role, real_broker
     broker = as_role("worker")
     broker.ensure_groups()
     real_broker.submit_many([make_request(id=f"g~{n}", metadata={"n": n}) for n in range(5)])
-    broker.read_ingress("w", count=1, block_seconds=0.05)
-    broker.recover_entries("w", min_idle_seconds=0, count=1)
-    entries = broker.recover_entries("w", min_idle_seconds=0, count=1)
-    entries += broker.read_ingress("w", count=9, block_seconds=0)
-    claims = [answer.claim for answer in broker.claim(entries)]
+    broker.peek(count=1, block_seconds=0.05)
+    broker.announce(QueuePolicy("adaptive", 30_000, 4096))
+    broker.rank_anew()
+    broker.balance(min_idle_seconds=0)
+    claims = [answer.claim for answer in broker.claim(broker.peek(count=9))]
     assert len(claims) == 5
     broker.heartbeat(claims)
     broker.commit([make_item(claims[0], 0, 2, final=True), make_item(claims[1], 0, 1)])
@@ -170,7 +172,7 @@ def test_a_worker_claims_commits_and_looks_after_the_others(as_role, real_broker
 def test_who_submits_again_puts_back_a_lost_entry(as_role, real_broker, real_connection, role):
     broker = as_role(role)
     broker.submit(make_request(id="a"))
-    real_connection.xtrim(broker.keys.ingress(1), maxlen=0, approximate=False)
+    real_connection.delete(broker.keys.rank(1), broker.keys.ingress(1))
     assert broker.submit(make_request(id="a")).created is False
     assert claim_next(real_broker).claim.request_id == "a"
 
@@ -180,7 +182,7 @@ def test_a_worker_puts_back_what_is_lost_if_it_has_the_right(as_role, real_broke
     real_broker.submit_many([make_request(id=f"g~{n}") for n in range(3)])
     claim = claim_next(real_broker).claim
     keys = broker.keys
-    real_connection.delete(keys.lease, keys.wait, *keys.all_ingress)
+    real_connection.delete(keys.lease, keys.wait, *keys.all_ranks)
     real_connection.delete(*keys.of_request("g~2"))
     lost = {restored.request_id: restored.lost for restored in broker.restore()}
     assert lost == {claim.request_id: "lease", "g~1": "entry", "g~2": "record"}
@@ -193,7 +195,7 @@ def test_a_worker_puts_back_what_is_lost_if_it_has_the_right(as_role, real_broke
 def test_a_worker_extends_what_it_has_begun(as_role, real_broker, real_connection):
     broker = as_role("worker")
     real_broker.submit_many([make_request(id=f"g~{n}") for n in range(20)])
-    claims = [a.claim for a in broker.claim(broker.read_ingress("w", count=20, block_seconds=0))]
+    claims = [a.claim for a in broker.claim(broker.peek(count=20, block_seconds=0))]
     broker.commit([make_item(claim, 0, 1) for claim in claims])
     real_connection.config_resetstat()
     replies = broker.commit([make_item(claim, 1, 2) for claim in claims])
@@ -212,7 +214,7 @@ def test_a_worker_ends_what_is_spoilt(as_role, real_broker, real_connection, spo
     real_connection.delete(key)
     real_connection.rpush(key, "foreign")
     real_connection.expire(key, 60)
-    answers = broker.claim(broker.read_ingress("w", count=9, block_seconds=0))
+    answers = broker.claim(broker.peek(count=9, block_seconds=0))
     assert [getattr(answer, "ended", None) for answer in answers] == [None, True]
     assert real_broker.status("g~b").state is State.FAILED
 
@@ -221,7 +223,7 @@ def test_what_a_user_may_not_look_at_is_not_taken_for_damage(as_role, real_broke
     user = f"worker-{real_broker.keys.queue}"
     broker = as_role("worker")
     real_broker.submit(make_request(id="a"))
-    entries = broker.read_ingress("w", count=1, block_seconds=0)
+    entries = broker.peek(count=1, block_seconds=0)
     real_connection.execute_command("ACL", "SETUSER", user, "-get", "-xlen", "-srem")
     refused(lambda: broker.claim(entries))
     assert real_broker.status("a").state is not State.FAILED
@@ -297,10 +299,11 @@ def test_an_operator_drains_workers_and_ends_what_is_late(as_role, real_broker, 
     refused(lambda: worker.drain("w"))
 
 
-def test_an_operator_is_refused_the_work(as_role):
+def test_an_operator_is_refused_the_work(as_role, real_broker):
     broker = as_role("operator")
-    refused(lambda: broker.read_ingress("w", count=1, block_seconds=0))
-    refused(lambda: broker.recover_entries("w", min_idle_seconds=0, count=1))
+    real_broker.submit(make_request(id="a"))
+    refused(lambda: broker.claim([entry_of(broker, "a")]))
+    assert real_broker.status("a").state is State.QUEUED
 
 
 def test_an_observer_sees_everything_and_changes_nothing(as_role, real_broker):

@@ -99,14 +99,14 @@ def assert_ended_alone(broker, connection, *, codes=("damaged",)):
         assert connection.zscore(times, "b") is None
     assert not connection.hexists(broker.keys.open, "b")
     assert unbalanced(connection, broker) == []
-    assert broker.recover_entries("w", min_idle_seconds=0, count=9) == []
+    assert "b" not in [candidate.request_id for candidate in broker.peek(count=9)]
 
 
 @pytest.mark.parametrize("damage", [*DAMAGES, *UNREADABLE])
 def test_a_spoilt_request_costs_its_neighbours_no_claim(broker, connection, damage, caplog):
     broker.submit_many([make_request(id=name) for name in "abc"])
     spoilt(connection, broker, damage)
-    entries = broker.read_ingress("w", count=3, block_seconds=0)
+    entries = broker.peek(count=3, block_seconds=0)
     with caplog.at_level(logging.ERROR, logger="quire.broker.working"):
         first, second, third = broker.claim(entries)
     assert isinstance(first, Claimed) and isinstance(third, Claimed)
@@ -139,7 +139,7 @@ def test_a_spoilt_request_is_not_in_the_way_of_the_reaper(broker, connection, cl
 
 
 def claim_until_damaged(broker):
-    answers = broker.claim(broker.read_ingress("w", count=9, block_seconds=0))
+    answers = broker.claim(broker.peek(count=9, block_seconds=0))
     assert NotClaimed("b", NotClaimedReason.DAMAGED, ended=True) in answers
 
 
@@ -198,7 +198,7 @@ def test_what_the_books_held_of_it_is_counted_no_more(broker, connection, entry)
     names = ["g~a", "g~b", "g~c"]
     broker.submit_many([make_request(id=name, tenant=f"t{name[-1]}") for name in names])
     connection.hset(broker.keys.open, "g~b", entry)
-    answers = broker.claim(broker.read_ingress("w", count=2, block_seconds=0))
+    answers = broker.claim(broker.peek(count=2, block_seconds=0))
     assert [type(answer) for answer in answers] == [Claimed, NotClaimed]
     assert unbalanced(connection, broker) == []
     assert not connection.hexists(broker.keys.counts, "tenant:tb")
@@ -209,10 +209,10 @@ def test_a_request_that_is_forgotten_but_for_spoilt_books_is_struck_out(broker, 
     broker.submit_many([make_request(id=name) for name in ("g~a", "g~b")])
     connection.hset(broker.keys.open, "g~a", "foreign")
     connection.delete(broker.keys.request("g~a"), broker.keys.body("g~a"))
-    answers = broker.claim(broker.read_ingress("w", count=2, block_seconds=0))
+    answers = broker.claim(broker.peek(count=2, block_seconds=0))
     assert answers[0] == NotClaimed("g~a", NotClaimedReason.DAMAGED, ended=True)
     assert isinstance(answers[1], Claimed)
-    assert broker.recover_entries("w", min_idle_seconds=0, count=9) == []
+    assert broker.peek(count=9) == []
     assert unbalanced(connection, broker) == []
 
 
@@ -233,7 +233,7 @@ def test_an_end_that_was_told_before_the_books_were_found_spoilt_stands(
 
 def test_a_message_that_went_away_under_a_claim_is_noticed(broker, connection):
     broker.submit(make_request(id="b"))
-    entries = broker.read_ingress("w", count=1, block_seconds=0)
+    entries = broker.peek(count=1, block_seconds=0)
     owners = [new_owner()]
     broker.claim(entries, owners=owners)
     connection.delete(broker.keys.body("b"))
@@ -247,13 +247,12 @@ def test_a_sound_request_is_never_condemned(make_broker, connection):
     """A script that fails for a reason of its own must not end what it fails on."""
     broken = make_broker(sources={"claim": "error('no such thing on this server')"})
     broken.submit_many([make_request(id=name, metadata={"row": 1}) for name in "ab"])
-    entries = broken.read_ingress("w", count=2, block_seconds=0)
+    entries = broken.peek(count=2, block_seconds=0)
     answers = broken.claim(entries)
     assert answers == [NotClaimed(name, NotClaimedReason.DAMAGED) for name in "ab"]
     assert [broken.status(name).state for name in "ab"] == [State.QUEUED] * 2
     sound = make_broker()
-    recovered = sound.recover_entries("w", min_idle_seconds=0, count=9)
-    assert all(isinstance(answer, Claimed) for answer in sound.claim(recovered))
+    assert all(isinstance(answer, Claimed) for answer in sound.claim(sound.peek(count=9)))
 
 
 def test_a_foreign_letter_does_not_keep_others_from_being_buried(broker, connection):
@@ -267,7 +266,7 @@ def test_keys_of_the_queue_that_are_spoilt_end_nobody(broker, connection):
     kept = connection.dump(broker.keys.counts)
     connection.delete(broker.keys.counts)
     connection.set(broker.keys.counts, "foreign")
-    (answer,) = broker.claim(broker.read_ingress("w", count=1, block_seconds=0))
+    (answer,) = broker.claim(broker.peek(count=1, block_seconds=0))
     assert answer == NotClaimed("a", NotClaimedReason.DAMAGED)
     with pytest.raises(ProtocolError):
         broker.submit(make_request(id="c"))
@@ -282,5 +281,5 @@ def test_a_log_that_has_its_end_needs_no_message(broker, connection):
     connection.xadd(broker.keys.output("b"), {"done": done, "state": "completed"}, id="0-1")
     connection.expire(broker.keys.output("b"), 600)
     connection.delete(broker.keys.body("b"))
-    broker.claim(broker.read_ingress("w", count=3, block_seconds=0))
+    broker.claim(broker.peek(count=3, block_seconds=0))
     assert broker.status("b").state is State.COMPLETED

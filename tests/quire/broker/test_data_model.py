@@ -12,11 +12,12 @@ from redis.crc import key_slot
 from quire.broker.broker import Broker
 from quire.errors import ProtocolError
 from quire.keys import Keys
-from quire.transitions.values import BackOff, Claimed
+from quire.transitions.values import BackOff, Claimed, QueuePolicy
 from quire.transport.connection import connect
 from quire.transport.local_redis import URL_VARIABLE, LocalRedis
 from quire.transport.script_runner import load_source
 from quire.wire.output import ErrorInfo, State
+from quire.wire.protocol import Priority
 from tests.quire.builders import (
     Clockwork,
     leaked_keys,
@@ -26,7 +27,7 @@ from tests.quire.builders import (
     submit_and_claim,
 )
 
-SHARED_PARTS = {"common.lua", "request.lua", "running.lua"}
+SHARED_PARTS = {"common.lua", "ranking.lua", "request.lua", "running.lua"}
 
 TRANSITIONS = sorted(
     file.name.removesuffix(".lua")
@@ -39,7 +40,7 @@ def test_all_keys_of_a_shard_lie_in_one_slot():
     keys = Keys("a-queue", 3)
     names = [
         *keys.of_workers, *keys.of_scripts("r{2}"), *keys.of_group("g"),
-        keys.idempotency("t", "k{3}"), keys.workers, keys.probe,
+        keys.idempotency("t", "k{3}"), keys.workers, *keys.all_ingress[4:],
     ]  # fmt: skip
     assert len({key_slot(name.encode()) for name in names}) == 1
     assert len(set(names)) == len(names)
@@ -69,6 +70,9 @@ local function keys_of(command, words)
   if command == 'XREAD' then -- COUNT <number> STREAMS, then keys, then as many places
     return { unpack(words, 4, 3 + (#words - 3) / 2) }
   end
+  if command == 'XREADGROUP' then -- of one stream, its key and the place at the end
+    return { words[#words - 1] }
+  end
   if command == 'EXISTS' then
     return words
   end
@@ -95,7 +99,7 @@ def go_through_everything(broker, clockwork):
         broker.submit(make_request(id="key", idempotency_key="k"))
         broker.submit(make_request(idempotency_key="k"))
     broker.cancel("r5")
-    answers = broker.claim(broker.read_ingress("w", count=9, block_seconds=0))
+    answers = broker.claim(broker.peek(count=9, block_seconds=0))
     claims = [answer.claim for answer in answers if isinstance(answer, Claimed)]
     finished, released, reaped, buried, cancelled, _ = claims
     broker.cancel(cancelled.request_id)
@@ -109,6 +113,8 @@ def go_through_everything(broker, clockwork):
     broker.dead_letter(buried, "tired of it")
     broker.requeue(broker.dead_letters()[0], keep_tokens=True)
     go_through_delays(broker, clockwork)
+    broker.announce(QueuePolicy("adaptive", 30_000, 4096))
+    broker.balance(min_idle_seconds=0)
     broker.beat_worker("w", "serving", {})
     clockwork.connection.hset(broker.keys.workers, "w", b"1000 serving \x80")
     broker.beat_worker("other", "serving", {})
@@ -125,10 +131,10 @@ def go_through_losses(broker, connection):
     broker.submit(make_request(id="g~gone"))
     keys = broker.keys
     connection.delete(*keys.of_request("g~gone"))
-    connection.delete(keys.delay, keys.lease, keys.wait, *keys.all_ingress)
+    connection.delete(keys.delay, keys.lease, keys.wait, *keys.all_ranks)
     for name in ("lost", "other"):
         broker.submit(make_request(id=name, idempotency_key="lost"))
-        connection.delete(*keys.all_ingress)
+        connection.delete(*keys.all_ranks)
     lost = {restored.request_id: restored.lost for restored in broker.restore()}
     assert lost == {
         "r1": "entry", "r2": "entry", "r3": "entry", "lost": "entry", "g~gone": "record",
@@ -150,10 +156,11 @@ def go_through_delays(broker, clockwork):
     clockwork.connection.zadd(broker.keys.wait, {"nobody": 1})
     assert [expired.request_id for expired in broker.expire()] == ["g~4"]
     broker.pause("repairs")
-    entries = broker._ingress.read("w", count=1, block_seconds=0)
-    assert [answer.reason for answer in broker.claim(entries)] == ["paused"]
+    candidates, is_paused = broker._ingress.peek(count=1, least=Priority.LOW)
+    assert is_paused
+    assert [answer.reason for answer in broker.claim(candidates)] == ["paused"]
     broker.resume()
-    answers = broker.claim(broker.read_ingress("w", count=2, block_seconds=0))
+    answers = broker.claim(broker.peek(count=2, block_seconds=0))
     error = ErrorInfo("device_failed", "gone")
     states = [broker.fail(answer.claim, error, retry=BackOff()) for answer in answers]
     assert states == ["scheduled"] * 2
@@ -165,7 +172,7 @@ def go_through_damage(broker, connection):
     for key in broker.keys.of_request("g~spoilt"):
         connection.delete(key)
         connection.rpush(key, "foreign")
-    entries = broker.read_ingress("w", count=1, block_seconds=0)
+    entries = broker.peek(count=1, block_seconds=0)
     assert [answer.reason for answer in broker.claim(entries)] == ["damaged"]
     assert broker.status("g~spoilt").state is State.FAILED
 
@@ -202,8 +209,9 @@ def test_a_server_in_cluster_mode_runs_every_script(monkeypatch):
 
 def test_every_transition_of_the_protocol_has_its_script():
     assert TRANSITIONS == [
-        "beat_worker", "cancel", "claim", "commit", "condemn", "dead_letter", "expire", "extend",
-        "fail", "heartbeat", "promote", "reap", "release", "requeue", "restore", "submit", "survey",
+        "announce", "balance", "beat_worker", "cancel", "claim", "commit", "condemn", "dead_letter",
+        "expire", "extend", "fail", "heartbeat", "promote", "reap", "release", "requeue", "restore",
+        "submit", "survey",
     ]  # fmt: skip
 
 
@@ -217,11 +225,11 @@ def test_another_language_can_submit_with_the_script_and_msgpack_alone(broker, c
     )  # fmt: skip
     settings = [10_000, 86_400_000, 3_600_000, 5, 0, b"", b"", b"", b""]
     reply = connection.eval(
-        load_source("submit"), 13, *keys.of_producers, *keys.of_request("foreign"), *settings,
+        load_source("submit"), 18, *keys.of_producers, *keys.of_request("foreign"), *settings,
         "foreign", 2, "default", 0, b"", body, "", 0, 19,
     )  # fmt: skip
     assert reply == [b"created", b"foreign", b"queued"]
-    (entry,) = broker.read_ingress("w", count=1, block_seconds=0)
+    (entry,) = broker.peek(count=1, block_seconds=0)
     (claimed,) = broker.claim([entry])
     assert claimed.request_bytes == body
     broker.commit([make_item(claimed.claim, 0, 2, final=True)])
@@ -254,7 +262,7 @@ def test_what_a_request_leaves_behind_is_what_the_data_model_says(broker, connec
     record = connection.hgetall(broker.keys.request("a"))
     assert {name.decode() for name in record} == {
         "state", "priority", "tenant", "epoch", "attempts", "resumes", "published", "owner",
-        "deadline_ms", "resumed_from", "submitted_ms", "claimed_ms", "metadata", "asked", "entry",
+        "deadline_ms", "resumed_from", "submitted_ms", "claimed_ms", "metadata", "asked", "arrival",
     }  # fmt: skip
     broker.commit([make_item(claimed.claim, 0, 1, final=True)])
     left = connection.hgetall(broker.keys.request("a"))

@@ -26,7 +26,7 @@ def lose(broker, clockwork, claimed):
 
 
 def read_ids(broker, *, count=10):
-    entries = broker.read_ingress("w", count=count, block_seconds=0)
+    entries = broker.peek(count=count, block_seconds=0)
     return [entry.request_id for entry in entries]
 
 
@@ -197,37 +197,27 @@ def test_what_comes_back_is_not_more_urgent_than_a_better_class(broker):
     assert read_ids(broker) == ["high", "normal", "low", "low2"]
 
 
-def test_an_entry_says_by_its_stream_that_it_came_back(broker, connection):
+def test_what_came_back_has_a_ticket_like_any_other(broker, connection):
     claimed = submit_and_claim(broker, id="a", priority="high")
     broker.release([claimed.claim])
     assert broker.queue_depth()[Priority.HIGH] == 1
-    (entry,) = broker.read_ingress("w", count=1, block_seconds=0)
-    assert (entry.stream, entry.priority) == (broker.keys.resumed(Priority.HIGH), Priority.HIGH)
-    broker.claim([entry])
-    for stream in broker.keys.all_ingress:
-        assert connection.xlen(stream) == 0
-        assert connection.xpending(stream, "workers")["pending"] == 0
+    assert connection.xlen(broker.keys.ingress(Priority.HIGH)) == 1
+    claim_next(broker)
+    assert not any(connection.xlen(stream) for stream in broker.keys.all_ingress)
 
 
-def test_a_pause_puts_an_entry_back_into_the_stream_it_came_from(broker, connection):
-    claimed = submit_and_claim(broker, id="a")
-    broker.release([claimed.claim])
-    entries = broker.read_ingress("w", count=1, block_seconds=0)
+def test_a_claim_of_a_paused_queue_changes_nothing(broker, connection):
+    broker.submit(make_request(id="a"))
+    candidates = broker.peek(count=1, block_seconds=0)
     broker.pause()
-    assert broker.claim(entries) == [NotClaimed("a", "paused")]
-    assert connection.xlen(broker.keys.resumed(Priority.NORMAL)) == 1
-
-
-def test_what_came_back_is_found_again_after_a_crash_between_read_and_claim(broker):
-    claimed = submit_and_claim(broker, id="a")
-    broker.release([claimed.claim])
-    read_ids(broker)
-    (entry,) = broker.recover_entries("w", min_idle_seconds=3600, count=10)
-    assert broker.claim([entry])[0].claim.request_id == "a"
+    assert broker.claim(candidates) == [NotClaimed("a", "paused")]
+    broker.resume()
+    assert broker.peek(count=1) == candidates
+    assert connection.xlen(broker.keys.ingress(Priority.NORMAL)) == 1
 
 
 def test_a_waiting_reader_wakes_for_what_comes_back(broker):
     claimed = submit_and_claim(broker, id="a")
     broker.release([claimed.claim])
-    (entry,) = broker.read_ingress("w", count=1, block_seconds=1.0)
+    (entry,) = broker.peek(count=1, block_seconds=1.0)
     assert entry.request_id == "a"

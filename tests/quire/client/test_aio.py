@@ -35,7 +35,7 @@ class Publisher:
 
     def claim(self, count):
         while len(self._claims) < count:
-            entries = self._broker.read_ingress("w", count=256, block_seconds=1)
+            entries = self._broker.peek(count=256, block_seconds=1)
             self._claims += [answer.claim for answer in self._broker.claim(entries)]
 
     def publish(self):

@@ -287,7 +287,7 @@ def test_an_adapter_is_asked_for_in_the_body_by_every_way_to_submit(client, brok
     client.submit_choices("x", n=2, request_id="two", adapter="terse")
     client.submit("x", request_id="none", adapter=None)
     asked = {}
-    for claimed in broker.claim(broker.read_ingress("w", count=9, block_seconds=0)):
+    for claimed in broker.claim(broker.peek(count=9, block_seconds=0)):
         request = GenerationRequest.decode(claimed.request_bytes)
         asked[request.id.partition("~")[0]] = request.body.get("adapter")
         assert request.parse_body().adapter == request.body.get("adapter")

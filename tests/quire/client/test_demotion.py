@@ -80,8 +80,8 @@ def test_a_worker_goes_on_at_the_new_master(pair):
         pair.fail_over()
         with pytest.raises(BrokerUnavailable, match="takes no writes"):
             # Not repeated by itself: who reads asks again.
-            broker.read_ingress("w", count=1, block_seconds=0)
-        assert broker.read_ingress("w", count=1, block_seconds=0) == []
+            broker.peek(count=1, block_seconds=0)
+        assert broker.peek(count=1, block_seconds=0) == []
 
 
 def test_the_client_of_a_loop_goes_on_at_the_new_master(pair):

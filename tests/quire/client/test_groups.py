@@ -154,7 +154,7 @@ def test_a_member_that_was_forgotten_counts_as_expired(client, broker, connectio
     group = client.submit_many(rows("a", "b"), group="g")
     for name in ("g~a", "g~b"):
         connection.delete(*broker.keys.of_request(name))
-    broker.claim(broker.read_ingress("w", count=9, block_seconds=0))
+    broker.claim(broker.peek(count=9, block_seconds=0))
     assert group.counts() == {State.EXPIRED: 2}
     errors = [completion.error.code for completion in group.results()]
     assert errors == ["result_expired"] * 2

@@ -109,7 +109,7 @@ def test_the_bad_one_of_many_is_told_by_its_place_and_none_is_sent(broker):
     with pytest.raises(InvalidRequest, match=r"request 2: sampling\.top_p") as caught:
         Client(broker).submit_many(rows)
     assert (caught.value.index, caught.value.field) == (2, "sampling.top_p")
-    assert broker.read_ingress("w", count=1, block_seconds=0.001) == []
+    assert broker.peek(count=1, block_seconds=0.001) == []
 
 
 def test_our_own_refusals_are_told_without_the_validators_words(broker):

@@ -141,7 +141,7 @@ def test_a_server_that_forgot_a_claim_fences_its_owner_even_at_the_same_epoch(br
 
 def test_many_items_are_judged_one_by_one_over_several_calls(broker):
     broker.submit_many([make_request(id=f"r{index}") for index in range(600)])
-    answers = broker.claim(broker.read_ingress("w", count=600, block_seconds=0))
+    answers = broker.claim(broker.peek(count=600, block_seconds=0))
     claims = [answer.claim for answer in answers]
     items = [
         make_item(claim if index % 3 else Claim(claim.request_id, 9, claim.owner), 0, 1)
@@ -176,7 +176,7 @@ def test_a_reader_gets_exactly_what_it_does_not_have(broker):
 
 def test_one_read_follows_many_outputs_each_from_its_own_token(broker):
     broker.submit_many([make_request(id=name) for name in "abc"])
-    answers = broker.claim(broker.read_ingress("w", count=3, block_seconds=0))
+    answers = broker.claim(broker.peek(count=3, block_seconds=0))
     broker.commit([make_item(answer.claim, 0, 3) for answer in answers])
     reads = broker.read_output({"a": 0, "b": 2, "c": 3, "ghost": 0})
     assert {name: len(token_ids_of(list(read.chunks))) for name, read in reads.items()} == {

@@ -228,7 +228,7 @@ def test_bytes_count_anew_once_no_letter_is_left(make_broker):
     for letter in broker.dead_letters():
         broker.requeue(letter, keep_tokens=False)
         broker.cancel(letter.request_id)
-    read = broker.read_ingress("w", count=9, block_seconds=0)
+    read = broker.peek(count=9, block_seconds=0)
     assert not any(answer.ended for answer in broker.claim(read))
     broker.submit_many([make_request(id=name) for name in ("x0", "x1")])
     for _ in range(2):

@@ -35,7 +35,7 @@ def test_a_failed_attempt_is_tried_again_with_its_tokens_when_it_is_due(broker, 
     assert broker.fail(first.claim, BROKEN, retry=SOON) is State.SCHEDULED
     assert broker.status("a").state is State.SCHEDULED
     assert broker.promote() == []
-    assert broker.read_ingress("w", count=1, block_seconds=0) == []
+    assert broker.peek(count=1, block_seconds=0) == []
     clockwork.expire_delay("a")
     assert broker.promote() == [Promoted("a", State.QUEUED)]
     assert broker.promote() == []
@@ -177,7 +177,7 @@ def test_a_request_put_off_between_the_look_and_the_promotion_waits_on(
 
 
 def read_and_claim_nothing(broker):
-    return broker.read_ingress("w", count=1, block_seconds=0) == []
+    return broker.peek(count=1, block_seconds=0) == []
 
 
 def test_a_moment_that_has_passed_is_no_delay(broker):
@@ -215,10 +215,10 @@ def test_a_scheduled_request_whose_keys_are_gone_is_struck_out(broker, connectio
     assert connection.exists(broker.keys.delay, broker.keys.open, broker.keys.counts) == 0
 
 
-def test_an_entry_of_a_request_that_waits_for_its_time_gives_no_claim(broker, clockwork):
+def test_a_request_that_waits_for_its_time_gives_no_claim(broker, clockwork):
     claimed = submit_and_claim(broker, id="a")
     broker.fail(claimed.claim, BROKEN, retry=SOON)
-    broker._connection.xadd(broker.keys.ingress(1), {"id": "a"})
+    broker._connection.zadd(broker.keys.rank(1), {"a": 1})
     assert read_and_claim(broker) == NotClaimed("a", NotClaimedReason.SCHEDULED)
     clockwork.expire_delay("a")
     broker.promote()

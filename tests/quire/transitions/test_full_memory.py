@@ -69,9 +69,9 @@ def test_a_claim_that_is_refused_costs_those_beside_it_nothing(admin):
     broker = Broker(admin, sources={"claim": one_is_full})
     broker.ensure_groups()
     broker.submit_many([make_request(id=name) for name in "abc"])
-    answers = broker.claim(broker.read_ingress("w", count=3, block_seconds=0))
+    answers = broker.claim(broker.peek(count=3, block_seconds=0))
     assert answers[1] == NotClaimed("b", NotClaimedReason.REFUSED)
-    (left,) = broker.recover_entries("w", min_idle_seconds=0, count=9)
+    (left,) = broker.peek(count=9)
     assert left.request_id == "b"
     assert broker.status("b").state is State.QUEUED
     held = [answers[0].claim, answers[2].claim]
@@ -83,10 +83,10 @@ def test_claims_of_which_none_is_let_in_raise_and_can_be_made_again(admin):
     broker = Broker(admin)
     broker.ensure_groups()
     broker.submit_many([make_request(id=name) for name in "ab"])
-    entries = broker.read_ingress("w", count=2, block_seconds=0)
+    entries = broker.peek(count=2, block_seconds=0)
     admin.config_set("maxmemory", 1)
     with pytest.raises(QueueFull):
         broker.claim(entries)
     admin.config_set("maxmemory", 0)
-    again = broker.claim(broker.recover_entries("w", min_idle_seconds=0, count=9))
+    again = broker.claim(broker.peek(count=9))
     assert [claimed.attempts for claimed in again] == [1, 1]

@@ -190,19 +190,19 @@ def test_a_request_counts_for_its_prompt_and_the_most_it_may_generate(fields, to
 def test_a_paused_queue_is_not_read_and_goes_on_where_it_was(broker):
     broker.submit_many([make_request(id=name) for name in "ab"])
     broker.pause("repairs")
-    assert broker.read_ingress("w", count=9, block_seconds=0) == []
-    assert broker.read_ingress("w", count=9, block_seconds=0.05) == []
+    assert broker.peek(count=9, block_seconds=0) == []
+    assert broker.peek(count=9, block_seconds=0.05) == []
     assert broker.submit(make_request(id="c")).created, "what comes in meanwhile waits"
     broker.resume()
     broker.resume()
     assert broker.pause_reason() is None
-    entries = broker.read_ingress("w", count=9, block_seconds=0)
+    entries = broker.peek(count=9, block_seconds=0)
     assert [entry.request_id for entry in entries] == ["a", "b", "c"]
 
 
 def test_once_a_pause_is_there_no_claim_is_made_not_even_of_what_was_read_before(broker):
     broker.submit(make_request(id="a", priority="high"))
-    entries = broker.read_ingress("w", count=1, block_seconds=0)
+    entries = broker.peek(count=1, block_seconds=0)
     broker.pause()
     for _ in range(2):
         assert broker.claim(entries) == [NotClaimed("a", NotClaimedReason.PAUSED)]

@@ -53,20 +53,19 @@ class Foreign:
     def key(self, *parts: str) -> str:
         return ":".join((self.prefix, *parts))
 
-    def run(self, transition: str, request_ids, *arguments, stream: str = ""):
+    def run(self, transition: str, request_ids, *arguments):
         queue = ["open", "counts", "delay", "control", "wait", "in:0", "in:1", "in:2", "in:3"]
-        queue.append("place")
+        queue += ["place", "rank:0", "rank:1", "rank:2", "rank:3", "arrival"]
         if transition == "expire":
             queue.append("lease")
         elif transition not in ("submit", "cancel"):
-            queue += [f"in:{level}:resumed" for level in range(4)] + ["lease", "dead"]
+            queue += ["lease", "dead"]
         keys = [self.key(name) for name in queue]
         for request_id in request_ids:
             keys += [self.key(kind, request_id) for kind in "rbo"]
             if "~" in request_id:
                 group = request_id.partition("~")[0]
                 keys += [self.key(kind, group) for kind in ("g", "gm", "ge")]
-        keys += [stream] if stream else []
         return self.eval(transition, keys, *arguments)
 
     def eval(self, transition: str, keys, *arguments):
@@ -104,14 +103,13 @@ class Foreign:
             assert fields[b"prefix"].decode() == "{}.{}".format(*hashed)
 
     def claim(self):
-        for name in ("2:resumed", "2"):
-            stream = self.key("in", name)
-            found = self.redis.xreadgroup("workers", "foreign", {stream: ">"}, count=1)
-            if found:
-                break
-        ((_, ((entry_id, fields),)),) = found
-        request_id, owner = fields[b"id"].decode(), secrets.token_hex(16)
-        reply = self.run("claim", [request_id], request_id, entry_id, owner, "", stream=stream)
+        heads = [
+            (rank, name)
+            for level in range(4)
+            for name, rank in self.redis.zrange(self.key("rank", str(level)), 0, 0, withscores=True)
+        ]
+        request_id, owner = min(heads)[1].decode(), secrets.token_hex(16)
+        reply = self.run("claim", [request_id], request_id, owner, "")
         assert reply[0] == b"claimed", reply
         return request_id, int(reply[1]), owner, msgpack.unpackb(reply[2])
 
@@ -288,16 +286,16 @@ def test_the_document_names_every_transition_with_its_files_and_every_key():
     from quire.keys import Keys
     from quire.transport.script_runner import load_source
 
-    shared = {"common", "request", "running"}
+    shared = {"common", "ranking", "request", "running"}
     assert set(FILES) == {file.stem for file in SCRIPTS.glob("*.lua")} - shared
     for transition, files in FILES.items():
         texts = "\n".join((SCRIPTS / f"{file}.lua").read_text() for file in files)
         assert texts == load_source(transition)
     keys = Keys()
-    others = (keys.workers, keys.survey, keys.wake("<reader>"), keys.mark, f"{keys.probe}:<random>")
+    others = (keys.workers, keys.survey, keys.wake("<reader>"), keys.mark, *keys.all_ingress[4:])
     for key in (*keys.of_workers, *keys.of_scripts("<group>~x"), *others):
         name = key.removeprefix(keys.prefix).replace("<group>~x", "<id>")
-        name = re.sub(r"in:\d", "in:<priority>", name)
+        name = re.sub(r"(in|rank):\d", r"\1:<priority>", name)
         assert f"`P{name}`" in DOCUMENT, key
 
 

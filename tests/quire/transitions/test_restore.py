@@ -21,27 +21,28 @@ def restore(broker) -> dict[str, Lost]:
     return {one.request_id: one.lost for one in broker.restore(is_at_once=True)}
 
 
-def entries_of(connection, broker) -> list[str]:
-    """The requests that have an entry, stream by stream."""
-    return [
-        fields[b"id"].decode()
-        for stream in broker.keys.all_ingress
-        for _, fields in connection.xrange(stream)
-    ]
+def ranked(connection, broker) -> list[str]:
+    """The requests that are in a rank set, the first to be claimed first."""
+    return [candidate.request_id for candidate in broker.peek(count=100)]
 
 
-def lose_entries(connection, broker, how: str) -> None:
-    for stream in broker.keys.all_ingress:
-        if how == "trimmed":
-            connection.xtrim(stream, maxlen=0, approximate=False)
-        elif how == "stream deleted":
-            connection.delete(stream)
+def num_tickets(connection, broker) -> int:
+    return sum(connection.xlen(stream) for stream in broker.keys.all_ingress)
+
+
+def lose_entries(connection, broker, how: str = "removed") -> None:
+    for ranks, stream in zip(broker.keys.all_ranks, broker.keys.all_ingress, strict=False):
+        if how == "removed":
+            connection.zremrangebyrank(ranks, 0, -1)
         else:
-            for entry_id, _ in connection.xrange(stream):
-                connection.xdel(stream, entry_id)
+            connection.delete(ranks)
+        if how == "streams deleted, too":
+            connection.delete(stream)
+        elif how == "streams trimmed, too":
+            connection.xtrim(stream, maxlen=0, approximate=False)
 
 
-HOW = ("trimmed", "entries deleted", "stream deleted")
+HOW = ("removed", "deleted", "streams deleted, too", "streams trimmed, too")
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -51,24 +52,26 @@ def test_a_queued_request_gets_its_lost_entry_back(broker, connection, how, prio
     lose_entries(connection, broker, how)
     assert restore(broker) == {"a": Lost.ENTRY}
     assert restore(broker) == {}
-    assert entries_of(connection, broker) == ["a"]
+    assert (ranked(connection, broker), num_tickets(connection, broker)) == (["a"], 1)
     assert claim_next(broker).claim.request_id == "a"
+    assert num_tickets(connection, broker) == 0
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_what_came_back_gets_its_entry_back_in_its_own_stream(broker, connection, clockwork, how):
+def test_what_came_back_gets_its_arrival_back(broker, connection, clockwork, how):
     for name in ("reaped", "released"):
         claim = submit_and_claim(broker, id=name).claim
         broker.commit([make_item(claim, 0, 2)])
         if name == "released":
             broker.release([claim])
+    broker.submit(make_request(id="new"))
     clockwork.expire_lease("reaped")
     broker.reap()
     lose_entries(connection, broker, how)
-    assert restore(broker) == {"reaped": Lost.ENTRY, "released": Lost.ENTRY}
-    assert connection.xlen(broker.keys.resumed(1)) == 2
+    assert restore(broker) == dict.fromkeys(("reaped", "released", "new"), Lost.ENTRY)
     assert restore(broker) == {}
-    assert claim_next(broker).num_published == 2
+    assert ranked(connection, broker) == ["reaped", "released", "new"]
+    assert num_tickets(connection, broker) == 3
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -80,29 +83,29 @@ def test_the_same_submit_puts_a_lost_entry_back(broker, connection, how, is_keye
     for again in ("a", "b" if is_keyed else "a"):
         submitted = broker.submit(make_request(id=again, idempotency_key=key))
         assert (submitted.request_id, submitted.created) == ("a", False)
-    assert entries_of(connection, broker) == ["a"]
+    assert (ranked(connection, broker), num_tickets(connection, broker)) == (["a"], 1)
     assert claim_next(broker).claim.request_id == "a"
 
 
 def test_a_submit_under_a_held_key_puts_back_the_entry_of_the_holder(broker, connection):
     broker.submit(make_request(id="a", idempotency_key="k"))
-    lose_entries(connection, broker, "trimmed")
+    lose_entries(connection, broker)
     assert broker.submit(make_request(id="b", idempotency_key="k")).request_id == "a"
-    assert entries_of(connection, broker) == ["a"]
+    assert ranked(connection, broker) == ["a"]
 
 
 def test_what_is_where_it_belongs_is_left_alone(broker, connection, clockwork):
     later = broker.now_ms() + 3_600_000
     broker.submit_many([make_request(id=name) for name in ("queued", "read", "cancelled")])
     broker.cancel("cancelled")
-    broker.read_ingress("slow", count=2, block_seconds=0)
+    broker.peek(count=2, block_seconds=0)
     broker.submit(make_request(id="later", not_before_ms=later))
-    before = entries_of(connection, broker)
+    before = ranked(connection, broker)
     due = connection.zscore(broker.keys.delay, "later")
     assert restore(broker) == {}
     for name in ("queued", "read", "later"):
         broker.submit(make_request(id=name))
-    assert entries_of(connection, broker) == before
+    assert ranked(connection, broker) == before
     assert connection.zscore(broker.keys.delay, "later") == due
 
 
@@ -110,96 +113,67 @@ def test_a_claimed_request_gets_no_entry(broker, connection):
     claim = submit_and_claim(broker, id="a").claim
     assert restore(broker) == {}
     broker.submit(make_request(id="a"))
-    assert entries_of(connection, broker) == []
+    assert ranked(connection, broker) == []
     broker.commit([make_item(claim, 0, 2, final=True)])
     assert restore(broker) == {}
 
 
-def test_who_had_read_the_lost_entry_claims_it_and_the_new_one_is_refused(broker, connection):
+def test_a_worker_that_had_found_a_request_before_it_was_lost_claims_it(broker, connection):
     broker.submit(make_request(id="a"))
-    held = broker.read_ingress("slow", count=1, block_seconds=0)
-    lose_entries(connection, broker, "entries deleted")
-    assert restore(broker) == {"a": Lost.ENTRY}
+    held = broker.peek(count=1, block_seconds=0)
+    lose_entries(connection, broker)
     (answer,) = broker.claim(held)
     assert isinstance(answer, Claimed)
-    refused = read_and_claim(broker, worker="other")
-    assert refused == NotClaimed("a", NotClaimedReason.RUNNING)
-    assert entries_of(connection, broker) == []
-    broker.commit([make_item(answer.claim, 0, 2, final=True)])
-
-
-def test_an_entry_with_the_id_of_a_lost_one_is_not_taken_for_it(broker, connection):
-    """A stream that was deleted may give an id again."""
-    broker.submit(make_request(id="a"))
-    stream = broker.keys.ingress(Priority.NORMAL)
-    ((entry_id, _),) = connection.xrange(stream)
-    connection.delete(stream)
-    connection.xadd(stream, {"id": "b"}, id=entry_id)
-    assert restore(broker) == {"a": Lost.ENTRY}
-    assert entries_of(connection, broker) == ["b", "a"]
-
-
-@pytest.mark.parametrize("recorded", [None, "7 1-1"])
-def test_what_an_older_worker_has_queued_is_put_back_when_nothing_else_waits(
-    broker, connection, recorded
-):
-    """It records no entry, and leaves that of an earlier epoch. So nobody knows where it stands."""
-    broker.submit_many([make_request(id=name) for name in "ab"])
-    for name in "ab":
-        key = broker.keys.request(name)
-        connection.hdel(key, "entry")
-        if recorded:
-            connection.hset(key, "entry", recorded)
-    stream = broker.keys.ingress(Priority.NORMAL)
-    connection.xdel(stream, connection.xrange(stream)[0][0])
     assert restore(broker) == {}
-    assert broker.submit(make_request(id="a")).created is False
-    assert entries_of(connection, broker) == ["b"]
-    assert claim_next(broker).claim.request_id == "b"
-    assert restore(broker) == {"a": Lost.ENTRY}
-    assert restore(broker) == {}
+    assert ranked(connection, broker) == []
+
+
+def test_missing_tickets_are_added_and_are_no_loss(broker, connection):
+    broker.submit_many([make_request(id=name) for name in "abc"])
+    lose_streams(connection, broker)
+    # A missing one is not missed.
     assert claim_next(broker).claim.request_id == "a"
-
-
-def test_all_that_an_older_worker_has_queued_is_put_back_together(broker, connection):
-    """What one of them gets back does not look like the entries of the others."""
-    names = [f"r{number}" for number in range(20)]
-    broker.submit_many([make_request(id=name, priority=len(name)) for name in names])
-    for name in names:
-        connection.hdel(broker.keys.request(name), "entry")
-    lose_entries(connection, broker, "trimmed")
-    assert restore(broker) == dict.fromkeys(names, Lost.ENTRY)
     assert restore(broker) == {}
+    assert num_tickets(connection, broker) == 2
+    assert restore(broker) == {}
+    assert num_tickets(connection, broker) == 2
 
 
-@pytest.mark.parametrize("recorded", [True, False])
-def test_a_producer_leaves_to_workers_what_may_have_come_back(broker, connection, recorded):
-    """It may not look into the streams of what came back."""
-    claim = submit_and_claim(broker, id="a").claim
-    broker.release([claim])
-    if not recorded:
-        connection.hdel(broker.keys.request("a"), "entry")
-    lose_entries(connection, broker, "trimmed")
+def lose_streams(connection, broker) -> None:
+    connection.delete(*broker.keys.all_ingress)
+    broker.ensure_groups()
+
+
+def test_a_waiting_worker_finds_by_the_tickets_what_the_rank_sets_have_lost(broker, connection):
+    """Long before a survey of many open requests has come to them."""
+    names = [f"r{number}" for number in range(20)]
+    broker.submit_many([make_request(id=name, priority=int(name[1:]) % 4) for name in names])
+    before = ranked(connection, broker)
+    lose_entries(connection, broker)
+    found = broker.peek(count=100, block_seconds=0.01)
+    assert [candidate.request_id for candidate in found] == before
+    assert num_tickets(connection, broker) == 20
+    # By the tickets alone an arrival is known to about a millisecond. This corrects it.
+    assert restore(broker) == {}
+    for name in names:
+        (rank,) = [r for k in broker.keys.all_ranks if (r := connection.zscore(k, name))]
+        arrival = connection.hget(broker.keys.request(name), "arrival")
+        assert int(rank) == int(arrival) - 10**14 * (int(name[1:]) % 4)
+
+
+def test_a_request_that_was_refused_in_a_pause_waits_on(broker, connection):
     broker.submit(make_request(id="a"))
-    assert entries_of(connection, broker) == []
-    assert restore(broker) == {"a": Lost.ENTRY}
-
-
-def test_a_request_that_was_put_back_by_a_pause_is_where_its_record_says(broker, connection):
-    broker.submit(make_request(id="a"))
-    held = broker.read_ingress("w", count=1, block_seconds=0)
+    held = broker.peek(count=1, block_seconds=0)
     broker.pause()
     assert broker.claim(held) == [NotClaimed("a", NotClaimedReason.PAUSED)]
     assert restore(broker) == {}
-    lose_entries(connection, broker, "trimmed")
+    lose_entries(connection, broker)
     assert restore(broker) == {"a": Lost.ENTRY}
     broker.resume()
     assert claim_next(broker).claim.request_id == "a"
 
 
-def test_a_requeued_and_a_promoted_request_are_where_their_records_say(
-    broker, connection, clockwork
-):
+def test_a_requeued_and_a_promoted_request_get_their_entries_back(broker, connection, clockwork):
     claim = submit_and_claim(broker, id="dead").claim
     broker.dead_letter(claim, "tired")
     broker.requeue(broker.dead_letters()[0], keep_tokens=False)
@@ -207,7 +181,7 @@ def test_a_requeued_and_a_promoted_request_are_where_their_records_say(
     clockwork.expire_delay("later")
     broker.promote()
     assert restore(broker) == {}
-    lose_entries(connection, broker, "trimmed")
+    lose_entries(connection, broker)
     assert restore(broker) == {"dead": Lost.ENTRY, "later": Lost.ENTRY}
 
 
@@ -256,7 +230,7 @@ def test_what_is_left_of_a_request_that_was_evicted_is_counted_no_more(broker, c
     broker.submit(make_request(id="g~a"))
     if state == "running":
         claim_next(broker)
-    lose_entries(connection, broker, "trimmed")
+    lose_entries(connection, broker)
     connection.delete(broker.keys.lease, *broker.keys.of_request("g~a"))
     assert broker.backlog().tenants == {"default": 1}
     assert restore(broker) == {"g~a": Lost.RECORD}
@@ -269,7 +243,7 @@ def test_what_is_left_of_a_request_that_was_evicted_is_counted_no_more(broker, c
 def test_a_request_whose_message_was_evicted_ends_and_says_why(broker, connection):
     broker.submit(make_request(id="a"))
     connection.delete(broker.keys.body("a"))
-    lose_entries(connection, broker, "trimmed")
+    lose_entries(connection, broker)
     restore(broker)
     assert read_and_claim(broker) == NotClaimed("a", NotClaimedReason.DAMAGED, ended=True)
     assert broker.status("a").state is State.FAILED
@@ -279,7 +253,7 @@ def test_the_entry_of_a_request_whose_record_was_evicted_goes_at_the_claim(broke
     broker.submit(make_request(id="a"))
     connection.delete(*broker.keys.of_request("a"))
     assert read_and_claim(broker) == NotClaimed("a", NotClaimedReason.MISSING)
-    assert (broker.backlog().tenants, entries_of(connection, broker)) == ({}, [])
+    assert (broker.backlog().tenants, ranked(connection, broker)) == ({}, [])
 
 
 def test_counts_without_an_open_request_are_forgotten(broker, connection):
@@ -290,30 +264,30 @@ def test_counts_without_an_open_request_are_forgotten(broker, connection):
 
 def test_a_damaged_record_ends_and_is_in_nobodys_way(broker, connection):
     broker.submit_many([make_request(id=name) for name in "abc"])
-    lose_entries(connection, broker, "trimmed")
+    lose_entries(connection, broker)
     connection.delete(broker.keys.request("b"))
     connection.rpush(broker.keys.request("b"), "foreign")
     connection.expire(broker.keys.request("b"), 60)
     # What the call that failed has put back before it came to the damaged one is not told.
-    assert restore(broker)["c"] is Lost.ENTRY
+    restore(broker)
     assert broker.status("b").state is State.FAILED
-    assert entries_of(connection, broker) == ["a", "c"]
+    assert ranked(connection, broker) == ["a", "c"]
 
 
 def test_what_is_no_id_among_the_open_requests_stops_nobody(broker, connection):
     broker.submit(make_request(id="a"))
     connection.hset(broker.keys.open, b"\xff\xfe", "queued 1 default")
-    lose_entries(connection, broker, "trimmed")
+    lose_entries(connection, broker)
     assert restore(broker) == {"a": Lost.ENTRY}
     connection.hdel(broker.keys.open, b"\xff\xfe")
 
 
-def test_a_destroyed_group_gives_all_entries_again(broker, connection):
+def test_a_destroyed_group_hides_nothing(broker, connection):
     broker.submit_many([make_request(id=name) for name in "ab"])
-    broker.read_ingress("slow", count=1, block_seconds=0)
+    broker.peek(count=1, block_seconds=0)
     connection.xgroup_destroy(broker.keys.ingress(Priority.NORMAL), GROUP)
     assert restore(broker) == {}
-    entries = broker.read_ingress("w", count=9, block_seconds=0)
+    entries = broker.peek(count=9, block_seconds=0)
     assert [entry.request_id for entry in entries] == ["a", "b"]
 
 
@@ -321,13 +295,13 @@ def test_all_workers_together_look_no_more_often_than_one(make_broker, connectio
     monkeypatch.setattr("quire.broker.moving.OPEN_PER_TURN", 10)
     one, other = make_broker(), make_broker()
     one.submit_many([make_request(id=f"r{number:04}") for number in range(1000)])
-    lose_entries(connection, one, "trimmed")
+    lose_entries(connection, one)
     first = one.restore()
     assert 10 <= len(first) < 200
     assert other.restore() == []
     seen = {restored.request_id for restored in first}
     while True:
-        # Whoever comes next goes on at the same place.
+        # The next one goes on at the same cursor.
         connection.hset(one.keys.survey, "due_ms", 1)
         part = {restored.request_id for restored in other.restore()}
         assert not part & seen
@@ -344,5 +318,5 @@ def test_a_clock_that_was_put_back_stops_no_comparison(broker, connection):
     broker.restore()
     connection.hset(broker.keys.survey, "due_ms", broker.now_ms() + 86_400_000)
     broker.submit(make_request(id="a"))
-    lose_entries(connection, broker, "trimmed")
+    lose_entries(connection, broker)
     assert [restored.request_id for restored in broker.restore()] == ["a"]

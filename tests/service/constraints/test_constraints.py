@@ -128,7 +128,7 @@ def test_what_was_published_and_may_not_be_ends_its_request_alone_and_says_so(qu
     published = tuple(byte_tokenizer().encode(text, add_special_tokens=False).ids)
     broken = queue.submit((1, 2), regex="[0-9]{9}", max_tokens=20)
     (claimed,) = queue.broker.claim(
-        queue.broker.read_ingress("another", count=1, block_seconds=0.0), fingerprint="another"
+        queue.broker.peek(count=1, block_seconds=0.0), fingerprint="another"
     )
     assert isinstance(claimed, Claimed)
     queue.broker.commit([CommitItem(claimed.claim, 0, published, text)])

@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from quire.broker.broker import Broker
 from quire.errors import BrokerUnavailable
+from quire.keys import GROUP
 from quire.transport.connection import connect
 from quire.transport.local_redis import LocalRedis
 from quire.wire.protocol import GenerationRequest
@@ -132,10 +133,11 @@ def test_a_request_is_counted_where_it_is_from_the_queue_to_its_lease(queue: Que
     queue.submit(priority="high")
     queue.submit(priority="high")
     assert seen() == (2, 2, 0, 0)
-    entries = queue.broker.read_ingress("w", count=1, block_seconds=0)
-    assert seen() == (2, 1, 1, 0)
-    queue.broker.claim(entries)
+    queue.broker.claim(queue.broker.peek(count=1))
     assert seen() == (1, 1, 0, 1)
+    # As a worker of an earlier version does.
+    queue.connection.xreadgroup(GROUP, "w", {queue.keys.ingress(2): ">"}, count=1)
+    assert seen() == (1, 0, 1, 1)
 
 
 def test_ages_are_told_by_what_the_oldest_request_waits_for(queue: Queue, start):
@@ -147,7 +149,7 @@ def test_ages_are_told_by_what_the_oldest_request_waits_for(queue: Queue, start)
     place = {"queue": queue.name, "priority": "low"}
 
     assert scrape(exporter)[series(name, **place, state="undelivered")] >= 600
-    queue.broker.read_ingress("w", count=1, block_seconds=0)
+    queue.connection.xreadgroup(GROUP, "w", {queue.keys.ingress(0): ">"}, count=1)
     found = scrape(exporter)
     assert found[series(name, **place, state="undelivered")] == 0
     assert 0 <= found[series(name, **place, state="pending")] < 600
@@ -155,7 +157,7 @@ def test_ages_are_told_by_what_the_oldest_request_waits_for(queue: Queue, start)
 
 def test_a_lease_nobody_renews_or_reaps_is_told_from_a_live_one(queue: Queue, start):
     ids = [queue.submit(), queue.submit(), queue.submit()]
-    queue.broker.claim(queue.broker.read_ingress("w", count=3, block_seconds=0))
+    queue.broker.claim(queue.broker.peek(count=3, block_seconds=0))
     queue.connection.zadd(queue.keys.lease, {ids[0]: 1})
 
     found = scrape(start(queue.url, queue.name))
@@ -195,7 +197,7 @@ def test_consumers_are_workers_that_are_ready_and_are_pending_lately(queue: Queu
 
 def test_dead_letters_are_told(queue: Queue, start):
     queue.submit()
-    (claimed,) = queue.broker.claim(queue.broker.read_ingress("w", count=1, block_seconds=0))
+    (claimed,) = queue.broker.claim(queue.broker.peek(count=1, block_seconds=0))
     queue.broker.dead_letter(claimed.claim, "undecodable")
 
     found = scrape(start(queue.url, queue.name))

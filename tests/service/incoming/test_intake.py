@@ -288,7 +288,7 @@ def test_a_request_whose_last_token_was_published_without_its_end_gets_the_end(q
 def test_recovered_deliveries_are_claimed_only_as_far_as_there_is_room(queue: Queue):
     gate = StepGate(steps=1)
     ids = [queue.submit((n, 8), max_tokens=3) for n in range(1, 31)]
-    entries = queue.broker.read_ingress("came-back", count=30, block_seconds=0.0)
+    entries = queue.broker.peek(count=30, block_seconds=0.0)
     assert len(entries) == 30
     settings = queue.settings(worker_name="came-back", max_num_seqs=2, claim_batch=3)
 
@@ -319,7 +319,7 @@ def test_an_error_with_one_of_a_batch_does_not_stop_its_neighbours(queue: Queue)
 
 def test_an_entry_that_nobody_can_claim_does_not_stop_those_recovered_with_it(queue: Queue):
     ids = [queue.submit((n, 6), max_tokens=4) for n in (1, 2, 3)]
-    assert len(queue.broker.read_ingress("came-back", count=3, block_seconds=0.0)) == 3
+    assert len(queue.broker.peek(count=3, block_seconds=0.0)) == 3
     queue.connection.set(queue.keys.request(ids[1]), "not a record", ex=60)
     settings = queue.settings(worker_name="came-back", lease_seconds=600.0)
     with WorkerThread(settings):

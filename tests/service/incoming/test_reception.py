@@ -7,7 +7,7 @@ import pytest
 
 from engine.request import FinishReason, Request
 from quire.errors import BrokerUnavailable
-from quire.transitions.values import Claimed, IngressEntry
+from quire.transitions.values import Candidate, Claimed
 from service.incoming.compiling import Compiling
 from service.incoming.reception import Opened, Reception
 from service.loop import EngineLoop, Mail
@@ -41,13 +41,13 @@ class Desk:
     loop: Letterbox
     reception: Reception
 
-    def claim(self, count: int = 1) -> list[tuple[IngressEntry, Claimed]]:
-        entries = self.queue.broker.read_ingress("w", count=count, block_seconds=0.0)
+    def claim(self, count: int = 1) -> list[tuple[Candidate, Claimed]]:
+        entries = self.queue.broker.peek(count=count, block_seconds=0.0)
         claimed = list(zip(entries, self.queue.broker.claim(entries), strict=True))
         assert len(claimed) == count
         return claimed
 
-    def open(self, entry: IngressEntry, claimed: Claimed) -> Opened | None:
+    def open(self, entry: Candidate, claimed: Claimed) -> Opened | None:
         return self.reception.open(entry, claimed, now_ms=self.queue.broker.now_ms())
 
     def admit(self, opened: Opened) -> None:

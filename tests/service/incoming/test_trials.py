@@ -9,6 +9,7 @@ import pytest
 
 from engine.batch import Batch
 from engine.request import Priority
+from quire.broker.broker import Broker
 from quire.broker.working import Working
 from quire.transitions.values import CommitReply, CommitStatus
 from service.incoming.trials import Trials
@@ -136,7 +137,7 @@ def test_an_error_while_a_suspect_is_opened_keeps_no_other_from_beginning():
 def left_by_a_dead_worker(queue: Queue, number: int, *, priority: str = "normal") -> list[str]:
     """Requests that a worker had claimed, and of which it had published nothing."""
     ids = [queue.submit((n, 9), max_tokens=6, priority=priority) for n in range(1, 1 + number)]
-    queue.broker.claim(queue.broker.read_ingress("dead", count=number, block_seconds=0.0))
+    queue.broker.claim(queue.broker.peek(count=number, block_seconds=0.0))
     for request_id in ids:
         queue.take_away(request_id)
         assert queue.broker.status(request_id).attempts == 1
@@ -193,7 +194,7 @@ def test_an_urgent_one_that_may_kill_its_worker_does_not_wait_for_bulk_that_may(
 
 def test_a_burst_takes_over_what_a_dead_worker_has_left(queue: Queue):
     request_id = queue.submit((4, 9), max_tokens=6)
-    queue.broker.claim(queue.broker.read_ingress("dead", count=1, block_seconds=0.0))
+    queue.broker.claim(queue.broker.peek(count=1, block_seconds=0.0))
     queue.connection.zadd(queue.keys.lease, {request_id: 1})
     assert queue.broker.num_expired_leases() == 1
     with WorkerThread(queue.settings(burst=True)) as worker:
@@ -206,16 +207,16 @@ def test_a_burst_takes_over_what_is_queued_again_right_after_its_last_look(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ):
     request_id = queue.submit((4, 9), max_tokens=6)
-    queue.broker.claim(queue.broker.read_ingress("dead", count=1, block_seconds=0.0))
+    queue.broker.claim(queue.broker.peek(count=1, block_seconds=0.0))
     queue.connection.zadd(queue.keys.lease, {request_id: 1})
-    read = Working.read_ingress
+    peek = Working.peek
 
-    def read_and_look_away(self, worker, **options):
-        entries = read(self, worker, **options)
+    def look_and_look_away(self, **options):
+        found = peek(self, **options)
         queue.broker.reap()
-        return entries
+        return found
 
-    monkeypatch.setattr(Working, "read_ingress", read_and_look_away)
+    monkeypatch.setattr(Working, "peek", look_and_look_away)
     with WorkerThread(queue.settings(burst=True)) as worker:
         assert worker.wait() == 0
     assert queue.broker.status(request_id).state == "completed"
@@ -227,7 +228,7 @@ def test_a_burst_takes_over_what_a_worker_has_left_that_died_a_moment_ago(
 ):
     """As a job that is begun again right after it was killed: nobody else may ever come."""
     request_id = queue.submit((4, 9), max_tokens=6)
-    entries = queue.broker.read_ingress("dead", count=1, block_seconds=0.0)
+    entries = queue.broker.peek(count=1, block_seconds=0.0)
     if has_claimed:
         queue.broker.claim(entries)
     with WorkerThread(queue.settings(burst=True)) as worker:
@@ -248,9 +249,12 @@ def test_a_burst_does_not_wait_for_the_end_of_what_a_living_worker_holds(queue: 
         assert queue.result(request_id).completion.attempts == 1
 
 
-def test_a_burst_does_not_wait_for_ever_for_an_entry_that_nobody_can_claim(queue: Queue):
+def test_a_burst_does_not_wait_for_ever_for_a_request_that_nobody_can_claim(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+):
     request_id = queue.submit()
-    queue.broker.read_ingress("dead", count=1, block_seconds=0.0)
+    # It would mend the record.
+    monkeypatch.setattr(Broker, "rank_anew", lambda _: [])
     for key in (queue.keys.request(request_id), queue.keys.dead):
         queue.connection.set(key, "nothing of ours", ex=60)
     with WorkerThread(queue.settings(burst=True)) as worker:

@@ -207,7 +207,7 @@ def test_a_worker_that_lacks_the_adapter_says_so_of_what_was_begun_with_it_too(q
 def test_who_claimed_first_and_said_nothing_has_decided_nothing(queue: Queue):
     """A worker with revision 1 died before its first token; those of revision 2 do not mind."""
     request_id = queue.submit((5, 6, 7), max_tokens=100, adapter="sql")
-    entries = queue.broker.read_ingress("dead", count=1, block_seconds=0.0)
+    entries = queue.broker.peek(count=1, block_seconds=0.0)
     (claimed,) = queue.broker.claim(entries, fingerprint="fake-1 sql=1")
     assert isinstance(claimed, Claimed)
     queue.take_away(request_id)
@@ -222,7 +222,7 @@ def test_tokens_of_which_nobody_has_said_what_they_are_from_are_not_gone_on_with
     queue: Queue, recorded: str | None
 ):
     request_id = queue.submit((5, 6, 7), max_tokens=100, adapter="sql")
-    entries = queue.broker.read_ingress("foreign", count=1, block_seconds=0.0)
+    entries = queue.broker.peek(count=1, block_seconds=0.0)
     (claimed,) = queue.broker.claim(entries, fingerprint=recorded)
     assert isinstance(claimed, Claimed)
     queue.broker.commit([CommitItem(claimed.claim, 0, (WHOLE[0],), "x")])

@@ -27,7 +27,7 @@ def test_equal_prompts_share_their_blocks_within_a_tenant_only(queue: Queue):
 
 def test_another_engine_that_published_nothing_has_changed_nothing(queue: Queue):
     request_id = queue.submit((5, 6, 7), max_tokens=5)
-    entries = queue.broker.read_ingress("another", count=1, block_seconds=0.0)
+    entries = queue.broker.peek(count=1, block_seconds=0.0)
     (claimed,) = queue.broker.claim(entries, fingerprint="of another engine")
     assert isinstance(claimed, Claimed)
     assert queue.broker.release([claimed.claim]) == [True]
@@ -120,7 +120,7 @@ def test_a_claim_that_cannot_be_given_back_at_once_costs_its_request_no_attempt(
 
     monkeypatch.setattr(Working, "release", release_in_vain)
     suspect = queue.submit((5, 6, 7), max_tokens=5)
-    queue.broker.claim(queue.broker.read_ingress("dead", count=1, block_seconds=0.0))
+    queue.broker.claim(queue.broker.peek(count=1, block_seconds=0.0))
     before = queue.submit((5, 6, 8), max_tokens=5)
     queue.take_away(suspect)
     # Both are read at once, and the suspect begins alone, with the claim after.
@@ -150,7 +150,7 @@ def test_what_has_generated_the_first_token_counts_and_not_who_claimed_first(
     queue: Queue, last: str, is_changed: bool
 ):
     request_id = queue.submit((5, 6, 7), max_tokens=100)
-    entries = queue.broker.read_ingress("dead", count=1, block_seconds=0.0)
+    entries = queue.broker.peek(count=1, block_seconds=0.0)
     (claimed,) = queue.broker.claim(entries, fingerprint="fake-1")
     assert isinstance(claimed, Claimed)
     queue.take_away(request_id)

@@ -10,6 +10,7 @@ import redis.exceptions
 from quire.broker.broker import Broker
 from quire.errors import BrokerUnavailable
 from quire.transitions.calls import MAX_ITEMS_PER_CALL
+from quire.transitions.values import QueuePolicy
 from quire.transport.connection import translated
 from service.model.served import ServedModel
 from service.observe.metrics import Metrics
@@ -18,7 +19,8 @@ from service.outgoing.contact import Contact
 from service.outgoing.leases import Housekeeper
 from service.settings.combinations import KEPT_LEASES
 from service.settings.config import Settings
-from tests.quire.builders import pass_moment
+from tests.quire.builders import make_request, pass_moment
+from tests.quire.older import OlderVersion
 from tests.service.builders import (
     LEASE_SECONDS,
     Clock,
@@ -41,7 +43,7 @@ def test_what_a_worker_leaves_that_dies_lasts_its_lease_and_one_more(queue: Queu
     settings = queue.settings(**halves)
     broker = Broker(queue.connection, queue=queue.name, lease_seconds=LEASE_SECONDS, **halves)
     request_id = queue.submit()
-    (claimed,) = broker.claim(broker.read_ingress("w", count=1, block_seconds=0))
+    (claimed,) = broker.claim(broker.peek(count=1, block_seconds=0))
     record = queue.keys.request(request_id)
     queue.connection.pexpire(record, int(share * kept_ms))
     broker.heartbeat([claimed.claim])
@@ -104,7 +106,7 @@ def keeper(queue: Queue, clock: Clock, contact: Contact) -> Housekeeper:
 def orphan(queue: Queue) -> str:
     """A request whose worker died long ago."""
     request_id = queue.submit()
-    queue.broker.claim(queue.broker.read_ingress("dead", count=1, block_seconds=0.0))
+    queue.broker.claim(queue.broker.peek(count=1, block_seconds=0.0))
     queue.connection.zadd(queue.keys.lease, {request_id: 1})
     return request_id
 
@@ -127,7 +129,7 @@ def test_all_that_a_large_worker_left_is_reaped_at_once(
     names = [f"left-{number}" for number in range(2 * MAX_ITEMS_PER_CALL + 1)]
     for name in names:
         queue.submit(id=name)
-    queue.broker.claim(queue.broker.read_ingress("dead", count=len(names), block_seconds=0.0))
+    queue.broker.claim(queue.broker.peek(count=len(names), block_seconds=0.0))
     queue.connection.zadd(queue.keys.lease, dict.fromkeys(names, 1))
     for _ in range(2):
         clock.now += 10.0
@@ -323,22 +325,18 @@ def test_a_claim_lost_and_made_again_by_the_same_busy_engine_gets_only_its_own_t
 
 
 def test_entries_a_dead_reader_never_claimed_are_found_and_served(queue: Queue):
-    request_id = queue.submit((6, 9), max_tokens=5)
-    (entry,) = queue.broker.read_ingress("a-worker-that-died", count=1, block_seconds=0.0)
-    assert entry.request_id == request_id
+    """The reader, and the client, are of an earlier version, which knows no ranks."""
+    older = OlderVersion(queue.connection, queue.broker)
+    older.submit(make_request(id="a", body={"prompt": [6, 9], "max_tokens": 5, "seed": 0}))
+    assert len(older.read("dead")) == 1
+    # Nothing but the deliveries leads to it: no change of the policy, and no survey.
+    queue.broker.announce(QueuePolicy("priority", 30_000, 1024))
+    queue.connection.hset(queue.keys.survey, "due_ms", queue.broker.now_ms() + 29_000)
+    queue.connection.expire(queue.keys.survey, 60)
     with WorkerThread(queue.settings()) as worker:
-        output = queue.result(request_id)
+        assert queue.result("a").completion.state == "completed"
         assert worker.metric("quire_messages_redelivered_total", queue=queue.name) == 1
-    assert output.completion.state == "completed"
     queue.assert_at_rest()
-
-
-def test_a_worker_finds_what_its_former_life_had_read_at_once(queue: Queue):
-    request_id = queue.submit((6, 9), max_tokens=5)
-    queue.broker.read_ingress("stable-name", count=1, block_seconds=0.0)
-    settings = queue.settings(worker_name="stable-name", lease_seconds=600.0)
-    with WorkerThread(settings):
-        assert queue.result(request_id).completion.state == "completed"
 
 
 def test_a_scheduled_request_is_served_when_it_is_due_and_not_before(queue: Queue):

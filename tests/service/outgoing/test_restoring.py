@@ -14,12 +14,13 @@ from tests.service.builders import Clock, Queue, WorkerThread, expected_tokens
 
 
 def trim(queue: Queue) -> None:
+    queue.connection.delete(*queue.keys.all_ranks)
     for stream in queue.keys.all_ingress:
         queue.connection.xtrim(stream, maxlen=0, approximate=False)
 
 
 def delete(queue: Queue) -> None:
-    queue.connection.delete(*queue.keys.all_ingress)
+    queue.connection.delete(*queue.keys.all_ranks, *queue.keys.all_ingress)
 
 
 @pytest.mark.parametrize("lose", [trim, delete])
@@ -73,7 +74,7 @@ def test_who_may_not_put_back_what_is_lost_does_everything_else(
 ):
     """As a worker does whose user of Redis is from before there was that right."""
     request_id = queue.submit()
-    queue.broker.claim(queue.broker.read_ingress("dead", count=1, block_seconds=0.0))
+    queue.broker.claim(queue.broker.peek(count=1, block_seconds=0.0))
     queue.connection.zadd(queue.keys.lease, {request_id: 1})
 
     def refuse(**_options):

@@ -66,7 +66,7 @@ CONTROLS = (
         "what is not put back waits until its time is over",
         "I5",
         {"  replies[#replies + 1] = restore(": "  replies[#replies + 1] = tostring("},
-        plague="trim the streams",
+        plague="lose the queue",
         first_seed=1,
     ),
     Control(

@@ -57,7 +57,7 @@ FAULTS = {
 
 #: What else may befall one schedule in five, drawn apart from the rest: the server loses a part of
 #: the queue.
-LOSSES = ("trim the streams", "lose the queue")
+LOSSES = ("trim the streams", "lose the ranks", "lose the queue")
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,8 @@ class StreamCommands(Commands):
             assert stream is not None
             group.consumers[consumer] = self.now_ms()
             if position == b">":
-                entries = self._deliver(stream, group, consumer, count=count)
+                is_kept = b"NOACK" not in options
+                entries = self._deliver(stream, group, consumer, count=count, is_kept=is_kept)
                 if entries:
                     found.append([key, entries])
             else:
@@ -230,12 +231,15 @@ class StreamCommands(Commands):
             *(b"last-delivered-id", format_id(group.last_delivered), b"lag", lag),
         ]
 
-    def _deliver(self, stream: Stream, group: Group, consumer: bytes, *, count: int) -> list[Any]:
+    def _deliver(
+        self, stream: Stream, group: Group, consumer: bytes, *, count: int, is_kept: bool
+    ) -> list[Any]:
         places = stream.between(_successor(group.last_delivered), LAST_ID)
         if count > 0:
             places = places[:count]
         for place in places:
-            group.pending[stream.ids[place]] = Pending(consumer, self.now_ms())
+            if is_kept:
+                group.pending[stream.ids[place]] = Pending(consumer, self.now_ms())
             group.last_delivered = stream.ids[place]
         return [_entry(stream, place) for place in places]
 

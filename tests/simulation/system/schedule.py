@@ -226,6 +226,7 @@ class _Schedule:
             "pause the queue": lambda: self._soon(lambda: self._pause_queue(seconds=size)),
             "requeue the dead": lambda: self._soon(self._requeue),
             "trim the streams": self._trim,
+            "lose the ranks": self._lose_ranks,
             "lose the queue": self._lose_queue,
         }
         befall[fault.kind]()
@@ -234,10 +235,15 @@ class _Schedule:
         for stream in self._onlooker.keys.all_ingress:
             self._server.execute([b"XTRIM", stream.encode(), b"MAXLEN", b"0"])
 
+    def _lose_ranks(self) -> None:
+        """The tickets still tell which requests waited."""
+        for key in self._onlooker.keys.all_ranks:
+            self._server.execute([b"DEL", key.encode()])
+
     def _lose_queue(self) -> None:
         """As where somebody deletes keys, or the server evicts them; requests keep theirs."""
         keys = self._onlooker.keys
-        for key in (*keys.all_ingress, keys.lease, keys.delay):
+        for key in (*keys.all_ranks, *keys.all_ingress, keys.lease, keys.delay):
             self._server.execute([b"DEL", key.encode()])
 
     def _write_to_disk(self) -> None:

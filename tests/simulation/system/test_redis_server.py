@@ -93,6 +93,7 @@ COMMANDS = st.one_of(
     command("XGROUP", "DELCONSUMER", STREAM, GROUP, NAMES),
     command("XREADGROUP", "GROUP", GROUP, NAMES, "COUNT", COUNT, "STREAMS", "x1", "x2", ">", ">"),
     command("XREADGROUP", "GROUP", GROUP, NAMES, "STREAMS", STREAM, ">"),
+    command("XREADGROUP", "GROUP", GROUP, NAMES, "COUNT", COUNT, "NOACK", "STREAMS", STREAM, ">"),
     command("XREADGROUP", "GROUP", GROUP, NAMES, "COUNT", COUNT, "STREAMS", STREAM, "0"),
     command("XACK", STREAM, GROUP, IDS, IDS),
     command("XPENDING", STREAM, GROUP),

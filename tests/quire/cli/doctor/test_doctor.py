@@ -3,6 +3,7 @@ import json
 import pytest
 import redis
 
+from quire.transitions.values import QueuePolicy
 from service.settings.config import EMBEDDED_MODEL, load_settings
 
 pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(60)]
@@ -129,6 +130,32 @@ def test_doctor_warns_of_workers_that_would_not_serve_the_same_requests(quire, r
     assert constraints["detail"] == f"refused {where}: no worker has the extra `grammars`"
     assert constraints["verdict"] == "warn" and "install it" in constraints["advice"]
     assert "lengths" not in found()
+
+
+def test_doctor_warns_of_workers_with_several_policies(quire, real_broker):
+    def found():
+        lines = records(quire("doctor", "--no-torch", "--json")[1])
+        return [(one["verdict"], one["detail"]) for one in lines if one["check"] == "policies"]
+
+    where = f"on shard 0 of queue {real_broker.keys.queue!r}"
+    real_broker.beat_worker("a", "ready", {}, policy="fcfs, aging 30000 ms")
+    real_broker.beat_worker("b", "ready", {}, policy="fcfs, aging 30000 ms")
+    real_broker.beat_worker("older", "ready", {})
+    assert found() == []
+    real_broker.beat_worker("c", "ready", {}, policy="sjf, aging 30000 ms")
+    told = "fcfs, aging 30000 ms by a, b; sjf, aging 30000 ms by c"
+    assert found() == [("warn", f"several policies {where}: {told}")]
+    real_broker.beat_worker("c", "stopped", {}, policy="sjf, aging 30000 ms")
+    assert found() == []
+
+
+def test_status_shows_the_policy(quire, real_broker):
+    assert "ranked by" not in quire("status")[1]
+    real_broker.announce(QueuePolicy("adaptive", 30_000, 4096))
+    shown = "shard 0: ranked by adaptive, aging 30000 ms, size scale 4096 tokens"
+    assert shown in quire("status")[1]
+    (state,) = records(quire("status", "--json")[1])
+    assert state["policy"] == {"name": "adaptive", "aging_ms": 30_000, "size_scale": 4096}
 
 
 def test_doctor_fails_where_workers_have_one_name_or_serve_several_models(quire, real_broker):

@@ -1,0 +1,249 @@
+-- Shared by the transitions of a request: its keys, how it is counted, and how it ends.
+--
+-- KEYS  1 open, 2 counts, 3 delay, 4 control, 5 wait, 6..9 ingress by priority, 10 place; the
+--       scripts that workers and operators call have six more (see running.lua); then the keys of
+--       each request in turn.
+
+local OPEN, COUNTS, DELAY, CONTROL, WAIT = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local PLACE = KEYS[10]
+
+-- The states before the end, and whether the request waits in them.
+local WAITS = { scheduled = true, queued = true, running = false }
+
+local next_key = 11
+
+-- The keys of the next request: three of its own, and three of its group if its id names one.
+local function take_keys(id)
+  local first, keys = next_key, {}
+  keys.record, keys.body, keys.output = KEYS[first], KEYS[first + 1], KEYS[first + 2]
+  next_key = first + 3
+  if string.find(id, '~', 1, true) then
+    keys.group, keys.members, keys.ended = KEYS[first + 3], KEYS[first + 4], KEYS[first + 5]
+    next_key = first + 6
+  end
+  return keys
+end
+
+local function ingress_of(priority)
+  return KEYS[6 + tonumber(priority)]
+end
+
+-- Adds the entry of a queued request to a stream, and records which one it is: the epoch at which
+-- the request was queued, the id of the entry, and `resumed` for a stream of what came back.
+local function add_entry(keys, id, epoch, stream, is_resumed)
+  local entry_id = redis.call('XADD', stream, '*', 'id', id)
+  local kind = is_resumed and ' resumed' or ''
+  redis.call('HSET', keys.record, 'entry', epoch .. ' ' .. entry_id .. kind)
+end
+
+-- Whether a stream has an entry of a request. A stream that was deleted may give its id again in the
+-- same millisecond. XREAD, because all who may call SUBMIT have the right to it, and because
+-- XREVRANGE would go through the whole stream for an id that is below all others.
+local function has_entry(stream, entry_id, id)
+  local ms, number = string.match(entry_id, '^(%d+)-(%d+)$')
+  local before = ms .. '-' .. int(tonumber(number) - 1)
+  if number == '0' then
+    before = int(tonumber(ms) - 1) .. '-18446744073709551615'
+  end
+  local found = redis.call('XREAD', 'COUNT', 1, 'STREAMS', stream, before)
+  local entry = found and found[1] and found[1][2][1]
+  return entry and entry[1] == entry_id and table_of(entry[2]).id == id
+end
+
+-- The streams of new requests that were found empty, with those of what came back to their class.
+local is_empty = {}
+
+-- The stream that has lost the entry of a queued request; nil if the entry is there, or may be.
+-- `new` and `resumed` are the streams of its class; a caller without access to the second one
+-- leaves it out. The record must have the fields epoch and entry.
+local function losing_stream(id, record, new, resumed)
+  local epoch, entry_id, kind = string.match(record.entry or '', '^(%d+) (%d+%-%d+) ?(%a*)$')
+  if epoch == record.epoch then
+    local stream = new
+    if kind == 'resumed' then
+      stream = resumed
+    end
+    return stream and not has_entry(stream, entry_id, id) and stream or nil
+  end
+  -- A script of an older version has queued it, and recorded no entry. The entry is certainly lost
+  -- only if both streams are empty, but for what this call has put there itself since.
+  for _, stream in ipairs(resumed and not is_empty[new] and { new, resumed } or {}) do
+    if redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1] then
+      return nil
+    end
+  end
+  is_empty[new] = resumed ~= nil
+  return resumed and new
+end
+
+-- The wanted fields of a record by name; a missing field is false.
+local function fields_of(keys, ...)
+  local values = redis.call('HMGET', keys.record, ...)
+  local fields = {}
+  for index, name in ipairs({ ... }) do
+    fields[name] = values[index]
+  end
+  return fields
+end
+
+-- Sets the expiry of all keys of a request. The keys of its group expire after those of all
+-- members.
+local function live_for(keys, milliseconds)
+  for _, key in ipairs({ keys.record, keys.body, keys.output }) do
+    redis.call('PEXPIRE', key, int(milliseconds))
+  end
+  if keys.group then
+    local longest = math.max(milliseconds, redis.call('PTTL', keys.group))
+    for _, key in ipairs({ keys.group, keys.members, keys.ended }) do
+      redis.call('PEXPIRE', key, int(longest))
+    end
+  end
+end
+
+-- Adds to a count; a count of 0 has no field.
+local function add(name, change)
+  if change ~= 0 and redis.call('HINCRBY', COUNTS, name, int(change)) == 0 then
+    redis.call('HDEL', COUNTS, name)
+  end
+end
+
+-- The entry of an open request in OPEN: its state, its tokens and its tenant.
+local function booked(id)
+  local entry = redis.call('HGET', OPEN, id)
+  if not entry then
+    return { state = '', tokens = '0', tenant = '' }
+  end
+  local state, tokens, tenant = string.match(entry, '^(%a+) (%d+) (.+)$')
+  -- Nobody could take back what such an entry had counted for: see CONDEMN.
+  assert(WAITS[state] ~= nil, 'damaged books')
+  return { state = state, tokens = tokens, tenant = tenant }
+end
+
+local function book_in_group(keys, id, from, to)
+  -- A request that is queued again after its end may find the keys of its group expired.
+  if tonumber(redis.call('HGET', keys.group, from) or '0') > 0 then
+    redis.call('HINCRBY', keys.group, from, -1)
+  end
+  redis.call('HINCRBY', keys.group, to, 1)
+  if WAITS[to] ~= nil then
+    redis.call('SADD', keys.members, id)
+  else
+    redis.call('SREM', keys.members, id)
+    redis.call('XADD', keys.ended, '*', 'id', id, 'state', to)
+  end
+end
+
+-- Books that a request went `from` one state ('' for none) `to` another. All counts are kept here
+-- and nowhere else, from the request's entry in OPEN and never from its record: so they stay right
+-- even for a request whose record has expired.
+local function book(keys, id, from, to, tokens, tenant)
+  local was_open, is_open = WAITS[from] ~= nil, WAITS[to] ~= nil
+  add('tokens', (WAITS[to] and tokens or 0) - (WAITS[from] and tokens or 0))
+  if was_open ~= is_open then
+    add('tenant:' .. tenant, is_open and 1 or -1)
+  end
+  if is_open then
+    redis.call('HSET', OPEN, id, to .. ' ' .. int(tokens) .. ' ' .. tenant)
+  else
+    redis.call('HDEL', OPEN, id)
+  end
+  if WAITS[from] and not WAITS[to] then
+    redis.call('ZREM', WAIT, id)
+  end
+  if keys.group and from ~= to then
+    book_in_group(keys, id, from, to)
+  end
+end
+
+-- Brings a request into another state. Its place is removed first: as long as it is there, EXTEND
+-- adds tokens and checks nothing else.
+local function enter(keys, id, state)
+  redis.call('HDEL', PLACE, id)
+  local now = booked(id)
+  if now.state ~= '' then
+    book(keys, id, now.state, state, tonumber(now.tokens), now.tenant)
+  end
+  redis.call('HSET', keys.record, 'state', state)
+end
+
+-- Removes a request from the books whose keys have expired before its end.
+local function forget(keys, id)
+  local now = booked(id)
+  if now.state ~= '' then
+    redis.call('HDEL', PLACE, id)
+    book(keys, id, now.state, 'expired', tonumber(now.tokens), now.tenant)
+    live_for(keys, RETENTION_MS)
+  end
+end
+
+-- Sets until when a request may wait: its deadline, but no longer than the queue allows from
+-- `start` on.
+local function wait_from(id, start, deadline)
+  local latest = start + MAX_QUEUE_MS
+  if deadline > 0 then
+    latest = math.min(latest, deadline)
+  end
+  redis.call('ZADD', WAIT, int(latest), id)
+end
+
+-- Makes a record agree with its log, in Redis and in `record`. They differ because EXTEND writes
+-- only the log, or because a server came back from a torn file that holds only half of a script:
+-- the entry, but not what the script wrote after it. Readers have seen the log, so the log is
+-- right. Returns its newest entry: epoch, and for an end `done` and the state.
+local function agree(keys, record)
+  local newest = redis.call('XREVRANGE', keys.output, '+', '-', 'COUNT', 1)[1]
+  local tokens, fields, index, epoch = 0, {}, nil, nil
+  if newest then
+    index, epoch = string.match(newest[1], '^(%d+)-(%d+)$')
+    fields = table_of(newest[2])
+    tokens = tonumber(index) + (fields.done and 0 or 1)
+  end
+  if tokens ~= tonumber(record.published) then
+    record.published, record.prefix = int(tokens), fields.prefix
+    redis.call('HSET', keys.record, 'published', record.published)
+    if fields.prefix then
+      redis.call('HSET', keys.record, 'prefix', fields.prefix)
+    else
+      redis.call('HDEL', keys.record, 'prefix')
+    end
+  end
+  return { epoch = epoch, done = fields.done, state = fields.state }
+end
+
+-- Ends a request whose log has its terminal entry: record, counts and keys. Returns the state.
+local function settle(keys, id, epoch, state, now)
+  redis.call('HSET', keys.record, 'epoch', epoch, 'finished_ms', int(now))
+  redis.call('HDEL', keys.record, 'metadata')
+  enter(keys, id, state)
+  redis.call('DEL', keys.body)
+  live_for(keys, RETENTION_MS)
+  return state
+end
+
+-- Writes the terminal entry: the caller's message, and beside it the stamps that only Redis knows.
+-- Returns the state, which is another one if the log has an end already.
+local function write_end(keys, id, epoch, state, done, now)
+  local record = fields_of(keys, 'published', 'attempts', 'resumes', 'submitted_ms', 'claimed_ms',
+    'first_token_ms', 'metadata', 'prefix')
+  local newest = agree(keys, record)
+  if newest.done then
+    return settle(keys, id, epoch, newest.state, now)
+  end
+  local entry = { 'done', done, 'state', state, 'attempts', record.attempts, 'resumes',
+    record.resumes, 'submitted_ms', record.submitted_ms, 'finished_ms', int(now) }
+  for _, name in ipairs({ 'claimed_ms', 'first_token_ms', 'metadata', 'prefix' }) do
+    if record[name] then
+      entry[#entry + 1] = name
+      entry[#entry + 1] = record[name]
+    end
+  end
+  redis.call('XADD', keys.output, record.published .. '-' .. epoch, unpack(entry))
+  return settle(keys, id, epoch, state, now)
+end
+
+-- Ends a request without a worker. A new epoch and no owner: whoever still runs it is fenced, and
+-- the entry gets an id above all others even if the request was never claimed. Returns the state.
+local function end_without_worker(keys, id, epoch, ending, now)
+  redis.call('HSET', keys.record, 'owner', '')
+  return write_end(keys, id, int(tonumber(epoch) + 1), ending.state, ending.done, now)
+end

@@ -1,0 +1,67 @@
+-- RESTORE: give open requests back what the server has lost of the queue around them.
+--
+-- KEYS  those of running.lua with every request
+-- ARGV  per request: id. The caller read them from the open requests; each is looked at again here.
+-- Returns per request what was lost: entry | delay | lease | wait | record; '' when nothing was.
+-- A queued request has its entry in a stream, a scheduled one its time in the delay set, a running
+-- one its lease, and one that waits its time in the wait set. If that was trimmed, deleted or
+-- evicted, nobody would ever look at the request again. A worker that has read the entry before it
+-- was lost may still claim it: then the new one is refused, as any entry of a claimed request.
+
+local now = now_ms()
+
+-- When a scheduled request may go on: its time to wait begins then, unless a deadline cuts it short.
+local function due_of(id, record)
+  local latest = tonumber(redis.call('ZSCORE', WAIT, id) or '0')
+  if latest == tonumber(record.deadline_ms) then
+    return now
+  end
+  return math.max(now, latest - MAX_QUEUE_MS)
+end
+
+-- What holds a request of each state; each gives it back and returns its name if it was lost.
+local HOLDERS = {
+  queued = function(keys, id, record)
+    local new, resumed = ingress_of(record.priority), resumed_of(record.priority)
+    local stream = losing_stream(id, record, new, resumed)
+    if stream then
+      add_entry(keys, id, record.epoch, stream, stream == resumed)
+      return 'entry'
+    end
+  end,
+  scheduled = function(_, id, record)
+    if not redis.call('ZSCORE', DELAY, id) then
+      redis.call('ZADD', DELAY, int(due_of(id, record)), id)
+      return 'delay'
+    end
+  end,
+  running = function(_, id)
+    if not redis.call('ZSCORE', LEASE, id) then
+      redis.call('ZADD', LEASE, int(now + LEASE_MS), id)
+      return 'lease'
+    end
+  end,
+}
+
+local function restore(keys, id)
+  local record = fields_of(keys, 'state', 'epoch', 'priority', 'deadline_ms', 'entry')
+  if not record.state then
+    local was_open = booked(id).state ~= ''
+    forget(keys, id)
+    return was_open and 'record' or ''
+  end
+  local holder = HOLDERS[record.state]
+  local lost = holder and holder(keys, id, record)
+  if WAITS[record.state] and not redis.call('ZSCORE', WAIT, id) then
+    wait_from(id, now, tonumber(record.deadline_ms))
+    live_for(keys, SPAN_MS)
+    lost = lost or 'wait'
+  end
+  return lost or ''
+end
+
+local replies = {}
+for at = FIRST, #ARGV do
+  replies[#replies + 1] = restore(take_keys(ARGV[at]), ARGV[at])
+end
+return replies

@@ -1,0 +1,115 @@
+-- SUBMIT: enqueue a request once, however often this is called.
+--
+-- KEYS  those of request.lua with one request, [then idempotency key, [then record of its holder]]
+-- ARGV  id, priority, tenant, deadline or 0, metadata or '', body, id of the holder or '',
+--       not before or 0, tokens, what it asks or ''
+-- Returns {outcome, id, state}: created | known | full with the limit in place of the state, or
+-- `held` with the id stored under the idempotency key: the caller then calls again and declares the
+-- record of that id. `known` by its own id has a fourth part: the request's stored `asked`, or ''.
+
+local id, priority, tenant = ARGV[FIRST], ARGV[FIRST + 1], ARGV[FIRST + 2]
+local deadline, metadata = tonumber(ARGV[FIRST + 3]), ARGV[FIRST + 4]
+local body, holder = ARGV[FIRST + 5], ARGV[FIRST + 6]
+local not_before, tokens = tonumber(ARGV[FIRST + 7]), tonumber(ARGV[FIRST + 8])
+-- Opaque; an old producer does not send it.
+local asked = ARGV[FIRST + 9] or ''
+-- An idempotency key lives this much longer than its request would without ever running.
+local KEY_RESERVE_MS = 7 * 86400000
+
+local keys = take_keys(id)
+local idempotency_key, holder_key = KEYS[next_key], KEYS[next_key + 1]
+
+-- Gives a request that is known already another entry, if it waits and its own is gone. Whether one
+-- that came back has lost its entry is for RESTORE to find: producers may not look there.
+local function find_again(its, its_id, found)
+  local stream = ingress_of(found.priority or '0')
+  if found.state == 'queued' and losing_stream(its_id, found, stream) then
+    add_entry(its, its_id, found.epoch, stream, false)
+  end
+end
+
+local found = fields_of(keys, 'state', 'asked', 'epoch', 'entry', 'priority')
+local state = found.state
+if state then
+  find_again(keys, id, found)
+  return { 'known', id, state, found.asked or '' }
+end
+
+if idempotency_key then
+  local held = redis.call('GET', idempotency_key)
+  if held and held ~= id then
+    if held ~= holder then
+      return { 'held', held, '' }
+    end
+    local its = { record = holder_key }
+    local other = fields_of(its, 'state', 'epoch', 'entry', 'priority')
+    if other.state then
+      find_again(its, held, other)
+      return { 'known', held, other.state }
+    end
+    -- The record of the holder is gone, so the key is free again.
+  end
+end
+
+-- If an earlier request of this id expired before its end, it must no longer be counted.
+forget(keys, id)
+
+-- The limit that is reached, or nil. A limit of 0 is none.
+local function limit_reached()
+  local limits = redis.call('HMGET', CONTROL, 'max_requests', 'max_tokens', 'max_per_tenant',
+    'max_of:' .. tenant)
+  local counts = redis.call('HMGET', COUNTS, 'tokens', 'tenant:' .. tenant)
+  local function most(index)
+    return tonumber(limits[index] or '0')
+  end
+  local waiting = redis.call('ZCARD', WAIT)
+  local per_tenant = most(limits[4] and 4 or 3)
+  local counted = tonumber(counts[1] or '0')
+  if (MAX_BACKLOG > 0 and waiting >= MAX_BACKLOG) or (most(1) > 0 and waiting >= most(1)) then
+    return 'requests'
+  elseif most(2) > 0 and counted > 0 and counted + tokens > most(2) then
+    -- A request above the limit by itself is let in when no tokens wait: otherwise its producer
+    -- would be told for ever to try again later.
+    return 'tokens'
+  elseif per_tenant > 0 and tonumber(counts[2] or '0') >= per_tenant then
+    return 'tenant'
+  end
+  return nil
+end
+
+local limit = limit_reached()
+if limit then
+  return { 'full', id, limit }
+end
+
+local now = now_ms()
+local start = math.max(now, not_before)
+local wait = MAX_QUEUE_MS
+if deadline > 0 then
+  wait = math.max(0, math.min(wait, deadline - start))
+end
+local life = start - now + wait + RETENTION_MS
+-- This write comes first, so that a user who may not submit changes nothing.
+redis.call('SET', keys.body, body, 'PX', int(life))
+redis.call('HSET', keys.record, 'epoch', '0', 'owner', '', 'published', '0', 'attempts', '0',
+  'resumes', '0', 'priority', priority, 'tenant', tenant, 'deadline_ms', int(deadline),
+  'submitted_ms', int(now), 'asked', asked)
+if metadata ~= '' then
+  redis.call('HSET', keys.record, 'metadata', metadata)
+end
+if idempotency_key then
+  -- The record is renewed while the request runs and at its end, the key never: so the key lives
+  -- longer from the beginning. A key that outlives its request is free again, see above.
+  redis.call('SET', idempotency_key, id, 'PX', int(start - now + SPAN_MS + KEY_RESERVE_MS))
+end
+state = start > now and 'scheduled' or 'queued'
+book(keys, id, '', state, tokens, tenant)
+redis.call('HSET', keys.record, 'state', state)
+wait_from(id, start, deadline)
+live_for(keys, life)
+if state == 'scheduled' then
+  redis.call('ZADD', DELAY, int(start), id)
+else
+  add_entry(keys, id, '0', ingress_of(priority), false)
+end
+return { 'created', id, state }
