@@ -37,8 +37,10 @@ FIRST_STEP_TOKENS = 4
 #: Block size of the probe's pool: small, so that a prompt spans several blocks.
 PROBE_BLOCK_SIZE = 2
 
-#: Mask functions are evaluated for keys up to this position at most.
+#: Mask functions are evaluated for all keys up to this position at most.
 MAX_PROBED_POSITION = 1 << 20
+#: About so many later keys are sampled.
+NUM_SAMPLED_KEYS = 1 << 16
 
 #: Options of an attention call that this engine computes ...
 HONOURED_OPTIONS = frozenset({"scaling", "sliding_window", "softcap"})
@@ -228,18 +230,23 @@ def _window_of(
     """
     limit = min(max_model_len, MAX_PROBED_POSITION)
     zero = torch.zeros((), dtype=torch.int64, device=device)
-    keys = torch.arange(limit, device=device)
+    # Later keys are only sampled: a mask that is causal up to the limit may have chunks above it.
+    end = min(max_model_len, 1 << 62)
+    sampled = range(limit, end, max(1, (end - limit) // NUM_SAMPLED_KEYS))
+    keys = torch.cat([torch.arange(limit), torch.tensor(sampled, dtype=torch.int64)]).to(device)
 
     def seen(position: int) -> torch.Tensor:
         try:
             mask = mask_function(zero, zero, zero + position, keys)
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
             raise ModelRefused("the attention mask depends on more than positions") from error
-        return mask.expand(limit)
+        return mask.expand(len(keys))
 
-    window = int(seen(limit - 1).sum())
-    for position in {0, limit // 3, limit // 2, max(0, limit - 2), limit - 1}:
-        wanted = (keys <= position) & (keys > position - window)
+    window = int(seen(limit - 1)[:limit].sum())
+    for position in {0, limit // 3, limit // 2, max(0, limit - 2), limit - 1, end - 1}:
+        wanted = keys <= position
+        if window < limit:
+            wanted &= keys > position - window
         if not torch.equal(seen(position), wanted):
             raise ModelRefused(
                 "tokens see something other than all earlier tokens or a sliding window of them"

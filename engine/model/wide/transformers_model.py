@@ -20,6 +20,11 @@ from engine.model.adapters import Adapter
 from engine.model.attention.interface import AttentionNeeds
 from engine.model.causal_model import StepInputs
 from engine.model.device.kv_pool import KVPool, LayerShape
+from engine.model.wide.position_scales import (
+    PositionScale,
+    position_scale_of,
+    without_own_scale,
+)
 from engine.model.wide.wide_adapters import AdapterHooks
 
 #: The value of `attn_implementation`. No mask function is registered under this name, so
@@ -100,6 +105,8 @@ class TransformersModel:
         self.layer_shapes = tuple(layer.shape for layer in layers)
         self.vocab_size = vocab_size
         self._layer_of = {layer.module: (index, layer) for index, layer in enumerate(layers)}
+        scales = {layer.module: position_scale_of(layer.module) for layer in layers}
+        self._scales = {module: scale for module, scale in scales.items() if scale is not None}
         self._selects_logits = selects_logits
         self._adapters = AdapterHooks(model, ())
 
@@ -150,8 +157,9 @@ class TransformersModel:
 
     def forward(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
         options = {"logits_to_keep": inputs.logit_rows} if self._selects_logits else {}
-        paged = _PagedStep(self._layer_of, inputs, kv_pool)
-        with attention_handler(paged), self._adapters.active(inputs):
+        paged = _PagedStep(self._layer_of, self._scales, inputs, kv_pool)
+        own_scale = without_own_scale(tuple(self._scales))
+        with attention_handler(paged), self._adapters.active(inputs), own_scale:
             output = self.model(
                 input_ids=inputs.token_ids[None],
                 position_ids=inputs.positions[None],
@@ -169,10 +177,12 @@ class _PagedStep:
     def __init__(
         self,
         layer_of: Mapping[nn.Module, tuple[int, AttentionLayer]],
+        scales: Mapping[nn.Module, PositionScale],
         inputs: StepInputs,
         kv_pool: KVPool,
     ) -> None:
         self._layer_of = layer_of
+        self._scales = scales
         self._inputs = inputs
         self._kv_pool = kv_pool
 
@@ -190,6 +200,8 @@ class _PagedStep:
         # From the models' layout [1, heads, tokens, dim] to that of cache and backends, tokens
         # first.
         query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        if module in self._scales:
+            query = self._scales[module].apply(query, self._inputs.positions)
         self._kv_pool.write(index, key=key, value=value, slots=self._inputs.slots)
         return self._inputs.attention(
             query,

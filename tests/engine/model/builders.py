@@ -82,6 +82,17 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         v_head_dim=12,
         first_k_dense_replace=1,
     ),
+    # The whole length is one attention chunk. Queries are scaled by their position, from 12 on.
+    "llama4": transformers.Llama4TextConfig(
+        **(_GROUPED | {"num_hidden_layers": 4}),
+        head_dim=16,
+        intermediate_size_mlp=96,
+        num_local_experts=2,
+        attention_chunk_size=256,
+        floor_scale=13,
+        attn_scale=0.5,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    ),
 }
 
 

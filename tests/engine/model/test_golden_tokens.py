@@ -31,6 +31,7 @@ MODELS = [
     "gpt2",
     "mixtral",
     "deepseek",
+    "llama4",
     "abacus",
 ]
 ABACUS = ROOT / "models" / "abacus"
