@@ -13,6 +13,7 @@ from quire.wire.protocol import GenerationRequest, SamplingParams
 from service.incoming.origins import with_control_text
 from service.model.served import ServedModel
 from service.model.text import ModelTokenizer
+from service.outgoing.completions import Origin
 from service.outgoing.delivery import Delivery
 from service.settings.config import Settings
 
@@ -49,9 +50,7 @@ def engine_request(
         )
         if holds_control_text:
             delivery.origin = with_control_text(delivery.origin)
-    origin, deadline = delivery.origin, None
-    if request.deadline_ms is not None:
-        deadline = origin.received + (request.deadline_ms - now_ms) / 1000
+    origin = delivery.origin
     converted = Request(
         request_id=delivery.key,
         prompt_token_ids=prompt_ids,
@@ -60,12 +59,24 @@ def engine_request(
         arrival_time=origin.arrived,
         priority=origin.priority,
         output_token_ids=list(delivery.token_ids),
-        deadline=deadline,
+        deadline=_deadline_of(request, origin, settings=settings, now_ms=now_ms),
         cache_salt=request.tenant,
         adapter=adapter.name if adapter is not None else None,
         text=served.tokenizer.text_stream(sampling, prompt=prompt_ids),
     )
     return converted, body.constraint
+
+
+def _deadline_of(
+    request: GenerationRequest, origin: Origin, *, settings: Settings, now_ms: int
+) -> float | None:
+    """When the engine gives the request up, on its own clock: the earlier of both limits."""
+    limits = []
+    if request.deadline_ms is not None:
+        limits.append(origin.received + (request.deadline_ms - now_ms) / 1000)
+    if settings.request_timeout_seconds is not None:
+        limits.append(origin.received + settings.request_timeout_seconds)
+    return min(limits, default=None)
 
 
 def engine_sampling(wire: SamplingParams, *, request_id: str) -> EngineSampling:

@@ -134,6 +134,13 @@ class Settings(EngineSettings):
         default=120.0,
         gt=0.0,
     )
+    request_timeout_seconds: float | None = setting(
+        "Leases",
+        "Longest time that this worker works on one request, from the claim on; then the request "
+        "ends with its tokens, as after its deadline. Unset: no limit but the request's deadline.",
+        default=None,
+        gt=0.0,
+    )
     drain_seconds: float = setting(
         "Leases",
         "After SIGTERM, how long running requests may continue before they are released, with "

@@ -135,6 +135,8 @@ class ProcessSettings(BaseSettings):
     @classmethod
     def _is_within_limits(cls, value: Any, info: ValidationInfo) -> Any:
         name = str(info.field_name)
+        if value is None:
+            return value
         if name.endswith("_seconds") and value > MAX_SECONDS:
             raise ValueError(f"must be at most {MAX_SECONDS} seconds")
         most, reason = cls.most_seconds.get(name, (None, ""))

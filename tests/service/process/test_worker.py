@@ -372,3 +372,29 @@ def test_no_worker_lives_on_with_a_dead_thread(queue: Queue, part: str):
         worker.kill_thread(part)
         gate.open()
         assert worker.wait() == 1
+
+
+def test_a_request_timeout_ends_what_takes_too_long_and_keeps_its_tokens(queue: Queue):
+    gate = StepGate(steps=4)
+    settings = queue.settings(request_timeout_seconds=0.4)
+    request_id = queue.submit((1, 2, 3), max_tokens=500)
+    with WorkerThread(settings, before_run=gate):
+        queue.wait_for_tokens(request_id, 3)
+        gate.step_until(lambda: queue.broker.status(request_id).state.is_terminal)
+        output = queue.result(request_id)
+    assert output.completion.state == "expired"
+    assert output.completion.finish_reason == "deadline"
+    published = len(output.token_ids)
+    assert 3 <= published < 500
+    assert output.token_ids == expected_tokens((1, 2, 3), max_tokens=500)[:published]
+
+
+def test_the_earlier_of_timeout_and_deadline_counts(queue: Queue):
+    gate = StepGate(steps=2)
+    settings = queue.settings(request_timeout_seconds=600.0)
+    deadline_ms = queue.broker.now_ms() + 500
+    request_id = queue.submit((1, 2, 3), max_tokens=500, deadline_ms=deadline_ms)
+    with WorkerThread(settings, before_run=gate):
+        gate.step_until(lambda: queue.broker.status(request_id).state.is_terminal)
+    assert queue.result(request_id).completion.finish_reason == "deadline"
+    assert queue.broker.now_ms() - deadline_ms < 60_000
