@@ -36,6 +36,9 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
 }
 
+#: What transformers says when it cannot stack or split tensors, for instance those of experts.
+CONVERSION_FAILED = "automatic conversion of the weights"
+
 #: Suffixes of weight files that are pickles.
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 
@@ -235,6 +238,12 @@ def _read_weights(
             # Such a model selects its layers from its own table, by the name of the attention.
             raise ModelRefused(
                 f"{path} does not dispatch its attention through transformers' AttentionInterface"
+            ) from error
+        if CONVERSION_FAILED in str(error):
+            raise ModelRefused(
+                f"the weights of {path} do not fit together: transformers cannot build tensors of "
+                "the model from them, and has logged which: use config.json and weights of the "
+                "same checkpoint"
             ) from error
         raise ModelRefused(f"transformers cannot load {path}: {_first_line(error)}") from error
     model, report = loaded

@@ -110,6 +110,30 @@ def test_a_tensor_of_another_shape_is_refused_with_both_shapes(folder):
         load_model(note(folder, intermediate_size=80))
 
 
+def test_experts_of_different_shapes_are_refused(model_folder, tmp_path):
+    """transformers stacks the experts of a layer before it compares shapes."""
+    folder = shutil.copytree(model_folder("mixtral"), tmp_path / "model")
+    name = "model.layers.0.block_sparse_moe.experts.1.w1.weight"
+    change(folder, **{name: torch.ones(96, 63)})
+    expected = (
+        r"^the weights of \S+ do not fit together: transformers cannot build tensors of the model "
+        r"from them, and has logged which: use config\.json and weights of the same checkpoint$"
+    )
+    with pytest.raises(ModelRefused, match=expected):
+        load_model(folder)
+
+
+def test_a_checkpoint_of_the_hub_is_checked_in_the_same_way(folder, monkeypatch):
+    def cached_file(path, name, **_):
+        assert path == "own/tiny"
+        return str(folder / name) if (folder / name).exists() else None
+
+    monkeypatch.setattr("engine.model.wide.stored_tensors.cached_file", cached_file)
+    found = list(stored_tensors(finder("own/tiny", folder)))
+    assert found == list(stored_tensors(finder(folder, folder)))
+    assert finder("own/tiny", folder)("hf_quant_config.json") is None
+
+
 def test_a_distributed_checkpoint_is_refused(folder):
     name = "shard-00001-model-00001-of-00001.safetensors"
     shutil.copy(folder / WEIGHTS, folder / name)
