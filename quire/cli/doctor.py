@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -38,6 +39,9 @@ MAX_CLOCK_SKEW_SECONDS = 5.0
 #: The default model of a worker: the one in the checkout that contains this file.
 EMBEDDED_MODEL = Path(__file__).resolve().parents[2] / "models" / "abacus"
 
+#: What a worker needs beside its own libraries to read a GGUF file.
+GGUF_LIBRARIES = ("gguf", "accelerate")
+
 #: The advice for requests whose keys in Redis are lost, so that no worker can find them.
 LOST_ADVICE = (
     "a worker restores them within a minute, or later if many thousands are open; without a worker "
@@ -52,8 +56,11 @@ TORCH_SECONDS = 120.0
 def add_doctor(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire doctor`. InvalidRequest for an invalid file of settings."""
     model = known_model(os.environ)
-    help_ = "folder to check [as for a worker: QUIRE_MODEL, or the checkout's models/abacus]"
-    parser.add_argument("--model", default=model, metavar="FOLDER", help=help_)
+    help_ = (
+        "folder or .gguf file to check "
+        "[as for a worker: QUIRE_MODEL, or the checkout's models/abacus]"
+    )
+    parser.add_argument("--model", default=model, metavar="MODEL", help=help_)
     parser.add_argument("--no-torch", action="store_true", help="do not load torch")
     add_server(parser)
 
@@ -325,6 +332,8 @@ def _model(name: str | None) -> Finding:
         # For instance from an empty shell variable. A worker refuses it, too.
         return Finding("model", Verdict.FAIL, "its name is empty", "set --model or QUIRE_MODEL")
     folder = Path(name) if name else here
+    if folder.suffix.lower() == ".gguf":
+        return _gguf_file(folder)
     if not folder.is_dir():
         if name and _may_be_of_hub(name):
             return Finding("model", Verdict.WARN, f"{name} is not a folder here; a hub name?")
@@ -341,6 +350,26 @@ def _model(name: str | None) -> Finding:
         return Finding("model", Verdict.FAIL, f"{folder} lacks {', '.join(missing)}")
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     return Finding("model", Verdict.OK, f"{folder}, {size / 1e6:.1f} MB of weights")
+
+
+def _gguf_file(file: Path) -> Finding:
+    """Whether it is a GGUF file, and whether what a worker needs to read it is installed."""
+    try:
+        with file.open("rb") as stream:
+            begins_well = stream.read(4) == b"GGUF"
+            size = stream.seek(0, 2)
+    except OSError as error:
+        detail = f"{file} cannot be read: {error.strerror or error}"
+        return Finding("model", Verdict.FAIL, detail, "set --model or QUIRE_MODEL")
+    if not begins_well:
+        advice = "download it again; a folder needs no .gguf at the end of its name"
+        return Finding("model", Verdict.FAIL, f"{file} is not a GGUF file", advice)
+    detail = f"{file}, {size / 1e6:.1f} MB, dequantized when a worker loads it"
+    missing = [name for name in GGUF_LIBRARIES if importlib.util.find_spec(name) is None]
+    if missing:
+        advice = "only workers need it; in a checkout: pip install -c constraints.txt -e '.[gguf]'"
+        return Finding("model", Verdict.WARN, f"{detail}; {missing[0]} is not installed", advice)
+    return Finding("model", Verdict.OK, detail)
 
 
 def _may_be_of_hub(name: str) -> bool:

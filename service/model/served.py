@@ -134,7 +134,7 @@ def load_model(settings: Settings) -> ServedModel:
         raise ModelRefused(NO_HOST_BLOCKS)
     config = _config_from(facts, settings)
     _warn_of_lengths(settings, config, model_reads=facts.max_model_len)
-    tokenizer = _tokenizer_in(facts.tokenizer_folder)
+    tokenizer = _tokenizer_in(facts.tokenizer_source)
     served = ServedModel(
         engine=Engine(config, runner),
         tokenizer=tokenizer,
@@ -241,8 +241,8 @@ def engine_config(
     )
 
 
-def _tokenizer_in(folder: Path) -> ModelTokenizer:
-    tokenizer = ModelTokenizer.load(str(folder))
+def _tokenizer_in(source: Path) -> ModelTokenizer:
+    tokenizer = ModelTokenizer.load(str(source))
     if tokenizer.why_no_chat is not None:
         _log.info("no chats", reason=tokenizer.why_no_chat)
     return tokenizer

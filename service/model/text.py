@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -23,6 +24,7 @@ from quire.wire.logprobs import TokenLogprob, TopLogprob
 from service.model.chat_template import JOIN, joined, own_text, rewritten
 from service.model.control_tokens import ChatPrompt, ControlTokens
 from service.model.encoding import encoded
+from service.model.gguf_tokenizer import load_gguf_tokenizer
 
 #: Decoded before a token to get the token's own text: many tokens decode differently at the
 #: beginning of a text.
@@ -76,7 +78,7 @@ class ModelTokenizer:
 
     @classmethod
     def load(cls, source: str) -> "ModelTokenizer":
-        """The tokenizer of a model folder or name, with its chat template if it has one.
+        """The tokenizer of a folder, name or GGUF file, with its chat template if it has one.
 
         Raises:
             ModelRefused: files are missing or damaged, or the tokenizer is not a fast one.
@@ -85,7 +87,10 @@ class ModelTokenizer:
         from transformers import AutoTokenizer
 
         try:
-            loaded = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+            if source.lower().endswith(".gguf"):
+                loaded = load_gguf_tokenizer(Path(source))
+            else:
+                loaded = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
             backend = loaded.backend_tokenizer
             # Truncation and padding in the file are for training; prompts must not be changed.
             backend.no_truncation()

@@ -12,9 +12,9 @@ class EngineSettings(ProcessSettings):
 
     model: str | None = setting(
         "Model",
-        "Folder or Hugging Face name; unset: the checkout's `models/abacus`. A name is only looked "
-        "up as a folder if it begins with `.`, `/` or `~`, has two slashes, or if its first part "
-        "is an existing folder.",
+        "Folder, `.gguf` file (needs the extra `gguf`) or Hugging Face name; unset: the checkout's "
+        "`models/abacus`. A name is only looked up as a folder if it begins with `.`, `/` or `~`, "
+        "has two slashes, or if its first part is an existing folder.",
         default=None,
         min_length=1,
     )

@@ -45,7 +45,7 @@ class Chosen:
     width: int
     max_model_len: int
     eos_token_ids: frozenset[int]
-    folder: Path
+    source: Path
     dtype: torch.dtype
     device: torch.device
     weights_fingerprint: str
@@ -105,7 +105,7 @@ def choose(
         width=served.width,
         max_model_len=loaded.max_model_len,
         eos_token_ids=loaded.eos_token_ids,
-        folder=loaded.folder,
+        source=loaded.source,
         dtype=loaded.dtype,
         device=device,
         weights_fingerprint=loaded.fingerprint,

@@ -290,7 +290,7 @@ def _facts(
         block_copy_seconds=copy_seconds,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         fingerprint="-".join(path),
-        tokenizer_folder=chosen.folder,
+        tokenizer_source=chosen.source,
         dtype=str(chosen.dtype).removeprefix("torch."),
         device=chosen.device.type,
         adapters=chosen.adapters,

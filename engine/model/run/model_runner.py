@@ -35,7 +35,7 @@ class ConfigFacts:
         fingerprint: identifies weights, precision, libraries and code path. Under another
             fingerprint, a resumed generation may continue differently, since nearly equal logits
             may change their order.
-        tokenizer_folder: the folder with the tokenizer files.
+        tokenizer_source: the folder with the tokenizer files, or the GGUF file.
         bytes_per_block: of one block, all layers.
         block_copy_seconds: measured, to copy one block to the host and back.
         max_num_batched_tokens: as configured, or the default of the device.
@@ -53,7 +53,7 @@ class ConfigFacts:
     block_copy_seconds: float
     max_num_batched_tokens: int
     fingerprint: str
-    tokenizer_folder: Path
+    tokenizer_source: Path
     dtype: str
     device: str
     adapters: Mapping[str, str] = field(default_factory=dict)

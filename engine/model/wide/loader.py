@@ -1,8 +1,8 @@
-"""Loads a transformers model from a Hugging Face folder or name, or refuses it with a reason.
+"""Loads a transformers model from a folder, a name or a GGUF file, or refuses it with a reason.
 
-Knows no attention backend and no cache. Weights are read only from safetensors, and no code of a
-model repository is ever run: a pickle or a remote module could run any code in this process, which
-has the credentials of Redis.
+Knows no attention backend and no cache. Weights are read only from safetensors or GGUF, and no code
+of a model repository is ever run: a pickle or a remote module could run any code in this process,
+which has the credentials of Redis.
 """
 
 import hashlib
@@ -25,6 +25,7 @@ from transformers import (
 from transformers.utils.hub import cached_file
 
 from engine.errors import ModelRefused
+from engine.model.wide.gguf_loader import content_of, is_gguf_name, load_gguf
 from engine.model.wide.load_report import refuse_unfitting
 from engine.model.wide.quantization import refuse_quantized_config, refuse_quantized_files
 from engine.model.wide.stored_tensors import StoredTensor, finder, stored_tensors
@@ -61,17 +62,18 @@ class LoadedModel:
 
     Args:
         model: the model, with our attention function set.
-        folder: the local folder, which also has the tokenizer files.
+        source: the local folder, which also has the tokenizer files, or the GGUF file.
         max_model_len: the most positions that the model distinguishes and that do not depend on
             other requests of a batch.
         eos_token_ids: the union of those in the generation config and in the config, since each may
             have ids that the other lacks.
         fingerprint: a hash of config, tokenizer files, weights, dtype, the versions of torch and
-            transformers, and the type of processor.
+            transformers, and the type of processor. For a GGUF file it covers all bytes of the
+            file, and that the weights were dequantized.
     """
 
     model: PreTrainedModel
-    folder: Path
+    source: Path
     max_model_len: int
     eos_token_ids: frozenset[int]
     dtype: torch.dtype
@@ -84,9 +86,11 @@ def load_model(
     """Load a causal language model for serving.
 
     Args:
-        path: a folder, or a name that transformers resolves by its own rules (cache, offline mode).
-            A name that is not valid on the hub, or whose owner is a local folder, is a folder.
-        dtype: a key of `DTYPES`, or "auto" for that of the checkpoint.
+        path: a GGUF file, a folder, or a name that transformers resolves by its own rules (cache,
+            offline mode). A name that is not valid on the hub, or whose owner is a local folder, is
+            a folder.
+        dtype: a key of `DTYPES`, or "auto" for that of the checkpoint. For a GGUF file with
+            quantized weights that is float32.
         device: the device of the weights.
 
     Raises:
@@ -94,6 +98,8 @@ def load_model(
     """
     if dtype != "auto" and dtype not in DTYPES:
         raise ModelRefused(f"dtype {dtype!r} is not one of auto, {', '.join(DTYPES)}")
+    if is_gguf_name(path):
+        return _load_file(Path(path), dtype, device)
     folder = _folder(path)
     _check_files(folder, path)
     config = _config(folder)
@@ -102,15 +108,33 @@ def load_model(
     if model.dtype not in DTYPES.values():
         known = ", ".join(DTYPES)
         raise ModelRefused(f"{path} is stored as {model.dtype}; set dtype to one of {known}")
+    return _loaded(model, folder, _content_of_folder(folder), device)
+
+
+def _load_file(file: Path, dtype: str, device: torch.device | str) -> LoadedModel:
+    if not file.is_file():
+        raise ModelRefused(_missing("file", file))
+    read = load_gguf(file, dtype=DTYPES.get(dtype))
+    return _loaded(read.model, file, content_of(file), device, eos_token_ids=read.eos_token_ids)
+
+
+def _loaded(
+    model: PreTrainedModel,
+    source: Path,
+    content: "hashlib._Hash",
+    device: torch.device | str,
+    *,
+    eos_token_ids: frozenset[int] = frozenset(),
+) -> LoadedModel:
     model.requires_grad_(requires_grad=False)
     _move(model, device)
     return LoadedModel(
         model=model,
-        folder=folder,
+        source=source,
         max_model_len=_max_model_len(model),
-        eos_token_ids=_eos_token_ids(model),
+        eos_token_ids=_eos_token_ids(model) | eos_token_ids,
         dtype=model.dtype,
-        fingerprint=_fingerprint(folder, model),
+        fingerprint=_fingerprint(content, model),
     )
 
 
@@ -127,15 +151,17 @@ def _folder(path: str | Path) -> Path:
     if Path(path).is_dir():
         return Path(path)
     if Path(path).is_file():
-        raise ModelRefused(f"{path} is a file; a model is the folder that contains config.json")
+        raise ModelRefused(
+            f"{path} is a file; a model is the folder that contains config.json, or a .gguf file"
+        )
     if isinstance(path, Path) or not _may_be_of_hub(path):
-        raise ModelRefused(_no_folder(path))
+        raise ModelRefused(_missing("folder", path))
     try:
         config_file = cached_file(path, "config.json")
     except OSError as error:
         # The message also mentions the folder: the user may have meant one.
         reason = f"the hub has given no model of that name: {_first_line(error)}"
-        raise ModelRefused(f"{_no_folder(path)}, and {reason}") from error
+        raise ModelRefused(f"{_missing('folder', path)}, and {reason}") from error
     assert config_file is not None, "a missing file raises"
     return Path(config_file).parent
 
@@ -151,15 +177,17 @@ def _may_be_of_hub(name: str) -> bool:
     return "/" not in name or not Path(name).parent.is_dir()
 
 
-def _no_folder(path: str | Path) -> str:
-    """A sentence with the missing folder and, for a relative path, the current folder."""
-    return f"there is no folder {path}" + ("" if Path(path).is_absolute() else f" in {Path.cwd()}")
+def _missing(what: str, path: str | Path) -> str:
+    """A sentence with the missing file or folder and, for a relative path, the current folder."""
+    return f"there is no {what} {path}" + ("" if Path(path).is_absolute() else f" in {Path.cwd()}")
 
 
 def _check_files(folder: Path, path: str | Path) -> None:
     """Refuse a local folder early by its files; for a hub name, not all files are local yet."""
     if not (folder / "config.json").is_file():
-        raise ModelRefused(f"{path} has no config.json")
+        files = sorted(file.name for file in folder.glob("*.gguf"))
+        hint = f"; to serve a GGUF file in it, name the file: {folder / files[0]}" if files else ""
+        raise ModelRefused(f"{path} has no config.json{hint}")
     if not Path(path).is_dir() or any(folder.glob("*.safetensors")):
         return
     pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLE_SUFFIXES)
@@ -297,7 +325,8 @@ def _leaves(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list | tuple) else (value,)
 
 
-def _fingerprint(folder: Path, model: PreTrainedModel) -> str:
+def _content_of_folder(folder: Path) -> "hashlib._Hash":
+    """A hash of what a folder contains: all deciding files, and samples of the weights."""
     digest = hashlib.sha256()
     for name in DECIDING_FILES:
         if (folder / name).is_file():
@@ -309,6 +338,11 @@ def _fingerprint(folder: Path, model: PreTrainedModel) -> str:
             for sample in range(NUM_SAMPLES):
                 stream.seek(size * sample // NUM_SAMPLES)
                 digest.update(stream.read(SAMPLE_BYTES))
+    return digest
+
+
+def _fingerprint(content: "hashlib._Hash", model: PreTrainedModel) -> str:
+    digest = content.copy()
     versions = f"{model.dtype} {torch.__version__} {transformers.__version__}"
     digest.update(f"{versions} {_processor(model.device)}".encode())
     return digest.hexdigest()[:32]

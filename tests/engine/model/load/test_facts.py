@@ -13,7 +13,7 @@ def test_facts_are_those_of_the_folder_and_the_pool(model_folder):
     assert facts.max_model_len == CONFIGS["llama"].max_position_embeddings
     assert facts.eos_token_ids == {EOS}
     assert (facts.num_blocks, facts.num_host_blocks, facts.block_size) == (9, 2, 4)
-    assert facts.tokenizer_folder == model_folder("llama")
+    assert facts.tokenizer_source == model_folder("llama")
     assert (runner.kv_pool.num_blocks, runner.kv_pool.num_host_blocks) == (9, 2)
     assert facts.bytes_per_block == runner.kv_pool.bytes_per_block
     assert facts.block_copy_seconds > 0.0

@@ -1,0 +1,165 @@
+"""Writes tiny models as GGUF files as llama.cpp's converter does, with the library gguf.
+
+The expected weights are computed here from what was written, not by the reader under test.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+import transformers
+from gguf import GGMLQuantizationType as Type
+from transformers import PreTrainedModel
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+#: 256 bytes, a few merged pieces, and three control tokens.
+PIECES = ["th", "in", "Ġt", "Ġth"]
+MERGES = ["t h", "i n", "Ġ t", "Ġ th"]
+CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+TOKENS = [*CONTROL, *bytes_to_unicode().values(), *PIECES]
+END = TOKENS.index("<|im_end|>")
+TEMPLATE = (
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] "
+    "+ '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' "
+    "}}{% endif %}"
+)
+
+_SIZES = {
+    "vocab_size": len(TOKENS),
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+    "eos_token_id": END,
+    "bos_token_id": 1,
+}
+CONFIGS = {
+    "llama": transformers.LlamaConfig(**_SIZES),
+    "llama tied": transformers.LlamaConfig(**_SIZES, tie_word_embeddings=True),
+    "qwen2": transformers.Qwen2Config(**_SIZES),
+    # The reader takes the size of a head from the family's default.
+    "qwen3": transformers.Qwen3Config(**_SIZES, head_dim=128),
+}
+
+
+def tiny_model(name: str, *, seed: int = 0) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    config = CONFIGS[name]
+    model = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                # Biases and norms that are all equal would hide one that is lost.
+                offset = 0.0 if parameter_name.endswith("bias") else 1.0
+                parameter.copy_(offset + 0.1 * torch.randn_like(parameter))
+    return model
+
+
+def write_gguf(
+    model: PreTrainedModel,
+    file: Path,
+    *,
+    kind: Type = Type.F32,
+    more: Mapping[str, Any] | None = None,
+    without: tuple[str, ...] = (),
+    extra_tensors: Mapping[str, np.ndarray] | None = None,
+    architecture: str | None = None,
+) -> Path:
+    """Write the model, and set its weights to what a reader must get from the file.
+
+    Args:
+        kind: the type of the matrices; vectors are float32.
+        more: metadata that replaces or completes the usual keys.
+        without: keys of metadata and names of tensors that are left out.
+    """
+    config = model.config
+    architecture = architecture or config.model_type
+    writer = gguf.GGUFWriter(str(file), architecture)
+    metadata = _metadata(config, architecture) | _tokenizer(config.eos_token_id) | dict(more or {})
+    for key, value in metadata.items():
+        if key not in without and key != "general.architecture":
+            _add(writer, key, value)
+    names = gguf.get_tensor_name_map(
+        {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}[config.model_type],
+        config.num_hidden_layers,
+    )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            written = names.get_name(name, try_suffixes=(".weight", ".bias"))
+            assert written is not None, name
+            values = parameter.detach().numpy()
+            if parameter.dim() > 1:
+                stored = gguf.quants.quantize(values, kind)
+                read = gguf.quants.dequantize(stored, kind)
+                parameter.copy_(torch.from_numpy(np.array(read, dtype=np.float32)))
+                stored = _permuted(stored, written, config)
+                if written not in without:
+                    writer.add_tensor(written, stored, raw_dtype=kind)
+            elif written not in without:
+                writer.add_tensor(written, values)
+    for name, values in (extra_tensors or {}).items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def _permuted(rows: np.ndarray, name: str, config: Any) -> np.ndarray:
+    """The rows of a query or key projection in the order of llama.cpp's rotary embedding."""
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    part = name.split(".")[-2]
+    if config.model_type != "llama" or part not in heads:
+        return rows
+    shape = (heads[part], 2, rows.shape[0] // heads[part] // 2, *rows.shape[1:])
+    return np.ascontiguousarray(rows.reshape(shape).swapaxes(1, 2).reshape(rows.shape))
+
+
+def _metadata(config: Any, architecture: str) -> dict[str, Any]:
+    head_dim = getattr(config, "head_dim", None) or 16
+    own = {
+        "context_length": config.max_position_embeddings,
+        "block_count": config.num_hidden_layers,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        "rope.freq_base": 10000.0,
+        "rope.dimension_count": head_dim,
+    }
+    return {"general.name": "tiny"} | {f"{architecture}.{key}": own[key] for key in own}
+
+
+def _tokenizer(eos_token_id: int) -> dict[str, Any]:
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": TOKENS,
+        "tokenizer.ggml.token_type": [3] * len(CONTROL) + [1] * (len(TOKENS) - len(CONTROL)),
+        "tokenizer.ggml.merges": MERGES,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": eos_token_id,
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": TEMPLATE,
+    }
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)

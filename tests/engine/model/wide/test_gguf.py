@@ -1,0 +1,306 @@
+"""A GGUF file gives the tokens of its dequantized weights, or is refused with a reason."""
+
+import json
+import math
+import shutil
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+
+from engine.errors import ModelRefused
+from engine.model.wide import gguf_header, gguf_loader
+from engine.model.wide.gguf_header import read_header
+from engine.model.wide.loader import load_model
+from tests.engine.model.builders import generate, make_request, make_runner
+from tests.engine.model.gguf_files import CONFIGS, END, TOKENS, tiny_model, write_gguf
+
+PROMPTS = [
+    [3 + (salt * 37 + index * (13 + salt)) % (len(TOKENS) - 3) for index in range(length)]
+    for salt, length in enumerate((3, 17, 40))
+]
+NUM_TOKENS = 10
+
+SERVED = [
+    ("llama", Type.F32),
+    ("llama", Type.F16),
+    ("llama", Type.Q8_0),
+    ("llama", Type.Q4_1),
+    ("llama tied", Type.Q4_0),
+    ("qwen2", Type.Q5_1),
+    ("qwen3", Type.BF16),
+]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A Llama as Q8_0; tests copy the file."""
+    return write_gguf(
+        tiny_model("llama"), tmp_path_factory.mktemp("tiny") / "m.gguf", kind=Type.Q8_0
+    )
+
+
+@torch.inference_mode()
+def greedy(model, prompt: list[int]) -> list[int]:
+    model.generation_config.eos_token_id = None
+    output = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        max_new_tokens=NUM_TOKENS,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    return output[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize(("name", "kind"), SERVED, ids=[f"{n} {k.name}" for n, k in SERVED])
+def test_both_paths_give_the_tokens_of_generate_with_the_dequantized_weights(name, kind, tmp_path):
+    model = tiny_model(name)
+    file = write_gguf(model, tmp_path / "tiny.gguf", kind=kind)
+    expected = {str(index): greedy(model, prompt) for index, prompt in enumerate(PROMPTS)}
+    assert len({tuple(tokens) for tokens in expected.values()}) == len(expected)
+    for path in ("fast", "wide"):
+        runner = make_runner(file, model_path=path)
+        requests = [
+            make_request(str(index), prompt, max_tokens=NUM_TOKENS)
+            for index, prompt in enumerate(PROMPTS)
+        ]
+        assert generate(runner, requests).tokens == expected
+        assert runner.config_facts.tokenizer_source == file
+        assert (
+            f"-{'decoder' if path == 'fast' else 'transformers'}" in runner.config_facts.fingerprint
+        )
+
+
+def test_weights_are_those_of_the_dequantized_blocks_bit_for_bit(tmp_path):
+    model = tiny_model("llama")
+    loaded = load_model(write_gguf(model, tmp_path / "m.gguf", kind=Type.Q4_1))
+    expected = model.state_dict()
+    for name, values in loaded.model.state_dict().items():
+        assert torch.equal(values, expected[name]), name
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "expected"),
+    [
+        (Type.F32, "auto", torch.float32),
+        (Type.F16, "auto", torch.float16),
+        (Type.BF16, "auto", torch.bfloat16),
+        (Type.Q8_0, "auto", torch.float32),
+        (Type.Q8_0, "bfloat16", torch.bfloat16),
+        (Type.F16, "float32", torch.float32),
+    ],
+)
+def test_the_data_type_is_the_chosen_one_or_that_of_the_file(kind, dtype, expected, tmp_path):
+    file = write_gguf(tiny_model("llama"), tmp_path / "m.gguf", kind=kind)
+    loaded = load_model(file, dtype=dtype)
+    assert {parameter.dtype for parameter in loaded.model.parameters()} == {expected}
+    assert loaded.dtype == expected
+
+
+def test_length_and_all_end_tokens_come_from_the_metadata(tmp_path):
+    more = {"tokenizer.ggml.eot_token_id": 0, "llama.context_length": 96}
+    loaded = load_model(write_gguf(tiny_model("llama"), tmp_path / "m.gguf", more=more))
+    assert loaded.eos_token_ids == {END, 0}
+    assert loaded.max_model_len == 96
+
+
+def test_nothing_beside_the_file_changes_what_is_read(tiny, tmp_path):
+    copy = Path(shutil.copy(tiny, tmp_path / "other-name.gguf"))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 9}))
+    (tmp_path / "adapter_config.json").write_text("{")
+    loaded = load_model(copy)
+    assert loaded.eos_token_ids == {END}
+    assert loaded.fingerprint == load_model(tiny).fingerprint
+
+
+def test_the_fingerprint_is_of_the_content_and_of_the_dequantized_form(tmp_path):
+    model = tiny_model("llama")
+    files = [
+        write_gguf(model, tmp_path / f"{kind.name}.gguf", kind=kind)
+        # From coarse to fine the weights stay what Q4_0 made of them, but the files differ.
+        for kind in (Type.Q4_0, Type.Q8_0, Type.F32)
+    ]
+    prints = {load_model(file, dtype="float32").fingerprint for file in files}
+    prints.add(load_model(files[0], dtype="bfloat16").fingerprint)
+    other = tmp_path / "one-byte.gguf"
+    content = bytearray(files[0].read_bytes())
+    content[-40] ^= 1
+    other.write_bytes(content)
+    prints.add(load_model(other, dtype="float32").fingerprint)
+    assert len(prints) == 5
+
+
+REFUSED = {
+    "an unknown architecture": (
+        {"architecture": "mamba"},
+        "architecture 'mamba'; GGUF files are served of llama, qwen2, qwen3",
+    ),
+    "one part of several": (
+        {"more": {"split.count": 3, "split.no": 1}},
+        "one of the 3 parts of a model",
+    ),
+    "an adapter": ({"more": {"general.type": "adapter"}}, "its general.type is 'adapter'"),
+    "frequencies as a tensor": (
+        {"extra_tensors": {"rope_freqs.weight": np.ones(8, np.float32)}},
+        "has the tensor rope_freqs.weight",
+    ),
+    "a scaled context": (
+        {"more": {"llama.rope.scaling.type": "yarn"}},
+        "sets llama.rope.scaling.type to 'yarn'",
+    ),
+    "experts": ({"more": {"llama.expert_count": 8}}, "sets llama.expert_count to 8"),
+    "a value for each layer": (
+        {"more": {"llama.attention.head_count_kv": [2, 1]}},
+        "a value for each layer in llama.attention.head_count_kv",
+    ),
+    "rotation of a part of each head": (
+        {"more": {"llama.attention.key_length": 32}},
+        "sets llama.attention.key_length to 32",
+    ),
+    "no number of heads": (
+        {"without": ("llama.attention.head_count",)},
+        "has no llama.attention.head_count",
+    ),
+    "a lost tensor": (
+        {"without": ("blk.1.ffn_up.weight",)},
+        "lacks the tensor blk.1.ffn_up.weight",
+    ),
+    "layers without end": (
+        {"more": {"llama.block_count": (1 << 32) - 1}},
+        "lacks the tensor blk.2.attn_norm.weight",
+    ),
+    "a number of heads that no size fits": (
+        {"more": {"llama.attention.head_count": (1 << 32) - 1}},
+        "is not usable: Class validation error for validator 'validate_architecture': The hidden",
+    ),
+    "another number of heads than the tensors have": (
+        {"more": {"llama.attention.head_count": 32}},
+        "stores blk.0.attn_q.weight with the shape (64, 64)",
+    ),
+    "a biased projection": (
+        {"extra_tensors": {"blk.0.attn_q.bias": np.ones(64, np.float32)}},
+        "has the tensor blk.0.attn_q.bias",
+    ),
+    "integers": (
+        {"without": ("output_norm.weight",), "extra_tensors": {
+            "output_norm.weight": np.ones(64, np.int32)}},
+        "stores output_norm.weight in the type I32",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_known_to_be_read_correctly_is_refused_by_name(case, tmp_path):
+    changes, expected = REFUSED[case]
+    file = write_gguf(tiny_model("llama"), tmp_path / "m.gguf", **changes)
+    with pytest.raises(ModelRefused) as caught:
+        load_model(file)
+    assert expected in str(caught.value)
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_type_that_the_library_cannot_dequantize_is_refused_by_name(tiny, tmp_path):
+    content = tiny.read_bytes()
+    name = b"blk.0.attn_q.weight"
+    # After the name: the number of dimensions, two dimensions, the type.
+    at = content.index(name) + len(name) + 4 + 2 * 8
+    file = tmp_path / "m.gguf"
+    for number, expected in ((int(Type.Q8_K), "type Q8_K, which gguf"), (99, "type number 99")):
+        file.write_bytes(content[:at] + struct.pack("<I", number) + content[at + 4 :])
+        with pytest.raises(ModelRefused, match=expected):
+            load_model(file)
+
+
+def header_bytes(file: Path) -> int:
+    return read_header(file).data_start
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.9, 0.999])
+def test_a_truncated_file_is_refused_wherever_it_ends(share, tiny, tmp_path):
+    content = tiny.read_bytes()
+    file = tmp_path / "m.gguf"
+    for size in (header_bytes(tiny), len(content)):
+        file.write_bytes(content[: math.floor(size * share)])
+        with pytest.raises(ModelRefused, match=r"ends inside its header|is truncated|not a GGUF"):
+            load_model(file)
+
+
+def test_a_header_with_any_damaged_byte_is_read_or_refused(tiny, tmp_path):
+    content = bytearray(tiny.read_bytes())
+    file = tmp_path / "m.gguf"
+    rng = np.random.default_rng(7)
+    refused = 0
+    for _ in range(300):
+        at, value = int(rng.integers(header_bytes(tiny))), int(rng.integers(256))
+        damaged = content.copy()
+        damaged[at] = value
+        file.write_bytes(damaged)
+        try:
+            read_header(file)
+        except ModelRefused:
+            refused += 1
+    assert refused > 20
+
+
+def lying(num_tensors: int, num_keys: int, *rest: bytes) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", 3, num_tensors, num_keys) + b"".join(rest)
+
+
+def key(name: bytes, kind: int) -> bytes:
+    return struct.pack("<Q", len(name)) + name + struct.pack("<I", kind)
+
+
+HUGE = (1 << 63) - 1
+LIES = {
+    "tensors": lying(HUGE, 0),
+    "keys": lying(0, HUGE),
+    "the length of a key": lying(0, 1, struct.pack("<Q", HUGE)),
+    "the length of a text": lying(0, 1, key(b"a", 8), struct.pack("<Q", HUGE)),
+    "the length of an array": lying(0, 1, key(b"a", 9), struct.pack("<IQ", 8, HUGE)),
+    "an array of arrays": lying(0, 1, key(b"a", 9), struct.pack("<IQ", 9, 1)),
+    "an unknown type": lying(0, 1, key(b"a", 77)),
+    "dimensions": lying(1, 0, struct.pack("<Q", 1), b"t", struct.pack("<I", 1 << 30)),
+    "version 1": b"GGUF" + struct.pack("<IQQ", 1, 0, 0),
+    "big-endian": b"GGUF" + struct.pack(">IQQ", 3, 0, 0),
+    "another format": b"PK\x03\x04" + bytes(64),
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_header_that_lies_costs_nothing_and_is_refused(lie, tmp_path):
+    file = tmp_path / "m.gguf"
+    file.write_bytes(LIES[lie])
+    with pytest.raises(ModelRefused):
+        load_model(file)
+
+
+def test_a_long_header_is_refused_at_the_limit(tiny, monkeypatch):
+    monkeypatch.setattr(gguf_header, "MAX_HEADER_BYTES", 1000)
+    with pytest.raises(ModelRefused, match="more than 0 MiB"):
+        read_header(tiny)
+
+
+def test_without_the_libraries_the_extra_is_named(tiny, monkeypatch):
+    monkeypatch.setattr(gguf_loader, "LIBRARIES", ("gguf", "not_installed_here"))
+    with pytest.raises(ModelRefused, match=r"not_installed_here is missing.*extra `gguf`"):
+        load_model(tiny)
+
+
+def test_the_path_says_what_is_missing(tiny, tmp_path):
+    with pytest.raises(ModelRefused, match="there is no file"):
+        load_model(str(tmp_path / "missing.gguf"))
+    with pytest.raises(ModelRefused, match=r"there is no file owner/missing\.gguf in"):
+        load_model("owner/missing.gguf")
+    with pytest.raises(ModelRefused, match=r"has no config.json; .* name the file: .*m\.gguf"):
+        load_model(tiny.parent)
+
+
+def test_each_family_that_is_served_is_tested():
+    assert {CONFIGS[name].model_type for name, _ in SERVED} == set(gguf_loader.FAMILIES)
