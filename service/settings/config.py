@@ -217,12 +217,12 @@ class Settings(EngineSettings):
 
     @property
     def model_source(self) -> str:
-        """The model to load: the folder or name that was set, or the embedded model."""
+        """The model to load: the folder, file or name that was set, or the embedded model."""
         return self.model if self.model is not None else str(EMBEDDED_MODEL)
 
     @property
     def model_name(self) -> str:
-        """The served name: as set, or the last part of the model's folder or name."""
+        """The served name: as set, or the last part of the model's folder, file or name."""
         return self.served_model_name or Path(self.model_source).name
 
     @property

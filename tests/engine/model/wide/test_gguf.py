@@ -176,7 +176,7 @@ REFUSED = {
     ),
     "a number of heads that no size fits": (
         {"more": {"llama.attention.head_count": (1 << 32) - 1}},
-        "is not usable: Class validation error for validator 'validate_architecture': The hidden",
+        "The hidden size (64) is not a multiple of the number of attention heads",
     ),
     "another number of heads than the tensors have": (
         {"more": {"llama.attention.head_count": 32}},

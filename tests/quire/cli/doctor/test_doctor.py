@@ -96,6 +96,23 @@ def test_doctor_takes_an_empty_name_for_no_model_as_a_worker_does(quire, monkeyp
     assert code == 1 and "fail  model: its name is empty\n" in out
 
 
+def test_doctor_checks_a_gguf_file(quire, tmp_path, monkeypatch):
+    file = tmp_path / "m.gguf"
+    code, out, _ = quire("doctor", "--no-torch", "--model", str(file))
+    assert code == 1 and f"fail  model: {file} cannot be read: No such file" in out
+    file.write_bytes(b"<html>")
+    code, out, _ = quire("doctor", "--no-torch", "--model", str(file))
+    assert code == 1 and f"fail  model: {file} is not a GGUF file\n" in out
+    file.write_bytes(b"GGUF" + bytes(2_000_000))
+    monkeypatch.setattr("quire.cli.doctor.GGUF_LIBRARIES", ("json",))
+    found = quire("doctor", "--no-torch", "--model", str(file))[1]
+    assert f"ok    model: {file}, 2.0 MB, dequantized when a worker loads it\n" in found
+    monkeypatch.setattr("quire.cli.doctor.GGUF_LIBRARIES", ("not_installed_here",))
+    found = quire("doctor", "--no-torch", "--model", str(file))[1]
+    assert "warn  model: " in found and "not_installed_here is not installed" in found
+    assert "pip install -c constraints.txt -e '.[gguf]'" in found
+
+
 def test_doctor_counts_no_worker_that_has_ended(quire, real_broker):
     real_broker.beat_worker("draining-1", "draining", {})
     for state in ("stopped", "failed"):
