@@ -37,7 +37,7 @@ INSTALL := $(BIN)/python -m pip install --quiet
 VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check release-check sbom docs pre-commit lint types imports format requests bench bench-peers bench-neighbours profile bench-protocol bench-gateway bench-scheduling bench-scheduler soak soak-service modelcheck sim fuzz chaos up down clean check-native test-gpu bench-gpu
+.PHONY: help env demo test check release-check sbom docs pre-commit lint types imports format requests bench bench-peers bench-neighbours profile bench-protocol bench-gateway bench-scheduling bench-scheduler soak soak-service fetch-model modelcheck sim fuzz chaos up down clean check-native test-gpu bench-gpu
 
 help: ## print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -126,6 +126,9 @@ test-gpu: $(if $(GPU_PYTHON),,$(VENV)/dev.installed) ## what only a GPU can show
 
 bench-gpu: $(if $(GPU_PYTHON),,$(VENV)/demo.installed) ## steps against the device's limits; without a GPU it says so (GPU_PYTHON=python3, BENCH_JSON=file)
 	$(or $(GPU_PYTHON),$(BIN)/python) -m benchmarks.bench_gpu $(if $(BENCH_JSON),--json $(BENCH_JSON)) $(ARGS)
+
+fetch-model: $(VENV)/dev.installed ## fetch a real model of 98 MB as a GGUF file, checked, into the cache; tests use it if it is there
+	$(BIN)/python -m tests.models.fetch_smollm2
 
 modelcheck: $(VENV)/dev.installed ## explore every state of the protocol's model, and its controls
 	$(BIN)/python -m tests.simulation.modelcheck

@@ -1,0 +1,200 @@
+"""A real model from a GGUF file: every way to compute a chat gives the tokens of `generate`.
+
+Needs the file of `make fetch-model`, or another copy that QUIRE_TEST_SMOLLM2 names.
+"""
+
+import json
+import re
+
+import jsonschema
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from quire.wire.constraints import Constraint
+from service.constraints.grammars import CompiledGrammars, load_grammars
+from service.model.text import ModelTokenizer
+from tests.engine.model.builders import generate, make_request, make_runner
+from tests.models.fetch_smollm2 import VARIABLE, file_at_hand
+from tests.models.smollm2_chats import CHATS
+
+FILE = file_at_hand()
+pytestmark = [
+    pytest.mark.skipif(
+        FILE is None, reason=f"SmolLM2 is not at hand: run `make fetch-model`, or set {VARIABLE}"
+    ),
+    pytest.mark.timeout(1500),
+]
+
+#: Of each answer; some end earlier.
+NUM_TOKENS = 10
+#: The longest chat needs 25 blocks of 16 tokens; with so few blocks requests are preempted.
+SCARCE_BLOCKS = 40
+#: Two logits that differ by less may swap when additions are ordered differently.
+NEAR_TIE = 1e-3
+
+
+class Subject:
+    """The served model, its tokenizer, the chats as prompts, and what transformers generates."""
+
+    def __init__(self) -> None:
+        assert FILE is not None
+        self.runner = make_runner(FILE, block_size=16, num_blocks=400, num_host_blocks=64)
+        self.tokenizer = ModelTokenizer.load(str(FILE))
+        self.prompts = [self.tokenizer.encode_chat(chat, created_ms=0).token_ids for chat in CHATS]
+        model = AutoModelForCausalLM.from_pretrained(
+            str(FILE.parent), gguf_file=FILE.name, dtype=torch.float32
+        )
+        self.expected = {
+            str(index): generated(model, prompt) for index, prompt in enumerate(self.prompts)
+        }
+
+    def requests(self, *, published: int = 0):
+        return [
+            make_request(
+                str(index),
+                prompt,
+                output=self.expected[str(index)][:published],
+                max_tokens=NUM_TOKENS,
+                ignore_eos=False,
+            )
+            for index, prompt in enumerate(self.prompts)
+            if len(self.expected[str(index)]) > published
+        ]
+
+
+@torch.inference_mode()
+def generated(model, prompt: list[int]) -> list[int]:
+    """The greedy answer, up to its end token; no two tokens may be nearly as likely."""
+    output = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        max_new_tokens=NUM_TOKENS,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    tokens = output.sequences[0, len(prompt) :].tolist()
+    for index, logits in enumerate(output.logits):
+        first, second = logits[0].topk(2).values.tolist()
+        assert first - second > NEAR_TIE, f"a near-tie at token {index} after {prompt[:40]}"
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def subject():
+    return Subject()
+
+
+def test_thirty_different_chats_have_different_answers(subject):
+    assert len(CHATS) == 30
+    assert len({tuple(tokens) for tokens in subject.expected.values()}) > 25
+    assert min(map(len, subject.prompts)) < 40 < 300 < max(map(len, subject.prompts))
+
+
+def test_alone_each_answer_is_that_of_generate(subject):
+    for request in subject.requests():
+        found = generate(subject.runner, [request]).tokens[request.request_id]
+        assert found == subject.expected[request.request_id], CHATS[int(request.request_id)]
+
+
+def test_batched_is_alone(subject):
+    assert generate(subject.runner, subject.requests()).tokens == subject.expected
+
+
+def test_preempted_is_undisturbed(subject):
+    found = generate(
+        subject.runner,
+        subject.requests(),
+        num_blocks=SCARCE_BLOCKS,
+        preemption_mode="recompute",
+        enable_prefix_caching=False,
+    )
+    assert found.snapshot.preemptions_recompute > 0
+    assert found.tokens == subject.expected
+
+
+@pytest.mark.parametrize("published", [1, 6])
+def test_resumed_is_uninterrupted(subject, published):
+    found = generate(subject.runner, subject.requests(published=published)).tokens
+    for name, tokens in found.items():
+        assert tokens == subject.expected[name][published:]
+
+
+def test_the_wide_path_gives_the_same(subject):
+    wide = make_runner(FILE, block_size=16, num_blocks=400, num_host_blocks=64, model_path="wide")
+    assert generate(wide, subject.requests()).tokens == subject.expected
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 130},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+PATTERN = r"[A-Z][a-zäöüß]{2,12} (ist|est) \d{2,4}\."
+CHOICE = ("Vienna is it", "Vienna, I think", "日本の東京", "no 🌤️ answer")
+
+
+def constrained(subject, kind: str, value) -> list[str]:
+    """The texts of some chats under one constraint, each the same batched and alone."""
+    facts = subject.runner.config_facts
+    grammars = load_grammars(
+        subject.tokenizer.backend, vocab_size=facts.vocab_size, eos_token_ids=facts.eos_token_ids
+    )
+    assert isinstance(grammars, CompiledGrammars), grammars
+
+    def request(index: int):
+        made = make_request(str(index), subject.prompts[index], max_tokens=60, ignore_eos=False)
+        made.constraint = grammars.constraint(Constraint(kind, value, f"body.{kind}"), ())
+        return made
+
+    some = range(0, len(CHATS), 10)
+    together = generate(subject.runner, [request(index) for index in some]).tokens
+    for index in some:
+        assert generate(subject.runner, [request(index)]).tokens == {
+            str(index): together[str(index)]
+        }
+    decode = subject.tokenizer.backend.decode
+    return [decode(tokens, skip_special_tokens=True) for tokens in together.values()]
+
+
+def test_a_schema_holds_with_its_vocabulary(subject):
+    for text in constrained(subject, "json_schema", SCHEMA):
+        jsonschema.validate(json.loads(text), SCHEMA)
+
+
+def test_a_regex_holds_with_its_vocabulary(subject):
+    for text in constrained(subject, "regex", PATTERN):
+        assert re.fullmatch(PATTERN, text), text
+
+
+def test_a_choice_holds_with_its_vocabulary(subject):
+    assert set(constrained(subject, "choice", CHOICE)) <= set(CHOICE)
+
+
+def test_a_stop_string_over_the_border_of_two_tokens_ends_the_text_before_it(subject):
+    stopped = 0
+    for index, prompt in enumerate(subject.prompts[:10]):
+        tokens = subject.expected[str(index)]
+        whole = subject.tokenizer.backend.decode(tokens, skip_special_tokens=True)
+        pieces = [subject.tokenizer.text_of(token) for token in tokens]
+        if len(pieces) < 5 or not (pieces[3] and pieces[4]):
+            continue
+        stop = pieces[3][-1] + pieces[4][0]
+        request = make_request(
+            str(index), prompt, max_tokens=NUM_TOKENS, ignore_eos=False, stop=(stop,)
+        )
+        request.text = subject.tokenizer.text_stream(request.sampling, prompt=prompt)
+        found = generate(subject.runner, [request]).tokens[str(index)]
+        assert tokens[: len(found)] == found
+        replayed = subject.tokenizer.text_stream(request.sampling, prompt=prompt)
+        for token in found:
+            replayed.append(token)
+        assert replayed.take_text(final=True) == whole[: whole.index(stop)]
+        assert len(found) < len(tokens)
+        stopped += 1
+    assert stopped >= 5

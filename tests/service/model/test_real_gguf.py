@@ -1,0 +1,55 @@
+"""`python -m service --model <file>.gguf`: a real worker answers chats, whoever is killed."""
+
+import signal
+
+import pytest
+
+from quire.client.client import Client
+from tests.engine.model.gguf_files import tiny_model, write_gguf
+from tests.models.fetch_smollm2 import VARIABLE, file_at_hand
+from tests.service.builders import Queue, WorkerProcess
+
+pytestmark = pytest.mark.processes
+
+CHAT = [{"role": "user", "content": "Tell me how a lighthouse works, in five sentences."}]
+SMOLLM2 = file_at_hand()
+
+
+def gguf_worker(queue: Queue, file) -> WorkerProcess:
+    flags = ("--model", str(file), "--dtype", "float32", "--device", "cpu")
+    return WorkerProcess(queue.url, queue.name, *flags, module="service")
+
+
+def test_a_worker_serves_a_chat_from_a_file(queue: Queue, tmp_path):
+    file = write_gguf(tiny_model("llama"), tmp_path / "tiny.gguf")
+    sampling = {"max_tokens": 20, "temperature": 0.0, "ignore_eos": True}
+    with Client(queue.url, queue=queue.name) as client, gguf_worker(queue, file):
+        answer = client.submit(messages=CHAT, sampling=sampling).result(timeout=60)
+        again = client.submit(messages=CHAT, sampling=sampling).result(timeout=60)
+    assert len(answer.token_ids) == 20
+    assert answer.token_ids == again.token_ids
+    assert answer.model == "tiny.gguf"
+
+
+@pytest.mark.skipif(
+    SMOLLM2 is None, reason=f"SmolLM2 is not at hand: run `make fetch-model`, or set {VARIABLE}"
+)
+@pytest.mark.timeout(600)
+def test_a_worker_killed_in_mid_sentence_leaves_the_same_answer(queue: Queue):
+    sampling = {"max_tokens": 150, "temperature": 0.8, "seed": 11, "ignore_eos": True}
+    with Client(queue.url, queue=queue.name) as client:
+        handle = client.submit(messages=CHAT, sampling=sampling)
+        with gguf_worker(queue, SMOLLM2) as worker:
+            worker.wait_until_ready()
+            queue.wait_for_tokens(handle.request_id, 20)
+            worker.signal(signal.SIGKILL)
+            worker.wait()
+        assert 20 <= queue.published(handle.request_id) < 150
+        with gguf_worker(queue, SMOLLM2):
+            interrupted = handle.result(timeout=300)
+            undisturbed = client.submit(messages=CHAT, sampling=sampling).result(timeout=300)
+    assert (interrupted.resumes, undisturbed.resumes) == (1, 0)
+    assert interrupted.token_ids == undisturbed.token_ids
+    assert interrupted.text == undisturbed.text
+    assert not interrupted.resumed_fingerprint_changed
+    print(f"\nresumed answer, {len(interrupted.token_ids)} tokens: {interrupted.text!r}")
