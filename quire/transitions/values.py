@@ -45,7 +45,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """By what the requests that wait are ranked; see `engine.scheduling.policy`.
+    """How waiting requests are ranked; see `engine.scheduling.policy`.
 
     `aging_ms`: what a class, or the largest size, is worth of waiting. `size_scale`: the tokens,
     prompt and answer together, that count as the largest size.
@@ -359,9 +359,9 @@ LAST_STATES = ("stopped", "failed")
 class WorkerInfo:
     """What a worker last wrote into the registry, `seen_seconds` ago on the broker's clock.
 
-    `model` is what it serves, empty where it does not say so. `adapters` are those it has of that
-    model, by name; the fingerprint of each tells its revisions apart. `policy` is by what it orders
-    requests, with its settings; empty where it does not say so.
+    `model` is the model that it serves, and `policy` the order in which it takes requests; both are
+    empty if an older worker does not tell them. `adapters` are the adapters of that model by name;
+    the fingerprint of each tells its revisions apart.
     """
 
     name: str

@@ -20,22 +20,22 @@ from service.model.served import ServedModel
 from service.outgoing.completions import Origin
 from service.settings.logs import trace_ids
 
-#: Seconds by which the broker's clock must have moved against ours to be taken for another one.
+#: The broker's clock counts as another one after it moved so many seconds against ours.
 CLOCK_STEP_SECONDS = 1.0
 
 
 class QueueClock:
     """Turns arrivals, in microseconds of the broker's clock, into readings of ours.
 
-    By one offset for all requests: if each was measured anew, requests that arrived within the
-    error of that measurement would change places. A clock that was set anew gets another offset.
+    All requests have the same offset. If each one had its own, two requests that arrived within the
+    error of its measurement could change their order. Only a step of a clock gives a new offset.
     """
 
     def __init__(self) -> None:
         self._offset: float | None = None
 
     def reading(self, arrival_us: int, *, now_ms: int, received: float) -> float:
-        """`now_ms` and `received` are the same moment on either clock, but for a round trip."""
+        """The arrival on our clock. `now_ms` and `received` are one moment on both clocks."""
         offset = received - now_ms / 1000
         if self._offset is None or abs(offset - self._offset) > CLOCK_STEP_SECONDS:
             self._offset = offset

@@ -159,7 +159,7 @@ class Parts:
         return settings.model_name, adapters
 
     def _policy(self) -> str:
-        """By what the worker orders requests, as the worker registry shows it."""
+        """The policy of this worker, as the worker registry shows it."""
         return str(self._served.queue_policy) if self._served else ""
 
     def _load(self) -> dict[str, float]:
