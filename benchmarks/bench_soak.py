@@ -23,6 +23,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,12 @@ def make_request(index: int, seed: int, now: float) -> Soaked:
     return Soaked(request, expected, published, abort_at_step)
 
 
+def ticking(start: int) -> Callable[[], float]:
+    """A clock for one step, which moves a little with each reading: so steps take time."""
+    readings = count()
+    return lambda: start + next(readings) / 1024
+
+
 @dataclass(slots=True)
 class Soak:
     """Keeps an engine full until all requests have ended; each step is a second of its clock."""
@@ -139,7 +146,7 @@ class Soak:
             self._fill()
             self._abort_some()
             self.step += 1
-            for output in self.engine.step(lambda: float(self.step)):
+            for output in self.engine.step(ticking(self.step)):
                 self._take(output)
             while next_stop <= self.num_finished and next_stop <= self.num_requests:
                 yield next_stop
