@@ -58,7 +58,6 @@ WORKER_FLAGS = {
     "claim-batch": "64",
     "num-blocks": "96",
     "num-host-blocks": "32",
-    "swap-min-tokens": "48",
     "http-port": "0",
     "log-level": "warning",
 }

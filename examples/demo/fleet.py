@@ -22,7 +22,7 @@ LEASE_SECONDS = 3.0
 #: blocks let prompts of a few words share their beginnings.
 WORKER_FLAGS = (
     *("--block-size", "8", "--num-blocks", "320", "--num-host-blocks", "160"),
-    *("--max-num-seqs", "24", "--max-num-batched-tokens", "192", "--swap-min-tokens", "32"),
+    *("--max-num-seqs", "24", "--max-num-batched-tokens", "192"),
     *(
         "--lease-seconds",
         str(LEASE_SECONDS),

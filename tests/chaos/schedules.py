@@ -30,7 +30,7 @@ LEASE_SECONDS = 1.0
 FAKE_FLAGS = (
     *("--block-seconds", "0.05", "--drain-seconds", "0.2", "--claim-batch", "3"),
     *("--max-num-seqs", "5", "--num-blocks", "72", "--num-host-blocks", "24"),
-    *("--swap-min-tokens", "32", "--check-invariants", "--served-model-name", "fake"),
+    *("--check-invariants", "--served-model-name", "fake"),
 )
 REAL_FLAGS = (
     *("--block-seconds", "0.05", "--drain-seconds", "0.2", "--claim-batch", "3"),
