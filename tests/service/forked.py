@@ -26,6 +26,8 @@ IMPORTS = (
 THREADS = {"OMP_NUM_THREADS": "1"}
 
 _context = multiprocessing.get_context("forkserver")
+#: The fork server that this module started, if any.
+_server_pid: int | None = None
 
 
 class ForkedProgram:
@@ -67,12 +69,21 @@ class ForkedProgram:
 
 
 def _start_server() -> None:
-    """Without effect once it runs."""
+    """Without effect once it runs.
+
+    A process has one fork server. One that other tests have started lacks our imports, so it is
+    replaced; the processes that it started continue.
+    """
+    global _server_pid
+    server = forkserver._forkserver
+    if server._forkserver_pid is not None and server._forkserver_pid != _server_pid:
+        server._stop()
     before = {name: os.environ.get(name) for name in THREADS}
     os.environ.update(THREADS)
     try:
         _context.set_forkserver_preload(list(IMPORTS))
         forkserver.ensure_running()
+        _server_pid = server._forkserver_pid
     finally:
         for name, value in before.items():
             if value is None:

@@ -1,9 +1,11 @@
 """Programs that are forked with their imports behave like programs that are started."""
 
 import json
+import multiprocessing
 import os
 import signal
 import sys
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -67,3 +69,14 @@ def test_the_process_that_starts_it_is_left_as_it_was(start):
     before = dict(os.environ), Path.cwd(), list(sys.argv)
     start("0").wait(PATIENCE_SECONDS)
     assert (dict(os.environ), Path.cwd(), list(sys.argv)) == before
+
+
+def test_a_server_that_other_tests_have_started_is_replaced(start):
+    program = start("0")
+    program.wait(PATIENCE_SECONDS)
+    forkserver._forkserver._stop()
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["json"])
+    forkserver.ensure_running()
+    _, has_torch = start("3").stderr.read().splitlines()
+    assert has_torch == "True"
