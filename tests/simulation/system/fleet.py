@@ -109,6 +109,8 @@ class Fleet:
         if slot.is_running or not self.is_open:
             return
         slot.process = Process(slot.name)
+        # Until the new process has begun, nothing of the former one counts as ready.
+        slot.worker = slot.served = None
         slot.device_fails = False
         self._timeline.spawn(slot.process, "main", partial(self._live, slot, slot.process))
 
@@ -128,7 +130,6 @@ class Fleet:
         self.is_open = False
 
     def _live(self, slot: Slot, process: Process) -> None:
-        slot.worker = slot.served = None
         settings = settings_of(self._plan).model_copy(update={"worker_name": slot.name})
         connect: Callable[..., Any] = lambda *_, **__: SimulatedConnection.to(self._network)  # noqa: E731
         slot.worker = Worker(settings, load=partial(self._load, slot), connect=connect)
