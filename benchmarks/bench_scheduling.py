@@ -225,7 +225,7 @@ def bench_preemption(bench: Bench, *, turn: int) -> Record:
 
 
 def _preempted(engine: Engine, victim: Job, urgent: Job) -> tuple[float, Tokens]:
-    """Seconds and tokens of both, where the urgent one arrives in the victim's tenth step."""
+    """Seconds and tokens of both; the urgent one arrives when the victim has half of its tokens."""
     tokens: Tokens = {}
     began = time.perf_counter()
     request = request_of("victim", victim, arrival=began)

@@ -23,16 +23,8 @@ LEASE_SECONDS = 3.0
 WORKER_FLAGS = (
     *("--block-size", "8", "--num-blocks", "320", "--num-host-blocks", "160"),
     *("--max-num-seqs", "24", "--max-num-batched-tokens", "192"),
-    *(
-        "--lease-seconds",
-        str(LEASE_SECONDS),
-        "--drain-seconds",
-        "10",
-        "--http-port",
-        "0",
-        "--claim-batch",
-        "8",
-    ),
+    *("--lease-seconds", str(LEASE_SECONDS), "--drain-seconds", "10"),
+    *("--http-port", "0", "--claim-batch", "8"),
 )
 
 
