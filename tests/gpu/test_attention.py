@@ -37,7 +37,7 @@ def needs_of(shape, *, has_window=True) -> AttentionNeeds:
     heads, kv_heads, dim = shape
     return AttentionNeeds(
         heads=heads, kv_heads=kv_heads, key_dim=dim, value_dim=dim, has_window=has_window,
-        has_softcap=False,
+        has_softcap=False, has_sinks=False,
     )  # fmt: skip
 
 

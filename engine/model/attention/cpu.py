@@ -75,6 +75,7 @@ class _CpuStep:
         scaling: float,
         sliding_window: int | None = None,
         softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         kv_heads = key_cache.shape[1]
         output = query.new_empty(*query.shape[:2], value_cache.shape[-1])
@@ -86,6 +87,7 @@ class _CpuStep:
                 bias=group.bias,
                 scaling=scaling,
                 softcap=softcap,
+                sinks=None if sinks is None else _fold_sinks(sinks, group, kv_heads),
             )
             output[group.tokens] = _unfold(attended, group)
         return output
@@ -205,6 +207,11 @@ def _fold(query: torch.Tensor, group: _Group, kv_heads: int) -> torch.Tensor:
     if group.is_chunk:
         return query.transpose(0, 1).unsqueeze(0)
     return query.view(group.num_rows, kv_heads, -1, query.shape[-1])
+
+
+def _fold_sinks(sinks: torch.Tensor, group: _Group, kv_heads: int) -> torch.Tensor:
+    """Reshape [heads] to [heads, queries or 1, 1], as `_fold` does with the queries."""
+    return sinks.view(kv_heads if not group.is_chunk else len(sinks), -1, 1)
 
 
 def _unfold(attended: torch.Tensor, group: _Group) -> torch.Tensor:

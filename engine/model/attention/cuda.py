@@ -10,8 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.model.attention.interface import AttentionMetadata, AttentionUnavailable, StepAttention
-from engine.model.attention.varlen import Varlen, find_varlen, grouping, window_of
+from engine.model.attention.interface import AttentionMetadata, StepAttention
+from engine.model.attention.varlen import (
+    Varlen,
+    find_varlen,
+    grouping,
+    refuse_options,
+    window_of,
+)
 from engine.model.device.transfer import to_device
 
 #: Parameters that the function must have.
@@ -95,11 +101,9 @@ class _VarlenStep:
         scaling: float,
         sliding_window: int | None = None,
         softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if softcap is not None:
-            raise AttentionUnavailable(
-                "the attention backend 'cuda' does not support capped scores"
-            )
+        refuse_options("cuda", softcap=softcap, sinks=sinks)
         # The function's pages are [slots, kv_heads, dim]; only the last dimension must be
         # contiguous.
         attended: torch.Tensor = self.varlen(

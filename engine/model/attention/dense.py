@@ -1,7 +1,13 @@
 """Dense attention, shared by backends that use torch operations. Knows no block tables."""
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as functional
+
+#: The most scores that are in memory at once where torch's fused kernels cannot be used, unless one
+#: query has more: a chunk of 256 tokens over a context of 100,000 would have gigabytes of them.
+MAX_SCORES = 1 << 23
 
 
 def visible(
@@ -36,14 +42,18 @@ def attend(
     bias: torch.Tensor | None,
     scaling: float,
     softcap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attention of [batch, heads, queries, dim] to [batch, kv_heads, keys, dim].
 
     `bias` is added to the scores. Without a bias the attention is causal, and queries and keys must
-    belong to the same tokens.
+    belong to the same tokens. `sinks` expand to [batch, heads, queries, 1]; they are scores without
+    values (see `engine.model.attention.interface.StepAttention`).
     """
-    if softcap is not None:
-        return _attend_capped(query, key, value, bias=bias, scaling=scaling, softcap=softcap)
+    if softcap is not None or sinks is not None:
+        return _attend_unfused(
+            query, key, value, bias=bias, scaling=scaling, softcap=softcap, sinks=sinks
+        )
     return functional.scaled_dot_product_attention(
         query,
         key,
@@ -55,27 +65,47 @@ def attend(
     )
 
 
-def _attend_capped(
+def _attend_unfused(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     *,
     bias: torch.Tensor | None,
     scaling: float,
-    softcap: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """`attend` with capped scores, which torch's fused kernels lack; the softmax is in float32."""
+    """`attend` with capped scores or sinks, which torch's fused kernels lack."""
     batch, heads, queries, _ = query.shape
-    groups = heads // key.shape[1]
+    kv_heads, keys = key.shape[1:3]
+    groups = heads // kv_heads
     if bias is None:
         positions = torch.arange(queries, device=query.device)
         bias = additive(visible(positions, positions, None), query.dtype)
-    if groups > 1:
-        # Fold the query heads of one key head into the query axis, so that no key is copied.
-        query = query.reshape(batch, heads // groups, groups * queries, -1)
-        bias = bias.expand(*bias.shape[:-2], queries, -1)
-        bias = torch.cat([bias] * groups, dim=-2)
-    scores = torch.matmul(query, key.transpose(-1, -2)) * scaling
-    scores = torch.tanh(scores / softcap) * softcap + bias
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    return torch.matmul(weights, value).reshape(batch, heads, queries, -1)
+    # Fold the query heads of one key head into the query axis, so that no key is copied.
+    query = query.reshape(batch, kv_heads, groups * queries, -1)
+    bias = torch.cat([bias.expand(*bias.shape[:-2], queries, keys)] * groups, dim=-2)
+    if sinks is not None:
+        sinks = sinks.expand(batch, heads, queries, 1).reshape(batch, kv_heads, -1, 1)
+    attended = []
+    for rows in _slices(groups * queries, max(1, MAX_SCORES // (batch * kv_heads * keys))):
+        scores = torch.matmul(query[:, :, rows], key.transpose(-1, -2)) * scaling
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        weights = _softmax(
+            scores + bias[..., rows, :], None if sinks is None else sinks[:, :, rows]
+        )
+        attended.append(torch.matmul(weights.to(query.dtype), value))
+    return torch.cat(attended, dim=2).reshape(batch, heads, queries, -1)
+
+
+def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """The softmax over the keys, and over the sink [..., 1] if there is one, in float32."""
+    if sinks is None:
+        return torch.softmax(scores, dim=-1, dtype=torch.float32)
+    joined = torch.cat([scores.float(), sinks.float()], dim=-1)
+    return torch.softmax(joined, dim=-1)[..., :-1]
+
+
+def _slices(size: int, most: int) -> Iterator[slice]:
+    return (slice(first, min(first + most, size)) for first in range(0, size, most))

@@ -10,8 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.model.attention.interface import AttentionMetadata, AttentionUnavailable, StepAttention
-from engine.model.attention.varlen import Varlen, find_varlen, grouping, window_of
+from engine.model.attention.interface import AttentionMetadata, StepAttention
+from engine.model.attention.varlen import (
+    Varlen,
+    find_varlen,
+    grouping,
+    refuse_options,
+    window_of,
+)
 from engine.model.device.transfer import to_device
 
 #: Parameters that the function must have.
@@ -77,11 +83,9 @@ class _GatheredStep:
         scaling: float,
         sliding_window: int | None = None,
         softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if softcap is not None:
-            raise AttentionUnavailable(
-                "the attention backend 'cuda-gathered' does not support capped scores"
-            )
+        refuse_options("cuda-gathered", softcap=softcap, sinks=sinks)
         attended = [
             self.varlen(
                 query[one.tokens].contiguous(),

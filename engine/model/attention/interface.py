@@ -65,6 +65,7 @@ class StepAttention(Protocol):
         scaling: float,
         sliding_window: int | None = None,
         softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Causal attention of every token of the step through the block tables.
 
@@ -80,6 +81,8 @@ class StepAttention(Protocol):
             sliding_window: a token sees itself and the `sliding_window - 1` tokens before it; None
                 for all.
             softcap: scores become `softcap * tanh(score / softcap)` before masking.
+            sinks: [heads], a score for each query head that takes part in the softmax but has no
+                value, so that the weights of the keys sum to less than one.
 
         Returns:
             [tokens, heads, value_dim], contiguous.
@@ -144,7 +147,7 @@ class AttentionNeeds:
     Args:
         heads: number of query heads. This and the other sizes are those of the layer with the
             largest queries.
-        has_window, has_softcap: whether any layer has one.
+        has_window, has_softcap, has_sinks: whether any layer has one.
     """
 
     heads: int
@@ -153,3 +156,4 @@ class AttentionNeeds:
     value_dim: int
     has_window: bool
     has_softcap: bool
+    has_sinks: bool

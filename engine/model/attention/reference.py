@@ -37,6 +37,7 @@ class _ReferenceStep:
         scaling: float,
         sliding_window: int | None = None,
         softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         metadata = self.metadata
         outputs = []
@@ -56,6 +57,7 @@ class _ReferenceStep:
                     bias=additive(mask, query.dtype),
                     scaling=scaling,
                     softcap=softcap,
+                    sinks=None if sinks is None else sinks[:, None, None],
                 )
             outputs.append(attended[0].transpose(0, 1))
         return torch.cat(outputs)

@@ -7,6 +7,7 @@ never trusted because of a version number.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +31,13 @@ CHECKED_DECODES = ((1, 1), (1, 33), (1, 700), (1, 16), (1, 2600), (1, 129))
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 #: Needs for a check without a model.
 ANY_NEEDS = AttentionNeeds(
-    heads=6, kv_heads=2, key_dim=64, value_dim=64, has_window=True, has_softcap=True
+    heads=6,
+    kv_heads=2,
+    key_dim=64,
+    value_dim=64,
+    has_window=True,
+    has_softcap=True,
+    has_sinks=True,
 )
 #: Exceptions of libraries for unsupported shapes, types or devices.
 _REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError, AttentionUnavailable)
@@ -67,20 +74,19 @@ def self_check(
     if not backend.reads_unwritten_slots:
         for cache in (key_cache, value_cache):
             _spoil_unwritten(cache, metadata)
-    for window, softcap in _options(needs):
+    sinks = random(needs.heads)
+    for window, softcap, has_sinks in _options(needs):
+        options = {
+            "sliding_window": window,
+            "softcap": softcap,
+            "sinks": sinks if has_sinks else None,
+        }
 
-        def attend(
-            one: AttentionBackend, window: int | None = window, softcap: float | None = softcap
-        ) -> torch.Tensor:
+        def attend(one: AttentionBackend, options: dict[str, Any] = options) -> torch.Tensor:
             with torch.inference_mode():
-                return one.prepare(metadata)(
-                    query,
-                    key_cache,
-                    value_cache,
-                    scaling=needs.key_dim**-0.5,
-                    sliding_window=window,
-                    softcap=softcap,
-                ).float()
+                step = one.prepare(metadata)
+                scaling = needs.key_dim**-0.5
+                return step(query, key_cache, value_cache, scaling=scaling, **options).float()
 
         expected = attend(ReferenceAttention())
         try:
@@ -93,7 +99,7 @@ def self_check(
         if not error <= TOLERANCES[dtype]:
             raise AttentionCheckFailed(
                 f"attention backend {backend.name!r} is off by {error:.1e} in {dtype} on {device} "
-                f"(window {window}, softcap {softcap})"
+                f"(window {window}, softcap {softcap}, {'with' if has_sinks else 'no'} sinks)"
             )
 
 
@@ -140,13 +146,17 @@ def _spoil_unwritten(cache: torch.Tensor, metadata: AttentionMetadata) -> None:
         cache[block, :, end:] = torch.nan
 
 
-def _options(needs: AttentionNeeds) -> Iterator[tuple[int | None, float | None]]:
-    """The pairs (window, softcap) to compare."""
-    yield None, None
+def _options(needs: AttentionNeeds) -> Iterator[tuple[int | None, float | None, bool]]:
+    """The combinations of window, softcap and sinks to compare."""
+    yield None, None, False
     if needs.has_window:
-        yield 9, None
+        yield 9, None, False
     if needs.has_softcap:
-        yield None, 20.0
+        yield None, 20.0, False
+    if needs.has_sinks:
+        yield None, None, True
+        if needs.has_window:
+            yield 9, None, True
 
 
 def _metadata(

@@ -61,11 +61,13 @@ class _TritonStep:
         scaling: float,
         sliding_window: int | None = None,
         softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if softcap is not None or value_cache.shape[-1] != query.shape[-1]:
+        is_plain = softcap is None and sinks is None
+        if not is_plain or value_cache.shape[-1] != query.shape[-1]:
             raise AttentionUnavailable(
-                "the Triton kernels support neither capped scores nor keys and values of "
-                "different widths"
+                "the Triton kernels support neither capped scores, nor sinks, nor keys and values "
+                "of different widths"
             )
         try:
             return self._attend(

@@ -35,6 +35,17 @@ def find_varlen(options: Collection[str]) -> Varlen:
     return found
 
 
+def refuse_options(name: str, *, softcap: float | None, sinks: torch.Tensor | None) -> None:
+    """Refuse the options of a layer that torch's function does not have.
+
+    Raises:
+        AttentionUnavailable: the message has the backend's `name` and the option.
+    """
+    for option, value in (("capped scores", softcap), ("sinks", sinks)):
+        if value is not None:
+            raise AttentionUnavailable(f"the attention backend {name!r} does not support {option}")
+
+
 def grouping(varlen: Varlen, query: torch.Tensor, kv_heads: int) -> dict[str, bool]:
     """The option for grouped query heads, which only some releases have and need."""
     grouped = query.shape[1] != kv_heads

@@ -25,6 +25,7 @@ from engine.model.device.kv_pool import LayerShape
 from engine.model.wide.transformers_model import (
     ATTENTION_NAME,
     PROBE_NAME,
+    SINKS_OPTION,
     AttentionLayer,
     TransformersModel,
     attention_handler,
@@ -43,7 +44,7 @@ MAX_PROBED_POSITION = 1 << 20
 NUM_SAMPLED_KEYS = 1 << 16
 
 #: Options of an attention call that this engine computes ...
-HONOURED_OPTIONS = frozenset({"scaling", "sliding_window", "softcap"})
+HONOURED_OPTIONS = frozenset({"scaling", "sliding_window", "softcap", SINKS_OPTION})
 #: ... and options that do not change the result here: there is no dropout, `is_causal` is checked
 #: separately, and the others describe packing for other kernels or request additional outputs.
 HARMLESS_OPTIONS = frozenset(
@@ -183,8 +184,14 @@ class _Recorder:
         self._check_options(name, options)
         shape = LayerShape(key.shape[1], key.shape[-1], value.shape[-1])
         window = self._window(name, mask, options.get("sliding_window"))
+        softcap, sinks = options.get("softcap"), options.get(SINKS_OPTION)
+        if sinks is not None and sinks.shape != query.shape[1:2]:
+            raise ModelRefused(
+                f"{name} has sinks of the shape {list(sinks.shape)}; only one sink for each query "
+                "head is served"
+            )
         self.layers.append(
-            AttentionLayer(module, shape, window, query.shape[1], options.get("softcap"))
+            AttentionLayer(module, shape, window, query.shape[1], softcap, sinks is not None)
         )
         return attend(
             query,
@@ -192,7 +199,8 @@ class _Recorder:
             value,
             bias=mask,
             scaling=scaling_of(options, query),
-            softcap=options.get("softcap"),
+            softcap=softcap,
+            sinks=None if sinks is None else sinks[:, None, None],
         ).transpose(1, 2)
 
     @staticmethod

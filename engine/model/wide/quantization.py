@@ -50,6 +50,13 @@ PARTS = re.compile(
     r"|input_global_scale|codebooks|scales|qscales?|W_q|q_scale|scale_inv)$"
 )
 ADVICE = "use the checkpoint whose weights are not quantized (float32, float16 or bfloat16)"
+#: Advice for methods whose checkpoints usually have no other form.
+ADVICE_OF = {
+    "mxfp4": (
+        "load it in transformers with quantization_config=Mxfp4Config(dequantize=True), save it "
+        "with save_pretrained(folder, save_original_format=False), and serve that folder"
+    )
+}
 
 
 def refuse_quantized_config(config: Mapping[str, Any]) -> None:
@@ -62,7 +69,9 @@ def refuse_quantized_config(config: Mapping[str, Any]) -> None:
         ModelRefused: the message names the field, its method, and what to use instead.
     """
     for path, note in _notes(config, ()):
-        raise _refused(f"config.json describes quantized weights ({path}{_method(note)})")
+        method = _method(note)
+        named = f"{path}: {method}" if method else path
+        raise _refused(f"config.json describes quantized weights ({named})", method)
 
 
 def refuse_quantized_files(find: FindFile, tensors: Iterable[StoredTensor]) -> None:
@@ -76,7 +85,9 @@ def refuse_quantized_files(find: FindFile, tensors: Iterable[StoredTensor]) -> N
         if file is not None:
             with file.open("rb") as stream:
                 note = stream.read(MAX_NOTE_BYTES)
-            raise _refused(f"{name} describes quantized weights{_method(_json(note), ' (', ')')}")
+            method = _method(_json(note))
+            named = f" ({method})" if method else ""
+            raise _refused(f"{name} describes quantized weights{named}", method)
     for tensor in tensors:
         _check(tensor)
 
@@ -110,12 +121,9 @@ def _notes(value: object, path: tuple[str, ...]) -> Iterator[tuple[str, object]]
             yield from _notes(inner, (*path, key))
 
 
-def _method(note: object, before: str = ": ", after: str = "") -> str:
+def _method(note: object) -> str:
     """The method that a note names; empty if it names none."""
-    for name in METHODS:
-        for value in _values(note, name):
-            return f"{before}{value}{after}"
-    return ""
+    return next((value for name in METHODS for value in _values(note, name)), "")
 
 
 def _values(value: object, name: str) -> Iterable[str]:
@@ -135,5 +143,5 @@ def _json(data: bytes) -> object:
         return None
 
 
-def _refused(reason: str) -> ModelRefused:
-    return ModelRefused(f"{reason}: {ADVICE}")
+def _refused(reason: str, method: str = "") -> ModelRefused:
+    return ModelRefused(f"{reason}: {ADVICE_OF.get(method, ADVICE)}")

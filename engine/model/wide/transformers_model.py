@@ -34,6 +34,8 @@ ATTENTION_NAME = "quire_paged"
 #: The same attention function, with a mask function: `engine.model.checks.probe` needs the masks
 #: that the model would build.
 PROBE_NAME = "quire_probe"
+#: The option with which models pass the sinks of a layer, [heads].
+SINKS_OPTION = "s_aux"
 #: Config fields for the number of experts per token; all experts' matrices are in one tensor.
 EXPERTS_PER_TOKEN = ("num_experts_per_tok", "top_k_experts", "moe_top_k", "moe_topk")
 
@@ -68,6 +70,7 @@ class AttentionLayer:
         sliding_window: keys that a token sees, its own included; None for all.
         num_heads: number of query heads.
         softcap: the cap of its scores; None if they are not capped.
+        has_sinks: whether its query heads have sinks, scores without a value.
     """
 
     module: nn.Module
@@ -75,6 +78,7 @@ class AttentionLayer:
     sliding_window: int | None
     num_heads: int
     softcap: float | None
+    has_sinks: bool
 
 
 class TransformersModel:
@@ -130,6 +134,7 @@ class TransformersModel:
             value_dim=largest.shape.value_dim,
             has_window=any(layer.sliding_window is not None for layer in self.layers),
             has_softcap=any(layer.softcap is not None for layer in self.layers),
+            has_sinks=any(layer.has_sinks for layer in self.layers),
         )
 
     @property
@@ -210,6 +215,7 @@ class _PagedStep:
             scaling=scaling_of(options, query),
             sliding_window=layer.sliding_window,
             softcap=options.get("softcap"),
+            sinks=options.get(SINKS_OPTION),
         )[None]
 
     def mask(self, options: Mapping[str, Any]) -> torch.Tensor | None:

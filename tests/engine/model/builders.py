@@ -93,6 +93,21 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         attn_scale=0.5,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     ),
+    # Attention sinks, a window in every other layer, and experts with biases.
+    "gpt_oss": transformers.GptOssConfig(
+        **_GROUPED,
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=13,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+            "truncate": False,
+        },
+    ),
 }
 
 
@@ -100,7 +115,13 @@ def save_model(config: PreTrainedConfig, folder: Path, *, seed: int = 0) -> Path
     """A model of this config with random weights, in a folder as a user would have it."""
     torch.manual_seed(seed)
     model_class = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    model_class(config).save_pretrained(folder)
+    model = model_class(config)
+    for name, parameter in model.named_parameters():
+        # Some families initialize sinks to zero. Trained ones differ from head to head, and take
+        # much of the weight in some.
+        if name.endswith(".sinks"):
+            torch.nn.init.normal_(parameter, mean=1.0, std=2.0)
+    model.save_pretrained(folder)
     return folder
 
 

@@ -32,6 +32,7 @@ MODELS = [
     "mixtral",
     "deepseek",
     "llama4",
+    "gpt_oss",
     "abacus",
 ]
 ABACUS = ROOT / "models" / "abacus"

@@ -28,7 +28,7 @@ from engine.model.attention.self_check import (
 from engine.model.attention.triton_decode import TritonDecode
 from tests.engine.model.attention.test_attention import make_scene
 from tests.engine.model.builders import ROOT
-from tests.engine.model.device.test_cuda_path import NO_SOFTCAP
+from tests.engine.model.device.test_cuda_path import PLAIN
 
 #: Around the ends of tiles, of runs and of what sixteen shortest runs hold.
 CONTEXTS = (1, 2, 63, 64, 65, 127, 128, 129, 700, 2047, 2048, 2049, 2600)
@@ -65,7 +65,7 @@ def check(dtype: torch.dtype) -> None:
             DecodesOnly(TritonDecode()),
             dtype=dtype,
             block_size=block_size,
-            needs=NO_SOFTCAP,
+            needs=PLAIN,
             rows=CHECKED_DECODES,
         )
 
@@ -192,5 +192,5 @@ def test_kernels_that_cannot_be_made_are_left_out_and_end_nothing(error):
             self._kernels = BrokenKernels(error)
 
     with pytest.raises(AttentionCheckFailed, match="no C compiler") as raised:
-        self_check(DecodesOnly(Broken()), needs=NO_SOFTCAP, rows=CHECKED_DECODES)
+        self_check(DecodesOnly(Broken()), needs=PLAIN, rows=CHECKED_DECODES)
     assert isinstance(raised.value.__cause__, AttentionUnavailable)

@@ -12,6 +12,7 @@ from engine.model.attention.cpu import MAX_GROUP_BYTES, CpuAttention
 from engine.model.attention.interface import AttentionMetadata
 from engine.model.attention.reference import ReferenceAttention
 from engine.model.attention.self_check import (
+    ANY_NEEDS,
     CHECKED_DECODES,
     TOLERANCES,
     AttentionCheckFailed,
@@ -80,7 +81,13 @@ def make_scene(
     return Scene(metadata, query, key_cache, value_cache)
 
 
-def dense(scene: Scene, *, scaling=0.3, sliding_window=None, softcap=None) -> torch.Tensor:
+#: One for each of four heads: without effect, small, and more than all keys together.
+SINKS = torch.tensor([-100.0, -1.0, 1.0, 6.0])
+
+
+def dense(
+    scene: Scene, *, scaling=0.3, sliding_window=None, softcap=None, sinks=None
+) -> torch.Tensor:
     """Attention by the book, one token and one head at a time, in double precision."""
     metadata = scene.metadata
     heads, kv_heads = scene.query.shape[1], scene.key_cache.shape[1]
@@ -103,6 +110,9 @@ def dense(scene: Scene, *, scaling=0.3, sliding_window=None, softcap=None) -> to
                         score if softcap is None else softcap * math.tanh(score / softcap)
                     )
                     values.append(scene.value_cache[block, kv_head, slot].double())
+                if sinks is not None:
+                    scores.append(float(sinks[head]))
+                    values.append(torch.zeros_like(values[0]))
                 weights = torch.softmax(torch.tensor(scores, dtype=torch.float64), dim=0)
                 outputs.append(weights @ torch.stack(values))
         offset += length
@@ -125,8 +135,11 @@ def backend(request):
         {"sliding_window": 1},
         {"softcap": 2.0},
         {"sliding_window": 8, "softcap": 1.0},
+        {"sinks": SINKS},
+        {"sinks": SINKS, "sliding_window": 5},
+        {"sinks": SINKS, "softcap": 2.0},
     ],
-    ids=str,
+    ids=lambda options: "-".join(options) + str(options.get("sliding_window", "")),
 )
 def test_every_token_attends_to_its_own_past_through_the_block_table(backend, rows, options):
     scene = make_scene(rows)
@@ -147,14 +160,23 @@ def test_every_token_attends_to_its_own_past_through_the_block_table(backend, ro
     ],
     ids=str,
 )
-@pytest.mark.parametrize("softcap", [None, 2.0])
-def test_heads_widths_and_block_sizes_of_every_kind(backend, shape, softcap):
+@pytest.mark.parametrize("option", ["none", "softcap", "sinks"])
+def test_heads_widths_and_block_sizes_of_every_kind(backend, shape, option):
     scene = make_scene(MIXED, **shape)
+    sinks = torch.linspace(-2, 3, scene.query.shape[1])
+    options = {"none": {}, "softcap": {"softcap": 2.0}, "sinks": {"sinks": sinks}}[option]
     torch.testing.assert_close(
-        scene.attend(backend, softcap=softcap).double(),
-        dense(scene, softcap=softcap),
-        rtol=1e-4,
-        atol=1e-5,
+        scene.attend(backend, **options).double(), dense(scene, **options), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("most", [1, 30, 300])
+@pytest.mark.parametrize("options", [{"softcap": 2.0}, {"sinks": SINKS}], ids=["softcap", "sinks"])
+def test_scores_that_are_computed_in_parts_are_the_same(backend, options, most, monkeypatch):
+    scene = make_scene(MIXED)
+    monkeypatch.setattr("engine.model.attention.dense.MAX_SCORES", most)
+    torch.testing.assert_close(
+        scene.attend(backend, **options).double(), dense(scene, **options), rtol=1e-4, atol=1e-5
     )
 
 
@@ -222,6 +244,26 @@ class OneTokenShort:
 def test_the_self_check_names_a_backend_that_is_wrong():
     with pytest.raises(AttentionCheckFailed, match="'short' is off by"):
         self_check(OneTokenShort())
+
+
+class WithoutSinks(ReferenceAttention):
+    """Ignores sinks, as a backend would that forgets an option."""
+
+    name = "sinkless"
+
+    def prepare(self, metadata):
+        attend = super().prepare(metadata)
+
+        def attend_without(*tensors, **options):
+            return attend(*tensors, **(options | {"sinks": None}))
+
+        return attend_without
+
+
+def test_the_self_check_finds_a_backend_that_ignores_sinks():
+    with pytest.raises(AttentionCheckFailed, match=r"'sinkless' is off by .*, with sinks"):
+        self_check(WithoutSinks())
+    self_check(WithoutSinks(), needs=dataclasses.replace(ANY_NEEDS, has_sinks=False))
 
 
 class Boastful(CpuAttention):

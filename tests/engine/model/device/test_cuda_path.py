@@ -4,6 +4,7 @@ Torch's functions come in through narrow seams, and stand-ins that compute the s
 there. What only a device can show is in `tests/gpu`.
 """
 
+import dataclasses
 import inspect
 
 import numpy as np
@@ -26,9 +27,10 @@ from engine.model.attention.self_check import (
 from engine.model.attention.varlen import find_varlen
 from engine.model.device.transfer import to_device
 
-NO_SOFTCAP = type(ANY_NEEDS)(
-    heads=6, kv_heads=2, key_dim=64, value_dim=64, has_window=True, has_softcap=False
-)
+PLAIN = type(ANY_NEEDS)(
+    heads=6, kv_heads=2, key_dim=64, value_dim=64, has_window=True, has_softcap=False,
+    has_sinks=False,
+)  # fmt: skip
 
 
 def paged_varlen(
@@ -87,7 +89,7 @@ def attend_rows(query, keys, values, cu_seq_q, max_q, max_k, scale, window_size)
             attend(
                 query[start:end].transpose(0, 1)[None], key.transpose(0, 1)[None],
                 value.transpose(0, 1)[None], bias=additive(mask, query.dtype), scaling=scale,
-                softcap=None,
+                softcap=None, sinks=None,
             )[0].transpose(0, 1)
         )  # fmt: skip
     return torch.cat(outputs)
@@ -95,7 +97,7 @@ def attend_rows(query, keys, values, cu_seq_q, max_q, max_k, scale, window_size)
 
 @pytest.mark.parametrize("block_size", [16, 256])
 def test_packed_rows_are_what_the_reference_attends(block_size):
-    self_check(CudaAttention(paged_varlen), block_size=block_size, needs=NO_SOFTCAP)
+    self_check(CudaAttention(paged_varlen), block_size=block_size, needs=PLAIN)
 
 
 @pytest.mark.parametrize("block_size", [1, 16, 256])
@@ -103,8 +105,8 @@ def test_packed_rows_are_what_the_reference_attends(block_size):
 def test_gathered_rows_are_what_the_reference_attends(block_size, max_keys):
     """In one run, in several, and with a run for every row."""
     backend = GatheredAttention(packed_varlen, max_keys=max_keys)
-    self_check(backend, block_size=block_size, needs=NO_SOFTCAP)
-    self_check(backend, block_size=block_size, needs=NO_SOFTCAP, rows=CHECKED_DECODES)
+    self_check(backend, block_size=block_size, needs=PLAIN)
+    self_check(backend, block_size=block_size, needs=PLAIN, rows=CHECKED_DECODES)
 
 
 def test_where_torch_reads_no_pages_keys_are_gathered(monkeypatch):
@@ -117,14 +119,14 @@ def test_where_torch_reads_no_pages_keys_are_gathered(monkeypatch):
         attention.BACKENDS, "cuda-gathered", lambda: GatheredAttention(packed_varlen)
     )
     backend, block_size = attention.choose_backend(
-        "auto", dtype=torch.float32, device="cpu", block_size=16, needs=NO_SOFTCAP
+        "auto", dtype=torch.float32, device="cpu", block_size=16, needs=PLAIN
     )
     assert (backend.name, block_size) == ("cuda-gathered", 16)
 
 
 def test_planned_decodes_are_what_the_reference_attends():
     backend = DecodesOnly(CudaAttention(paged_varlen))
-    self_check(backend, needs=NO_SOFTCAP, rows=CHECKED_DECODES)
+    self_check(backend, needs=PLAIN, rows=CHECKED_DECODES)
 
 
 def test_a_function_that_is_wrong_after_the_first_row_is_found_out():
@@ -137,13 +139,31 @@ def test_a_function_that_is_wrong_after_the_first_row_is_found_out():
 
     first_row_only.__signature__ = inspect.signature(paged_varlen)
     with pytest.raises(AttentionCheckFailed, match="'cuda' is off by"):
-        self_check(CudaAttention(first_row_only), needs=NO_SOFTCAP)
+        self_check(CudaAttention(first_row_only), needs=PLAIN)
 
 
 @pytest.mark.parametrize("backend", [CudaAttention(paged_varlen), GatheredAttention(packed_varlen)])
 def test_capped_scores_are_left_to_another_backend(backend):
     with pytest.raises(AttentionCheckFailed, match="does not support capped scores"):
         self_check(backend, needs=ANY_NEEDS)
+
+
+def test_on_a_gpu_sinks_are_left_to_torch_operations(monkeypatch, caplog):
+    monkeypatch.setitem(attention.AUTOMATIC, "cpu", attention.AUTOMATIC["cuda"])
+    monkeypatch.setitem(attention.BACKENDS, "cuda", lambda: CudaAttention(paged_varlen))
+    monkeypatch.setitem(
+        attention.BACKENDS, "cuda-gathered", lambda: GatheredAttention(packed_varlen)
+    )
+    backend, _ = attention.choose_backend(
+        "auto",
+        dtype=torch.float32,
+        device="cpu",
+        block_size=16,
+        needs=dataclasses.replace(PLAIN, has_sinks=True),
+    )
+    assert backend.name == "cpu"
+    for name in ("cuda", "cuda-gathered"):
+        assert f"the attention backend '{name}' does not support sinks" in caplog.text
 
 
 def test_a_release_of_torch_that_lacks_an_option_is_named_by_it():

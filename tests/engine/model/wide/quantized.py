@@ -35,6 +35,28 @@ def note(folder: Path, **fields: object) -> Path:
     return folder
 
 
+def save_mxfp4(source: Path, folder: Path) -> Path:
+    """Copy a GPT-OSS with the experts of a random MXFP4 checkpoint, and its note.
+
+    Blocks are [experts, outputs, groups, 16], two values of four bits in each byte; scales are
+    exponents of two with a bias of 127, one for each group of 32 inputs.
+    """
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    weights = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(0)
+    for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = weights.pop(name).shape
+        groups = (experts, outputs, inputs // 32)
+        for part, shape, low, high in (
+            ("blocks", (*groups, 16), 0, 256),
+            ("scales", groups, 119, 126),
+        ):
+            values = torch.randint(low, high, shape, generator=generator, dtype=torch.uint8)
+            weights[f"{name}_{part}"] = values
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return note(folder, quantization_config={"quant_method": "mxfp4"}, dtype="bfloat16")
+
+
 def _int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scale = weight.abs().amax(dim=1, keepdim=True) / 127
     return (weight / scale).round().to(torch.int8), scale

@@ -28,15 +28,21 @@ SMALL = {
 }
 
 NEVER_SERVED = {
-    "attention sinks": (
-        transformers.GptOssConfig(
+    "keys that an indexer chooses": (
+        transformers.HYV4Config(
             **SMALL,
-            head_dim=8,
-            num_local_experts=2,
+            q_lora_rank=8,
+            kv_lora_rank=8,
+            qk_nope_head_dim=8,
+            qk_rope_head_dim=4,
+            v_head_dim=8,
+            index_head_dim=8,
+            index_n_heads=2,
+            n_routed_experts=2,
             num_experts_per_tok=1,
-            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+            moe_intermediate_size=8,
         ),
-        "passes 's_aux' to its attention",
+        "passes 'indices' to its attention",
     ),
     "convolution layers": (
         transformers.Lfm2Config(**SMALL, layer_types=["conv", "full_attention"]),

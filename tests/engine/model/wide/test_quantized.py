@@ -5,14 +5,21 @@ import shutil
 import sys
 
 import pytest
+import torch
+import transformers
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
 from engine.errors import ModelRefused
+from engine.model.checks.probe import probe
 from engine.model.wide.loader import load_model
 from engine.model.wide.quantization import NOTE_FILES, NOTES
-from tests.engine.model.wide.quantized import KINDS, note, save_quantized
+from tests.engine.model.wide.quantized import KINDS, note, save_mxfp4, save_quantized
 
 USE = r": use the checkpoint whose weights are not quantized \(float32, float16 or bfloat16\)$"
+DEQUANTIZE_MXFP4 = (
+    r": load it in transformers with quantization_config=Mxfp4Config\(dequantize=True\), save it "
+    r"with save_pretrained\(folder, save_original_format=False\), and serve that folder$"
+)
 #: Packages that load quantized weights, by the names that they are imported by.
 PACKAGES = {
     *("accelerate", "aqlm", "auto_gptq", "auto_round", "autoawq", "awq", "bitsandbytes"),
@@ -86,10 +93,26 @@ def test_every_method_of_transformers_is_refused_before_its_package_is_looked_fo
     watch = Watch()
     monkeypatch.setattr(sys, "meta_path", [watch, *sys.meta_path])
     named = re.escape(fields["quant_method"])
-    expected = rf"^config\.json describes quantized weights \(quantization_config: {named}\){USE}"
+    use = DEQUANTIZE_MXFP4 if method == "mxfp4" else USE
+    expected = rf"^config\.json describes quantized weights \(quantization_config: {named}\){use}"
     with pytest.raises(ModelRefused, match=expected):
         load_model(folder)
     assert not watch.packages & PACKAGES
+
+
+def test_mxfp4_weights_are_served_after_what_the_refusal_advises(model_folder, tmp_path):
+    folder = save_mxfp4(model_folder("gpt_oss"), tmp_path / "mxfp4")
+    with pytest.raises(ModelRefused, match=DEQUANTIZE_MXFP4):
+        load_model(folder)
+    dequantized = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, quantization_config=transformers.Mxfp4Config(dequantize=True), dtype="auto"
+    )
+    dequantized.save_pretrained(tmp_path / "plain", save_original_format=False)
+    loaded = load_model(tmp_path / "plain").model.state_dict()
+    assert loaded.keys() == dequantized.state_dict().keys()
+    for name, tensor in dequantized.state_dict().items():
+        assert torch.equal(loaded[name], tensor), name
+    assert probe(load_model(tmp_path / "plain").model, max_model_len=256).attention_needs.has_sinks
 
 
 def test_the_watch_sees_a_package_that_is_looked_for(monkeypatch):

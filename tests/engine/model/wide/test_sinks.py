@@ -1,0 +1,136 @@
+"""Attention sinks: which models are served exactly, and that a lost sink is noticed."""
+
+import pytest
+import torch
+import transformers
+
+from engine.errors import ModelRefused
+from engine.model.checks.probe import probe
+from engine.model.wide import transformers_model
+from engine.model.wide.loader import load_model
+from tests.engine.model.builders import (
+    _GROUPED,
+    Oracle,
+    generate,
+    make_prompt,
+    make_request,
+    make_runner,
+    save_model,
+)
+
+PROMPTS = [make_prompt(length, salt=salt) for salt, length in enumerate((3, 17, 40, 29))]
+NUM_TOKENS = 12
+
+MODELS = {
+    # Sinks in every layer; the first layer has no window and no rotary positions.
+    "granite_swa": transformers.GraniteSWAConfig(
+        **_GROUPED, sliding_window=13, layer_rope_theta=[0, 10000.0], attention_multiplier=0.25
+    ),
+    "granitemoe_swa": transformers.GraniteMoeSWAConfig(
+        **_GROUPED,
+        sliding_window=13,
+        attention_multiplier=0.25,
+        num_local_experts=4,
+        shared_intermediate_size=32,
+    ),
+    # Sinks in the layer with a window only, which also has twice the key heads.
+    "mimo_v2_flash": transformers.MiMoV2FlashConfig(
+        **_GROUPED,
+        head_dim=24,
+        v_head_dim=16,
+        sliding_window=13,
+        layer_types=["full_attention", "sliding_attention"],
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+    ),
+    "flint": transformers.FlintConfig(
+        **(_GROUPED | {"num_hidden_layers": 3}),
+        head_dim=16,
+        sliding_window=13,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+        mlp_only_layers=[0],
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+    ),
+}
+
+
+def requests(output=None, published=0):
+    return [
+        make_request(
+            str(index),
+            prompt,
+            output=() if output is None else output[str(index)][:published],
+            max_tokens=NUM_TOKENS,
+        )
+        for index, prompt in enumerate(PROMPTS)
+    ]
+
+
+def expected_of(folder) -> dict[str, list[int]]:
+    oracle = Oracle(folder)
+    return {str(i): oracle.greedy(tuple(prompt), NUM_TOKENS) for i, prompt in enumerate(PROMPTS)}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_family_with_sinks_gives_the_tokens_of_transformers(name, tmp_path):
+    folder = save_model(MODELS[name], tmp_path)
+    expected, runner = expected_of(folder), make_runner(folder)
+    assert len({tuple(tokens) for tokens in expected.values()}) == len(PROMPTS)
+    for request in requests():
+        alone = generate(runner, [request]).tokens
+        assert alone == {request.request_id: expected[request.request_id]}
+    assert generate(runner, requests(), max_num_batched_tokens=7).tokens == expected
+    scarce = {"num_blocks": 20, "enable_prefix_caching": False}
+    for mode in ("recompute", "swap"):
+        preempted = generate(runner, requests(), preemption_mode=mode, **scarce)
+        assert getattr(preempted.snapshot, f"preemptions_{mode}") > 0
+        assert preempted.tokens == expected
+    resumed = generate(runner, requests(expected, published=5)).tokens
+    assert resumed == {name: tokens[5:] for name, tokens in expected.items()}
+
+
+@pytest.fixture
+def without_sinks(monkeypatch):
+    """A wide path that drops the sinks, which is what it did before they were served."""
+    attend = transformers_model._PagedStep.attend
+
+    def dropping(self, module, query, key, value, mask, options):
+        left = {name: value for name, value in options.items() if name != "s_aux"}
+        return attend(self, module, query, key, value, mask, left)
+
+    monkeypatch.setattr(transformers_model._PagedStep, "attend", dropping)
+
+
+def test_a_model_whose_sinks_are_dropped_is_refused(model_folder, without_sinks):
+    loaded = load_model(model_folder("gpt_oss"))
+    with pytest.raises(ModelRefused, match="has other logits with paged attention"):
+        probe(loaded.model, max_model_len=256)
+
+
+def test_tokens_differ_if_sinks_are_dropped(model_folder, request):
+    folder = model_folder("gpt_oss")
+    runner = make_runner(folder)
+    request.getfixturevalue("without_sinks")
+    assert generate(runner, requests()).tokens != expected_of(folder)
+
+
+def test_the_probe_finds_which_layers_have_sinks(model_folder, tmp_path):
+    def found(folder):
+        served = probe(load_model(folder).model, max_model_len=256)
+        return [layer.has_sinks for layer in served.layers], served.attention_needs.has_sinks
+
+    assert found(model_folder("gpt_oss")) == ([True, True], True)
+    assert found(save_model(MODELS["mimo_v2_flash"], tmp_path)) == ([False, True], True)
+    assert found(model_folder("llama")) == ([False, False], False)
+
+
+def test_sinks_of_another_shape_are_refused(model_folder):
+    """One for each token and head, as a projection of the hidden states would give."""
+    loaded = load_model(model_folder("gpt_oss"))
+    loaded.model.model.layers[1].self_attn.sinks = torch.nn.Parameter(torch.ones(4, 7))
+    with pytest.raises(ModelRefused, match=r"has sinks of the shape \[4, 7\]; only one sink for"):
+        probe(loaded.model, max_model_len=256)
