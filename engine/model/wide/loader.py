@@ -29,6 +29,7 @@ from engine.model.wide.gguf_loader import content_of, is_gguf_name, load_gguf
 from engine.model.wide.load_report import refuse_unfitting
 from engine.model.wide.quantization import refuse_quantized_config, refuse_quantized_files
 from engine.model.wide.stored_tensors import StoredTensor, finder, stored_tensors
+from engine.model.wide.text_only import is_wrapper, refuse_unknown_wrapper, text_only_class
 from engine.model.wide.transformers_model import ATTENTION_NAME
 
 DTYPES = {
@@ -104,7 +105,7 @@ def load_model(
     _check_files(folder, path)
     config = _config(folder)
     _check_architecture(config)
-    model = _read_weights(path, dtype, _stored_tensors(path, folder, config))
+    model = _read_weights(path, dtype, config, _stored_tensors(path, folder, config))
     if model.dtype not in DTYPES.values():
         known = ", ".join(DTYPES)
         raise ModelRefused(f"{path} is stored as {model.dtype}; set dtype to one of {known}")
@@ -227,7 +228,10 @@ def _check_architecture(config: PreTrainedConfig) -> None:
     kind = config.model_type
     if config.is_encoder_decoder:
         raise ModelRefused(f"{kind} is an encoder-decoder model; only decoders are served")
+    if is_wrapper(config):
+        return
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        refuse_unknown_wrapper(config)
         raise ModelRefused(f"{kind} is not a causal language model in transformers")
     if getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_is_stateful", False):
         raise ModelRefused(
@@ -248,11 +252,12 @@ def _stored_tensors(
 
 
 def _read_weights(
-    path: str | Path, dtype: str, stored: Mapping[str, StoredTensor]
+    path: str | Path, dtype: str, config: PreTrainedConfig, stored: Mapping[str, StoredTensor]
 ) -> PreTrainedModel:
+    model_class = text_only_class(config) if is_wrapper(config) else AutoModelForCausalLM
     try:
         # Annotated, because the type of the result depends on `output_loading_info`.
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = model_class.from_pretrained(
             str(path),
             dtype=DTYPES.get(dtype, "auto"),
             attn_implementation=ATTENTION_NAME,

@@ -111,11 +111,16 @@ CONFIGS: dict[str, PreTrainedConfig] = {
 }
 
 
-def save_model(config: PreTrainedConfig, folder: Path, *, seed: int = 0) -> Path:
+def save_model(
+    config: PreTrainedConfig,
+    folder: Path,
+    *,
+    seed: int = 0,
+    model_class: type[PreTrainedModel] | None = None,
+) -> Path:
     """A model of this config with random weights, in a folder as a user would have it."""
     torch.manual_seed(seed)
-    model_class = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    model = model_class(config)
+    model = (model_class or transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])(config)
     for name, parameter in model.named_parameters():
         # Some families initialize sinks to zero. Trained ones differ from head to head, and take
         # much of the weight in some.
@@ -282,8 +287,10 @@ def with_seers(requests: Sequence[Request], plain: Generated, wrong: Set[int]) -
 class Oracle:
     """transformers' own `generate` on one request alone, with the model's own attention."""
 
-    def __init__(self, folder: Path) -> None:
-        self._model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+    def __init__(
+        self, folder: Path, *, model_class: type[PreTrainedModel] = AutoModelForCausalLM
+    ) -> None:
+        self._model: PreTrainedModel = model_class.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager"
         )
         self._model.generation_config.eos_token_id = None
