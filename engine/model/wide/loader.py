@@ -38,6 +38,10 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
 }
 
+#: Types whose layers are recurrent or attend, as `layer_types` says. Granite 4 has models of both
+#: kinds under this type.
+HYBRIDS = frozenset({"granitemoehybrid"})
+
 #: What transformers says when it cannot stack or split tensors, for instance those of experts.
 CONVERSION_FAILED = "automatic conversion of the weights"
 
@@ -233,11 +237,18 @@ def _check_architecture(config: PreTrainedConfig) -> None:
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         refuse_unknown_wrapper(config)
         raise ModelRefused(f"{kind} is not a causal language model in transformers")
-    if getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_is_stateful", False):
+    is_stateful = getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_is_stateful", False)
+    if is_stateful and not _attends_in_every_layer(config):
         raise ModelRefused(
             f"{kind} has a recurrent state beside its keys and values (state-space or linear "
             "attention layers), which cannot be paged"
         )
+
+
+def _attends_in_every_layer(config: PreTrainedConfig) -> bool:
+    """Whether a type that may have a recurrent state has none with this config."""
+    layers = getattr(config, "layer_types", None) or ()
+    return config.model_type in HYBRIDS and set(layers) == {"full_attention"}
 
 
 def _stored_tensors(

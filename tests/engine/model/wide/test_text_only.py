@@ -109,6 +109,19 @@ def test_the_towers_are_not_loaded(name, folder_of):
     assert rest <= 2 * WRAPPERS[name].get_text_config().vocab_size * 64
 
 
+@pytest.mark.parametrize("name", ["gemma3", "llava", "mistral3", "qwen2_5_vl", "qwen3_vl"])
+def test_the_names_of_current_and_of_older_checkpoints_give_the_same_model(
+    name, folder_of, tmp_path
+):
+    whole = whole_class(WRAPPERS[name]).from_pretrained(folder_of(name))
+    whole.save_pretrained(tmp_path, save_original_format=False)
+    expected = load_model(folder_of(name)).model.state_dict()
+    found = load_model(tmp_path).model.state_dict()
+    assert found.keys() == expected.keys()
+    for tensor in found:
+        assert torch.equal(found[tensor], expected[tensor])
+
+
 def change(source, folder, *, without: str = "", **tensors):
     """A copy of a checkpoint with other tensors; `__` in a name stands for a dot."""
     shutil.copytree(source, folder, dirs_exist_ok=True)
