@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         UnsupportedVersion,
         WaitTimeout,
     )
+    from quire.transitions.fairness import Fairness
     from quire.transitions.values import QueueLimits, RequestStatus
     from quire.transport.connection import connect
     from quire.transport.local_redis import LocalRedis
@@ -73,6 +74,7 @@ __all__ = [
     "DurabilityUnavailable",
     "ErrorInfo",
     "Execution",
+    "Fairness",
     "FinishReason",
     "GenerationRequest",
     "GroupHandle",
@@ -148,6 +150,7 @@ _NAMES_OF = {
         "TokenChunk",
         "Usage",
     ),
+    "transitions.fairness": ("Fairness",),
     "transitions.values": ("QueueLimits", "RequestStatus"),
 }
 

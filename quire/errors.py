@@ -77,15 +77,30 @@ class QueueFull(QuireError):
     """A limit is reached; try again later.
 
     `limit` is the reached limit: `requests` that wait, their `tokens`, open requests of the
-    `tenant`, or the `memory` of Redis. `accepted` are the ids of the same submit that are queued.
+    `tenant`, its `rate` in tokens per minute, or the `memory` of Redis. `accepted` are the ids of
+    the same submit that are queued. `retry_after_seconds` is known for a rate: then the request
+    may be accepted.
     """
 
     def __init__(
-        self, message: str, *, limit: str = "requests", accepted: tuple[str, ...] = ()
+        self,
+        message: str,
+        *,
+        limit: str = "requests",
+        accepted: tuple[str, ...] = (),
+        retry_after_seconds: float | None = None,
     ) -> None:
         super().__init__(message)
         self.limit = limit
         self.accepted = accepted
+        self.retry_after_seconds = retry_after_seconds
+
+    def with_accepted(self, accepted: tuple[str, ...]) -> QueueFull:
+        """The same refusal of a submit of which these were accepted."""
+        seconds = self.retry_after_seconds
+        return QueueFull(
+            str(self), limit=self.limit, accepted=accepted, retry_after_seconds=seconds
+        )
 
 
 class UnknownRequest(QuireError):

@@ -14,6 +14,16 @@ hash tag: a whole shard lies in one slot, so that every transition can be one sc
     in:<priority>:resumed  stream   where workers of earlier versions queue requests that return to
                                  their class. Nothing is added any more; workers empty it.
     arrival             hash     `last`: the last arrival given to a request, in microseconds.
+                                 `fair:<priority>`: the virtual time of the class, and three virtual
+                                 starts (see fairness.lua). Present once tenants shared the class.
+    fair:<priority>     zset     while tenants share the class by tokens: `start:<tenant>` and
+                                 `finish:<tenant>` -> virtual times of the tenant's last request;
+                                 and a number of microseconds -> the negative virtual time from
+                                 which on it leads to moments of the clock. Expires after the
+                                 longest wait.
+    rate                zset     tenant -> when its limit of tokens per minute has no effect any
+                                 more, in microseconds. Only tenants that used some of the last
+                                 minute. Expires with the last of them.
     r:<id>              hash     the request record: see below.
     b:<id>              string   the encoded GenerationRequest; deleted when the request ends.
     o:<id>              stream   the output log. The entry of a chunk has the id
@@ -43,6 +53,9 @@ hash tag: a whole shard lies in one slot, so that every transition can be one sc
                                  `max_per_tenant`, `max_of:<tenant>`, `paused` with a reason, and
                                  `drain:<worker>` with the time of the drain command. Workers
                                  announce their policy here: `policy`, `aging_ms`, `size_scale`.
+                                 Also what operators set for tenants: the limits `max_rate` and
+                                 `max_rate_of:<tenant>` in tokens per minute, `fairness` (`tokens`)
+                                 and `weight:<tenant>`.
     g:<group>           hash     state -> number of the group's requests in it.
     gm:<group>          set      the group's requests that have not ended.
     ge:<group>          stream   the ends of the group's requests, in order: id, state.
@@ -86,6 +99,12 @@ Fields of the request record; all times are unix ms of Redis' own clock except `
                         before it. Kept when it returns with tokens or is released. Absent if an
                         earlier version has queued it
     released            the owner that released it last, so that RELEASE can be repeated
+    answer              the most tokens it may generate; absent if an earlier version submitted it
+    fair                `<moment> <start> <tokens>`: the microsecond by which it is ranked, its
+                        virtual start, and its tokens by the weight of its tenant; only while its
+                        class is shared by tokens
+    rate                microseconds that its tokens took of its tenant's tokens per minute; absent
+                        without such a limit. At the end, a part of `fair` and `rate` is given back
 
 Every per-request key is created with an expiry: the longest time in the queue plus the retention.
 It is renewed while the request is open, and cut to the retention when it ends. The keys of a group
@@ -146,6 +165,13 @@ class Keys:
     def arrival(self) -> str:
         return f"{self.prefix}:arrival"
 
+    def fair(self, priority: int) -> str:
+        return f"{self.prefix}:fair:{priority:d}"
+
+    @property
+    def rate(self) -> str:
+        return f"{self.prefix}:rate"
+
     @property
     def all_ingress(self) -> tuple[str, ...]:
         """The ingress streams in the order of the scripts: all for new requests, then all resumed.
@@ -186,7 +212,8 @@ class Keys:
         """
         accounting = (self.open, self.counts, self.delay, self.control, self.wait)
         ingress = self.all_ingress[:NUM_PRIORITIES]
-        return (*accounting, *ingress, self.log_positions, *self.all_ranks, self.arrival)
+        ranking = (*self.all_ranks, self.arrival, *map(self.fair, range(NUM_PRIORITIES)), self.rate)
+        return (*accounting, *ingress, self.log_positions, *ranking)
 
     @property
     def of_workers(self) -> tuple[str, ...]:

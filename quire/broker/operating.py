@@ -12,15 +12,24 @@ from quire.broker.shard import Shard
 from quire.errors import InvalidRequest, UnknownRequest
 from quire.keys import GROUP
 from quire.transitions.calls import requeue_call
+from quire.transitions.fairness import Fairness
 from quire.transitions.replies import (
     backlog_of,
     dead_letter_of,
+    fairness_fields,
+    fairness_of,
     limit_fields,
     limits_of,
     policy_of,
     readable,
 )
-from quire.transitions.values import Backlog, DeadLetter, QueueLimits, QueuePolicy, WorkerInfo
+from quire.transitions.values import (
+    Backlog,
+    DeadLetter,
+    QueueLimits,
+    QueuePolicy,
+    WorkerInfo,
+)
 from quire.transport.procedure import command
 from quire.wire.output import State
 from quire.wire.protocol import Priority
@@ -116,6 +125,28 @@ class Operating(Shard):
     def limits(self) -> QueueLimits:
         """The limits of this shard."""
         return limits_of(self._read(command("hgetall", self.keys.control)))
+
+    def set_fairness(self, fairness: Fairness) -> None:
+        """Replaces how the tenants of this shard share it, for requests from now on.
+
+        When fairness ends, the requests that wait are ranked anew by `restore`, some at a time.
+        """
+        key, wanted = self.keys.control, fairness_fields(fairness)
+        before = self._read(command("hkeys", key))
+        old = [name for name in before if name == b"fairness" or name.startswith(b"weight:")]
+
+        def replace(pipeline: Any) -> None:
+            if old:
+                pipeline.hdel(key, *old)
+            if wanted:
+                pipeline.hset(key, mapping=wanted)
+            pipeline.delete(self.keys.survey)
+
+        self._change(replace)
+
+    def fairness(self) -> Fairness:
+        """How the tenants of this shard share it."""
+        return fairness_of(self._read(command("hgetall", self.keys.control)))
 
     def backlog(self) -> Backlog:
         """The backlog of this shard, as its limits count it."""

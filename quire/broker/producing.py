@@ -66,7 +66,7 @@ def submitting(
             submitted.append(answer)
     if isinstance(failure, QueueFull):
         accepted = tuple(answer.request_id for answer in submitted)
-        raise QueueFull(str(failure), limit=failure.limit, accepted=accepted) from failure.__cause__
+        raise failure.with_accepted(accepted) from failure.__cause__
     if failure:
         raise failure
     return submitted
@@ -152,13 +152,14 @@ def _submitted(keys: Keys, message: Message, reply: Any) -> Procedure[Submitted]
         (reply,) = yield Ask("submit", [submit_call(keys, message, holder=request_id)])
         outcome, request_id, state, asked = _parts(reply)
     if outcome == "full":
-        raise full_queue(limit=state, tenant=message.request.tenant)
+        raise full_queue(limit=state, tenant=message.request.tenant, wait_ms=asked)
     if outcome == "held":
         raise BrokerUnavailable("the request of the idempotency key changed too often")
     return Submitted(request_id, State(state), created=outcome == "created", asked=asked)
 
 
 def _parts(reply: Any) -> tuple[str, str, str, bytes]:
-    """The reply of submit.lua: outcome, id, state and digest; the last may be missing."""
-    outcome, request_id, state, *asked = raise_if_error(reply)
-    return outcome.decode(), request_id.decode(), state.decode(), asked[0] if asked else b""
+    """The reply of submit.lua: outcome, id, state, and digest or wait; the last may be missing."""
+    outcome, request_id, state, *others = raise_if_error(reply)
+    last = others[0] if others else b""
+    return outcome.decode(), request_id.decode(), state.decode(), last

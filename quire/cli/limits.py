@@ -1,4 +1,4 @@
-"""The verb `limits`: how much a queue accepts before it refuses, and how much of that is used."""
+"""The verb `limits`: what a queue accepts before it refuses, and how its tenants share it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from quire.broker.broker import Broker
 from quire.cli.console import Console, add_server, brokers_of
 from quire.cli.exit_codes import EXIT_OK
-from quire.transitions.values import QueueLimits
+from quire.transitions.fairness import MAX_WEIGHT, Fairness
 from quire.wire.protocol import is_tenant_name
 
 #: Shown for a limit that nobody has set.
@@ -28,6 +28,23 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--of", type=_of_tenant, action="append", default=[], metavar="TENANT=N", help=help_
     )
+    help_ = "most tokens that any one tenant may submit per minute, prompt and answer"
+    parser.add_argument("--tokens-per-minute", type=_limit, metavar="N", help=help_)
+    help_ = "the same for this tenant alone; N is 0 for no limit, empty to use --tokens-per-minute"
+    parser.add_argument(
+        "--tokens-per-minute-of",
+        type=_of_tenant,
+        action="append",
+        default=[],
+        metavar="TENANT=N",
+        help=help_,
+    )
+    help_ = "`tokens`: the tenants of a class take turns by tokens; `none`: by the policy alone"
+    parser.add_argument("--fairness", choices=("tokens", "none"), help=help_)
+    help_ = f"a tenant's share of the tokens, 1 to {MAX_WEIGHT}, 1 for all others; empty removes it"
+    parser.add_argument(
+        "--weight", type=_weight_of, action="append", default=[], metavar="TENANT=N", help=help_
+    )
     add_server(parser)
     parser.epilog = (
         "Without a flag it shows the limits. 0 removes a limit; a limit without its flag stays. "
@@ -38,18 +55,36 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
 def run_limits(arguments: argparse.Namespace, console: Console) -> int:
     """Changes the given limits, and prints all limits as they are then."""
     brokers = brokers_of(arguments)
-    plain = {
-        name: value or None
-        for name in ("requests", "tokens", "per_tenant")
-        if (value := getattr(arguments, name)) is not None
+    given = {
+        "requests": arguments.requests,
+        "tokens": arguments.tokens,
+        "per_tenant": arguments.per_tenant,
+        "rate": arguments.tokens_per_minute,
     }
+    plain = {name: value or None for name, value in given.items() if value is not None}
     for broker in brokers:
         before = broker.limits()
-        limits = replace(before, **plain, tenants=_merged(before.tenants, arguments.of))
+        limits = replace(
+            before,
+            **plain,
+            tenants=_merged(before.tenants, arguments.of),
+            rates=_merged(before.rates, arguments.tokens_per_minute_of),
+        )
         if limits != before:
             broker.set_limits(limits)
+        _share(broker, arguments)
     _show(brokers, console)
     return EXIT_OK
+
+
+def _share(broker: Broker, arguments: argparse.Namespace) -> None:
+    before = broker.fairness()
+    by_tokens = before.by_tokens
+    if arguments.fairness:
+        by_tokens = arguments.fairness == "tokens"
+    fairness = Fairness(by_tokens, _merged(before.weights, arguments.weight))
+    if fairness != before:
+        broker.set_fairness(fairness)
 
 
 def _merged(
@@ -60,29 +95,33 @@ def _merged(
 
 
 def _show(brokers: Sequence[Broker], console: Console) -> None:
-    found = [(broker.keys.shard, broker.limits(), broker.backlog()) for broker in brokers]
+    found = [
+        (broker.keys.shard, broker.limits(), broker.fairness(), broker.backlog())
+        for broker in brokers
+    ]
     if console.is_json:
-        for shard, limits, backlog in found:
-            console.data({"shard": shard, "limits": limits, "backlog": backlog})
+        for shard, limits, fairness, backlog in found:
+            console.data(
+                {"shard": shard, "limits": limits, "fairness": fairness, "backlog": backlog}
+            )
         return
-    header = ("shard", "requests", "tokens", "waiting_tokens", "per_tenant")
+    header = ("shard", "requests", "tokens", "waiting_tokens", "per_tenant", "per_minute",
+              "fairness")  # fmt: skip
     rows = [
         (shard, _text(limits.requests), _text(limits.tokens), backlog.tokens,
-         _text(limits.per_tenant))
-        for shard, limits, backlog in found
+         _text(limits.per_tenant), _text(limits.rate), "tokens" if fairness.by_tokens else NONE)
+        for shard, limits, fairness, backlog in found
     ]  # fmt: skip
     console.table(header, rows)
     console.data(None, "")
     tenants = [
-        (shard, tenant, _text(_limit_of(tenant, limits)), backlog.tenants.get(tenant, 0))
-        for shard, limits, backlog in found
-        for tenant in sorted({*limits.tenants, *backlog.tenants})
-    ]
-    console.table(("shard", "tenant", "limit", "open"), tenants)
-
-
-def _limit_of(tenant: str, limits: QueueLimits) -> int | None:
-    return limits.tenants.get(tenant, limits.per_tenant) or None
+        (shard, tenant, _text(limits.tenants.get(tenant, limits.per_tenant) or None),
+         _text(limits.rates.get(tenant, limits.rate) or None), fairness.weights.get(tenant, 1),
+         backlog.tenants.get(tenant, 0))
+        for shard, limits, fairness, backlog in found
+        for tenant in sorted({*limits.tenants, *limits.rates, *fairness.weights, *backlog.tenants})
+    ]  # fmt: skip
+    console.table(("shard", "tenant", "limit", "per_minute", "weight", "open"), tenants)
 
 
 def _text(limit: int | None) -> str:
@@ -94,6 +133,14 @@ def _limit(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text} is not a number of requests or tokens")
     return int(text)
+
+
+def _weight_of(text: str) -> tuple[str, int | None]:
+    """The type of `TENANT=N`: the tenant and its weight, or None for that of all others."""
+    tenant, weight = _of_tenant(text)
+    if weight is not None and not 1 <= weight <= MAX_WEIGHT:
+        raise argparse.ArgumentTypeError(f"a weight is from 1 to {MAX_WEIGHT}")
+    return tenant, weight
 
 
 def _of_tenant(text: str) -> tuple[str, int | None]:

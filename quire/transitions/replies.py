@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from quire.errors import ProtocolError, QueueFull
+from quire.transitions.fairness import Fairness
 from quire.transitions.output_log import OutputRead
 from quire.transitions.values import (
     Backlog,
@@ -40,9 +41,8 @@ def claim_answer(request_id: str, owner: str, reply: Sequence[Any]) -> Claimed |
 
 
 def _claimed(request_id: str, owner: str, reply: Sequence[Any]) -> Claimed:
-    _, epoch, body, attempts, submitted_ms, fingerprint, cancel, entries, trial_tokens, arrival = (
-        reply
-    )
+    _, epoch, body, attempts, submitted_ms, fingerprint, cancel, entries, trial_tokens = reply[:9]
+    arrival, moment = reply[9:]
     if body is None:
         raise ProtocolError("the message of the request is gone")
     log = [(entry_id, _pairs(fields)) for entry_id, fields in entries]
@@ -56,6 +56,7 @@ def _claimed(request_id: str, owner: str, reply: Sequence[Any]) -> Claimed:
         cancel_requested=bool(cancel),
         trial_tokens=int(trial_tokens),
         arrival_us=int(arrival),
+        ranked_us=int(moment),
     )
 
 
@@ -113,12 +114,15 @@ _LIMITS = {
     "requests": "the backlog limit of the queue is reached: too many requests wait",
     "tokens": "the backlog limit of the queue is reached: too many tokens wait",
     "tenant": "the tenant {tenant} has as many open requests in the queue as it may",
+    "rate": "the tenant {tenant} has used its tokens per minute; try again in {seconds:.1f} s",
 }
 
 
-def full_queue(*, limit: str, tenant: str) -> QueueFull:
-    """The refusal of submit.lua."""
-    return QueueFull(_LIMITS[limit].format(tenant=tenant), limit=limit)
+def full_queue(*, limit: str, tenant: str, wait_ms: bytes | int = b"") -> QueueFull:
+    """The refusal of submit.lua. `wait_ms`: when it may be let in at the rate of its tenant."""
+    seconds = int(wait_ms) / 1000 if wait_ms else None
+    message = _LIMITS[limit].format(tenant=tenant, seconds=seconds or 0.0)
+    return QueueFull(message, limit=limit, retry_after_seconds=seconds)
 
 
 def dead_letter_of(entry_id: bytes, fields: Mapping[bytes, bytes]) -> DeadLetter:
@@ -137,7 +141,8 @@ def limit_fields(limits: QueueLimits) -> dict[str, int]:
     """The fields of the control hash that hold these limits."""
     plain = {name: getattr(limits, name) for name in _LIMIT_NAMES}
     fields = {f"max_{name}": limit for name, limit in plain.items() if limit is not None}
-    return fields | {f"max_of:{tenant}": limit for tenant, limit in limits.tenants.items()}
+    fields |= {f"max_of:{tenant}": limit for tenant, limit in limits.tenants.items()}
+    return fields | {f"max_rate_of:{tenant}": rate for tenant, rate in limits.rates.items()}
 
 
 def limits_of(fields: Mapping[bytes, bytes]) -> QueueLimits:
@@ -147,7 +152,25 @@ def limits_of(fields: Mapping[bytes, bytes]) -> QueueLimits:
         return QueueLimits(
             **{name: int(limit) for name, limit in found.items() if limit},
             tenants=_of_tenants(fields, prefix=b"max_of:"),
+            rates=_of_tenants(fields, prefix=b"max_rate_of:"),
         )
+
+
+#: The value of the field `fairness` while tenants share a queue by tokens.
+BY_TOKENS = "tokens"
+
+
+def fairness_fields(fairness: Fairness) -> dict[str, str]:
+    """The fields of the control hash that hold this."""
+    fields = {"fairness": BY_TOKENS} if fairness.by_tokens else {}
+    return fields | {f"weight:{name}": str(one) for name, one in fairness.weights.items()}
+
+
+def fairness_of(fields: Mapping[bytes, bytes]) -> Fairness:
+    """Reads the fairness among the fields of the control hash. ProtocolError."""
+    with reading("the fairness of the queue"):
+        by_tokens = fields.get(b"fairness", b"").decode() == BY_TOKENS
+        return Fairness(by_tokens, _of_tenants(fields, prefix=b"weight:"))
 
 
 def backlog_of(fields: Mapping[bytes, bytes]) -> Backlog:
@@ -173,7 +196,7 @@ def policy_of(fields: Mapping[bytes, bytes | None]) -> QueuePolicy | None:
         return QueuePolicy(name.decode(), aging_ms, size_scale)
 
 
-_LIMIT_NAMES = ("requests", "tokens", "per_tenant")
+_LIMIT_NAMES = ("requests", "tokens", "per_tenant", "rate")
 
 
 def _of_tenants(fields: Mapping[bytes, bytes], *, prefix: bytes) -> dict[str, int]:

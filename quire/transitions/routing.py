@@ -66,7 +66,7 @@ class Parting(Generic[_Request]):
             ids = [request_id for refusal in refusals for request_id in refusal.accepted]
             ids += [one.request_id for part in self._answers.values() for one in part]
             first = refusals[0]
-            raise QueueFull(str(first), limit=first.limit, accepted=tuple(ids)) from first.__cause__
+            raise first.with_accepted(tuple(ids)) from first.__cause__
         turns = {shard: iter(part) for shard, part in self._answers.items()}
         return [next(turns[shard]) for shard in self._shards]
 

@@ -85,7 +85,8 @@ class Claimed:
     after them. `fingerprint` is the one recorded at the first claim, None when this is the first.
     `trial_tokens`: how many more it should publish before others begin beside it, as it may be what
     its last workers died of; 0 for one that is no suspect. `arrival_us`: when it was queued, in
-    microseconds of Redis' clock; no two requests of a shard have the same.
+    microseconds of Redis' clock; no two requests of a shard have the same. `ranked_us`: the moment
+    by which it is ranked in place of its arrival while tenants share its class; see fairness.lua.
     """
 
     claim: Claim
@@ -97,6 +98,7 @@ class Claimed:
     cancel_requested: bool
     trial_tokens: int = 0
     arrival_us: int = 0
+    ranked_us: int = 0
 
     @property
     def num_published(self) -> int:
@@ -324,19 +326,23 @@ class QueueLimits:
     `requests` and `tokens` limit those that wait, scheduled or queued. A request counts the tokens
     of its prompt plus the most it may generate; while no tokens wait, it is let in however many
     these are. `per_tenant` is how many requests of one tenant may be open, waiting or running;
-    `tenants` has those with a limit of their own, 0 for none.
+    `tenants` has those with a limit of their own, 0 for none. `rate` is how many tokens a tenant
+    may submit per minute, prompt and most tokens of the answer; unused ones are given back at the
+    end. `rates` has the tenants with a rate of their own, 0 for none.
     """
 
     requests: int | None = None
     tokens: int | None = None
     per_tenant: int | None = None
     tenants: Mapping[str, int] = field(default_factory=dict)
+    rate: int | None = None
+    rates: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for limit in (self.requests, self.tokens, self.per_tenant):
+        for limit in (self.requests, self.tokens, self.per_tenant, self.rate):
             if limit is not None and limit < 1:
                 raise ValueError("a limit is at least 1; None is no limit")
-        if any(limit < 0 for limit in self.tenants.values()):
+        if any(limit < 0 for limit in (*self.tenants.values(), *self.rates.values())):
             raise ValueError("the limit of a tenant is not negative; 0 is no limit")
 
 

@@ -28,9 +28,17 @@ def estimated_tokens(request: GenerationRequest) -> int:
     """
     body = request.body
     prompt = body.get("messages") if request.kind == "chat.completions" else body.get("prompt")
-    given = [body.get("max_tokens"), body.get("max_completion_tokens")]
+    return min(_tokens_of(prompt) + most_tokens_of_answer(request), MAX_TOKENS_PER_REQUEST)
+
+
+def most_tokens_of_answer(request: GenerationRequest) -> int:
+    """The most tokens it may generate, the part of `estimated_tokens` that it may leave unused.
+
+    Never raises.
+    """
+    given = [request.body.get("max_tokens"), request.body.get("max_completion_tokens")]
     max_tokens = next((value for value in given if type(value) is int), _DEFAULT_MAX_TOKENS)
-    return min(_tokens_of(prompt) + max(1, max_tokens), MAX_TOKENS_PER_REQUEST)
+    return min(max(1, max_tokens), MAX_TOKENS_PER_REQUEST)
 
 
 def _tokens_of(prompt: object) -> int:

@@ -140,7 +140,7 @@ class Reception:
             priority=Priority(candidate.priority),
             now_ms=now_ms,
             received=received,
-            arrived=self._queue_clock.reading(claimed.arrival_us, now_ms=now_ms, received=received),
+            arrived=self._queue_clock.reading(claimed.ranked_us, now_ms=now_ms, received=received),
             served=self._served,
             model=self._settings.model_name,
         )

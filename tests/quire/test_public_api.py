@@ -19,7 +19,7 @@ PUBLIC_NAMES = [
     "PROTOCOL_VERSION", "AsyncClient", "AsyncGroupHandle", "AsyncHandle", "Broker",
     "BrokerUnavailable", "Cancelled",
     "Client", "Completion", "DeadlineExceeded", "DurabilityUnavailable", "ErrorInfo",
-    "Execution",
+    "Execution", "Fairness",
     "FinishReason",
     "GenerationRequest", "GroupHandle", "Handle", "InvalidRequest", "LocalRedis",
     "OutputRewound", "Priority", "ProtocolError", "QueueFull", "QueueLimits", "QuireError",

@@ -3,7 +3,7 @@
 -- KEYS  those of running.lua with one request
 -- ARGV  id, owner (fresh, so that a repeated call is recognised), fingerprint or ''
 -- Returns {'claimed', epoch, body, attempts, submitted, fingerprint before, cancel, log entries,
--- tokens on trial, arrival} or {reason, 1 when this call ended the request}. A claim consumes a
+-- tokens on trial, arrival, moment by which it is ranked} or {reason, 1 when this call ended the request}. A claim consumes a
 -- ticket of the request's class, whichever, and a few more if there are too many. It needs none:
 -- RESTORE adds those that are missing. A request that cannot be claimed leaves the rank sets.
 
@@ -34,13 +34,14 @@ end
 
 local record = fields_of(keys, 'state', 'epoch', 'owner', 'attempts', 'resumes', 'published',
   'cancel', 'deadline_ms', 'submitted_ms', 'claimed_ms', 'fingerprint', 'prefix', 'losses', 'priority',
-  'arrival')
+  'arrival', 'fair')
 
 local function answer(epoch, attempts)
   return { 'claimed', epoch, redis.call('GET', keys.body), attempts, record.submitted_ms,
     record.fingerprint or '', record.cancel == '1' and 1 or 0,
     redis.call('XRANGE', keys.output, '-', '+'),
-    trial_of(tonumber(attempts), tonumber(record.losses or '0')), arrival_of(record) }
+    trial_of(tonumber(attempts), tonumber(record.losses or '0')), arrival_of(record),
+    moment_of_record(record) }
 end
 
 if record.state == 'running' and record.owner == owner then
@@ -80,6 +81,7 @@ local epoch, attempts = int(tonumber(record.epoch) + 1), int(tonumber(record.att
 redis.call('HSET', keys.record, 'epoch', epoch, 'owner', owner, 'attempts', attempts,
   'resumed_from', record.published)
 enter(keys, id, 'running')
+pass_time(record.priority, record.fair)
 if tonumber(record.published) > 0 then
   redis.call('HINCRBY', keys.record, 'resumes', 1)
 end

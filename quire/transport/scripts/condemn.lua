@@ -66,6 +66,9 @@ local FIELDS = {
   claimed_ms = { is_number, false },
   first_token_ms = { is_number, false },
   arrival = { is_moment, false },
+  answer = { is_number, false },
+  fair = { matches('^%d+ %d+ %d+$'), false },
+  rate = { is_number, false },
   prefix = { matches('^%d+%.%d+$'), false },
 }
 

@@ -66,11 +66,12 @@ local known_policy
 -- The policy that workers announced last, see ANNOUNCE.
 local function policy_of_queue()
   if not known_policy then
-    local found = redis.call('HMGET', CONTROL, 'policy', 'aging_ms', 'size_scale')
+    local found = redis.call('HMGET', CONTROL, 'policy', 'aging_ms', 'size_scale', 'fairness')
     known_policy = {
       standing = STANDINGS[found[1] or ''] or better_class_first,
       aging = (tonumber(found[2] or '') or 0) * 1000,
       scale = math.max(1, tonumber(found[3] or '') or 1),
+      fairness = found[4],
     }
   end
   return known_policy

@@ -1,8 +1,9 @@
 -- Shared by the transitions of a request: its keys, how it is counted, and how it ends.
 --
 -- KEYS  1 open, 2 counts, 3 delay, 4 control, 5 wait, 6..9 ingress by priority, 10 place, 11..14
---       rank by priority, 15 arrival (see ranking.lua); the scripts that workers and operators call
---       have two more (see running.lua); then the keys of each request in turn.
+--       rank by priority, 15 arrival (see ranking.lua), 16..19 fair by priority, 20 rate (see
+--       fairness.lua); the scripts that workers and operators call have two more (see
+--       running.lua); then the keys of each request in turn.
 
 local OPEN, COUNTS, DELAY, WAIT = KEYS[1], KEYS[2], KEYS[3], KEYS[5]
 local PLACE = KEYS[10]
@@ -10,7 +11,7 @@ local PLACE = KEYS[10]
 -- The states before the end, and whether the request waits in them.
 local WAITS = { scheduled = true, queued = true, running = false }
 
-local next_key = 16
+local next_key = 21
 
 -- The keys of the next request: three of its own, and three of its group if its id names one.
 local function take_keys(id)
@@ -117,26 +118,53 @@ local function enter(keys, id, state)
   redis.call('HSET', keys.record, 'state', state)
 end
 
--- Puts a queued request into the rank set of its class. `record` has the fields priority and
--- deadline_ms.
-local function rank(keys, id, record, arrival)
-  local value = rank_of(record.priority, booked(id).tokens, record.deadline_ms, arrival)
-  redis.call('HSET', keys.record, 'arrival', arrival)
-  redis.call('ZADD', ranks_of(record.priority), value, id)
-end
-
 -- The arrival of a request that was queued before. A record of an older version has none.
 local function arrival_of(record)
   return record.arrival or int(tonumber(record.submitted_ms) * 1000)
 end
 
+-- The moment by which a request is ranked: its arrival, unless its tenant shares the class.
+-- `record` has the fields arrival, submitted_ms and fair.
+local function moment_of_record(record)
+  return is_fair() and parts_of(record.fair) or arrival_of(record)
+end
+
+-- The rank of a queued request. `record` has the fields priority, deadline_ms, arrival,
+-- submitted_ms and fair.
+local function rank_of_record(id, record)
+  local moment = moment_of_record(record)
+  return rank_of(record.priority, booked(id).tokens, record.deadline_ms, moment)
+end
+
+-- Puts a queued request into the rank set of its class. `record` as in `rank_of_record`.
+local function rank(keys, id, record)
+  redis.call('HSET', keys.record, 'arrival', arrival_of(record))
+  redis.call('ZADD', ranks_of(record.priority), rank_of_record(id, record), id)
+end
+
+-- Puts a request that is queued now into the rank set of its class. `record` has the fields
+-- priority, deadline_ms and fair: what was counted for its tenant when it arrived before.
+local function rank_anew(keys, id, record)
+  local now = booked(id)
+  record.arrival = new_arrival()
+  if record.fair then
+    give_back_share(record.priority, now.tenant, record.fair, 1, false)
+    redis.call('HDEL', keys.record, 'fair')
+    record.fair = false
+  end
+  if is_fair() then
+    record.fair = share_of(record.priority, now.tenant, tonumber(now.tokens), record.arrival)
+    redis.call('HSET', keys.record, 'fair', record.fair)
+  end
+  rank(keys, id, record)
+end
+
 -- Puts a queued request that is missing from its rank set back, with a ticket if one is missing.
--- Returns whether it was missing. `record` has the fields priority, deadline_ms, arrival and
--- submitted_ms.
+-- Returns whether it was missing. `record` as in `rank_of_record`.
 local function rank_again(keys, id, record)
   local is_missing = not redis.call('ZSCORE', ranks_of(record.priority), id)
   if is_missing then
-    rank(keys, id, record, arrival_of(record))
+    rank(keys, id, record)
   end
   if surplus_of(record.priority) < 0 then
     add_ticket(id, record.priority)
@@ -188,8 +216,19 @@ local function agree(keys, record)
   return { epoch = epoch, done = fields.done, state = fields.state }
 end
 
+-- Gives the tenant of a request that ends back what was counted and not used, once.
+local function return_unused(keys, id)
+  local record = fields_of(keys, 'fair', 'rate', 'priority', 'answer', 'published', 'claimed_ms')
+  if record.fair or record.rate then
+    local now = booked(id)
+    give_back(record, now.tenant, tonumber(now.tokens))
+    redis.call('HDEL', keys.record, 'fair', 'rate')
+  end
+end
+
 -- Ends a request whose log has its terminal entry: record, counts and keys. Returns the state.
 local function settle(keys, id, epoch, state, now)
+  return_unused(keys, id)
   redis.call('HSET', keys.record, 'epoch', epoch, 'finished_ms', int(now))
   redis.call('HDEL', keys.record, 'metadata')
   enter(keys, id, state)

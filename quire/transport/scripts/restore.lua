@@ -24,10 +24,8 @@ local HOLDERS = {
   queued = function(keys, id, record)
     local before = redis.call('ZSCORE', ranks_of(record.priority), id)
     local is_missing = rank_again(keys, id, record)
-    local arrival = arrival_of(record)
-    local value = rank_of(record.priority, booked(id).tokens, record.deadline_ms, arrival)
-    if before and tonumber(before) ~= tonumber(value) then
-      rank(keys, id, record, arrival)
+    if before and tonumber(before) ~= tonumber(rank_of_record(id, record)) then
+      rank(keys, id, record)
     end
     return is_missing and 'entry' or nil
   end,
@@ -46,7 +44,8 @@ local HOLDERS = {
 }
 
 local function restore(keys, id)
-  local record = fields_of(keys, 'state', 'priority', 'deadline_ms', 'arrival', 'submitted_ms')
+  local record = fields_of(keys, 'state', 'priority', 'deadline_ms', 'arrival', 'submitted_ms',
+    'fair')
   if not record.state then
     local was_open = booked(id).state ~= ''
     forget(keys, id)

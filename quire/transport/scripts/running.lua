@@ -1,9 +1,9 @@
 -- Shared by the transitions of workers and operators: the lease, the fence, queueing again.
 --
--- KEYS  those of request.lua, 16 lease, 17 dead
+-- KEYS  those of request.lua, 21 lease, 22 dead
 
-local LEASE, DEAD = KEYS[16], KEYS[17]
-next_key = 18
+local LEASE, DEAD = KEYS[21], KEYS[22]
+next_key = 23
 
 -- A dead letter is kept until it is a week old, or until this many letters, or this many bytes of
 -- requests, have been written after it.
@@ -132,8 +132,13 @@ local function enqueue(keys, id, record, is_kept, now)
   enter(keys, id, 'queued')
   wait_from(id, now, tonumber(record.deadline_ms))
   live_for(keys, SPAN_MS)
-  local before = is_kept and fields_of(keys, 'arrival', 'submitted_ms')
-  rank(keys, id, record, before and arrival_of(before) or new_arrival())
+  local before = fields_of(keys, 'arrival', 'submitted_ms', 'fair')
+  record.arrival, record.submitted_ms, record.fair = before.arrival, before.submitted_ms, before.fair
+  if is_kept then
+    rank(keys, id, record)
+  else
+    rank_anew(keys, id, record)
+  end
   add_ticket(id, record.priority)
   return 'queued'
 end

@@ -2,10 +2,11 @@
 --
 -- KEYS  those of request.lua with one request, [then idempotency key, [then record of its holder]]
 -- ARGV  id, priority, tenant, deadline or 0, metadata or '', body, id of the holder or '',
---       not before or 0, tokens, what it asks or ''
+--       not before or 0, tokens, what it asks or '', most tokens of the answer or ''
 -- Returns {outcome, id, state}: created | known | full with the limit in place of the state, or
 -- `held` with the id stored under the idempotency key: the caller then calls again and declares the
 -- record of that id. `known` by its own id has a fourth part: the request's stored `asked`, or ''.
+-- `full` at a tenant's rate has a fourth part, too: in how many ms the request may be let in.
 
 local id, priority, tenant = ARGV[FIRST], ARGV[FIRST + 1], ARGV[FIRST + 2]
 local deadline, metadata = tonumber(ARGV[FIRST + 3]), ARGV[FIRST + 4]
@@ -13,6 +14,7 @@ local body, holder = ARGV[FIRST + 5], ARGV[FIRST + 6]
 local not_before, tokens = tonumber(ARGV[FIRST + 7]), tonumber(ARGV[FIRST + 8])
 -- Opaque; an old producer does not send it.
 local asked = ARGV[FIRST + 9] or ''
+local answer = ARGV[FIRST + 10] or ''
 -- An idempotency key lives this much longer than its request would without ever running.
 local KEY_RESERVE_MS = 7 * 86400000
 
@@ -27,7 +29,7 @@ local function find_again(its, its_id, found)
 end
 
 local found = fields_of(keys, 'state', 'asked', 'priority', 'deadline_ms', 'arrival',
-  'submitted_ms')
+  'submitted_ms', 'fair')
 local state = found.state
 if state then
   find_again(keys, id, found)
@@ -42,7 +44,7 @@ if idempotency_key then
     end
     local its = { record = holder_key }
     local other = fields_of(its, 'state', 'priority', 'deadline_ms', 'arrival',
-      'submitted_ms')
+      'submitted_ms', 'fair')
     if other.state then
       find_again(its, held, other)
       return { 'known', held, other.state }
@@ -54,10 +56,15 @@ end
 -- If an earlier request of this id expired before its end, it must no longer be counted.
 forget(keys, id)
 
--- The limit that is reached, or nil. A limit of 0 is none.
+-- How long the rate of the tenant needs for the tokens, in microseconds; nil without a rate.
+local cost
+local time = redis.call('TIME')
+local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
+
+-- The limit that is reached, or nil; for a rate also the milliseconds to wait. A limit of 0 is none.
 local function limit_reached()
   local limits = redis.call('HMGET', CONTROL, 'max_requests', 'max_tokens', 'max_per_tenant',
-    'max_of:' .. tenant)
+    'max_of:' .. tenant, 'max_rate', 'max_rate_of:' .. tenant)
   local counts = redis.call('HMGET', COUNTS, 'tokens', 'tenant:' .. tenant)
   local function most(index)
     return tonumber(limits[index] or '0')
@@ -74,15 +81,22 @@ local function limit_reached()
   elseif per_tenant > 0 and tonumber(counts[2] or '0') >= per_tenant then
     return 'tenant'
   end
+  local per_minute, wait = most(limits[6] and 6 or 5), 0
+  if per_minute > 0 then
+    cost, wait = rate_of(tenant, tokens, per_minute, now_us)
+  end
+  if wait > 0 then
+    return 'rate', wait
+  end
   return nil
 end
 
-local limit = limit_reached()
+local limit, rate_wait = limit_reached()
 if limit then
-  return { 'full', id, limit }
+  return { 'full', id, limit, rate_wait }
 end
 
-local now = now_ms()
+local now = math.floor(now_us / 1000)
 local start = math.max(now, not_before)
 local wait = MAX_QUEUE_MS
 if deadline > 0 then
@@ -94,6 +108,13 @@ redis.call('SET', keys.body, body, 'PX', int(life))
 redis.call('HSET', keys.record, 'epoch', '0', 'owner', '', 'published', '0', 'attempts', '0',
   'resumes', '0', 'priority', priority, 'tenant', tenant, 'deadline_ms', int(deadline),
   'submitted_ms', int(now), 'asked', asked)
+if answer ~= '' then
+  redis.call('HSET', keys.record, 'answer', answer)
+end
+if cost then
+  take_rate(tenant, cost, now_us)
+  redis.call('HSET', keys.record, 'rate', int(cost))
+end
 if metadata ~= '' then
   redis.call('HSET', keys.record, 'metadata', metadata)
 end
@@ -110,7 +131,7 @@ live_for(keys, life)
 if state == 'scheduled' then
   redis.call('ZADD', DELAY, int(start), id)
 else
-  rank(keys, id, { priority = priority, deadline_ms = deadline }, new_arrival())
+  rank_anew(keys, id, { priority = priority, deadline_ms = deadline })
   add_ticket(id, priority)
 end
 return { 'created', id, state }

@@ -12,6 +12,7 @@ from quire.broker.broker import Broker
 from quire.broker.inspection import inspect_memory, inspect_shards
 from quire.cli import main
 from quire.errors import BrokerUnavailable, DeadlineExceeded, DurabilityUnavailable
+from quire.transitions.fairness import Fairness
 from quire.transitions.values import BackOff, Candidate, QueuePolicy
 from quire.transport.connection import connect
 from quire.wire.output import ErrorInfo, State
@@ -94,7 +95,7 @@ def test_a_producer_submits_cancels_and_reads(as_role, real_broker):
     assert {c.request_id for c in group.results(timeout=30)} == {"g~a", "g~b"}
 
 
-def test_a_gateway_submits_cancels_reads_and_hears_of_models(as_role, real_broker):
+def test_a_gateway_submits_cancels_reads_and_hears_of_models(as_role, real_broker, real_connection):
     broker = as_role("gateway")
     real_broker.beat_worker("w", "ready", {}, model="large")
     client = Client(broker)
@@ -106,6 +107,7 @@ def test_a_gateway_submits_cancels_reads_and_hears_of_models(as_role, real_broke
     assert handle.status().metadata == {"row": 1}
     assert handle.cancel() is State.RUNNING
     assert client.models() == ["large"]
+    real_connection.zadd(broker.keys.lease, {handle.request_id: 1})
     for call in (
         lambda: broker.beat_worker("w", "stopped", {}),
         lambda: broker.peek(count=1, block_seconds=0),
@@ -304,6 +306,25 @@ def test_an_operator_is_refused_the_work(as_role, real_broker):
     real_broker.submit(make_request(id="a"))
     refused(lambda: broker.claim([entry_of(broker, "a")]))
     assert real_broker.status("a").state is State.QUEUED
+
+
+@pytest.mark.parametrize("role", ["producer", "gateway"])
+def test_each_role_does_its_part_while_tenants_share_a_queue(as_role, real_broker, role):
+    operator = as_role("operator")
+    operator.set_fairness(Fairness(by_tokens=True, weights={"b": 2}))
+    operator.set_limits(QueueLimits(rate=1_000_000))
+    assert operator.fairness().weights == {"b": 2}
+    producer, worker = as_role(role), as_role("worker")
+    names = {"a": "a", "b": "b", "again": "a", "later": "b"}
+    producer.submit_many([make_request(id=name, tenant=names[name]) for name in names])
+    producer.cancel("later")
+    claims = [answer.claim for answer in worker.claim(worker.peek(count=9))]
+    worker.commit([make_item(claims[0], 0, 1, final=True)])
+    worker.release([claims[1]])
+    worker.dead_letter(claims[2], "tired")
+    (letter,) = operator.dead_letters()
+    operator.requeue(letter, keep_tokens=False)
+    assert operator.cancel(letter.request_id) is State.CANCELLED
 
 
 def test_an_observer_sees_everything_and_changes_nothing(as_role, real_broker):

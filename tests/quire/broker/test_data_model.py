@@ -12,7 +12,8 @@ from redis.crc import key_slot
 from quire.broker.broker import Broker
 from quire.errors import ProtocolError
 from quire.keys import Keys
-from quire.transitions.values import BackOff, Claimed, QueuePolicy
+from quire.transitions.fairness import Fairness
+from quire.transitions.values import BackOff, Claimed, QueueLimits, QueuePolicy
 from quire.transport.connection import connect
 from quire.transport.local_redis import URL_VARIABLE, LocalRedis
 from quire.transport.script_runner import load_source
@@ -27,7 +28,7 @@ from tests.quire.builders import (
     submit_and_claim,
 )
 
-SHARED_PARTS = {"common.lua", "ranking.lua", "request.lua", "running.lua"}
+SHARED_PARTS = {"common.lua", "ranking.lua", "fairness.lua", "request.lua", "running.lua"}
 
 TRANSITIONS = sorted(
     file.name.removesuffix(".lua")
@@ -177,9 +178,18 @@ def go_through_damage(broker, connection):
     assert broker.status("g~spoilt").state is State.FAILED
 
 
-def test_every_script_declares_all_keys_it_touches(make_broker, clockwork):
+def share_by_tokens(broker):
+    broker.set_fairness(Fairness(by_tokens=True, weights={"default": 2}))
+    broker.set_limits(QueueLimits(rate=1_000_000))
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_every_script_declares_all_keys_it_touches(make_broker, clockwork, is_shared):
     sources = {name: _WATCH_KEYS + load_source(name) for name in TRANSITIONS}
-    go_through_everything(make_broker(max_backlog=100, sources=sources), clockwork)
+    broker = make_broker(max_backlog=100, sources=sources)
+    if is_shared:
+        share_by_tokens(broker)
+    go_through_everything(broker, clockwork)
 
 
 def test_a_key_that_is_not_declared_would_be_noticed(make_broker):
@@ -204,6 +214,7 @@ def test_a_server_in_cluster_mode_runs_every_script(monkeypatch):
             time.sleep(0.02)
         broker = Broker(connection, queue="cluster")
         broker.ensure_groups()
+        share_by_tokens(broker)
         go_through_everything(broker, Clockwork(connection, broker))
 
 
@@ -225,7 +236,7 @@ def test_another_language_can_submit_with_the_script_and_msgpack_alone(broker, c
     )  # fmt: skip
     settings = [10_000, 86_400_000, 3_600_000, 5, 0, b"", b"", b"", b""]
     reply = connection.eval(
-        load_source("submit"), 18, *keys.of_producers, *keys.of_request("foreign"), *settings,
+        load_source("submit"), 23, *keys.of_producers, *keys.of_request("foreign"), *settings,
         "foreign", 2, "default", 0, b"", body, "", 0, 19,
     )  # fmt: skip
     assert reply == [b"created", b"foreign", b"queued"]
@@ -263,6 +274,7 @@ def test_what_a_request_leaves_behind_is_what_the_data_model_says(broker, connec
     assert {name.decode() for name in record} == {
         "state", "priority", "tenant", "epoch", "attempts", "resumes", "published", "owner",
         "deadline_ms", "resumed_from", "submitted_ms", "claimed_ms", "metadata", "asked", "arrival",
+        "answer",
     }  # fmt: skip
     broker.commit([make_item(claimed.claim, 0, 1, final=True)])
     left = connection.hgetall(broker.keys.request("a"))

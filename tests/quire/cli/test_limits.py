@@ -5,6 +5,7 @@ import json
 import pytest
 
 from quire.errors import QueueFull
+from quire.transitions.fairness import Fairness
 from quire.transitions.values import QueueLimits
 from tests.quire.builders import make_request
 
@@ -31,18 +32,22 @@ def test_what_is_used_stands_beside_what_may_be(quire, real_broker):
     code, out, _ = quire("limits")
     assert code == 0
     assert [line.split() for line in out.splitlines()] == [
-        ["shard", "requests", "tokens", "waiting_tokens", "per_tenant"],
-        ["0", "-", "-", "10", "2"],
+        ["shard", "requests", "tokens", "waiting_tokens", "per_tenant", "per_minute", "fairness"],
+        ["0", "-", "-", "10", "2", "-", "-"],
         [],
-        ["shard", "tenant", "limit", "open"],
-        ["0", "free", "2", "1"],
-        ["0", "gold", "5", "0"],
+        ["shard", "tenant", "limit", "per_minute", "weight", "open"],
+        ["0", "free", "2", "-", "1", "1"],
+        ["0", "gold", "5", "-", "1", "0"],
     ]
     assert json.loads(quire("limits", "--json")[1]) == {
         "shard": 0,
-        "limits": {"requests": None, "tokens": None, "per_tenant": 2, "tenants": {"gold": 5}},
+        "limits": {
+            "requests": None, "tokens": None, "per_tenant": 2, "tenants": {"gold": 5},
+            "rate": None, "rates": {},
+        },
+        "fairness": {"by_tokens": False, "weights": {}},
         "backlog": {"tokens": 10, "tenants": {"free": 1}},
-    }
+    }  # fmt: skip
 
 
 def test_a_refused_tenant_is_told_its_name(quire, real_broker):
@@ -60,9 +65,35 @@ def test_a_refused_tenant_is_told_its_name(quire, real_broker):
         ["--of", "gold"],
         ["--of", "a b=3"],
         ["--of", "gold\n=3"],
+        ["--weight", "gold=0"],
+        ["--weight", "gold=1001"],
+        ["--fairness", "requests"],
+        ["--tokens-per-minute", "-1"],
+        ["--tokens-per-minute-of", "gold"],
     ],
 )
 def test_a_limit_that_cannot_be_is_wrong_usage(quire, real_broker, wrong):
     code, out, err = quire("limits", *wrong)
     assert (code, out) == (2, "") and "error: " in err
-    assert real_broker.limits() == QueueLimits()
+    assert (real_broker.limits(), real_broker.fairness()) == (QueueLimits(), Fairness())
+
+
+def test_tenants_get_weights_and_rates_and_share_by_tokens(quire, real_broker):
+    code, out, _ = quire(
+        *("limits", "--fairness", "tokens", "--weight", "gold=3", "--weight", "free=1"),
+        *("--tokens-per-minute", "6000", "--tokens-per-minute-of", "gold=0"),
+    )
+    assert code == 0
+    assert real_broker.fairness() == Fairness(by_tokens=True, weights={"gold": 3, "free": 1})
+    assert real_broker.limits() == QueueLimits(rate=6000, rates={"gold": 0})
+    assert [line.split() for line in out.splitlines()] == [
+        ["shard", "requests", "tokens", "waiting_tokens", "per_tenant", "per_minute", "fairness"],
+        ["0", "-", "-", "0", "-", "6000", "tokens"],
+        [],
+        ["shard", "tenant", "limit", "per_minute", "weight", "open"],
+        ["0", "free", "-", "6000", "1", "0"],
+        ["0", "gold", "-", "-", "3", "0"],
+    ]
+    quire("limits", "--fairness", "none", "--weight", "gold=", "--weight", "free=")
+    quire("limits", "--tokens-per-minute", "0", "--tokens-per-minute-of", "gold=")
+    assert (real_broker.limits(), real_broker.fairness()) == (QueueLimits(), Fairness())

@@ -56,6 +56,7 @@ class Foreign:
     def run(self, transition: str, request_ids, *arguments):
         queue = ["open", "counts", "delay", "control", "wait", "in:0", "in:1", "in:2", "in:3"]
         queue += ["place", "rank:0", "rank:1", "rank:2", "rank:3", "arrival"]
+        queue += ["fair:0", "fair:1", "fair:2", "fair:3", "rate"]
         if transition == "expire":
             queue.append("lease")
         elif transition not in ("submit", "cancel"):
@@ -286,7 +287,7 @@ def test_the_document_names_every_transition_with_its_files_and_every_key():
     from quire.keys import Keys
     from quire.transport.script_runner import load_source
 
-    shared = {"common", "ranking", "request", "running"}
+    shared = {"common", "ranking", "fairness", "request", "running"}
     assert set(FILES) == {file.stem for file in SCRIPTS.glob("*.lua")} - shared
     for transition, files in FILES.items():
         texts = "\n".join((SCRIPTS / f"{file}.lua").read_text() for file in files)
@@ -295,7 +296,7 @@ def test_the_document_names_every_transition_with_its_files_and_every_key():
     others = (keys.workers, keys.survey, keys.wake("<reader>"), keys.mark, *keys.all_ingress[4:])
     for key in (*keys.of_workers, *keys.of_scripts("<group>~x"), *others):
         name = key.removeprefix(keys.prefix).replace("<group>~x", "<id>")
-        name = re.sub(r"(in|rank):\d", r"\1:<priority>", name)
+        name = re.sub(r"(in|rank|fair):\d", r"\1:<priority>", name)
         assert f"`P{name}`" in DOCUMENT, key
 
 
