@@ -3,12 +3,20 @@
 TINY   12.5 M parameters: hidden 384, 6 layers, 6 heads, 2 KV heads, vocabulary 8 k
 SMALL  134.5 M parameters, the shape of SmolLM2-135M: hidden 576, 30 layers, 9 heads, 3 KV heads
 
+Other architectures, in `ARCHITECTURES`:
+
+GEMMA3     268 M parameters, the shape of Gemma-3-270M: a head of 262 k tokens
+GEMMA2     270 M parameters: caps, heads of 256, a head of 64 k tokens
+MIXTRAL    197 M parameters: 8 experts, of which a token uses 2
+QWEN3-MOE  240 M parameters: 64 experts, of which a token uses 8
+
 With the usual standard deviation of random weights, a model with a tied embedding repeats its last
 token for ever, whatever its layers compute. Then no check of its tokens could fail. So the weights
 of projections have a larger deviation than the embedding, and all arithmetic affects the tokens.
 """
 
 from pathlib import Path
+from typing import Any
 
 #: Standard deviation of the weights of projections, and of the embedding.
 PROJECTION_SPREAD = 0.05
@@ -35,6 +43,63 @@ SHAPES = {
         "vocab_size": 49152,
     },
 }
+#: Name -> the config class of transformers, and its options.
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "GEMMA3": (
+        "Gemma3TextConfig",
+        {
+            "hidden_size": 640,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 18,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+            "sliding_window": 512,
+            "vocab_size": 262144,
+        },
+    ),
+    "GEMMA2": (
+        "Gemma2Config",
+        {
+            "hidden_size": 768,
+            "intermediate_size": 4096,
+            "num_hidden_layers": 18,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 256,
+            "sliding_window": 512,
+            "vocab_size": 65536,
+        },
+    ),
+    "MIXTRAL": (
+        "MixtralConfig",
+        {
+            "hidden_size": 512,
+            "intermediate_size": 1024,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "vocab_size": 32768,
+        },
+    ),
+    "QWEN3-MOE": (
+        "Qwen3MoeConfig",
+        {
+            "hidden_size": 512,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 192,
+            "norm_topk_prob": True,
+            "vocab_size": 32768,
+        },
+    ),
+}
 
 
 def model_folder(name: str) -> Path:
@@ -43,24 +108,29 @@ def model_folder(name: str) -> Path:
     if not (folder / "tokenizer_config.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
         _write_weights(name, folder)
-        _write_tokenizer(SHAPES[name]["vocab_size"], folder)
+        _write_tokenizer(_config_of(name)[1]["vocab_size"], folder)
     return folder
+
+
+def _config_of(name: str) -> tuple[str, dict[str, Any]]:
+    return ARCHITECTURES[name] if name in ARCHITECTURES else ("LlamaConfig", SHAPES[name])
 
 
 def _write_weights(name: str, folder: Path) -> None:
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    import transformers
 
     torch.manual_seed(0)
-    config = LlamaConfig(
-        **SHAPES[name],
+    config_class, options = _config_of(name)
+    config = getattr(transformers, config_class)(
+        **options,
         max_position_embeddings=8192,
         tie_word_embeddings=True,
         initializer_range=PROJECTION_SPREAD,
         bos_token_id=1,
         eos_token_id=2,
     )
-    model = LlamaForCausalLM(config)
+    model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(EMBEDDING_SPREAD / PROJECTION_SPREAD)
     model.to(torch.bfloat16).save_pretrained(folder)

@@ -4,20 +4,33 @@ Knows no model family: `DecoderConfig` has all differences between families. The
 compared with this one, and it serves where they cannot be built.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as functional
 
 from engine.model.causal_model import StepInputs
 from engine.model.decoder.decoder_adapters import DecoderAdapter
-from engine.model.decoder.decoder_config import DecoderConfig
-from engine.model.decoder.decoder_weights import DecoderWeights, Linear
+from engine.model.decoder.decoder_config import Activation, DecoderConfig, NotSupported
+from engine.model.decoder.decoder_weights import DecoderWeights, ExpertWeights, Linear
 from engine.model.device.kv_pool import KVPool, LayerShape
+
+#: Cosines and sines, [tokens, 1, rotary_dim / 2].
+Angles = tuple[torch.Tensor, torch.Tensor]
+ACTIVATE: Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": functional.silu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+}
 
 
 class Decoder:
-    """The common decoder. It rounds at the same points as the models of transformers."""
+    """The common decoder. It rounds at the same points as the models of transformers.
+
+    Raises:
+        NotSupported: the model has experts, and the device is no CPU: which experts a step uses
+            decides which products it launches, so it could not be captured.
+    """
 
     name = "decoder-torch"
     #: True because it uses the attention backend, and some backends read whole blocks.
@@ -29,6 +42,8 @@ class Decoder:
         weights: DecoderWeights,
         adapters: Sequence[DecoderAdapter] = (),
     ) -> None:
+        if config.experts is not None and weights.embedding.device.type != "cpu":
+            raise NotSupported("its experts are computed by this form on a CPU only")
         self.config = config
         self._adapters = {adapter.name: adapter.layers for adapter in adapters}
         self.vocab_size = config.vocab_size
@@ -36,14 +51,15 @@ class Decoder:
         self.layer_shapes: Sequence[LayerShape] = (shape,) * config.num_layers
         self.embedding = weights.embedding
         self._weights = weights
-        self._frequencies = config.inverse_frequencies.to(weights.embedding.device)
+        device = weights.embedding.device
+        self._frequencies = [one.inverse_frequencies.to(device) for one in config.rotaries]
 
     def forward(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
         factor = self.config.residual_multiplier
-        hidden, rotary = self._begin(inputs)
+        hidden, rotaries = self._begin(inputs)
         for index, layer in enumerate(self._weights.layers):
             normed = self._norm(hidden, layer.attention_norm)
-            attended = self._attend(index, normed, inputs, kv_pool, rotary)
+            attended = self._attend(index, normed, inputs, kv_pool, rotaries[index])
             attended = self._norm(attended, layer.attention_post_norm)
             hidden = hidden + scaled(attended, factor)
             activated = self._mlp(index, self._norm(hidden, layer.mlp_norm), inputs)
@@ -51,24 +67,29 @@ class Decoder:
             hidden = hidden + scaled(activated, factor)
         return self._end(hidden, inputs)
 
-    def _begin(self, inputs: StepInputs) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-        """The input of the first layer, and the rotary cosines and sines for all layers."""
+    def _begin(self, inputs: StepInputs) -> tuple[torch.Tensor, Sequence[Angles]]:
+        """The input of the first layer, and the rotary angles of each layer."""
         config = self.config
         hidden = functional.embedding(inputs.token_ids, self._weights.embedding)
         hidden = scaled(hidden, config.embedding_multiplier)
-        angles = inputs.positions[:, None].float() * self._frequencies
-        # [tokens, 1, rotary_dim / 2].
-        cosines, sines = (
-            (function(angles) * config.rotary_scaling).to(hidden.dtype)[:, None]
-            for function in (torch.cos, torch.sin)
-        )
-        return hidden, (cosines, sines)
+        found = []
+        for rotary, frequencies in zip(config.rotaries, self._frequencies, strict=True):
+            angles = inputs.positions[:, None].float() * frequencies
+            cosines, sines = (
+                (function(angles) * rotary.scaling).to(hidden.dtype)[:, None]
+                for function in (torch.cos, torch.sin)
+            )
+            found.append((cosines, sines))
+        # A layer without rotation does not use its angles.
+        return hidden, [found[index or 0] for index in config.rotary_of]
 
     def _end(self, hidden: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
         """The logits of the tokens to sample, after the last layer."""
         hidden = self._norm(hidden[inputs.logit_rows], self._weights.final_norm)
         logits, divisor = _linear(hidden, self._weights.head), self.config.logits_divisor
-        return logits if divisor == 1.0 else logits / divisor
+        logits = logits if divisor == 1.0 else logits / divisor
+        cap = self.config.logits_softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def _attend(
         self,
@@ -76,15 +97,16 @@ class Decoder:
         hidden: torch.Tensor,
         inputs: StepInputs,
         kv_pool: KVPool,
-        rotary: tuple[torch.Tensor, torch.Tensor],
+        angles: Angles,
     ) -> torch.Tensor:
         projected = self._linear(index, "qkv", hidden, inputs)
         attended = inputs.attention(
-            self._store(index, projected, inputs, kv_pool, rotary),
+            self._store(index, projected, inputs, kv_pool, angles),
             kv_pool.key_cache(index),
             kv_pool.value_cache(index),
             scaling=self.config.scaling,
             sliding_window=self.config.windows[index],
+            softcap=self.config.softcap,
         )
         return self._linear(index, "output", attended.flatten(1), inputs)
 
@@ -94,7 +116,7 @@ class Decoder:
         projected: torch.Tensor,
         inputs: StepInputs,
         kv_pool: KVPool,
-        rotary: tuple[torch.Tensor, torch.Tensor],
+        angles: Angles,
     ) -> torch.Tensor:
         """Write keys and values to their slots; return the queries, [tokens, heads, head_dim]."""
         config, layer = self.config, self._weights.layers[index]
@@ -102,25 +124,45 @@ class Decoder:
         query, key, value = torch.split(
             projected, [count * config.head_dim for count in heads], dim=-1
         )
-        if config.norms_whole_projections:
+        if config.family.norms_whole_projections:
             query, key = self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)
         query, key, value = (
             part.reshape(len(part), -1, config.head_dim) for part in (query, key, value)
         )
-        if not config.norms_whole_projections:
+        if not config.family.norms_whole_projections:
             query, key = self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)
-        if config.rotates[index]:
-            query, key = _rotate(query, *rotary), _rotate(key, *rotary)
+        if config.rotary_of[index] is not None:
+            query, key = _rotate(query, *angles), _rotate(key, *angles)
         kv_pool.write(index, key=key, value=value, slots=inputs.slots)
         return query
 
     def _mlp(self, index: int, hidden: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
+        experts = self._weights.layers[index].experts
+        if experts is not None:
+            return self._mix(experts, hidden)
         gate_up = self._linear(index, "gate_up", hidden, inputs)
         return self._linear(index, "down", self._activate(gate_up), inputs)
 
+    def _mix(self, experts: ExpertWeights, hidden: torch.Tensor) -> torch.Tensor:
+        """The weighted sum of the outputs of each token's experts, in ascending order."""
+        options = self.config.experts
+        assert options is not None
+        shares = torch.softmax(_linear(hidden, experts.router), dim=-1, dtype=torch.float32)
+        weights, chosen = shares.topk(options.num_chosen, dim=-1)
+        if options.normalizes:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        mixed = torch.zeros_like(hidden)
+        for expert in sorted({*chosen.flatten().tolist()}):
+            tokens, choices = (chosen == expert).nonzero(as_tuple=True)
+            gate_up = functional.linear(hidden[tokens], experts.gate_up[expert])
+            outputs = functional.linear(self._activate(gate_up), experts.down[expert])
+            weighted = outputs * weights[tokens, choices, None]
+            mixed.index_add_(0, tokens, weighted.to(hidden.dtype))
+        return mixed
+
     def _activate(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
-        return functional.silu(gate) * up
+        return ACTIVATE[self.config.activation](gate) * up
 
     def _linear(
         self, index: int, product: str, hidden: torch.Tensor, inputs: StepInputs
@@ -136,12 +178,16 @@ class Decoder:
     def _norm(self, hidden: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         """RMS norm over the last dimension, computed in float32; without a weight, no norm.
 
-        The result is rounded before it is multiplied by the weight, as in the models of
-        transformers. On a GPU torch's norm is one kernel.
+        A float32 weight multiplies before the result is rounded, another one after that, as in the
+        models of transformers. On a GPU torch's norm is one kernel.
         """
         if weight is None:
             return hidden
-        return weight * functional.rms_norm(hidden, hidden.shape[-1:], eps=self.config.epsilon)
+        size, epsilon = hidden.shape[-1:], self.config.epsilon
+        if weight.dtype != hidden.dtype:
+            normed = functional.rms_norm(hidden.to(weight.dtype), size, weight, epsilon)
+            return normed.to(hidden.dtype)
+        return weight * functional.rms_norm(hidden, size, eps=epsilon)
 
 
 def scaled(hidden: torch.Tensor, factor: float) -> torch.Tensor:

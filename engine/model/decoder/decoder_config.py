@@ -1,23 +1,27 @@
 """Converts a transformers config to the config of the common decoder. Reads no weights.
 
-Llama, Mistral, Qwen 2 and 3, SmolLM 3, Phi 3, Granite and OLMo 2 are one architecture with options.
-Every field of a config must be known here: with an unknown field or an unexpected value the model
-is served by the wide path. Nothing is ignored silently.
+Llama, Mistral, Mixtral, Qwen 2 and 3 and its mixtures of experts, SmolLM 3, Phi 3, Granite, OLMo 2
+and Gemma 1 to 3 are one architecture with options. Every field of a config must be known here: with
+an unknown field or an unexpected value the model is served by the wide path. Nothing is ignored
+silently.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from transformers import PreTrainedConfig
 
+from engine.model.decoder.families import FAMILIES, Family
 from engine.model.wide.transformers_model import TransformersModel
 
 #: Rotary types whose frequencies depend neither on the position nor on the sequence length.
 ROTARY_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 
-#: Model types that `DecoderConfig` can describe.
-FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "granite", "olmo2"})
+Activation = Literal["silu", "gelu_tanh"]
+#: The activations of gates, by their names in transformers.
+ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 #: Fields that `read_config` uses, directly or through the modules that were built from them.
 _READ = frozenset(
@@ -40,16 +44,31 @@ _READ = frozenset(
         "rope_parameters",
         "no_rope_layers",
         "no_rope_layer_interval",
-        # The probe has found the windows from the attention masks.
+        "hidden_act",
+        "hidden_activation",
+        "query_pre_attn_scalar",
+        "final_logit_softcapping",
+        # The probe has found the windows from the attention masks, and the caps of the scores from
+        # the calls. It refuses attention that is not causal.
         "sliding_window",
         "use_sliding_window",
         "max_window_layers",
         "layer_types",
+        "_sliding_window_pattern",
+        "attn_logit_softcapping",
+        "use_bidirectional_attention",
+        # The tensors show which layers have experts.
+        "num_local_experts",
+        "num_experts",
+        "num_experts_per_tok",
+        "moe_intermediate_size",
+        "norm_topk_prob",
+        "decoder_sparse_step",
+        "mlp_only_layers",
     }
 )
 #: Fields with the only value that `DecoderConfig` can describe.
 _EXPECTED: dict[str, object] = {
-    "hidden_act": "silu",
     "mlp_bias": False,
     "is_encoder_decoder": False,
     "chunk_size_feed_forward": 0,
@@ -77,6 +96,9 @@ _HARMLESS = frozenset(
         "attention_dropout",
         "resid_pdrop",
         "embd_pdrop",
+        "output_router_logits",
+        "router_aux_loss_coef",
+        "router_jitter_noise",
         "_name_or_path",
     }
 )
@@ -86,24 +108,53 @@ class NotSupported(Exception):
     """The fast path cannot compute this model. The message is one sentence that says why."""
 
 
+class Rotary(NamedTuple):
+    """A rotary embedding: `inverse_frequencies` is [rotary_dim / 2], float32.
+
+    Cosines and sines are multiplied by `scaling`.
+    """
+
+    inverse_frequencies: torch.Tensor
+    scaling: float
+
+
+class Experts(NamedTuple):
+    """The mixture of experts of a layer.
+
+    Args:
+        num_experts: the number of experts of a layer.
+        num_chosen: the number of experts that a token uses, those with the largest router outputs.
+        size: the number of gates of one expert.
+        normalizes: the weights of a token's experts, a softmax over all experts, are divided by
+            their sum.
+    """
+
+    num_experts: int
+    num_chosen: int
+    size: int
+    normalizes: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
     """The common decoder's sizes and options.
 
     Args:
-        rotary_dim: leading dimensions of a head that are rotated, in pairs (i, i + rotary_dim / 2).
-        inverse_frequencies: [rotary_dim / 2], float32.
-        rotary_scaling: factor of the cosines and sines.
+        experts: the experts of the layers that have any; None if no layer has.
+        activation: the activation of the gates.
         scaling: factor of the attention scores.
-        norms_whole_projections: query and key norms, if any, are over all heads together.
+        softcap: cap of the attention scores; None if they are not capped.
+        rotaries: the different rotary embeddings of the layers. Each rotates as many leading
+            dimensions of a head as the others, in pairs (i, i + rotary_dim / 2).
+        rotary_of: per layer, the index of its rotary embedding; None if it rotates nothing.
         windows: per layer, the number of keys a token sees, itself included; None for all.
-        rotates: per layer, whether queries and keys are rotated at all.
         residual_multiplier: factor of each block's output before it is added to the residual
             stream.
         logits_divisor: the logits are divided by it.
+        logits_softcap: cap of the logits; None if they are not capped.
     """
 
-    family: str
+    family: Family
     hidden_size: int
     intermediate_size: int
     num_heads: int
@@ -111,20 +162,25 @@ class DecoderConfig:
     head_dim: int
     vocab_size: int
     epsilon: float
+    experts: Experts | None
+    activation: Activation
     scaling: float
-    rotary_dim: int
-    inverse_frequencies: torch.Tensor
-    rotary_scaling: float
-    norms_whole_projections: bool
+    softcap: float | None
+    rotaries: tuple[Rotary, ...]
+    rotary_of: tuple[int | None, ...]
     windows: tuple[int | None, ...]
-    rotates: tuple[bool, ...]
     embedding_multiplier: float
     residual_multiplier: float
     logits_divisor: float
+    logits_softcap: float | None
 
     @property
     def num_layers(self) -> int:
         return len(self.windows)
+
+    @property
+    def rotary_dim(self) -> int:
+        return 2 * len(self.rotaries[0].inverse_frequencies)
 
 
 def read_config(served: TransformersModel) -> DecoderConfig:
@@ -138,14 +194,13 @@ def read_config(served: TransformersModel) -> DecoderConfig:
     (shape,) = set(served.layer_shapes) if len(set(served.layer_shapes)) == 1 else (None,)
     if shape is None or shape.key_dim != shape.value_dim:
         raise NotSupported("its layers have keys and values of different shapes")
-    rotary = _rotary(served)
-    frequencies = rotary.inv_freq.detach().float().cpu()
     scalings = {float(layer.module.scaling) for layer in served.layers}  # type: ignore[arg-type]
-    if len(scalings) != 1:
-        raise NotSupported("its layers scale their scores differently")
-    num_layers = len(served.layers)
+    softcaps = {layer.softcap for layer in served.layers}
+    if len(scalings) != 1 or len(softcaps) != 1:
+        raise NotSupported("its layers scale or cap their scores differently")
+    rotaries, rotary_of = _rotaries(served, fields)
     return DecoderConfig(
-        family=config.model_type,
+        family=FAMILIES[config.model_type],
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
         num_heads=config.num_attention_heads,
@@ -153,16 +208,17 @@ def read_config(served: TransformersModel) -> DecoderConfig:
         head_dim=shape.key_dim,
         vocab_size=served.vocab_size,
         epsilon=config.rms_norm_eps,
+        experts=_experts(fields, FAMILIES[config.model_type]),
+        activation=ACTIVATIONS[_activation_of(fields)[1]],
         scaling=scalings.pop(),
-        rotary_dim=2 * len(frequencies),
-        inverse_frequencies=frequencies,
-        rotary_scaling=float(rotary.attention_scaling),
-        norms_whole_projections=config.model_type == "olmo2",
+        softcap=softcaps.pop(),
+        rotaries=rotaries,
+        rotary_of=rotary_of,
         windows=tuple(layer.sliding_window for layer in served.layers),
-        rotates=tuple(map(bool, fields.get("no_rope_layers") or [True] * num_layers)),
-        embedding_multiplier=float(fields.get("embedding_multiplier", 1.0)),
+        embedding_multiplier=_embedding_multiplier(served, fields),
         residual_multiplier=float(fields.get("residual_multiplier", 1.0)),
         logits_divisor=float(fields.get("logits_scaling", 1.0)),
+        logits_softcap=fields.get("final_logit_softcapping"),
     )
 
 
@@ -180,13 +236,67 @@ def _checked_fields(config: PreTrainedConfig) -> dict[str, Any]:
             raise NotSupported(f"its config has {name} = {values[name]!r}")
     if values.get("quantization_config"):
         raise NotSupported("its weights are quantized")
-    return {name: value for name, value in values.items() if name in own}
+    fields = {name: value for name, value in values.items() if name in own}
+    name, activation = _activation_of(fields)
+    if activation not in ACTIVATIONS:
+        raise NotSupported(f"its config has {name} = {activation!r}")
+    return fields
 
 
-def _rotary(served: TransformersModel) -> Any:
-    """The model's own rotary module, which has resolved the config's several notations."""
-    rotary: Any = getattr(served.model.base_model, "rotary_emb", None)
-    kind = getattr(rotary, "rope_type", None)
+def _activation_of(fields: Mapping[str, Any]) -> tuple[str, Any]:
+    """The name and the value of the field with the activation of the gates."""
+    name = "hidden_activation" if "hidden_activation" in fields else "hidden_act"
+    return name, fields[name]
+
+
+def _experts(fields: Mapping[str, Any], family: Family) -> Experts | None:
+    count = fields.get("num_local_experts", fields.get("num_experts"))
+    if not count:
+        return None
+    return Experts(
+        num_experts=count,
+        num_chosen=fields["num_experts_per_tok"],
+        size=fields.get("moe_intermediate_size", fields["intermediate_size"]),
+        normalizes=fields.get("norm_topk_prob", family.normalizes_experts),
+    )
+
+
+def _embedding_multiplier(served: TransformersModel, fields: Mapping[str, Any]) -> float:
+    """The factor of the embeddings, rounded to their type as the model's own module rounds it."""
+    embedding: Any = served.model.get_input_embeddings()
+    scale = getattr(embedding, "embed_scale", None)
+    if scale is None:
+        return float(fields.get("embedding_multiplier", 1.0))
+    return float(scale.to(embedding.weight.dtype))
+
+
+def _rotaries(
+    served: TransformersModel, fields: Mapping[str, Any]
+) -> tuple[tuple[Rotary, ...], tuple[int | None, ...]]:
+    """The model's rotary embeddings, and the index of the one that each layer uses.
+
+    They are read from the model's own module, which has resolved the config's several notations. A
+    module with several embeddings has one for each type of layer.
+    """
+    module: Any = getattr(served.model.base_model, "rotary_emb", None)
+    kinds = getattr(module, "rope_type", None)
+    num_layers = len(served.layers)
+    if isinstance(kinds, dict):
+        names = list(kinds)
+        rotaries = tuple(_rotary(module, kinds[name], f"{name}_") for name in names)
+        rotary_of = [names.index(name) for name in fields["layer_types"]]
+    else:
+        rotaries, rotary_of = (_rotary(module, kinds, ""),), [0] * num_layers
+    if len({len(rotary.inverse_frequencies) for rotary in rotaries}) != 1:
+        raise NotSupported("its layers rotate different numbers of dimensions")
+    rotates = fields.get("no_rope_layers") or [True] * num_layers
+    return rotaries, tuple(
+        index if rotated else None for index, rotated in zip(rotary_of, rotates, strict=True)
+    )
+
+
+def _rotary(module: Any, kind: object, prefix: str) -> Rotary:
     if kind not in ROTARY_TYPES:
         raise NotSupported(f"its rotary embedding has the type {kind!r}")
-    return rotary
+    frequencies = getattr(module, f"{prefix}inv_freq").detach().float().cpu()
+    return Rotary(frequencies, float(getattr(module, f"{prefix}attention_scaling")))

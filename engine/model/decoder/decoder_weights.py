@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.model.decoder.decoder_config import DecoderConfig, NotSupported
+from engine.model.decoder.families import Family
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +21,29 @@ class Linear:
     bias: torch.Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """The experts of a layer: [experts, 2 * size, hidden] and [experts, hidden, size].
+
+    The outputs of `gate_up` are all gates, then all ups. The router has one output per expert.
+    """
+
+    router: Linear
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
     """The weights of one layer. A norm that the model does not have is None.
 
+    The weights of norms include the family's offset. They are float32 if the family's norms
+    multiply in float32.
+
     Args:
         qkv: its outputs are all query heads, then all key heads, then all value heads.
-        gate_up: its outputs are all gates, then all ups.
+        gate_up: its outputs are all gates, then all ups. None, like `down`, in a layer with
+            experts.
     """
 
     attention_norm: torch.Tensor | None
@@ -36,8 +53,9 @@ class LayerWeights:
     output: Linear
     attention_post_norm: torch.Tensor | None
     mlp_norm: torch.Tensor | None
-    gate_up: Linear
-    down: Linear
+    gate_up: Linear | None
+    down: Linear | None
+    experts: ExpertWeights | None
     mlp_post_norm: torch.Tensor | None
 
 
@@ -57,12 +75,12 @@ def read_weights(config: DecoderConfig, state: Mapping[str, torch.Tensor]) -> De
     Raises:
         NotSupported: a tensor is missing, unknown, or has an unexpected shape.
     """
-    source = _Source(state)
+    source = _Source(state, config.family)
     layers = tuple(_layer(config, source, index) for index in range(config.num_layers))
     weights = DecoderWeights(
         embedding=source.take("model.embed_tokens.weight"),
         layers=layers,
-        final_norm=source.take("model.norm.weight"),
+        final_norm=source.norm("model.norm"),
         head=Linear(source.take("lm_head.weight")),
     )
     if source.left:
@@ -74,8 +92,9 @@ def read_weights(config: DecoderConfig, state: Mapping[str, torch.Tensor]) -> De
 class _Source:
     """Tensors by name; `left` has the names of unused ones."""
 
-    def __init__(self, state: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, state: Mapping[str, torch.Tensor], family: Family) -> None:
         self._state = state
+        self._family = family
         self.left = set(state)
 
     def take(self, name: str) -> torch.Tensor:
@@ -84,8 +103,26 @@ class _Source:
         self.left.discard(name)
         return self._state[name].detach()
 
+    def has(self, name: str) -> bool:
+        return name in self._state
+
     def take_any(self, name: str) -> torch.Tensor | None:
-        return self.take(name) if name in self._state else None
+        return self.take(name) if self.has(name) else None
+
+    def norm(self, name: str) -> torch.Tensor:
+        """The weight of a norm, with the family's offset; see `LayerWeights`."""
+        weight = self.take(f"{name}.weight")
+        if not self._family.norms_round_once:
+            return weight
+        return weight.float() + self._family.norm_offset
+
+    def norm_of(self, prefix: str, name: str | None) -> torch.Tensor | None:
+        """The weight of a norm that the family may not have."""
+        return None if name is None else self.norm(f"{prefix}.{name}")
+
+    def head_norm(self, name: str) -> torch.Tensor | None:
+        """The weight of a norm that the model may not have."""
+        return self.norm(name) if self.has(f"{name}.weight") else None
 
     def linear(self, prefix: str, *names: str) -> Linear:
         """Fuse linear layers that have the same input."""
@@ -102,43 +139,60 @@ class _Source:
 def _layer(config: DecoderConfig, source: _Source, index: int) -> LayerWeights:
     layer = f"model.layers.{index}"
     attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
-    fused = config.family == "phi3"
-    # `post_attention_layernorm` is the norm before the MLP in most families, but the norm after the
-    # attention in OLMo 2.
-    post = config.family == "olmo2"
-    before_mlp = None if post else source.take(f"{layer}.post_attention_layernorm.weight")
-    after_attention = source.take(f"{layer}.post_attention_layernorm.weight") if post else None
+    family = config.family
+    experts = None
+    if source.has(f"{mlp}.gate.weight"):
+        experts = ExpertWeights(
+            source.linear(mlp, "gate"),
+            source.take(f"{mlp}.experts.gate_up_proj"),
+            source.take(f"{mlp}.experts.down_proj"),
+        )
     return LayerWeights(
-        attention_norm=None if post else source.take(f"{layer}.input_layernorm.weight"),
-        qkv=source.linear(attention, *(("qkv_proj",) if fused else ("q_proj", "k_proj", "v_proj"))),
-        query_norm=source.take_any(f"{attention}.q_norm.weight"),
-        key_norm=source.take_any(f"{attention}.k_norm.weight"),
+        attention_norm=source.norm_of(layer, family.attention_norm),
+        qkv=source.linear(attention, *family.qkv),
+        query_norm=source.head_norm(f"{attention}.q_norm"),
+        key_norm=source.head_norm(f"{attention}.k_norm"),
         output=source.linear(attention, "o_proj"),
-        attention_post_norm=after_attention,
-        mlp_norm=before_mlp,
-        gate_up=source.linear(mlp, *(("gate_up_proj",) if fused else ("gate_proj", "up_proj"))),
-        down=source.linear(mlp, "down_proj"),
-        mlp_post_norm=source.take(f"{layer}.post_feedforward_layernorm.weight") if post else None,
+        attention_post_norm=source.norm_of(layer, family.attention_post_norm),
+        mlp_norm=source.norm_of(layer, family.mlp_norm),
+        gate_up=None if experts else source.linear(mlp, *family.gate_up),
+        down=None if experts else source.linear(mlp, "down_proj"),
+        experts=experts,
+        mlp_post_norm=source.norm_of(layer, family.mlp_post_norm),
     )
 
 
 def _check_shapes(config: DecoderConfig, weights: DecoderWeights) -> None:
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    norm_sizes = (queries, keys) if config.norms_whole_projections else (config.head_dim,) * 2
+    whole = config.family.norms_whole_projections
+    norm_sizes = (queries, keys) if whole else (config.head_dim, config.head_dim)
     for layer in weights.layers:
-        found = {
+        found: dict[str, tuple[torch.Tensor | None, tuple[int, ...]]] = {
             "qkv": (layer.qkv.weight, (queries + 2 * keys, hidden)),
             "output": (layer.output.weight, (hidden, queries)),
-            "gate_up": (layer.gate_up.weight, (2 * inner, hidden)),
-            "down": (layer.down.weight, (hidden, inner)),
             "query_norm": (layer.query_norm, norm_sizes[:1]),
             "key_norm": (layer.key_norm, norm_sizes[1:]),
         }
+        if layer.gate_up is not None and layer.down is not None:
+            found["gate_up"] = layer.gate_up.weight, (2 * inner, hidden)
+            found["down"] = layer.down.weight, (hidden, inner)
+            if layer.gate_up.bias is not None:
+                raise NotSupported("its gates have a bias")
+        if layer.experts is not None:
+            count, size = _experts_of(config)
+            found["router"] = layer.experts.router.weight, (count, hidden)
+            found["experts' gate_up"] = layer.experts.gate_up, (count, 2 * size, hidden)
+            found["experts' down"] = layer.experts.down, (count, hidden, size)
         for name, (tensor, shape) in found.items():
             if tensor is not None and tuple(tensor.shape) != shape:
                 raise NotSupported(f"its {name} is {tuple(tensor.shape)} instead of {shape}")
         if (layer.query_norm is None) != (layer.key_norm is None):
             raise NotSupported("it norms only one of queries and keys")
-        if layer.gate_up.bias is not None:
-            raise NotSupported("its gates have a bias")
+
+
+def _experts_of(config: DecoderConfig) -> tuple[int, int]:
+    """The number of experts of a layer, and their size."""
+    if config.experts is None:
+        raise NotSupported("it has experts that its config does not mention")
+    return config.experts.num_experts, config.experts.size

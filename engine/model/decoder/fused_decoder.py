@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from engine.model.causal_model import StepInputs
-from engine.model.decoder.decoder import Decoder, scaled
+from engine.model.decoder.decoder import Angles, Decoder, scaled
 from engine.model.decoder.decoder_adapters import DecoderAdapter
 from engine.model.decoder.decoder_config import DecoderConfig, NotSupported
 from engine.model.decoder.decoder_weights import DecoderWeights
@@ -29,7 +29,7 @@ class FusedDecoder(Decoder):
     """`Decoder` on a device for which Triton has a compiler.
 
     Raises:
-        NotSupported: the model has norms over all heads, or after its blocks.
+        NotSupported: the model has norms or activations that the kernels do not compute.
         KernelsUnavailable: Triton is not installed. `forward` also raises it: Triton cannot compile
             its kernels here.
     """
@@ -43,8 +43,11 @@ class FusedDecoder(Decoder):
         adapters: Sequence[DecoderAdapter] = (),
     ) -> None:
         first = weights.layers[0]
-        if config.norms_whole_projections or first.attention_norm is None:
+        has_post_norms = first.attention_norm is None or first.attention_post_norm is not None
+        if config.family.norms_whole_projections or has_post_norms:
             raise NotSupported("its norms over all heads or after a block are not fused")
+        if config.family.norms_round_once or config.activation != "silu":
+            raise NotSupported("its norms in float32 or its activations are not fused")
         super().__init__(config, weights, adapters)
         try:
             from engine.model.decoder import fused_kernels
@@ -54,11 +57,11 @@ class FusedDecoder(Decoder):
 
     def forward(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
         factor = self.config.residual_multiplier
-        hidden, rotary = self._begin(inputs)
+        hidden, rotaries = self._begin(inputs)
         added: torch.Tensor | None = None
         for index, layer in enumerate(self._weights.layers):
             hidden, normed = self._add_and_norm(hidden, added, layer.attention_norm)
-            attended = self._attend(index, normed, inputs, kv_pool, rotary)
+            attended = self._attend(index, normed, inputs, kv_pool, rotaries[index])
             hidden, normed = self._add_and_norm(hidden, scaled(attended, factor), layer.mlp_norm)
             added = scaled(self._mlp(index, normed, inputs), factor)
         assert added is not None
@@ -70,7 +73,7 @@ class FusedDecoder(Decoder):
         projected: torch.Tensor,
         inputs: StepInputs,
         kv_pool: KVPool,
-        rotary: tuple[torch.Tensor, torch.Tensor],
+        angles: Angles,
     ) -> torch.Tensor:
         config, layer = self.config, self._weights.layers[index]
         query = projected.new_empty(len(projected), config.num_heads, config.head_dim)
@@ -83,7 +86,7 @@ class FusedDecoder(Decoder):
             # The kernel needs a pointer, but does not read it without norms.
             layer.query_norm if norms else projected,
             layer.key_norm if norms else projected,
-            *rotary,
+            *angles,
             blocks,
             offsets,
             query,
@@ -99,7 +102,7 @@ class FusedDecoder(Decoder):
             HALF=config.rotary_dim // 2,
             BLOCK_SIZE=kv_pool.block_size,
             NORMS=norms,
-            ROTATES=config.rotates[index],
+            ROTATES=config.rotary_of[index] is not None,
             # One head is little work for a program, and there are many programs.
             num_warps=1,
         )

@@ -7,7 +7,7 @@ import torch
 
 from engine.model.causal_model import StepInputs
 from engine.model.decoder.decoder_adapters import PRODUCTS, Addition, DecoderAdapter
-from engine.model.decoder.decoder_weights import DecoderWeights
+from engine.model.decoder.decoder_weights import DecoderWeights, Linear
 from engine.model.kernels.library import AdditionStruct
 from engine.model.kernels.packing import LANES, PER_WORD, interleave, pack
 
@@ -26,7 +26,7 @@ class PackedAdapters:
         #: [adapters][layers][products], flat.
         self.table = (AdditionStruct * size)(
             *(
-                _packed(additions.get(name, ()), getattr(layer, name).weight, name, keep)
+                _packed(additions.get(name, ()), getattr(layer, name), name, keep)
                 for adapter in adapters
                 for layer, additions in zip(weights.layers, adapter.layers, strict=True)
                 for name in PRODUCTS
@@ -47,15 +47,17 @@ class PackedAdapters:
 
 
 def _packed(
-    additions: Sequence[Addition], weight: torch.Tensor, product: str, keep: Keep
+    additions: Sequence[Addition], linear: Linear | None, product: str, keep: Keep
 ) -> AdditionStruct:
-    """The addition of one adapter to a product with `weight`; a struct of zeros for none.
+    """The addition of one adapter to a product with `linear`; a struct of zeros for none.
 
     The parts of a fused product (such as queries, keys and values) are concatenated in `down`, each
     padded to whole words. A strip of outputs is multiplied only by the words of its own part.
     """
     if not additions:
         return AdditionStruct()
+    assert linear is not None, "an adapter changes only layers that the model has"
+    weight = linear.weight
     per_word = PER_WORD[weight.dtype]
     ends = np.cumsum([-(-part.rank // per_word) * per_word for _, part in additions]).tolist()
     rank = ends[-1]

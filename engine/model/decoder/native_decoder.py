@@ -6,8 +6,9 @@ same logits, bit for bit.
 """
 
 import ctypes
+import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,22 @@ import torch
 
 from engine.model.causal_model import StepInputs
 from engine.model.decoder.decoder_adapters import DecoderAdapter
-from engine.model.decoder.decoder_config import DecoderConfig, NotSupported
-from engine.model.decoder.decoder_weights import DecoderWeights, LayerWeights, Linear
+from engine.model.decoder.decoder_config import Activation, DecoderConfig, Experts, NotSupported
+from engine.model.decoder.decoder_weights import (
+    DecoderWeights,
+    ExpertWeights,
+    LayerWeights,
+    Linear,
+)
 from engine.model.decoder.native_adapters import PackedAdapters
 from engine.model.device.kv_pool import KVPool, LayerShape
 from engine.model.kernels.build import Variant
 from engine.model.kernels.library import (
+    ExpertsStruct,
     LayerStruct,
     LinearStruct,
     ModelStruct,
+    RotaryStruct,
     StepStruct,
     build_of,
     load_library,
@@ -38,6 +46,12 @@ SLAB_BYTES = 1 << 26
 ALIGNMENT = 64
 #: Smaller results use torch's allocator: it does not return blocks of their size to the system.
 REUSED_BYTES = 1 << 24
+#: The factors `linear` and `cubic` of each activation; Gate in kernels/layers.h.
+GATES: Mapping[Activation, tuple[float, float]] = {
+    "silu": (1.0, 0.0),
+    "gelu_tanh": (2 * math.sqrt(2 / math.pi), 2 * math.sqrt(2 / math.pi) * 0.044715),
+}
+NO_EXPERTS = Experts(num_experts=0, num_chosen=0, size=0, normalizes=False)
 
 _Pointers = ctypes.Array[ctypes.c_void_p]
 
@@ -76,12 +90,19 @@ class NativeDecoder:
         self.build = build_of(self._library)
         self.embedding = weights.embedding.contiguous()
         self._slabs: list[torch.Tensor] = []
+        self._structs: list[ctypes.Structure] = []
         self._room = 0  # Bytes left in the last slab.
         self._pool: weakref.ref[KVPool] | None = None
         self._head_outputs = weights.head.weight.shape[0]
         self._logits = ReusedBuffer()
         self._layers = (LayerStruct * config.num_layers)(
             *(self._layer(config, index, layer) for index, layer in enumerate(weights.layers))
+        )
+        self._rotaries = (RotaryStruct * len(config.rotaries))(
+            *(
+                RotaryStruct(self._floats(rotary.inverse_frequencies), rotary.scaling)
+                for rotary in config.rotaries
+            )
         )
         self._adapters = PackedAdapters(weights, adapters, self._keep)
         model = self._model(config, weights)
@@ -151,6 +172,8 @@ class NativeDecoder:
         return self._pointers
 
     def _model(self, config: DecoderConfig, weights: DecoderWeights) -> ModelStruct:
+        linear, cubic = GATES[config.activation]
+        experts = config.experts or NO_EXPERTS
         return ModelStruct(
             is_bfloat16=weights.embedding.dtype == torch.bfloat16,
             num_layers=config.num_layers,
@@ -161,15 +184,23 @@ class NativeDecoder:
             rotary_dim=config.rotary_dim,
             intermediate_size=config.intermediate_size,
             vocab_size=config.vocab_size,
-            norms_whole_projections=config.norms_whole_projections,
+            num_rotaries=len(config.rotaries),
+            num_experts=experts.num_experts,
+            num_chosen=experts.num_chosen,
+            expert_size=experts.size,
+            normalizes_chosen=experts.normalizes,
+            norms_whole_projections=config.family.norms_whole_projections,
             epsilon=config.epsilon,
             scaling=config.scaling,
-            rotary_scaling=config.rotary_scaling,
+            softcap=config.softcap or 0.0,
+            gate_linear=linear,
+            gate_cubic=cubic,
             embedding_multiplier=config.embedding_multiplier,
             residual_multiplier=config.residual_multiplier,
             logits_divisor=config.logits_divisor,
+            logits_softcap=config.logits_softcap or 0.0,
             embedding=self.embedding.data_ptr(),
-            inverse_frequencies=self._floats(config.inverse_frequencies),
+            rotaries=self._rotaries,
             final_norm=self._floats(weights.final_norm),
             head=self._linear(weights.head),
             layers=self._layers,
@@ -187,11 +218,26 @@ class NativeDecoder:
             mlp_post_norm=self._floats(layer.mlp_post_norm),
             qkv=self._linear(layer.qkv),
             output=self._linear(layer.output),
-            gate_up=self._linear(Linear(interleave(layer.gate_up.weight))),
-            down=self._linear(layer.down),
+            gate_up=self._gate_up(layer.gate_up),
+            down=LinearStruct() if layer.down is None else self._linear(layer.down),
+            experts=None if layer.experts is None else self._experts(layer.experts),
             window=config.windows[index] or 0,
-            rotates=config.rotates[index],
+            rotary=-1 if (rotary := config.rotary_of[index]) is None else rotary,
         )
+
+    def _gate_up(self, linear: Linear | None) -> LinearStruct:
+        return LinearStruct() if linear is None else self._linear(Linear(interleave(linear.weight)))
+
+    def _experts(self, experts: ExpertWeights) -> Any:
+        """A pointer to the experts of a layer, which live as long as the decoder."""
+        array = LinearStruct * len(experts.gate_up)
+        struct = ExpertsStruct(
+            router=self._linear(experts.router),
+            gate_up=array(*(self._gate_up(Linear(one)) for one in experts.gate_up)),
+            down=array(*(self._linear(Linear(one)) for one in experts.down)),
+        )
+        self._structs.append(struct)
+        return ctypes.pointer(struct)
 
     def _linear(self, linear: Linear) -> LinearStruct:
         outputs, inputs = linear.weight.shape
@@ -264,6 +310,7 @@ def _check(config: DecoderConfig, weights: DecoderWeights) -> None:
         config.intermediate_size,
         config.head_dim,
         config.num_heads * config.head_dim,
+        (config.experts or NO_EXPERTS).size,
     )
     if any(size % 2 for size in sizes) or config.head_dim > MAX_HEAD_DIM:
         raise NotSupported(

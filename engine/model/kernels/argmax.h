@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-#include "vector.h"
+#include "layers.h"
 
 namespace quire {
 
@@ -21,8 +21,8 @@ class RowArgmax {
   static constexpr int64_t ROW_SIZE = 2 * LANES;  // In floats.
 
   // `memory` has ROW_SIZE floats for each row; columns from `limit` on are padding and ignored.
-  RowArgmax(float* memory, int64_t limit, float factor)
-      : best_(memory), limit_(limit), factor_(factor) {}
+  RowArgmax(float* memory, int64_t limit, const LogitScale& scale)
+      : best_(memory), limit_(limit), scale_(scale) {}
 
   void clear(int64_t rows) const {
     for (int64_t r = 0; r < rows; r++) {
@@ -37,7 +37,7 @@ class RowArgmax {
       return;
     }
     float* const best = best_ + row * ROW_SIZE;
-    value = value * factor_;
+    value = scale_(value);
     const Vector values = load<Vector>(best);
     const Integers strips = load<Integers>(best + LANES);
     const Integers better = (value > values) | (value != value);
@@ -48,7 +48,7 @@ class RowArgmax {
   void scalar(int64_t row, int64_t column, float value) const {
     if (column >= limit_) return;
     float* const best = best_ + row * ROW_SIZE + column % LANES;
-    value = value * factor_;
+    value = scale_(value);
     if (!(value > *best) && !std::isnan(value)) return;
     const int32_t strip = (int32_t)(column / LANES);
     *best = value;
@@ -77,7 +77,7 @@ class RowArgmax {
  private:
   float* const best_;
   const int64_t limit_;
-  const float factor_;
+  const LogitScale scale_;
 };
 
 }  // namespace quire

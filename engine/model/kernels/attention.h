@@ -32,12 +32,14 @@ class SpanWorker {
 
  public:
   SpanWorker(const CacheShape& cache, const Element* key_cache, const Element* value_cache,
-             int64_t group, float scaling, float* memory)
+             int64_t group, float scaling, float softcap, float* memory)
       : cache_(cache),
         key_cache_(key_cache),
         value_cache_(value_cache),
         group_(group),
-        scaling_(scaling * LOG2_E) {
+        softcap_(softcap),
+        factor_(scaling),
+        scaling_((softcap > 0.0f ? 1.0f : scaling) * LOG2_E) {
     width_ = padded(cache.head_dim);
     const int64_t rows = max_rows(group);
     scores_ = memory;
@@ -75,6 +77,7 @@ class SpanWorker {
       list_strips(keys, next_keys);
       score(rows_of_head, queries, head_stride, keys);
       const int64_t num_keys = keys.last - keys.first;
+      if (softcap_ > 0.0f) cap_scores(num_rows, num_keys);
       const auto visible = [&](int64_t r) {
         const int64_t position = first_position + r % rows_of_head / group_;
         return VisibleKeys(window > 0 ? position - window + 1 - keys.first : 0,
@@ -132,6 +135,15 @@ class SpanWorker {
       for (int64_t head = 0; head < keys.num_heads; head++)
         score_strips(rows, queries.offset_by(head * head_stride), keys, head, first, count);
     }
+  }
+
+  // Scales and caps the scores. Those of masked keys may be anything, before and after.
+  void cap_scores(int64_t rows, int64_t num_keys) {
+    for (int64_t r = 0; r < rows; r++)
+      for (int64_t key = 0; key < num_keys; key += LANES) {
+        float* const score = scores_ + r * SPAN + key;
+        store(score, capped(load<Vector>(score) * factor_, softcap_));
+      }
   }
 
   void score_strips(int64_t rows, const RoundedRow<Row>& queries, const KeyRange& keys,
@@ -295,7 +307,9 @@ class SpanWorker {
   const CacheShape cache_;
   const Element *const key_cache_, *const value_cache_;  // The layer's caches.
   const int64_t group_;
-  const float scaling_;
+  // The cap of the scores, or 0; their factor before the cap; and their factor as exponents of two,
+  // after the cap.
+  const float softcap_, factor_, scaling_;
   int64_t width_;
   float* scores_;
   typename Row::Element* weights_;

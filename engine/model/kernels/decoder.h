@@ -13,13 +13,26 @@ struct QuireLinear {
   int64_t inputs, outputs;
 };
 
+// The experts of a layer: a router with one output per expert, and the matrices of each expert.
+struct QuireExperts {
+  QuireLinear router;
+  const QuireLinear *gate_up, *down;
+};
+
 struct QuireLayer {
   const float *attention_norm, *query_norm, *key_norm, *attention_post_norm;
   const float *mlp_norm, *mlp_post_norm;
   // The strips of gate_up alternate: a strip of gates, a strip of ups.
   QuireLinear qkv, output, gate_up, down;
-  int64_t window;   // Keys a token sees, itself included; 0 for all.
-  int64_t rotates;  // Whether queries and keys are rotated.
+  const QuireExperts* experts;  // Instead of gate_up and down, or null.
+  int64_t window;  // Keys a token sees, itself included; 0 for all.
+  int64_t rotary;  // The index of its rotary embedding; negative: nothing is rotated.
+};
+
+// A rotary embedding: rotary_dim / 2 frequencies, and a factor of the cosines and sines.
+struct QuireRotary {
+  const float* inverse_frequencies;
+  float scaling;
 };
 
 // Sixteen outputs of an adapter's `up` matrix: a strip of `words` words. It is multiplied with the
@@ -40,12 +53,18 @@ struct QuireAddition {
 
 struct QuireModel {
   int64_t is_bfloat16, num_layers, hidden_size, num_heads, num_kv_heads, head_dim, rotary_dim;
-  int64_t intermediate_size, vocab_size;
+  int64_t intermediate_size, vocab_size, num_rotaries;
+  // All experts of a layer, those of a token, the inputs of `down`, and whether the weights of a
+  // token's experts are divided by their sum.
+  int64_t num_experts, num_chosen, expert_size, normalizes_chosen;
   int64_t norms_whole_projections;  // Whether query_norm and key_norm are over all heads together.
-  float epsilon, scaling, rotary_scaling;
+  float epsilon, scaling;
+  float softcap;                  // Cap of the attention scores; 0 for none.
+  float gate_linear, gate_cubic;  // The activation of gates, see layers.h.
   float embedding_multiplier, residual_multiplier, logits_divisor;
+  float logits_softcap;  // 0 for none.
   const void* embedding;
-  const float* inverse_frequencies;
+  const QuireRotary* rotaries;
   const float* final_norm;
   QuireLinear head;
   const QuireLayer* layers;

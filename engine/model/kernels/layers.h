@@ -69,23 +69,52 @@ inline void rotate(float* head, const float* cosines, const float* sines, int64_
   }
 }
 
-inline Vector gated(Vector gate, Vector up) {
-  // Below -80, exponential() would leave the range in which it is accurate; silu is 0 there.
-  const Vector limit = broadcast(-80.0f);
-  const Vector bounded = gate < limit ? limit : gate;
-  return gate / (1.0f + exponential(-bounded)) * up;
-}
+// The activation of a gate x, times the up: x * sigmoid(x * (linear + cubic * x^2)) * up. This is
+// SiLU for (1, 0). Since sigmoid(2 y) = (1 + tanh(y)) / 2, it is also the tanh form of GELU,
+// Hendrycks and Gimpel, Gaussian Error Linear Units.
+struct Gate {
+  float linear, cubic;
 
-// Writers of a linear layer's outputs, times a factor: a vector or a scalar at a time.
+  Vector operator()(Vector gate, Vector up) const {
+    const Vector exponent = gate * (linear + cubic * (gate * gate));
+    // Below -80, exponential() would leave the range in which it is accurate; the result is 0
+    // there.
+    const Vector limit = broadcast(-80.0f);
+    const Vector bounded = exponent < limit ? limit : exponent;
+    return gate / (1.0f + exponential(-bounded)) * up;
+  }
+};
+
+// The last operations on a logit: a factor, and a soft cap (0 for none).
+struct LogitScale {
+  float factor, cap;
+
+  Vector operator()(Vector logits) const {
+    const Vector value = logits * factor;
+    return cap > 0.0f ? capped(value, cap) : value;
+  }
+  float operator()(float logit) const { return (*this)(broadcast(logit))[0]; }
+};
+
+// Writers of a linear layer's outputs: a vector or a scalar at a time.
 struct Assign {
   float* to;
   int64_t stride;
-  float factor;
   void vector(int64_t row, int64_t column, Vector value) const {
-    store(to + row * stride + column, value * factor);
+    store(to + row * stride + column, value);
+  }
+  void scalar(int64_t row, int64_t column, float value) const { to[row * stride + column] = value; }
+};
+
+struct AssignLogits {
+  float* to;
+  int64_t stride;
+  LogitScale scale;
+  void vector(int64_t row, int64_t column, Vector value) const {
+    store(to + row * stride + column, scale(value));
   }
   void scalar(int64_t row, int64_t column, float value) const {
-    to[row * stride + column] = value * factor;
+    to[row * stride + column] = scale(value);
   }
 };
 

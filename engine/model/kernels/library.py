@@ -8,7 +8,7 @@ from typing import Any
 from engine.model.kernels.build import KernelsUnavailable, Variant, library_path
 
 #: What `quire_abi` of decoder.cpp must return for the structs below.
-ABI = 4
+ABI = 5
 
 _Pointer = ctypes.c_void_p
 _Integer = ctypes.c_int64
@@ -25,6 +25,15 @@ class LinearStruct(ctypes.Structure):
     _fields_ = [*_fields(_Pointer, "packed", "bias"), *_fields(_Integer, "inputs", "outputs")]
 
 
+class ExpertsStruct(ctypes.Structure):
+    """QuireExperts."""
+
+    _fields_ = [
+        ("router", LinearStruct),
+        *_fields(ctypes.POINTER(LinearStruct), "gate_up", "down"),
+    ]
+
+
 class LayerStruct(ctypes.Structure):
     """QuireLayer."""
 
@@ -32,8 +41,15 @@ class LayerStruct(ctypes.Structure):
         *_fields(_Pointer, "attention_norm", "query_norm", "key_norm", "attention_post_norm"),
         *_fields(_Pointer, "mlp_norm", "mlp_post_norm"),
         *_fields(LinearStruct, "qkv", "output", "gate_up", "down"),
-        *_fields(_Integer, "window", "rotates"),
+        ("experts", ctypes.POINTER(ExpertsStruct)),
+        *_fields(_Integer, "window", "rotary"),
     ]
+
+
+class RotaryStruct(ctypes.Structure):
+    """QuireRotary."""
+
+    _fields_ = [*_fields(_Pointer, "inverse_frequencies"), *_fields(_Float, "scaling")]
 
 
 class AdditionStruct(ctypes.Structure):
@@ -48,10 +64,14 @@ class ModelStruct(ctypes.Structure):
     _fields_ = [
         *_fields(_Integer, "is_bfloat16", "num_layers", "hidden_size", "num_heads", "num_kv_heads"),
         *_fields(_Integer, "head_dim", "rotary_dim", "intermediate_size", "vocab_size"),
-        *_fields(_Integer, "norms_whole_projections"),
-        *_fields(_Float, "epsilon", "scaling", "rotary_scaling"),
+        *_fields(_Integer, "num_rotaries", "num_experts", "num_chosen", "expert_size"),
+        *_fields(_Integer, "normalizes_chosen", "norms_whole_projections"),
+        *_fields(_Float, "epsilon", "scaling", "softcap", "gate_linear", "gate_cubic"),
         *_fields(_Float, "embedding_multiplier", "residual_multiplier", "logits_divisor"),
-        *_fields(_Pointer, "embedding", "inverse_frequencies", "final_norm"),
+        *_fields(_Float, "logits_softcap"),
+        *_fields(_Pointer, "embedding"),
+        ("rotaries", ctypes.POINTER(RotaryStruct)),
+        *_fields(_Pointer, "final_norm"),
         ("head", LinearStruct),
         ("layers", ctypes.POINTER(LayerStruct)),
         ("num_adapters", _Integer),

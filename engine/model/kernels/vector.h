@@ -138,6 +138,29 @@ inline Vector exponential(Vector x) {
   return exp2(n, fraction * LOG2_E);
 }
 
+inline Vector absolute(Vector x) { return (Vector)((Words)x & 0x7fffffffu); }
+
+// tanh(x) within four units in the last place; exactly 1 or -1 where float32 has no number in
+// between. NaN stays NaN. Near 0 the minimax polynomial of the relative error: elsewhere the
+// exponential is accurate, there the difference would lose digits.
+inline Vector tanh(Vector x) {
+  const Vector magnitude = absolute(x), square = x * x;
+  Vector p = broadcast(-5.7049863972e-3f);
+  p = p * square + 2.0639086142e-2f;
+  p = p * square - 5.3739715368e-2f;
+  p = p * square + 1.3331441581e-1f;
+  p = p * square - 3.3333280683e-1f;
+  const Vector near = x + x * square * p;
+  // At 20, and beyond, the result is 1.
+  const Vector bounded = magnitude > 20.0f ? broadcast(20.0f) : magnitude;
+  const Vector far = 1.0f - 2.0f / (exponential(bounded + bounded) + 1.0f);
+  const Vector signed_far = (Vector)((Words)far | ((Words)x & 0x80000000u));
+  return magnitude < 0.625f ? near : signed_far;
+}
+
+// Soft cap: limits x to the range from -cap to cap.
+inline Vector capped(Vector x, float cap) { return tanh(x / cap) * cap; }
+
 // An element type. Packed words of the type are multiplied by rows of its type Row, which have one
 // RowWord for each word. That takes FACTORS steps: step i adds factor(row word, i) * columns(words,
 // i) to an accumulator.

@@ -31,6 +31,9 @@ ModelPath = Literal["auto", "fast", "wide"]
 #: quarter (measured in bfloat16, with a random model); a wrong computation changes them by more
 #: than one.
 WORST_TOLERANCES = {torch.float32: 1e-2, torch.float16: 0.25, torch.bfloat16: 0.5}
+#: A router may decide differently between two experts that it scores nearly equal. At most this
+#: share of the tokens of a model with experts may therefore have a larger error.
+MOST_REROUTED = 0.1
 #: Steps of the check: the number of tokens of each prompt. Chunks and decodes cross block ends.
 CHECKED_STEPS = ((19, 3, 1), (1, 14, 40), (1, 1, 7))
 CHECKED_LENGTHS = [sum(lengths) for lengths in zip(*CHECKED_STEPS, strict=True)]
@@ -153,7 +156,8 @@ def _compare(
     )
     distances = (found - expected).norm(dim=-1)
     errors = relative_errors(distances, expected)
-    error, worst = float(errors.median()), float(errors.max())
+    num_rerouted = int(MOST_REROUTED * len(errors)) if served.has_experts else 0
+    error, worst = float(errors.median()), float(errors.sort(descending=True)[0][num_rerouted])
     if not (error <= TOLERANCES[dtype] and worst <= WORST_TOLERANCES[dtype]):
         raise WrongLogits(
             f"on this machine {model.name} is off by {error:.1e} in the median, and by {worst:.1e} "

@@ -144,9 +144,7 @@ class TransformersModel:
         This is the width of the MLP (or of all experts that a token uses), or that of queries, keys
         and values together.
         """
-        config = self.model.config.get_text_config()
-        names = (name for name in EXPERTS_PER_TOKEN if hasattr(config, name))
-        num_experts = getattr(config, next(names, ""), 1)
+        num_experts = self._experts_per_token or 1
         # The last dimension is the input of a product, in some families its output.
         inner = (
             parameter.shape[-1] * (num_experts if parameter.dim() > 2 else 1)
@@ -159,6 +157,17 @@ class TransformersModel:
             for layer in self.layers
         )
         return max(*inner, *heads)
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether a router chooses some experts for each token."""
+        return self._experts_per_token is not None
+
+    @property
+    def _experts_per_token(self) -> int | None:
+        config = self.model.config.get_text_config()
+        names = (name for name in EXPERTS_PER_TOKEN if hasattr(config, name))
+        return getattr(config, next(names, ""), None)
 
     def forward(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
         options = {"logits_to_keep": inputs.logit_rows} if self._selects_logits else {}

@@ -54,6 +54,14 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         query_pre_attn_scalar=16,
         attn_logit_softcapping=1.0,
     ),
+    # Norms of heads, and another rotary embedding in layers with a window.
+    "gemma3": transformers.Gemma3TextConfig(
+        **_GROUPED,
+        head_dim=16,
+        sliding_window=13,
+        query_pre_attn_scalar=16,
+        layer_types=["sliding_attention", "full_attention"],
+    ),
     "gpt2": transformers.GPT2Config(
         vocab_size=VOCAB_SIZE,
         n_embd=64,

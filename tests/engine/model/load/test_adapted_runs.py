@@ -100,7 +100,7 @@ def requests_of(names=NAMES, *, length: int = 5, **sampling):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     "family",
-    ["llama", "llama, odd sizes", "llama, biases", "qwen3", "phi3", "granite", "olmo2"],
+    ["llama", "llama, odd sizes", "llama, biases", "qwen3", "phi3", "granite", "olmo2", "gemma3"],
 )
 def test_every_form_generates_what_the_merged_weights_do(stage_of, family, form):
     stage_of(family).check(form, requests_of())

@@ -140,8 +140,11 @@ def test_between_its_products_a_layer_launches_four_kernels(monkeypatch):
     assert seen == [*layer * len(decoder.layer_shapes), "linear"]
 
 
-def test_norms_behind_a_block_are_left_to_the_form_that_knows_them(tmp_path):
-    save_model(FAMILIES["olmo2"], tmp_path)
+@pytest.mark.parametrize("family", ["olmo2", "gemma", "gemma2", "gemma3"])
+def test_norms_and_activations_of_other_kinds_are_left_to_the_form_that_knows_them(
+    family, tmp_path
+):
+    save_model(FAMILIES[family], tmp_path)
     loaded = load_model(tmp_path, dtype="float32")
     config = read_config(probe(loaded.model, max_model_len=256))
     with pytest.raises(NotSupported, match="not fused"):

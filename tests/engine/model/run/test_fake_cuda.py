@@ -64,8 +64,9 @@ def decoder(described, _fake) -> Decoder:
         name: torch.empty(shape, dtype=DTYPE, device=CUDA)
         for name, shape in described.shapes.items()
     }
-    frequencies = torch.empty(described.config.inverse_frequencies.shape)
-    config = dataclasses.replace(described.config, inverse_frequencies=frequencies)
+    (rotary,) = described.config.rotaries
+    fake = rotary._replace(inverse_frequencies=torch.empty(rotary.inverse_frequencies.shape))
+    config = dataclasses.replace(described.config, rotaries=(fake,))
     return Decoder(config, read_weights(config, state))
 
 

@@ -1,0 +1,70 @@
+"""What the code of each model family computes whatever its config says. Knows no config.
+
+The common decoder has no branch for a family: a family is one row of `FAMILIES`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """The names of a layer's tensors, and how its norms are computed.
+
+    Args:
+        attention_norm, attention_post_norm, mlp_norm, mlp_post_norm: the name of each norm in the
+            state dict; None if the family does not have it. A post norm is applied to the outputs
+            of its block, before they are added to the residual stream.
+        qkv, gate_up: the linear layers that become one.
+        norm_offset: a norm multiplies by `norm_offset + weight`.
+        norms_round_once: a norm multiplies in float32 and rounds the product. Otherwise it rounds
+            before it multiplies.
+        norms_whole_projections: query and key norms, if any, are over all heads together.
+        normalizes_experts: the weights of a token's experts add up to one, unless the config says
+            otherwise.
+    """
+
+    attention_norm: str | None = "input_layernorm"
+    attention_post_norm: str | None = None
+    mlp_norm: str | None = "post_attention_layernorm"
+    mlp_post_norm: str | None = None
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    norm_offset: float = 0.0
+    norms_round_once: bool = False
+    norms_whole_projections: bool = False
+    normalizes_experts: bool = True
+
+
+_LLAMA = Family()
+_GEMMA = Family(norm_offset=1.0, norms_round_once=True)
+_GEMMA2 = replace(
+    _GEMMA,
+    attention_post_norm="post_attention_layernorm",
+    mlp_norm="pre_feedforward_layernorm",
+    mlp_post_norm="post_feedforward_layernorm",
+)
+
+#: By model type.
+FAMILIES: Mapping[str, Family] = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "mixtral": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA,
+    "qwen3_moe": _LLAMA,
+    "smollm3": _LLAMA,
+    "granite": _LLAMA,
+    "phi3": replace(_LLAMA, qkv=("qkv_proj",), gate_up=("gate_up_proj",)),
+    "olmo2": replace(
+        _LLAMA,
+        attention_norm=None,
+        attention_post_norm="post_attention_layernorm",
+        mlp_norm=None,
+        mlp_post_norm="post_feedforward_layernorm",
+        norms_whole_projections=True,
+    ),
+    "gemma": _GEMMA,
+    "gemma2": _GEMMA2,
+    "gemma3_text": _GEMMA2,
+}
