@@ -13,6 +13,9 @@ TEST_PROCESSES ?= 3
 GPU_PYTHON ?=
 #: More arguments for pytest, for instance ARGS="-k resume".
 ARGS ?=
+#: The model of `make demo`: `smollm2`, a GGUF file or a folder; empty for the embedded one. That of
+#: `make fetch-model`.
+MODEL ?=
 #: What the benchmarks run, with commas between; empty for all.
 PEERS ?=
 WORKLOADS ?=
@@ -82,8 +85,8 @@ $(VENV)/docs.installed: pyproject.toml constraints.txt | $(BIN)/python
 
 env: $(VENV)/dev.installed ## create the environment of tests and checks
 
-demo: $(VENV)/demo.installed ## 200 requests, two workers, one of them killed half-way
-	@$(BIN)/python -m examples.demo
+demo: $(VENV)/demo.installed ## 200 requests, two workers, one of them killed half-way; MODEL=smollm2: chats with a real model
+	@$(BIN)/python -m examples.demo $(if $(MODEL),--model $(MODEL))
 
 test: $(VENV)/dev.installed ## run all tests; what is skipped is printed with its reason
 	@# A test process that crashes ends the run: with one put in its place it would wait for ever.
@@ -127,8 +130,8 @@ test-gpu: $(if $(GPU_PYTHON),,$(VENV)/dev.installed) ## what only a GPU can show
 bench-gpu: $(if $(GPU_PYTHON),,$(VENV)/demo.installed) ## steps against the device's limits; without a GPU it says so (GPU_PYTHON=python3, BENCH_JSON=file)
 	$(or $(GPU_PYTHON),$(BIN)/python) -m benchmarks.bench_gpu $(if $(BENCH_JSON),--json $(BENCH_JSON)) $(ARGS)
 
-fetch-model: $(VENV)/dev.installed ## fetch a real model of 98 MB as a GGUF file, checked, into the cache; tests use it if it is there
-	$(BIN)/python -m tests.models.fetch_smollm2
+fetch-model: $(VENV)/demo.installed ## fetch a real model of 98 MB as a GGUF file, checked, into the cache; tests use it if it is there
+	$(BIN)/python -m models.fetch $(MODEL)
 
 modelcheck: $(VENV)/dev.installed ## explore every state of the protocol's model, and its controls
 	$(BIN)/python -m tests.simulation.modelcheck

@@ -1,16 +1,15 @@
-"""The audit: reads every output log as it is stored, and judges each answer by its prompt alone.
+"""The audit: reads every output log as it is stored, and judges each answer.
 
 Goes around the client on purpose. A reader that trims overlaps and refuses gaps could hide exactly
 the mistakes that are looked for here, so the raw entries of Redis are counted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgpack
 import redis
 
-from models.abacus.tasks import check
 from quire import Completion, State
 from quire.keys import Keys
 
@@ -22,6 +21,7 @@ class Ended:
     request_id: str
     prompt: str
     text: str
+    token_ids: tuple[int, ...]
     completion: Completion
 
 
@@ -40,8 +40,14 @@ class Verdict:
     wrong: tuple[Ended, ...]
 
 
-def audit(ended: Sequence[Ended], connection: "redis.Redis", keys: Keys) -> Verdict:
-    """Count tokens in the stored logs and check every answer."""
+def audit(
+    ended: Sequence[Ended],
+    connection: "redis.Redis",
+    keys: Keys,
+    *,
+    is_right: Callable[[Ended], bool],
+) -> Verdict:
+    """Count tokens in the stored logs, and judge every answer by `is_right`."""
     lost = repeated = 0
     for request in ended:
         gaps, overlaps = count_faults(
@@ -51,7 +57,7 @@ def audit(ended: Sequence[Ended], connection: "redis.Redis", keys: Keys) -> Verd
         lost += gaps
         repeated += overlaps
     done = [request for request in ended if request.completion.state is State.COMPLETED]
-    right = [request for request in done if check(request.prompt, request.text)]
+    right = [request for request in done if is_right(request)]
     return Verdict(
         completed=len(done),
         correct=len(right),

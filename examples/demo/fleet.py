@@ -1,9 +1,11 @@
 """The demo's workers: real `python -m service` processes, one of which will be killed."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -33,10 +35,22 @@ class FleetFailed(RuntimeError):
 
 
 class Fleet:
-    """Worker processes by name. A context manager that leaves none behind."""
+    """Worker processes by name. A context manager that leaves none behind.
 
-    def __init__(self, *, redis_url: str, queue: str, folder: Path, broker: Broker) -> None:
+    `flags` are those of each worker, beside `WORKER_FLAGS`.
+    """
+
+    def __init__(
+        self,
+        *,
+        redis_url: str,
+        queue: str,
+        folder: Path,
+        broker: Broker,
+        flags: Sequence[str] = (),
+    ) -> None:
         self._redis_url = redis_url
+        self._flags = (*WORKER_FLAGS, *flags)
         self._queue = queue
         self._folder = folder
         self._broker = broker
@@ -48,10 +62,15 @@ class Fleet:
         environment = os.environ | {"QUIRE_REDIS_URL": self._redis_url}
         # Two workers share the machine; left alone, each would start a thread per core.
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 2) // 2)))
-        command = [sys.executable, "-m", "service", "--queue", self._queue, "--worker-name", name]
+        arguments = ["--queue", self._queue, "--worker-name", name, *self._flags]
+        self._processes[name] = self._launch(name, arguments, environment)
+
+    def _launch(
+        self, name: str, arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> "subprocess.Popen[bytes]":
         with self._log(name).open("wb") as log:
-            self._processes[name] = subprocess.Popen(
-                [*command, *WORKER_FLAGS],
+            return subprocess.Popen(
+                [sys.executable, "-m", "service", *arguments],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -99,7 +118,7 @@ class Fleet:
     ) -> None:
         for process in self._processes.values():
             if process.poll() is None:
-                process.terminate()
+                process.send_signal(signal.SIGTERM)
         for process in self._processes.values():
             try:
                 process.wait(STOP_SECONDS)

@@ -18,14 +18,20 @@ class Followed:
     prompt: str
     submitted: float
     text: str = ""
-    num_tokens: int = 0
+    token_ids: list[int] = field(default_factory=list)
     #: That of the claim under which the last tokens were published.
     epoch: int = 0
     first_token: float | None = None
     last_token: float = 0.0
     #: Seconds between tokens; a piece of several counts as that many equal gaps.
     gaps: list[float] = field(default_factory=list)
+    #: The number of tokens and of characters when another claim first published; None if none did.
+    resumed_at: tuple[int, int] | None = None
     completion: Completion | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
 
 
 class Follower:
@@ -71,11 +77,13 @@ class Follower:
         count = len(chunk.token_ids)
         if 0 < request.epoch < chunk.epoch:
             self._resumed.append(f"{request.prompt!r} from token {chunk.start} on")
+            if request.resumed_at is None:
+                request.resumed_at = (request.num_tokens, len(request.text))
         request.epoch = chunk.epoch
         if request.first_token is None:
             request.first_token = now
         else:
             request.gaps += [(now - request.last_token) / count] * count
         request.last_token = now
-        request.num_tokens += count
+        request.token_ids += chunk.token_ids
         request.text += chunk.text

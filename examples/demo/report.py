@@ -14,8 +14,6 @@ from rich.text import Text
 
 from examples.demo.audit import Verdict
 from examples.demo.follower import Follower
-from models.abacus.tasks import answer
-from quire import State
 
 #: Plain lines, where there is no terminal, come at least this far apart.
 LINE_SECONDS = 2.0
@@ -104,27 +102,6 @@ def figures(follower: Follower, verdict: Verdict, *, killed: int, seconds: float
         "inter_token_p50_ms": round(1e3 * percentile(gaps, 0.5), 2),
         "inter_token_p99_ms": round(1e3 * percentile(gaps, 0.99), 2),
     }
-
-
-def mistakes(verdict: Verdict) -> list[str]:
-    """A line for each answer that is not right, which says whose mistake it is."""
-    lines = []
-    for request in verdict.wrong:
-        if request.completion.state is not State.COMPLETED:
-            lines.append(f"{request.prompt!r} ended as {request.completion.state}")
-            continue
-        lines.append(
-            f"{request.prompt!r} was answered {request.text!r}, and {answer(request.prompt)!r} is "
-            "right"
-        )
-    if any(request.completion.state is State.COMPLETED for request in verdict.wrong):
-        lines.append(
-            "  wrong answers are the model's: it is small and errs on a few of a thousand "
-            "(models/abacus/README.md)"
-        )
-    if lines and not verdict.lost_tokens and not verdict.repeated_tokens:
-        lines.append("  their streams are whole all the same: no token was lost or repeated")
-    return lines
 
 
 def print_table(values: dict) -> None:

@@ -19,7 +19,7 @@ _PROGRAMS = {
     "gateway": "`python -m service.gateway`, which has [these](configuration.md#gateway) as flags",
     "config": "`python -m service.settings.show`, after the word `show`. Its flags are `--origin`, "
     "for the source of each setting, `--json`, and all flags of a worker",
-    "demo": "`python -m examples.demo`, which has no flags",
+    "demo": "`python -m examples.demo`: `--model smollm2` for chats with a real model",
 }
 
 

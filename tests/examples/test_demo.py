@@ -1,40 +1,52 @@
 """The demo's audit can find what it looks for, and its requests are the ones on file."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import fields, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import msgpack
 import pytest
+import torch
+import transformers
 
+from examples.demo import chats
 from examples.demo.audit import Ended, Verdict, count_faults
+from examples.demo.chats import Undisturbed
+from examples.demo.fleet import Fleet
 from examples.demo.follower import Followed, Follower
-from examples.demo.report import mistakes, percentile
+from examples.demo.report import percentile
+from examples.demo.stage import open_stage
+from examples.demo.sums import mistakes
 from examples.make_requests import NUM_REQUESTS, REQUESTS_FILE, make_lines
 from models.abacus.tasks import answer, is_held_out
-from quire import Client, Completion, State
+from quire import Client, Completion, LocalRedis, State
 from quire.testing.in_memory import FakeQuire
+from tests.engine.model.gguf_files import END, TOKENS, write_gguf
 from tests.quire.builders import claim_next, make_item
+from tests.service.forked import ForkedProgram
 
 
 def entry(start: int, *ids: int) -> tuple[bytes, dict[bytes, bytes]]:
     return b"0-1", {b"from": b"%d" % start, b"ids": msgpack.packb(list(ids)), b"text": b""}
 
 
-END = (b"9-1", {b"done": b""})
+ROOT = Path(__file__).resolve().parents[2]
+LAST = (b"9-1", {b"done": b""})
 
 
 @pytest.mark.parametrize(
     ("entries", "faults"),
     [
-        ([entry(0, 5, 6), entry(2, 7), END], (0, 0)),
-        ([entry(0, 5), entry(2, 7), END], (1, 0)),
-        ([entry(0, 5, 6), entry(1, 6, 7), END], (0, 1)),
-        ([entry(0, 5, 6, 7), entry(3, 8), END], (0, 1)),
-        ([END], (3, 0)),
+        ([entry(0, 5, 6), entry(2, 7), LAST], (0, 0)),
+        ([entry(0, 5), entry(2, 7), LAST], (1, 0)),
+        ([entry(0, 5, 6), entry(1, 6, 7), LAST], (0, 1)),
+        ([entry(0, 5, 6, 7), entry(3, 8), LAST], (0, 1)),
+        ([LAST], (3, 0)),
     ],
     ids=["whole", "a gap", "an overlap", "beyond the end", "nothing"],
 )
@@ -88,7 +100,7 @@ def test_percentiles_are_values_that_occurred():
 def test_a_wrong_answer_is_told_as_the_model_s_and_a_failure_as_a_failure():
     def ended(prompt: str, text: str, state: State) -> Ended:
         completion = SimpleNamespace(state=state)
-        return Ended("id", prompt, text, cast("Completion", completion))
+        return Ended("id", prompt, text, (), cast("Completion", completion))
 
     verdict = Verdict(
         **dict.fromkeys((field.name for field in fields(Verdict)), 0)
@@ -103,3 +115,101 @@ def test_a_wrong_answer_is_told_as_the_model_s_and_a_failure_as_a_failure():
     assert mistakes(failed)[0] == "'1+1=' ended as failed"
     assert "the model's" not in " ".join(mistakes(failed))
     assert mistakes(replace(verdict, wrong=())) == []
+
+
+class ForkedFleet(Fleet):
+    """Its workers are forked from a process that has imported torch already."""
+
+    def _launch(self, name, arguments, environment):
+        return ForkedProgram("service", arguments, environ=environment, folder=str(ROOT))
+
+
+@pytest.fixture(scope="module")
+def small_model(tmp_path_factory):
+    """Small, but large enough that the kill comes while answers are being generated."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=len(TOKENS),
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=6,
+        num_attention_heads=16,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.1,
+        eos_token_id=END,
+        bos_token_id=1,
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    return write_gguf(model, tmp_path_factory.mktemp("demo") / "small.gguf")
+
+
+@pytest.fixture(scope="module")
+def chat_stage(small_model, tmp_path_factory):
+    logs, flags = tmp_path_factory.mktemp("logs"), ("--model", str(small_model))
+    with (
+        LocalRedis.start() as server,
+        open_stage(server, logs, flags=flags, fleet_class=ForkedFleet) as stage,
+    ):
+        yield stage
+
+
+@pytest.mark.processes
+def test_chats_are_answered_as_undisturbed_across_a_kill(chat_stage, capsys):
+    values = chats.run(chat_stage, max_tokens=200)
+    assert chats.is_good(values), values
+    assert values["submitted"] == values["completed"] == values["correct"] == len(chats.CHATS)
+    assert (values["lost_tokens"], values["repeated_tokens"]) == (0, 0)
+    assert values["killed_workers"] == 1
+    assert values["resumed_requests"] >= 1
+    assert values["changed_answers"] == 0
+    told = capsys.readouterr().err
+    assert len(re.findall(r"^token +\d+ of .*\|", told, re.MULTILINE)) == values["resumed_requests"]
+
+
+@pytest.mark.processes
+def test_an_answer_that_differs_from_the_undisturbed_one_is_counted(
+    chat_stage, capsys, monkeypatch
+):
+    play = chat_stage.play
+
+    def spoiled(requests, *, kill_at):
+        played = play(requests, kill_at=kill_at)
+        if kill_at is not None:
+            requests[3].token_ids[5] += 1
+        return played
+
+    monkeypatch.setattr(chat_stage, "play", spoiled)
+    values = chats.run(chat_stage, max_tokens=20)
+    assert (values["changed_answers"], values["correct"]) == (1, len(chats.CHATS) - 1)
+    assert not chats.is_good(values)
+    told = f"{chats.CHATS[3][0]['content']!r} ended as completed, and differs"
+    assert f"{told} from the undisturbed answer at token 5\n" in capsys.readouterr().err
+
+
+GOOD_CHATS = {
+    "submitted": 12, "completed": 12, "correct": 12, "lost_tokens": 0, "repeated_tokens": 0,
+    "killed_workers": 1, "resumed_requests": 1, "changed_answers": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"completed": 11}, {"lost_tokens": 1}, {"repeated_tokens": 1}, {"killed_workers": 0},
+        {"resumed_requests": 0}, {"changed_answers": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_demo_with_chats_fails_if_any_figure_is_not_as_promised(bad):
+    assert chats.is_good(GOOD_CHATS)
+    assert not chats.is_good(GOOD_CHATS | bad)
+
+
+def test_a_text_or_a_length_that_differs_is_a_change_too():
+    whole = Followed("id", "hi", submitted=0.0, text="ab", token_ids=[1, 2])
+    undisturbed = Undisturbed.of([whole])
+    completion = cast("Completion", SimpleNamespace(state=State.COMPLETED))
+    for text, token_ids in (("ab", (1, 2)), ("ax", (1, 2)), ("ab", (1,)), ("ab", (1, 2, 3))):
+        ended = Ended("id", "hi", text, token_ids, completion)
+        assert undisturbed.is_same(ended) == ((text, token_ids) == ("ab", (1, 2)))

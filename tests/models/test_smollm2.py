@@ -11,17 +11,19 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from models.fetch import MODELS
 from quire.wire.constraints import Constraint
 from service.constraints.grammars import CompiledGrammars, load_grammars
 from service.model.text import ModelTokenizer
 from tests.engine.model.builders import generate, make_request, make_runner
-from tests.models.fetch_smollm2 import VARIABLE, file_at_hand
 from tests.models.smollm2_chats import CHATS
 
-FILE = file_at_hand()
+SMOLLM2 = MODELS["smollm2"]
+FILE = SMOLLM2.at_hand()
 pytestmark = [
     pytest.mark.skipif(
-        FILE is None, reason=f"SmolLM2 is not at hand: run `make fetch-model`, or set {VARIABLE}"
+        FILE is None,
+        reason=f"SmolLM2 is not at hand: run `make fetch-model`, or set {SMOLLM2.variable}",
     ),
     pytest.mark.timeout(1500),
 ]

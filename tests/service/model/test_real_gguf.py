@@ -4,15 +4,16 @@ import signal
 
 import pytest
 
+from models.fetch import MODELS
 from quire.client.client import Client
 from tests.engine.model.gguf_files import tiny_model, write_gguf
-from tests.models.fetch_smollm2 import VARIABLE, file_at_hand
 from tests.service.builders import Queue, WorkerProcess
 
 pytestmark = pytest.mark.processes
 
 CHAT = [{"role": "user", "content": "Tell me how a lighthouse works, in five sentences."}]
-SMOLLM2 = file_at_hand()
+SMOLLM2 = MODELS["smollm2"]
+FILE = SMOLLM2.at_hand()
 
 
 def gguf_worker(queue: Queue, file) -> WorkerProcess:
@@ -32,20 +33,21 @@ def test_a_worker_serves_a_chat_from_a_file(queue: Queue, tmp_path):
 
 
 @pytest.mark.skipif(
-    SMOLLM2 is None, reason=f"SmolLM2 is not at hand: run `make fetch-model`, or set {VARIABLE}"
+    FILE is None,
+    reason=f"SmolLM2 is not at hand: run `make fetch-model`, or set {SMOLLM2.variable}",
 )
 @pytest.mark.timeout(600)
 def test_a_worker_killed_in_mid_sentence_leaves_the_same_answer(queue: Queue):
     sampling = {"max_tokens": 150, "temperature": 0.8, "seed": 11, "ignore_eos": True}
     with Client(queue.url, queue=queue.name) as client:
         handle = client.submit(messages=CHAT, sampling=sampling)
-        with gguf_worker(queue, SMOLLM2) as worker:
+        with gguf_worker(queue, FILE) as worker:
             worker.wait_until_ready()
             queue.wait_for_tokens(handle.request_id, 20)
             worker.signal(signal.SIGKILL)
             worker.wait()
         assert 20 <= queue.published(handle.request_id) < 150
-        with gguf_worker(queue, SMOLLM2):
+        with gguf_worker(queue, FILE):
             interrupted = handle.result(timeout=300)
             undisturbed = client.submit(messages=CHAT, sampling=sampling).result(timeout=300)
     assert (interrupted.resumes, undisturbed.resumes) == (1, 0)
