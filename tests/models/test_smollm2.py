@@ -16,6 +16,7 @@ from quire.wire.constraints import Constraint
 from service.constraints.grammars import CompiledGrammars, load_grammars
 from service.model.text import ModelTokenizer
 from tests.engine.model.builders import generate, make_request, make_runner
+from tests.models.goldens import generated
 from tests.models.smollm2_chats import CHATS
 
 SMOLLM2 = MODELS["smollm2"]
@@ -32,8 +33,6 @@ pytestmark = [
 NUM_TOKENS = 10
 #: The longest chat needs 25 blocks of 16 tokens; with so few blocks requests are preempted.
 SCARCE_BLOCKS = 40
-#: Two logits that differ by less may swap when additions are ordered differently.
-NEAR_TIE = 1e-3
 
 
 class Subject:
@@ -48,7 +47,8 @@ class Subject:
             str(FILE.parent), gguf_file=FILE.name, dtype=torch.float32
         )
         self.expected = {
-            str(index): generated(model, prompt) for index, prompt in enumerate(self.prompts)
+            str(index): generated(model, prompt, NUM_TOKENS)
+            for index, prompt in enumerate(self.prompts)
         }
 
     def requests(self, *, published: int = 0):
@@ -63,24 +63,6 @@ class Subject:
             for index, prompt in enumerate(self.prompts)
             if len(self.expected[str(index)]) > published
         ]
-
-
-@torch.inference_mode()
-def generated(model, prompt: list[int]) -> list[int]:
-    """The greedy answer, up to its end token; no two tokens may be nearly as likely."""
-    output = model.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-        max_new_tokens=NUM_TOKENS,
-        do_sample=False,
-        return_dict_in_generate=True,
-        output_logits=True,
-    )
-    tokens = output.sequences[0, len(prompt) :].tolist()
-    for index, logits in enumerate(output.logits):
-        first, second = logits[0].topk(2).values.tolist()
-        assert first - second > NEAR_TIE, f"a near-tie at token {index} after {prompt[:40]}"
-    return tokens
 
 
 @pytest.fixture(scope="module")

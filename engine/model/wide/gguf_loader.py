@@ -61,12 +61,41 @@ _LAYER_TENSORS = (
 )
 _QK_NORMS = ("attn_q_norm.weight", "attn_k_norm.weight")
 
-#: The tensors of each layer beside _LAYER_TENSORS, by the architecture's name in the file.
-FAMILIES: Mapping[str, tuple[str, ...]] = {
-    "llama": (),
-    "qwen2": ("attn_q.bias", "attn_k.bias", "attn_v.bias"),
-    "qwen3": _QK_NORMS,
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What distinguishes the files of one architecture.
+
+    Args:
+        model_type: the type that transformers gives to its configuration.
+        tensors: of each layer, beside _LAYER_TENSORS.
+        keys: metadata that must be there, beside NEEDED_KEYS.
+        assumed: metadata that transformers does not read, each with the value that it assumes. A
+            file may state that value, and no other.
+    """
+
+    model_type: str
+    tensors: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    assumed: tuple[tuple[str, float], ...] = ()
+
+
+#: By the architecture's name in the file.
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family("llama"),
+    "qwen2": Family("qwen2", ("attn_q.bias", "attn_k.bias", "attn_v.bias")),
+    "qwen3": Family("qwen3", _QK_NORMS),
+    "gemma3": Family(
+        "gemma3_text",
+        (*_QK_NORMS, "post_attention_norm.weight", "post_ffw_norm.weight"),
+        keys=("attention.sliding_window", "rope.freq_base"),
+        # Of the layers with a window.
+        assumed=(("rope.freq_base_swa", 10000.0),),
+    ),
 }
+#: The number of layers of the one Gemma 3 whose scores are scaled otherwise than by the size of a
+#: head. The file does not state the scale; llama.cpp derives it from this number.
+GEMMA3_OTHER_SCALE_LAYERS = 62
 
 #: The metadata keys of the tokens that end an answer: of a text, of a turn, of a message.
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -176,11 +205,18 @@ def _blocks(header: GgufHeader, file: Path) -> dict[int, tuple[int, int]]:
 
 
 def _check_metadata(header: GgufHeader, architecture: str, file: Path) -> None:
-    prefix = f"{architecture}."
-    for key in NEEDED_KEYS:
+    prefix, family = f"{architecture}.", FAMILIES[architecture]
+    for key in (*NEEDED_KEYS, *family.keys):
         if prefix + key not in header.metadata and prefix + key not in header.lengths:
             raise ModelRefused(f"{file} has no {prefix}{key} in its metadata")
-    known = {prefix + key for key in (*NEEDED_KEYS, *OPTIONAL_KEYS, *HEAD_KEYS)}
+    own = (*family.keys, *(key for key, _ in family.assumed))
+    known = {prefix + key for key in (*NEEDED_KEYS, *OPTIONAL_KEYS, *HEAD_KEYS, *own)}
+    for key, assumed in family.assumed:
+        if header.metadata.get(prefix + key, assumed) != assumed:
+            raise ModelRefused(
+                f"{file} sets {prefix + key} to {header.metadata[prefix + key]}, and transformers "
+                f"assumes {assumed}"
+            )
     for key in (*header.metadata, *header.lengths):
         if not key.startswith(prefix):
             continue
@@ -197,7 +233,7 @@ def _check_metadata(header: GgufHeader, architecture: str, file: Path) -> None:
 
 def _check_tensors(header: GgufHeader, architecture: str, file: Path) -> None:
     num_layers = int(header.metadata[f"{architecture}.block_count"])
-    layer_tensors = (*_LAYER_TENSORS, *FAMILIES[architecture])
+    layer_tensors = (*_LAYER_TENSORS, *FAMILIES[architecture].tensors)
     names = {tensor.name for tensor in header.tensors}
     for name in _MODEL_TENSORS:
         if name not in names:
@@ -220,9 +256,10 @@ def _check_sizes(
     header: GgufHeader, architecture: str, config: PreTrainedConfig, file: Path
 ) -> None:
     """Refuse sizes that contradict the tensors: memory would be allocated for them."""
-    if config.model_type != architecture:
+    family = FAMILIES[architecture]
+    if config.model_type != family.model_type:
         raise ModelRefused(f"{file} is read by transformers as {config.model_type!r}, not as "
-                           f"{architecture!r}")  # fmt: skip
+                           f"{family.model_type!r}")  # fmt: skip
     heads, head_dim = config.num_attention_heads, _head_dim(config)
     for key in HEAD_KEYS:
         value = header.metadata.get(f"{architecture}.{key}", head_dim)
@@ -231,6 +268,8 @@ def _check_sizes(
                 f"{file} sets {architecture}.{key} to {value}, and transformers reads a head of "
                 f"{head_dim}"
             )
+    if architecture == "gemma3":
+        _check_scale(config, file)
     hidden = config.hidden_size
     expected = {
         "token_embd.weight": (hidden, config.vocab_size),
@@ -244,6 +283,17 @@ def _check_sizes(
             raise ModelRefused(
                 f"{file} stores {name} with the shape {shapes[name]}; its metadata says {shape}"
             )
+
+
+def _check_scale(config: PreTrainedConfig, file: Path) -> None:
+    """Refuse a Gemma 3 whose scores transformers would scale otherwise than it was trained."""
+    scaled_by = config.query_pre_attn_scalar
+    if config.num_hidden_layers == GEMMA3_OTHER_SCALE_LAYERS or config.head_dim != scaled_by:
+        raise ModelRefused(
+            f"{file} is a Gemma 3 with {config.num_hidden_layers} layers and heads of "
+            f"{config.head_dim}; transformers scales the scores of every such file for heads of "
+            f"{scaled_by}, which is wrong for it; use the folder with safetensors"
+        )
 
 
 def _head_dim(config: PreTrainedConfig) -> int:

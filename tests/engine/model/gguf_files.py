@@ -27,6 +27,10 @@ TEMPLATE = (
     "}}{% endif %}"
 )
 
+#: The bytes of a block where its scales in float16 begin, with values that give
+#: weights of mean zero.
+_K_SCALES = {Type.Q4_K: {0: 5e-4, 2: 3.75e-3}, Type.Q6_K: {208: 1e-4}}
+
 _SIZES = {
     "vocab_size": len(TOKENS),
     "hidden_size": 64,
@@ -45,6 +49,12 @@ CONFIGS = {
     "qwen2": transformers.Qwen2Config(**_SIZES),
     # The reader takes the size of a head from the family's default.
     "qwen3": transformers.Qwen3Config(**_SIZES, head_dim=128),
+    # Five layers with a window that is shorter than most prompts, and one without. The sizes are
+    # multiples of the blocks of K-quants.
+    "gemma3": transformers.Gemma3TextConfig(
+        **(_SIZES | {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 6}),
+        sliding_window=13,
+    ),
 }
 
 
@@ -79,14 +89,14 @@ def write_gguf(
         without: keys of metadata and names of tensors that are left out.
     """
     config = model.config
-    architecture = architecture or config.model_type
+    architecture = architecture or architecture_of(config)
     writer = gguf.GGUFWriter(str(file), architecture)
     metadata = _metadata(config, architecture) | _tokenizer(config.eos_token_id) | dict(more or {})
     for key, value in metadata.items():
         if key not in without and key != "general.architecture":
             _add(writer, key, value)
     names = gguf.get_tensor_name_map(
-        {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}[config.model_type],
+        {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}[architecture_of(config)],
         config.num_hidden_layers,
     )
     with torch.no_grad():
@@ -95,13 +105,17 @@ def write_gguf(
             assert written is not None, name
             values = parameter.detach().numpy()
             if parameter.dim() > 1:
-                stored = gguf.quants.quantize(values, kind)
+                stored = _quantized(values, kind)
                 read = gguf.quants.dequantize(stored, kind)
                 parameter.copy_(torch.from_numpy(np.array(read, dtype=np.float32)))
                 stored = _permuted(stored, written, config)
                 if written not in without:
                     writer.add_tensor(written, stored, raw_dtype=kind)
             elif written not in without:
+                if config.model_type == "gemma3_text":
+                    # Its norms scale by one more than what transformers stores.
+                    values = values + 1
+                    parameter.copy_(torch.from_numpy(values - 1))
                 writer.add_tensor(written, values)
     for name, values in (extra_tensors or {}).items():
         writer.add_tensor(name, values)
@@ -110,6 +124,25 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def architecture_of(config: Any) -> str:
+    """The name of a model's type in GGUF files."""
+    return str(config.model_type).removesuffix("_text")
+
+
+def _quantized(values: np.ndarray, kind: Type) -> np.ndarray:
+    """The blocks of a matrix; for K-quants, which the library only reads, blocks at random."""
+    scales = _K_SCALES.get(kind)
+    if scales is None:
+        return gguf.quants.quantize(values, kind)
+    elements, size = gguf.GGML_QUANT_SIZES[kind]
+    rng = np.random.default_rng(values.size)
+    shape = (values.shape[0], values.shape[1] // elements, size)
+    blocks = rng.integers(256, size=shape, dtype=np.uint8)
+    for offset, scale in scales.items():
+        blocks[..., offset : offset + 2] = np.array([scale], np.float16).view(np.uint8)
+    return blocks.reshape(values.shape[0], -1)
 
 
 def _permuted(rows: np.ndarray, name: str, config: Any) -> np.ndarray:
@@ -135,6 +168,12 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
         "rope.freq_base": 10000.0,
         "rope.dimension_count": head_dim,
     }
+    if window := getattr(config, "sliding_window", None):
+        own["attention.sliding_window"] = window
+        own["rope.freq_base"] = 1000000.0
+        # Llama.cpp's converter writes these where a head is not a share of the hidden size.
+        del own["rope.dimension_count"]
+        own["attention.key_length"] = own["attention.value_length"] = head_dim
     return {"general.name": "tiny"} | {f"{architecture}.{key}": own[key] for key in own}
 
 

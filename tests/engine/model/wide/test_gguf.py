@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 import struct
 from pathlib import Path
@@ -16,7 +17,14 @@ from engine.model.wide import gguf_header, gguf_loader
 from engine.model.wide.gguf_header import read_header
 from engine.model.wide.loader import load_model
 from tests.engine.model.builders import generate, make_request, make_runner
-from tests.engine.model.gguf_files import CONFIGS, END, TOKENS, tiny_model, write_gguf
+from tests.engine.model.gguf_files import (
+    CONFIGS,
+    END,
+    TOKENS,
+    architecture_of,
+    tiny_model,
+    write_gguf,
+)
 
 PROMPTS = [
     [3 + (salt * 37 + index * (13 + salt)) % (len(TOKENS) - 3) for index in range(length)]
@@ -32,7 +40,12 @@ SERVED = [
     ("llama tied", Type.Q4_0),
     ("qwen2", Type.Q5_1),
     ("qwen3", Type.BF16),
+    ("gemma3", Type.Q8_0),
+    ("gemma3", Type.Q4_K),
+    ("gemma3", Type.Q6_K),
 ]
+#: The paths that serve a family, if not both.
+PATHS = {"gemma3": ("wide",)}
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +75,7 @@ def test_both_paths_give_the_tokens_of_generate_with_the_dequantized_weights(nam
     file = write_gguf(model, tmp_path / "tiny.gguf", kind=kind)
     expected = {str(index): greedy(model, prompt) for index, prompt in enumerate(PROMPTS)}
     assert len({tuple(tokens) for tokens in expected.values()}) == len(expected)
-    for path in ("fast", "wide"):
+    for path in PATHS.get(name, ("fast", "wide")):
         runner = make_runner(file, model_path=path)
         requests = [
             make_request(str(index), prompt, max_tokens=NUM_TOKENS)
@@ -138,7 +151,7 @@ def test_the_fingerprint_is_of_the_content_and_of_the_dequantized_form(tmp_path)
 REFUSED = {
     "an unknown architecture": (
         {"architecture": "mamba"},
-        "architecture 'mamba'; GGUF files are served of llama, qwen2, qwen3",
+        "architecture 'mamba'; GGUF files are served of llama, qwen2, qwen3, gemma3",
     ),
     "one part of several": (
         {"more": {"split.count": 3, "split.no": 1}},
@@ -192,6 +205,43 @@ REFUSED = {
         "stores output_norm.weight in the type I32",
     ),
 }  # fmt: skip
+
+
+REFUSED_GEMMA3 = {
+    "no window": (
+        {"without": ("gemma3.attention.sliding_window",)},
+        "has no gemma3.attention.sliding_window",
+    ),
+    "another base of the layers with a window": (
+        {"more": {"gemma3.rope.freq_base_swa": 20000.0}},
+        "sets gemma3.rope.freq_base_swa to 20000.0, and transformers assumes 10000.0",
+    ),
+    "a scaled context": (
+        {"more": {"gemma3.rope.scaling.type": "linear"}},
+        "sets gemma3.rope.scaling.type to 'linear'",
+    ),
+    "smaller heads, which are scaled otherwise": (
+        {"more": {"gemma3.attention.key_length": 64, "gemma3.attention.value_length": 64}},
+        "scales the scores of every such file for heads of 256",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_GEMMA3)
+def test_a_gemma_3_that_would_be_computed_otherwise_is_refused(case, tmp_path):
+    changes, expected = REFUSED_GEMMA3[case]
+    file = write_gguf(tiny_model("gemma3"), tmp_path / "m.gguf", **changes)
+    with pytest.raises(ModelRefused, match=re.escape(expected)):
+        load_model(file)
+
+
+def test_a_gemma_3_may_state_the_base_that_is_assumed(tmp_path):
+    model = tiny_model("gemma3")
+    more = {"gemma3.rope.freq_base_swa": 10000.0}
+    loaded = load_model(write_gguf(model, tmp_path / "m.gguf", more=more))
+    kinds = loaded.model.config.layer_types
+    assert kinds == [*["sliding_attention"] * 5, "full_attention"]
+    assert loaded.model.config.sliding_window == 13
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -303,4 +353,4 @@ def test_the_path_says_what_is_missing(tiny, tmp_path):
 
 
 def test_each_family_that_is_served_is_tested():
-    assert {CONFIGS[name].model_type for name, _ in SERVED} == set(gguf_loader.FAMILIES)
+    assert {architecture_of(CONFIGS[name]) for name, _ in SERVED} == set(gguf_loader.FAMILIES)
