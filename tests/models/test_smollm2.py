@@ -5,6 +5,7 @@ Needs the file of `make fetch-model`, or another copy that QUIRE_TEST_SMOLLM2 na
 
 import json
 import re
+from collections.abc import Mapping
 
 import jsonschema
 import pytest
@@ -12,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from models.fetch import MODELS
+from quire.wire.choices import seed_of
 from quire.wire.constraints import Constraint
 from service.constraints.grammars import CompiledGrammars, load_grammars
 from service.model.text import ModelTokenizer
@@ -31,6 +33,7 @@ pytestmark = [
 
 #: Of each answer; some end earlier.
 NUM_TOKENS = 10
+NUM_CHOICES = 3
 #: The longest chat needs 25 blocks of 16 tokens; with so few blocks requests are preempted.
 SCARCE_BLOCKS = 40
 
@@ -86,15 +89,16 @@ def test_batched_is_alone(subject):
     assert generate(subject.runner, subject.requests()).tokens == subject.expected
 
 
-def test_preempted_is_undisturbed(subject):
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_preempted_is_undisturbed(subject, mode):
     found = generate(
         subject.runner,
         subject.requests(),
         num_blocks=SCARCE_BLOCKS,
-        preemption_mode="recompute",
+        preemption_mode=mode,
         enable_prefix_caching=False,
     )
-    assert found.snapshot.preemptions_recompute > 0
+    assert getattr(found.snapshot, f"preemptions_{mode}") > 0
     assert found.tokens == subject.expected
 
 
@@ -182,3 +186,71 @@ def test_a_stop_string_over_the_border_of_two_tokens_ends_the_text_before_it(sub
         assert len(found) < len(tokens)
         stopped += 1
     assert stopped >= 5
+
+
+#: Every way of sampling that a seed has to decide.
+SAMPLED = (
+    {"temperature": 0.8},
+    {"temperature": 1.0, "top_p": 0.9, "top_k": 40},
+    {"temperature": 1.3, "min_p": 0.05, "repetition_penalty": 1.2},
+    {"temperature": 1.0, "presence_penalty": 0.8, "frequency_penalty": 0.4},
+)
+
+
+def choices(subject, *, seed: int, published: Mapping[str, list[int]] | None = None):
+    """Some answers to each of some chats, with seeds as a client derives them."""
+    for number, index in enumerate(range(1, len(CHATS), 7)):
+        for choice in range(NUM_CHOICES):
+            name = f"{index}:{choice}"
+            yield make_request(
+                name,
+                subject.prompts[index],
+                output=(published or {}).get(name, ()),
+                max_tokens=NUM_TOKENS,
+                ignore_eos=False,
+                seed=seed_of(seed + index, choice),
+                **SAMPLED[number % len(SAMPLED)],
+            )
+
+
+@pytest.fixture(scope="module")
+def sampled(subject):
+    """Each choice alone."""
+    tokens = {}
+    for request in choices(subject, seed=5):
+        tokens |= generate(subject.runner, [request]).tokens
+    return tokens
+
+
+def test_the_choices_of_a_chat_differ_and_another_seed_gives_others(subject, sampled):
+    assert len({tuple(tokens) for tokens in sampled.values()}) > 0.9 * len(sampled)
+    others = generate(subject.runner, list(choices(subject, seed=1005))).tokens
+    assert sum(others[name] == sampled[name] for name in sampled) < 0.1 * len(sampled)
+
+
+def test_the_choices_of_a_chat_are_the_same_together_and_share_its_prompt(subject, sampled):
+    found = generate(subject.runner, list(choices(subject, seed=5)))
+    assert found.tokens == sampled
+    assert found.snapshot.cached_prompt_tokens > 0
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_choices_are_the_same_when_preempted(subject, sampled, mode):
+    found = generate(
+        subject.runner,
+        list(choices(subject, seed=5)),
+        num_blocks=SCARCE_BLOCKS,
+        preemption_mode=mode,
+        enable_prefix_caching=False,
+    )
+    assert getattr(found.snapshot, f"preemptions_{mode}") > 0
+    assert found.tokens == sampled
+
+
+def test_choices_go_on_as_undisturbed_when_resumed(subject, sampled):
+    published = {name: tokens[:4] for name, tokens in sampled.items() if len(tokens) > 4}
+    assert len(published) > 10
+    for request in choices(subject, seed=5, published=published):
+        if request.request_id in published:
+            found = generate(subject.runner, [request]).tokens[request.request_id]
+            assert found == sampled[request.request_id][4:]
