@@ -24,6 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from engine.errors import ModelRefused
 from engine.model.wide.gguf_header import GgufHeader, check_extents, read_header
+from engine.model.wide.gguf_rotary import DIVISORS, rotary_parameters
 from engine.model.wide.transformers_model import ATTENTION_NAME
 
 #: The libraries that transformers needs to read such a file, and how to install them.
@@ -140,6 +141,8 @@ def load_gguf(file: Path, *, dtype: torch.dtype | None) -> GgufModel:
     with _alone(file) as folder:
         config = _config(folder, file)
         _check_sizes(header, architecture, config, file)
+        if architecture == "llama":
+            _scale_frequencies(header, config, file)
         model = _read(folder, config, file, dtype or _stored_dtype(header))
     return GgufModel(model, _end_tokens(header))
 
@@ -243,7 +246,8 @@ def _check_tensors(header: GgufHeader, architecture: str, file: Path) -> None:
         for name in layer_tensors:
             if f"blk.{layer}.{name}" not in names:
                 raise ModelRefused(f"{file} lacks the tensor blk.{layer}.{name}")
-    for name in sorted(names - {*_MODEL_TENSORS, _OUTPUT}):
+    read = {*_MODEL_TENSORS, _OUTPUT, *([DIVISORS] if architecture == "llama" else [])}
+    for name in sorted(names - read):
         part = re.fullmatch(r"blk\.(\d{1,6})\.(.+)", name)
         if part is None or int(part[1]) >= num_layers or part[2] not in layer_tensors:
             raise ModelRefused(
@@ -283,6 +287,14 @@ def _check_sizes(
             raise ModelRefused(
                 f"{file} stores {name} with the shape {shapes[name]}; its metadata says {shape}"
             )
+
+
+def _scale_frequencies(header: GgufHeader, config: PreTrainedConfig, file: Path) -> None:
+    """Add the scaling of the rotary frequencies, which transformers does not read from a file."""
+    theta = float(config.rope_parameters["rope_theta"])
+    parameters = rotary_parameters(header, file, theta=theta, head_dim=_head_dim(config))
+    if parameters is not None:
+        config.rope_parameters = dict(parameters)
 
 
 def _check_scale(config: PreTrainedConfig, file: Path) -> None:

@@ -14,6 +14,7 @@ import transformers
 from gguf import GGMLQuantizationType as Type
 from transformers import PreTrainedModel
 from transformers.convert_slow_tokenizer import bytes_to_unicode
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 #: 256 bytes, a few merged pieces, and three control tokens.
 PIECES = ["th", "in", "Ġt", "Ġth"]
@@ -43,9 +44,19 @@ _SIZES = {
     "eos_token_id": END,
     "bos_token_id": 1,
 }
+#: The scaling of Llama 3.1.
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 CONFIGS = {
     "llama": transformers.LlamaConfig(**_SIZES),
     "llama tied": transformers.LlamaConfig(**_SIZES, tie_word_embeddings=True),
+    "llama scaled": transformers.LlamaConfig(**_SIZES, rope_parameters=LLAMA3),
     "qwen2": transformers.Qwen2Config(**_SIZES),
     # The reader takes the size of a head from the family's default.
     "qwen3": transformers.Qwen3Config(**_SIZES, head_dim=128),
@@ -117,7 +128,7 @@ def write_gguf(
                     values = values + 1
                     parameter.copy_(torch.from_numpy(values - 1))
                 writer.add_tensor(written, values)
-    for name, values in (extra_tensors or {}).items():
+    for name, values in (_divisors(config) | dict(extra_tensors or {})).items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -143,6 +154,16 @@ def _quantized(values: np.ndarray, kind: Type) -> np.ndarray:
     for offset, scale in scales.items():
         blocks[..., offset : offset + 2] = np.array([scale], np.float16).view(np.uint8)
     return blocks.reshape(values.shape[0], -1)
+
+
+def _divisors(config: Any) -> dict[str, np.ndarray]:
+    """What llama.cpp's converter stores of scaled frequencies: the unscaled ones over them."""
+    if config.rope_parameters.get("rope_type") != "llama3":
+        return {}
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    size = config.hidden_size // config.num_attention_heads
+    plain = config.rope_parameters["rope_theta"] ** -(np.arange(0, size, 2) / size)
+    return {"rope_freqs.weight": (plain / scaled.numpy()).astype(np.float32)}
 
 
 def _permuted(rows: np.ndarray, name: str, config: Any) -> np.ndarray:

@@ -10,16 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from gguf import GGMLQuantizationType as Type
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine.errors import ModelRefused
 from engine.model.wide import gguf_header, gguf_loader
 from engine.model.wide.gguf_header import read_header
+from engine.model.wide.gguf_rotary import divisors
 from engine.model.wide.loader import load_model
 from tests.engine.model.builders import generate, make_request, make_runner
 from tests.engine.model.gguf_files import (
     CONFIGS,
     END,
+    LLAMA3,
     TOKENS,
     architecture_of,
     tiny_model,
@@ -38,6 +42,7 @@ SERVED = [
     ("llama", Type.Q8_0),
     ("llama", Type.Q4_1),
     ("llama tied", Type.Q4_0),
+    ("llama scaled", Type.Q8_0),
     ("qwen2", Type.Q5_1),
     ("qwen3", Type.BF16),
     ("gemma3", Type.Q8_0),
@@ -121,6 +126,31 @@ def test_length_and_all_end_tokens_come_from_the_metadata(tmp_path):
     assert loaded.max_model_len == 96
 
 
+@pytest.mark.parametrize(
+    ("theta", "factor", "head_dim"), [(500000.0, 8.0, 128), (500000.0, 32.0, 64), (1e4, 8.0, 16)]
+)
+def test_scaled_frequencies_are_those_of_transformers(theta, factor, head_dim):
+    config = transformers.LlamaConfig(
+        hidden_size=head_dim,
+        num_attention_heads=1,
+        rope_parameters=LLAMA3 | {"rope_theta": theta, "factor": factor},
+    )
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    plain = theta ** -(np.arange(0, head_dim, 2) / head_dim)
+    found = divisors(theta=theta, head_dim=head_dim, factor=factor)
+    assert found.min() == 1.0
+    assert found.max() == factor
+    np.testing.assert_allclose(plain / found, scaled.numpy(), rtol=1e-5)
+
+
+def test_scaled_frequencies_reach_the_model(tmp_path):
+    model = tiny_model("llama scaled")
+    loaded = load_model(write_gguf(model, tmp_path / "m.gguf"))
+    found, expected = (one.model.rotary_emb.inv_freq for one in (loaded.model, model))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+    assert loaded.model.config.rope_parameters["factor"] == 8.0
+
+
 def test_nothing_beside_the_file_changes_what_is_read(tiny, tmp_path):
     copy = Path(shutil.copy(tiny, tmp_path / "other-name.gguf"))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
@@ -158,9 +188,17 @@ REFUSED = {
         "one of the 3 parts of a model",
     ),
     "an adapter": ({"more": {"general.type": "adapter"}}, "its general.type is 'adapter'"),
-    "frequencies as a tensor": (
-        {"extra_tensors": {"rope_freqs.weight": np.ones(8, np.float32)}},
-        "has the tensor rope_freqs.weight",
+    "frequencies of an unknown formula": (
+        {"extra_tensors": {"rope_freqs.weight": np.linspace(1, 8, 8, dtype=np.float32)}},
+        "does not come from the scaling of Llama 3",
+    ),
+    "too many frequencies": (
+        {"extra_tensors": {"rope_freqs.weight": np.ones(9, np.float32)}},
+        "does not come from the scaling of Llama 3",
+    ),
+    "frequencies in another type": (
+        {"extra_tensors": {"rope_freqs.weight": np.ones(8, np.float16)}},
+        "is not a vector in float32",
     ),
     "a scaled context": (
         {"more": {"llama.rope.scaling.type": "yarn"}},
