@@ -49,8 +49,6 @@ SERVED = [
     ("gemma3", Type.Q4_K),
     ("gemma3", Type.Q6_K),
 ]
-#: The paths that serve a family, if not both.
-PATHS = {"gemma3": ("wide",)}
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +78,7 @@ def test_both_paths_give_the_tokens_of_generate_with_the_dequantized_weights(nam
     file = write_gguf(model, tmp_path / "tiny.gguf", kind=kind)
     expected = {str(index): greedy(model, prompt) for index, prompt in enumerate(PROMPTS)}
     assert len({tuple(tokens) for tokens in expected.values()}) == len(expected)
-    for path in PATHS.get(name, ("fast", "wide")):
+    for path in ("fast", "wide"):
         runner = make_runner(file, model_path=path)
         requests = [
             make_request(str(index), prompt, max_tokens=NUM_TOKENS)
