@@ -39,7 +39,7 @@ def map_adapter(config: DecoderConfig, adapter: Adapter) -> DecoderAdapter:
     outputs = _fused_outputs(config)
     layers: list[dict[str, tuple[Addition, ...]]] = [{} for _ in range(config.num_layers)]
     for name, part in adapter.layers.items():
-        prefix, _, rest = name.removeprefix("model.layers.").partition(".")
+        prefix, _, rest = name.removeprefix(f"{config.name}.layers.").partition(".")
         if rest not in outputs or not prefix.isdecimal() or int(prefix) >= config.num_layers:
             raise NotSupported(f"the fast path has no layer {name}, which the adapter changes")
         product, first = outputs[rest]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import nn
 from transformers import PreTrainedConfig
 
 from engine.model.decoder.families import FAMILIES, Family
@@ -140,6 +141,7 @@ class DecoderConfig:
     """The common decoder's sizes and options.
 
     Args:
+        name: the name of the module with the layers.
         experts: the experts of the layers that have any; None if no layer has.
         activation: the activation of the gates.
         scaling: factor of the attention scores.
@@ -155,6 +157,7 @@ class DecoderConfig:
     """
 
     family: Family
+    name: str
     hidden_size: int
     intermediate_size: int
     num_heads: int
@@ -189,7 +192,8 @@ def read_config(served: TransformersModel) -> DecoderConfig:
     Raises:
         NotSupported: it has an option that `DecoderConfig` cannot describe.
     """
-    config = served.model.config
+    # A multimodal checkpoint is served for its text model alone, whose config and module are used.
+    config = served.model.config.get_text_config()
     fields = _checked_fields(config)
     (shape,) = set(served.layer_shapes) if len(set(served.layer_shapes)) == 1 else (None,)
     if shape is None or shape.key_dim != shape.value_dim:
@@ -201,6 +205,7 @@ def read_config(served: TransformersModel) -> DecoderConfig:
     rotaries, rotary_of = _rotaries(served, fields)
     return DecoderConfig(
         family=FAMILIES[config.model_type],
+        name=_name_of(served.model, _decoder_of(served)),
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
         num_heads=config.num_attention_heads,
@@ -243,6 +248,18 @@ def _checked_fields(config: PreTrainedConfig) -> dict[str, Any]:
     return fields
 
 
+def _decoder_of(served: TransformersModel) -> nn.Module:
+    """The module with the layers."""
+    model: Any = served.model
+    decoder: nn.Module = model.get_decoder()
+    return decoder
+
+
+def _name_of(model: nn.Module, part: nn.Module) -> str:
+    names = {module: name for name, module in model.named_modules()}
+    return str(names[part])
+
+
 def _activation_of(fields: Mapping[str, Any]) -> tuple[str, Any]:
     """The name and the value of the field with the activation of the gates."""
     name = "hidden_activation" if "hidden_activation" in fields else "hidden_act"
@@ -278,7 +295,7 @@ def _rotaries(
     They are read from the model's own module, which has resolved the config's several notations. A
     module with several embeddings has one for each type of layer.
     """
-    module: Any = getattr(served.model.base_model, "rotary_emb", None)
+    module: Any = getattr(_decoder_of(served), "rotary_emb", None)
     kinds = getattr(module, "rope_type", None)
     num_layers = len(served.layers)
     if isinstance(kinds, dict):

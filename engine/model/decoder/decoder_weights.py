@@ -78,9 +78,9 @@ def read_weights(config: DecoderConfig, state: Mapping[str, torch.Tensor]) -> De
     source = _Source(state, config.family)
     layers = tuple(_layer(config, source, index) for index in range(config.num_layers))
     weights = DecoderWeights(
-        embedding=source.take("model.embed_tokens.weight"),
+        embedding=source.take(f"{config.name}.embed_tokens.weight"),
         layers=layers,
-        final_norm=source.norm("model.norm"),
+        final_norm=source.norm(f"{config.name}.norm"),
         head=Linear(source.take("lm_head.weight")),
     )
     if source.left:
@@ -137,7 +137,7 @@ class _Source:
 
 
 def _layer(config: DecoderConfig, source: _Source, index: int) -> LayerWeights:
-    layer = f"model.layers.{index}"
+    layer = f"{config.name}.layers.{index}"
     attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
     family = config.family
     experts = None

@@ -53,6 +53,11 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": _LLAMA,
     "qwen3": _LLAMA,
     "qwen3_moe": _LLAMA,
+    # Their rotary embedding has three positions for each token. In a text these are equal.
+    "qwen2_vl_text": _LLAMA,
+    "qwen2_5_vl_text": _LLAMA,
+    "qwen3_vl_text": _LLAMA,
+    "qwen3_vl_moe_text": _LLAMA,
     "smollm3": _LLAMA,
     "granite": _LLAMA,
     "phi3": replace(_LLAMA, qkv=("qkv_proj",), gate_up=("gate_up_proj",)),

@@ -28,6 +28,15 @@ PROMPTS = [make_prompt(length, salt=salt) for salt, length in enumerate((3, 17, 
 NUM_TOKENS = 12
 #: Seeds of weights with which no two tokens are nearly as likely; 0 where there is none.
 SEEDS = {"qwen3_vl_moe": 1}
+#: The fast path does not know their text model, or a tensor beside it.
+WIDE = {
+    "aya_vision",
+    "cohere2_vision",
+    "glm4v",
+    "llama4",
+    "llava_next",
+    "llava_onevision",
+}
 
 
 def whole_class(config):
@@ -81,6 +90,10 @@ def test_a_prompt_of_text_gets_the_tokens_of_the_whole_model(name, folder_of):
     expected = {str(i): oracle.greedy(tuple(p), NUM_TOKENS) for i, p in enumerate(PROMPTS)}
     assert len({tuple(tokens) for tokens in expected.values()}) == len(PROMPTS)
     runner = make_runner(folder)
+    assert (runner.model.name == "transformers") == (name in WIDE)
+    if name not in WIDE:
+        wide = make_runner(folder, model_path="wide")
+        assert generate(wide, requests(), max_num_batched_tokens=7).tokens == expected
     assert generate(runner, requests()[2:3]).tokens == {"2": expected["2"]}
     assert generate(runner, requests(), max_num_batched_tokens=7).tokens == expected
     preempted = generate(
