@@ -11,6 +11,8 @@ median over the rounds. The gate: whatever the side, each request has the tokens
 - `urgent`: all slots run bulk requests when a critical one arrives; steps and time to its start.
 - `batching`: tokens per second with `dynamic_batching` on and off.
 - `preemption`: the time that a preempted request costs by `swap` and by `recompute`, by its length.
+- `fairness`: a tenant submits 1,000 requests to a queue on a Redis, then another one submits 10.
+  Seconds until each of the 10 has ended: with fairness by tokens, without it, and alone.
 """
 
 import argparse
@@ -26,11 +28,13 @@ from typing import Any
 
 from benchmarks.common.figures import machine, percentile
 from benchmarks.common.models import SHAPES, model_folder
+from benchmarks.common.tenants import SharedQueue
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.model.load.load_runner import load_runner
 from engine.request import Priority, Request
 from engine.sampling_params import SamplingParams
+from quire import Broker, LocalRedis, connect
 from quire.cli.console import positive
 
 MAX_NUM_SEQS = 16
@@ -41,6 +45,9 @@ NUM_REQUESTS = 96
 PROMPT_LENGTHS, OUTPUT_LENGTHS = (96, 0.9, 768), (24, 0.9, 256)
 #: How many times faster requests arrive than the engine serves them, in the part `sjf`.
 OVERLOAD = 3.0
+#: Requests of the two tenants of the part `fairness`, their lengths, and the slots of the worker.
+NUM_LARGE, NUM_SMALL, NUM_FAIR_SLOTS = 1000, 10, 4
+FAIR_PROMPTS, FAIR_OUTPUTS = (32, 0.5, 128), (16, 0.5, 64)
 #: Lengths of the preempted request in the part `preemption`.
 CONTEXTS = (64, 256, 1024, 4096)
 
@@ -126,12 +133,11 @@ def run(engine: Engine, jobs: Sequence[Job]) -> tuple[float, Tokens, dict[str, R
 def mixed_jobs(bench: Bench, *, seed: int) -> list[Job]:
     """Jobs with log-normal lengths, all there at once."""
     draw = random.Random(seed)
-
-    def length(median: int, spread: float, most: int) -> int:
-        return min(most, max(1, round(median * math.exp(draw.gauss(0.0, spread)))))
-
     return [
-        Job(bench.prompt(length(*PROMPT_LENGTHS), draw), length(*OUTPUT_LENGTHS))
+        Job(
+            bench.prompt(_drawn_length(draw, *PROMPT_LENGTHS), draw),
+            _drawn_length(draw, *OUTPUT_LENGTHS),
+        )
         for _ in range(NUM_REQUESTS)
     ]
 
@@ -240,6 +246,51 @@ def _preempted(engine: Engine, victim: Job, urgent: Job) -> tuple[float, Tokens]
     return time.perf_counter() - began, tokens
 
 
+def bench_fairness(bench: Bench, *, turn: int) -> Record:
+    draw = random.Random(turn)
+
+    def jobs(tenant: str, count: int) -> dict[str, tuple[tuple[int, ...], int]]:
+        return {
+            f"{tenant}{number:04}": (
+                bench.prompt(_drawn_length(draw, *FAIR_PROMPTS), draw),
+                _drawn_length(draw, *FAIR_OUTPUTS),
+            )
+            for number in range(count)
+        }
+
+    large, small = jobs("large", NUM_LARGE), jobs("small", NUM_SMALL)
+    both = large | small
+    record: Record = {}
+    sides = {}
+    with LocalRedis.start() as server, connect(server.url) as connection:
+        for side in ("alone", "tokens", "fcfs"):
+            broker = Broker(connection, queue=f"{side}-{turn}")
+            queue = SharedQueue(broker, by_tokens=side == "tokens")
+            if side != "alone":
+                queue.submit("large", large)
+            queue.submit("small", small)
+            served = queue.serve(
+                bench.engine(max_num_seqs=NUM_FAIR_SLOTS),
+                watched=list(small),
+                num_slots=NUM_FAIR_SLOTS,
+                request_of=lambda name: request_of(
+                    name, Job(*both[name]), arrival=time.perf_counter()
+                ),
+            )
+            sides[side] = {name: served.tokens[name] for name in small}
+            seconds = list(served.seconds.values())
+            record[f"{side} p99 s"] = percentile(seconds, 0.99)
+            record[f"{side} mean s"] = statistics.mean(seconds)
+    same_tokens("fairness", list(sides.values()))
+    record["tokens p99 of alone"] = record["tokens p99 s"] / record["alone p99 s"]
+    record["fcfs p99 of alone"] = record["fcfs p99 s"] / record["alone p99 s"]
+    return record
+
+
+def _drawn_length(draw: random.Random, median: int, spread: float, most: int) -> int:
+    return min(most, max(1, round(median * math.exp(draw.gauss(0.0, spread)))))
+
+
 def _timed(step: Callable[[], object]) -> float:
     began = time.perf_counter()
     step()
@@ -251,6 +302,7 @@ PARTS: dict[str, Callable[..., Record]] = {
     "urgent": bench_urgent,
     "batching": bench_batching,
     "preemption": bench_preemption,
+    "fairness": bench_fairness,
 }
 
 
