@@ -113,6 +113,33 @@ QUEUE_ROW = Row(
             thresholds=((None, "green"), (1, "orange")),
         ),
         Panel(
+            title="Tenants",
+            description="Tenants with open requests, and those that have used up their tokens per "
+            "minute.",
+            unit="short",
+            targets=[
+                Target(
+                    largest("quire_queue_tenants", "queue, state", QUEUES), "{{queue}} {{state}}"
+                ),
+                Target(
+                    largest("quire_queue_shared_by_tokens", "queue", QUEUES),
+                    "{{queue}}, take turns by tokens",
+                ),
+            ],
+        ),
+        Panel(
+            title="Tenant furthest ahead",
+            description="Tokens that the tenant with the most has waiting, divided by its weight, "
+            "by priority. Other tenants take turns with it while fairness by tokens is set.",
+            unit="short",
+            targets=[
+                Target(
+                    largest("quire_queue_tenant_ahead_tokens", "queue, priority", QUEUES),
+                    "{{queue}} {{priority}}",
+                ),
+            ],
+        ),
+        Panel(
             title="Memory of Redis",
             description="Memory that Redis uses, and its maxmemory; 0 means no limit. Queued "
             "requests store prompts, finished ones store outputs for the retention. A full Redis "

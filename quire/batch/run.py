@@ -46,8 +46,8 @@ SILENT_SECONDS = 5.0
 #: How often a request that Redis has lost is submitted again before its line fails.
 MAX_LOSSES = 3
 
-#: Pause before the next submit to a full queue.
-FULL_PAUSE_SECONDS = 0.5
+#: Pause before the next submit to a full queue, and the longest one that a refusal may ask for.
+FULL_PAUSE_SECONDS, MAX_FULL_PAUSE_SECONDS = 0.5, 10.0
 
 _REASONS = {
     EXPIRED: "the deadline of the batch has passed",
@@ -198,7 +198,8 @@ class BatchRun:
                     submitted = retrying(self._patience, submit)
                 except QueueFull as full:
                     answers |= {name: _accepted(name) for name in full.accepted}
-                    self._submit_after = time.monotonic() + FULL_PAUSE_SECONDS
+                    pause = max(FULL_PAUSE_SECONDS, full.retry_after_seconds or 0.0)
+                    self._submit_after = time.monotonic() + min(pause, MAX_FULL_PAUSE_SECONDS)
                 else:
                     answers |= {answer.request_id: answer for answer in submitted}
             for request_id, open_ in by_id.items():

@@ -12,6 +12,7 @@ from quire.broker.broker import Broker
 from quire.broker.inspection import ShardState, inspect_shards
 from quire.cli.console import Console, add_server, brokers_of, few, not_negative, plain, positive
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
+from quire.cli.tenants import Tenants, look_at_tenants, show_tenants
 from quire.errors import UnknownRequest
 from quire.transitions.values import LAST_STATES, DeadLetter
 
@@ -29,7 +30,8 @@ def add_status(parser: argparse.ArgumentParser) -> None:
 
 def run_status(arguments: argparse.Namespace, console: Console) -> int:
     """Prints the state of the queue once."""
-    _show(_look(brokers_of(arguments)), console)
+    brokers = brokers_of(arguments)
+    _show(_look(brokers), look_at_tenants(brokers), console)
     return EXIT_OK
 
 
@@ -52,10 +54,10 @@ def run_top(arguments: argparse.Namespace, console: Console) -> int:
     in_place = sys.stdout.isatty() and not console.is_json
     looks = 0
     while True:
-        shards = _look(brokers)
+        shards, tenants = _look(brokers), look_at_tenants(brokers)
         if in_place:
             console.piece("\x1b[H\x1b[2J")
-        _show(shards, console)
+        _show(shards, tenants, console)
         console.piece("")
         looks += 1
         if arguments.count is not None and looks >= arguments.count:
@@ -217,10 +219,11 @@ def _look(brokers: Sequence[Broker]) -> list[ShardState]:
     return inspect_shards(brokers[0]._connection, [broker.keys for broker in brokers])
 
 
-def _show(shards: Sequence[ShardState], console: Console) -> None:
+def _show(shards: Sequence[ShardState], tenants: Sequence[Tenants], console: Console) -> None:
     if console.is_json:
-        for number, shard in enumerate(shards):
-            console.data({"shard": number} | plain(shard) | {"num_lost": shard.num_lost})
+        for number, (shard, its) in enumerate(zip(shards, tenants, strict=True)):
+            shared = {"sharing": plain(its.sharing), "tenants": plain(its.shown)}
+            console.data({"shard": number} | plain(shard) | {"num_lost": shard.num_lost} | shared)
         return
     sums = [
         (number, s.num_queued, s.num_scheduled, s.num_leases, s.num_expired_leases,
@@ -250,6 +253,7 @@ def _show(shards: Sequence[ShardState], console: Console) -> None:
             console.data(None, f"shard {number}: at least {shard.num_lost} {detail}")
         if shard.policy:
             console.data(None, f"shard {number}: ranked by {shard.policy}")
+    show_tenants(tenants, console)
     console.data(None, "")
     _show_workers(shards, console)
 

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from quire.broker.inspection import ServerMemory, ShardState, inspect_memory, inspect_shards
+from quire.broker.tenants import SharingState, inspect_sharing
 from quire.errors import BrokerUnavailable, QuireError
 from quire.keys import Keys
 from quire.transport.connection import connect
@@ -38,8 +39,9 @@ EXIT_USAGE = 2
 #: The signals that end the exporter.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-#: The state of every shard of every queue.
+#: The state of every shard of every queue, and how its tenants share it.
 Queues = Mapping[str, Sequence[ShardState]]
+Sharing = Mapping[str, Sequence[SharingState]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class Reading:
 
     queues: Queues
     memory: ServerMemory | None = None
+    sharing: Sharing = field(default_factory=dict)
 
 
 #: The values of the labels, in the order of the register, and the value.
@@ -143,6 +146,7 @@ class QueueCollector(Collector):
             [((queue,), self._num_consumers(shards)) for queue, shards in queues.items()],
         )
         yield _gauge("quire_dead_letter_messages", _by_queue(queues, "num_dead_letters", sum))
+        yield from _of_sharing(reading.sharing)
 
     def _num_consumers(self, shards: Sequence[ShardState]) -> int:
         """The number of workers of any shard that are ready and were seen recently.
@@ -231,7 +235,32 @@ def _inspect(connection: redis.Redis, settings: ExporterSettings) -> Reading:
     queues = {
         queue: [next(states) for _ in range(settings.num_shards)] for queue in settings.queues
     }
-    return Reading(queues, inspect_memory(connection))
+    shared = iter(inspect_sharing(connection, shards))
+    sharing = {
+        queue: [next(shared) for _ in range(settings.num_shards)] for queue in settings.queues
+    }
+    return Reading(queues, inspect_memory(connection), sharing)
+
+
+def _of_sharing(sharing: Sharing) -> Iterator[GaugeMetricFamily]:
+    yield _gauge("quire_queue_shared_by_tokens", _by_queue(sharing, "by_tokens", max))
+    states = {"open": "num_tenants", "limited": "num_limited"}
+    yield _gauge(
+        "quire_queue_tenants",
+        [
+            ((*labels, state), number)
+            for state, attribute in states.items()
+            for labels, number in _by_queue(sharing, attribute, sum)
+        ],
+    )
+    yield _gauge(
+        "quire_queue_tenant_ahead_tokens",
+        [
+            ((queue, name), max(shard.ahead_tokens[priority] for shard in shards))
+            for queue, shards in sharing.items()
+            for priority, name in enumerate(PRIORITIES)
+        ],
+    )
 
 
 def _gauge(name: str, samples: Iterable[Sample]) -> GaugeMetricFamily:
@@ -242,7 +271,7 @@ def _gauge(name: str, samples: Iterable[Sample]) -> GaugeMetricFamily:
     return gauge
 
 
-def _by_queue(queues: Queues, attribute: str, combine: Combine) -> list[Sample]:
+def _by_queue(queues: Queues | Sharing, attribute: str, combine: Combine) -> list[Sample]:
     return [
         ((queue,), combine(getattr(shard, attribute) for shard in shards))
         for queue, shards in queues.items()

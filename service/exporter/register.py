@@ -61,6 +61,26 @@ EXPORTER_REGISTER: tuple[Family, ...] = (
         QUEUE,
         "Workers that have recently registered as ready.",
     ),
+    Family(
+        "gauge",
+        "quire_queue_shared_by_tokens",
+        QUEUE,
+        "1 while the tenants of each class take turns by tokens, 0 while only the policy counts.",
+    ),
+    Family(
+        "gauge",
+        "quire_queue_tenants",
+        {**QUEUE, "state": ("open", "limited")},
+        "Tenants in each shard, added up. open: with requests that wait or run. limited: of their "
+        "tokens per minute, less than those of a second are left.",
+    ),
+    Family(
+        "gauge",
+        "quire_queue_tenant_ahead_tokens",
+        {**QUEUE, **BY_PRIORITY},
+        "How far the tenant that is furthest ahead is ahead of the virtual time of its class: "
+        "tokens of its requests that wait, divided by its weight. 0 unless tenants take turns.",
+    ),
     Family("gauge", "quire_dead_letter_messages", QUEUE, "Dead letters kept for an operator."),
     Family(
         "gauge",

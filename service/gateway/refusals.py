@@ -15,7 +15,7 @@
             output_rewound                              Redis has lost tokens the caller has
     413     body_too_large
     422     idempotency_key_reused                      an earlier call with the key was different
-    429     queue_full                                  a limit of the queue is reached
+    429     queue_full                                  a limit of queue or tenant is reached
             too_many_open_answers                       the tenant's limit here is reached
     500     codes of failed requests, protocol_error    the request has failed
             internal_error                              a defect (see http/middleware.py)
@@ -28,6 +28,7 @@ OpenAI's clients repeat a call after 408, 409, 429 and from 500 on, unless `x-sh
 false. It is false where the same call would end in the same way again.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -163,6 +164,12 @@ def _failed(error: RequestFailed) -> Refusal:
     return Refusal(500, error.code, error.message, param=param)
 
 
+def _full(error: QueueFull) -> Refusal:
+    seconds = error.retry_after_seconds
+    headers = _RETRY_LATER if seconds is None else {"Retry-After": str(max(1, math.ceil(seconds)))}
+    return Refusal(429, "queue_full", str(error), headers=headers)
+
+
 def _rewound(error: OutputRewound) -> Refusal:
     message = f"{error}; drop the tokens after the first {error.kept}, and go on from there"
     details = {"kept": error.kept}
@@ -173,7 +180,7 @@ def _rewound(error: OutputRewound) -> Refusal:
 _REFUSALS: dict[type[QuireError], Callable[[Any], Refusal]] = {
     RequestConflict: lambda _: key_reused(),
     InvalidRequest: _invalid,
-    QueueFull: lambda e: Refusal(429, "queue_full", str(e), headers=_RETRY_LATER),
+    QueueFull: _full,
     ResultExpired: lambda _: lost(),
     UnknownRequest: lambda e: Refusal(404, "unknown_request", str(e)),
     Cancelled: lambda e: Refusal(409, e.code, e.message, headers=_DO_NOT_RETRY),

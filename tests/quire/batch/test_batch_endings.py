@@ -1,6 +1,7 @@
 """A batch that is broken off keeps what it has, and a later run takes up the rest."""
 
 import threading
+import time
 
 import pytest
 
@@ -111,6 +112,24 @@ def test_a_batch_is_broken_off_though_redis_has_no_memory_for_its_cancellations(
         folder.run(fake.client(), resume=True)
     assert (folder.texts, folder.codes) == (dict.fromkeys("ab", "begun"), {})
     assert len(fake.requests) == 2
+
+
+def test_a_batch_waits_as_long_as_a_refusal_says(folder, monkeypatch):
+    calls = []
+    submit = Broker.submit_many
+
+    def refuse_once(self, requests, **options):
+        calls.append(time.monotonic())
+        if len(calls) == 1:
+            raise QueueFull("used up", limit="rate", retry_after_seconds=0.9)
+        return submit(self, requests, **options)
+
+    monkeypatch.setattr(Broker, "submit_many", refuse_once)
+    folder.write(ask("a"), ask("b"))
+    with FakeQuire(answer=lambda _: "begun") as fake:
+        folder.run(fake.client())
+    assert folder.texts == dict.fromkeys("ab", "begun")
+    assert calls[1] - calls[0] >= 0.9
 
 
 def test_errors_that_stand_are_not_written_again(folder):

@@ -1,5 +1,7 @@
 """What `quire status` and `quire top` show of a queue."""
 
+from quire.transitions.fairness import Fairness
+from quire.transitions.values import QueueLimits
 from tests.quire.builders import make_request, pass_moment
 from tests.quire.cli.test_cli import records
 
@@ -54,3 +56,29 @@ def test_status_tells_the_silent_from_the_living_and_leaves_out_the_long_gone(
     assert left_out == "2 more, not seen for 10 minutes"
     (state,) = records(quire("status", "--json")[1])
     assert len(state["workers"]) == 5
+
+
+def test_the_tenants_are_listed_where_there_are_several(quire, real_broker):
+    real_broker.submit(make_request())
+    assert "tenant" not in quire("top", "--count", "1")[1]
+    real_broker.set_fairness(Fairness(by_tokens=True, weights={"gold": 3}))
+    real_broker.set_limits(QueueLimits(rates={"gold": 6000}))
+    body = {"prompt": [1, 2, 3], "max_tokens": 297}
+    real_broker.submit_many([make_request(tenant="gold", body=body) for _ in range(2)])
+    text = quire("top", "--count", "1")[1]
+    assert "shard 0: tenants take turns by tokens" in text
+    lines = text.splitlines()
+    header = next(number for number, line in enumerate(lines) if "per_minute" in line)
+    assert lines[header].split() == [
+        "shard", "tenant", "open", "weight", "ahead", "per_minute", "left"
+    ]  # fmt: skip
+    gold, default = lines[header + 1].split(), lines[header + 2].split()
+    # It was lifted behind the request that was there before it was shared.
+    assert gold[:4] == ["0", "gold", "2", "3"] and gold[5] == "6000"
+    assert 199 <= int(gold[4]) <= 201 and 5400 <= int(gold[6]) <= 5500
+    assert default[:4] == ["0", "default", "1", "1"] and default[5:] == ["-", "-"]
+    (state,) = records(quire("status", "--json")[1])
+    assert state["sharing"]["by_tokens"] is True
+    assert [one["tenant"] for one in state["tenants"]] == ["gold", "default"]
+    real_broker.submit_many([make_request(tenant=f"t{number}") for number in range(25)])
+    assert "7 more tenants with fewer open requests" in quire("status")[1]
