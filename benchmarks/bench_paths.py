@@ -23,7 +23,7 @@ from benchmarks.bench_engine import BenchedEngine, check
 from benchmarks.common.arguments import names_of
 from benchmarks.common.figures import machine
 from benchmarks.common.gate import Agreement, Reference
-from benchmarks.common.models import ARCHITECTURES, SHAPES
+from benchmarks.common.models import ARCHITECTURES, MODELS, vocab_size_of
 from benchmarks.common.workloads import FIRST_TOKEN_ID, WorkItem, Workload
 from quire.cli.console import positive
 
@@ -95,9 +95,7 @@ def compare(model: str, workload: Workload, *, dtype: str, rounds: int) -> dict[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--models", type=names_of("model", {**SHAPES, **ARCHITECTURES}), default=[*ARCHITECTURES]
-    )
+    parser.add_argument("--models", type=names_of("model", MODELS), default=",".join(ARCHITECTURES))
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--requests", type=positive, default=8)
     parser.add_argument("--prompt-tokens", type=positive, default=64)
@@ -108,12 +106,11 @@ def main() -> None:
     record: dict[str, object] = {"machine": machine()}
     print(f"{machine()}\n{'':20}{'fast tok/s':>12}{'wide tok/s':>12}{'ratio':>8}  agreement")
     for model in arguments.models:
-        options = ARCHITECTURES[model][1] if model in ARCHITECTURES else SHAPES[model]
         workload = small_batch(
             requests=arguments.requests,
             prompt_tokens=arguments.prompt_tokens,
             output_tokens=arguments.output_tokens,
-            vocab_size=options["vocab_size"],
+            vocab_size=vocab_size_of(model),
         )
         found = compare(model, workload, dtype=arguments.dtype, rounds=arguments.rounds)
         record[f"{model}-{arguments.dtype}"] = found

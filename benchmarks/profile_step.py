@@ -26,7 +26,7 @@ import torch
 
 from benchmarks.common.arguments import names_of, step_shapes
 from benchmarks.common.figures import machine
-from benchmarks.common.models import SHAPES, model_folder
+from benchmarks.common.models import MODELS, model_folder
 from engine.batch import BatchRow
 from engine.model.attention.cpu import CpuAttention
 from engine.model.causal_model import CausalModel
@@ -127,7 +127,7 @@ def measure(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", type=names_of("model", SHAPES), default="TINY,SMALL")
+    parser.add_argument("--models", type=names_of("model", MODELS), default="TINY,SMALL")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--forms", type=names_of("form", FORMS), default="native,wide")
     parser.add_argument("--shapes", type=step_shapes, default="1x1,8x1,64x1,1x128")

@@ -100,6 +100,12 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+#: The names of all models.
+MODELS = (*SHAPES, *ARCHITECTURES)
+
+
+def vocab_size_of(name: str) -> int:
+    return int(_config_of(name)[1]["vocab_size"])
 
 
 def model_folder(name: str) -> Path:
@@ -108,7 +114,7 @@ def model_folder(name: str) -> Path:
     if not (folder / "tokenizer_config.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
         _write_weights(name, folder)
-        _write_tokenizer(_config_of(name)[1]["vocab_size"], folder)
+        _write_tokenizer(vocab_size_of(name), folder)
     return folder
 
 

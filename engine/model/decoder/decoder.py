@@ -47,6 +47,8 @@ class Decoder:
         self.config = config
         self._adapters = {adapter.name: adapter.layers for adapter in adapters}
         self.vocab_size = config.vocab_size
+        #: The number of experts that each token uses; the check at load lets it use all.
+        self.num_chosen = 0 if config.experts is None else config.experts.num_chosen
         shape = LayerShape(config.num_kv_heads, config.head_dim, config.head_dim)
         self.layer_shapes: Sequence[LayerShape] = (shape,) * config.num_layers
         self.embedding = weights.embedding
@@ -146,9 +148,9 @@ class Decoder:
     def _mix(self, experts: ExpertWeights, hidden: torch.Tensor) -> torch.Tensor:
         """The weighted sum of the outputs of each token's experts, in ascending order."""
         options = self.config.experts
-        assert options is not None
+        assert options is not None, "read_weights found the experts of the config"
         shares = torch.softmax(_linear(hidden, experts.router), dim=-1, dtype=torch.float32)
-        weights, chosen = shares.topk(options.num_chosen, dim=-1)
+        weights, chosen = shares.topk(self.num_chosen, dim=-1)
         if options.normalizes:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         mixed = torch.zeros_like(hidden)

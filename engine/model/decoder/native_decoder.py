@@ -83,6 +83,8 @@ class NativeDecoder:
         _check(config, weights)
         self.name = f"decoder-{variant.name}"
         self.vocab_size = config.vocab_size
+        #: The number of experts that each token uses; the check at load lets it use all.
+        self.num_chosen = (config.experts or NO_EXPERTS).num_chosen
         shape = LayerShape(config.num_kv_heads, config.head_dim, config.head_dim)
         self.layer_shapes: Sequence[LayerShape] = (shape,) * config.num_layers
         self._library = load_library(variant)
@@ -141,6 +143,7 @@ class NativeDecoder:
             table_stride=host[2].stride(0),
             block_size=kv_pool.block_size,
             num_threads=torch.get_num_threads(),
+            num_chosen=self.num_chosen,
             token_ids=_integers(inputs.token_ids),
             positions=_integers(inputs.positions),
             slot_blocks=_integers(inputs.slots.blocks),
@@ -186,7 +189,6 @@ class NativeDecoder:
             vocab_size=config.vocab_size,
             num_rotaries=len(config.rotaries),
             num_experts=experts.num_experts,
-            num_chosen=experts.num_chosen,
             expert_size=experts.size,
             normalizes_chosen=experts.normalizes,
             norms_whole_projections=config.family.norms_whole_projections,

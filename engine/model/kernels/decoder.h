@@ -54,9 +54,9 @@ struct QuireAddition {
 struct QuireModel {
   int64_t is_bfloat16, num_layers, hidden_size, num_heads, num_kv_heads, head_dim, rotary_dim;
   int64_t intermediate_size, vocab_size, num_rotaries;
-  // All experts of a layer, those of a token, the inputs of `down`, and whether the weights of a
-  // token's experts are divided by their sum.
-  int64_t num_experts, num_chosen, expert_size, normalizes_chosen;
+  // All experts of a layer, the inputs of `down`, and whether the weights of a token's experts are
+  // divided by their sum.
+  int64_t num_experts, expert_size, normalizes_chosen;
   int64_t norms_whole_projections;  // Whether query_norm and key_norm are over all heads together.
   float epsilon, scaling;
   float softcap;                  // Cap of the attention scores; 0 for none.
@@ -74,6 +74,7 @@ struct QuireModel {
 
 struct QuireStep {
   int64_t num_tokens, num_rows, num_logit_rows, table_stride, block_size, num_threads;
+  int64_t num_chosen;  // The experts that each token uses.
   const int64_t *token_ids, *positions, *slot_blocks, *slot_offsets;  // One per token.
   const int64_t *query_lens, *context_lens, *tables;                  // One per row.
   const int64_t* logit_rows;

@@ -124,7 +124,7 @@ class Decoder : public AnyDecoder {
     adapters_.lay_out(workspace_, activated_.stride, attended_.stride, normed_.stride);
     // Padding: the matrix unit reads whole tile registers, beyond the last row.
     int64_t longest = std::max({normed_.stride, attended_.stride, activated_.stride});
-    experts_.lay_out(workspace_, tokens, padding, &longest);
+    experts_.lay_out(workspace_, tokens, step_->num_chosen, padding, &longest);
     workspace_.reserve(UNIT_HEIGHT * longest * (int64_t)sizeof(typename Row::Element));
   }
 

@@ -124,10 +124,12 @@ class Experts {
   bool any() const { return model_.num_experts > 0; }
 
   // Requests the scratch buffers of a step. `longest` grows to the longest stride.
-  void lay_out(Workspace& workspace, int64_t tokens, int64_t padding, int64_t* longest) {
+  void lay_out(Workspace& workspace, int64_t tokens, int64_t choices, int64_t padding,
+               int64_t* longest) {
     if (!any()) return;
-    const int64_t rows = tokens * model_.num_chosen;
-    routing_.reserve(tokens, model_.num_chosen, model_.num_experts);
+    choices_ = choices;
+    const int64_t rows = tokens * choices;
+    routing_.reserve(tokens, choices, model_.num_experts);
     gathered_.stride = model_.hidden_size + padding;
     activated_.stride = (model_.expert_size + LANES - 1) / LANES * LANES + padding;
     *longest = std::max({*longest, gathered_.stride, activated_.stride});
@@ -142,15 +144,14 @@ class Experts {
   void mix(const QuireExperts& experts, const Inputs& normed, float* scores, int64_t stride,
            const ResidualStream& to, const PrefetchRange& after, float* sums, Team& team,
            int member) {
-    const int64_t choices = model_.num_chosen;
     const Share mine(to.count, member, team.size());
     for (int64_t t = mine.first; t < mine.last; t++)
-      routing_.choose(t, scores + t * stride, model_.num_experts, choices,
+      routing_.choose(t, scores + t * stride, model_.num_experts, choices_,
                       model_.normalizes_chosen);
     team.barrier();
-    if (member == 0) routing_.group(to.count, choices);
+    if (member == 0) routing_.group(to.count, choices_);
     team.barrier();
-    const Share rows(to.count * choices, member, team.size());
+    const Share rows(to.count * choices_, member, team.size());
     for (int64_t r = rows.first; r < rows.last; r++)
       std::copy_n(normed.values + routing_.tokens[r] * normed.stride, model_.hidden_size,
                   gathered_.values + r * gathered_.stride);
@@ -214,23 +215,24 @@ class Experts {
   }
 
   void add_outputs(int64_t token, float* to) const {
-    const int64_t size = model_.hidden_size, choices = model_.num_chosen;
-    const int64_t* const rows = routing_.rows.data() + token * choices;
+    const int64_t size = model_.hidden_size;
+    const int64_t* const rows = routing_.rows.data() + token * choices_;
     int64_t i = 0;
     for (; i + LANES <= size; i += LANES) {
       Vector sum = Vector{};
-      for (int64_t c = 0; c < choices; c++) sum += load<Vector>(outputs_ + rows[c] * size + i);
+      for (int64_t c = 0; c < choices_; c++) sum += load<Vector>(outputs_ + rows[c] * size + i);
       store(to + i, load<Vector>(to + i) + sum * model_.residual_multiplier);
     }
     for (; i < size; i++) {
       float sum = 0.0f;
-      for (int64_t c = 0; c < choices; c++) sum += outputs_[rows[c] * size + i];
+      for (int64_t c = 0; c < choices_; c++) sum += outputs_[rows[c] * size + i];
       to[i] += sum * model_.residual_multiplier;
     }
   }
 
   const QuireModel model_;
   const Gate gate_;
+  int64_t choices_ = 0;  // Experts of a token.
   Routing routing_;
   Inputs gathered_, activated_;
   float* outputs_ = nullptr;

@@ -8,7 +8,7 @@ from typing import Any
 from engine.model.kernels.build import KernelsUnavailable, Variant, library_path
 
 #: What `quire_abi` of decoder.cpp must return for the structs below.
-ABI = 5
+ABI = 6
 
 _Pointer = ctypes.c_void_p
 _Integer = ctypes.c_int64
@@ -64,7 +64,7 @@ class ModelStruct(ctypes.Structure):
     _fields_ = [
         *_fields(_Integer, "is_bfloat16", "num_layers", "hidden_size", "num_heads", "num_kv_heads"),
         *_fields(_Integer, "head_dim", "rotary_dim", "intermediate_size", "vocab_size"),
-        *_fields(_Integer, "num_rotaries", "num_experts", "num_chosen", "expert_size"),
+        *_fields(_Integer, "num_rotaries", "num_experts", "expert_size"),
         *_fields(_Integer, "normalizes_chosen", "norms_whole_projections"),
         *_fields(_Float, "epsilon", "scaling", "softcap", "gate_linear", "gate_cubic"),
         *_fields(_Float, "embedding_multiplier", "residual_multiplier", "logits_divisor"),
@@ -84,7 +84,7 @@ class StepStruct(ctypes.Structure):
 
     _fields_ = [
         *_fields(_Integer, "num_tokens", "num_rows", "num_logit_rows", "table_stride"),
-        *_fields(_Integer, "block_size", "num_threads"),
+        *_fields(_Integer, "block_size", "num_threads", "num_chosen"),
         *_fields(_Pointer, "token_ids", "positions", "slot_blocks", "slot_offsets"),
         *_fields(_Pointer, "query_lens", "context_lens", "tables", "logit_rows", "adapters"),
         *_fields(_Pointer, "key_caches", "value_caches", "logits", "argmax"),

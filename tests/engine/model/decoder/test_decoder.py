@@ -230,22 +230,40 @@ def test_a_form_that_is_wrong_for_a_single_token_is_left_out(dtype, tmp_path, mo
     assert "in the worst token" in caplog.text
 
 
-@pytest.mark.parametrize(("num_wrong", "form"), [(8, NativeDecoder), (9, Decoder)])
-def test_with_experts_few_tokens_may_differ_because_their_router_decides_otherwise(
-    num_wrong, form, tmp_path, monkeypatch
-):
-    """A tenth of the 87 checked tokens, and no more."""
+@pytest.mark.parametrize(("num_wrong", "form"), [(1, NativeDecoder), (30, Decoder)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_few_tokens_may_have_other_experts(num_wrong, form, dtype, tmp_path, monkeypatch):
+    """Rounding decides between nearly equal scores; what most tokens have is no rounding."""
     right = NativeDecoder.forward
 
     def some_wrong(self, inputs, pool):
         logits = right(self, inputs, pool)
-        # Only the longest prompt has these positions.
-        where = (inputs.positions >= 30) & (inputs.positions < 30 + num_wrong)
-        logits[where] = logits[where].flip(-1)
+        if self.num_chosen < 5:
+            where = inputs.positions < num_wrong
+            logits[where] = logits[where].flip(-1)
         return logits
 
     monkeypatch.setattr(NativeDecoder, "forward", some_wrong)
-    assert isinstance(choose_model(served(FAMILIES["mixtral"], tmp_path)), form)
+    assert isinstance(choose_model(served(FAMILIES["mixtral"], tmp_path, dtype=dtype)), form)
+
+
+def test_where_every_expert_computes_no_token_may_differ(tmp_path, monkeypatch, caplog):
+    right, wide = NativeDecoder.forward, served(FAMILIES["mixtral"], tmp_path)
+    counts = []
+
+    def one_wrong(self, inputs, pool):
+        logits = right(self, inputs, pool)
+        counts.append(self.num_chosen)
+        where = inputs.positions == 20
+        logits[where] = logits[where].flip(-1)
+        return logits
+
+    monkeypatch.setattr(NativeDecoder, "forward", one_wrong)
+    assert isinstance(choose_model(wide), Decoder)
+    assert "in the worst token" in caplog.text
+    assert set(counts) == {5}
+    # Afterwards the wide path chooses as before.
+    assert {layer.mlp.gate.top_k for layer in wide.model.model.layers} == {2}
 
 
 @pytest.mark.parametrize("padding", [5, 7, 18, 21, 48])
