@@ -23,7 +23,7 @@ from engine.logprobs import Logprobs
 from engine.output.stopping import finish_reason_of
 from engine.port import Clock, RequestOutput
 from engine.refusals import fault_of, refuse_if_never_servable
-from engine.request import FinishReason, Progress, Request, Run, take_text
+from engine.request import Activity, FinishReason, Progress, Request, Run, take_text
 from engine.scheduling.scheduler import Scheduler
 from engine.stats import EngineSnapshot, StepKind, StepStats
 
@@ -126,6 +126,11 @@ class Engine:
     def alive_request_ids(self) -> list[str]:
         """Ids of all requests that are not finished."""
         return list(self._scheduler.requests)
+
+    def take_activities(self) -> dict[str, Activity]:
+        """See `engine.port`; empty in most steps."""
+        moved = self._scheduler.running.take_moved()
+        return {request_id: request.activity for request_id, request in moved.items()}
 
     def violations(self) -> list[str]:
         """The invariants of `engine.invariants` that do not hold now."""

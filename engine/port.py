@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from engine.config import EngineConfig
 from engine.logprobs import Logprobs
-from engine.request import FinishReason, Request
+from engine.request import Activity, FinishReason, Request
 from engine.stats import EngineSnapshot
 
 Clock = Callable[[], float]
@@ -89,6 +89,13 @@ class TokenEngine(Protocol):
 
     def alive_request_ids(self) -> list[str]:
         """Ids of all requests that are not finished."""
+        ...
+
+    def take_activities(self) -> dict[str, Activity]:
+        """What requests do by now, by id: those for which it may have changed since the last call.
+
+        A request of which nothing was said yet waits. An engine that cannot tell returns none.
+        """
         ...
 
     def snapshot(self) -> EngineSnapshot:

@@ -32,6 +32,15 @@ class RequestState(StrEnum):
     FINISHED = "finished"
 
 
+class Activity(StrEnum):
+    """What a request does that has not ended. It is derived from the state and the counters."""
+
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    PREEMPTED = "preempted"
+
+
 class FinishReason(StrEnum):
     """Why a generation ended. EOS, a stop condition and the length limit are told apart."""
 
@@ -209,6 +218,14 @@ class Request:
     @property
     def is_finished(self) -> bool:
         return self.state is RequestState.FINISHED
+
+    @property
+    def activity(self) -> Activity:
+        """What it does now; with more than one token to compute it catches up."""
+        assert not self.is_finished
+        if self.state is not RequestState.RUNNING:
+            return Activity(self.state)
+        return Activity.PREFILLING if self.num_pending_tokens > 1 else Activity.DECODING
 
     @property
     def progressed_since_admission(self) -> bool:

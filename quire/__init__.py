@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from quire.wire.logprobs import TokenLogprob, TopLogprob
     from quire.wire.protocol import (
         PROTOCOL_VERSION,
+        Activity,
         Completion,
         ErrorInfo,
         Execution,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PROTOCOL_VERSION",
+    "Activity",
     "AsyncClient",
     "AsyncGroupHandle",
     "AsyncHandle",
@@ -138,6 +140,7 @@ _NAMES_OF = {
     "wire.logprobs": ("TokenLogprob", "TopLogprob"),
     "wire.protocol": (
         "PROTOCOL_VERSION",
+        "Activity",
         "Completion",
         "ErrorInfo",
         "Execution",

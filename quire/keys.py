@@ -105,6 +105,9 @@ Fields of the request record; all times are unix ms of Redis' own clock except `
                         class is shared by tokens
     rate                microseconds that its tokens took of its tenant's tokens per minute; absent
                         without such a limit. At the end, a part of `fair` and `rate` is given back
+    activity            `<activity> <owner>`: what the claim of this owner does, as its worker last
+                        told (see Activity). It counts only while the request runs and its owner is
+                        this one. Absent until the worker tells, and after the end
 
 Every per-request key is created with an expiry: the longest time in the queue plus the retention.
 It is renewed while the request is open, and cut to the retention when it ends. The keys of a group

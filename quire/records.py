@@ -13,7 +13,10 @@ from typing import Any
 
 
 class State(StrEnum):
-    """The state of a request in the broker. The last four are terminal and never change again."""
+    """The state of a request in the broker. The last four are terminal and never change again.
+
+    RUNNING: a worker has claimed it; Activity says whether the worker computes it.
+    """
 
     SCHEDULED = "scheduled"
     QUEUED = "queued"
@@ -26,6 +29,25 @@ class State(StrEnum):
     @property
     def is_terminal(self) -> bool:
         return self not in (State.SCHEDULED, State.QUEUED, State.RUNNING)
+
+
+class Activity(StrEnum):
+    """What a claimed request does in its worker.
+
+    WAITING: nothing of it was computed by this claim. PREFILLING: its prompt is computed, or, after
+    a takeover or a preemption, its prompt and its output so far. DECODING: each step brings tokens.
+    PREEMPTED: it has given its memory to another request, and waits to continue.
+    """
+
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    PREEMPTED = "preempted"
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether the steps of the worker compute the request."""
+        return self in (Activity.PREFILLING, Activity.DECODING)
 
 
 class FinishReason(StrEnum):

@@ -140,7 +140,7 @@ class EngineLoop:
 
     def _step(self, engine: TokenEngine) -> None:
         outputs = engine.step(self._clock)
-        self._outbox.put(outputs)
+        self._outbox.put(outputs, engine.take_activities())
         snapshot = engine.snapshot()
         if outputs or snapshot.steps > self._num_steps:
             self._vitals.progressed()

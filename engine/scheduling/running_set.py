@@ -24,6 +24,8 @@ class RunningSet:
         self.decodes = DecodeSet(config, max_requests=self.max_requests)
         #: Out of `requests`, but the launched step will still bring their last token.
         self.ending: dict[str, Request] = {}
+        #: Requests whose activity may have changed since the last `take_moved`; none has finished.
+        self._moved: dict[str, Request] = {}
         self._num_of_class: Counter[int] = Counter()
         self._num_needing_tokens = 0
 
@@ -42,12 +44,14 @@ class RunningSet:
     def join(self, request: Request) -> None:
         """Add an admitted request; it catches up."""
         self.requests[request.request_id] = self.catching_up[request.request_id] = request
+        self._moved[request.request_id] = request
         self._num_of_class[request.priority] += 1
         self._num_needing_tokens += request.needs_known_tokens
 
     def start_decoding(self, request: Request, block_ids: Sequence[int]) -> None:
         """Move one that has caught up to the decodes; `block_ids` is its live block table."""
         del self.catching_up[request.request_id]
+        self._moved[request.request_id] = request
         self.decodes.join(request, block_ids)
 
     def stop_decoding(self, request: Request) -> None:
@@ -59,6 +63,23 @@ class RunningSet:
         """Free a request's slot, but not its blocks: a launched step brings its last token."""
         self.leave(request)
         self.ending[request.request_id] = request
+
+    def preempt(self, request: Request) -> None:
+        """Take out a request that will come back."""
+        self.leave(request)
+        self._moved[request.request_id] = request
+
+    def take_moved(self) -> dict[str, Request]:
+        """The requests, by id, that joined, began to decode or were preempted since the last call.
+
+        Never more than there are alive: one that finishes is forgotten.
+        """
+        moved, self._moved = self._moved, {}
+        return moved
+
+    def forget(self, request: Request) -> None:
+        """Note that a request, running or preempted, has finished."""
+        self._moved.pop(request.request_id, None)
 
     def leave(self, request: Request) -> None:
         """Take out a request that has finished or was preempted, or one whose end was expected."""

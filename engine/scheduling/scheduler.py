@@ -160,6 +160,7 @@ class Scheduler:
             request.times.end_preemption(now)
             request.transition(RequestState.FINISHED)
             self._waiting.mark_dead(request)
+        self.running.forget(request)
         request.finish_reason, request.error = reason, error
         request.faulty_field = faulty_field
         request.times.finished = now
@@ -287,7 +288,7 @@ class Scheduler:
         assert victim.request_id not in plan.rows
         if plan.has_decodes and victim.request_id not in self.running.catching_up:
             plan.budget += 1
-        self.running.leave(victim)
+        self.running.preempt(victim)
         plan.swap_out += self._preemption.vacate(victim)
         victim.times.preempted_at = plan.now
         victim.transition(RequestState.PREEMPTED)

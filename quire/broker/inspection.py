@@ -20,7 +20,7 @@ from quire.keys import GROUP, Keys
 from quire.transitions.replies import POLICY_FIELDS, policy_of, readable, worker_of
 from quire.transitions.values import QueuePolicy, WorkerInfo
 from quire.transport.connection import Retrying
-from quire.wire.protocol import Priority
+from quire.wire.protocol import Activity, Priority
 
 #: The most deliveries read per stream to find the one that waits longest for its claim. Workers
 #: hold fewer between read and claim, unless many hundreds of them die at once.
@@ -70,6 +70,15 @@ class ShardState:
     num_dead_letters: int
     workers: tuple[WorkerInfo, ...]
     policy: QueuePolicy | None = None
+
+    @property
+    def activities(self) -> dict[Activity, int]:
+        """How many claimed requests do what, as live workers told at their last beat.
+
+        Workers of earlier versions do not tell, so the sum may be less than `num_leases`.
+        """
+        loads = [worker.load for worker in self.workers if worker.is_alive]
+        return {one: int(sum(load.get(one, 0) for load in loads)) for one in Activity}
 
     @property
     def num_lost(self) -> int:

@@ -10,11 +10,21 @@ from typing import Any
 
 from quire.broker.broker import Broker
 from quire.broker.inspection import ShardState, inspect_shards
-from quire.cli.console import Console, add_server, brokers_of, few, not_negative, plain, positive
+from quire.cli.console import (
+    Console,
+    add_server,
+    brokers_of,
+    client_of,
+    few,
+    not_negative,
+    plain,
+    positive,
+)
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
 from quire.cli.tenants import Tenants, look_at_tenants, show_tenants
 from quire.errors import UnknownRequest
-from quire.transitions.values import LAST_STATES, DeadLetter
+from quire.transitions.values import LAST_STATES, DeadLetter, RequestStatus
+from quire.wire.protocol import Activity
 
 #: A worker that was not seen for so long is no longer listed by name.
 GONE_SECONDS = 600
@@ -25,14 +35,44 @@ MAX_LETTERS = 10_000
 
 def add_status(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire status`."""
+    parser.add_argument("id", nargs="*", help="show these requests instead of the queue")
     add_server(parser)
 
 
 def run_status(arguments: argparse.Namespace, console: Console) -> int:
-    """Prints the state of the queue once."""
+    """Prints the state of the queue once, or that of each named request."""
+    if arguments.id:
+        return _show_requests(arguments, console)
     brokers = brokers_of(arguments)
     _show(_look(brokers), look_at_tenants(brokers), console)
     return EXIT_OK
+
+
+def _show_requests(arguments: argparse.Namespace, console: Console) -> int:
+    client = client_of(arguments)
+    found: list[RequestStatus] = []
+    for request_id in arguments.id:
+        try:
+            found.append(client.status(request_id))
+        except UnknownRequest as error:
+            console.complain(error)
+    if console.is_json:
+        for status in found:
+            console.data(status)
+    elif found:
+        rows = [(one.request_id, _doing(one), one.published, one.attempts) for one in found]
+        console.table(("request", "state", "tokens", "attempts"), rows)
+    if len(found) == len(arguments.id):
+        return EXIT_OK
+    return EXIT_PARTIAL if found else EXIT_ERROR
+
+
+def _doing(status: RequestStatus) -> str:
+    """The state of a request; for a claimed one what it does in its worker."""
+    if status.activity is None:
+        return str(status.state)
+    is_waiting = status.activity is Activity.WAITING
+    return "waiting in worker" if is_waiting else str(status.activity)
 
 
 def add_top(parser: argparse.ArgumentParser) -> None:
@@ -222,18 +262,23 @@ def _look(brokers: Sequence[Broker]) -> list[ShardState]:
 def _show(shards: Sequence[ShardState], tenants: Sequence[Tenants], console: Console) -> None:
     if console.is_json:
         for number, (shard, its) in enumerate(zip(shards, tenants, strict=True)):
-            shared = {"sharing": plain(its.sharing), "tenants": plain(its.shown)}
-            console.data({"shard": number} | plain(shard) | {"num_lost": shard.num_lost} | shared)
+            derived = {
+                "num_lost": shard.num_lost, "activities": plain(shard.activities),
+                "sharing": plain(its.sharing), "tenants": plain(its.shown),
+            }  # fmt: skip
+            console.data({"shard": number} | plain(shard) | derived)
         return
     sums = [
-        (number, s.num_queued, s.num_scheduled, s.num_leases, s.num_expired_leases,
-         s.num_dead_letters, "PAUSED" if s.is_paused else "no")
+        (number, s.num_queued, s.num_scheduled, s.num_leases, *s.activities.values(),
+         s.num_expired_leases, s.num_dead_letters, "PAUSED" if s.is_paused else "no")
         for number, s in enumerate(shards)
     ]  # fmt: skip
+    doing = ["waiting_in_worker" if one is Activity.WAITING else str(one) for one in Activity]
     console.table(
-        ("shard", "queued", "scheduled", "running", "expired_leases", "dead_letters", "paused"),
+        ("shard", "queued", "scheduled", "claimed", *doing, "expired_leases", "dead_letters",
+         "paused"),
         sums,
-    )
+    )  # fmt: skip
     console.data(None, "")
     streams = [
         (

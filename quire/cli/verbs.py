@@ -46,7 +46,11 @@ VERBS = (
     Verb("result", "requests", "wait for the end of a request and print its text"),
     Verb("cancel", "cancel", "cancel requests, a group, or all requests of a tenant"),
     Verb("inspect", "requests", "show everything that Redis holds of a request"),
-    Verb("status", "operate", "show waiting and running requests, and the workers"),
+    Verb(
+        "status",
+        "operate",
+        "show what waits and what runs, or the state of one request",
+    ),
     Verb("top", "operate", "the same as status, refreshed until interrupted"),
     Verb("queue", "operate", "pause or resume a queue, end requests that wait too long"),
     Verb("limits", "limits", "show or set how much a queue accepts before it refuses"),

@@ -26,7 +26,7 @@ MAX_CLAIMS = 8192
 #: The least number of items that are worth two calls instead of one.
 MIN_ITEMS_PARTED = 16
 
-#: What stands for the terminal state of an item that has none, and for a hash that is not known.
+#: What stands for the terminal state or activity of an item with neither, and for an unknown hash.
 NONE = "-"
 
 #: What EXTEND answers for an item that it has added.
@@ -91,7 +91,7 @@ class CommitCalls:
             item = items[number]
             course = self._course_of(item.claim)
             standing, start = course.standing, item.start
-            if standing is None or standing[0] != start or item.completion:
+            if standing is None or standing[0] != start or item.completion or item.activity:
                 continue
             _, first, second, place = standing
             token_ids = item.token_ids
@@ -130,7 +130,7 @@ class CommitCalls:
         for item in items:
             course = self._course_of(item.claim)
             names += course.keys
-            ids, done, state = item.token_ids, item.completion, NONE
+            ids, done, state = item.token_ids, item.completion, str(item.activity or NONE)
             if done:
                 ends.append(done.encode())
                 state = str(done.state)
@@ -155,6 +155,9 @@ class CommitCalls:
         if prefix == NONE or item.completion:
             # The claim has ended, or what is known of it is wrong.
             self._courses.pop(item.claim.owner, None)
+            return reply
+        if not item.token_ids and reply.status is CommitStatus.OK:
+            # It only told an activity: the script has left the log position as it was.
             return reply
         course = self._course_of(item.claim)
         place = f"{course.before}{published} hash {prefix}"

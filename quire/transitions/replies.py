@@ -24,7 +24,7 @@ from quire.transitions.values import (
     WorkerInfo,
 )
 from quire.wire.codec import unpack_map
-from quire.wire.output import State
+from quire.wire.output import Activity, State
 from quire.wire.protocol import Priority
 
 _Record = TypeVar("_Record")
@@ -85,8 +85,20 @@ def status_of(
         if place and status.state is State.RUNNING:
             *_, tokens, _, prefix = place.decode().split(" ")
             if int(tokens) > status.published:
-                return replace(status, published=int(tokens), prefix_hash=prefix)
-        return status
+                status = replace(status, published=int(tokens), prefix_hash=prefix)
+        return replace(status, activity=_activity_of(status, fields))
+
+
+def _activity_of(status: RequestStatus, fields: Mapping[bytes, bytes]) -> Activity | None:
+    """What a running request does: as its worker told, or else by the tokens of this claim."""
+    if status.state is not State.RUNNING:
+        return None
+    word, _, owner = fields.get(b"activity", b"").partition(b" ")
+    # A worker that has lost its claim told something else, and a later version may have new words.
+    if owner == fields.get(b"owner") and word.decode() in set(Activity):
+        return Activity(word.decode())
+    has_new_tokens = status.published > int(fields.get(b"resumed_from", 0))
+    return Activity.DECODING if has_new_tokens else Activity.WAITING
 
 
 def _status_of(request_id: str, fields: Mapping[bytes, bytes]) -> RequestStatus:

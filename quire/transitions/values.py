@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from quire.wire.logprobs import TokenLogprob
-from quire.wire.output import Completion, State, TokenChunk
+from quire.wire.output import Activity, Completion, State, TokenChunk
 from quire.wire.protocol import Priority
 
 
@@ -141,9 +141,10 @@ class CommitItem:
     """One request's part of a commit: the tokens from `start` on, and the end if this is it.
 
     `text` is what these tokens added to the text; for `text_ends` and `logprobs` see TokenChunk.
-    The token ids may be empty only with a `completion`. A `fingerprint` is recorded with the first
-    token of a request and replaces that of its first claim, whose worker may have generated nothing
-    and did not know the adapter before it had read the request.
+    The token ids may be empty only with a `completion` or an `activity`. A `fingerprint` is
+    recorded with the first token of a request and replaces that of its first claim, whose worker
+    may have generated nothing and did not know the adapter before it had read the request.
+    `activity` is what the request does now, if that has changed; not with a `completion`.
     """
 
     claim: Claim
@@ -154,10 +155,12 @@ class CommitItem:
     text_ends: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     fingerprint: str = ""
+    activity: Activity | None = None
 
     def __post_init__(self) -> None:
         assert self.start >= 0, "a commit cannot start before the first token"
-        assert self.token_ids or self.completion, "a commit of nothing"
+        assert self.token_ids or self.completion or self.activity, "a commit of nothing"
+        assert not (self.completion and self.activity), "an ended request does nothing"
         assert "\n" not in self.fingerprint, "it stands in a line"
         assert len(self.text_ends) in (0, len(self.token_ids)), "one text end per token, or none"
         if self.logprobs:
@@ -277,7 +280,8 @@ class RequestStatus:
     """A snapshot of the request record, taken `at_ms` on the broker's clock.
 
     `published` is the number of tokens in the log, `prefix_hash` their hash; see TokenChunk. Of a
-    request that has ended the `metadata` is with its completion, and empty here.
+    request that has ended the `metadata` is with its completion, and empty here. `activity` is what
+    a request that is RUNNING does in its worker, as the worker last told; None in other states.
     """
 
     request_id: str
@@ -294,6 +298,7 @@ class RequestStatus:
     tenant: str = "default"
     metadata: Mapping[str, Any] = field(default_factory=dict)
     at_ms: int = 0
+    activity: Activity | None = None
 
     @property
     def seconds_left(self) -> float | None:

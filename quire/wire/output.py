@@ -14,6 +14,7 @@ from typing import Any
 
 from quire.errors import ProtocolError
 from quire.records import (
+    Activity,
     ErrorInfo,
     Execution,
     FinishReason,
@@ -27,6 +28,7 @@ from quire.wire.codec import pack, unpack_ids, unpack_map
 from quire.wire.logprobs import unpack_tokens
 
 __all__ = [
+    "Activity",
     "Completion",
     "ErrorInfo",
     "Execution",

@@ -20,6 +20,7 @@ from pydantic_core.core_schema import ValidationInfo
 from quire.errors import InvalidRequest, ProtocolError, UnsupportedVersion
 from quire.wire.codec import Unsendable, pack, unpack_map, unsendable
 from quire.wire.output import (
+    Activity,
     Completion,
     ErrorInfo,
     Execution,
@@ -191,6 +192,7 @@ def _is_beyond_json(value: object) -> bool:
 
 __all__ = [
     "PROTOCOL_VERSION",
+    "Activity",
     "Completion",
     "ErrorInfo",
     "Execution",

@@ -1,5 +1,6 @@
 """Submits calls to the queue, finds them again and cancels them. Knows no HTTP."""
 
+import contextlib
 import re
 from collections.abc import Iterable, Sequence
 
@@ -7,7 +8,7 @@ import structlog
 
 from quire.client.async_client import AsyncClient
 from quire.errors import BrokerUnavailable, QueueFull, QuireError, ResultExpired, UnknownRequest
-from quire.wire.output import Completion, State
+from quire.wire.output import Activity, Completion, State
 from quire.wire.protocol import MAX_REQUEST_ID_LENGTH, REQUEST_ID_PATTERN
 from service.gateway.abandoned import TEMPORARY_ERRORS, AbandonedRequests
 from service.gateway.callers import Caller
@@ -93,6 +94,12 @@ class Queue:
         first, *others = record.member_ids
         await self._cancel(others)
         return await self._client.cancel(first)
+
+    async def activity(self, record: CallRecord) -> Activity | None:
+        """What the first choice does in its worker; None if none has it, or Redis fails."""
+        with contextlib.suppress(QuireError):
+            return (await self._client.status(record.member_ids[0])).activity
+        return None
 
     async def abandon(self, record: CallRecord) -> bool:
         """Cancel a call that nobody waits for; False if Redis refuses now and it is done later."""

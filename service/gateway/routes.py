@@ -25,7 +25,7 @@ from quire.client.async_client import AsyncClient
 from quire.errors import BrokerUnavailable, QuireError, RequestFailed, ResultExpired
 from quire.openai.answers import written_response
 from quire.openai.requests import KINDS, parse_body
-from quire.wire.protocol import Kind
+from quire.wire.protocol import Kind, State
 from service.gateway.answers import Answer, encode_parts
 from service.gateway.callers import ApiKeys, Caller
 from service.gateway.complete_answers import CompleteAnswer
@@ -148,6 +148,8 @@ class Gateway:
         record = await self._find(request)
         state = await self._queue.end(record)
         body = {"id": record.request_id, "object": "request", "status": str(state)}
+        if state is State.RUNNING and (activity := await self._queue.activity(record)):
+            body["activity"] = str(activity)
         return JSONResponse(body)
 
     async def _list_models(self, request: Request) -> Response:

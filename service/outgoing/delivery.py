@@ -12,9 +12,9 @@ from itertools import accumulate
 from engine.logprobs import Logprobs
 from engine.request import Request
 from quire.errors import ProtocolError
-from quire.transitions.values import Claim, CommitItem
+from quire.transitions.values import Claim, CommitItem, CommitReply, CommitStatus
 from quire.wire.logprobs import TokenLogprob
-from quire.wire.protocol import Completion, ErrorInfo, TokenChunk
+from quire.wire.protocol import Activity, Completion, ErrorInfo, TokenChunk
 from service.outgoing.completions import Origin
 
 #: The most tokens of one entry, and the most characters of its text; the text of one token is never
@@ -67,6 +67,9 @@ class Delivery:
     failure: ErrorInfo | None = None
     #: The engine's request; None until the engine gets it.
     request: Request | None = None
+    #: What the request does, and what of it Redis knows; Redis takes WAITING for granted.
+    activity: Activity = Activity.WAITING
+    told_activity: Activity = Activity.WAITING
     #: Times at which tokens left the engine; the publisher has not observed them yet.
     token_times: list[float] = field(default_factory=list)
     #: The last time that was observed. Only the publisher uses it.
@@ -80,6 +83,18 @@ class Delivery:
     @property
     def num_unpublished(self) -> int:
         return len(self.token_ids) - self.published
+
+    @property
+    def has_news(self) -> bool:
+        """Redis does not know yet what the request does."""
+        return self.activity is not self.told_activity and not self.is_ended
+
+    @property
+    def shown_activity(self) -> Activity:
+        """The activity; not every engine tells more than tokens."""
+        has_new_tokens = len(self.token_ids) > self.origin.num_resumed_tokens
+        is_told = self.activity is not Activity.WAITING or not has_new_tokens
+        return self.activity if is_told else Activity.DECODING
 
     @property
     def is_suspect(self) -> bool:
@@ -129,7 +144,7 @@ class Delivery:
     def item(self) -> CommitItem | None:
         """The next item to commit; None if everything is in the log."""
         # Negative if another worker has written to the log, so that it is ahead of this engine.
-        if self.completion is None and self.num_unpublished <= 0:
+        if self.completion is None and self.num_unpublished <= 0 and not self.has_news:
             return None
         # A log has log-probabilities for all of its tokens or for none, also after a takeover.
         logprobs = self.logprobs if len(self.logprobs) == len(self.token_ids) else []
@@ -154,7 +169,16 @@ class Delivery:
             text_ends=tuple(text_ends),
             logprobs=tuple(logprobs[self.published : end]),
             fingerprint=self._first_fingerprint() if self.published == 0 else "",
+            activity=self.activity if self.has_news else None,
         )
+
+    def note_told(self, item: CommitItem, reply: CommitReply) -> None:
+        """Note what Redis knows of the activity after the reply to an item."""
+        if reply.status is CommitStatus.REWIND:
+            # Redis has lost the tail of the log, and perhaps what was told.
+            self.told_activity = Activity.WAITING
+        elif item.activity and reply.status is CommitStatus.OK:
+            self.told_activity = item.activity
 
     def _first_fingerprint(self) -> str:
         """The fingerprint of the engine that generated the first tokens, which this item contains.

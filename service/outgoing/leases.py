@@ -133,7 +133,7 @@ class Housekeeper:
     idempotent. `run` is the body of a thread.
 
     Args:
-        load: returns numbers for the registry; see `Broker.beat_worker`.
+        load: returns numbers for the registry of a shard; see `Broker.beat_worker`.
         serves: returns the name of the model and the fingerprints of its adapters, for the
             registry.
         policy: returns the policy of the worker, for the registry.
@@ -145,7 +145,7 @@ class Housekeeper:
         brokers: Mapping[int, Broker],
         *,
         worker: str,
-        load: Callable[[], Mapping[str, float]],
+        load: Callable[[int], Mapping[str, float]],
         on_drain: Callable[[], None],
         vitals: Vitals,
         contact: Contact,
@@ -291,7 +291,7 @@ class Housekeeper:
         def beat(broker: Broker) -> None:
             self._compare(broker.seen_ms(self._worker), broker)
             self._is_certain.discard(broker)
-            load = {**self._load(), **({"twins": 1} if self._has_twin else {})}
+            load = {**self._load(broker.keys.shard), **({"twins": 1} if self._has_twin else {})}
             if broker.beat_worker(
                 self._worker, state, load, model=model, adapters=adapters, policy=self._policy()
             ):

@@ -7,18 +7,23 @@ intake limits, times the length of one generation.
 """
 
 import threading
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
+from types import MappingProxyType
 
 from engine.port import RequestOutput
+from engine.request import Activity as EngineActivity
 from engine.request import FinishReason, Priority
 from quire.transitions.values import Claim, CommitItem, CommitReply, CommitStatus
-from quire.wire.protocol import Completion, ErrorInfo
+from quire.wire.protocol import Activity, Completion, ErrorInfo
 from service.outgoing.completions import Origin, completion_of
 from service.outgoing.delivery import Delivery
 
 #: The most claims of one commit; more would block other clients of Redis for too long.
 MAX_COMMIT_ITEMS = 256
+
+NO_ACTIVITIES: Mapping[str, EngineActivity] = MappingProxyType({})
 
 
 class Outbox:
@@ -51,8 +56,15 @@ class Outbox:
                 self._quiet.clear()
             self._note_due(delivery)
 
-    def put(self, outputs: Iterable[RequestOutput]) -> None:
-        """Add the outputs of one engine step; outputs of forgotten claims are dropped."""
+    def put(
+        self,
+        outputs: Iterable[RequestOutput],
+        activities: Mapping[str, EngineActivity] = NO_ACTIVITIES,
+    ) -> None:
+        """Add the outputs of one engine step, and what requests do after it, by key.
+
+        What is said of forgotten claims is dropped.
+        """
         now, has_end = self._clock(), False
         with self._changed:
             for output in outputs:
@@ -66,6 +78,11 @@ class Outbox:
                     self._end(delivery, output)
                     has_end = True
                 self._note_due(delivery)
+            for key, activity in activities.items():
+                told = self._deliveries.get(key)
+                if told is not None and not told.is_ended:
+                    told.activity = Activity(activity)
+                    self._note_due(told)
             if has_end:
                 self._note_quiet()
 
@@ -108,6 +125,7 @@ class Outbox:
             if delivery is None or reply.status is CommitStatus.FENCED:
                 return None
             delivery.published = reply.published
+            delivery.note_told(item, reply)
             reached = reply.published == item.start + len(item.token_ids)
             if item.completion is not None and reached:
                 return self._remove(key)
@@ -175,6 +193,15 @@ class Outbox:
                 for delivery in self._deliveries.values()
             )
 
+    def num_by_activity(self, shard: int) -> Counter[Activity]:
+        """How many claims of a shard do what; ended ones are left out."""
+        with self._changed:
+            return Counter(
+                delivery.shown_activity
+                for delivery in self._deliveries.values()
+                if delivery.shard == shard and not delivery.is_ended
+            )
+
     def first_rank(self, *, shard: int, num_running: int) -> int | None:
         """The lowest rank in the queue of a shard's claims that wait for the engine; None for none.
 
@@ -234,6 +261,6 @@ class Outbox:
             delivery.completion = completion_of(delivery.origin, output)
 
     def _note_due(self, delivery: Delivery) -> None:
-        if delivery.num_unpublished > 0 or delivery.is_ended:
+        if delivery.num_unpublished > 0 or delivery.is_ended or delivery.has_news:
             self._due[delivery.key] = None
             self._changed.notify()

@@ -10,6 +10,7 @@ from functools import partial
 import redis
 
 from quire.broker.broker import Broker
+from quire.wire.protocol import Activity
 from service.incoming.compiling import Compiling
 from service.incoming.intake import Intake
 from service.incoming.origins import QueueClock
@@ -162,9 +163,14 @@ class Parts:
         """The policy of this worker, as the worker registry shows it."""
         return str(self._served.queue_policy) if self._served else ""
 
-    def _load(self) -> dict[str, float]:
-        """The worker's load and abilities, as the worker registry shows them."""
+    def _load(self, shard: int) -> dict[str, float]:
+        """The worker's load and abilities, as the worker registry of a shard shows them.
+
+        The claims by activity are those of this shard, so that they can be added up.
+        """
+        counts = self.outbox.num_by_activity(shard)
         load = {"claims": len(self.outbox.claims()), "running": self.loop.num_running}
+        load |= {str(activity): counts[activity] for activity in Activity}
         return {**load, **(self._served.abilities if self._served else {})}
 
 

@@ -16,7 +16,7 @@ HEAVY = {
 }  # fmt: skip
 
 PUBLIC_NAMES = [
-    "PROTOCOL_VERSION", "AsyncClient", "AsyncGroupHandle", "AsyncHandle", "Broker",
+    "PROTOCOL_VERSION", "Activity", "AsyncClient", "AsyncGroupHandle", "AsyncHandle", "Broker",
     "BrokerUnavailable", "Cancelled",
     "Client", "Completion", "DeadlineExceeded", "DurabilityUnavailable", "ErrorInfo",
     "Execution", "Fairness",

@@ -13,7 +13,7 @@ from engine.errors import DuplicateRequest
 from engine.fake_runner import fake_next_token
 from engine.output.stopping import finish_reason_of
 from engine.port import Clock, RequestOutput
-from engine.request import FinishReason, Request, RequestState, take_text
+from engine.request import Activity, FinishReason, Request, RequestState, take_text
 from engine.stats import EngineSnapshot
 from service.model.served import ServedModel
 from service.settings.config import Settings
@@ -84,6 +84,9 @@ class OneByOne:
 
     def alive_request_ids(self) -> list[str]:
         return list(self._requests)
+
+    def take_activities(self) -> dict[str, Activity]:
+        return {}
 
     def snapshot(self) -> EngineSnapshot:
         zero = dict.fromkeys(EngineSnapshot.__slots__, 0)

@@ -3,9 +3,9 @@
 --
 -- KEYS  those of running.lua with one request per item
 -- ARGV  the items, a line for each that ends with a newline: '<index of the first token> <index
---       after the last> <hash> <hash> <terminal state or -> <epoch> <owner> <id>', the hashes those
---       of the item's own tokens (see history.py), after the id optionally ' <fingerprint>' of what
---       generated them; then per item tokens, text, and text ends or '';
+--       after the last> <hash> <hash> <terminal state, activity or -> <epoch> <owner> <id>', the
+--       hashes those of the item's own tokens (see history.py), after the id optionally
+--       ' <fingerprint>' of what generated them; then per item tokens, text, and text ends or '';
 --       then the terminal records of those items that have a terminal state
 -- Returns a line per item: '<ok | fenced | rewind | replayed> <tokens in the log> <cancel flag>
 -- <hash of the log or ->'. It renews no lease; only HEARTBEAT does.
@@ -15,6 +15,9 @@ local PRIME_1, PRIME_2 = 33554393, 33554383
 local BASE_1, BASE_2 = 1000003, 7368787
 local format, match = string.format, string.match
 local now = now_ms()
+
+-- What a worker may tell of a request that does not end. An item may tell it without tokens.
+local ACTIVITIES = { waiting = true, prefilling = true, decoding = true, preempted = true }
 
 -- The hash of a log once `count` tokens with these hashes of their own are in it.
 local function extended(prefix, count, first, second)
@@ -38,12 +41,15 @@ local function append(keys, record, item, published)
     entry[7], entry[8] = 'ends', item.ends
   end
   local changes = { 'published', int(item.finish) }
+  if item.activity then
+    changes[3], changes[4] = 'activity', item.activity
+  end
   -- A log that was begun by a version without hashes has none.
   local prefix = record.prefix or (published == 0 and '0.0')
   if prefix then
     prefix = extended(prefix, item.finish - item.start, item.first, item.second)
     entry[#entry + 1], entry[#entry + 2] = 'prefix', prefix
-    changes[3], changes[4] = 'prefix', prefix
+    changes[#changes + 1], changes[#changes + 2] = 'prefix', prefix
   end
   if not record.first_token_ms then
     changes[#changes + 1], changes[#changes + 2] = 'first_token_ms', int(now)
@@ -88,13 +94,16 @@ local function commit(keys, item)
   elseif replay and not ends_here then
     return 'replayed', record.published, cancel, record.prefix or '-'
   end
-  if item.finish > item.start and not replay then
+  local has_tokens = item.finish > item.start and not replay
+  if has_tokens then
     append(keys, record, item, published)
+  elseif item.activity then
+    redis.call('HSET', keys.record, 'activity', item.activity)
   end
   if item.done then
     redis.call('ZREM', LEASE, item.id)
     write_end(keys, item.id, item.epoch, item.state, item.done, now)
-  else
+  elseif has_tokens then
     keep(keys, keys.output)
     give_place(record, item)
   end
@@ -111,7 +120,10 @@ for start, finish, first, second, state, epoch, owner, id, fingerprint in
     finish = tonumber(finish), first = first, second = second, ids = ARGV[at],
     text = ARGV[at + 1], ends = ARGV[at + 2], fingerprint = fingerprint }
   at = at + 3
-  if state ~= '-' then
+  if ACTIVITIES[state] then
+    -- With the owner: what an earlier claim told does not count for a later one.
+    item.activity = state .. ' ' .. owner
+  elseif state ~= '-' then
     item.state, item.done = state, ARGV[done_at]
     done_at = done_at + 1
   end

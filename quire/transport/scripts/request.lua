@@ -230,7 +230,7 @@ end
 local function settle(keys, id, epoch, state, now)
   return_unused(keys, id)
   redis.call('HSET', keys.record, 'epoch', epoch, 'finished_ms', int(now))
-  redis.call('HDEL', keys.record, 'metadata')
+  redis.call('HDEL', keys.record, 'metadata', 'activity')
   enter(keys, id, state)
   redis.call('DEL', keys.body)
   live_for(keys, RETENTION_MS)

@@ -1,8 +1,11 @@
 """What `quire status` and `quire top` show of a queue."""
 
+import pytest
+
+from quire.records import Activity
 from quire.transitions.fairness import Fairness
-from quire.transitions.values import QueueLimits
-from tests.quire.builders import make_request, pass_moment
+from quire.transitions.values import CommitItem, QueueLimits
+from tests.quire.builders import claim_next, make_item, make_request, pass_moment
 from tests.quire.cli.test_cli import records
 
 
@@ -24,10 +27,59 @@ def test_status_and_top_show_what_waits_and_who_works(quire, real_broker):
     assert len(records(quire("top", "--json", "--count", "2", "--interval", "0")[1])) == 2
 
 
+def row_of(text):
+    header, cells = text.splitlines()[:2]
+    return dict(zip(header.split(), cells.split(), strict=True))
+
+
+@pytest.mark.parametrize("verb", [("status",), ("top", "--count", "1", "--interval", "0")])
+def test_status_and_top_tell_what_claimed_requests_do(quire, real_broker, verb):
+    real_broker.submit_many([make_request(id=name) for name in "abcde"])
+    real_broker.claim(real_broker.peek(count=4, block_seconds=0))
+    doing = {"waiting": 2, "prefilling": 1, "decoding": 1, "preempted": 0}
+    real_broker.beat_worker("w-1", "ready", doing)
+    # Neither of these adds to the counts: a dead worker, and one that does not tell.
+    real_broker.beat_worker("w-2", "stopped", doing)
+    real_broker.beat_worker("w-3", "ready", {"running": 7.0})
+    row = row_of(quire(*verb)[1])
+    names = ("queued", "claimed", "waiting_in_worker", "prefilling", "decoding", "preempted")
+    assert [row[name] for name in names] == ["1", "4", "2", "1", "1", "0"]
+    assert "running" not in row
+    (state,) = records(quire(*verb, "--json")[1])
+    assert state["activities"] == doing
+
+
+def test_status_of_a_request_tells_what_it_does(quire, real_broker):
+    real_broker.submit_many([make_request(id=name) for name in "ab"])
+    claims = {"a": claim_next(real_broker).claim}
+    shown = {
+        None: "waiting in worker", "prefilling": "prefilling",
+        "preempted": "preempted", "decoding": "decoding",
+    }  # fmt: skip
+    for activity, word in shown.items():
+        if activity:
+            item = CommitItem(claims["a"], 0, (), "", activity=Activity(activity))
+            real_broker.commit([item])
+        code, text = quire("status", "a", "b")[:2]
+        _, *rows = (line.split("  ") for line in text.splitlines())
+        assert code == 0
+        assert [[cell for cell in row if cell][1].strip() for row in rows] == [word, "queued"]
+    real_broker.commit([make_item(claims["a"], 0, 2, final=True)])
+    assert " completed " in quire("status", "a")[1]
+    (record,) = records(quire("status", "b", "--json")[1])
+    assert (record["request_id"], record["state"], record["activity"]) == ("b", "queued", None)
+
+
+def test_status_of_an_unknown_request_fails_and_the_others_are_shown(quire, real_broker):
+    real_broker.submit(make_request(id="a"))
+    code, text, complaint = quire("status", "a", "ghost")
+    assert code == 3 and "queued" in text and "ghost" in complaint
+    assert quire("status", "ghost")[0] == 1
+
+
 def test_what_was_cancelled_is_not_said_to_wait(quire, real_broker):
     def row():
-        header, cells = quire("status")[1].splitlines()[:2]
-        return dict(zip(header.split(), cells.split(), strict=True))
+        return row_of(quire("status")[1])
 
     def ages():
         (state,) = records(quire("status", "--json")[1])

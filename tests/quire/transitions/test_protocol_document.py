@@ -275,7 +275,8 @@ def test_a_foreign_client_takes_the_other_ways_too(foreign):
 
 
 def test_the_lines_for_the_console_are_commands(foreign, broker):
-    (block,) = re.findall(r"```redis-cli\n(.*?)```", DOCUMENT, re.DOTALL)
+    page = (ROOT / "docs" / "how-to" / "operate.md").read_text()
+    (block,) = re.findall(r"```redis-cli\n(.*?)```", page, re.DOTALL)
     foreign.submit("hello")
     for line in block.replace("quire:{default.0}", foreign.prefix).splitlines():
         foreign.redis.execute_command(*shlex.split(line))

@@ -176,6 +176,8 @@ def test_a_caller_can_end_its_request_by_its_id(gateway, fake, script):
         stream.read_tokens(4)
         reply = gateway.ask("POST", f"/v1/requests/{stream.request_id}/cancel")
         assert reply.body["id"] == stream.request_id
+        # A worker has it, and ends it soon; meanwhile the answer says what it does there.
+        assert (reply.body["status"], reply.body["activity"]) == ("running", "decoding")
         (error,) = stream.rest()
     assert error.body["error"]["code"] == "cancelled"
     assert state_of(fake, stream.request_id) == "cancelled"

@@ -25,7 +25,8 @@ def make(queue: Queue, clock: Clock) -> Make:
         vitals.state = WorkerState.READY
         metrics = Metrics(model=model, queue=queue.name)
         return Housekeeper(
-            {0: queue.broker}, worker=worker, load=dict, on_drain=lambda: None, vitals=vitals,
+            {0: queue.broker}, worker=worker, load=lambda _: {}, on_drain=lambda: None,
+            vitals=vitals,
             contact=Contact(vitals, metrics, silence_seconds=10.0, clock=clock), metrics=metrics,
             serves=lambda: (model, {}), lease_seconds=10.0, clock=clock,
         )  # fmt: skip

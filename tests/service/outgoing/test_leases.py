@@ -96,7 +96,7 @@ def contact(queue: Queue, clock: Clock) -> Contact:
 @pytest.fixture
 def keeper(queue: Queue, clock: Clock, contact: Contact) -> Housekeeper:
     return Housekeeper(
-        {0: queue.broker}, worker="keeper", load=dict, on_drain=lambda: None,
+        {0: queue.broker}, worker="keeper", load=lambda _: {}, on_drain=lambda: None,
         vitals=Vitals(stall_timeout_seconds=60.0, clock=clock), contact=contact,
         metrics=Metrics(model="fake", queue=queue.name), lease_seconds=10.0, clock=clock,
     )  # fmt: skip
@@ -354,7 +354,10 @@ def test_workers_sign_the_registry_with_state_load_and_abilities(queue: Queue):
         eventually(lambda: [w.state for w in queue.broker.workers()] == ["ready"])
         (info,) = queue.broker.workers()
         assert info.name == "signed"
-        assert set(info.load) == {"claims", "running", "grammars", "max_model_len"}
+        assert set(info.load) == {
+            "claims", "running", "grammars", "max_model_len",
+            "waiting", "prefilling", "decoding", "preempted",
+        }  # fmt: skip
         assert info.load["grammars"] == 1
     (info,) = queue.broker.workers()
     assert info.state == "stopped"

@@ -47,7 +47,7 @@ def keeper(queue: Queue, clock: Clock, metrics: Metrics) -> Housekeeper:
     vitals = Vitals(stall_timeout_seconds=60.0, clock=clock)
     contact = Contact(vitals, metrics, silence_seconds=10.0, clock=clock)
     keeper = Housekeeper(
-        {0: queue.broker}, worker="keeper", load=dict, on_drain=lambda: None, vitals=vitals,
+        {0: queue.broker}, worker="keeper", load=lambda _: {}, on_drain=lambda: None, vitals=vitals,
         contact=contact, metrics=metrics, lease_seconds=10.0, clock=clock,
     )  # fmt: skip
     assert keeper.tidy()
