@@ -28,11 +28,11 @@ hash tag: a whole shard lies in one slot, so that every transition can be one sc
     b:<id>              string   the encoded GenerationRequest; deleted when the request ends.
     o:<id>              stream   the output log. The entry of a chunk has the id
                                  `<index of its last token>-<epoch>` and the fields `from`, `ids`
-                                 (msgpack array), `text`, `ends` (see TokenChunk) and `prefix`
-                                 (see history.py). The last entry is the terminal record at
-                                 `<number of tokens>-<epoch>`, with the fields `done` (msgpack
-                                 Completion) and `state`, and the broker's stamps. A reader that
-                                 has n tokens reads the entries after `n-0`.
+                                 (msgpack array), `text`, `at_ms` (when it was written), `ends` (see
+                                 TokenChunk) and `prefix` (see history.py). The last entry is the
+                                 terminal record at `<number of tokens>-<epoch>`, with the fields
+                                 `done` (msgpack Completion) and `state`, and the broker's stamps. A
+                                 reader that has n tokens reads the entries after `n-0`.
     lease               zset     request id -> expiry of its lease, unix ms of Redis' clock.
     delay               zset     request id -> when a scheduled request is due, in the same unit.
     wait                zset     scheduled or queued request id -> when its wait ends: its

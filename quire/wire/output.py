@@ -50,6 +50,8 @@ class TokenChunk:
     a reader can cut the text between two tokens; empty if the writer did not send it.
     `prefix_hash` is the hash of all tokens of the log before `end` (see history.py), empty in logs
     without hashes. `logprobs` has one record per token if the request has `logprobs`, else none.
+    `published_at` is when the chunk was written to the log, in seconds since the Unix epoch on the
+    clock of Redis, to a millisecond; None in logs of versions that did not record it.
     """
 
     start: int
@@ -59,6 +61,7 @@ class TokenChunk:
     text_ends: tuple[int, ...] = ()
     prefix_hash: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
+    published_at: float | None = None
 
     @property
     def end(self) -> int:
@@ -92,13 +95,14 @@ class TokenChunk:
         ids, logprobs = unpack_tokens(fields.get(b"ids", b""))
         try:
             start, text = int(fields[b"from"]), fields[b"text"].decode()
+            published_at = int(fields[b"at_ms"]) / 1000 if b"at_ms" in fields else None
         except (KeyError, ValueError) as error:
             raise ProtocolError(f"log entry {entry_id!r} is damaged: {error!r}") from error
         ends = unpack_ids(fields[b"ends"]) if b"ends" in fields else ()
         if start + len(ids) != last + 1 or not ids or (ends and len(ends) != len(ids)):
             raise ProtocolError(f"log entry {entry_id!r} contradicts its own index")
         prefix = _prefix_hash(fields)
-        return cls(start, ids, text, epoch, text_ends=ends, prefix_hash=prefix, logprobs=logprobs)
+        return cls(start, ids, text, epoch, ends, prefix, logprobs, published_at)
 
 
 @dataclass(frozen=True, slots=True)

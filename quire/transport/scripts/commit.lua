@@ -36,9 +36,9 @@ local function append(keys, record, item, published)
     -- fingerprint.
     redis.call('HSET', keys.record, 'fingerprint', item.fingerprint)
   end
-  local entry = { 'from', int(item.start), 'ids', item.ids, 'text', item.text }
+  local entry = { 'from', int(item.start), 'ids', item.ids, 'text', item.text, 'at_ms', int(now) }
   if item.ends ~= '' then
-    entry[7], entry[8] = 'ends', item.ends
+    entry[9], entry[10] = 'ends', item.ends
   end
   local changes = { 'published', int(item.finish) }
   if item.activity then

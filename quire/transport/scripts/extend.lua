@@ -14,6 +14,7 @@ local call, pcall = redis.call, redis.pcall
 local num_requests = #KEYS - 1
 local ROWS = FIRST + num_requests
 local WIDTH = 8
+local AT = int(now_ms())
 
 -- The logs that already hold tokens at or beyond the index of the new ones, as on a server that
 -- came back from a torn file. Nil if one of the keys is no stream, so that it cannot be found out.
@@ -39,10 +40,10 @@ local function append(output, at)
   local ends = ARGV[at + 6]
   if ends == '' then
     return pcall('XADD', output, 'NOMKSTREAM', ARGV[at + 3], 'from', ARGV[at + 2],
-      'ids', ARGV[at + 4], 'text', ARGV[at + 5], 'prefix', ARGV[at + 7])
+      'ids', ARGV[at + 4], 'text', ARGV[at + 5], 'at_ms', AT, 'prefix', ARGV[at + 7])
   end
   return pcall('XADD', output, 'NOMKSTREAM', ARGV[at + 3], 'from', ARGV[at + 2],
-    'ids', ARGV[at + 4], 'text', ARGV[at + 5], 'ends', ends, 'prefix', ARGV[at + 7])
+    'ids', ARGV[at + 4], 'text', ARGV[at + 5], 'at_ms', AT, 'ends', ends, 'prefix', ARGV[at + 7])
 end
 
 local beyond = logs_beyond()

@@ -49,9 +49,9 @@ def test_extend_and_commit_write_the_same_log(broker, connection, claimed):
     broker.commit([replace(make_item(claimed.claim, 5, 6), text_ends=())])
     entries = connection.xrange(broker.keys.output("a"))
     assert [sorted(fields) for _, fields in entries] == [
-        [b"ends", b"from", b"ids", b"prefix", b"text"],
-        [b"ends", b"from", b"ids", b"prefix", b"text"],
-        [b"from", b"ids", b"prefix", b"text"],
+        [b"at_ms", b"ends", b"from", b"ids", b"prefix", b"text"],
+        [b"at_ms", b"ends", b"from", b"ids", b"prefix", b"text"],
+        [b"at_ms", b"from", b"ids", b"prefix", b"text"],
     ]
     broker.commit([make_item(claimed.claim, 6, 8, final=True)])
     chunks, completion = read_all(broker, "a")

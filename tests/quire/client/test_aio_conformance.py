@@ -8,7 +8,7 @@ from quire import Client
 from quire.client.reader import SharedReadsBroker
 from tests.quire.client import test_client, test_conflicts, test_groups, test_overdue
 from tests.quire.loop_face import blocking_client
-from tests.quire.wire import test_choices, test_history
+from tests.quire.wire import test_choices, test_history, test_times
 
 _SUITE = {
     name: test
@@ -19,6 +19,7 @@ _SUITE = {
         test_groups,
         test_history,
         test_overdue,
+        test_times,
     )
     for name, test in vars(suite).items()
     if name.startswith("test_")
@@ -51,6 +52,11 @@ _LEFT_OUT = {
     test_overdue: {
         "test_who_may_only_read_waits_for_a_worker",
         "test_a_hundred_deadlines_at_once_take_a_few_connections",
+    },
+    test_times: {
+        "test_a_time_that_is_no_number_is_damage",
+        "test_an_entry_of_an_earlier_version_has_no_time",
+        "test_the_times_of_many_requests_of_one_commit_are_equal",
     },
 }
 _BORROWED = _SUITE.keys() - set().union(*_LEFT_OUT.values())
