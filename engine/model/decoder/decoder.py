@@ -109,6 +109,7 @@ class Decoder:
             scaling=self.config.scaling,
             sliding_window=self.config.windows[index],
             softcap=self.config.softcap,
+            sinks=self._weights.layers[index].sinks,
         )
         return self._linear(index, "output", attended.flatten(1), inputs)
 
@@ -156,14 +157,18 @@ class Decoder:
         mixed = torch.zeros_like(hidden)
         for expert in sorted({*chosen.flatten().tolist()}):
             tokens, choices = (chosen == expert).nonzero(as_tuple=True)
-            gate_up = functional.linear(hidden[tokens], experts.gate_up[expert])
-            outputs = functional.linear(self._activate(gate_up), experts.down[expert])
+            gate_up, down = experts.of(expert)
+            outputs = _linear(self._activate(_linear(hidden[tokens], gate_up)), down)
             weighted = outputs * weights[tokens, choices, None]
             mixed.index_add_(0, tokens, weighted.to(hidden.dtype))
         return mixed
 
     def _activate(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
+        if self.config.swiglu is not None:
+            alpha, limit = self.config.swiglu
+            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+            return (up + 1) * (gate * torch.sigmoid(gate * alpha))
         return ACTIVATE[self.config.activation](gate) * up
 
     def _linear(

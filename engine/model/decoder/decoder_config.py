@@ -1,8 +1,8 @@
 """Converts a transformers config to the config of the common decoder. Reads no weights.
 
-Llama, Mistral, Mixtral, Qwen 2 and 3 and its mixtures of experts, SmolLM 3, Phi 3, Granite, OLMo 2
-and Gemma 1 to 3 are one architecture with options. Every field of a config must be known here: with
-an unknown field or an unexpected value the model is served by the wide path. Nothing is ignored
+Llama, Mistral, Mixtral, Qwen 2 and 3, SmolLM 3, Phi 3, Granite, OLMo 2, GPT-OSS, Gemma 1 to 3 and
+others are one architecture with options. Every field of a config must be known here: with an
+unknown field or an unexpected value the model is served by the wide path. Nothing is ignored
 silently.
 """
 
@@ -66,6 +66,8 @@ _READ = frozenset(
         "norm_topk_prob",
         "decoder_sparse_step",
         "mlp_only_layers",
+        "swiglu_alpha",
+        "swiglu_limit",
     }
 )
 #: Fields with the only value that `DecoderConfig` can describe.
@@ -136,6 +138,16 @@ class Experts(NamedTuple):
     normalizes: bool
 
 
+class ClampedSwiglu(NamedTuple):
+    """The gates of GPT-OSS: gate * sigmoid(alpha * gate) * (up + 1), at most `limit`.
+
+    Gates are limited from above, ups from both sides, before anything else.
+    """
+
+    alpha: float
+    limit: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
     """The common decoder's sizes and options.
@@ -144,8 +156,10 @@ class DecoderConfig:
         name: the name of the module with the layers.
         experts: the experts of the layers that have any; None if no layer has.
         activation: the activation of the gates.
+        swiglu: what is computed instead of an activation; None for most families.
         scaling: factor of the attention scores.
         softcap: cap of the attention scores; None if they are not capped.
+        has_sinks: whether each query head has a score without a value.
         rotaries: the different rotary embeddings of the layers. Each rotates as many leading
             dimensions of a head as the others, in pairs (i, i + rotary_dim / 2).
         rotary_of: per layer, the index of its rotary embedding; None if it rotates nothing.
@@ -167,8 +181,10 @@ class DecoderConfig:
     epsilon: float
     experts: Experts | None
     activation: Activation
+    swiglu: ClampedSwiglu | None
     scaling: float
     softcap: float | None
+    has_sinks: bool
     rotaries: tuple[Rotary, ...]
     rotary_of: tuple[int | None, ...]
     windows: tuple[int | None, ...]
@@ -199,9 +215,10 @@ def read_config(served: TransformersModel) -> DecoderConfig:
     if shape is None or shape.key_dim != shape.value_dim:
         raise NotSupported("its layers have keys and values of different shapes")
     scalings = {float(layer.module.scaling) for layer in served.layers}  # type: ignore[arg-type]
-    softcaps = {layer.softcap for layer in served.layers}
-    if len(scalings) != 1 or len(softcaps) != 1:
-        raise NotSupported("its layers scale or cap their scores differently")
+    caps_and_sinks = {(layer.softcap, layer.has_sinks) for layer in served.layers}
+    if len(scalings) != 1 or len(caps_and_sinks) != 1:
+        raise NotSupported("its layers scale or cap their scores differently, or some have sinks")
+    softcap, has_sinks = caps_and_sinks.pop()
     rotaries, rotary_of = _rotaries(served, fields)
     return DecoderConfig(
         family=FAMILIES[config.model_type],
@@ -215,8 +232,10 @@ def read_config(served: TransformersModel) -> DecoderConfig:
         epsilon=config.rms_norm_eps,
         experts=_experts(fields, FAMILIES[config.model_type]),
         activation=ACTIVATIONS[_activation_of(fields)[1]],
+        swiglu=_swiglu(fields),
         scaling=scalings.pop(),
-        softcap=softcaps.pop(),
+        softcap=softcap,
+        has_sinks=has_sinks,
         rotaries=rotaries,
         rotary_of=rotary_of,
         windows=tuple(layer.sliding_window for layer in served.layers),
@@ -264,6 +283,12 @@ def _activation_of(fields: Mapping[str, Any]) -> tuple[str, Any]:
     """The name and the value of the field with the activation of the gates."""
     name = "hidden_activation" if "hidden_activation" in fields else "hidden_act"
     return name, fields[name]
+
+
+def _swiglu(fields: Mapping[str, Any]) -> ClampedSwiglu | None:
+    if "swiglu_alpha" not in fields:
+        return None
+    return ClampedSwiglu(float(fields["swiglu_alpha"]), float(fields["swiglu_limit"]))
 
 
 def _experts(fields: Mapping[str, Any], family: Family) -> Experts | None:

@@ -23,14 +23,27 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """The experts of a layer: [experts, 2 * size, hidden] and [experts, hidden, size].
+    """The experts of a layer; the router has one output per expert.
 
-    The outputs of `gate_up` are all gates, then all ups. The router has one output per expert.
+    Args:
+        gate_up: [experts, 2, size, hidden], gates and ups. A view of the checkpoint's tensor, which
+            may have another order in memory; so may `down`.
+        down: [experts, hidden, size].
+        gate_up_bias: [experts, 2, size], or None.
+        down_bias: [experts, hidden], or None.
     """
 
     router: Linear
     gate_up: torch.Tensor
     down: torch.Tensor
+    gate_up_bias: torch.Tensor | None
+    down_bias: torch.Tensor | None
+
+    def of(self, expert: int) -> tuple[Linear, Linear]:
+        """The gates, then the ups, of one expert as one linear layer; and its `down`."""
+        biases = self.gate_up_bias, self.down_bias
+        gate_up, down = (None if bias is None else bias[expert].flatten() for bias in biases)
+        return Linear(self.gate_up[expert].flatten(0, 1), gate_up), Linear(self.down[expert], down)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +55,7 @@ class LayerWeights:
 
     Args:
         qkv: its outputs are all query heads, then all key heads, then all value heads.
+        sinks: [heads], scores without a value.
         gate_up: its outputs are all gates, then all ups. None, like `down`, in a layer with
             experts.
     """
@@ -50,6 +64,7 @@ class LayerWeights:
     qkv: Linear
     query_norm: torch.Tensor | None
     key_norm: torch.Tensor | None
+    sinks: torch.Tensor | None
     output: Linear
     attention_post_norm: torch.Tensor | None
     mlp_norm: torch.Tensor | None
@@ -140,18 +155,14 @@ def _layer(config: DecoderConfig, source: _Source, index: int) -> LayerWeights:
     layer = f"{config.name}.layers.{index}"
     attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
     family = config.family
-    experts = None
-    if source.has(f"{mlp}.gate.weight"):
-        experts = ExpertWeights(
-            source.linear(mlp, "gate"),
-            source.take(f"{mlp}.experts.gate_up_proj"),
-            source.take(f"{mlp}.experts.down_proj"),
-        )
+    has_experts = source.has(f"{mlp}.{family.router}.weight")
+    experts = _experts(config, source, mlp) if has_experts else None
     return LayerWeights(
         attention_norm=source.norm_of(layer, family.attention_norm),
         qkv=source.linear(attention, *family.qkv),
         query_norm=source.head_norm(f"{attention}.q_norm"),
         key_norm=source.head_norm(f"{attention}.k_norm"),
+        sinks=source.take(f"{attention}.sinks") if config.has_sinks else None,
         output=source.linear(attention, "o_proj"),
         attention_post_norm=source.norm_of(layer, family.attention_post_norm),
         mlp_norm=source.norm_of(layer, family.mlp_norm),
@@ -159,6 +170,34 @@ def _layer(config: DecoderConfig, source: _Source, index: int) -> LayerWeights:
         down=None if experts else source.linear(mlp, "down_proj"),
         experts=experts,
         mlp_post_norm=source.norm_of(layer, family.mlp_post_norm),
+    )
+
+
+def _experts(config: DecoderConfig, source: _Source, mlp: str) -> ExpertWeights:
+    if config.experts is None:
+        raise NotSupported("it has experts that its config does not mention")
+    count, size, hidden = config.experts.num_experts, config.experts.size, config.hidden_size
+    gate_up = source.take(f"{mlp}.experts.gate_up_proj")
+    down = source.take(f"{mlp}.experts.down_proj")
+    gate_up_bias = source.take_any(f"{mlp}.experts.gate_up_proj_bias")
+    shapes = [(count, 2 * size, hidden), (count, hidden, size)]
+    if config.family.has_transposed_experts:
+        shapes = [(count, hidden, 2 * size), (count, size, hidden)]
+    if [tuple(gate_up.shape), tuple(down.shape)] != shapes:
+        raise NotSupported(f"its experts are {tuple(gate_up.shape)} and {tuple(down.shape)}")
+    if config.family.has_transposed_experts:
+        gate_up = gate_up.view(count, hidden, size, 2).permute(0, 3, 2, 1)
+        down = down.transpose(1, 2)
+        if gate_up_bias is not None:
+            gate_up_bias = gate_up_bias.view(count, size, 2).transpose(1, 2)
+    elif gate_up_bias is not None:
+        gate_up_bias = gate_up_bias.view(count, 2, size)
+    return ExpertWeights(
+        router=source.linear(mlp, config.family.router),
+        gate_up=gate_up if gate_up.dim() == 4 else gate_up.view(count, 2, size, hidden),
+        down=down,
+        gate_up_bias=gate_up_bias,
+        down_bias=source.take_any(f"{mlp}.experts.down_proj_bias"),
     )
 
 
@@ -173,6 +212,7 @@ def _check_shapes(config: DecoderConfig, weights: DecoderWeights) -> None:
             "output": (layer.output.weight, (hidden, queries)),
             "query_norm": (layer.query_norm, norm_sizes[:1]),
             "key_norm": (layer.key_norm, norm_sizes[1:]),
+            "sinks": (layer.sinks, (config.num_heads,)),
         }
         if layer.gate_up is not None and layer.down is not None:
             found["gate_up"] = layer.gate_up.weight, (2 * inner, hidden)
@@ -180,19 +220,9 @@ def _check_shapes(config: DecoderConfig, weights: DecoderWeights) -> None:
             if layer.gate_up.bias is not None:
                 raise NotSupported("its gates have a bias")
         if layer.experts is not None:
-            count, size = _experts_of(config)
-            found["router"] = layer.experts.router.weight, (count, hidden)
-            found["experts' gate_up"] = layer.experts.gate_up, (count, 2 * size, hidden)
-            found["experts' down"] = layer.experts.down, (count, hidden, size)
+            found["router"] = layer.experts.router.weight, (len(layer.experts.down), hidden)
         for name, (tensor, shape) in found.items():
             if tensor is not None and tuple(tensor.shape) != shape:
                 raise NotSupported(f"its {name} is {tuple(tensor.shape)} instead of {shape}")
         if (layer.query_norm is None) != (layer.key_norm is None):
             raise NotSupported("it norms only one of queries and keys")
-
-
-def _experts_of(config: DecoderConfig) -> tuple[int, int]:
-    """The number of experts of a layer, and their size."""
-    if config.experts is None:
-        raise NotSupported("it has experts that its config does not mention")
-    return config.experts.num_experts, config.experts.size

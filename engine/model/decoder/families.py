@@ -20,6 +20,8 @@ class Family:
         norms_round_once: a norm multiplies in float32 and rounds the product. Otherwise it rounds
             before it multiplies.
         norms_whole_projections: query and key norms, if any, are over all heads together.
+        router: the linear layer of an expert layer that scores the experts.
+        has_transposed_experts: experts are stored [inputs, outputs], a gate beside its up.
         normalizes_experts: the weights of a token's experts add up to one, unless the config says
             otherwise.
     """
@@ -33,6 +35,8 @@ class Family:
     norm_offset: float = 0.0
     norms_round_once: bool = False
     norms_whole_projections: bool = False
+    router: str = "gate"
+    has_transposed_experts: bool = False
     normalizes_experts: bool = True
 
 
@@ -69,6 +73,7 @@ FAMILIES: Mapping[str, Family] = {
         mlp_post_norm="post_feedforward_layernorm",
         norms_whole_projections=True,
     ),
+    "gpt_oss": replace(_LLAMA, norms_round_once=True, router="router", has_transposed_experts=True),
     "gemma": _GEMMA,
     "gemma2": _GEMMA2,
     "gemma3_text": _GEMMA2,

@@ -176,6 +176,9 @@ class NativeDecoder:
 
     def _model(self, config: DecoderConfig, weights: DecoderWeights) -> ModelStruct:
         linear, cubic = GATES[config.activation]
+        limit, offset = math.inf, 0.0
+        if config.swiglu is not None:
+            (linear, limit), cubic, offset = config.swiglu, 0.0, 1.0
         experts = config.experts or NO_EXPERTS
         return ModelStruct(
             is_bfloat16=weights.embedding.dtype == torch.bfloat16,
@@ -197,6 +200,8 @@ class NativeDecoder:
             softcap=config.softcap or 0.0,
             gate_linear=linear,
             gate_cubic=cubic,
+            gate_limit=limit,
+            up_offset=offset,
             embedding_multiplier=config.embedding_multiplier,
             residual_multiplier=config.residual_multiplier,
             logits_divisor=config.logits_divisor,
@@ -213,6 +218,7 @@ class NativeDecoder:
     def _layer(self, config: DecoderConfig, index: int, layer: LayerWeights) -> LayerStruct:
         return LayerStruct(
             attention_norm=self._floats(layer.attention_norm),
+            sinks=self._floats(layer.sinks),
             query_norm=self._floats(layer.query_norm),
             key_norm=self._floats(layer.key_norm),
             attention_post_norm=self._floats(layer.attention_post_norm),
@@ -228,16 +234,19 @@ class NativeDecoder:
         )
 
     def _gate_up(self, linear: Linear | None) -> LinearStruct:
-        return LinearStruct() if linear is None else self._linear(Linear(interleave(linear.weight)))
+        if linear is None:
+            return LinearStruct()
+        bias = None if linear.bias is None else interleave(linear.bias[:, None])[:, 0]
+        return self._linear(Linear(interleave(linear.weight), bias))
 
     def _experts(self, experts: ExpertWeights) -> Any:
         """A pointer to the experts of a layer, which live as long as the decoder."""
-        array = LinearStruct * len(experts.gate_up)
-        struct = ExpertsStruct(
-            router=self._linear(experts.router),
-            gate_up=array(*(self._gate_up(Linear(one)) for one in experts.gate_up)),
-            down=array(*(self._linear(Linear(one)) for one in experts.down)),
-        )
+        array = LinearStruct * len(experts.down)
+        gate_up, down = array(), array()
+        for expert in range(len(experts.down)):
+            first, second = experts.of(expert)
+            gate_up[expert], down[expert] = self._gate_up(first), self._linear(second)
+        struct = ExpertsStruct(router=self._linear(experts.router), gate_up=gate_up, down=down)
         self._structs.append(struct)
         return ctypes.pointer(struct)
 

@@ -21,6 +21,7 @@ struct QuireExperts {
 
 struct QuireLayer {
   const float *attention_norm, *query_norm, *key_norm, *attention_post_norm;
+  const float* sinks;  // One per query head: a score without a value. Null for none.
   const float *mlp_norm, *mlp_post_norm;
   // The strips of gate_up alternate: a strip of gates, a strip of ups.
   QuireLinear qkv, output, gate_up, down;
@@ -60,7 +61,7 @@ struct QuireModel {
   int64_t norms_whole_projections;  // Whether query_norm and key_norm are over all heads together.
   float epsilon, scaling;
   float softcap;                  // Cap of the attention scores; 0 for none.
-  float gate_linear, gate_cubic;  // The activation of gates, see layers.h.
+  float gate_linear, gate_cubic, gate_limit, up_offset;  // Gate in layers.h.
   float embedding_multiplier, residual_multiplier, logits_divisor;
   float logits_softcap;  // 0 for none.
   const void* embedding;

@@ -44,7 +44,7 @@ class Decoder : public AnyDecoder {
       : model_(model),
         group_(model.num_heads / model.num_kv_heads),
         width_(SpanWorker<T>::padded(model.head_dim)),
-        gate_{model.gate_linear, model.gate_cubic},
+        gate_(model),
         angles_(model),
         adapters_(model),
         experts_(model) {
@@ -290,7 +290,7 @@ class Decoder : public AnyDecoder {
           partial(unit.partial < 0 ? plan.num_partials + member : unit.partial, unit);
       worker.attend(unit, plan.rows.data(), queries.at(query_row(unit.kv_head, first)),
                     step_->num_tokens * queries.stride, layer.window, next, sum);
-      if (unit.partial < 0) finish(plan, unit, sum, attended);
+      if (unit.partial < 0) finish(plan, unit, layer.sinks, sum, attended);
     };
     const int64_t tokens = plan.num_outputs();
     const auto own = [&](int share) { return Share(tokens, share, team.size()); };
@@ -306,7 +306,7 @@ class Decoder : public AnyDecoder {
       const Partial sum = partial(unit.partial, unit);
       for (int64_t span = 1; span < unit.last_span; span++)
         merge(sum, partial(unit.partial + span, unit), unit.num_rows(group_), width_);
-      finish(plan, unit, sum, attended);
+      finish(plan, unit, layer.sinks, sum, attended);
     }
     team.barrier();
   }
@@ -315,17 +315,19 @@ class Decoder : public AnyDecoder {
     return Partial(partials_ + index * partial_stride_, unit.num_rows(group_), width_);
   }
 
-  void finish(const AttentionPlan& plan, const Unit& unit, const Partial& sum,
+  void finish(const AttentionPlan& plan, const Unit& unit, const float* sinks, const Partial& sum,
               const Inputs& attended) {
     const int64_t dim = model_.head_dim;
     const int64_t first = plan.rows[unit.row].output + unit.first_token;
     const int64_t tokens = unit.num_tokens();
     for (int64_t r = 0; r < unit.num_rows(group_); r++) {
       float* row = sum.sums + r * width_;
-      const float factor = 1.0f / sum.total[r];
-      for (int64_t i = 0; i < width_; i += LANES) store(row + i, load<Vector>(row + i) * factor);
       const int64_t token = r / group_ % tokens;
       const int64_t head = (unit.kv_head + r / group_ / tokens) * group_ + r % group_;
+      float total = sum.total[r];
+      if (sinks != nullptr) total += std::exp2(sinks[head] * LOG2_E - sum.highest[r]);
+      const float factor = 1.0f / total;
+      for (int64_t i = 0; i < width_; i += LANES) store(row + i, load<Vector>(row + i) * factor);
       narrow_row(attended.at(first + token, head * dim), row, dim);
     }
   }

@@ -23,6 +23,7 @@ struct Routing {
   std::vector<int64_t> rows;     // [tokens][choices]: the row of each choice.
   std::vector<int64_t> tokens;   // The token of each row.
   std::vector<float> factors;    // The weight of each row.
+  std::vector<int64_t> experts_of_rows;
   std::vector<int64_t> starts;   // The first row of each expert, and the number of rows.
   std::vector<int64_t> used;     // The experts that have rows.
 
@@ -33,6 +34,7 @@ struct Routing {
     rows.resize(size);
     tokens.resize(size);
     factors.resize(size);
+    experts_of_rows.resize(size);
     starts.resize((size_t)num_experts + 1);
     next_.reserve(starts.size());
     used.reserve((size_t)num_experts);
@@ -75,6 +77,7 @@ struct Routing {
       rows[i] = row;
       tokens[row] = i / choices;
       factors[row] = weights[i];
+      experts_of_rows[row] = experts[i];
     }
   }
 
@@ -119,7 +122,7 @@ class Experts {
 
  public:
   explicit Experts(const QuireModel& model)
-      : model_(model), gate_{model.gate_linear, model.gate_cubic} {}
+      : model_(model), gate_(model) {}
 
   bool any() const { return model_.num_experts > 0; }
 
@@ -157,19 +160,28 @@ class Experts {
                   gathered_.values + r * gathered_.stride);
     team.barrier();
     const auto activate = [&](int64_t row, int64_t strip, const float* values, int64_t count) {
+      const float* bias = experts.gate_up[routing_.experts_of_rows[row]].bias;
       const RoundedRow<Row> at = activated_.at(row, strip / 2 * LANES);
-      for (int64_t s = 0; s < count; s += 2, values += 2 * LANES)
-        at.vector(s / 2 * LANES, gate_(load<Vector>(values), load<Vector>(values + LANES)));
+      for (int64_t s = 0; s < count; s += 2, values += 2 * LANES) {
+        Vector gate = load<Vector>(values), up = load<Vector>(values + LANES);
+        if (bias != nullptr) {
+          gate += load<Vector>(bias + (strip + s) * LANES);
+          up += load<Vector>(bias + (strip + s + 1) * LANES);
+        }
+        at.vector(s / 2 * LANES, gate_(gate, up));
+      }
     };
     multiply_rows(experts.gate_up, gathered_, first_item(experts.down, member), sums, team, member,
                   activate);
     team.barrier();
     const auto weigh = [&](int64_t row, int64_t strip, const float* values, int64_t count) {
       const float factor = routing_.factors[row];
+      const float* bias = experts.down[routing_.experts_of_rows[row]].bias;
       const int64_t first = strip * LANES;
       const int64_t last = std::min(first + count * LANES, model_.hidden_size);
       float* const at = outputs_ + row * model_.hidden_size;
-      for (int64_t i = first; i < last; i++) at[i] = values[i - first] * factor;
+      for (int64_t i = first; i < last; i++)
+        at[i] = (values[i - first] + (bias != nullptr ? bias[i] : 0.0f)) * factor;
     };
     multiply_rows(experts.down, activated_, after, sums, team, member, weigh);
     team.barrier();

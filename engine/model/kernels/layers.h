@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "decoder.h"
 #include "rounded_rows.h"
 
 namespace quire {
@@ -69,19 +70,31 @@ inline void rotate(float* head, const float* cosines, const float* sines, int64_
   }
 }
 
-// The activation of a gate x, times the up: x * sigmoid(x * (linear + cubic * x^2)) * up. This is
-// SiLU for (1, 0). Since sigmoid(2 y) = (1 + tanh(y)) / 2, it is also the tanh form of GELU,
-// Hendrycks and Gimpel, Gaussian Error Linear Units.
+// The activation of a gate x, times an up:
+//   x * sigmoid(x * (linear + cubic * x^2)) * (up + offset).
+// This is SiLU for (1, 0). Since sigmoid(2 y) = (1 + tanh(y)) / 2, it is also the tanh form of
+// GELU, Hendrycks and Gimpel, Gaussian Error Linear Units. Before that, the gate is limited from
+// above, and the up from both sides; the limit may be infinity.
 struct Gate {
-  float linear, cubic;
+  float linear, cubic, limit, offset;
+
+  explicit Gate(const QuireModel& model)
+      : linear(model.gate_linear),
+        cubic(model.gate_cubic),
+        limit(model.gate_limit),
+        offset(model.up_offset) {}
 
   Vector operator()(Vector gate, Vector up) const {
+    const Vector highest = broadcast(limit), lowest = broadcast(-limit);
+    gate = gate > highest ? highest : gate;
+    up = up > highest ? highest : up;
+    up = up < lowest ? lowest : up;
     const Vector exponent = gate * (linear + cubic * (gate * gate));
     // Below -80, exponential() would leave the range in which it is accurate; the result is 0
     // there.
-    const Vector limit = broadcast(-80.0f);
-    const Vector bounded = exponent < limit ? limit : exponent;
-    return gate / (1.0f + exponential(-bounded)) * up;
+    const Vector end = broadcast(-80.0f);
+    const Vector bounded = exponent < end ? end : exponent;
+    return gate / (1.0f + exponential(-bounded)) * (up + offset);
   }
 };
 

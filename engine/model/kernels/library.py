@@ -8,7 +8,7 @@ from typing import Any
 from engine.model.kernels.build import KernelsUnavailable, Variant, library_path
 
 #: What `quire_abi` of decoder.cpp must return for the structs below.
-ABI = 6
+ABI = 7
 
 _Pointer = ctypes.c_void_p
 _Integer = ctypes.c_int64
@@ -39,6 +39,7 @@ class LayerStruct(ctypes.Structure):
 
     _fields_ = [
         *_fields(_Pointer, "attention_norm", "query_norm", "key_norm", "attention_post_norm"),
+        *_fields(_Pointer, "sinks"),
         *_fields(_Pointer, "mlp_norm", "mlp_post_norm"),
         *_fields(LinearStruct, "qkv", "output", "gate_up", "down"),
         ("experts", ctypes.POINTER(ExpertsStruct)),
@@ -67,6 +68,7 @@ class ModelStruct(ctypes.Structure):
         *_fields(_Integer, "num_rotaries", "num_experts", "expert_size"),
         *_fields(_Integer, "normalizes_chosen", "norms_whole_projections"),
         *_fields(_Float, "epsilon", "scaling", "softcap", "gate_linear", "gate_cubic"),
+        *_fields(_Float, "gate_limit", "up_offset"),
         *_fields(_Float, "embedding_multiplier", "residual_multiplier", "logits_divisor"),
         *_fields(_Float, "logits_softcap"),
         *_fields(_Pointer, "embedding"),

@@ -92,6 +92,16 @@ FAMILIES: dict[str, PreTrainedConfig] = {
         moe_intermediate_size=40,
         norm_topk_prob=True,
     ),
+    # Sinks, experts with biases, gates that are limited where they would often go further.
+    "gpt_oss": transformers.GptOssConfig(
+        **_GROUPED,
+        head_dim=16,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        sliding_window=13,
+        swiglu_limit=1.5,
+        rope_parameters=_YARN | {"truncate": False},
+    ),
     "gemma": transformers.GemmaConfig(**_GROUPED, head_dim=16),
     # Scores and logits capped where they would often go further, and a window in every other layer.
     "gemma2": transformers.Gemma2Config(
@@ -133,8 +143,8 @@ def forms_of(
     save_model(config, folder)
     loaded = load_model(folder, dtype=dtype)
     generator = torch.Generator().manual_seed(1)
-    for parameter in loaded.model.parameters():
-        if parameter.dim() == 1:
+    for name, parameter in loaded.model.named_parameters():
+        if parameter.dim() == 1 or name.endswith("_bias"):
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator).to(parameter))
     wide = probe(loaded.model, max_model_len=loaded.max_model_len)
     description = read_config(wide)

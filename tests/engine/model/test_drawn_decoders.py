@@ -12,13 +12,13 @@ from transformers import PreTrainedConfig
 from tests.engine.model.decoders import forms_of, run_steps
 
 #: A model for each; all of them are drawn from the seed alone.
-SEEDS = range(48)
+SEEDS = range(54)
 #: From these seeds on, models of `GEMMAS` and of `MIXTURES` are drawn.
 FIRST_GEMMA, FIRST_MIXTURE = 24, 36
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3", "Phi3", "Granite", "Olmo2")
 #: Caps, norms around blocks, and layers with different rotary embeddings.
 GEMMAS = ("Gemma", "Gemma2", "Gemma3Text")
-MIXTURES = ("Mixtral", "Qwen3Moe")
+MIXTURES = ("Mixtral", "Qwen3Moe", "GptOss")
 ROTARY = (
     {"rope_type": "default"},
     {"rope_type": "linear", "factor": 2.0},
@@ -125,6 +125,14 @@ def mixture_options(draw: random.Random, family: str, num_layers: int) -> dict[s
     if family == "Mixtral":
         window = draw.choice((None, 5, 270))
         return options | {"num_local_experts": count, "sliding_window": window}
+    if family == "GptOss":
+        kinds = ("sliding_attention", "full_attention")
+        return options | {
+            "num_local_experts": count,
+            "sliding_window": draw.choice((1, 5, 270)),
+            "layer_types": draw.choices(kinds, k=num_layers),
+            "swiglu_limit": draw.choice((0.1, 7.0)),
+        }
     return options | {
         "num_experts": count,
         "moe_intermediate_size": expert_size,

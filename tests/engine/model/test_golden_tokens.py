@@ -36,6 +36,7 @@ MODELS = [
     "deepseek",
     "llama4",
     "gpt_oss",
+    "gpt_oss wide",
     "abacus",
 ]
 ABACUS = ROOT / "models" / "abacus"

@@ -78,7 +78,7 @@ def expected_of(folder) -> dict[str, list[int]]:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_family_with_sinks_gives_the_tokens_of_transformers(name, tmp_path):
     folder = save_model(MODELS[name], tmp_path)
-    expected, runner = expected_of(folder), make_runner(folder)
+    expected, runner = expected_of(folder), make_runner(folder, model_path="wide")
     assert len({tuple(tokens) for tokens in expected.values()}) == len(PROMPTS)
     for request in requests():
         alone = generate(runner, [request]).tokens
@@ -113,7 +113,7 @@ def test_a_model_whose_sinks_are_dropped_is_refused(model_folder, without_sinks)
 
 def test_tokens_differ_if_sinks_are_dropped(model_folder, request):
     folder = model_folder("gpt_oss")
-    runner = make_runner(folder)
+    runner = make_runner(folder, model_path="wide")
     request.getfixturevalue("without_sinks")
     assert generate(runner, requests()).tokens != expected_of(folder)
 
