@@ -135,6 +135,7 @@ fetch-model: $(VENV)/demo.installed ## fetch a real model as a GGUF file, checke
 
 modelcheck: $(VENV)/dev.installed ## explore every state of the protocol's model, and its controls
 	$(BIN)/python -m tests.simulation.modelcheck
+	$(BIN)/python -m tests.simulation.fairness
 
 sim: $(VENV)/dev.installed ## play seeded schedules of the whole system on virtual time (RUNS=10000, SEED=n)
 	$(BIN)/python -m tests.simulation.system $(if $(SEED),--seed $(SEED),--runs $(or $(RUNS),10000))
