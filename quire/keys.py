@@ -56,6 +56,13 @@ hash tag: a whole shard lies in one slot, so that every transition can be one sc
                                  Also what operators set for tenants: the limits `max_rate` and
                                  `max_rate_of:<tenant>` in tokens per minute, `fairness` (`tokens`)
                                  and `weight:<tenant>`.
+    turn                hash     open request of a session -> `<number> <moment> <priority>
+                                 <deadline_ms> <tenant>:<session>`. The number is its `turn` and
+                                 the moment that by which it is ranked, both in microseconds. With
+                                 this, the script that ends a turn can rank the next one.
+    turns               zset     `<tenant>:<session> <number> <id>` of every open request of a
+                                 session, all with the score 0. The first one of its session may
+                                 run; a queued one behind it is parked, in no rank set.
     g:<group>           hash     state -> number of the group's requests in it.
     gm:<group>          set      the group's requests that have not ended.
     ge:<group>          stream   the ends of the group's requests, in order: id, state.
@@ -103,6 +110,8 @@ Fields of the request record; all times are unix ms of Redis' own clock except `
     fair                `<moment> <start> <tokens>`: the microsecond by which it is ranked, its
                         virtual start, and its tokens by the weight of its tenant; only while its
                         class is shared by tokens
+    session             the session of which it is a turn; absent without one
+    turn                the arrival with which it joined its session, in microseconds
     rate                microseconds that its tokens took of its tenant's tokens per minute; absent
                         without such a limit. At the end, a part of `fair` and `rate` is given back
     activity            `<activity> <owner>`: what the claim of this owner does, as its worker last
@@ -112,8 +121,8 @@ Fields of the request record; all times are unix ms of Redis' own clock except `
 Every per-request key is created with an expiry: the longest time in the queue plus the retention.
 It is renewed while the request is open, and cut to the retention when it ends. The keys of a group
 expire with the last of its requests. Only `in:*`, `rank:*`, `arrival`, `lease`, `place`, `delay`,
-`wait`, `open`, `counts` and `control` belong to the queue itself and have no expiry; `dead` is
-deleted with its last letter.
+`wait`, `turn`, `turns`, `open`, `counts` and `control` belong to the queue itself and have no
+expiry; `dead` is deleted with its last letter.
 """
 
 from __future__ import annotations
@@ -216,12 +225,20 @@ class Keys:
         accounting = (self.open, self.counts, self.delay, self.control, self.wait)
         ingress = self.all_ingress[:NUM_PRIORITIES]
         ranking = (*self.all_ranks, self.arrival, *map(self.fair, range(NUM_PRIORITIES)), self.rate)
-        return (*accounting, *ingress, self.log_positions, *ranking)
+        return (*accounting, *ingress, self.log_positions, *ranking, self.turn, self.turns)
 
     @property
     def of_workers(self) -> tuple[str, ...]:
         """The queue's keys for all other transitions, which precede the keys of requests."""
         return (*self.of_producers, self.lease, self.dead)
+
+    @property
+    def turn(self) -> str:
+        return f"{self.prefix}:turn"
+
+    @property
+    def turns(self) -> str:
+        return f"{self.prefix}:turns"
 
     def idempotency(self, tenant: str, key: str) -> str:
         """A tenant has no colon (protocol.py checks it), so two pairs never have the same key."""

@@ -46,6 +46,7 @@ def submit_call(keys: Keys, message: Message, *, holder: str | None = None) -> C
             estimated_tokens(request),
             message.digest,
             most_tokens_of_answer(request),
+            request.session_id or "",
         ),
     )
 

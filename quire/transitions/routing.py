@@ -18,6 +18,9 @@ from quire.keys import GROUP_SEPARATOR
 from quire.transitions.values import Submitted
 from quire.wire.protocol import MAX_REQUEST_ID_LENGTH, GenerationRequest
 
+#: How many ids are tried for one in the shard of a session; each try meets one of all shards.
+MAX_IDS_TRIED = 10_000
+
 _GROUP_NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
@@ -86,7 +89,8 @@ def placed(
     """The request under the id by which it is found: in its group, and beside its idempotency key.
 
     An idempotency key is looked up in the shard of the request, so with several shards the id of a
-    request that has a key is made from the key, and a request that brings both is refused.
+    request that has a key is made from the key, and a request that brings both is refused. The
+    turns of a session are in one shard, so there the id of a turn is chosen by its session.
     InvalidRequest.
     """
     request_id = request.id
@@ -102,6 +106,8 @@ def placed(
         request_id = f"{group}{GROUP_SEPARATOR}{request_id}"
         if len(request_id) > MAX_REQUEST_ID_LENGTH:
             raise InvalidRequest("id", "is too long with the name of its group")
+    if request.session_id is not None:
+        request_id = _id_in_session(request, request_id, num_shards=num_shards)
     if request_id == request.id:
         return request
     return request.model_copy(update={"id": request_id})
@@ -121,3 +127,17 @@ def check_group_name(group: str) -> str:
 
 def _id_of_key(tenant: str, key: str) -> str:
     return hashlib.sha256(f"{tenant}:{key}".encode()).hexdigest()[:32]
+
+
+def _id_in_session(request: GenerationRequest, request_id: str, *, num_shards: int) -> str:
+    """An id in the shard of the session: the given one, or one that is made from it."""
+    wanted = shard_of(f"{request.tenant}:{request.session_id}", num_shards)
+    group, separator, member = request_id.rpartition(GROUP_SEPARATOR)
+    for number in range(MAX_IDS_TRIED):
+        made = hashlib.sha256(f"{member}:{number}".encode()).hexdigest()[:32] if number else member
+        found = f"{group}{separator}{made}"
+        if shard_of(found, num_shards) == wanted:
+            return found
+        if "id" in request.model_fields_set:
+            raise InvalidRequest("session_id", "give no id with it on a queue of many shards")
+    raise InvalidRequest("session_id", f"no id in {num_shards} shards leads to its shard")

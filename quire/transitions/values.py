@@ -111,8 +111,8 @@ class NotClaimedReason(StrEnum):
     PAUSED: the queue was paused since it was found; it still waits. DAMAGED: the keys of the
     request hold what no transition wrote. Usually it has been ended as failed, with a dead letter;
     if that was not possible either, it still waits. REFUSED: the server refused the claim, for
-    instance for want of memory; nothing has changed, and it still waits. For any other reason it
-    does not wait any more.
+    instance for want of memory; nothing has changed, and it still waits. EARLIER_TURN: it waits for
+    the end of an earlier turn of its session. For any other reason it does not wait any more.
     """
 
     FINISHED = "finished"
@@ -125,6 +125,7 @@ class NotClaimedReason(StrEnum):
     PAUSED = "paused"
     DAMAGED = "damaged"
     REFUSED = "refused"
+    EARLIER_TURN = "earlier_turn"
 
 
 @dataclass(frozen=True, slots=True)

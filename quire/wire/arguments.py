@@ -43,6 +43,8 @@ class RequestOptions(TypedDict, total=False):
     #: A new id is minted if there is none.
     request_id: str | None
     idempotency_key: str | None
+    #: Requests of a tenant with the same session run one after the other, in their order.
+    session_id: str | None
     metadata: Mapping[str, Any] | None
     headers: Mapping[str, str] | None
 
@@ -70,7 +72,7 @@ class QueueSettings(TypedDict, total=False):
 
 
 #: The arguments that are fields of the message with the same name.
-_ENVELOPE = ("priority", "idempotency_key", "metadata", "headers", "tenant")
+_ENVELOPE = ("priority", "idempotency_key", "session_id", "metadata", "headers", "tenant")
 
 
 def build_request(

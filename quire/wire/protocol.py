@@ -52,6 +52,10 @@ REQUEST_ID_PATTERN = r"^(?:[A-Za-z0-9._:-]{1,64}~)?[A-Za-z0-9._:-]+$"
 MAX_REQUEST_ID_LENGTH = 128
 
 #: A tenant has no colon, because a colon separates it from the idempotency key in a Redis key.
+#: A session is in keys of the queue beside others, so it has no separator of these.
+SESSION_ID_PATTERN = r"^[A-Za-z0-9._:-]+$"
+MAX_SESSION_ID_LENGTH = 128
+
 TENANT_PATTERN = r"^[A-Za-z0-9._-]{1,64}$"
 _TENANT = re.compile(TENANT_PATTERN)
 
@@ -103,6 +107,13 @@ class GenerationRequest(BaseModel):
     #: Not queued before this time, in unix milliseconds on the broker's clock.
     not_before_ms: Annotated[int, Strict(), Field(gt=0, lt=1 << 53)] | None = None
     idempotency_key: Annotated[str, Strict(), Field(min_length=1, max_length=255)] | None = None
+    #: The requests of a tenant with the same session run one after the other, as submitted.
+    session_id: (
+        Annotated[
+            str, Strict(), Field(pattern=SESSION_ID_PATTERN, max_length=MAX_SESSION_ID_LENGTH)
+        ]
+        | None
+    ) = None
     headers: dict[str, str] = Field(default_factory=dict)
     metadata: dict[str, Any] = Field(default_factory=dict)
     created_ms: Annotated[int, Strict(), Field(ge=0)] = Field(

@@ -46,14 +46,31 @@ def unbalanced(connection: redis.Redis, broker: Broker) -> list[str]:
 
 
 def misranked(connection: redis.Redis, broker: Broker) -> list[str]:
-    """Whether the rank sets have all queued requests and no other, as a sentence.
+    """Whether the rank sets have all queued requests that are not parked, and no other.
 
     Apart from the others, because a server may lose a rank set while requests wait.
     """
     keys, booked = broker.keys, books_of(connection, broker)
     ranked = [name.decode() for ranks in keys.all_ranks for name in connection.zrange(ranks, 0, -1)]
-    queued = [name for name, (state, _, _) in booked.items() if state is State.QUEUED]
+    parked = parked_of(connection, broker)
+    queued = [
+        name
+        for name, (state, _, _) in booked.items()
+        if state is State.QUEUED and name not in parked
+    ]
     return [] if sorted(ranked) == sorted(queued) else [f"{ranked} are ranked, booked: {booked}"]
+
+
+def parked_of(connection: redis.Redis, broker: Broker) -> set[str]:
+    """The queued turns of sessions that have an earlier open turn."""
+    booked, begun, found = books_of(connection, broker), set[str](), set[str]()
+    for member in connection.zrange(broker.keys.turns, 0, -1):
+        session, _, name = member.decode().split(" ")
+        if name in booked:
+            if session in begun and booked[name][0] is State.QUEUED:
+                found.add(name)
+            begun.add(session)
+    return found
 
 
 def states_of(connection: redis.Redis, broker: Broker) -> dict[str, State]:

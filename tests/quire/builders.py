@@ -18,7 +18,7 @@ from quire.wire.protocol import GenerationRequest
 WITHOUT_EXPIRY = (
     *(f"in:{level}{kind}" for level in range(4) for kind in ("", ":resumed")),
     *(f"rank:{level}" for level in range(4)),
-    *("arrival", "lease", "place", "delay", "wait", "open", "counts", "control"),
+    *("arrival", "lease", "place", "delay", "wait", "open", "counts", "control", "turn", "turns"),
 )
 
 

@@ -15,10 +15,12 @@ from quire.broker.broker import Broker
 from quire.broker.producing import script_settings
 from quire.keys import GROUP, Keys
 from quire.transitions.calls import submit_call
-from quire.transitions.values import new_owner
+from quire.transitions.commits import CommitCalls
+from quire.transitions.values import Claim, new_owner
 from quire.transport.script_runner import Argument
 from quire.wire.message import Message
 from quire.wire.protocol import GenerationRequest, Priority
+from tests.quire.builders import make_item
 
 _FOLDER = Path(__file__).parent / "older_scripts"
 _PARTS = {"submit": ("common", "request")}
@@ -57,6 +59,13 @@ class OlderVersion:
     def release(self, request_id: str, *, epoch: int, owner: str) -> Any:
         names = [*_of_workers(self._keys), *self._keys.of_scripts(request_id)]
         return self._run("release", names, (request_id, epoch, owner))
+
+    def finish(self, claim: Claim, *, start: int, tokens: int) -> Any:
+        """Commits the rest of a request with its end."""
+        item = make_item(claim, start, start + tokens, final=True)
+        call = CommitCalls(self._keys).commit([item])
+        names = [*_of_workers(self._keys), *self._keys.of_scripts(claim.request_id)]
+        return self._run("commit", names, call.arguments)
 
     def restore(self, request_id: str) -> Any:
         names = [*_of_workers(self._keys), *self._keys.of_scripts(request_id)]

@@ -28,6 +28,7 @@ from tests.simulation.model_state import (
     Letter,
     Request,
     Shard,
+    Turn,
 )
 from tests.simulation.shared_parts import SUSPICIOUS
 from tests.simulation.world import EXPLICIT_EVENTS, NOTHING, Reader, Session, Worker, World
@@ -119,7 +120,7 @@ def plain_request(request: Request) -> Request:
         log += (End(end.at, end.epoch, end.reason, 0, 0),)
     if request.state not in OPEN:
         # A request that has ended makes no more attempts.
-        request = request._replace(attempts=0, cancel=False, released=NOBODY, losses=0)
+        request = request._replace(attempts=0, cancel=False, released=NOBODY, losses=0, turn=0)
     has_moved = request.published > request.resumed_from
     resumed_from = request.published - has_moved if request.state == "running" else 0
     losses = min(request.losses, SUSPICIOUS)
@@ -165,18 +166,23 @@ def without_epoch(call: Call) -> Call:
 
 @cache
 def with_numbered_arrivals(shard: Shard) -> Shard:
-    """Arrivals, and the ranks that are arrivals, are numbered in their order."""
+    """Arrivals, and the ranks and turns that are arrivals, are numbered in their order."""
     arrivals = {request.arrival for request in shard.requests if request}
     arrivals.update(rank for rank in shard.ranks if rank != BY_TICKET)
+    arrivals.update(request.turn for request in shard.requests if request)
+    arrivals.update(moment for turn in shard.turns for moment in (turn.number, turn.moment))
     numbers = {arrival: number for number, arrival in enumerate(sorted({0} | arrivals))}
     numbers[BY_TICKET] = BY_TICKET
 
     def numbered(request: Request) -> Request:
-        return request._replace(arrival=numbers[request.arrival])
+        return request._replace(arrival=numbers[request.arrival], turn=numbers[request.turn])
 
     return shard._replace(
         requests=tuple(request and numbered(request) for request in shard.requests),
         ranks=tuple(numbers[rank] for rank in shard.ranks),
+        turns=tuple(
+            Turn(numbers[turn.number], turn.request, numbers[turn.moment]) for turn in shard.turns
+        ),
         clock=shard.clock._replace(last_arrival=len(numbers)),
     )
 

@@ -13,9 +13,11 @@ from tests.simulation.model_state import (
     Request,
     Shard,
     changed,
+    is_parked,
     with_old_letters,
     with_rank,
     with_request,
+    with_ticket,
 )
 from tests.simulation.protocol_model import Scripts
 from tests.simulation.world import Scenario
@@ -120,6 +122,34 @@ class ReapedAndLost(NeverRestored):
     def reap(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         after, reply = super().reap(shard, call)
         return after._replace(ranks=shard.ranks, tickets=shard.tickets), reply
+
+
+class NeverFreed(Scripts):
+    """The end of a turn leaves the next one parked, until RESTORE sees to it."""
+
+    def settled(self, shard: Shard, index: int, reason: str, *, epoch: int) -> tuple[Shard, str]:
+        after, state = super().settled(shard, index, reason, epoch=epoch)
+        ranks = (0 if index == n else rank for n, rank in enumerate(shard.ranks))
+        return after._replace(ranks=tuple(ranks), tickets=shard.tickets), state
+
+
+class TurnsUnread(Scripts):
+    """A request is ranked whatever earlier turn of its session is open."""
+
+    def submit(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        after, reply = super().submit(shard, call)
+        if reply[0] == "created" and is_parked(after, call.request):
+            arrival = after.requests[call.request].arrival
+            after = with_ticket(with_rank(after, call.request, arrival), call.request)
+        return after, reply
+
+
+class ClaimedOutOfTurn(Scripts):
+    """A claim of a parked turn is granted; a server that lost its predecessor had ranked it."""
+
+    def claim(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        after, reply = super().claim(shard._replace(turns=()), call)
+        return after._replace(turns=shard.turns), reply
 
 
 class RefusedAndKept(Scripts):
@@ -248,6 +278,8 @@ class CancelledAndRun(Scripts):
 
 _ROLLBACK = {"num_rollbacks": 1, "max_attempts": 1, "num_tokens": 1}
 
+_TURNS = {"num_requests": 2, "num_tokens": 0, "max_attempts": 1, "shares_a_session": True}
+
 CONTROLS = (
     Control(Scenario("no fence"), "I4", NoFence),
     Control(Scenario("the epoch alone", **_ROLLBACK), "I4", EpochAlone),
@@ -275,6 +307,9 @@ CONTROLS = (
     Control(Scenario("arrivals renewed", num_releases=1), "I14", ArrivalsRenewed),
     Control(Scenario("ranked by another"), "I14", RankedByAnother),
     Control(Scenario("never promoted", may_schedule=True), "I6", NeverPromoted),
+    Control(Scenario("never freed", **_TURNS), "I15", NeverFreed),
+    Control(Scenario("turns unread", **_TURNS), "I15", TurnsUnread),
+    Control(Scenario("claimed out of turn", **_TURNS, num_losses=1), "I15", ClaimedOutOfTurn),
     Control(Scenario("refused and kept", num_expiries=1), "I6", RefusedAndKept),
     Control(Scenario("attempts uncounted"), "I7", AttemptsUncounted),
     Control(Scenario("letters unwritten"), "I7", LettersUnwritten),

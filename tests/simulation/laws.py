@@ -22,6 +22,7 @@ from tests.simulation.model_state import (
     End,
     Request,
     Shard,
+    is_parked,
     num_ranked,
 )
 from tests.simulation.processes import Processes
@@ -46,7 +47,7 @@ def broken_by_step(old_shard: Shard, calls: tuple[Call, ...], new_shard: Shard) 
 
 def broken_by_change(old_shard: Shard, calls: tuple[Call, ...], new_shard: Shard) -> Iterator[str]:
     """Laws about what may become of a request that was there."""
-    for old, new in zip(old_shard.requests, new_shard.requests, strict=True):
+    for index, (old, new) in enumerate(zip(old_shard.requests, new_shard.requests, strict=True)):
         if old is new or old == MISSING:
             continue
         if old.state not in OPEN and new != old:
@@ -64,6 +65,8 @@ def broken_by_change(old_shard: Shard, calls: tuple[Call, ...], new_shard: Shard
         yield from broken_by_coming_back(old, new, last=old_shard.clock.last_arrival)
         if old_shard.is_paused and (old.state, new.state) == ("queued", "running"):
             yield "I9: a request was claimed from a paused queue"
+        if (old.state, new.state) == ("queued", "running") and is_parked(old_shard, index):
+            yield f"I15: turn {old.turn} was claimed, and {old_shard.turns} were open"
 
 
 def broken_by_giving_up(old: Request, new: Request) -> Iterator[str]:
@@ -105,11 +108,14 @@ def broken_by_restoring(
         if num_new > 0 and len(new_shard.tickets) > num_ranked(new_shard):
             yield "I13: a ticket was added that is one too many"
         if new and new.state == "queued":
-            if not new_shard.ranks[call.request]:
-                yield "I12: a request that was restored is in no rank set"
+            is_found = not is_parked(new_shard, call.request)
+            if bool(new_shard.ranks[call.request]) != is_found:
+                law = "I12" if is_found else "I15"
+                yield f"{law}: what was restored has the rank {new_shard.ranks[call.request]}"
             if num_new <= 0 and len(new_shard.tickets) < num_ranked(new_shard):
                 yield "I13: a ticket that is missing was not added"
-            if call.name == "restore" and new_shard.ranks[call.request] != new.arrival:
+            rank = new_shard.ranks[call.request]
+            if call.name == "restore" and is_found and rank != new.arrival:
                 yield "I14: a request that was restored is not ranked by its arrival"
 
 
@@ -123,6 +129,7 @@ def broken_by_waiting(shard: Shard, *, calls: tuple[Call, ...]) -> Iterator[str]
 
 def broken_in_shard(shard: Shard, *, scenario: Scenario) -> Iterator[str]:
     """Laws about every state of the server."""
+    yield from broken_in_session(shard, scenario=scenario)
     for index, request in enumerate(shard.requests):
         if request:
             yield from broken_in_log(request)
@@ -135,6 +142,19 @@ def broken_in_shard(shard: Shard, *, scenario: Scenario) -> Iterator[str]:
         yield from broken_in_books(shard)
     if not scenario.num_losses and len(shard.tickets) < num_ranked(shard):
         yield f"I13: the requests with ranks {shard.ranks} have the tickets {shard.tickets}"
+
+
+def broken_in_session(shard: Shard, *, scenario: Scenario) -> Iterator[str]:
+    """I15: a parked turn has an open predecessor, so that nothing is parked for ever."""
+    for turn in shard.turns:
+        if not shard.books.open[turn.request]:
+            yield f"I15: turn {turn.number} has ended and holds back {shard.turns}"
+    for turn in shard.turns[:1]:
+        is_waiting = shard.books.open[turn.request] == "queued"
+        if is_waiting and not shard.ranks[turn.request] and not scenario.num_losses:
+            yield f"I15: turn {turn.number} has no open predecessor and is parked"
+    if list(shard.turns) != sorted(shard.turns):
+        yield f"I15: the turns {shard.turns} are not in order"
 
 
 def broken_in_record(
@@ -156,8 +176,10 @@ def broken_in_record(
             yield f"I5: a {state} request has the delay {shard.delays[index]!r}"
         if bool(shard.waits[index]) != (state in WAITING):
             yield f"I5: a {state} request has the wait {shard.waits[index]!r}"
-        if bool(shard.ranks[index]) != (state == "queued"):
-            yield f"I12: a {state} request has the rank {shard.ranks[index]}"
+        is_found = state == "queued" and not is_parked(shard, index)
+        if bool(shard.ranks[index]) != is_found:
+            law = "I15" if (state, is_found) == ("queued", False) else "I12"
+            yield f"{law}: a {state} request has the rank {shard.ranks[index]}"
     if shard.ranks[index] not in (0, BY_TICKET, request.arrival):
         yield f"I14: a request that arrived at {request.arrival} has the rank {shard.ranks[index]}"
 
@@ -331,6 +353,8 @@ def broken_at_rest(world: World) -> Iterator[str]:
             yield from broken_by_half(request)
     if shard.tickets or any(shard.ranks):
         yield f"I13: at rest there are the tickets {shard.tickets} and the ranks {shard.ranks}"
+    if shard.turns:
+        yield f"I15: at rest there are the turns {shard.turns}"
     if any((*shard.leases, *shard.delays, *shard.waits)):
         times = shard.leases, shard.delays, shard.waits
         yield f"I6: at rest there are as leases, delays and waits {times}"

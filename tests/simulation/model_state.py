@@ -67,7 +67,7 @@ class End(NamedTuple):
 class Request(NamedTuple):
     """The keys of one request: its record, its log, and whether its body is there.
 
-    `arrival`: when it was queued; 0 before it was.
+    `arrival`: when it was queued; 0 before it was. `turn`: its number in the session; 0 for none.
     """
 
     state: str = ""
@@ -81,6 +81,7 @@ class Request(NamedTuple):
     resumed_from: int = 0
     losses: int = 0
     arrival: int = 0
+    turn: int = 0
     has_body: bool = True
     log: tuple[Chunk | End, ...] = ()
 
@@ -147,6 +148,17 @@ class Clock(NamedTuple):
     late: tuple[int, ...] = ()
 
 
+class Turn(NamedTuple):
+    """An open turn: its number in the session, and its request.
+
+    `moment`: by what it is ranked; 0 as long as its record tells.
+    """
+
+    number: int
+    request: int
+    moment: int = 0
+
+
 class ShardFields(NamedTuple):
     """What a Shard holds."""
 
@@ -161,6 +173,7 @@ class ShardFields(NamedTuple):
     key_holder: int = -1
     is_paused: bool = False
     clock: Clock = Clock()
+    turns: tuple[Turn, ...] = ()
 
 
 class Shard(ShardFields):
@@ -169,7 +182,8 @@ class Shard(ShardFields):
     `leases`, `delays` and `waits` are "" (none), "live" or "over" for each request. `key_holder`:
     who holds the one idempotency key there is, -1 for nobody. `ranks`: the rank of each request, 0
     for one that is in no rank set; by the model's policy that is its arrival. `tickets`: the
-    requests with which the entries of the stream were added, oldest first.
+    requests with which the entries of the stream were added, oldest first. `turns`: the
+    open turns of the one session there is, in their order.
     """
 
     _hash = 0
@@ -258,14 +272,62 @@ def with_ticket(shard: Shard, index: int) -> Shard:
     return shard._replace(tickets=(*shard.tickets, index))
 
 
-def with_new_arrival(shard: Shard, index: int) -> Shard:
+def with_new_arrival(shard: Shard, index: int, *, number: int = 0) -> Shard:
+    """`number`: an arrival that it has got by the same call already, 0 for none."""
+    if number:
+        return changed(shard, index, arrival=number)
     clock = shard.clock._replace(last_arrival=shard.clock.last_arrival + 1)
     return changed(shard._replace(clock=clock), index, arrival=clock.last_arrival)
 
 
 def lined_up(shard: Shard, index: int) -> Shard:
-    """A queued request is ranked by its arrival, and has a ticket."""
+    """A queued request is ranked by its arrival, and has a ticket, unless it is parked."""
+    if is_parked(shard, index):
+        return with_first_turn_ranked(shard)
     return with_ticket(with_rank(shard, index, shard.requests[index].arrival), index)
+
+
+def is_turn(shard: Shard, index: int) -> bool:
+    return any(turn.request == index for turn in shard.turns)
+
+
+def is_parked(shard: Shard, index: int) -> bool:
+    """Whether an earlier turn of its session is open."""
+    return any(turn.request == index for turn in shard.turns[1:])
+
+
+def with_turn(shard: Shard, index: int) -> Shard:
+    """A request is the last turn of its session."""
+    number = shard.clock.last_arrival + 1
+    shard = shard._replace(clock=shard.clock._replace(last_arrival=number))
+    shard = changed(shard, index, turn=number)
+    return shard._replace(turns=(*shard.turns, Turn(number, index)))
+
+
+def without_turn(shard: Shard, index: int) -> Shard:
+    return shard._replace(turns=tuple(turn for turn in shard.turns if turn.request != index))
+
+
+def with_first_turn_ranked(shard: Shard) -> Shard:
+    """The first open turn is found by workers, if it is queued."""
+    for turn in shard.turns[:1]:
+        index = turn.request
+        if shard.books.open[index] == "queued" and not shard.ranks[index]:
+            moment = turn.moment or shard.requests[index].arrival
+            return with_ticket(with_rank(shard, index, moment), index)
+    return shard
+
+
+def with_moments_kept(shard: Shard, index: int) -> Shard:
+    """The record of a turn is going to be gone."""
+    request = shard.requests[index]
+    turns = [
+        turn._replace(moment=request.arrival or turn.number)
+        if turn.request == index and request
+        else turn
+        for turn in shard.turns
+    ]
+    return shard._replace(turns=tuple(turns))
 
 
 def with_letter(shard: Shard, index: int, reason: str) -> Shard:
@@ -317,7 +379,10 @@ def booked(shard: Shard, index: int, before: str, after: str) -> Shard:
         members = set(books.members) - {index} | ({index} if after in OPEN else set())
         ended = books.ended if after in OPEN else (*books.ended, (index, after))
         books = books._replace(group=group, members=tuple(sorted(members)), ended=ended)
-    return shard._replace(books=books)
+    shard = shard._replace(books=books)
+    if before in OPEN and after not in OPEN and is_turn(shard, index):
+        return with_first_turn_ranked(without_turn(shard, index))
+    return shard
 
 
 def put(values: tuple, index: int, value: object) -> tuple:

@@ -28,6 +28,9 @@ from tests.simulation.world import Scenario
 #: The variable that names the file for the figures.
 JSON_VARIABLE = "MODELCHECK_JSON"
 
+#: Two turns of one session, with empty answers: they meet in the ingress and not in their logs.
+_TURNS = {"num_requests": 2, "num_tokens": 0, "max_attempts": 1, "shares_a_session": True}
+
 #: What a test can afford. Between them they meet every answer of every script, too.
 SMALL_SCENARIOS = (
     Scenario(
@@ -70,6 +73,8 @@ SMALL_SCENARIOS = (
     ),
     Scenario("a torn file", num_rollbacks=1, num_tokens=1, max_attempts=1, may_be_torn=True),
     Scenario("stateful noise", is_noise_stateful=True),
+    Scenario("two turns", **_TURNS, may_cancel=True, may_be_late=True),
+    Scenario("two turns, a loss", **_TURNS, num_losses=1),
 )
 
 SCENARIOS = (
@@ -176,6 +181,21 @@ SCENARIOS = (
         is_noise_stateful=True,
         may_contradict=True,
     ),
+    Scenario("two turns", **{**_TURNS, "num_tokens": 1}, may_cancel=True, may_be_late=True),
+    Scenario("two turns, late calls", **_TURNS, num_late_calls=1, num_releases=1, may_fail=True),
+    Scenario("two turns, for later", **_TURNS, may_schedule=True, may_fail=True, may_cancel=True),
+    Scenario("two turns, a rollback", **_TURNS, num_rollbacks=1, may_be_torn=True),
+    Scenario("two turns, losses", **_TURNS, num_losses=2, may_cancel=True),
+    Scenario("two turns, expiry", **_TURNS, num_expiries=1, num_late_calls=1),
+    Scenario("two turns, another life", **_TURNS, num_expiries=1, num_requeues=1),
+    Scenario(
+        "three turns",
+        num_requests=3,
+        num_tokens=0,
+        max_attempts=1,
+        shares_a_session=True,
+        may_cancel=True,
+    ),
 )
 
 #: Every answer the scripts can give while all brokers have the same settings.
@@ -184,7 +204,7 @@ OUTCOMES = frozenset(
     for name, outcomes in {
         "submit": "created known held",
         "cancel": "none running completed failed cancelled expired",
-        "claim": "claimed running scheduled finished cancelled expired missing paused",
+        "claim": "claimed running scheduled finished cancelled expired missing paused earlier_turn",
         "commit": "ok replayed rewind fenced",
         "heartbeat": "True False",
         "release": "True False",

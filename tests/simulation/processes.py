@@ -142,6 +142,8 @@ class Processes:
                     yield self._plain("server", before, Call("lose_rank", index))
                 elif shard.books.open[index] == "running" and shard.requests[index]:
                     yield self._plain("server", before, Call("stay_ranked", index))
+            for turn in shard.turns:
+                yield self._plain("server", before, Call("lose_turn", turn.request))
             for what in ("lease", "delay", "wait"):
                 for index in self._requests:
                     if getattr(shard, f"{what}s")[index]:

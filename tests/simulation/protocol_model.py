@@ -8,29 +8,33 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.simulation.accidents import Accidents
 from tests.simulation.model_state import (
-    MISSING,
     NOBODY,
+    OPEN,
     WAITING,
     Call,
     Chunk,
     End,
     Request,
     Shard,
+    Turn,
     booked,
     changed,
     entered,
+    is_parked,
+    is_turn,
     lined_up,
     struck_out,
     waiting_anew,
     with_delay,
-    with_late_waits,
     with_lease,
     with_letter,
     with_new_arrival,
     with_old_letters,
     with_rank,
     with_request,
+    with_turn,
     with_wait,
 )
 from tests.simulation.shared_parts import SharedParts, is_named, trial_of
@@ -42,18 +46,25 @@ SAID = ("running", "scheduled", "cancelled", "expired")
 MAX_CONSUMED, MAX_BALANCED = 5, 256
 
 
-class Scripts(SharedParts):
+class Scripts(SharedParts, Accidents):
     """The scripts, with the settings they depend on. Each returns the shard after it and a reply.
 
-    `keyed`: the requests that carry one and the same idempotency key.
+    `keyed`: the requests that carry one and the same idempotency key. `in_session`: those that are
+    turns of one and the same session.
     """
 
     def __init__(
-        self, *, max_attempts: int = 2, max_backlog: int = 0, keyed: frozenset[int] = frozenset()
+        self,
+        *,
+        max_attempts: int = 2,
+        max_backlog: int = 0,
+        keyed: frozenset[int] = frozenset(),
+        in_session: frozenset[int] = frozenset(),
     ) -> None:
         self.max_attempts = max_attempts
         self.max_backlog = max_backlog
         self.keyed = keyed
+        self.in_session = in_session
 
     def run(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         return getattr(self, call.name)(shard, call)
@@ -78,9 +89,12 @@ class Scripts(SharedParts):
         state = "scheduled" if call.flag else "queued"
         shard = booked(with_request(shard, index, Request(state)), index, "", state)
         shard = with_old_letters(waiting_anew(shard, index), index)
+        if index in self.in_session:
+            shard = with_turn(shard, index)
         if call.flag:
             return with_delay(shard, index, "live"), ("created", index, state)
-        return lined_up(with_new_arrival(shard, index), index), ("created", index, state)
+        shard = with_new_arrival(shard, index, number=shard.requests[index].turn)
+        return lined_up(shard, index), ("created", index, state)
 
     def found_again(self, shard: Shard, index: int) -> Shard:
         """A request that is known already gets its lost rank back."""
@@ -121,6 +135,8 @@ class Scripts(SharedParts):
             shard, state = self.end_for(shard, index, reason)
             shard = with_rank(shard, index, 0)
             return shard, ("attempts_spent" if state == "failed" else state, True)
+        if is_parked(shard, index):
+            return with_rank(shard, index, 0), ("earlier_turn", False)
         if shard.is_paused:
             return shard, ("paused", False)
         shard = changed(
@@ -285,9 +301,14 @@ class Scripts(SharedParts):
         if not request:
             return struck_out(shard, index), "record" if shard.books.open[index] else ""
         state, lost = request.state, ""
+        if request.turn and state in OPEN and not is_turn(shard, index):
+            turns = (*shard.turns, Turn(request.turn, index))
+            shard, lost = shard._replace(turns=tuple(sorted(turns))), "entry"
         if state == "queued":
-            lost = "" if shard.ranks[index] else "entry"
-            shard = with_rank(self.ranked_again(shard, index), index, request.arrival)
+            was_ranked, shard = shard.ranks[index], self.ranked_again(shard, index)
+            if not is_parked(shard, index):
+                lost = lost if was_ranked else "entry"
+                shard = with_rank(shard, index, request.arrival)
         elif state == "scheduled" and not shard.delays[index]:
             shard, lost = with_delay(shard, index, "live"), "delay"
         elif state == "running" and not shard.leases[index]:
@@ -321,7 +342,10 @@ class Scripts(SharedParts):
         shard = booked(with_request(shard, index, again), index, "failed", "queued")
         shard = shard._replace(letters=tuple(lt for lt in shard.letters if lt not in here))
         shard = with_old_letters(shard, index)
-        return self.enqueue(shard, index, is_kept=again.published > 0)
+        if index in self.in_session:
+            shard = with_turn(shard, index)
+        number = shard.requests[index].turn
+        return self.enqueue(shard, index, is_kept=again.published > 0, number=number)
 
     def pause(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         return shard._replace(is_paused=True), None
@@ -341,48 +365,6 @@ class Scripts(SharedParts):
         """Replies how many tickets were used up, and how many requests were found by them."""
         shard, num_used, num_found = self.without_surplus(shard, MAX_BALANCED)
         return shard, (num_used, num_found)
-
-    def expire_lease(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
-        over = "over" if shard.leases[call.request] else ""
-        return with_lease(shard, call.request, over), None
-
-    def pass_delay(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
-        over = "over" if shard.delays[call.request] else ""
-        return with_delay(shard, call.request, over), None
-
-    def pass_queue_time(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
-        over = "over" if shard.waits[call.request] else ""
-        return with_wait(shard, call.request, over), None
-
-    def pass_deadline(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
-        late = tuple(sorted({*shard.clock.late, call.request}))
-        return with_late_waits(shard._replace(clock=shard.clock._replace(late=late))), None
-
-    def lose_rank(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
-        """As when it is evicted; or when an older version has queued the request."""
-        return with_rank(shard, call.request, 0), None
-
-    def stay_ranked(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
-        """As when a worker of an earlier version has claimed it: that knows no ranks."""
-        return with_rank(shard, call.request, shard.requests[call.request].arrival), None
-
-    def lose_ticket(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
-        tickets = shard.tickets[: call.entry] + shard.tickets[call.entry + 1 :]
-        return shard._replace(tickets=tickets), None
-
-    def lose_delay(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
-        return with_delay(shard, call.request, ""), None
-
-    def lose_lease(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
-        return with_lease(shard, call.request, ""), None
-
-    def lose_wait(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
-        return with_wait(shard, call.request, ""), None
-
-    def forget(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
-        """The keys of a request expire; its lease, its times and its place in the books do not."""
-        shard = with_old_letters(shard, call.request, is_old=False)
-        return with_request(shard, call.request, MISSING), None
 
 
 def claimed(request: Request) -> tuple[Any, ...]:

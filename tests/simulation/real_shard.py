@@ -20,19 +20,19 @@ from quire.transitions.calls import restore_call
 from quire.transitions.values import BackOff, Candidate, Claim, Claimed, CommitItem, DeadLetter
 from quire.wire.output import Completion, ErrorInfo
 from quire.wire.protocol import GenerationRequest, Priority
-from quire.wire.sizes import estimated_tokens
 from tests.quire.builders import Snapshot, make_request, pass_moment, queue_keys
 from tests.simulation.model_state import (
     BY_TICKET,
     MISSING,
-    Books,
     Call,
     Clock,
     Letter,
     Request,
     Shard,
+    Turn,
 )
 from tests.simulation.naming import ENDINGS, log_entry, number, owner_name, owner_number
+from tests.simulation.real_books import GROUP_NAME, TENANT, ask_books
 
 #: Seconds no test lasts: of leases, and of pauses between attempts.
 LONG_SECONDS = 100_000.0
@@ -43,7 +43,7 @@ LONG_AGO = 1
 #: What the class of the requests is worth in the rank sets; see ranking.lua.
 CLASS_US = 10**14 * Priority.NORMAL
 
-GROUP_NAME, TENANT, IDEMPOTENCY_KEY = "g", "default", "k"
+IDEMPOTENCY_KEY, SESSION = "k", "s"
 
 
 @contextlib.contextmanager
@@ -69,12 +69,14 @@ class RealShard:
         *,
         num_requests: int,
         keyed: frozenset[int] = frozenset(),
+        in_session: frozenset[int] = frozenset(),
         **settings: Any,
     ) -> None:
         self._connection = connection
         self.broker = make_broker(lease_seconds=LONG_SECONDS, **settings)
         self.names = [f"{GROUP_NAME}~{number}" for number in range(num_requests)]
         self._keyed = keyed
+        self._in_session = in_session
         self._stream = self.broker.keys.ingress(Priority.NORMAL)
         self._ranks = self.broker.keys.rank(Priority.NORMAL)
         self._arrivals: dict[int, int] = {}
@@ -104,7 +106,10 @@ class RealShard:
     def _request(self, index: int, *, is_later: bool = False) -> GenerationRequest:
         later = self.broker.now_ms() + int(LONG_SECONDS * 1000) if is_later else None
         key = IDEMPOTENCY_KEY if index in self._keyed else None
-        return make_request(id=self.names[index], idempotency_key=key, not_before_ms=later)
+        session = SESSION if index in self._in_session else None
+        return make_request(
+            id=self.names[index], idempotency_key=key, session_id=session, not_before_ms=later
+        )
 
     def _cancel(self, call: Call) -> Any:
         try:
@@ -211,6 +216,12 @@ class RealShard:
     def _lose_rank(self, call: Call) -> None:
         self._connection.zrem(self._ranks, self.names[call.request])
 
+    def _lose_turn(self, call: Call) -> None:
+        keys, name = self.broker.keys, self.names[call.request]
+        number = self._connection.hget(keys.turn, name).split()[0].decode()
+        self._connection.hdel(keys.turn, name)
+        self._connection.zrem(keys.turns, f"{TENANT}:{SESSION} {number} {name}")
+
     def _lose_time(self, call: Call) -> None:
         times = getattr(self.broker.keys, call.name.removeprefix("lose_"))
         self._connection.zrem(times, self.names[call.request])
@@ -264,15 +275,17 @@ class RealShard:
             pipeline.get(keys.idempotency(TENANT, IDEMPOTENCY_KEY))
             pipeline.hexists(keys.control, "paused")
             pipeline.hgetall(keys.log_positions)
+            pipeline.zrange(keys.turns, 0, -1)
+            pipeline.hgetall(keys.turn)
             for name in self.names:
                 record, body, output = keys.of_request(name)
                 pipeline.hgetall(record)
                 pipeline.exists(body)
                 pipeline.xrange(output)
-            books = self._ask_books(pipeline)
+            books = ask_books(pipeline, keys, names=self.names)
             tickets, pending, ranks, *found = pipeline.execute()
         assert pending["pending"] == 0, "a ticket is pending"
-        letters, leases, delays, waits, holder, paused, places, *rest = found
+        letters, leases, delays, waits, holder, paused, places, members, entries, *rest = found
         requests = [
             self._request_of(*rest[3 * n : 3 * n + 3], place=places.get(name.encode(), b""))
             for n, name in enumerate(self.names)
@@ -298,7 +311,26 @@ class RealShard:
             key_holder=self._index(holder) if holder else -1,
             is_paused=bool(paused),
             clock=clock,
+            turns=self._turns(members, entries, requests),
         )
+
+    def _turns(
+        self,
+        members: list[bytes],
+        entries: Mapping[bytes, bytes],
+        requests: list[Request | tuple[()]],
+    ) -> tuple[Turn, ...]:
+        found = []
+        for session, digits, name in map(bytes.split, members):
+            index, entry = self._index(name), entries[name].split()
+            assert (entry[0], entry[4]) == (digits, session), "the keys of a turn do not agree"
+            moment = self._arrivals[int(entry[1])]
+            request = requests[index]
+            told = request.arrival or request.turn if request else 0
+            assert told in (0, moment), "a turn is not ranked by the arrival in its record"
+            found.append(Turn(self._arrivals[int(digits)], index, 0 if request else moment))
+        assert len(found) == len(entries), "an entry of a turn without its member"
+        return tuple(found)
 
     def _ranked(
         self, scores: list[tuple[bytes, float]], requests: list[Request | tuple[()]]
@@ -348,41 +380,11 @@ class RealShard:
             released=owner_number(record.get(b"released", b"")),
             resumed_from=int(record.get(b"resumed_from", 0)),
             losses=int(record.get(b"losses", 0)),
-            arrival=self._arrival(record),
+            turn=self._moment(record, b"turn"),
+            arrival=self._moment(record, b"arrival"),
             has_body=bool(body),
             log=tuple(log_entry(entry_id, fields) for entry_id, fields in entries),
         )
 
-    def _arrival(self, record: Mapping[bytes, bytes]) -> int:
-        return number(self._arrivals, int(record[b"arrival"])) if b"arrival" in record else 0
-
-    def _ask_books(self, pipeline: Any) -> Callable[..., Books]:
-        """Asks for the books; returns what makes them of the answers."""
-        keys = self.broker.keys
-        counts, members, ends = keys.of_group(GROUP_NAME)
-        pipeline.hgetall(keys.open)
-        pipeline.hgetall(keys.counts)
-        pipeline.hgetall(counts)
-        pipeline.smembers(members)
-        pipeline.xrange(ends)
-
-        def books(
-            open_: dict[bytes, bytes],
-            totals: dict[bytes, bytes],
-            group: dict[bytes, bytes],
-            left: set[bytes],
-            ended: list[Any],
-        ) -> Books:
-            states = {self._index(name): text.split()[0].decode() for name, text in open_.items()}
-            size = estimated_tokens(self._request(0))
-            assert int(totals.get(b"tokens", 0)) % size == 0, "the tokens of a part of a request"
-            return Books(
-                open=tuple(states.get(index, "") for index in range(len(self.names))),
-                waiting=int(totals.get(b"tokens", 0)) // size,
-                unfinished=int(totals.get(f"tenant:{TENANT}".encode(), 0)),
-                group=tuple(sorted((s.decode(), int(n)) for s, n in group.items() if int(n))),
-                members=tuple(sorted(self._index(name) for name in left)),
-                ended=tuple((self._index(f[b"id"]), f[b"state"].decode()) for _, f in ended),
-            )
-
-        return books
+    def _moment(self, record: Mapping[bytes, bytes], field: bytes) -> int:
+        return number(self._arrivals, int(record[field])) if field in record else 0

@@ -16,6 +16,7 @@ from tests.simulation.model_state import (
     Shard,
     changed,
     entered,
+    is_parked,
     lined_up,
     num_ranked,
     waiting_anew,
@@ -61,7 +62,9 @@ class SharedParts:
 
     def ranked_again(self, shard: Shard, index: int) -> Shard:
         """A queued request that is in no rank set is put back, with a ticket if one is missing."""
-        if not shard.ranks[index]:
+        if is_parked(shard, index):
+            shard = with_rank(shard, index, 0)
+        elif not shard.ranks[index]:
             shard = with_rank(shard, index, shard.requests[index].arrival)
         if len(shard.tickets) < num_ranked(shard):
             shard = with_ticket(shard, index)
@@ -75,7 +78,8 @@ class SharedParts:
         taken, num_found = shard.tickets[:count], 0
         shard = shard._replace(tickets=shard.tickets[count:])
         for index in taken:
-            if shard.books.open[index] == "queued" and not shard.ranks[index]:
+            is_lost = shard.books.open[index] == "queued" and not shard.ranks[index]
+            if is_lost and not is_parked(shard, index):
                 shard = with_ticket(with_rank(shard, index, BY_TICKET), index)
                 num_found += 1
         return shard, num_found
@@ -117,10 +121,12 @@ class SharedParts:
         shard = changed(shard, index, epoch=epoch, has_body=False)
         return entered(shard, index, STATE_OF[reason]), STATE_OF[reason]
 
-    def enqueue(self, shard: Shard, index: int, *, is_kept: bool) -> tuple[Shard, str]:
+    def enqueue(
+        self, shard: Shard, index: int, *, is_kept: bool, number: int = 0
+    ) -> tuple[Shard, str]:
         shard = waiting_anew(entered(shard, index, "queued"), index)
         if not is_kept:
-            shard = with_new_arrival(shard, index)
+            shard = with_new_arrival(shard, index, number=number)
         return lined_up(shard, index), "queued"
 
     def put_back(

@@ -49,6 +49,7 @@ _WILD = {
 WILD_SCENARIOS = (
     Scenario("wild", **_WILD),
     Scenario("wild, one key", **_WILD, shares_a_key=True),
+    Scenario("wild, one session", **_WILD, shares_a_session=True),
     Scenario("wild, a small queue", **_WILD, max_attempts=3),
 )
 
@@ -69,6 +70,17 @@ LOSSES = (
     *(Call("submit", 1, flag=True), Call("restore", 1), Call("lose_delay", 1), Call("restore", 1)),
     *(Call("lose_wait", 1), Call("restore", 1), Call("forget", 1), Call("restore", 1)),
     Call("restore", 1),
+)
+
+#: A server forgets that the first of two turns is open, and is told. The claim consumes the ticket
+#: of the turn that is parked again.
+TURN_LOSSES = (
+    *(Call("submit", 0), Call("submit", 1), Call("restore", 1), Call("lose_turn", 0)),
+    *(Call("restore", 1), Call("restore", 0), Call("restore", 1), Call("claim", 0, owner=1)),
+    *(Call("peek"), Call("claim", 1, owner=2), Call("submit", 1), Call("restore", 0)),
+    *(Call("lose_turn", 0), Call("restore", 0), Call("restore", 1)),
+    *(Call("commit", 0, epoch=1, owner=1, done="completed"), Call("restore", 0), Call("peek")),
+    *(Call("claim", 1, owner=3), Call("lose_turn", 1), Call("restore", 1), Call("peek")),
 )
 
 #: The most that may wait in a small queue.
@@ -98,6 +110,7 @@ def lockstep_of(connection, make, scenario, kind=Scripts, sources=None) -> Locks
         make,
         num_requests=scenario.num_requests,
         keyed=scripts.keyed,
+        in_session=scripts.in_session,
         max_attempts=scripts.max_attempts,
         max_backlog=scripts.max_backlog or None,
         sources=sources,
@@ -152,11 +165,12 @@ def test_a_full_queue_is_full_on_both_sides(real_connection):
         assert lockstep.run(Call("submit", 1)) == ("full", 1, "requests")
 
 
-def lose(connection, **doctored) -> list:
+def lose(connection, losses=LOSSES, *, shares_a_session=False, **doctored) -> list:
     """Loses what there is, and puts it back; returns what the calls of RESTORE replied."""
+    scenario = Scenario("losses", num_requests=2, shares_a_session=shares_a_session)
     with fresh_queue(connection) as make:
-        lockstep = lockstep_of(connection, make, Scenario("losses", num_requests=2), **doctored)
-        replies = [(call.name, lockstep.run(call)) for call in LOSSES]
+        lockstep = lockstep_of(connection, make, scenario, **doctored)
+        replies = [(call.name, lockstep.run(call)) for call in losses]
     return [reply for name, reply in replies if name == "restore"]
 
 
@@ -167,9 +181,16 @@ def test_what_a_server_loses_comes_back_on_both_sides(real_connection):
     ]
 
 
+def test_the_turns_that_a_server_loses_come_back_on_both_sides(real_connection):
+    assert lose(real_connection, TURN_LOSSES, shares_a_session=True) == [
+        *("", "entry", "entry", "", "", "entry", "", "", "entry"),
+    ]
+
+
 def is_found_out(connection, paths, **doctored) -> bool:
     try:
         lose(connection, **doctored)
+        lose(connection, TURN_LOSSES, shares_a_session=True, **doctored)
         for scenario, path in paths.values():
             take(connection, scenario, path, **doctored)
         for seed in range(NUM_CONTROL_WALKS):
@@ -200,7 +221,7 @@ def test_a_doctored_model_is_found_out(real_connection, paths, name):
         ("reap", "int(tonumber(record.epoch) + 1)", "int(tonumber(record.epoch))"),
         ("reap", "tonumber(record.losses or '0') + 1", "1"),
         ("reap", " and tonumber(record.losses or '0') < SUSPICIOUS", ""),
-        ("reap", "if is_kept then", "if false then"),
+        ("reap", "is_kept and rank or rank_anew", "rank_anew"),
         ("claim", "losses >= SUSPICIOUS", "false"),
         ("fail", "redis.call('HSET', keys.record, 'released', owner)", ""),
         ("cancel", "redis.call('ZREM', DELAY, id)", ""),
@@ -229,7 +250,22 @@ def test_a_doctored_model_is_found_out(real_connection, paths, name):
         ),
         ("restore", "if not redis.call('ZSCORE', DELAY, id) then", "if false then"),
         ("restore", "if not redis.call('ZSCORE', LEASE, id) then", "if false then"),
-        ("reap", "  add_ticket(id, record.priority)\n  return 'queued'", "  return 'queued'"),
+        (
+            "reap",
+            "    add_ticket(id, record.priority)\n  end\n  return 'queued'",
+            "  end\n  return 'queued'",
+        ),
+        ("commit", "    leave_session(id)\n", ""),
+        ("submit", "    if is_parked(id, turn) then\n", "    if false then\n"),
+        (
+            "claim",
+            "if is_parked(id, turn_of(id)) then\n  return refuse",
+            "if false then return refuse",
+        ),
+        ("restore", "  if is_parked(id, turn_of(id)) then\n    unrank(id)", "  if false then"),
+        ("restore", "join_again(id, record) and 'entry' or nil", "nil"),
+        ("requeue", "join_session(keys, id, letter, letter.number)", ""),
+        ("claim", "    or is_parked(id, turn_of(id)) then", "    then"),
     ],
 )
 def test_a_doctored_script_is_found_out(real_connection, paths, script, text, doctored):

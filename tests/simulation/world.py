@@ -26,8 +26,9 @@ class Scenario:
 
     `num_late_calls`: calls that reach the server late, once more, or only late. `num_rollbacks`:
     times the server forgets its recent past. `num_requeues`: dead letters given another life.
-    `num_expiries`: requests whose keys expire. `num_losses`: ranks, tickets, or times in a set,
-    that the server loses. `is_noise_stateful`: a token depends on who drew it;
+    `num_expiries`: requests whose keys expire. `num_losses`: ranks, tickets, turns, or times in a
+    set, that the server loses. `shares_a_session`: all requests are turns of one session.
+    `is_noise_stateful`: a token depends on who drew it;
     `may_contradict`: a reader may then be contradicted, if it is told. `has_hashes`: readers
     compare the hash of their past with that of the log. `may_be_torn`: a
     server that forgets may keep the entries of commits it has otherwise forgotten.
@@ -50,6 +51,7 @@ class Scenario:
     may_schedule: bool = False
     may_pause: bool = False
     shares_a_key: bool = False
+    shares_a_session: bool = False
     is_noise_stateful: bool = False
     may_contradict: bool = False
     has_hashes: bool = True
@@ -58,8 +60,12 @@ class Scenario:
 
 def scripts_of(scenario: Scenario, kind: type[Scripts] = Scripts) -> Scripts:
     """The scripts with the settings of a scenario."""
-    keyed = range(scenario.num_requests) if scenario.shares_a_key else ()
-    return kind(max_attempts=scenario.max_attempts, keyed=frozenset(keyed))
+    everyone = frozenset(range(scenario.num_requests))
+    return kind(
+        max_attempts=scenario.max_attempts,
+        keyed=everyone if scenario.shares_a_key else frozenset(),
+        in_session=everyone if scenario.shares_a_session else frozenset(),
+    )
 
 
 class Session(NamedTuple):

@@ -26,7 +26,7 @@ local function take_left(stream, priority)
 end
 
 for priority = 0, 3 do
-  local stream, resumed = ingress_of(priority), KEYS[23 + priority]
+  local stream, resumed = ingress_of(priority), KEYS[next_key + priority]
   for _, each in ipairs({ resumed, stream }) do
     if redis.call('XLEN', each) > 0 then
       take_left(each, priority)

@@ -72,6 +72,10 @@ if reason then
   return refuse(state == 'failed' and 'attempts_spent' or state, 1)
 end
 
+if is_parked(id, turn_of(id)) then
+  return refuse('earlier_turn', 0)
+end
+
 if redis.call('HEXISTS', CONTROL, 'paused') == 1 then
   -- It was found just before the pause.
   return { 'paused', 0 }

@@ -70,6 +70,8 @@ local FIELDS = {
   fair = { matches('^%d+ %d+ %d+$'), false },
   rate = { is_number, false },
   prefix = { matches('^%d+%.%d+$'), false },
+  session = { matches('^[%w_.:-]+$'), false },
+  turn = { is_moment, false },
 }
 
 -- The epoch of the newest entry of the log, which what is written next must be above, and whether

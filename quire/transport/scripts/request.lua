@@ -2,8 +2,8 @@
 --
 -- KEYS  1 open, 2 counts, 3 delay, 4 control, 5 wait, 6..9 ingress by priority, 10 place, 11..14
 --       rank by priority, 15 arrival (see ranking.lua), 16..19 fair by priority, 20 rate (see
---       fairness.lua); the scripts that workers and operators call have two more (see
---       running.lua); then the keys of each request in turn.
+--       fairness.lua), 21 turn, 22 turns (see turns.lua); the scripts that workers and operators
+--       call have two more (see running.lua); then the keys of each request in turn.
 
 local OPEN, COUNTS, DELAY, WAIT = KEYS[1], KEYS[2], KEYS[3], KEYS[5]
 local PLACE = KEYS[10]
@@ -11,7 +11,7 @@ local PLACE = KEYS[10]
 -- The states before the end, and whether the request waits in them.
 local WAITS = { scheduled = true, queued = true, running = false }
 
-local next_key = 21
+local next_key = 23
 
 -- The keys of the next request: three of its own, and three of its group if its id names one.
 local function take_keys(id)
@@ -102,6 +102,9 @@ local function book(keys, id, from, to, tokens, tenant)
   if from == 'queued' and to ~= 'queued' then
     unrank(id)
   end
+  if was_open and not is_open then
+    leave_session(id)
+  end
   if keys.group and from ~= to then
     book_in_group(keys, id, from, to)
   end
@@ -136,17 +139,37 @@ local function rank_of_record(id, record)
   return rank_of(record.priority, booked(id).tokens, record.deadline_ms, moment)
 end
 
--- Puts a queued request into the rank set of its class. `record` as in `rank_of_record`.
+-- Puts a queued request into the rank set of its class, unless it is parked. `record` as in
+-- `rank_of_record`. Returns whether it is ranked; then it needs a ticket.
 local function rank(keys, id, record)
   redis.call('HSET', keys.record, 'arrival', arrival_of(record))
+  local turn = turn_of(id)
+  if turn then
+    turn.moment = moment_of_record(record)
+    write_turn(id, turn)
+    if is_parked(id, turn) then
+      rank_first(turn.session)
+      return false
+    end
+  end
   redis.call('ZADD', ranks_of(record.priority), rank_of_record(id, record), id)
+  return true
 end
 
--- Puts a request that is queued now into the rank set of its class. `record` has the fields
--- priority, deadline_ms and fair: what was counted for its tenant when it arrived before.
+-- Makes a request the last turn of its session. `number` is a new arrival, and `record` has the
+-- fields priority, deadline_ms, tenant and session.
+local function join_session(keys, id, record, number)
+  redis.call('HSET', keys.record, 'session', record.session, 'turn', number)
+  write_turn(id, { number = number, moment = number, priority = record.priority,
+    deadline_ms = record.deadline_ms, session = record.tenant .. ':' .. record.session })
+end
+
+-- Puts a request that is queued now into the rank set of its class, as `rank` does. `record` has
+-- the fields priority, deadline_ms, fair: what was counted for its tenant when it arrived before,
+-- and number: an arrival that this call gave to it already, or nil.
 local function rank_anew(keys, id, record)
   local now = booked(id)
-  record.arrival = new_arrival()
+  record.arrival = record.number or new_arrival()
   if record.fair then
     give_back_share(record.priority, now.tenant, record.fair, 1, false)
     redis.call('HDEL', keys.record, 'fair')
@@ -156,14 +179,18 @@ local function rank_anew(keys, id, record)
     record.fair = share_of(record.priority, now.tenant, tonumber(now.tokens), record.arrival)
     redis.call('HSET', keys.record, 'fair', record.fair)
   end
-  rank(keys, id, record)
+  return rank(keys, id, record)
 end
 
 -- Puts a queued request that is missing from its rank set back, with a ticket if one is missing.
--- Returns whether it was missing. `record` as in `rank_of_record`.
+-- Returns whether it was missing. A parked turn belongs in no rank set. `record` as in
+-- `rank_of_record`.
 local function rank_again(keys, id, record)
   local is_missing = not redis.call('ZSCORE', ranks_of(record.priority), id)
-  if is_missing then
+  if is_parked(id, turn_of(id)) then
+    unrank(id)
+    is_missing = false
+  elseif is_missing then
     rank(keys, id, record)
   end
   if surplus_of(record.priority) < 0 then

@@ -49,6 +49,11 @@ if letter.asked and not record.state then
   redis.call('HSET', keys.record, 'asked', letter.asked)
 end
 book(keys, id, 'failed', 'queued', tonumber(letter.tokens), letter.tenant)
+if (letter.session or '') ~= '' then
+  -- It is the last turn of its session now: later ones may run already.
+  letter.number = new_arrival()
+  join_session(keys, id, letter, letter.number)
+end
 local state = enqueue(keys, id, letter, keeps_arrival(letter), now)
 redis.call('XDEL', DEAD, letter_id)
 -- This write comes last: of a torn file, which holds a part of all this, the letter is still known

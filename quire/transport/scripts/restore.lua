@@ -43,16 +43,32 @@ local HOLDERS = {
   end,
 }
 
+-- Gives a turn its entry in `turn` and `turns` back. Returns whether it was lost.
+local function join_again(id, record)
+  if not record.session or not record.turn or WAITS[record.state] == nil then
+    return false
+  end
+  local turn = turn_of(id)
+  local is_lost = not turn or not redis.call('ZSCORE', TURNS, member_of(id, turn))
+  if is_lost then
+    write_turn(id, { number = record.turn, moment = moment_of_record(record),
+      priority = record.priority, deadline_ms = record.deadline_ms,
+      session = record.tenant .. ':' .. record.session })
+  end
+  return is_lost
+end
+
 local function restore(keys, id)
   local record = fields_of(keys, 'state', 'priority', 'deadline_ms', 'arrival', 'submitted_ms',
-    'fair')
+    'fair', 'tenant', 'session', 'turn')
   if not record.state then
     local was_open = booked(id).state ~= ''
     forget(keys, id)
     return was_open and 'record' or ''
   end
+  local lost = join_again(id, record) and 'entry' or nil
   local holder = HOLDERS[record.state]
-  local lost = holder and holder(keys, id, record)
+  lost = holder and holder(keys, id, record) or lost
   if WAITS[record.state] and not redis.call('ZSCORE', WAIT, id) then
     wait_from(id, now, tonumber(record.deadline_ms))
     live_for(keys, SPAN_MS)

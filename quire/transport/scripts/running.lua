@@ -1,9 +1,9 @@
 -- Shared by the transitions of workers and operators: the lease, the fence, queueing again.
 --
--- KEYS  those of request.lua, 21 lease, 22 dead
+-- KEYS  those of request.lua, 23 lease, 24 dead
 
-local LEASE, DEAD = KEYS[21], KEYS[22]
-next_key = 23
+local LEASE, DEAD = KEYS[23], KEYS[24]
+next_key = 25
 
 -- A dead letter is kept until it is a week old, or until this many letters, or this many bytes of
 -- requests, have been written after it.
@@ -53,14 +53,15 @@ end
 -- written, which deletes the body.
 local function bury(keys, id, reason, now)
   local record = fields_of(keys, 'attempts', 'priority', 'tenant', 'deadline_ms', 'metadata',
-    'submitted_ms', 'asked')
+    'submitted_ms', 'asked', 'session')
   local body = redis.call('GET', keys.body) or ''
   local _, last = letter_at('XREVRANGE', '+', '-')
   local total = (tonumber(last and last.total) or 0) + #body
   redis.call('XADD', DEAD, '*', 'id', id, 'reason', reason, 'attempts', record.attempts,
     'priority', record.priority, 'tenant', record.tenant, 'deadline_ms', record.deadline_ms,
     'metadata', record.metadata or '', 'submitted_ms', record.submitted_ms,
-    'asked', record.asked or '', 'tokens', booked(id).tokens, 'total', int(total), 'bytes', body)
+    'asked', record.asked or '', 'session', record.session or '', 'tokens', booked(id).tokens,
+    'total', int(total), 'bytes', body)
   trim_letters(total, now)
 end
 
@@ -127,19 +128,18 @@ local function keeps_arrival(record)
   return tonumber(record.published) > 0 and tonumber(record.losses or '0') < SUSPICIOUS
 end
 
--- Queues a request again. `record` has the fields priority and deadline_ms.
+-- Queues a request again. `record` has the fields priority, deadline_ms, and number: see
+-- `rank_anew`.
 local function enqueue(keys, id, record, is_kept, now)
   enter(keys, id, 'queued')
   wait_from(id, now, tonumber(record.deadline_ms))
   live_for(keys, SPAN_MS)
   local before = fields_of(keys, 'arrival', 'submitted_ms', 'fair')
   record.arrival, record.submitted_ms, record.fair = before.arrival, before.submitted_ms, before.fair
-  if is_kept then
-    rank(keys, id, record)
-  else
-    rank_anew(keys, id, record)
+  local rank_it = is_kept and rank or rank_anew
+  if rank_it(keys, id, record) then
+    add_ticket(id, record.priority)
   end
-  add_ticket(id, record.priority)
   return 'queued'
 end
 
@@ -163,7 +163,8 @@ end
 -- corrects both. Returns whether it did so.
 local function adopt(id, priority, entry_id)
   local state, tokens = string.match(redis.call('HGET', OPEN, id) or '', '^(%a+) (%d+) ')
-  if state ~= 'queued' or redis.call('ZSCORE', ranks_of(priority), id) then
+  if state ~= 'queued' or redis.call('ZSCORE', ranks_of(priority), id)
+    or is_parked(id, turn_of(id)) then
     return false
   end
   local ms, number = string.match(entry_id, '^(%d+)-(%d+)$')

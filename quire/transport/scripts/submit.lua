@@ -2,7 +2,7 @@
 --
 -- KEYS  those of request.lua with one request, [then idempotency key, [then record of its holder]]
 -- ARGV  id, priority, tenant, deadline or 0, metadata or '', body, id of the holder or '',
---       not before or 0, tokens, what it asks or '', most tokens of the answer or ''
+--       not before or 0, tokens, what it asks or '', most tokens of the answer or '', session or ''
 -- Returns {outcome, id, state}: created | known | full with the limit in place of the state, or
 -- `held` with the id stored under the idempotency key: the caller then calls again and declares the
 -- record of that id. `known` by its own id has a fourth part: the request's stored `asked`, or ''.
@@ -14,7 +14,7 @@ local body, holder = ARGV[FIRST + 5], ARGV[FIRST + 6]
 local not_before, tokens = tonumber(ARGV[FIRST + 7]), tonumber(ARGV[FIRST + 8])
 -- Opaque; an old producer does not send it.
 local asked = ARGV[FIRST + 9] or ''
-local answer = ARGV[FIRST + 10] or ''
+local answer, session = ARGV[FIRST + 10] or '', ARGV[FIRST + 11] or ''
 -- An idempotency key lives this much longer than its request would without ever running.
 local KEY_RESERVE_MS = 7 * 86400000
 
@@ -126,12 +126,16 @@ end
 state = start > now and 'scheduled' or 'queued'
 book(keys, id, '', state, tokens, tenant)
 redis.call('HSET', keys.record, 'state', state)
+local its = { priority = priority, deadline_ms = deadline, tenant = tenant, session = session }
+if session ~= '' then
+  its.number = new_arrival()
+  join_session(keys, id, its, its.number)
+end
 wait_from(id, start, deadline)
 live_for(keys, life)
 if state == 'scheduled' then
   redis.call('ZADD', DELAY, int(start), id)
-else
-  rank_anew(keys, id, { priority = priority, deadline_ms = deadline })
+elseif rank_anew(keys, id, its) then
   add_ticket(id, priority)
 end
 return { 'created', id, state }

@@ -28,7 +28,7 @@ from tests.quire.builders import (
     submit_and_claim,
 )
 
-SHARED_PARTS = {"common.lua", "ranking.lua", "fairness.lua", "request.lua", "running.lua"}
+SHARED_PARTS = {"common.lua", "ranking.lua", "fairness.lua", "turns.lua", "request.lua", "running.lua"}
 
 TRANSITIONS = sorted(
     file.name.removesuffix(".lua")
@@ -236,7 +236,7 @@ def test_another_language_can_submit_with_the_script_and_msgpack_alone(broker, c
     )  # fmt: skip
     settings = [10_000, 86_400_000, 3_600_000, 5, 0, b"", b"", b"", b""]
     reply = connection.eval(
-        load_source("submit"), 23, *keys.of_producers, *keys.of_request("foreign"), *settings,
+        load_source("submit"), 25, *keys.of_producers, *keys.of_request("foreign"), *settings,
         "foreign", 2, "default", 0, b"", body, "", 0, 19,
     )  # fmt: skip
     assert reply == [b"created", b"foreign", b"queued"]

@@ -1,0 +1,73 @@
+"""What happens to a shard besides the scripts: time passes, and the server loses parts of it.
+
+Mixed into the scripts of the model, so that each is an operation as they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.simulation.model_state import (
+    MISSING,
+    Call,
+    Shard,
+    with_delay,
+    with_late_waits,
+    with_lease,
+    with_moments_kept,
+    with_old_letters,
+    with_rank,
+    with_request,
+    with_wait,
+    without_turn,
+)
+
+
+class Accidents:
+    """Operations that no script makes. Each returns the shard after it and no reply."""
+
+    def expire_lease(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        over = "over" if shard.leases[call.request] else ""
+        return with_lease(shard, call.request, over), None
+
+    def pass_delay(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        over = "over" if shard.delays[call.request] else ""
+        return with_delay(shard, call.request, over), None
+
+    def pass_queue_time(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        over = "over" if shard.waits[call.request] else ""
+        return with_wait(shard, call.request, over), None
+
+    def pass_deadline(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        late = tuple(sorted({*shard.clock.late, call.request}))
+        return with_late_waits(shard._replace(clock=shard.clock._replace(late=late))), None
+
+    def lose_rank(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        """As when it is evicted; or when an older version has queued the request."""
+        return with_rank(shard, call.request, 0), None
+
+    def stay_ranked(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        """As when a worker of an earlier version has claimed it: that knows no ranks."""
+        return with_rank(shard, call.request, shard.requests[call.request].arrival), None
+
+    def lose_ticket(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        tickets = shard.tickets[: call.entry] + shard.tickets[call.entry + 1 :]
+        return shard._replace(tickets=tickets), None
+
+    def lose_turn(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        return without_turn(shard, call.request), None
+
+    def lose_delay(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        return with_delay(shard, call.request, ""), None
+
+    def lose_lease(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        return with_lease(shard, call.request, ""), None
+
+    def lose_wait(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        return with_wait(shard, call.request, ""), None
+
+    def forget(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        """The keys of a request expire; its lease, its times and its place in the books do not."""
+        shard = with_old_letters(shard, call.request, is_old=False)
+        shard = with_moments_kept(shard, call.request)
+        return with_request(shard, call.request, MISSING), None
