@@ -15,12 +15,17 @@ local TICKETS = 'tickets'
 -- class comes first, and a rank is still an integer that a double holds exactly.
 local CLASS_US = 1e14
 
+-- The number of a class. Any other number would name a key of another kind.
+local function class_of(priority)
+  return assert(string.match(tostring(priority), '^[0-3]$'), 'not a class')
+end
+
 local function ingress_of(priority)
-  return KEYS[6 + tonumber(priority)]
+  return KEYS[6 + class_of(priority)]
 end
 
 local function ranks_of(priority)
-  return KEYS[11 + tonumber(priority)]
+  return KEYS[11 + class_of(priority)]
 end
 
 -- The arrival of a request that is queued now, in microseconds. Always later than every earlier
