@@ -28,7 +28,14 @@ from tests.quire.builders import (
     submit_and_claim,
 )
 
-SHARED_PARTS = {"common.lua", "ranking.lua", "fairness.lua", "turns.lua", "request.lua", "running.lua"}
+SHARED_PARTS = {
+    "common.lua",
+    "ranking.lua",
+    "fairness.lua",
+    "turns.lua",
+    "request.lua",
+    "running.lua",
+}
 
 TRANSITIONS = sorted(
     file.name.removesuffix(".lua")
