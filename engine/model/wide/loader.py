@@ -25,6 +25,7 @@ from transformers import (
 from transformers.utils.hub import cached_file
 
 from engine.errors import ModelRefused
+from engine.model.wide.block_fp8 import NOTE, block_fp8, cast_plain_weights
 from engine.model.wide.gguf_loader import content_of, is_gguf_name, load_gguf
 from engine.model.wide.load_report import refuse_unfitting
 from engine.model.wide.quantization import refuse_quantized_config, refuse_quantized_files
@@ -211,7 +212,9 @@ def _config(folder: Path) -> PreTrainedConfig:
         raise ModelRefused(f"config.json cannot be read: {_first_line(error)}") from error
     if not isinstance(raw, dict):
         raise ModelRefused("config.json is not a JSON object")
-    refuse_quantized_config(raw)
+    # transformers dequantizes weights in blocks; the loader checks them before.
+    served = {NOTE} if block_fp8(raw) is not None else set()
+    refuse_quantized_config({name: value for name, value in raw.items() if name not in served})
     model_type = raw.get("model_type")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         if raw.get("auto_map"):
@@ -258,7 +261,9 @@ def _stored_tensors(
     find = finder(path, folder)
     named = getattr(config, "transformers_weights", None)
     tensors = {tensor.name: tensor for tensor in stored_tensors(find, named)}
-    refuse_quantized_files(find, tensors.values())
+    quantized = block_fp8(vars(config))
+    plain = tensors.values() if quantized is None else quantized.other_tensors(tensors.values())
+    refuse_quantized_files(find, plain)
     return tensors
 
 
@@ -266,6 +271,10 @@ def _read_weights(
     path: str | Path, dtype: str, config: PreTrainedConfig, stored: Mapping[str, StoredTensor]
 ) -> PreTrainedModel:
     model_class = text_only_class(config) if is_wrapper(config) else AutoModelForCausalLM
+    quantized = block_fp8(vars(config))
+    options: dict[str, Any] = {}
+    if quantized is not None:
+        options["quantization_config"] = quantized.loading_config()
     try:
         # Annotated, because the type of the result depends on `output_loading_info`.
         loaded: Any = model_class.from_pretrained(
@@ -276,6 +285,7 @@ def _read_weights(
             trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
+            **options,
         )
     except Exception as error:
         if isinstance(error, KeyError) and ATTENTION_NAME in error.args:
@@ -292,6 +302,8 @@ def _read_weights(
         raise ModelRefused(f"transformers cannot load {path}: {_first_line(error)}") from error
     model, report = loaded
     assert isinstance(model, PreTrainedModel)
+    if quantized is not None:
+        cast_plain_weights(model)
     refuse_unfitting(model, report, path, stored)
     return model
 
