@@ -98,6 +98,8 @@ class Plan:
     faults: tuple[Fault, ...]
     weather: dict[str, float]
     settings: dict[str, Any]
+    #: Whether the tenants take turns by tokens.
+    is_shared: bool = False
 
 
 def draw_plan(seed: int, *, plague: str = "") -> Plan:
@@ -146,6 +148,8 @@ def draw_plan(seed: int, *, plague: str = "") -> Plan:
             "publish_interval_seconds": draw.choice([0.0, 0.0, 0.1]),
             "num_speculative_tokens": draw.choice([0, 1, 5]),
         },
+        # Apart from the other draws, as the losses.
+        is_shared=random.Random(f"sharing {seed}").random() < 0.5,
     )
 
 

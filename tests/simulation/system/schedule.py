@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from engine.fake_runner import FakeRunner
 from quire.broker.broker import Broker
 from quire.errors import BrokerUnavailable, UnknownRequest
+from quire.transitions.fairness import Fairness
 from quire.wire.output import State
 from tests.simulation.system import threads
 from tests.simulation.system.audit import (
@@ -133,6 +134,9 @@ class _Schedule:
     # The story.
 
     def _direct(self) -> None:
+        if self._plan.is_shared:
+            fairness = Fairness(by_tokens=True, weights={"other": 2})
+            broker_of(self._network, self._plan).set_fairness(fairness)
         for slot in self._fleet.slots:
             self._fleet.start(slot)
         for caller in self._callers:

@@ -46,6 +46,7 @@ EXPECTED = {
     *("commit ok", "commit fenced", "commit rewind", "commit replayed", "tokens"),
     *("request resumed", "request released", "leases reaped", "claim lost", "requests promoted"),
     *("worker died", "worker ended", "draining", "redis unavailable", "not claimed"),
+    "claimed by a moment",
 }
 
 
