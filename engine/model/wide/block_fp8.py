@@ -23,11 +23,11 @@ NOTE, METHOD = "quantization_config", "fp8"
 #: the inputs of products (`activation_scheme`).
 KNOWN_VALUES: Mapping[str, Sequence[object]] = {
     "quant_method": (METHOD,),
-    "fmt": (None, "e4m3"),
-    "activation_scheme": (None, "dynamic"),
-    "scale_fmt": (None, "float", "ue8m0"),
-    "expert_dtype": (None, "fp8"),
-    "dequantize": (None, False, True),
+    "fmt": ("e4m3",),
+    "activation_scheme": ("dynamic",),
+    "scale_fmt": ("float", "ue8m0"),
+    "expert_dtype": ("fp8",),
+    "dequantize": (False, True),
 }
 #: The fields that name modules whose weights are not quantized. Stored types show which these are.
 NAMES_OF_MODULES = frozenset({"modules_to_not_convert", "ignored_layers"})
@@ -66,10 +66,7 @@ class BlockFP8:
                 f"config.json describes FP8 weights in blocks, and {LIBRARY} is missing; it comes "
                 f"with {EXTRA}"
             )
-        given: dict[str, Any] = {
-            name: value for name, value in self.note.items() if value is not None
-        }
-        return FineGrainedFP8Config(**(given | {"dequantize": True}))
+        return FineGrainedFP8Config(**{**self.note, "dequantize": True})
 
     def other_tensors(self, tensors: Iterable[StoredTensor]) -> Iterator[StoredTensor]:
         """Check weights with their scales; returns all other tensors, which are not quantized.
