@@ -1,10 +1,11 @@
 """The fast path and the wide path with a small batch, in turns in one process.
 
-    python -m benchmarks.bench_paths [--models GEMMA3] [--dtype bfloat16] [--requests 8]
-        [--prompt-tokens 64] [--output-tokens 64] [--rounds 3]
+    python -m benchmarks.bench_paths [--models GEMMA3] [--dtype bfloat16] [--requests 1,4,8]
+        [--prompt-tokens 32] [--output-tokens 64] [--rounds 3]
 
-The requests arrive at once. Each round runs each path once, so that a slower machine slows down
-both. The output tokens per second are medians, the ratio is the median of the rounds' ratios.
+The requests of a batch arrive at once. Each round runs each path once, so that a slower machine
+slows down both. The output tokens per second are medians over the rounds and include the prompts;
+the ratio is the median of the rounds' ratios.
 
 The gate, as in `benchmarks.common.gate`: each request has the requested number of tokens. In
 float32, the tokens of both paths are those of transformers. In bfloat16, the fast path agrees with
@@ -20,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.bench_engine import BenchedEngine, check
-from benchmarks.common.arguments import names_of
+from benchmarks.common.arguments import names_of, numbers
 from benchmarks.common.figures import machine
 from benchmarks.common.gate import Agreement, Reference
 from benchmarks.common.models import ARCHITECTURES, MODELS, vocab_size_of
@@ -72,17 +73,22 @@ def measure(
     return rates, tokens
 
 
-def compare(model: str, workload: Workload, *, dtype: str, rounds: int) -> dict[str, object]:
-    """Measures both paths of a model, and checks their tokens."""
-    engines = {path: BenchedEngine(model, dtype=dtype, model_path=path) for path in PATHS}
+def compare(
+    engines: Mapping[str, BenchedEngine],
+    reference: Reference,
+    workload: Workload,
+    *,
+    exact: bool,
+    rounds: int,
+) -> dict[str, object]:
+    """Measures both paths of a model with one batch, and checks their tokens."""
     rates, tokens = measure(engines, workload, rounds=rounds)
-    reference = Reference(model)
     agreements = {}
     for path, engine in engines.items():
         check(engine, workload, tokens[path], exact=False)
         outputs = [tokens[path][f"{workload.name}-{i}"] for i in range(len(workload.items))]
         agreements[path] = reference.agreement(workload, outputs)
-    pass_gate(agreements, exact=dtype == "float32")
+    pass_gate(agreements, exact=exact)
     return {
         "form": engines["fast"].runner.model.name,
         "tokens_per_second": {path: round(statistics.median(rates[path]), 1) for path in PATHS},
@@ -97,24 +103,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", type=names_of("model", MODELS), default=",".join(ARCHITECTURES))
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    parser.add_argument("--requests", type=positive, default=8)
-    parser.add_argument("--prompt-tokens", type=positive, default=64)
+    parser.add_argument("--requests", type=numbers, default="1,4,8", help="sizes of batches")
+    parser.add_argument("--prompt-tokens", type=positive, default=32)
     parser.add_argument("--output-tokens", type=positive, default=64)
     parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument("--json", type=Path, help="write the figures to this file as well")
     arguments = parser.parse_args()
     record: dict[str, object] = {"machine": machine()}
-    print(f"{machine()}\n{'':20}{'fast tok/s':>12}{'wide tok/s':>12}{'ratio':>8}  agreement")
+    print(f"{machine()}\n{'':24}{'fast tok/s':>12}{'wide tok/s':>12}{'ratio':>8}  agreement")
     for model in arguments.models:
-        workload = small_batch(
-            requests=arguments.requests,
-            prompt_tokens=arguments.prompt_tokens,
-            output_tokens=arguments.output_tokens,
-            vocab_size=vocab_size_of(model),
-        )
-        found = compare(model, workload, dtype=arguments.dtype, rounds=arguments.rounds)
-        record[f"{model}-{arguments.dtype}"] = found
-        _print(f"{model} {arguments.dtype}", found)
+        engines = {
+            path: BenchedEngine(model, dtype=arguments.dtype, model_path=path) for path in PATHS
+        }
+        reference = Reference(model)
+        for requests in arguments.requests:
+            workload = small_batch(
+                requests=requests,
+                prompt_tokens=arguments.prompt_tokens,
+                output_tokens=arguments.output_tokens,
+                vocab_size=vocab_size_of(model),
+            )
+            found = compare(
+                engines,
+                reference,
+                workload,
+                exact=arguments.dtype == "float32",
+                rounds=arguments.rounds,
+            )
+            title = f"{model} {arguments.dtype} x{requests}"
+            record[title] = found
+            _print(title, found)
     if arguments.json:
         arguments.json.write_text(json.dumps(record, indent=2) + "\n")
 
@@ -124,7 +142,7 @@ def _print(title: str, found: dict[str, object]) -> None:
     assert isinstance(rates, dict) and isinstance(agreement, dict) and isinstance(ratio, float)
     verdict = "" if ratio >= WANTED_RATIO else f"  below {WANTED_RATIO}"
     print(
-        f"{title:20}{rates['fast']:>12.1f}{rates['wide']:>12.1f}{ratio:>8.2f}"
+        f"{title:24}{rates['fast']:>12.1f}{rates['wide']:>12.1f}{ratio:>8.2f}"
         f"  {agreement['fast']:.4f} {agreement['wide']:.4f}{verdict}",
         flush=True,
     )

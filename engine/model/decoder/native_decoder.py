@@ -90,7 +90,8 @@ class NativeDecoder:
         self._library = load_library(variant)
         #: Part of the engine's fingerprint.
         self.build = build_of(self._library)
-        self.embedding = weights.embedding.contiguous()
+        #: None if the head has the same weights: a token's embedding is then read from its strips.
+        self.embedding = None if _is_tied(weights) else weights.embedding.contiguous()
         self._slabs: list[torch.Tensor] = []
         self._structs: list[ctypes.Structure] = []
         self._room = 0  # Bytes left in the last slab.
@@ -206,7 +207,7 @@ class NativeDecoder:
             residual_multiplier=config.residual_multiplier,
             logits_divisor=config.logits_divisor,
             logits_softcap=config.logits_softcap or 0.0,
-            embedding=self.embedding.data_ptr(),
+            embedding=None if self.embedding is None else self.embedding.data_ptr(),
             rotaries=self._rotaries,
             final_norm=self._floats(weights.final_norm),
             head=self._linear(weights.head),
@@ -309,6 +310,12 @@ class ReusedBuffer:
         array = self._memory[start : start + size]
         self._lent = weakref.ref(array)
         return torch.from_numpy(array).view(rows, columns)
+
+
+def _is_tied(weights: DecoderWeights) -> bool:
+    """Whether embedding and head are one tensor."""
+    embedding, head = weights.embedding, weights.head.weight
+    return embedding.data_ptr() == head.data_ptr() and embedding.shape == head.shape
 
 
 def _check(config: DecoderConfig, weights: DecoderWeights) -> None:

@@ -64,7 +64,7 @@ struct QuireModel {
   float gate_linear, gate_cubic, gate_limit, up_offset;  // Gate in layers.h.
   float embedding_multiplier, residual_multiplier, logits_divisor;
   float logits_softcap;  // 0 for none.
-  const void* embedding;
+  const void* embedding;  // Null: the rows of the head, which are in memory only once.
   const QuireRotary* rotaries;
   const float* final_norm;
   QuireLinear head;

@@ -168,9 +168,7 @@ class Decoder : public AnyDecoder {
     const int64_t size = model_.hidden_size;
     const Share mine(step_->num_tokens, member, team.size());
     for (int64_t t = mine.first; t < mine.last; t++) {
-      const Element* from = (const Element*)model_.embedding + step_->token_ids[t] * size;
-      for (int64_t i = 0; i < size; i++)
-        stream_.rows[t * size + i] = T::widen(from[i]) * model_.embedding_multiplier;
+      read_embedding<T>(model_, step_->token_ids[t], stream_.rows + t * size);
       angles_.find(t, step_->positions[t]);
     }
     team.barrier();

@@ -109,6 +109,21 @@ struct LogitScale {
   float operator()(float logit) const { return (*this)(broadcast(logit))[0]; }
 };
 
+// Reads the embedding of a token. A tied one is read from the head's strips (see multiply.h), in
+// which the words of a row are sixteen words apart.
+template <class T>
+inline void read_embedding(const QuireModel& model, int64_t token, float* to) {
+  const int64_t size = model.hidden_size;
+  const bool tied = model.embedding == nullptr;
+  const auto* from = (const typename T::Element*)(tied ? model.head.packed : model.embedding);
+  from += (tied ? token / LANES * LANES : token) * size;
+  if (tied) from += token % LANES * T::PER_WORD;
+  const int64_t stride = (tied ? LANES : 1) * T::PER_WORD;
+  for (int64_t i = 0; i < size; i += T::PER_WORD, from += stride)
+    for (int64_t e = 0; e < T::PER_WORD; e++)
+      to[i + e] = T::widen(from[e]) * model.embedding_multiplier;
+}
+
 // Writers of a linear layer's outputs: a vector or a scalar at a time.
 struct Assign {
   float* to;

@@ -259,3 +259,17 @@ def test_a_check_at_start_leaves_no_memory_for_the_logits_of_all_its_tokens(tmp_
 def test_what_the_kernels_are_not_made_for_is_said(tmp_path):
     with pytest.raises(NotSupported, match=r"no kernels for torch\.float16"):
         forms_of(FAMILIES["llama"], tmp_path, dtype="float16")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_tied_embedding_is_in_memory_once_and_read_from_the_head(dtype, tmp_path):
+    tied = forms_of(FAMILIES["llama, tied"], tmp_path / "tied", dtype=dtype)
+    assert tied.native.embedding is None
+    assert forms_of(FAMILIES["llama"], tmp_path / "other", dtype=dtype).native.embedding is not None
+    # Every token, so that every lane of a strip is read.
+    prompts, kind = [list(range(211))], getattr(torch, dtype)
+    found, expected = (
+        run_steps(form, prompts, [[211]], dtype=kind)[0] for form in (tied.native, tied.torch)
+    )
+    error = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert float(error.max()) < (1e-5 if dtype == "float32" else 0.2)
