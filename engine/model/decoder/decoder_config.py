@@ -6,7 +6,7 @@ unknown field or an unexpected value the model is served by the wide path. Nothi
 silently.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -45,6 +45,7 @@ _READ = frozenset(
         "rope_parameters",
         "no_rope_layers",
         "no_rope_layer_interval",
+        "layer_rope_theta",
         "hidden_act",
         "hidden_activation",
         "query_pre_attn_scalar",
@@ -318,8 +319,11 @@ def _rotaries(
     """The model's rotary embeddings, and the index of the one that each layer uses.
 
     They are read from the model's own module, which has resolved the config's several notations. A
-    module with several embeddings has one for each type of layer.
+    module with several embeddings has one for each type of layer; Granite SWA has one module for
+    each base of the frequencies.
     """
+    if "layer_rope_theta" in fields:
+        return _rotaries_of_bases(_decoder_of(served), fields["layer_rope_theta"])
     module: Any = getattr(_decoder_of(served), "rotary_emb", None)
     kinds = getattr(module, "rope_type", None)
     num_layers = len(served.layers)
@@ -334,6 +338,18 @@ def _rotaries(
     rotates = fields.get("no_rope_layers") or [True] * num_layers
     return rotaries, tuple(
         index if rotated else None for index, rotated in zip(rotary_of, rotates, strict=True)
+    )
+
+
+def _rotaries_of_bases(
+    decoder: Any, bases: Sequence[float]
+) -> tuple[tuple[Rotary, ...], tuple[int | None, ...]]:
+    """The same for layers with a base each; a layer with the base 0 rotates nothing."""
+    modules = [*decoder.rotary_embs] or [decoder.rotary_emb]
+    known = [module.config.rope_parameters["rope_theta"] for module in modules]
+    return (
+        tuple(_rotary(module, module.rope_type, "") for module in modules),
+        tuple(known.index(base) if base else None for base in bases),
     )
 
 

@@ -64,6 +64,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_vl_moe_text": _LLAMA,
     "smollm3": _LLAMA,
     "granite": _LLAMA,
+    "granite_swa": _LLAMA,
     "phi3": replace(_LLAMA, qkv=("qkv_proj",), gate_up=("gate_up_proj",)),
     "olmo2": replace(
         _LLAMA,

@@ -71,6 +71,17 @@ FAMILIES: dict[str, PreTrainedConfig] = {
         attention_multiplier=0.1,
         logits_scaling=4.0,
     ),
+    # Two bases of rotary frequencies, and a layer without any. The first layer has no window.
+    "granite_swa": transformers.GraniteSWAConfig(
+        **(_GROUPED | {"num_hidden_layers": 3}),
+        layer_rope_theta=[10000.0, 0, 500.0],
+        sliding_window=13,
+        attention_multiplier=0.25,
+        residual_multiplier=0.5,
+    ),
+    "granite_swa, no positions": transformers.GraniteSWAConfig(
+        **_GROUPED, layer_rope_theta=[0, 0], sliding_window=13, attention_multiplier=0.25
+    ),
     "olmo2": transformers.Olmo2Config(**_GROUPED),
     "mixtral": transformers.MixtralConfig(
         **_GROUPED, num_local_experts=5, num_experts_per_tok=2, sliding_window=11

@@ -43,11 +43,16 @@ LONG_MIXTURE = transformers.Qwen3MoeConfig(
     num_experts_per_tok=4,
     moe_intermediate_size=24,
 )
+#: Sinks in a layer that sees everything, and in one with a window.
+LONG_GRANITE = transformers.GraniteSWAConfig(
+    **(_GROUPED | {"max_position_embeddings": 1024}), sliding_window=300, attention_multiplier=0.25
+)
 LONG_CONFIGS = {
     "full": LONG_LLAMA,
     "window": LONG_MISTRAL,
     "caps": LONG_GEMMA,
     "experts": LONG_MIXTURE,
+    "sinks": LONG_GRANITE,
 }
 
 

@@ -1,11 +1,19 @@
 """Attention sinks: which models are served exactly, and that a lost sink is noticed."""
 
+import dataclasses
+
 import pytest
 import torch
 import transformers
 
 from engine.errors import ModelRefused
 from engine.model.checks.probe import probe
+from engine.model.decoder.decoder import Decoder
+from engine.model.decoder.decoder_config import read_config
+from engine.model.decoder.decoder_weights import read_weights
+from engine.model.decoder.native_decoder import NativeDecoder
+from engine.model.kernels.build import best_variant
+from engine.model.load.fast_path import WrongLogits, check_against
 from engine.model.wide import transformers_model
 from engine.model.wide.loader import load_model
 from tests.engine.model.builders import (
@@ -17,6 +25,7 @@ from tests.engine.model.builders import (
     make_runner,
     save_model,
 )
+from tests.engine.model.decoders import FAMILIES, run_steps
 
 PROMPTS = [make_prompt(length, salt=salt) for salt, length in enumerate((3, 17, 40, 29))]
 NUM_TOKENS = 12
@@ -116,6 +125,41 @@ def test_tokens_differ_if_sinks_are_dropped(model_folder, request):
     runner = make_runner(folder, model_path="wide")
     request.getfixturevalue("without_sinks")
     assert generate(runner, requests()).tokens != expected_of(folder)
+
+
+def test_a_form_of_the_fast_path_that_drops_sinks_is_left_out(tmp_path):
+    wide, config, weights = described(tmp_path)
+    variant = best_variant()
+    check_against(wide, NativeDecoder(config, weights, variant=variant), block_size=16)
+    layers = tuple(dataclasses.replace(layer, sinks=None) for layer in weights.layers)
+    broken = dataclasses.replace(weights, layers=layers)
+    with pytest.raises(WrongLogits, match="is off by"):
+        check_against(wide, NativeDecoder(config, broken, variant=variant), block_size=16)
+
+
+@pytest.mark.parametrize("sink", [-1000.0, 1000.0])
+def test_sinks_far_from_all_scores_give_finite_logits(sink, tmp_path):
+    """One has no weight, and the other all of it, although its weight is beyond float32."""
+    wide, config, weights = described(tmp_path, sink=sink)
+    forms = (wide, Decoder(config, weights), NativeDecoder(config, weights, variant=best_variant()))
+    expected, *found = (
+        torch.cat(run_steps(form, PROMPTS, [[3, 17, 30, 0], [0, 0, 10, 29]], dtype=torch.float32))
+        for form in forms
+    )
+    assert expected.isfinite().all()
+    for logits in found:
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def described(folder, *, sink: float | None = None):
+    """A Granite with sinks on the wide path, and its config and weights for the fast path."""
+    loaded = load_model(save_model(FAMILIES["granite_swa"], folder))
+    if sink is not None:
+        for layer in loaded.model.model.layers:
+            layer.self_attn.sinks.fill_(sink)
+    wide = probe(loaded.model, max_model_len=256)
+    config = read_config(wide)
+    return wide, config, read_weights(config, loaded.model.state_dict())
 
 
 def test_the_probe_finds_which_layers_have_sinks(model_folder, tmp_path):
