@@ -1,10 +1,12 @@
 """The cost of the protocol, as ratios of two sides that alternate on one private Redis.
 
     python -m benchmarks.bench_protocol [--rounds 9] [--queued 1000000] [--only commits,claims]
+                                        [--fairness]
 
 - Commits: fenced commits of 64 requests with one token each, as a worker sends them, compared with
   a plain pipeline that adds the same entries with the same ids and without fencing.
-- Claims: the time to read and claim one request from a long queue, compared with a short one.
+- Claims: the time to read and claim one request from a long queue, compared with a short one. With
+  `--fairness`, tenants take turns by tokens in both.
 - Memory: the memory of a queued request without its body.
 - Streams: see bench_streams.
 
@@ -28,7 +30,7 @@ import redis
 from benchmarks.bench_streams import measure_streams
 from benchmarks.common.arguments import names_of
 from benchmarks.common.queue_loader import QueueLoader, request_id_of
-from quire import Broker, LocalRedis, connect
+from quire import Broker, Fairness, LocalRedis, connect
 from quire.cli.console import positive
 from quire.transitions.values import Claim, Claimed, CommitItem, CommitStatus
 from quire.wire.codec import pack_ids
@@ -105,10 +107,14 @@ def measure_commits(connection: redis.Redis, *, num_rounds: int) -> Figures:
     }
 
 
-def measure_queue(connection: redis.Redis, *, num_queued: int, num_rounds: int) -> Figures:
+def measure_queue(
+    connection: redis.Redis, *, num_queued: int, num_rounds: int, by_tokens: bool = False
+) -> Figures:
     """Latency of a claim from a long and a short queue, and the memory of a queued request."""
     short, long = (Broker(connection, queue=name) for name in ("short", "long"))
     loaders = {broker: QueueLoader(broker) for broker in (short, long)}
+    for broker in loaders:
+        broker.set_fairness(Fairness(by_tokens=by_tokens))
     loaders[short].fill(SHORT_QUEUE)
     before = _used_memory(connection)
     began = time.perf_counter()
@@ -128,6 +134,7 @@ def measure_queue(connection: redis.Redis, *, num_queued: int, num_rounds: int) 
     pairs = zip(latencies[long][1:], latencies[short][1:], strict=True)
     return {
         "queued": num_queued,
+        "by_tokens": by_tokens,
         "submits_per_second": num_queued / load_seconds,
         "claim_us_short": 1e6 * statistics.median(latencies[short][1:]),
         "claim_us_long": 1e6 * statistics.median(latencies[long][1:]),
@@ -238,6 +245,8 @@ def main() -> None:
     parser.add_argument(
         "--only", type=names_of("part", PARTS), default=",".join(PARTS), help="some of the parts"
     )
+    help_ = "tenants take turns by tokens, in the part `claims`"
+    parser.add_argument("--fairness", action="store_true", help=help_)
     file = os.environ.get("BENCH_PROTOCOL_JSON")
     parser.add_argument("--json", type=Path, default=file, help="write the figures there as well")
     arguments = parser.parse_args()
@@ -251,7 +260,10 @@ def main() -> None:
             figures["streams"] = measure_streams(connection)
         if "claims" in wanted:
             figures["queue"] = measure_queue(
-                connection, num_queued=arguments.queued, num_rounds=arguments.rounds
+                connection,
+                num_queued=arguments.queued,
+                num_rounds=arguments.rounds,
+                by_tokens=arguments.fairness,
             )
     record: dict[str, object] = {**figures, "targets": _judged(figures)}
     record["machine"] = {
