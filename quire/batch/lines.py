@@ -19,7 +19,7 @@ from quire.openai.requests import KINDS, OpenAIRequest
 from quire.wire.choices import id_of
 from quire.wire.json_text import read_object
 from quire.wire.output import Completion
-from quire.wire.protocol import GenerationRequest
+from quire.wire.protocol import GenerationRequest, is_session_id
 
 #: The longest `custom_id`, in characters.
 MAX_CUSTOM_ID_LENGTH = 512
@@ -33,12 +33,16 @@ BAD_LINE_PREFIX = "batch_req_line_"
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """One request of a batch. `digest` identifies it: a hash of batch name, id, url and body."""
+    """One request of a batch. `digest` identifies it: a hash of batch name, id, url and body.
+
+    A `session_id` is part of the hash if the line has one.
+    """
 
     custom_id: str
     url: str
     body: Mapping[str, Any]
     digest: str
+    session_id: str | None = None
 
     @property
     def result_id(self) -> str:
@@ -60,6 +64,8 @@ class BatchLine:
 
     def request(self, choice: int = 0, *, attempt: int = 0, **envelope: Any) -> GenerationRequest:
         """The message to submit for one choice. InvalidRequest for an invalid body."""
+        if self.session_id is not None:
+            envelope["session_id"] = self.session_id
         return self.call.request(self._id(attempt), choice, **envelope)
 
     def _id(self, attempt: int) -> str:
@@ -104,21 +110,37 @@ def parse_line(text: str, *, number: int, batch: str) -> BatchLine | BadLine:
         is_of_body = fault.path.startswith("body.")
         code = "invalid_request" if is_of_body else "invalid_json"
         return bad(code, f"{fault.path}: {fault.message}")
-    if fields.get("method", "POST") != "POST":
-        return bad("invalid_method", "method must be POST")
-    url, body = fields.get("url"), fields.get("body")
-    if not isinstance(url, str) or url not in KINDS:
-        return bad("invalid_url", f"url must be one of {', '.join(KINDS)}")
-    if not isinstance(body, dict):
-        return bad("invalid_body", "body must be an object")
-    content = json.dumps([batch, custom_id, url, body], sort_keys=True)
-    digest = hashlib.sha256(content.encode()).hexdigest()
-    line = BatchLine(custom_id, url, body, digest)
+    if wrong := _wrong_field(fields):
+        return bad(*wrong)
+    digest = _digest_of(batch, fields)
+    line = BatchLine(custom_id, fields["url"], fields["body"], digest, fields.get("session_id"))
     try:
         line.call.check()
     except InvalidRequest as error:
         return bad("invalid_request", str(error))
     return line
+
+
+def _wrong_field(fields: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The code and the message for a field beside the `custom_id`; None if all can be read."""
+    url, session = fields.get("url"), fields.get("session_id")
+    if fields.get("method", "POST") != "POST":
+        return "invalid_method", "method must be POST"
+    if not isinstance(url, str) or url not in KINDS:
+        return "invalid_url", f"url must be one of {', '.join(KINDS)}"
+    if not isinstance(fields.get("body"), dict):
+        return "invalid_body", "body must be an object"
+    if session is not None and not (isinstance(session, str) and is_session_id(session)):
+        return "invalid_session_id", "session_id must be the name of a session"
+    return None
+
+
+def _digest_of(batch: str, fields: Mapping[str, Any]) -> str:
+    """A hash of the batch's name and the line; a line without a session has none in it."""
+    content = [batch, fields["custom_id"], fields["url"], fields["body"]]
+    if fields.get("session_id") is not None:
+        content.append(fields["session_id"])
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def output_line(line: BatchLine, completions: Sequence[Completion]) -> str:

@@ -174,6 +174,10 @@ class BatchRun:
                 return
             if isinstance(line, BadLine):
                 self._fail(line, line.code, line.message)
+            elif line.session_id is not None and len(self._brokers) > 1:
+                # The turns of a session share a shard, and the id of a line names its own.
+                message = "a batch has no sessions on a queue of many shards"
+                self._fail(line, "invalid_session_id", message)
             else:
                 self._waiting += open_choices(line)
 

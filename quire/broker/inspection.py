@@ -58,6 +58,7 @@ class ShardState:
     the `num_scheduled` should have been queued by now. `num_expired_leases` of the `num_leases`
     were neither renewed nor reaped in time. `workers` are those of the registry, silent ones
     included. `policy` ranks the queued requests.
+    `num_turns` of the requests that have not ended are turns of sessions.
     """
 
     ingress: tuple[IngressState, ...]
@@ -70,6 +71,7 @@ class ShardState:
     num_dead_letters: int
     workers: tuple[WorkerInfo, ...]
     policy: QueuePolicy | None = None
+    num_turns: int = 0
 
     @property
     def activities(self) -> dict[Activity, int]:
@@ -85,11 +87,11 @@ class ShardState:
         """A lower bound for the queued requests that are in no rank set.
 
         The entry of an ended request may hide one that is lost. So may the entry of a request that
-        an earlier version has queued and no worker has ranked yet.
+        an earlier version has queued and no worker has ranked yet, and an open turn of a session.
         """
         num_entries = sum(each.num_undelivered + each.num_pending for each in self.ingress)
         num_ranked = sum(each.num_queued for each in self.ingress)
-        return max(0, self.num_queued - max(num_ranked, num_entries))
+        return max(0, self.num_queued - max(num_ranked, num_entries) - self.num_turns)
 
 
 def models_of(workers: Iterable[WorkerInfo]) -> list[str]:
@@ -159,6 +161,7 @@ class _Sizes:
     num_scheduled: int
     num_leases: int
     num_dead_letters: int
+    num_turns: int
     workers: Mapping[bytes, bytes]
 
 
@@ -186,6 +189,7 @@ def _ask_sizes(pipeline: Any, shards: Sequence[Keys]) -> None:
         pipeline.zcard(keys.delay)
         pipeline.zcard(keys.lease)
         pipeline.xlen(keys.dead)
+        pipeline.zcard(keys.turns)
         pipeline.hgetall(keys.workers)
 
 
@@ -202,6 +206,7 @@ def _read_sizes(replies: Iterator[Any]) -> _Sizes:
         num_scheduled=int(next(replies)),
         num_leases=int(next(replies)),
         num_dead_letters=int(next(replies)),
+        num_turns=int(next(replies)),
         workers=next(replies),
     )
 
@@ -239,6 +244,7 @@ def _read_heads(replies: Iterator[Any], known: _Sizes, *, now_ms: int) -> ShardS
         num_leases=known.num_leases,
         num_expired_leases=int(next(replies)),
         num_dead_letters=known.num_dead_letters,
+        num_turns=known.num_turns,
         workers=tuple(readable(partial(worker_of, now_ms=now_ms), known.workers.items())),
     )
 

@@ -22,7 +22,7 @@ MAX_SEEN = 10_000
 _PER_LOOK = 500
 
 #: The compared fields of a record. If none has changed, no transition came between two reads.
-_FIELDS = ("state", "epoch", "priority", "arrival")
+_FIELDS = ("state", "epoch", "priority", "arrival", "tenant", "session")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +73,44 @@ def _lost_of(connection: redis.Redis, keys: Keys, names: Sequence[str]) -> dict[
         for (name, lost, _), answer in zip(asked, answers, strict=True)
         if not _is_there(lost, answer)
     }
+    parked = _parked(connection, keys, dict(zip(names, before, strict=True)), list(seem_lost))
+    seem_lost = {name: lost for name, lost in seem_lost.items() if name not in parked}
     # The second read: a request with an unchanged record was not claimed, ended or moved meanwhile.
     was = dict(zip(names, before, strict=True))
     still = zip(seem_lost, _records(connection, keys, list(seem_lost)), strict=True)
     return {name: seem_lost[name] for name, record in still if record == was[name]}
 
 
+def _parked(
+    connection: redis.Redis,
+    keys: Keys,
+    records: Mapping[str, Sequence[bytes | None]],
+    names: Sequence[str],
+) -> set[str]:
+    """Those of the names that wait for an earlier turn, and so are in no rank set."""
+    sessions: dict[str, str] = {}
+    for name in names:
+        state, *_, tenant, session = records[name]
+        if state == b"queued" and session is not None:
+            sessions[name] = f"{(tenant or b'').decode()}:{session.decode()}"
+
+    def ask(session: str) -> Callable[[Any], object]:
+        least, most = f"[{session} ", f"({session}!"
+        return lambda pipeline: pipeline.zrangebylex(keys.turns, least, most, start=0, num=1)
+
+    firsts = _answers(connection, [ask(session) for session in sessions.values()])
+    return {
+        name
+        for name, found in zip(sessions, firsts, strict=True)
+        if found and found[0].decode().rpartition(" ")[2] != name
+    }
+
+
 def _question(
     keys: Keys, name: str, record: Sequence[bytes | None]
 ) -> tuple[Lost, Callable[[Any], object]] | None:
     """Where the record says that the request is, and the read that checks it."""
-    state, _, priority, arrival = record
+    state, _, priority, arrival, *_ = record
 
     if state is None:
         return Lost.RECORD, lambda pipeline: pipeline.hexists(keys.open, name)

@@ -7,6 +7,7 @@ grouping.py, that about missing workers is in absence.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from quire.transitions.output_log import OutputRead, log_positions, logs_in
 from quire.transitions.replies import ms_of, readable, status_of, worker_of
 from quire.transitions.values import RequestStatus, WorkerInfo
 from quire.transport.procedure import Procedure, RoundTrip, command
+from quire.wire.output import State
 
 
 def now_ms() -> Procedure[int]:
@@ -35,7 +37,20 @@ def status(keys: Keys, request_id: str) -> Procedure[RequestStatus]:
     )
     if not fields:
         raise UnknownRequest(request_id)
-    return status_of(request_id, fields, place=place, time=time)
+    found = status_of(request_id, fields, place=place, time=time)
+    if found.state is State.QUEUED and found.session_id is not None:
+        return replace(found, waits_for=(yield from _earlier_turn(keys, found)))
+    return found
+
+
+def _earlier_turn(keys: Keys, turn: RequestStatus) -> Procedure[str | None]:
+    """The first open turn of the session of a turn; None if that is the turn itself."""
+    session = f"{turn.tenant}:{turn.session_id}"
+    (found,) = yield RoundTrip(
+        (command("zrangebylex", keys.turns, f"[{session} ", f"({session}!", start=0, num=1),)
+    )
+    first = found[0].decode().rpartition(" ")[2] if found else turn.request_id
+    return None if first == turn.request_id else first
 
 
 def read_output(

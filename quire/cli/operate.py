@@ -68,7 +68,9 @@ def _show_requests(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _doing(status: RequestStatus) -> str:
-    """The state of a request; for a claimed one what it does in its worker."""
+    """The state of a request; for a claimed one what it does in its worker, for a turn its wait."""
+    if status.waits_for is not None:
+        return f"{status.state}, waits for {status.waits_for}"
     if status.activity is None:
         return str(status.state)
     is_waiting = status.activity is Activity.WAITING

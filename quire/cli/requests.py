@@ -75,6 +75,8 @@ def add_submit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--id", metavar="ID", help=id_help)
     key = "if the tenant has used it before, the earlier request is returned"
     parser.add_argument("--idempotency-key", metavar="KEY", help=key)
+    session = "requests of a tenant with the same session run one after the other"
+    parser.add_argument("--session", metavar="NAME", help=session)
     parser.add_argument("--metadata", type=json_map, metavar="JSON", help="echoed in the result")
     trace = "W3C header; the worker logs its ids [TRACEPARENT]"
     context = os.environ.get("TRACEPARENT")
@@ -204,6 +206,7 @@ def _request_of(arguments: argparse.Namespace, prompt: str) -> RequestArguments:
         "tenant": arguments.tenant,
         "request_id": arguments.id,
         "idempotency_key": arguments.idempotency_key,
+        "session_id": arguments.session,
         "metadata": arguments.metadata,
         "headers": {"traceparent": arguments.traceparent} if arguments.traceparent else None,
     }

@@ -108,7 +108,8 @@ class Client:
         RequestConflict if another request, open or ended, has the id. If the tenant has used the
         `idempotency_key` before, the handle is that of the earlier request. A queue has one model;
         another `model` is refused. Name an adapter as `adapter`, or in `model` as
-        `<model>:<adapter>`. InvalidRequest, QueueFull.
+        `<model>:<adapter>`. The requests of a tenant with the same `session_id` run one after the
+        other, in the order of their submits. InvalidRequest, QueueFull.
         """
         return self.submit_many([{"prompt": prompt, **options}])[0]
 

@@ -117,6 +117,7 @@ def _status_of(request_id: str, fields: Mapping[bytes, bytes]) -> RequestStatus:
         fingerprint=fingerprint.decode() if fingerprint else None,
         prefix_hash=fields.get(b"prefix", b"").decode(),
         tenant=fields[b"tenant"].decode(),
+        session_id=fields[b"session"].decode() if b"session" in fields else None,
         metadata=unpack_map(fields[b"metadata"]) if fields.get(b"metadata") else {},
     )
 

@@ -283,6 +283,8 @@ class RequestStatus:
     `published` is the number of tokens in the log, `prefix_hash` their hash; see TokenChunk. Of a
     request that has ended the `metadata` is with its completion, and empty here. `activity` is what
     a request that is RUNNING does in its worker, as the worker last told; None in other states.
+    `waits_for` is the first open turn of its session, for which a QUEUED turn waits; None if it
+    waits for a worker alone.
     """
 
     request_id: str
@@ -300,6 +302,8 @@ class RequestStatus:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     at_ms: int = 0
     activity: Activity | None = None
+    session_id: str | None = None
+    waits_for: str | None = None
 
     @property
     def seconds_left(self) -> float | None:

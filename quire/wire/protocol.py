@@ -54,6 +54,7 @@ MAX_REQUEST_ID_LENGTH = 128
 #: A tenant has no colon, because a colon separates it from the idempotency key in a Redis key.
 #: A session is in keys of the queue beside others, so it has no separator of these.
 SESSION_ID_PATTERN = r"^[A-Za-z0-9._:-]+$"
+_SESSION_ID = re.compile(SESSION_ID_PATTERN)
 MAX_SESSION_ID_LENGTH = 128
 
 TENANT_PATTERN = r"^[A-Za-z0-9._-]{1,64}$"
@@ -64,6 +65,11 @@ def is_tenant_name(name: str) -> bool:
     """Whether this is a valid tenant: the rule of the request's field, for other modules."""
     # Not `match`: Python's `$` also matches before a newline, which the field refuses.
     return _TENANT.fullmatch(name) is not None
+
+
+def is_session_id(name: str) -> bool:
+    """Whether this may be the name of a session."""
+    return len(name) <= MAX_SESSION_ID_LENGTH and _SESSION_ID.fullmatch(name) is not None
 
 
 def mint_id() -> str:

@@ -49,6 +49,7 @@ class Queue:
             priority=priority,
             deadline_ms=deadline_ms,
             headers=dict(options.headers),
+            session_id=options.session_id,
         )
         if options.key is None:
             # If submitting fails, the caller does not know the ids of the requests that were

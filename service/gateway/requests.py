@@ -6,6 +6,7 @@ OpenAI's clients send as `default_headers` or `extra_headers`:
     Idempotency-Key     a repeated call with the same key is the same request, on every gateway
     X-Quire-Priority    low, normal, high or critical; at most what the API key allows
     X-Quire-Deadline    seconds from now
+    X-Quire-Session     the session of which the call is a turn
     traceparent         the caller's trace, for the log lines of the worker
 """
 
@@ -18,7 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from quire.errors import InvalidRequest
 from quire.wire.arguments import MAX_AHEAD_SECONDS
-from quire.wire.protocol import Priority
+from quire.wire.protocol import Priority, is_session_id
 from service.gateway.http.tasks import HungUp
 from service.gateway.refusals import Refusal, Refused
 from service.settings.logs import TRACE_HEADER, trace_ids
@@ -26,6 +27,7 @@ from service.settings.logs import TRACE_HEADER, trace_ids
 IDEMPOTENCY_KEY = "Idempotency-Key"
 PRIORITY = "X-Quire-Priority"
 DEADLINE = "X-Quire-Deadline"
+SESSION = "X-Quire-Session"
 
 #: The longest idempotency key, in characters.
 MAX_KEY_LENGTH = 255
@@ -43,6 +45,7 @@ class QueueOptions:
     priority: Priority | None
     deadline_seconds: float | None
     headers: Mapping[str, str]
+    session_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ def queue_options_of(request: Request) -> QueueOptions:
         deadline_seconds=_seconds(request.headers.get(DEADLINE)),
         # The W3C standard says to ignore an invalid trace.
         headers=trace if trace_ids(trace) else {},
+        session_id=_session(request.headers.get(SESSION)),
     )
 
 
@@ -125,6 +129,12 @@ def _priority(text: str | None) -> Priority | None:
         return None if text is None else Priority.parse(text)
     except ValueError as error:
         raise InvalidRequest(PRIORITY, str(error)) from None
+
+
+def _session(text: str | None) -> str | None:
+    if text is not None and not is_session_id(text):
+        raise InvalidRequest(SESSION, "must have 1 to 128 characters of A-Z a-z 0-9 . _ : -")
+    return text
 
 
 def _seconds(text: str | None) -> float | None:

@@ -95,6 +95,8 @@ def test_the_line_that_the_document_shows_can_be_run(folder):
         (ask("bad") | {"url": {}}, "invalid_url"),
         (ask("bad") | {"method": "GET"}, "invalid_method"),
         (ask("bad") | {"body": None}, "invalid_body"),
+        (ask("bad") | {"session_id": "a b"}, "invalid_session_id"),
+        (ask("bad") | {"session_id": 7}, "invalid_session_id"),
         (ask("bad", top_p=7), "invalid_request"),
         (ask("bad", best_of=7), "invalid_request"),
         (ask("bad", ""), "invalid_request"),

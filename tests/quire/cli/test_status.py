@@ -134,3 +134,16 @@ def test_the_tenants_are_listed_where_there_are_several(quire, real_broker):
     assert [one["tenant"] for one in state["tenants"]] == ["gold", "default"]
     real_broker.submit_many([make_request(tenant=f"t{number}") for number in range(25)])
     assert "7 more tenants with fewer open requests" in quire("status")[1]
+
+
+def test_status_of_a_turn_tells_what_it_waits_for(quire, real_broker):
+    for name in "ab":
+        assert quire("submit", "x", "--id", name, "--session", "s")[0] == 0
+    (_, first, second) = quire("status", "a", "b")[1].splitlines()
+    assert "queued" in first and "waits for" not in first
+    assert "queued, waits for a" in second
+    found = records(quire("status", "a", "b", "--json")[1])
+    assert [one["waits_for"] for one in found] == [None, "a"]
+    finish = make_item(claim_next(real_broker).claim, 0, 1, final=True)
+    real_broker.commit([finish])
+    assert "waits for" not in quire("status", "b")[1]

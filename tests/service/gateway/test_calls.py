@@ -338,3 +338,24 @@ def test_a_place_beyond_the_end_of_the_log_is_told_with_both_of_its_reasons(gate
     assert (reply.status, reply.error["code"], reply.error["kept"]) == (409, "output_rewound", 0)
     assert "either that number is wrong, or Redis lost tokens" in reply.error["message"]
     assert "drop the tokens after the first 0" in reply.error["message"]
+
+
+def test_a_call_of_a_session_waits_for_the_one_before_it(gateway, fake, script):
+    script.pieces = [None, "x"]
+    session = {"X-Quire-Session": "user-17"}
+    with (
+        gateway.stream("a", headers=session) as first,
+        gateway.stream("b", headers=session) as second,
+    ):
+        assert fake.connection.zcard(fake.broker.keys.turns) == 2
+        assert fake.broker.peek(count=9) == []
+        script.release.set()
+        assert [first.rest()[-1].data, second.rest()[-1].data] == ["[DONE]", "[DONE]"]
+    assert [request.body["prompt"] for request in fake.requests] == ["a", "b"]
+    assert {request.session_id for request in fake.requests} == {"user-17"}
+
+
+def test_a_session_that_no_key_can_hold_is_refused_by_its_header(gateway):
+    refused = gateway.complete(headers={"X-Quire-Session": "a b"})
+    assert refused.status == 400
+    assert "X-Quire-Session" in refused.error["message"]
